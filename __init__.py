@@ -1,0 +1,46 @@
+"""FastAR: fast autoregressive image generation, for ComfyUI and for scripts.
+
+Nothing is imported until it is asked for: ComfyUI calls :func:`comfy_entrypoint`, a script takes the names below.
+"""
+
+WEB_DIRECTORY = "./web"
+
+# Public name to the module that holds it.
+_PUBLIC = {
+    "load_mar": "model_loaders.mar",
+    "load_kl": "model_loaders.autoencoders",
+    "resolve": "model_loaders.hub",
+    "mar": "samplers.mar",
+    "finish": "samplers.mar",
+    "fasthybrid": "samplers.fasthybrid",
+    "MARSettings": "samplers.settings",
+    "FastHybridSettings": "samplers.settings",
+    "PairedNoise": "samplers.noise",
+    "Condition": "samplers.conditioning",
+    "resolve_labels": "samplers.labels",
+    "Report": "reports.record",
+    "compare_grid": "reports.pictures",
+    "token_map": "reports.pictures",
+    "UserError": "errors",
+}
+
+
+async def comfy_entrypoint():
+    """What ComfyUI's loader awaits: the extension with every node."""
+    from .nodes import make_extension
+
+    return make_extension()
+
+
+def __getattr__(name):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted([*globals(), *_PUBLIC])

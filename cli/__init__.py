@@ -1,0 +1,1 @@
+"""The command line: thin, like the nodes, and without ComfyUI. One file a command."""

@@ -1,0 +1,269 @@
+"""What compare and bench share: finding models, reading settings, driving a sampler."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..model_loaders import hub
+from ..model_loaders.autoencoders import load_kl
+from ..model_loaders.checkpoint import read_metadata
+from ..model_loaders.mar import load_mar
+from ..model_loaders.networks.kl import KLModel
+from ..model_loaders.networks.mar import MARModel
+from ..reports.record import Clock, Report
+from ..samplers.conditioning import Condition
+from ..samplers.mar import Sampled
+from ..samplers.noise import PairedNoise
+from ..samplers.registry import Entry, find
+from ..samplers.settings import MARSettings, knobs, make
+from .progress import Bar
+
+SEEDS = 1 << 64
+MOST_IMAGES = 1024
+# Pictures decoded at once.
+_CHUNK = 8
+
+
+# ------------------------------------------------------------------------------------------------ options
+
+
+def model_options(parser: argparse.ArgumentParser) -> None:
+    """Options that say which model and where."""
+    parser.add_argument(
+        "--model", default="demo", help="demo (default), an entry of the catalogue (mar-base, ...) or a file"
+    )
+    parser.add_argument("--decoder", default="auto", help="KL autoencoder: auto, an entry of the catalogue or a file")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "fp32", "bf16", "fp16"), help="weights; default auto"
+    )
+    parser.add_argument(
+        "--models", type=Path, default=None, metavar="DIR",
+        help="folder of weight files, where downloads go too; default ComfyUI's models/fastar, or ~/.cache/fastar",
+    )  # fmt: skip
+
+
+def sampler_options(parser: argparse.ArgumentParser) -> None:
+    """Options that say what is run."""
+    parser.add_argument(
+        "--samplers", default="mar,fasthybrid", help="names separated by commas; default mar,fasthybrid"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="[SAMPLER.]NAME=VALUE", dest="sets",
+        help="a setting of one sampler (fasthybrid.threshold=0.9) or of all that have it (cfg=2); may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=int, metavar="N", help="AR steps of all samplers; the same as --set ar_steps=N")
+
+
+def whole(text: str, name: str, low: int, high: int) -> int:
+    """A whole number in a range.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        raise UserError(f"{name}: {text!r} is not a whole number.") from None
+    if not low <= number <= high:
+        raise UserError(f"{name}: {number} is outside {low} to {high}.")
+    return number
+
+
+def output(path: Path | None, name: str, endings: Sequence[str]) -> Path | None:
+    """A file that can be written later, checked before the work begins.
+
+    Raises:
+        UserError: an ending that means no known format, or a folder.
+    """
+    if path is None:
+        return None
+    if path.suffix.lower() not in endings:
+        raise UserError(f"{name}: {path} should end in {' or '.join(endings)}.")
+    if path.is_dir():
+        raise UserError(f"{name}: {path} is a folder; name a file in it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        UserError: no such device here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        have = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        have += ["mps"] if torch.backends.mps.is_available() else []
+        raise UserError(f"device: {name} cannot be used here; there is {', '.join(have)}.") from None
+    return device
+
+
+def models_folder(wanted: Path | None) -> Path:
+    """Where weight files live: the option, ComfyUI's models/fastar, or the user's cache. Nothing is made."""
+    if wanted is not None:
+        return wanted
+    package = Path(__file__).resolve().parents[1]
+    if package.parent.name == "custom_nodes":
+        return package.parent.parent / "models" / "fastar"
+    if comfy := os.environ.get("COMFYUI_PATH"):
+        return Path(comfy) / "models" / "fastar"
+    return Path.home() / ".cache" / "fastar"
+
+
+def find_file(choice: str, family: str, folder: Path) -> Path:
+    """A file as it is, or what the catalogue knows under that name, downloaded if it has to be."""
+    path = Path(choice).expanduser()
+    if path.is_file() or path.is_dir() or path.is_absolute():
+        return path  # the loader has sentences for what is no weight file
+    with Bar(f"downloading {choice}") as bar:
+        return hub.resolve(choice, family, [folder], folder, lambda done, total: bar(done / 1e6, total / 1e6, "MB"))
+
+
+def load(options: argparse.Namespace) -> tuple[MARModel, KLModel, dict[str, str]]:
+    """Model and decoder of the options, and the model file's metadata.
+
+    Raises:
+        UserError: a file that cannot be found or used, or a decoder of other latents.
+    """
+    device, folder = choose_device(options.device), models_folder(options.models)
+    path = find_file(options.model, "mar", folder)
+    model = load_mar(path, options.dtype, device)
+    choice = hub.decoder_for(options.model, path) if options.decoder == "auto" else options.decoder
+    decoder = load_kl(find_file(choice, "kl", folder), "auto", device)
+    made, read = model.net.config.channels // model.patch**2, decoder.net.config.z_channels
+    if made != read:
+        raise UserError(
+            f"decoder: {decoder.name} decodes {read} latent channels, {model.name} makes {made}; "
+            "choose the decoder it was trained with."
+        )
+    return model, decoder, read_metadata(path)
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A sampler with its settings, and the settings that were asked for by name."""
+
+    entry: Entry
+    settings: MARSettings
+    asked: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        """What stands above its picture."""
+        asked = (f"{name.replace('_', ' ')} {value}" for name, value in self.asked.items())
+        return " ".join([self.entry.title, *asked])
+
+
+def defaults(model: MARModel, metadata: dict[str, str]) -> dict[str, Any]:
+    """Settings that suit a model better than the general ones: its metadata's ``defaults`` (a JSON object), and no more
+    AR steps than it has tokens. The demo's are 32 AR steps where its file does not say."""
+    try:
+        own = json.loads(metadata.get("defaults", "{}"))
+    except ValueError:
+        own = {}
+    out = {str(k): v for k, v in own.items()} if isinstance(own, dict) else {}
+    usual = 32 if model.label_set == "picture-book" else MARSettings().ar_steps
+    out.setdefault("ar_steps", min(usual, model.net.config.tokens))
+    return out
+
+
+def plan(samplers: str, sets: Sequence[str], steps: int | None, suited: dict[str, Any]) -> list[Planned]:
+    """Samplers and settings of the options; the baseline comes first.
+
+    Args:
+        samplers: names separated by commas.
+        sets: "sampler.name=value" or "name=value", as given; later ones win.
+        steps: AR steps, or None.
+        suited: see :func:`defaults`; names that a sampler does not have are passed over.
+
+    Raises:
+        UserError: an unknown sampler or setting, a value out of range.
+    """
+    names = [name.strip() for name in samplers.split(",") if name.strip()]
+    entries = list(dict.fromkeys(find(name) for name in names))
+    if not entries:
+        raise UserError("samplers: none is named; give at least one, for example mar.")
+    shared: dict[str, str] = {} if steps is None else {"ar_steps": str(steps)}
+    own: dict[str, dict[str, str]] = {entry.name: {} for entry in entries}
+    for text in sets:
+        left, equals, value = (part.strip() for part in text.partition("="))
+        sampler, dot, name = left.rpartition(".")
+        if not equals or not name or not value:
+            raise UserError(f"set: {text!r} is not of the form name=value or sampler.name=value.")
+        if dot and sampler not in own:
+            raise UserError(f"set: {find(sampler).name} is not among the samplers of this run, {', '.join(own)}.")
+        have = dict.fromkeys(k for e in entries if not dot or e.name == sampler for k in knobs(e.settings))
+        if name not in have:
+            whose = f"{sampler} has no" if dot else "no sampler of this run has a"
+            raise UserError(f"set: {whose} setting {name}; there are {', '.join(have)}.")
+        (own[sampler] if dot else shared)[name] = value
+    out = []
+    for entry in entries:
+        known = knobs(entry.settings)
+        base = {k: v for k, v in {**suited, **shared}.items() if k in known}
+        settings = make(entry.settings, {**base, **own[entry.name]})
+        out.append(Planned(entry, settings, own[entry.name]))
+    return sorted(out, key=lambda p: not p.entry.baseline)
+
+
+# ------------------------------------------------------------------------------------------------ running
+
+
+def draw(planned: Planned, model: MARModel, condition: Condition, seed: int, first: int = 0) -> Sampled:
+    """Run a sampler to its end, with a progress bar.
+
+    Args:
+        first: index of the first image; image i of a batch uses (seed, first + i).
+    """
+    images = range(first, first + len(condition))
+    sampler = planned.entry.run(model, condition, planned.settings, PairedNoise(seed, images), seed)
+    with Bar(planned.entry.title) as bar:
+        while True:
+            try:
+                step = next(sampler)
+            except StopIteration as end:
+                return end.value
+            bar(step.done, step.total, "AR steps")
+
+
+def warm_up(planned: Planned, model: MARModel, condition: Condition) -> None:
+    """One AR step with two diffusion steps, untimed: the first call of a process pays for libraries being set up."""
+    settings = make(planned.entry.settings, {"ar_steps": 1, "diffusion_steps": 2})
+    draw(Planned(planned.entry, settings, {}), model, condition, 0)
+
+
+@torch.no_grad()
+def decode(decoder: KLModel, latents: Tensor, report: Report | None = None) -> Tensor:
+    """Pictures uint8 [B, H, W, 3] on the CPU; time and passes go into the report."""
+    clock, scratch = Clock(latents.device), Report("", "", {}, None, len(latents), latents.device.type)
+    dtype = next(decoder.net.parameters()).dtype
+    with clock.phase("decoder"):
+        parts = [decoder.net.decode(part.to(dtype)) for part in latents.split(_CHUNK)]
+    clock.stop(scratch)
+    if report is not None:
+        report.phases["decoder"] = scratch.phases["decoder"]
+        report.add(decoder_passes=len(parts))
+    x = torch.cat(parts).float().permute(0, 2, 3, 1).nan_to_num(0.0)
+    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()

@@ -1,0 +1,89 @@
+"""Train the built-in demo checkpoints again: the autoencoder, the MAR, the draft MAR and the judge.
+
+A training that was stopped goes on where it was (its state is in --work). On two CPU cores the whole takes several
+hours; a GPU only makes it quicker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .running import choose_device, whole
+
+# What can be trained, in the order of dependence, and the file it ends in.
+FILES = {
+    "kl": "kl.safetensors",
+    "mar": "mar.safetensors",
+    "mar-draft": "mar-draft.safetensors",
+    "judge": "judge.safetensors",
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--only", default=",".join(FILES), help="what to train, separated by commas; default all")
+    parser.add_argument(
+        "--out", type=Path, default=None, metavar="DIR", help="where checkpoints go; default: into the package"
+    )
+    parser.add_argument("--work", type=Path, default=Path("train-demo"), metavar="DIR", help="resumable state")
+    parser.add_argument("--steps", metavar="N", help="optimiser steps of each, instead of the recipe's; for a try")
+    parser.add_argument("--pictures", metavar="N", help="pictures to train on, instead of the recipe's; for a try")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train what was named, one after the other."""
+    names = [name.strip() for name in options.only.split(",") if name.strip()]
+    unknown = [name for name in names if name not in FILES]
+    if unknown or not names:
+        raise UserError(f"only: {', '.join(unknown) or 'nothing'} cannot be trained; there are {', '.join(FILES)}.")
+    steps = whole(options.steps, "steps", 1, 10**7) if options.steps else None
+    few: dict[str, Any] = {"count": whole(options.pictures, "pictures", 64, 10**7)} if options.pictures else {}
+    device = choose_device(options.device)
+
+    from ..demo import judge, recipes
+    from ..model_loaders.autoencoders import load_kl
+
+    out = options.out or Path(recipes.__file__).parent / "checkpoints"
+    if out.exists() and not out.is_dir():
+        raise UserError(f"out: {out} is no folder.")
+
+    def short(schedule: Any) -> Any:
+        return schedule if steps is None else replace(schedule, steps=steps, warmup=min(schedule.warmup, steps))
+
+    def log(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def autoencoder() -> Any:
+        path = out / FILES["kl"]
+        if not path.is_file():
+            raise UserError(f"only: {', '.join(names)} needs the autoencoder {path}; train kl first.")
+        return load_kl(path, "fp32", device).net
+
+    def mar(config: Any, name: str, schedule: Any) -> None:
+        path = out / FILES[name]
+        recipes.train_mar(config, name, autoencoder(), options.work, path, device, short(schedule), log=log, **few)
+
+    def kl() -> None:
+        stages = short(recipes.KL_SCHEDULE), short(recipes.KL_FINE_SCHEDULE)
+        recipes.train_kl(options.work, out / FILES["kl"], device, *stages, log=log, **few)
+
+    programs: dict[str, Callable[[], Any]] = {
+        "kl": kl,
+        "mar": lambda: mar(recipes.TARGET, "mar", recipes.TARGET_SCHEDULE),
+        "mar-draft": lambda: mar(recipes.DRAFT, "mar-draft", recipes.DRAFT_SCHEDULE),
+        "judge": lambda: judge.train_judge(
+            autoencoder(), options.work, out / FILES["judge"], device, short(judge.SCHEDULE), log=log, **few
+        ),
+    }
+    for name in FILES:
+        if name in names:
+            programs[name]()
+            print(f"{name}: {out / FILES[name]}")
+    return 0

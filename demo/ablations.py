@@ -1,0 +1,213 @@
+"""The papers' ablations on the demo: tables of settings, each judged on the same seeds and labels.
+
+Quality does not depend on the batch (noise is paired per image), so pictures are made in large batches here; speed is
+measured by ``bench``, in one paired run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..model_loaders.autoencoders import load_kl
+from ..model_loaders.mar import load_mar
+from ..reports.record import Report
+from ..samplers.conditioning import Condition
+from ..samplers.mar import finish
+from ..samplers.noise import PairedNoise
+from ..samplers.registry import find
+from ..samplers.settings import make
+from . import picture_book
+from .judge import load_judge, read
+from .quality import Figures, figures, frechet
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+SEED, TEST_SEED = 2026, 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: what it is called, which sampler, which settings on top of the table's own."""
+
+    title: str
+    sampler: str
+    settings: dict[str, Any]
+
+
+_LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
+_COMMON = {"ar_steps": 32, "diffusion_steps": 50, "cfg": 2.0}
+_K = {"lookahead": 4, "guided_steps": 5}
+
+TABLES: dict[str, tuple[dict[str, Any], tuple[Row, ...]]] = {
+    "fasthybrid-threshold": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(Row(f"RG-{v:g}", "fasthybrid", {**_K, "threshold": v}) for v in _LAMBDAS),
+            *(Row(f"R-{v:g}", "fasthybrid", {**_K, "threshold": v, "accepted": "keep"}) for v in (0.8, 0.95)),
+        ),
+    ),
+    "fasthybrid-guidance": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(Row(f"MAR-D{n}", "mar", {"diffusion_steps": n}) for n in (25, 10, 5)),
+            *(
+                Row(s, "fasthybrid", {**_K, "threshold": 0.95, "guidance_schedule": s})
+                for s in ("cos", "linear-down", "square", "linear-up", "none")
+            ),
+            Row("cos, x0 space", "fasthybrid", {**_K, "threshold": 0.95, "guidance_space": "x0"}),
+        ),
+    ),
+    "fasthybrid-lookahead": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(Row(f"k = {k}", "fasthybrid", {**_K, "threshold": 0.95, "lookahead": k}) for k in (2, 4, 8, 16)),
+            *(Row(f"T_g = {n}", "fasthybrid", {**_K, "threshold": 0.95, "guided_steps": n}) for n in (3, 10)),
+        ),
+    ),
+    "mar-settings": (
+        _COMMON,
+        (
+            *(Row(f"cfg {c:g}", "mar", {"cfg": c}) for c in (1.0, 1.5, 2.0, 3.0)),
+            *(Row(f"{n} AR steps", "mar", {"ar_steps": n}) for n in (8, 16, 64)),
+            Row("raster order", "mar", {"order": "raster"}),
+            Row("t_max 999", "mar", {"t_max": 999}),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row's figures. ``error_frechet`` is the standard deviation of the distance over halves of the pictures."""
+
+    title: str
+    sampler: str
+    settings: dict[str, Any]
+    figures: Figures
+    counts: dict[str, int]
+    acceptance: float | None
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def to_rgb(y: Tensor) -> np.ndarray:
+    """Decoder output [N, 3, H, W] in -1..1 to uint8 [N, H, W, 3]."""
+    return ((y.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+
+
+def balanced_labels(images: int) -> np.ndarray:
+    """Labels 0..9 in turn, int64 [images]."""
+    return np.arange(images) % len(picture_book.LABELS)
+
+
+class Bench:
+    """Models, judge and reference features, loaded once for many rows."""
+
+    def __init__(self, images: int, device: str = "cpu", checkpoints: Path = CHECKPOINTS):
+        if images < 100:
+            raise UserError(f"images: {images} is too few for figures; use 100 or more.")
+        self.images, self.device = images, torch.device(device)
+        self.mar = load_mar(checkpoints / "mar.safetensors", device=device)
+        self.kl = load_kl(checkpoints / "kl.safetensors", device=device)
+        self.judge, self.tolerance = load_judge(checkpoints / "judge.safetensors")
+        self.labels = balanced_labels(images)
+        real, _ = picture_book.render(picture_book.scenes(TEST_SEED, images, labels=self.labels))
+        self.reference = read(self.judge, real).features
+
+    @torch.no_grad()
+    def floors(self) -> dict[str, Figures]:
+        """Real pictures and rebuilt pictures (other scenes than the reference's), judged like generated ones."""
+        s = picture_book.scenes(TEST_SEED + 1, self.images, labels=self.labels)
+        real, _ = picture_book.render(s)
+        x = torch.from_numpy(real).permute(0, 3, 1, 2).float() / 127.5 - 1
+        rebuilt = []
+        for part in x.split(100):
+            mean, _ = self.kl.net.encode(part.to(self.device))
+            rebuilt.append(to_rgb(self.kl.net.decode(mean)))
+        judged = (("real", real), ("rebuilt", np.concatenate(rebuilt)))
+        return {name: figures(self.judge, self.tolerance, rgb, self.labels, self.reference) for name, rgb in judged}
+
+    @torch.no_grad()
+    def pictures(self, sampler: str, settings: dict[str, Any], batch: int = 100) -> tuple[np.ndarray, Report]:
+        """All pictures of a setting, uint8 [images, 64, 64, 3], and one report with the counts of all batches."""
+        entry = find(sampler)
+        made = make(entry.settings, settings)
+        out, total = [], None
+        for at in range(0, self.images, batch):
+            labels = self.labels[at : at + batch]
+            names = tuple(picture_book.LABELS[i] for i in labels)
+            condition = Condition(tuple(int(i) for i in labels), names, "picture-book")
+            result = finish(entry.run(self.mar, condition, made, PairedNoise(SEED, range(at, at + len(labels))), SEED))
+            out.append(to_rgb(self.kl.net.decode(result.latents)))
+            total = _merge(total, result.report)
+        assert total is not None
+        return np.concatenate(out), total
+
+    def row(self, row: Row, common: dict[str, Any]) -> tuple[Result, np.ndarray]:
+        """Figures and pictures of one line."""
+        settings = {**common, **row.settings}
+        rgb, report = self.pictures(row.sampler, settings)
+        judged = figures(self.judge, self.tolerance, rgb, self.labels, self.reference)
+        return Result(row.title, row.sampler, settings, judged, report.counts, report.acceptance, report.seconds), rgb
+
+
+def _merge(total: Report | None, part: Report) -> Report:
+    if total is None:
+        return replace(part, counts=dict(part.counts))
+    total.add(**part.counts)
+    total.seconds += part.seconds
+    total.images += part.images
+    return total
+
+
+def run_table(bench: Bench, name: str, log: Callable[[str], None] = print) -> list[Result]:
+    """All lines of a table.
+
+    Raises:
+        UserError: no such table.
+    """
+    if name not in TABLES:
+        raise UserError(f"table: there is no {name!r}; there are {', '.join(TABLES)}.")
+    common, rows = TABLES[name]
+    out = []
+    for row in rows:
+        began = time.monotonic()
+        result, _ = bench.row(row, common)
+        log(f"{name}: {row.title}: {result.figures} in {time.monotonic() - began:.0f} s")
+        out.append(result)
+    return out
+
+
+def to_markdown(results: Sequence[Result], floors: dict[str, Figures]) -> str:
+    """The table docs/benchmarks.md shows; rows an image and calls summed over batches of 100."""
+    lines = [
+        "| setting | class % | scene % | whole % | Frechet | accepted % | head rows an image |",
+        "|---|---|---|---|---|---|---|",
+    ]
+
+    def line(title: str, f: Figures, accepted: str = "", rows: str = "") -> str:
+        return f"| {title} | {100 * f.label:.1f} | {100 * f.scene:.1f} | {100 * f.whole:.1f} | {f.frechet:.2f} | {accepted} | {rows} |"
+
+    lines += [line(f"*{name} pictures*", f) for name, f in floors.items()]
+    for r in results:
+        accepted = "" if r.acceptance is None else f"{100 * r.acceptance:.1f}"
+        lines.append(line(r.title, r.figures, accepted, f"{r.counts['head_rows'] / r.figures.images:.0f}"))
+    return "\n".join(lines)
+
+
+def frechet_spread(features: np.ndarray, reference: np.ndarray, parts: int = 4) -> float:
+    """Standard deviation of the Frechet distance over ``parts`` disjoint parts of the pictures: its sampling noise."""
+    return float(np.std([frechet(features[i::parts], reference) for i in range(parts)]))

@@ -1,0 +1,63 @@
+"""Quality figures of pictures of the book: does the thing asked for stand there whole, and are the pictures as varied?
+
+*class*: the judge reads the label that was asked for. *scene*: the scene read off the picture, drawn again, matches the
+picture where the thing is, as well as 99 % of the autoencoder's rebuilt pictures do. *whole*: the judge calls it whole.
+*Frechet*: distance between Gaussian fits of the judge's features (as FID, on this judge), always beside two floors:
+real against other real pictures, and rebuilt against real ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import picture_book
+from .judge import Judge, read
+from .picture_book import Scenes
+
+
+def _soften(x: np.ndarray) -> np.ndarray:
+    """3 x 3 box filter of [N, H, W, C]: forgives half a pixel of misplacement."""
+    p = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
+    h, w = x.shape[1:3]
+    return sum(p[:, i : i + h, j : j + w] for i in range(3) for j in range(3)) / 9
+
+
+def redraw_error(rgb: np.ndarray, scenes: Scenes) -> np.ndarray:
+    """Mean absolute colour error (0..1) between pictures uint8 [N, 64, 64, 3] and the scenes drawn again, over the
+    thing's own pixels; [N]."""
+    drawn, mask = picture_book.render(scenes, rgb.shape[1])
+    difference = np.abs(_soften(rgb.astype(np.float32) / 255) - _soften(drawn.astype(np.float32) / 255)).mean(-1)
+    weight = mask.astype(np.float32) / 255
+    return (difference * weight).sum((1, 2)) / np.maximum(weight.sum((1, 2)), 1)
+
+
+def frechet(a: np.ndarray, b: np.ndarray) -> float:
+    """Squared Frechet distance of Gaussian fits to features [N, D] and [M, D] (Heusel et al. 2017), float64."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    ca, cb = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
+    # tr sqrt(ca cb) from the eigenvalues of the symmetric sqrt(ca) cb sqrt(ca).
+    values, vectors = np.linalg.eigh(ca)
+    root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
+    cross = np.sqrt(np.clip(np.linalg.eigvalsh(root @ cb @ root), 0, None)).sum()
+    return float(((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(ca) + np.trace(cb) - 2 * cross)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Fractions 0..1 and a distance; see the module's text."""
+
+    images: int
+    label: float
+    scene: float
+    whole: float
+    frechet: float
+
+
+def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray, reference: np.ndarray) -> Figures:
+    """Figures of pictures uint8 [N, 64, 64, 3] asked for as ``labels`` [N], against reference features [M, 64]."""
+    v = read(judge, rgb)
+    right = v.scenes.label == labels
+    scene = right & (redraw_error(rgb, v.scenes) <= tolerance)
+    return Figures(len(rgb), float(right.mean()), float(scene.mean()), float((v.whole > 0.5).mean()), frechet(v.features, reference))

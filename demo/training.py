@@ -1,0 +1,160 @@
+"""One resumable training loop for every demo network: EMA, warm-up and decay, mixed precision, progress.
+
+A step's batch and noise depend on (seed, step) only, so a run that was stopped and resumed sees what an unbroken run
+would have seen. Knows nothing of what is trained: a recipe passes the module, a batch function and a loss function.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Length and pace of a training.
+
+    Attributes:
+        steps: optimiser steps in all.
+        batch: pictures a step.
+        lr: peak learning rate of AdamW (vectors, embeddings, convolutions).
+        muon_lr: peak learning rate of Muon for the hidden matrices; 0 trains them with AdamW as well.
+        warmup: steps of linear warm-up.
+        decay: last fraction of the steps, over which the rate falls linearly to zero.
+        ema: decay of the weight average that is shipped.
+        weight_decay: decoupled weight decay of the matrices.
+    """
+
+    steps: int
+    batch: int
+    lr: float
+    muon_lr: float = 0.0
+    warmup: int = 100
+    decay: float = 0.3
+    ema: float = 0.998
+    weight_decay: float = 0.02
+
+    def rate(self, step: int) -> float:
+        """Fraction of the peak rate at a step (0-based): trapezoid."""
+        tail = max(1.0, self.decay * self.steps)
+        return max(0.0, min(1.0, (step + 1) / max(1, self.warmup), (self.steps - step) / tail))
+
+
+def choose_device(wanted: str = "auto") -> torch.device:
+    """``auto`` takes CUDA, then MPS, then the CPU."""
+    if wanted != "auto":
+        return torch.device(wanted)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _optimisers(module: nn.Module, s: Schedule) -> list[torch.optim.Optimizer]:
+    muon = getattr(torch.optim, "Muon", None) if s.muon_lr else None  # torch >= 2.9
+    hidden, matrices, vectors = [], [], []
+    for name, p in module.named_parameters():
+        inner = p.ndim == 2 and min(p.shape) >= 32 and "emb" not in name and "final" not in name and "latent" not in name
+        (hidden if muon and inner else matrices if p.ndim >= 2 else vectors).append(p)
+    groups = [{"params": matrices, "weight_decay": s.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    out: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW([g for g in groups if g["params"]], lr=s.lr, betas=(0.9, 0.98), eps=1e-8)
+    ]
+    if hidden:
+        assert muon is not None
+        out.append(muon(hidden, lr=s.muon_lr, weight_decay=s.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+    for o in out:
+        for g in o.param_groups:
+            g["peak"] = g["lr"]
+    return out
+
+
+def generator(seed: int, step: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator for one step, so that resuming repeats nothing and skips nothing."""
+    return torch.Generator(device).manual_seed((seed * 1_000_003 + step) % (2**63))
+
+
+def train(
+    name: str,
+    module: nn.Module,
+    loss: Callable[[nn.Module, int], tuple[Tensor, dict[str, float]]],
+    schedule: Schedule,
+    folder: Path,
+    device: torch.device,
+    log: Callable[[str], None] = print,
+    save_every: float = 120.0,
+) -> nn.Module:
+    """Train ``module`` (or go on with the run found in ``folder``) and return it holding the averaged weights.
+
+    Args:
+        name: names the state file ``<folder>/<name>.state.pt``.
+        module: freshly initialised network.
+        loss: ``(module, step) -> (scalar loss, figures to log)``; draws its own batch from the step.
+        schedule: see :class:`Schedule`.
+        folder: where the resumable state is kept; made if missing.
+        device: where to train; bf16 autocast on CPU and CUDA, fp32 on MPS.
+        log: receives a line every ten seconds or so.
+        save_every: seconds between saves.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.state.pt"
+    module.to(device).train()
+    optimisers = _optimisers(module, schedule)
+    average = {k: v.detach().clone().float() for k, v in module.state_dict().items()}
+    start = 0
+    if path.exists():
+        state = torch.load(path, map_location=device, weights_only=True)
+        module.load_state_dict(state["model"])
+        average, start = state["average"], state["step"]
+        for o, saved in zip(optimisers, state["optimisers"], strict=True):
+            peaks = [g["peak"] for g in o.param_groups]
+            o.load_state_dict(saved)
+            for g, peak in zip(o.param_groups, peaks, strict=True):
+                g["peak"] = peak
+        log(f"{name}: going on at step {start} of {schedule.steps}")
+
+    def save(step: int) -> None:
+        state = {"model": module.state_dict(), "average": average, "step": step}
+        state["optimisers"] = [o.state_dict() for o in optimisers]
+        torch.save(state, path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)
+
+    began = said = saved = time.monotonic()
+    seen: dict[str, float] = {}
+    for step in range(start, schedule.steps):
+        for o in optimisers:
+            for g in o.param_groups:
+                g["lr"] = g["peak"] * schedule.rate(step)
+        # On CPUs the fused attention's backward pass is slower than the plain one at these sizes.
+        plain = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
+        with plain, torch.autocast(device.type, torch.bfloat16, enabled=device.type != "mps"):
+            value, figures = loss(module, step)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        for o in optimisers:
+            o.step()
+            o.zero_grad(set_to_none=True)
+        keep = min(schedule.ema, (step + 1) / (step + 10))
+        with torch.no_grad():
+            for k, v in module.state_dict().items():
+                average[k].lerp_(v.float(), 1 - keep)
+        for k, f in {"loss": float(value.detach()), **figures}.items():
+            seen[k] = f if k not in seen or not math.isfinite(seen[k]) else seen[k] * 0.97 + f * 0.03
+        now = time.monotonic()
+        if now - said > 10 or step + 1 == schedule.steps:
+            pace = (now - began) / (step + 1 - start)
+            text = "  ".join(f"{k} {f:.4f}" for k, f in seen.items())
+            log(f"{name}: step {step + 1}/{schedule.steps}  {text}  {pace:.3f} s/step  {(schedule.steps - step - 1) * pace / 60:.0f} min left")
+            said = now
+        if now - saved > save_every or step + 1 == schedule.steps:
+            save(step + 1)
+            saved = now
+    module.load_state_dict({k: v.to(module.state_dict()[k].dtype) for k, v in average.items()})
+    return module.eval()

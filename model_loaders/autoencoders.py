@@ -1,0 +1,48 @@
+"""Decoder files to modules: the KL autoencoder whose latents a MAR's tokens are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from . import checkpoint as ck
+from .networks.kl import KLAutoencoder, KLConfig, KLModel
+
+
+def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> KLModel:
+    """Load a KL autoencoder (KL-16 or any other size) with the official parameter names.
+
+    Only ``loss.*`` weights, which training leaves in the official file, are passed over. Metadata may give ``groups``
+    (GroupNorm groups, default 32) and ``name`` (default the file's).
+
+    Args:
+        path: see :func:`.checkpoint.read`.
+        dtype: "fp32", "bf16", "fp16" or "auto", which is fp32 everywhere: the autoencoder runs once a picture, and
+            half precision would save little and show in smooth areas.
+        device: where the weights go.
+
+    Returns:
+        The model in eval mode, without gradients.
+
+    Raises:
+        UserError: the file cannot be read, is no KL autoencoder, does not fit, or its metadata makes no sense.
+    """
+    compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
+    file = ck.read(path, "decoder")
+    ck.expect(file, "kl")
+    state = {name: tensor for name, tensor in file.state.items() if not name.startswith("loss.")}
+    groups = ck.metadata_number(file, "groups", 32, 1, 1024, int)
+    try:
+        config = KLConfig.from_state_dict(state, groups)
+        with torch.device("meta"):
+            net = KLAutoencoder(config)
+    except KeyError as e:
+        raise file.complain(f"does not fit a KL autoencoder: {e.args[0]} is missing") from e
+    except (ValueError, IndexError, ZeroDivisionError) as e:
+        raise file.complain(
+            f"does not fit a KL autoencoder with {groups} GroupNorm groups ({e})",
+            "get an unchanged copy of the file, or give its metadata an entry 'groups'",
+        ) from e
+    ck.load_strictly(net, state, file.path, "a KL autoencoder", dtype=compute, device=device, field=file.field)
+    return KLModel(net.eval().requires_grad_(False), ck.metadata_text(file, "name", file.path.stem))

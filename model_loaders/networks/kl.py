@@ -1,0 +1,226 @@
+"""The KL autoencoder (LDM's AutoencoderKL layout, as MAR's KL-16 uses it), with the official parameter names.
+
+Any width, depth and down-sampling factor: everything but the number of GroupNorm groups follows from the state dict.
+Source: Rombach et al. 2022 (latent diffusion), Li et al. 2024 (MAR, arXiv 2406.11838) for the KL-16 variant, whose
+decoder has attention in the middle only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class KLConfig:
+    """Shape of a KL autoencoder.
+
+    Attributes:
+        ch: channels at full resolution.
+        ch_mult: multiple of ``ch`` at every level; the stride is ``2 ** (len(ch_mult) - 1)``.
+        blocks: residual blocks a level in the encoder (the decoder has one more).
+        z_channels: latent channels.
+        encoder_attention, decoder_attention: levels (0 = full resolution) whose blocks are followed by attention.
+        groups: GroupNorm groups; not in the state dict, 32 officially.
+    """
+
+    ch: int
+    ch_mult: tuple[int, ...]
+    blocks: int
+    z_channels: int
+    encoder_attention: frozenset[int] = frozenset()
+    decoder_attention: frozenset[int] = frozenset()
+    groups: int = 32
+
+    @property
+    def stride(self) -> int:
+        """Pixels a latent position covers, per side."""
+        return 2 ** (len(self.ch_mult) - 1)
+
+    @staticmethod
+    def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
+        """Read the shape off official parameter names.
+
+        Raises:
+            KeyError: the state dict is not a KL autoencoder's.
+        """
+        ch = state["encoder.conv_in.weight"].shape[0]
+        levels = 1 + max(int(k.split(".")[2]) for k in state if k.startswith("encoder.down."))
+        mult = tuple(state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] // ch for i in range(levels))
+        blocks = sum(k.startswith("encoder.down.0.block.") and k.endswith(".conv1.weight") for k in state)
+
+        def attention(side: str) -> frozenset[int]:
+            return frozenset(i for i in range(levels) if f"{side}.{i}.attn.0.q.weight" in state)
+
+        return KLConfig(
+            ch, mult, blocks, state["post_quant_conv.weight"].shape[1],
+            attention("encoder.down"), attention("decoder.up"), groups,
+        )  # fmt: skip
+
+
+def _norm(channels: int, groups: int) -> nn.GroupNorm:
+    return nn.GroupNorm(groups, channels, eps=1e-6)
+
+
+class ResBlock(nn.Module):
+    """Norm-swish-conv twice, with a 1x1 shortcut where the width changes."""
+
+    def __init__(self, c_in: int, c_out: int, groups: int):
+        super().__init__()
+        self.norm1, self.conv1 = _norm(c_in, groups), nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.norm2, self.conv2 = _norm(c_out, groups), nn.Conv2d(c_out, c_out, 3, padding=1)
+        if c_in != c_out:
+            self.nin_shortcut = nn.Conv2d(c_in, c_out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(F.silu(self.norm2(h)))
+        return (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x) + h
+
+
+class Attention(nn.Module):
+    """Single-head self-attention over positions, projections as 1x1 convolutions."""
+
+    def __init__(self, c: int, groups: int):
+        super().__init__()
+        self.norm = _norm(c, groups)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(c, c, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k, v = (f(h).flatten(2).transpose(1, 2)[:, None] for f in (self.q, self.k, self.v))
+        h = F.scaled_dot_product_attention(q, k, v)[:, 0]
+        return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
+
+
+class _Down(nn.Module):
+    def __init__(self, c: int):
+        super().__init__()
+        self.conv = nn.Conv2d(c, c, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (0, 1, 0, 1)))  # asymmetric, as LDM trained it
+
+
+class _Up(nn.Module):
+    def __init__(self, c: int):
+        super().__init__()
+        self.conv = nn.Conv2d(c, c, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class _Level(nn.Module):
+    """One resolution: blocks, each with optional attention, and a resampling module the parent adds."""
+
+    def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int):
+        super().__init__()
+        self.block = nn.ModuleList(ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(blocks))
+        self.attn = nn.ModuleList(Attention(c_out, groups) for _ in range(blocks if attention else 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.block):
+            x = block(x)
+            if self.attn:
+                x = self.attn[i](x)
+        return x
+
+
+class _Mid(nn.Module):
+    def __init__(self, c: int, groups: int):
+        super().__init__()
+        self.block_1, self.attn_1, self.block_2 = ResBlock(c, c, groups), Attention(c, groups), ResBlock(c, c, groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block_2(self.attn_1(self.block_1(x)))
+
+
+class Encoder(nn.Module):
+    """Pictures [B, 3, H, W] to features [B, out_channels, H / stride, W / stride]."""
+
+    def __init__(self, c: KLConfig, out_channels: int):
+        super().__init__()
+        self.conv_in = nn.Conv2d(3, c.ch, 3, padding=1)
+        widths = [c.ch * m for m in c.ch_mult]
+        self.down = nn.ModuleList()
+        for i, (a, b) in enumerate(zip([c.ch, *widths], widths, strict=False)):
+            level = _Level(a, b, c.blocks, i in c.encoder_attention, c.groups)
+            if i + 1 < len(widths):
+                level.downsample = _Down(b)
+            self.down.append(level)
+        self.mid = _Mid(widths[-1], c.groups)
+        self.norm_out, self.conv_out = _norm(widths[-1], c.groups), nn.Conv2d(widths[-1], out_channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        for level in self.down:
+            x = level(x)
+            if hasattr(level, "downsample"):
+                x = level.downsample(x)
+        return self.conv_out(F.silu(self.norm_out(self.mid(x))))
+
+
+class Decoder(nn.Module):
+    """Latents [B, z, h, w] to pictures [B, 3, h * stride, w * stride]."""
+
+    def __init__(self, c: KLConfig):
+        super().__init__()
+        widths = [c.ch * m for m in c.ch_mult]
+        self.conv_in = nn.Conv2d(c.z_channels, widths[-1], 3, padding=1)
+        self.mid = _Mid(widths[-1], c.groups)
+        levels: list[nn.Module] = []
+        above = widths[-1]
+        for i in reversed(range(len(widths))):
+            level = _Level(above, widths[i], c.blocks + 1, i in c.decoder_attention, c.groups)
+            if i:
+                level.upsample = _Up(widths[i])
+            levels.insert(0, level)
+            above = widths[i]
+        self.up = nn.ModuleList(levels)
+        self.norm_out, self.conv_out = _norm(widths[0], c.groups), nn.Conv2d(widths[0], 3, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = self.mid(self.conv_in(z))
+        for level in reversed(self.up):
+            x = level(x)
+            if hasattr(level, "upsample"):
+                x = level.upsample(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class KLAutoencoder(nn.Module):
+    """Encoder and decoder between pictures in -1..1 and Gaussian latents (before any latent scale)."""
+
+    def __init__(self, config: KLConfig):
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config, 2 * config.z_channels)
+        self.decoder = Decoder(config)
+        self.quant_conv = nn.Conv2d(2 * config.z_channels, 2 * config.z_channels, 1)
+        self.post_quant_conv = nn.Conv2d(config.z_channels, config.z_channels, 1)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Posterior of pictures [B, 3, H, W] in -1..1 (H, W multiples of the stride).
+
+        Returns:
+            mean and standard deviation, each [B, z_channels, H / stride, W / stride].
+        """
+        mean, logvar = self.quant_conv(self.encoder(x)).chunk(2, dim=1)
+        return mean, torch.exp(0.5 * logvar.clamp(-30, 20))
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Pictures [B, 3, H, W], about -1..1 and not clipped, from latents [B, z_channels, h, w]."""
+        return self.decoder(self.post_quant_conv(z))
+
+
+@dataclass(frozen=True, eq=False)
+class KLModel:
+    """A KL autoencoder together with its name."""
+
+    net: KLAutoencoder
+    name: str

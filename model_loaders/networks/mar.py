@@ -1,0 +1,359 @@
+"""MAR's encoder, decoder and diffusion head, with the official parameter names.
+
+Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838). Dropout is
+left out: it has no parameters and inference never uses it. The sampling loop lives in ``samplers``; what is here are
+the pieces it (or a cache, or the trainer) calls one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# The head count is in no state dict. Official sizes B, L, H by width; others need metadata "heads".
+OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 16}
+
+
+@dataclass(frozen=True)
+class MARConfig:
+    """Shape of a MAR.
+
+    Attributes:
+        dim: transformer width C.
+        encoder_depth, decoder_depth: number of blocks.
+        heads: attention heads.
+        buffer: class rows in front of the tokens.
+        tokens: tokens of a picture (a square grid).
+        channels: numbers a token (latent channels times patch area).
+        classes: number of class labels.
+        head_depth, head_width: residual blocks and width of the diffusion head.
+    """
+
+    dim: int
+    encoder_depth: int
+    decoder_depth: int
+    heads: int
+    buffer: int
+    tokens: int
+    channels: int
+    classes: int
+    head_depth: int
+    head_width: int
+
+    @property
+    def grid(self) -> int:
+        """Tokens along one side of the picture."""
+        return math.isqrt(self.tokens)
+
+    @staticmethod
+    def from_state_dict(state: Mapping[str, Tensor], heads: int | None = None) -> MARConfig:
+        """Read the shape off official parameter names.
+
+        Args:
+            state: official parameter names to tensors.
+            heads: attention heads; None looks the width up in :data:`OFFICIAL_HEADS`.
+
+        Raises:
+            KeyError: the state dict is not a MAR's.
+            ValueError: the head count is unknown or does not divide the width, or the tokens are no square.
+        """
+
+        def count(prefix: str) -> int:
+            return len({k[len(prefix) :].split(".")[0] for k in state if k.startswith(prefix)})
+
+        dim = state["class_emb.weight"].shape[1]
+        tokens = state["diffusion_pos_embed_learned"].shape[1]
+        heads = heads or OFFICIAL_HEADS.get(dim)
+        if heads is None:
+            raise ValueError(f"a MAR of width {dim} is none of the official sizes; give its metadata an entry 'heads'")
+        if dim % heads:
+            raise ValueError(f"heads: {heads} does not divide the width {dim}")
+        if math.isqrt(tokens) ** 2 != tokens:
+            raise ValueError(f"{tokens} tokens are no square grid")
+        return MARConfig(
+            dim=dim, encoder_depth=count("encoder_blocks."), decoder_depth=count("decoder_blocks."), heads=heads,
+            buffer=state["encoder_pos_embed_learned"].shape[1] - tokens, tokens=tokens,
+            channels=state["z_proj.weight"].shape[1], classes=state["class_emb.weight"].shape[0],
+            head_depth=count("diffloss.net.res_blocks."), head_width=state["diffloss.net.input_proj.weight"].shape[0],
+        )  # fmt: skip
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention in two halves, so that a cache can stand between them."""
+
+    def __init__(self, dim: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, N, C] to query, key, value, each [B, heads, N, C / heads]."""
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention output [B, Nq, C] of queries over keys and values, projected."""
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(*self.project(x))
+
+
+class _MLP(nn.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """Pre-norm ViT block: exact GELU, no layer scale, no query/key norm."""
+
+    def __init__(self, dim: int, heads: int):
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), Attention(dim, heads)
+        self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), _MLP(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+    def rows(self, x: Tensor, index: Tensor) -> Tensor:
+        """The block's output at rows ``index`` [B, M] only; every row of x [B, N, C] still serves as key and value."""
+        q, k, v = self.attn.project(self.norm1(x))
+        at = index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
+        y = pick(x, index) + self.attn.attend(q.gather(2, at), k, v)
+        return y + self.mlp(self.norm2(y))
+
+
+def pick(x: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` [B, M] of x [B, N, C] as [B, M, C]."""
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
+
+
+class HeadBlock(nn.Module):
+    """Residual MLP block modulated by time and condition (adaLN): x + gate * MLP(LN(x) (1 + scale) + shift)."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.in_ln = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 3 * width))
+
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        """x [N, w]; modulation [N, 3 w]: shift, scale, gate."""
+        shift, scale, gate = modulation.chunk(3, dim=-1)
+        return torch.addcmul(x, gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale)))
+
+
+class _Final(nn.Module):
+    def __init__(self, width: int, out: int):
+        super().__init__()
+        self.norm_final = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.linear = nn.Linear(width, out)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        shift, scale = modulation.chunk(2, dim=-1)
+        h = torch.addcmul(shift, self.norm_final(x), 1 + scale)
+        # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/diffusion.py).
+        return self.linear(h.to(self.linear.weight.dtype))
+
+
+class _TimeEmbedding(nn.Module):
+    def __init__(self, width: int, frequencies: int = 256):
+        super().__init__()
+        self.frequencies = frequencies
+        self.mlp = nn.Sequential(nn.Linear(frequencies, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, t: Tensor) -> Tensor:
+        half = self.frequencies // 2
+        rates = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
+        angles = t[:, None].float() * rates
+        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.mlp[0].weight.dtype))
+
+
+class DiffusionHead(nn.Module):
+    """MAR's per-token denoiser (SimpleMLPAdaLN): noisy token, timestep and condition z to noise and variance logits."""
+
+    def __init__(self, channels: int, width: int, depth: int, z_channels: int):
+        super().__init__()
+        self.channels = channels
+        self.time_embed = _TimeEmbedding(width)
+        self.cond_embed = nn.Linear(z_channels, width)
+        self.input_proj = nn.Linear(channels, width)
+        self.res_blocks = nn.ModuleList(HeadBlock(width) for _ in range(depth))
+        self.final_layer = _Final(width, 2 * channels)
+
+    def modulations(self, embedding: Tensor) -> list[Tensor]:
+        """What time and condition tell each layer: embedding [..., w] to ``depth`` tensors [..., 3 w] and one [..., 2 w].
+
+        The embedding is ``time_embed(t) + cond_embed(z)``. Nothing here depends on the noisy token, so a sampler can
+        compute the modulations of many diffusion steps in one matrix product: most of the head's weights are then read
+        once and not once a step.
+        """
+        active = F.silu(embedding)
+        return [layer.adaLN_modulation[1](active) for layer in (*self.res_blocks, self.final_layer)]
+
+    def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
+        """One evaluation.
+
+        Args:
+            x: noisy tokens [N, channels], fp32.
+            modulations: from :meth:`modulations`, one row a token.
+
+        Returns:
+            [N, 2 channels] fp32: predicted noise, then variance logits (-1..1 between the two bounds).
+        """
+        h = self.input_proj(x.to(self.input_proj.weight.dtype))
+        for block, modulation in zip(self.res_blocks, modulations[:-1], strict=True):
+            h = block(h, modulation)
+        return self.final_layer(h, modulations[-1])
+
+    def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
+        """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""
+        return self.denoise(x, self.modulations(self.time_embed(t) + self.cond_embed(z)))
+
+
+class _DiffusionLoss(nn.Module):
+    """Only a name: the official files keep the head at ``diffloss.net``."""
+
+    def __init__(self, net: DiffusionHead):
+        super().__init__()
+        self.net = net
+
+
+class MAR(nn.Module):
+    """Masked autoregressive transformer over continuous tokens, with its diffusion head."""
+
+    def __init__(self, config: MARConfig):
+        super().__init__()
+        c = self.config = config
+        self.class_emb = nn.Embedding(c.classes, c.dim)
+        self.fake_latent = nn.Parameter(torch.empty(1, c.dim))
+        self.mask_token = nn.Parameter(torch.empty(1, 1, c.dim))
+        self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
+        self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
+        self.diffusion_pos_embed_learned = nn.Parameter(torch.empty(1, c.tokens, c.dim))
+        self.z_proj, self.z_proj_ln = nn.Linear(c.channels, c.dim), nn.LayerNorm(c.dim, eps=1e-6)
+        self.encoder_blocks = nn.ModuleList(Block(c.dim, c.heads) for _ in range(c.encoder_depth))
+        self.encoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
+        self.decoder_embed = nn.Linear(c.dim, c.dim)
+        self.decoder_blocks = nn.ModuleList(Block(c.dim, c.heads) for _ in range(c.decoder_depth))
+        self.decoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
+        self.diffloss = _DiffusionLoss(DiffusionHead(c.channels, c.head_width, c.head_depth, c.dim))
+
+    @property
+    def head(self) -> DiffusionHead:
+        return self.diffloss.net
+
+    def class_rows(self, labels: Tensor | None, batch: int) -> Tensor:
+        """Class vectors [B, C]: of ``labels`` int64 [B], or the null class of guidance for None."""
+        return self.fake_latent.expand(batch, -1) if labels is None else self.class_emb(labels)
+
+    def embed_known(self, tokens: Tensor, known: Tensor, class_rows: Tensor) -> Tensor:
+        """The encoder's input [B, buffer + K, C].
+
+        Args:
+            tokens: [B, L, channels]; only the known positions are read.
+            known: int64 [B, K], positions already decided.
+            class_rows: [B, C].
+        """
+        b, buffer = tokens.shape[0], self.config.buffer
+        rows = class_rows.to(self.z_proj.weight.dtype)[:, None].expand(-1, buffer, -1)
+        x = torch.cat([rows, self.z_proj(pick(tokens, known).to(self.z_proj.weight.dtype))], dim=1)
+        at = torch.cat([torch.arange(buffer, device=known.device).expand(b, -1), known + buffer], dim=1)
+        return self.z_proj_ln(x + pick(self.encoder_pos_embed_learned.expand(b, -1, -1), at))
+
+    def encode(self, tokens: Tensor, known: Tensor, class_rows: Tensor) -> Tensor:
+        """Encoder output [B, buffer + K, C]; arguments as :meth:`embed_known`."""
+        x = self.embed_known(tokens, known, class_rows)
+        for block in self.encoder_blocks:
+            x = block(x)
+        return self.encoder_norm(x)
+
+    def canvas(self, encoded: Tensor, known: Tensor) -> Tensor:
+        """The decoder's input [B, buffer + L, C]: encoded rows at their places, mask tokens elsewhere."""
+        b, buffer = known.shape[0], self.config.buffer
+        x = self.decoder_embed(encoded)
+        full = self.mask_token.to(x.dtype).expand(b, buffer + self.config.tokens, -1).clone()
+        full[:, :buffer] = x[:, :buffer]
+        full.scatter_(1, (known + buffer)[..., None].expand(-1, -1, x.shape[2]), x[:, buffer:])
+        return full + self.decoder_pos_embed_learned
+
+    def decode(self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """Conditions z for the head.
+
+        Args:
+            encoded: [B, buffer + K, C] from :meth:`encode`.
+            known: int64 [B, K], the same positions.
+            wanted: int64 [B, M], positions whose z is needed; None for all L. The last block then computes those only.
+
+        Returns:
+            z [B, M, C] (or [B, L, C]).
+        """
+        x = self.canvas(encoded, known)
+        *blocks, last = self.decoder_blocks
+        for block in blocks:
+            x = block(x)
+        place = self.diffusion_pos_embed_learned
+        if wanted is None:
+            return self.decoder_norm(last(x)[:, self.config.buffer :]) + place
+        z = self.decoder_norm(last.rows(x, wanted + self.config.buffer))
+        return z + pick(place.expand(len(wanted), -1, -1), wanted)
+
+
+@dataclass(frozen=True, eq=False)
+class MARModel:
+    """A MAR together with what its file (or the catalogue) says about using it.
+
+    Attributes:
+        net: the network in eval mode; weights in the compute dtype, the head's last layer in fp32.
+        name: what a person calls it, used in messages and reports.
+        latent_scale: tokens = latent scale x decoder latents; 0.2325 for the official KL-16, 1 for the demo.
+        t_max: highest diffusion timestep this checkpoint should start from; 999 officially.
+        patch: latent positions a token covers per side; 1 in every official file.
+        label_set: name of the label list ("imagenet-1k", "picture-book"), or "" if unknown.
+    """
+
+    net: MAR
+    name: str
+    latent_scale: float = 0.2325
+    t_max: int = 999
+    patch: int = 1
+    label_set: str = ""
+
+    def to_latents(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, L, channels] to decoder latents [B, C, H, W], fp32."""
+        g, p = self.net.config.grid, self.patch
+        x = tokens.float().view(len(tokens), g, g, -1, p, p).permute(0, 3, 1, 4, 2, 5)
+        return x.reshape(len(tokens), -1, g * p, g * p) / self.latent_scale
+
+    def to_tokens(self, latents: Tensor) -> Tensor:
+        """Decoder latents [B, C, H, W] to tokens [B, L, channels]: the inverse of :meth:`to_latents`."""
+        g, p = self.net.config.grid, self.patch
+        x = latents.view(len(latents), -1, g, p, g, p).permute(0, 2, 4, 1, 3, 5)
+        return x.reshape(len(latents), g * g, -1) * self.latent_scale
+
+
+def initialise(net: MAR) -> MAR:
+    """Official initialisation: Xavier matrices, std 0.02 embeddings, adaLN and the last layer zero."""
+    for m in net.modules():
+        if isinstance(m, nn.Linear):
+            nn.init.xavier_uniform_(m.weight)
+            nn.init.zeros_(m.bias)
+    for name, p in net.named_parameters():
+        if "embed_learned" in name or name in ("class_emb.weight", "fake_latent", "mask_token") or "time_embed.mlp" in name and p.ndim == 2:
+            nn.init.normal_(p, std=0.02)
+        elif "adaLN_modulation" in name or "final_layer.linear" in name:
+            nn.init.zeros_(p)
+    return net

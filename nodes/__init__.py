@@ -1,0 +1,26 @@
+"""ComfyUI nodes: thin, one file a theme. Nothing of ComfyUI is imported before :func:`make_extension` is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from comfy_api.latest import ComfyExtension
+
+
+def make_extension() -> ComfyExtension:
+    """The extension that ComfyUI's loader asks for; makes the model folders known, so that menus can list them."""
+    from comfy_api.latest import ComfyExtension, io
+
+    from . import host
+
+    host.register_folders()
+    from . import comparison, conditioning, loaders, mar_samplers
+
+    class FastARExtension(ComfyExtension):
+        """Every node of the pack."""
+
+        async def get_node_list(self) -> list[type[io.ComfyNode]]:
+            return [*loaders.NODES, *conditioning.NODES, *mar_samplers.NODES, *comparison.NODES]
+
+    return FastARExtension()

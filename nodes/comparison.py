@@ -1,0 +1,244 @@
+"""What artists look at afterwards: pictures side by side, token maps, reports as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from comfy_api.latest import io
+from torch import Tensor
+
+from ..errors import UserError
+from ..reports.pictures import WHAT, compare_grid, token_map
+from ..reports.record import Report, to_csv, to_json, to_table, to_text
+from ..samplers.registry import SAMPLERS
+from ..samplers.settings import knob, make
+from . import host
+from .preview import to_bytes
+from .schema import REPORT, expect, expect_image, schema, widgets
+
+PAIRS = 8  # image and report sockets of Compare
+MOST_CELLS = 64
+_REPORTED = "a sampler's report"
+
+
+def _to_image(pictures: np.ndarray) -> Tensor:
+    """uint8 [B, H, W, 3] to an IMAGE."""
+    return host.to_output(torch.from_numpy(np.array(pictures)).float() / 255)
+
+
+# ------------------------------------------------------------------------------------------------ Compare
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """Widgets of Compare."""
+
+    columns: int = knob(
+        0, "Cells a row; more makes the picture wider. 0 chooses, at most four.", low=0, high=MOST_CELLS, step=1,
+    )  # fmt: skip
+    baseline: int = knob(
+        0, "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
+        "0 takes the first that has a report.", low=0, high=MOST_CELLS, step=1,
+    )  # fmt: skip
+
+
+def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
+    """One label a cell: the method, with the settings that differ between the cells of that method."""
+    labels = []
+    for i, report in enumerate(reports):
+        if report is None:
+            labels.append(f"picture {i + 1}")
+            continue
+        same = [r for r in reports if r is not None and r.sampler == report.sampler]
+        told = {"seed": report.seed, **report.settings}
+        others = [{"seed": r.seed, **r.settings} for r in same]
+        varied = [k for k, v in told.items() if any(o.get(k) != v for o in others)]
+        named = ", ".join(f"{k.replace('_', ' ')} {told[k]}" for k in varied)
+        title = SAMPLERS[report.sampler].title if report.sampler in SAMPLERS else report.sampler
+        labels.append(f"{title} {named}".strip())
+    return labels
+
+
+class Compare(io.ComfyNode):
+    """Pictures side by side.
+
+    Fixed pairs of sockets, not ComfyUI's growing input: that closes the gap when a link is taken away, so a picture would
+    silently stand above another one's numbers. As the node takes lists, one pair still holds a whole sweep.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        pairs: list[io.Input] = []
+        for i in range(1, PAIRS + 1):
+            pairs.append(io.Image.Input(
+                f"image_{i}", optional=i > 1,
+                tooltip=f"Picture or batch {i}; a list (of a sweep, say) fills a cell an entry. One cell shows a batch as a sheet.",
+            ))  # fmt: skip
+            pairs.append(REPORT.Input(
+                f"report_{i}", optional=True, tooltip=f"The report of the sampler that made image_{i}: its numbers stand under it.",
+            ))  # fmt: skip
+        labels = io.String.Input(
+            "labels", default="", multiline=True, placeholder="labels, one line a picture (optional)",
+            tooltip="One line a cell, in the order of the inputs. An empty line takes the method's name, with the settings in "
+            "which cells of one method differ.",
+        )  # fmt: skip
+        return schema(
+            node_id="FastARCompare",
+            display_name="Compare",
+            category="FastAR/compare",
+            description="Pictures side by side, each with its label above and its numbers underneath: speed-up against the "
+            "baseline, seconds, transformer passes, head calls, acceptance. Also gives the numbers as a table.",
+            search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
+            is_input_list=True,
+            inputs=[*pairs, labels, *widgets(CompareSettings)],
+            outputs=[
+                io.Image.Output("image", display_name="image", tooltip="All cells as one picture."),
+                io.String.Output("table", display_name="table", tooltip="The numbers of all reports as a Markdown table."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, labels: list[str], columns: list[int], baseline: list[int], **pairs: list[Any]
+    ) -> io.NodeOutput:  # fmt: skip
+        settings = make(CompareSettings, {"columns": columns[0], "baseline": baseline[0]})
+        pictures, reports = _cells(pairs)
+        base = _baseline(settings.baseline, reports)
+        typed = [line.strip() for text in labels for line in str(text).split("\n")]
+        names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
+        grid = compare_grid(pictures, names, reports, settings.columns, base)
+        return io.NodeOutput(_to_image(grid[None]), _table(reports, names, base))
+
+
+def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
+    """Pictures and reports of all cells, in the order of the sockets."""
+    pictures: list[np.ndarray] = []
+    reports: list[Report | None] = []
+    for i in range(1, PAIRS + 1):
+        images, told = pairs.get(f"image_{i}") or [], pairs.get(f"report_{i}") or []
+        images, told = [x for x in images if x is not None], [x for x in told if x is not None]
+        if told and len(told) != len(images):
+            raise UserError(
+                f"report_{i}: it holds {len(told)} reports for {len(images)} pictures on image_{i}; connect both outputs of "
+                "one sampler, or no report."
+            )
+        for k, image in enumerate(images):
+            pictures.append(to_bytes(expect_image(image, f"image_{i}")))
+            reports.append(expect(told[k], Report, f"report_{i}", _REPORTED) if told else None)
+    if not pictures:
+        raise UserError("image_1: there is nothing to compare; connect at least one image.")
+    if len(pictures) > MOST_CELLS:
+        raise UserError(f"image_1: {len(pictures)} pictures are more than the {MOST_CELLS} cells of one grid; compare fewer.")
+    return pictures, reports
+
+
+def _baseline(wanted: int, reports: Sequence[Report | None]) -> int:
+    """Index of the cell to measure against."""
+    if wanted > len(reports):
+        raise UserError(f"baseline: there is no cell {wanted}, only {len(reports)}; choose one of them, or 0.")
+    with_report = [i for i, report in enumerate(reports) if report is not None]
+    if not wanted:
+        return with_report[0] if with_report else 0
+    if with_report and wanted - 1 not in with_report:
+        raise UserError(f"baseline: cell {wanted} has no report to measure against; connect it, or choose 0.")
+    return wanted - 1
+
+
+def _table(reports: Sequence[Report | None], names: Sequence[str], baseline: int) -> str:
+    """The table of the cells that have a report."""
+    known = [i for i, report in enumerate(reports) if report is not None]
+    if not known:
+        return "No reports: connect a sampler's report beside its picture."
+    order = sorted(known, key=lambda i: i != baseline)
+    return to_table([reports[i] for i in order], [names[i] for i in order], 0)  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------------------------------------ Token Map
+
+
+@dataclass(frozen=True)
+class TokenMapSettings:
+    """Widgets of Token Map."""
+
+    what: str = knob(
+        WHAT[0], "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: "
+        "accepted drafts blue, redone ones orange, tokens that had no draft dark grey; accepted, redone: that one alone; "
+        "order: the steps as numbers too.", choices=WHAT,
+    )  # fmt: skip
+    opacity: float = knob(
+        0.6, "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. Without a "
+        "picture the map is always opaque.", low=0.0, high=1.0, step=0.05,
+    )  # fmt: skip
+
+
+class TokenMap(io.ComfyNode):
+    """What happened to every token, over the picture."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="FastARTokenMap",
+            display_name="Token Map",
+            category="FastAR/compare",
+            description="Colours every token by what happened to it: when it was decided, whether its draft was accepted or "
+            "redone. The legend stands underneath; colours are safe for colour-blind eyes.",
+            search_aliases=["acceptance map", "heat map", "overlay", "token overlay", "visualise tokens"],
+            inputs=[
+                REPORT.Input("report", tooltip="The report of the sampler that made the picture."),
+                io.Image.Input("image", optional=True, tooltip="The decoded pictures of that run, as backdrop."),
+                *widgets(TokenMapSettings),
+            ],
+            outputs=[io.Image.Output("image", display_name="image", tooltip="One map a picture.")],
+        )
+
+    @classmethod
+    def execute(cls, report: Any, image: Any = None, **values: Any) -> io.NodeOutput:
+        settings = make(TokenMapSettings, values)
+        told = expect(report, Report, "report", _REPORTED)
+        backdrop = None if image is None else to_bytes(expect_image(image, "image"))
+        side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
+        return io.NodeOutput(_to_image(token_map(told, settings.what, backdrop, settings.opacity, side)))
+
+
+# ------------------------------------------------------------------------------------------------ Report
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """Widgets of Report."""
+
+    format: str = knob(
+        "text", "text: for reading; json: for programs, always the same names (see the help page); csv: one line for a "
+        "spreadsheet.", choices=("text", "json", "csv"),
+    )  # fmt: skip
+
+
+class ReportToText(io.ComfyNode):
+    """A report as text."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="FastARReport",
+            display_name="Report",
+            category="FastAR/compare",
+            description="What a sampler did, as text, JSON or CSV: seconds by phase, transformer passes, head calls, accepted "
+            "and rejected drafts, settings. Connect Preview as Text or Save Text to see or keep it.",
+            search_aliases=["statistics", "report to json", "report to text", "csv", "numbers"],
+            inputs=[REPORT.Input("report", tooltip="A sampler's report."), *widgets(ReportSettings)],
+            outputs=[io.String.Output("text", display_name="text", tooltip="The report in the chosen format.")],
+        )
+
+    @classmethod
+    def execute(cls, report: Any, **values: Any) -> io.NodeOutput:
+        settings = make(ReportSettings, values)
+        told = expect(report, Report, "report", _REPORTED)
+        forms = {"text": lambda: to_text(told), "json": lambda: to_json([told]), "csv": lambda: to_csv([told])}
+        return io.NodeOutput(forms[settings.format]())
+
+
+NODES: list[type[io.ComfyNode]] = [Compare, TokenMap, ReportToText]

@@ -1,0 +1,71 @@
+"""The canvas so far as a picture, for live previews. Torch and numpy only; it knows nothing of ComfyUI."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Decode = Callable[[Tensor], Tensor]
+"""Decoder latents [B, C, h, w] to pictures [B, H, W, 3] in 0..1."""
+
+GREY = 128
+LEAST = 256  # smaller pictures are enlarged by a whole factor, so that single tokens can be told apart
+MOST_IMAGES = 4  # of a batch
+
+
+class Canvas:
+    """Draws a sampler's steps, seldom enough to cost it little.
+
+    A preview is due every ``every`` seconds, and never sooner than ten times what the last one cost: a decoder that takes
+    two seconds on a CPU is asked every twenty.
+
+    Args:
+        decode: the decoder of the model that is sampled.
+        every: seconds between previews at least.
+    """
+
+    def __init__(self, decode: Decode, every: float = 0.5):
+        self.decode, self.every = decode, every
+        self._next = time.perf_counter() + every
+
+    def due(self) -> bool:
+        """Whether enough time has passed."""
+        return time.perf_counter() >= self._next
+
+    def draw(self, latents: Tensor, decided: Tensor) -> np.ndarray:
+        """Picture of the canvas, undecided tokens grey.
+
+        Args:
+            latents: decoder latents [B, C, h, w], anything where undecided.
+            decided: bool [B, gh, gw] token grid.
+
+        Returns:
+            uint8 [H, W, 3]; of a batch the first four, two by two.
+        """
+        known = decided[:MOST_IMAGES].cpu().numpy()  # waits for the device, so that only the decoder is timed
+        began = time.perf_counter()
+        pictures = to_bytes(self.decode(latents[:MOST_IMAGES]))
+        self._next = time.perf_counter() + max(self.every, 10 * (time.perf_counter() - began))
+        n, height, width, _ = pictures.shape
+        rows, columns = np.arange(height) * known.shape[1] // height, np.arange(width) * known.shape[2] // width
+        pictures = np.where(known[:, rows][:, :, columns, None], pictures, np.uint8(GREY))
+        across = math.ceil(math.sqrt(n))
+        down = math.ceil(n / across)
+        sheet = np.full((down * height, across * width, 3), 0, np.uint8)
+        for i, picture in enumerate(pictures):
+            y, x = i // across * height, i % across * width
+            sheet[y : y + height, x : x + width] = picture
+        factor = max(1, LEAST // max(sheet.shape[:2]))
+        return sheet.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def to_bytes(pictures: Tensor) -> np.ndarray:
+    """Pictures [B, H, W, C] in 0..1 to uint8 [B, H, W, 3]; grey is spread, alpha left out, NaN black."""
+    x = pictures.detach().float().nan_to_num(0.0).clamp(0, 1)
+    x = x.expand(*x.shape[:3], 3) if x.shape[3] == 1 else x[..., :3]
+    return (x * 255).round().to(torch.uint8).cpu().numpy()

@@ -1,0 +1,194 @@
+"""What a sampler did, in numbers that compare. Torch-free apart from timing; knows nothing of models."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+# Outcomes of a token, the values of the map "outcome"; colours are in pictures.py.
+PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED = range(6)
+
+# Order of the counts wherever they are listed.
+COUNTS = (
+    "transformer_passes", "transformer_tokens", "head_calls", "head_rows", "decoder_passes",
+    "accepted", "rejected", "restarts", "cached_tokens",
+)  # fmt: skip
+VERSION = 1
+
+
+@dataclass
+class Report:
+    """Record of one sampler run over a batch.
+
+    Attributes:
+        sampler: the sampler's command-line name, for example "fasthybrid".
+        model: what a person calls the model.
+        settings: setting name to value.
+        seed: the seed, or None when noise was injected.
+        images: pictures in the batch.
+        device: torch device type.
+        seconds: wall time of the sampler, without the decoder.
+        phases: seconds by phase ("transformer", "head", later "decoder").
+        counts: see :data:`COUNTS`; counts that do not apply are absent. ``transformer_passes`` counts sequential passes
+            (both guidance branches are one), ``transformer_tokens`` the rows they computed, ``head_calls`` sequential
+            head evaluations, ``head_rows`` the rows they computed; accepted, rejected, restarts and cached_tokens are
+            sums over the batch.
+        peak_memory_bytes: peak of allocated device memory during the run; None where the device does not tell.
+        maps: name to array [B, h, w]: "step" int32 (AR step at which a token was fixed), "outcome" uint8 (see above).
+        similarity: recorded similarities of all verified drafts, float32 [n]; for threshold plots.
+    """
+
+    sampler: str
+    model: str
+    settings: dict[str, Any]
+    seed: int | None
+    images: int
+    device: str
+    seconds: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    peak_memory_bytes: int | None = None
+    maps: dict[str, np.ndarray] = field(default_factory=dict)
+    similarity: np.ndarray | None = None
+
+    def add(self, **counts: int) -> None:
+        """Add to counts; a first mention creates the count."""
+        for name, n in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + int(n)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted drafts as a fraction of verified ones, or None."""
+        seen = self.counts.get("accepted", 0) + self.counts.get("rejected", 0)
+        return self.counts.get("accepted", 0) / seen if seen else None
+
+    def speedup(self, baseline: Report) -> float | None:
+        """Baseline's seconds an image over ours."""
+        if not (self.seconds and baseline.seconds):
+            return None
+        return (baseline.seconds / baseline.images) / (self.seconds / self.images)
+
+    def to_dict(self, baseline: Report | None = None) -> dict[str, Any]:
+        """The stable JSON form of one run (docs/report.md)."""
+        out: dict[str, Any] = {
+            "sampler": self.sampler, "model": self.model, "settings": self.settings, "seed": self.seed,
+            "images": self.images, "seconds": round(self.seconds, 6),
+        }  # fmt: skip
+        ratio = self.speedup(baseline) if baseline else None
+        if ratio is not None:
+            out["speedup"] = round(ratio, 4)
+        out["counts"] = {k: self.counts[k] for k in COUNTS if k in self.counts}
+        if self.acceptance is not None:
+            out["acceptance"] = round(self.acceptance, 6)
+        out["phases"] = {k: round(v, 6) for k, v in self.phases.items()}
+        out["peak_memory_bytes"] = self.peak_memory_bytes
+        return out
+
+
+class Clock:
+    """Adds up seconds by phase without stopping the device: CUDA events there, the wall clock elsewhere."""
+
+    def __init__(self, device: torch.device):
+        self._cuda = device.type == "cuda"
+        self._device = device
+        self._open: list[tuple[str, Any, Any]] = []
+        self._seconds: dict[str, float] = {}
+        if self._cuda:
+            torch.cuda.synchronize(device)
+        self._start = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a block as part of ``name``."""
+        if self._cuda:
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record()
+            yield
+            b.record()
+            self._open.append((name, a, b))
+            return
+        began = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def stop(self, report: Report, paused: float = 0.0) -> None:
+        """Write seconds and phases into the report; ``paused`` seconds were spent by whoever drove the sampler."""
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+            for name, a, b in self._open:
+                self._seconds[name] = self._seconds.get(name, 0.0) + a.elapsed_time(b) / 1000
+        report.seconds = time.perf_counter() - self._start - paused
+        report.phases = dict(self._seconds)
+
+
+# ------------------------------------------------------------------------------------------------ text forms
+
+_COLUMNS = (
+    ("sampler", "sampler"), ("speedup", "speed-up"), ("seconds", "seconds"), ("transformer_passes", "passes"),
+    ("head_calls", "head calls"), ("head_rows", "head rows"), ("acceptance", "accepted"), ("restarts", "restarts"),
+)  # fmt: skip
+
+
+def _cells(reports: Sequence[Report], labels: Sequence[str] | None, baseline: int) -> list[dict[str, str]]:
+    rows = []
+    for i, r in enumerate(reports):
+        ratio = r.speedup(reports[baseline])
+        row = {
+            "sampler": labels[i] if labels else r.sampler,
+            "speedup": f"{ratio:.2f}x" if ratio is not None else "",
+            "seconds": f"{r.seconds:.2f}",
+            "acceptance": f"{100 * r.acceptance:.1f} %" if r.acceptance is not None else "",
+        }
+        for name in ("transformer_passes", "head_calls", "head_rows", "restarts"):
+            row[name] = str(r.counts[name]) if name in r.counts else ""
+        rows.append(row)
+    return rows
+
+
+def to_table(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: int = 0) -> str:
+    """A Markdown table, one row a run; columns nobody has are left out."""
+    rows = _cells(reports, labels, baseline)
+    columns = [(key, title) for key, title in _COLUMNS if any(row[key] for row in rows)]
+    lines = [[title for _, title in columns], *([row[key] for key, _ in columns] for row in rows)]
+    width = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in lines]
+    return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *text[1:]])
+
+
+def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: int = 0) -> str:
+    """The same table as CSV."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [key for key, _ in _COLUMNS], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_cells(reports, labels, baseline))
+    return out.getvalue()
+
+
+def to_json(reports: Sequence[Report], baseline: int = 0) -> str:
+    """The documented JSON: {"version", "device", "runs": [...]}."""
+    device = reports[0].device if reports else ""
+    runs = [r.to_dict(reports[baseline]) for r in reports]
+    return json.dumps({"version": VERSION, "device": device, "runs": runs}, indent=2)
+
+
+def to_text(report: Report) -> str:
+    """One run told to a person: settings, counts and phases, a line each."""
+    lines = [f"{report.sampler} on {report.model}, {report.images} image{'s' * (report.images != 1)}, seed {report.seed}"]
+    lines.append(f"seconds: {report.seconds:.3f} on {report.device}")
+    lines += [f"  {name}: {seconds:.3f} s" for name, seconds in report.phases.items()]
+    lines += [f"{name.replace('_', ' ')}: {report.counts[name]}" for name in COUNTS if name in report.counts]
+    if report.acceptance is not None:
+        lines.append(f"acceptance: {100 * report.acceptance:.1f} %")
+    if report.peak_memory_bytes is not None:
+        lines.append(f"peak memory: {report.peak_memory_bytes / 2**20:.0f} MiB")
+    lines.append("settings: " + ", ".join(f"{k}={v}" for k, v in report.settings.items()))
+    return "\n".join(lines)

@@ -1,0 +1,52 @@
+"""What to draw: one entry an image. Shared by all families."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Class labels of a batch.
+
+    Attributes:
+        labels: class ids, one an image.
+        names: what a person calls them, same length; used as captions.
+        label_set: the list the names come from ("picture-book", "imagenet-1k"), or "" for bare ids.
+    """
+
+    labels: tuple[int, ...]
+    names: tuple[str, ...]
+    label_set: str = ""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
+        """int64 [B] on ``device``, checked against a model of ``classes`` classes.
+
+        Raises:
+            UserError: no label, a label outside the model's, or names from another label set.
+        """
+        if not self.labels:
+            raise UserError("condition: it holds no label; name at least one.")
+        if self.label_set and label_set and self.label_set != label_set:
+            raise UserError(
+                f"condition: its labels are from {self.label_set}, the model was trained on {label_set}; "
+                f"choose label_set {label_set} in Class Label."
+            )
+        bad = [n for n in self.labels if not 0 <= n < classes]
+        if bad:
+            raise UserError(f"condition: label {bad[0]} is outside the model's 0 to {classes - 1}.")
+        return torch.tensor(self.labels, dtype=torch.int64, device=device)
+
+
+def from_ids(ids: Sequence[int]) -> Condition:
+    """Bare class ids."""
+    return Condition(tuple(ids), tuple(str(i) for i in ids))

@@ -1,0 +1,67 @@
+"""Names of class labels: which lists there are, and from what a person types to a :class:`Condition`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from ..errors import UserError
+from .conditioning import Condition
+
+# The picture book's classes in id order (demo/picture_book.py draws them; a test compares the two).
+PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
+
+
+@lru_cache(maxsize=1)
+def label_sets() -> dict[str, tuple[str, ...]]:
+    """Name of a label set to its class names in id order. Names are unique within a set, whatever their case."""
+    imagenet = (Path(__file__).parent / "imagenet_1k.txt").read_text(encoding="utf-8").splitlines()
+    return {"picture-book": PICTURE_BOOK, "imagenet-1k": tuple(imagenet)}
+
+
+def resolve_labels(text: str, label_set: str, repeat: int = 1) -> Condition:
+    """What a person typed as a condition.
+
+    Args:
+        text: names or class ids, one an image, separated by commas or new lines; case and outer spaces do not matter.
+        label_set: which names are meant, one of :func:`label_sets`; "" when only ids are known.
+        repeat: images of every label, next to each other; at least 1.
+
+    Raises:
+        UserError: nothing typed, an unknown label set, a name or id that is not in it (with the closest names).
+    """
+    words = [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
+    if not words:
+        raise UserError("label: nothing is named; give a class name or id, or several separated by commas.")
+    if repeat < 1:
+        raise UserError(f"label: {repeat} images of each label are asked for; 1 is the least.")
+    if label_set and label_set not in label_sets():
+        raise UserError(f"label_set: {label_set!r} is unknown; there are {', '.join(label_sets())}.")
+    names = label_sets()[label_set] if label_set else ()
+    ids = [_class_id(word, names, label_set) for word in words for _ in range(repeat)]
+    return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
+
+
+def _class_id(word: str, names: tuple[str, ...], label_set: str) -> int:
+    if re.fullmatch(r"[+-]?[0-9]{1,9}", word):
+        number = int(word)
+        if number < 0 or names and number >= len(names):
+            limit = f"0 to {len(names) - 1}, the ids of {label_set}" if names else "the ids, which start at 0"
+            raise UserError(f"label: {number} is outside {limit}.")
+        return number
+    if not names:
+        raise UserError(f"label: {word!r} is a name, and this model's class names are unknown; give class ids.")
+    lower = {name.lower(): i for i, name in enumerate(names)}
+    key = " ".join(word.lower().replace("_", " ").split())
+    if key in lower:
+        return lower[key]
+    # Names that contain the word ("corgi", "crane") are closer than names that are spelled alike.
+    close = [name for name in names if key in re.split(r"[^a-z]+", name.lower())]
+    close += [names[lower[k]] for k in difflib.get_close_matches(key, lower, 4, 0.6)]
+    close = list(dict.fromkeys(close))[:4]
+    hint = f"the closest: {', '.join(close)}"
+    if not close:
+        hint = f"for example {names[0]}, or an id from 0 to {len(names) - 1}"
+    raise UserError(f"label: {label_set} has no class {word!r}; {hint}.")

@@ -1,0 +1,158 @@
+"""compare, end to end on random weights: the picture, the numbers, the sentences."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from fastar_nodes.cli.running import defaults, plan
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.reports.record import COUNTS
+from PIL import Image
+
+QUICK = ("--set", "diffusion_steps=6", "--steps", "6", "--dtype", "fp32", "--device", "cpu")
+
+
+def args(files, *more):
+    return ("compare", "--model", files.mar, "--decoder", files.kl, *QUICK, *more)
+
+
+def test_picture_table_and_json(cli, files, tmp_path):
+    answer = cli(*args(
+        files, "--label", "Cat, 3", "--batch", "2", "--seed", "11", "--set", "fasthybrid.threshold=0.5",
+        "--out", "made/here.png", "--json", "report.json", "--maps", "maps.png",
+    ))  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert "| MAR " in answer.out and "| FastHybrid threshold 0.5 " in answer.out and "made/here.png" in answer.out
+
+    picture, maps = Image.open("made/here.png"), Image.open("maps.png")
+    assert picture.width > 2 * 320 and picture.height > 320
+    assert maps.width > 2 * 320
+    assert np.asarray(picture).std() > 5  # something is drawn
+
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert list(told) == ["version", "device", "runs"]
+    assert told["version"] == 1 and told["device"] == "cpu"
+    mar, fast = told["runs"]
+    for run in (mar, fast):
+        keys = ["sampler", "model", "settings", "seed", "images", "seconds", "speedup", "counts", "acceptance", "phases"]
+        assert list(run) == [k for k in [*keys, "peak_memory_bytes"] if k != "acceptance" or run is fast]
+        assert list(run["counts"]) == [name for name in COUNTS if name in run["counts"]]
+        assert set(run["phases"]) == {"transformer", "head", "decoder"}
+        assert run["seed"] == 11 and run["images"] == 4 and run["model"] == "tiny mar"
+        assert run["counts"]["transformer_passes"] == 6 and run["counts"]["decoder_passes"] == 1
+        assert run["seconds"] > 0 and run["peak_memory_bytes"] is None
+    assert (mar["sampler"], fast["sampler"]) == ("mar", "fasthybrid")
+    assert mar["speedup"] == 1.0
+    assert fast["speedup"] == pytest.approx(mar["seconds"] / fast["seconds"], rel=1e-3)
+    assert "accepted" not in mar["counts"]  # counts that do not apply are left out
+    assert fast["settings"]["threshold"] == 0.5 and fast["settings"]["ar_steps"] == 6
+    # Six steps decide 16 tokens of 4 images, and only the first step's have no draft.
+    assert fast["counts"]["accepted"] + fast["counts"]["rejected"] <= 4 * 15
+
+
+def test_one_seed_means_one_picture(cli, files):
+    """With the lookahead off FastHybrid is MAR: the two halves show the same picture. Another seed shows another."""
+    off = ("--set", "fasthybrid.lookahead=0", "--label", "boat")
+    for seed in (1, 2):
+        assert cli(*args(files, *off, "--seed", seed, "--out", f"{seed}.png")).code == 0
+    one, two = (np.asarray(Image.open(f"{seed}.png")).astype(int) for seed in (1, 2))
+    half = one.shape[1] // 2 - 10
+    left, right = one[100:380, 40:half], one[100:380, half + 20 + 20 : 2 * half + 20 - 20 + 20]
+    assert (left[:, :300] == right[:, :300]).all()
+    assert (one[100:380] != two[100:380]).mean() > 0.2
+
+
+def test_the_baseline_comes_first(cli, files):
+    answer = cli(*args(files, "--samplers", "fasthybrid,mar"))
+    rows = [line.split()[1] for line in answer.out.splitlines() if line.startswith("| ")]
+    assert rows == ["sampler", "MAR", "FastHybrid"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--samplers", "lazymar"), ["does not have lazymar", "mar, fasthybrid"]),
+        (("--samplers", "mar,fasthybrid+lazymar"), ["does not have fasthybrid+lazymar", "mar, fasthybrid"]),
+        (("--samplers", "mar,nosuch"), ["'nosuch'", "mar, fasthybrid"]),
+        (("--samplers", ","), ["samplers"]),
+        (("--set", "threshold"), ["set", "name=value"]),
+        (("--set", "fasthybrid.threshold="), ["set", "name=value"]),
+        (("--set", "fasthybrid.nosuch=1"), ["fasthybrid has no setting nosuch", "threshold"]),
+        (("--set", "nosuch=1"), ["no sampler of this run has a setting nosuch", "ar_steps"]),
+        (("--set", "mar.threshold=0.5"), ["mar has no setting threshold"]),
+        (("--set", "fasthybrid.threshold=abc"), ["threshold", "'abc'", "not a number"]),
+        (("--set", "fasthybrid.threshold=7"), ["threshold", "outside"]),
+        (("--set", "cspd.draft_length=4"), ["does not have cspd"]),
+        (("--samplers", "mar", "--set", "fasthybrid.threshold=0.9"), ["fasthybrid", "not among"]),
+        (("--steps", "17"), ["ar_steps", "17", "1 to 16"]),
+        (("--label", "dragon"), ["label", "'dragon'", "picture-book"]),
+        (("--label", "10"), ["label", "0 to 9"]),
+        (("--label", " , "), ["label"]),
+        (("--seed", "-1"), ["seed", "-1"]),
+        (("--seed", "many"), ["seed", "'many'"]),
+        (("--batch", "0"), ["batch", "outside"]),
+        (("--device", "abacus"), ["device", "abacus", "cpu"]),
+        (("--out", "picture.docx"), ["out", ".png"]),
+        (("--json", "numbers.txt"), ["json", ".json"]),
+        (("--decoder", "nosuch.safetensors"), ["decoder", "nosuch.safetensors"]),
+        (("--dtype", "int4"), ["dtype"]),
+        (("--nosuch",), ["--nosuch"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(cli, files, sentence, tmp_path, more, words):
+    text = sentence(cli(*args(files, "--models", tmp_path, *more)))
+    for word in words:
+        assert word in text
+    assert not list(tmp_path.iterdir())  # nothing was written
+
+
+def test_a_decoder_of_other_latents_is_named(cli, files, sentence, tmp_path):
+    from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+    from tiny_files import write
+
+    other = KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=6, groups=4))
+    path = write(other, tmp_path / "other.safetensors", 5, groups=4, name="other kl")
+    text = sentence(cli(*args(files, "--decoder", path)))
+    assert "other kl decodes 6 latent channels" in text and "tiny mar makes 4" in text
+
+
+def test_a_model_that_is_none_is_named(cli, files, sentence, tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    assert "notes.txt is a text file" in sentence(cli("compare", "--model", "notes.txt", *QUICK))
+    assert "nosuch" in sentence(cli("compare", "--model", "nosuch", "--models", tmp_path, *QUICK))
+    assert "holds a KL autoencoder, not a MAR" in sentence(cli("compare", "--model", files.kl, *QUICK))
+
+
+def test_numbers_that_are_not_finite_are_told(cli, files, sentence, monkeypatch):
+    from fastar_nodes.cli import compare
+    from fastar_nodes.samplers.mar import Sampled
+
+    draw = compare.draw
+
+    def spoilt(*a):
+        latents, report = draw(*a)
+        return Sampled(latents * float("nan"), report)
+
+    monkeypatch.setattr(compare, "draw", spoilt)
+    assert "not finite" in sentence(cli(*args(files)))
+
+
+def test_defaults_come_from_the_file_and_suit_the_model(files):
+    model = load_mar(files.mar, "fp32")
+    assert defaults(model, {}) == {"ar_steps": 16}  # never more than it has tokens
+    own = defaults(model, {"defaults": '{"ar_steps": 8, "threshold": 0.95}'})
+    mar, fast = plan("mar,fasthybrid", [], None, own)
+    assert (mar.settings.ar_steps, fast.settings.threshold) == (8, 0.95)
+    assert plan("mar", ["ar_steps=4"], 5, own)[0].settings.ar_steps == 4  # what was asked for wins
+    assert defaults(model, {"defaults": "nonsense"}) == {"ar_steps": 16}
+    with pytest.raises(UserError, match="lookahead"):
+        plan("mar", ["lookahead=4"], None, {})
+
+
+def test_settings_of_all_and_of_one(files):
+    mar, fast = plan("mar,fasthybrid", ["cfg=2", "fasthybrid.cfg=4", "fasthybrid.lookahead=3"], 9, {})
+    assert (mar.settings.cfg, fast.settings.cfg, fast.settings.lookahead, fast.settings.ar_steps) == (2, 4, 3, 9)
+    assert mar.label == "MAR" and fast.label == "FastHybrid cfg 4 lookahead 3"

@@ -1,0 +1,112 @@
+"""Exit codes, help, the progress bar, and the commands that tests do not run."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from fastar_nodes.cli import bench, compare, progress
+from fastar_nodes.cli.main import COMMANDS
+from fastar_nodes.model_loaders.networks.mar import MARConfig
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help(cli, name):
+    answer = cli(name, "--help")
+    assert answer.code == 0 and f"fastar_nodes {name}" in answer.out
+
+
+def test_no_and_unknown_commands(cli, sentence):
+    assert "command" in sentence(cli())
+    text = sentence(cli("paint"))
+    assert "paint" in text and all(name in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, "stopped"),
+        (OSError(28, "No space left on device", "compare.png"), 2, "compare.png: No space left on device."),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), 2, "memory"),
+        (MemoryError(), 2, "memory"),
+    ],
+)
+def test_what_goes_wrong_while_running(cli, monkeypatch, error, code, words):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr(compare, "run", fail)
+    answer = cli("compare")
+    assert answer.code == code and words in answer.err and "Traceback" not in answer.err
+
+
+def test_our_own_mistakes_are_not_hidden(cli, monkeypatch):
+    def fail(_):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(compare, "run", fail)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        cli("compare")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_bar_is_silent_when_it_is_quick_and_draws_when_not(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    screen, log = _Terminal(), io.StringIO()
+    for stream in (screen, log):
+        now[0] = 0.0
+        with progress.Bar("MAR", stream) as bar:
+            bar(1, 4, "AR steps")
+            assert stream.getvalue() == ""
+            now[0] = 20.0
+            bar(2, 4, "AR steps")
+            assert "MAR" in stream.getvalue() and "2/4 AR steps" in stream.getvalue() and "20 s left" in stream.getvalue()
+            before = stream.getvalue()
+            bar(3, 4, "AR steps")
+            assert stream.getvalue() == before  # not more often than an eye can follow
+    assert screen.getvalue().endswith("\x1b[K") and "\n" not in screen.getvalue()  # the line is cleared
+    assert log.getvalue().count("\n") == 1 and "\r" not in log.getvalue()
+
+
+def test_benchmark_sizes_are_the_official_ones(mar_fixtures):
+    """Against the recorded names and shapes of the official files; the timing itself is no test."""
+    for size in bench.SIZES:
+        shapes = json.loads((mar_fixtures / f"mar_{size[-1].lower()}_keys.json").read_text())
+        state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        assert bench.official(size) == MARConfig.from_state_dict(state)
+
+
+def test_bench_checks_before_it_loads(cli, sentence):
+    assert "batch" in sentence(cli("bench", "--batch", "1,x"))
+    assert "does not have par" in sentence(cli("bench", "--samplers", "mar,par"))
+    assert "repeats" in sentence(cli("bench", "--repeats", "0"))
+
+
+def test_train_demo_answers_what_it_cannot_do(cli, sentence, tmp_path):
+    assert "jury" in sentence(cli("train-demo", "--only", "jury"))
+    assert "train kl first" in sentence(cli("train-demo", "--only", "mar", "--out", "empty", "--device", "cpu"))
+    (tmp_path / "file").write_text("x")
+    assert "no folder" in sentence(cli("train-demo", "--out", "file", "--device", "cpu"))
+
+
+def test_train_demo_trains_what_was_named(cli, tmp_path):
+    from fastar_nodes.demo import recipes
+    from fastar_nodes.model_loaders.mar import load_mar
+    from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
+
+    torch.manual_seed(0)
+    recipes.save_checkpoint(KLAutoencoder(recipes.KL), tmp_path / "out" / "kl.safetensors", family="kl", groups=8)
+    answer = cli(
+        "train-demo", "--only", "mar-draft", "--out", "out", "--work", "state", "--steps", 1, "--pictures", 64,
+        "--device", "cpu",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    assert load_mar(tmp_path / "out" / "mar-draft.safetensors").net.config == recipes.DRAFT
+    assert not (tmp_path / "out" / "mar.safetensors").exists()

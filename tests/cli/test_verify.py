@@ -1,0 +1,171 @@
+"""verify: right on the recorded cases, wrong on spoilt ones, at home with other sizes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from fastar_nodes.cli.parity import Case, Check, judge
+from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.networks.mar import MAR
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.mar import Plan, finish, mar
+from fastar_nodes.samplers.settings import MARSettings
+from safetensors.torch import load_file, save_file
+from tiny_files import MAR_SIZE, write
+
+
+def verdicts(answer) -> dict[str, str]:
+    """Case to ok, FAIL or yet."""
+    return {line.split()[0]: line.split()[-1] for line in answer.out.splitlines()}
+
+
+def test_all_recorded_cases_agree(cli, mar_fixtures):
+    answer = cli("verify", mar_fixtures)
+    found = verdicts(answer)
+    assert answer.code == 0, answer
+    assert set(found.values()) == {"ok"}
+    kinds = {"encdec": 6, "head": 25, "diffusion_tables": 13, "sample_tokens": 6, "vae": 2, "keys": 5}
+    for kind, count in kinds.items():
+        assert sum(name.startswith(f"mar/{kind}.") for name in found) == count, kind
+    for line in answer.out.splitlines():
+        name, error, tolerance, _ = line.split()
+        assert float(error) <= float(tolerance) and (float(tolerance) <= 1e-4 or ".s1" in name or ".s2" in name
+                                                    or name.endswith((".a", ".b")))  # fmt: skip
+    assert verdicts(cli("verify", mar_fixtures.parent)) == found  # the folder above, with a folder a family
+
+
+def _copy(mar_fixtures, tmp_path, *names):
+    folder = tmp_path / "case"
+    folder.mkdir()
+    for name in names:
+        shutil.copy(mar_fixtures / name, folder)
+    return folder
+
+
+def test_a_changed_number_fails_its_case_alone(cli, mar_fixtures, tmp_path):
+    folder = _copy(mar_fixtures, tmp_path, "encdec.safetensors", "tiny_mar_f16.safetensors", "tiny_mar_config.json")
+    state = load_file(folder / "encdec.safetensors")
+    state["half.dec_out"][1, 5, 7] += 3e-4
+    save_file(state, folder / "encdec.safetensors")
+    answer = cli("verify", folder)
+    found = verdicts(answer)
+    assert answer.code == 1
+    assert [name for name, verdict in found.items() if verdict == "FAIL"] == ["mar/encdec.half.cond"]
+    assert len(found) == 6 and "Traceback" not in answer.err
+
+
+def test_other_weights_fail(cli, mar_fixtures, tmp_path):
+    folder = _copy(mar_fixtures, tmp_path, "encdec.safetensors", "tiny_mar_f16.safetensors", "tiny_mar_config.json")
+    state = load_file(folder / "tiny_mar_f16.safetensors")
+    state["decoder_blocks.0.attn.qkv.weight"][0] += 0.05
+    save_file(state, folder / "tiny_mar_f16.safetensors")
+    assert cli("verify", folder).code == 1
+
+
+def test_damaged_missing_and_wrong_files_fail_without_a_traceback(cli, mar_fixtures, tmp_path):
+    folder = _copy(mar_fixtures, tmp_path, "head.safetensors", "mask_schedule.json", "mar_b_keys.json")
+    data = (folder / "head.safetensors").read_bytes()
+    (folder / "diffusion_tables.safetensors").write_bytes(data[: len(data) // 2])
+    keys = json.loads((folder / "mar_b_keys.json").read_text())
+    keys["encoder_norm.weight"] = [769]
+    keys.pop("mask_token")
+    (folder / "mar_b_keys.json").write_text(json.dumps(keys))
+    schedule = json.loads((folder / "mask_schedule.json").read_text())
+    schedule["L64_n8"]["n_pred"][3] += 1
+    (folder / "mask_schedule.json").write_text(json.dumps(schedule))
+    answer = cli("verify", folder)
+    found = verdicts(answer)
+    wrong = {name for name, verdict in found.items() if verdict == "FAIL"}
+    assert answer.code == 1 and "Traceback" not in answer.err
+    assert wrong == {"mar/head", "mar/diffusion_tables", "mar/keys.mar_b", "mar/mask_schedule.L64_n8"}
+    assert "tiny_mar_f16.safetensors is not beside it" in answer.err
+    key_line = next(line for line in answer.out.splitlines() if "keys.mar_b" in line)
+    assert float(key_line.split()[1]) == 3  # one of ours and one of theirs differ in shape, one is missing
+
+
+def test_unreadable_folders_are_exit_code_2(cli, sentence, tmp_path):
+    assert "not there" in sentence(cli("verify", tmp_path / "nosuch"))
+    (tmp_path / "empty").mkdir()
+    assert "no parity case" in sentence(cli("verify", tmp_path / "empty"))
+    (tmp_path / "file").write_text("x")
+    assert "no folder" in sentence(cli("verify", tmp_path / "file"))
+
+
+def test_what_this_version_lacks_is_not_yet(cli, tmp_path):
+    for name in ("mar/lazymar", "mar/cspd", "llamagen/gpt_c2i_tiny_io", "tar/ar_tiny_io"):
+        path = tmp_path / f"{name}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        save_file({"x": torch.zeros(1)}, path)
+    answer = cli("verify", tmp_path)
+    assert answer.code == 0
+    assert [line.split()[0] for line in answer.out.splitlines()] == [
+        "llamagen/gpt_c2i_tiny_io", "mar/lazymar", "mar/cspd", "tar/ar_tiny_io"
+    ]  # fmt: skip
+    assert all(line.endswith("not yet") for line in answer.out.splitlines())
+
+
+class _Positions:
+    """Noise by position; the test writes it down in the order in which the reference draws it."""
+
+    def __init__(self, orders, first, steps):
+        self.o, self.f, self.s = orders, first, steps
+
+    def orders(self, tokens):
+        return self.o
+
+    def first(self, *_):
+        return self.f
+
+    def steps(self, *_):
+        return self.s
+
+
+@pytest.mark.parametrize("cfg", [1.0, 2.5])
+def test_cases_of_another_size_are_read_from_their_tensors(cli, tmp_path, cfg):
+    """A network of 16 tokens, three images and other steps, in the same layout."""
+    folder = tmp_path
+    write(MAR(MAR_SIZE), folder / "tiny_mar_f16.safetensors", 4)
+    (folder / "tiny_mar_config.json").write_text('{"encoder_num_heads": 2}')
+    model = load_mar(folder / "tiny_mar_f16.safetensors", "fp32", heads=2)
+    g = torch.Generator().manual_seed(0)
+    batch, tokens, channels, count = 3, 16, 4, 20
+    labels = torch.tensor([2, 0, 9])
+    orders = torch.stack([torch.randperm(tokens, generator=g) for _ in range(batch)])
+    first = torch.randn(batch, tokens, channels, generator=g)
+    steps = torch.randn(batch, count, tokens, channels, generator=g).half().float()
+    settings = MARSettings(ar_steps=5, diffusion_steps=count, cfg=cfg, cfg_schedule="linear", t_max=950)
+    noise = _Positions(orders, first, steps)
+    out = finish(mar(model, from_ids(labels.tolist()), settings, noise)).latents * model.latent_scale
+
+    plan = Plan(orders, settings)
+    firsts, rows = [], []
+    for step in range(plan.steps):
+        for image in range(batch):
+            where = plan.ahead(step)[image].sort().values
+            firsts.append(first[image, where])
+            rows.append(steps[image][:, where])
+        if cfg != 1:  # the reference draws for the null half too
+            rows += [torch.full_like(row, 9.0) for row in rows[-batch:]]
+    left = [1 + (cfg - 1) * (tokens - max(1, tokens - end)) / tokens for end in plan.ends]
+    save_file(
+        {
+            "e.orders": orders, "e.labels": labels, "e.n_pred": torch.tensor(plan.sizes),
+            "e.cfg_iter": torch.tensor(left, dtype=torch.float64), "e.init_noise_cat": torch.cat(firsts),
+            "e.step_noise_cat_f16": torch.cat(rows, 1).half(), "e.out": out.contiguous(),
+        },
+        folder / "sample_tokens.safetensors",
+    )  # fmt: skip
+    answer = cli("verify", folder)
+    assert answer.code == 0 and verdicts(answer) == {"mar/sample_tokens.e": "ok"}, answer
+
+
+def test_not_a_number_fails():
+    bad, good = torch.tensor([float("nan")]), torch.zeros(1)
+    assert judge(Case("x", lambda: [Check(bad, good)])).verdict == "FAIL"
+    assert judge(Case("x", lambda: [Check(good, bad)])).verdict == "FAIL"
+    assert judge(Case("x", lambda: [Check(good, torch.zeros(2))])).verdict == "FAIL"
+    assert judge(Case("x", lambda: [])).verdict == "FAIL"
+    assert judge(Case("x", lambda: [Check(good, good)])).verdict == "ok"

@@ -1,0 +1,307 @@
+"""A real ComfyUI for the tests: found on this machine, started in a folder of its own, spoken to over HTTP and websocket.
+
+Standard library and Pillow only, so that the tests run in the pack's own environment, not ComfyUI's.
+"""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import io
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+PACK = "fastar-nodes"
+
+
+class Missing(Exception):
+    """No usable ComfyUI; the message says what was looked for."""
+
+
+def find_core() -> Path:
+    """The checkout: $COMFYUI_PATH, else where comfy-cli keeps it."""
+    named = os.environ.get("COMFYUI_PATH")
+    home = Path.home()
+    config = configparser.ConfigParser()
+    config.read(home / ".config" / "comfy-cli" / "config.ini")
+    section = config["DEFAULT"]
+    usual = [section.get(key) for key in ("default_workspace", "recent_workspace")]
+    usual += [str(home / "comfy" / "ComfyUI"), str(home / "Documents" / "comfy" / "ComfyUI")]
+    for place in [named] if named else usual:
+        path = Path(place).expanduser() if place else None
+        if path and all((path / part).exists() for part in ("main.py", "comfyui_version.py", "comfy")):
+            return path.resolve()
+    raise Missing(f"no ComfyUI at {named or ', '.join(p for p in usual if p)}; set COMFYUI_PATH to a checkout")
+
+
+def find_python(core: Path) -> str:
+    """An interpreter that can run it: $COMFYUI_PYTHON, the checkout's own environment, or this one."""
+    own = [core / d / s for d in (".venv", "venv") for s in ("bin/python", "Scripts/python.exe")]
+    for candidate in [os.environ.get("COMFYUI_PYTHON"), *map(str, filter(Path.exists, own)), sys.executable]:
+        if candidate and not subprocess.run([candidate, "-c", "import aiohttp, torchsde"], capture_output=True).returncode:
+            return candidate
+    raise Missing(f"no interpreter for {core}; set COMFYUI_PYTHON")
+
+
+class Rejected(Exception):
+    """The server did not take a prompt; the message holds everything it said."""
+
+
+class Comfy:
+    """A running server. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self.core = find_core()
+        python = find_python(self.core)
+        self.base = Path(tempfile.mkdtemp(prefix="fastar-comfy-"))
+        (self.base / "custom_nodes").mkdir()
+        try:
+            (self.base / "custom_nodes" / PACK).symlink_to(ROOT, target_is_directory=True)
+        except OSError:  # Windows without the right to make links
+            shutil.copytree(ROOT, self.base / "custom_nodes" / PACK, ignore=shutil.ignore_patterns(".*", "tests"))
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_file = self.base / "server.log"
+        self.process = subprocess.Popen(
+            [
+                python, str(self.core / "main.py"), "--cpu", "--listen", "127.0.0.1", "--port", str(self.port),
+                "--base-directory", str(self.base), "--disable-api-nodes", "--disable-auto-launch",
+                "--database-url", "sqlite:///:memory:", "--preview-method", "auto",
+            ],
+            stdout=self.log_file.open("w"), stderr=subprocess.STDOUT, cwd=self.base,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+
+    def __enter__(self) -> Comfy:
+        began = time.monotonic()
+        while True:
+            try:
+                self.stats = self.get("/system_stats")
+                return self
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() - began > 120:
+                    log = self.log
+                    self.__exit__()
+                    raise RuntimeError(f"ComfyUI did not start:\n{log[-4000:]}") from None
+                time.sleep(0.25)
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def version(self) -> str:
+        return self.stats["system"]["comfyui_version"]
+
+    # --- HTTP
+
+    def bytes(self, path: str) -> bytes:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            return answer.read()
+
+    def get(self, path: str) -> Any:
+        return json.loads(self.bytes(path))
+
+    def post(self, path: str, data: Any) -> Any:
+        request = urllib.request.Request(
+            self.url + path, json.dumps(data).encode(), {"Content-Type": "application/json"}, method="POST"
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def queue(self, prompt: dict[str, Any], client: str = "") -> str:
+        """Queue an API prompt; its id.
+
+        Raises:
+            Rejected: with the server's words.
+        """
+        try:
+            return self.post("/prompt", {"prompt": prompt, "client_id": client or uuid.uuid4().hex})["prompt_id"]
+        except urllib.error.HTTPError as problem:
+            raise Rejected(problem.read().decode()) from None
+
+    def wait(self, prompt_id: str, timeout: float = 120) -> dict[str, Any]:
+        """The history entry of a prompt that has ended, well or not."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            found = self.get(f"/history/{prompt_id}")
+            if found and found[prompt_id]["status"]["completed"] or found and self.failure(found[prompt_id]):
+                return found[prompt_id]
+            time.sleep(0.05)
+        raise TimeoutError(f"prompt {prompt_id} did not end in {timeout} s; log:\n{self.log[-2000:]}")
+
+    def run(self, prompt: dict[str, Any]) -> dict[str, Any]:
+        """Outputs by node id of a prompt that must succeed."""
+        entry = self.wait(self.queue(prompt))
+        assert not self.failure(entry), self.failure(entry)
+        return entry["outputs"]
+
+    @staticmethod
+    def failure(entry: dict[str, Any]) -> str:
+        """What stopped a prompt: the exception's message, "interrupted", or ""."""
+        for name, data in entry["status"]["messages"]:
+            if name == "execution_error":
+                return data["exception_message"]
+            if name == "execution_interrupted":
+                return "interrupted"
+        return ""
+
+    def complaint(self, prompt: dict[str, Any]) -> str:
+        """The message with which a prompt that must fail does: rejected at once, or when a node runs."""
+        try:
+            failed = self.failure(self.wait(self.queue(prompt)))
+        except Rejected as problem:
+            return str(problem)
+        assert failed, "it was taken and ran"
+        return failed
+
+    def picture(self, output: dict[str, Any]) -> Image.Image:
+        """A file that a Save or Preview node listed."""
+        query = urllib.parse.urlencode({k: output[k] for k in ("filename", "subfolder", "type")})
+        return Image.open(io.BytesIO(self.bytes(f"/view?{query}"))).convert("RGB")
+
+
+class Events:
+    """A websocket client, as far as ComfyUI's server needs one: text and binary messages, unmasked, unfragmented."""
+
+    def __init__(self, comfy: Comfy, client: str):
+        self.socket = socket.create_connection(("127.0.0.1", comfy.port), timeout=60)
+        key = base64.b64encode(os.urandom(16)).decode()
+        self.socket.sendall((
+            f"GET /ws?clientId={client} HTTP/1.1\r\nHost: 127.0.0.1:{comfy.port}\r\nUpgrade: websocket\r\n"
+            f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        ).encode())  # fmt: skip
+        self.stream = self.socket.makefile("rb")
+        assert b"101" in self.stream.readline()
+        while self.stream.readline().strip():
+            pass
+        # Without it previews come as another, older event.
+        self._send({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
+
+    def _send(self, message: Any) -> None:
+        data, mask = json.dumps(message).encode(), os.urandom(4)
+        assert len(data) < 126
+        masked = bytes(b ^ mask[i % 4] for i, b in enumerate(data))
+        self.socket.sendall(bytes([0x81, 0x80 | len(data)]) + mask + masked)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """(event type, data); previews as ("preview", (metadata, JPEG bytes))."""
+        while True:
+            kind, length = self.stream.read(2)
+            if length == 126:
+                (length,) = struct.unpack(">H", self.stream.read(2))
+            elif length == 127:
+                (length,) = struct.unpack(">Q", self.stream.read(8))
+            data = self.stream.read(length)
+            if kind & 15 == 1:
+                message = json.loads(data)
+                yield message["type"], message["data"]
+            elif kind & 15 == 2:
+                event, size = struct.unpack(">II", data[:8])
+                if event == 4:
+                    yield "preview", (json.loads(data[8 : 8 + size]), data[8 + size :])
+            elif kind & 15 == 8:
+                return
+
+    def close(self) -> None:
+        self.stream.close()
+        self.socket.close()
+
+
+# ------------------------------------------------------------------------------------------------ graphs
+
+VIRTUAL = ("Note", "MarkdownNote")  # what the editor draws and the server never sees
+
+
+def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, Any]:
+    """A saved graph as the prompt that the editor would send (no sub-graphs, no bypassed nodes)."""
+    links = {link[0]: link for link in workflow["links"]}
+    prompt = {}
+    for node in workflow["nodes"]:
+        if node["type"] in VIRTUAL:
+            continue
+        inputs = dict(zip(widget_names(object_info[node["type"]]), node.get("widgets_values") or [], strict=True))
+        inputs = {name: value for name, value in inputs.items() if not name.startswith("control_after_generate")}
+        for socket_ in node["inputs"]:
+            if socket_["link"] is not None:
+                link = links[socket_["link"]]
+                inputs[socket_["name"]] = [str(link[1]), link[2]]
+        prompt[str(node["id"])] = {"class_type": node["type"], "inputs": inputs}
+    return prompt
+
+
+def widget_names(info: dict[str, Any]) -> list[str]:
+    """Widgets of a node type in the order in which a saved graph keeps their values."""
+    names = []
+    for group in ("required", "optional"):
+        for name, about in info["input"].get(group, {}).items():
+            options = about[1] if len(about) > 1 else {}
+            if isinstance(about[0], list) or about[0] in ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"):
+                if not options.get("forceInput"):
+                    names.append(name)
+                    names += [f"control_after_generate:{name}"] if options.get("control_after_generate") else []
+    return names
+
+
+def graph(**changes: dict[str, Any]) -> dict[str, Any]:
+    """A small prompt on the demo: loader 1, labels 2, MAR 3, FastHybrid 4, decoded 5 and 6, Compare 7 saved by 8.
+
+    Args:
+        changes: node id with a leading "n" to inputs to set, for example ``n3={"cfg": 2.0}``; None takes an input away.
+    """
+    shared = {"model": ["1", 0], "condition": ["2", 0], "seed": 7, "ar_steps": 8, "diffusion_steps": 8, "cfg": 3.0}
+    shared |= {"cfg_schedule": "linear", "temperature": 1.0, "order": "random", "t_max": 0}
+    fast = {"lookahead": 3, "threshold": 0.95, "guided_steps": 4, "guidance_schedule": "cos", "guidance_space": "mean"}
+    fast |= {"similarity": "condition", "accepted": "refine", "verify": "token"}
+    pair = {"image_1": ["5", 0], "report_1": ["3", 1], "image_2": ["6", 0], "report_2": ["4", 1]}
+    labels = {"labels": "cat, boat", "label_set": "picture-book", "images_per_label": 1, "add_label": "none"}
+    nodes = {
+        "1": ("FastARLoadMAR", {"checkpoint": "demo", "decoder": "auto", "dtype": "auto"}),
+        "2": ("FastARClassLabel", labels),
+        "3": ("FastARMARSampler", shared),
+        "4": ("FastARFastHybrid", {**shared, **fast}),
+        "5": ("VAEDecode", {"samples": ["3", 0], "vae": ["1", 1]}),
+        "6": ("VAEDecode", {"samples": ["4", 0], "vae": ["1", 1]}),
+        "7": ("FastARCompare", {**pair, "labels": "", "columns": 0, "baseline": 0}),
+        "8": ("SaveImage", {"images": ["7", 0], "filename_prefix": "test"}),
+    }
+    prompt = {key: {"class_type": kind, "inputs": dict(inputs)} for key, (kind, inputs) in nodes.items()}
+    for key, inputs in changes.items():
+        inputs = dict(inputs)
+        kind = inputs.pop("class_type", None)
+        node = prompt.setdefault(key[1:], {"class_type": kind, "inputs": {}})
+        for name, value in inputs.items():
+            if value is None:
+                node["inputs"].pop(name, None)
+            else:
+                node["inputs"][name] = value
+    return prompt

@@ -1,0 +1,58 @@
+"""One real ComfyUI a session. Where there is none these tests are skipped, and the end of the run says so aloud."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from comfy_host import ROOT, Comfy, Missing
+
+_why: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def comfy() -> Iterator[Comfy]:
+    """A server with the pack as its only custom node."""
+    try:
+        server = Comfy()
+    except Missing as problem:
+        _why[:] = [str(problem)]
+        pytest.skip(f"NOT TESTED IN COMFYUI: {problem}")
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def info(comfy: Comfy) -> dict[str, Any]:
+    """/object_info: every node type the server knows."""
+    return comfy.get("/object_info")
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots and pictures are kept: $FASTAR_ARTIFACTS, or a temporary folder."""
+    named = os.environ.get("FASTAR_ARTIFACTS")
+    folder = Path(named).resolve() if named else tmp_path_factory.mktemp("artifacts")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def workflow() -> dict[str, Any]:
+    """The shared graph of this pack."""
+    import json
+
+    return json.loads((ROOT / "workflows" / "fasthybrid_vs_mar.json").read_text(encoding="utf-8"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Skips are easily overlooked; this is not."""
+    for why in _why:
+        terminalreporter.write_line("")
+        terminalreporter.write_line(f"NOT TESTED IN COMFYUI: {why}", red=True, bold=True)

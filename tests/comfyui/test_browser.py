@@ -1,0 +1,148 @@
+"""The shared workflow in ComfyUI's own editor: opened, run with the Run button, looked at. Both renderers.
+
+Needs playwright and a Chromium ($CHROMIUM, or one on the path). Screenshots and results go to $FASTAR_ARTIFACTS.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from comfy_host import PACK, VIRTUAL, Comfy, to_api
+from PIL import Image
+
+playwright = pytest.importorskip("playwright.sync_api", reason="NOT TESTED IN A BROWSER: playwright is not installed")
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+READY = """() => Boolean(window.app?.graph && window.app.extensionManager
+    && Object.keys(LiteGraph.registered_node_types).length > 50)"""
+# Title bars stand above a node's position, outside its size.
+BOXES = """() => app.graph._nodes.map(n => ({type: n.type, x: n.pos[0], y: n.pos[1] - 30, w: n.size[0], h: n.size[1] + 30}))"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium that can reach this machine only."""
+    if not CHROMIUM:
+        pytest.skip("NOT TESTED IN A BROWSER: no chromium on the path; set CHROMIUM")
+    options = [
+        "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
+        "--disable-sync", "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    ]  # fmt: skip
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=[False, True], ids=["litegraph", "vue"])
+def editor(request: Any, comfy: Comfy, browser: Any) -> Iterator[Any]:
+    """The editor with an empty graph, in one renderer; what the page complains about is collected in ``page.problems``."""
+    comfy.post("/settings", {"Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": request.param})
+    page = browser.new_context(viewport={"width": 1900, "height": 1100}).new_page()
+    page.problems = []
+    page.goto(comfy.url, wait_until="domcontentloaded")
+    page.wait_for_function(READY, timeout=90000)
+    page.wait_for_timeout(2500)
+    page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4})")
+    page.on("pageerror", lambda error: page.problems.append(str(error)))
+    page.renderer = "vue" if request.param else "litegraph"
+    yield page
+    page.context.close()
+
+
+def _no_complaint(page: Any) -> None:
+    assert page.locator(".p-toast-message").all_inner_texts() == []
+    assert page.locator("[role=dialog]").all_inner_texts() == []
+    assert page.problems == []
+
+
+def _overlaps(boxes: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [
+        (a["type"], b["type"])
+        for a, b in itertools.combinations(boxes, 2)
+        if a["x"] < b["x"] + b["w"] and b["x"] < a["x"] + a["w"] and a["y"] < b["y"] + b["h"] and b["y"] < a["y"] + a["h"]
+    ]  # fmt: skip
+
+
+def _run(comfy: Comfy, page: Any) -> dict[str, Any]:
+    """Press Run; the history entry of what came of it."""
+    before = set(comfy.get("/history"))
+    page.get_by_role("button", name="Run", exact=True).click()
+    end = time.monotonic() + 180
+    while time.monotonic() < end:
+        page.wait_for_timeout(250)
+        for key in set(comfy.get("/history")) - before:
+            return comfy.wait(key)
+    raise TimeoutError(f"nothing ran; toasts: {page.locator('.p-toast-message').all_inner_texts()}")
+
+
+def test_workflow_opens_and_runs(comfy: Comfy, editor: Any, info: Any, workflow: Any, artifacts: Path) -> None:
+    editor.evaluate("graph => app.loadGraphData(graph)", workflow)
+    editor.wait_for_timeout(1500)
+    assert editor.evaluate("app.graph._nodes.map(n => n.type).sort()") == sorted(n["type"] for n in workflow["nodes"])
+    assert _overlaps(editor.evaluate(BOXES)) == []
+    # What the editor sends is what the HTTP tests send.
+    prompt = editor.evaluate("async () => (await app.graphToPrompt()).output")
+    sent = {key: (node["class_type"], node["inputs"]) for key, node in prompt.items()}
+    assert sent.keys() == {str(n["id"]) for n in workflow["nodes"] if n["type"] not in VIRTUAL}
+    for key, node in to_api(workflow, info).items():
+        inputs = {name: value for name, value in sent[key][1].items() if name in node["inputs"]}
+        assert (sent[key][0], inputs) == (node["class_type"], node["inputs"])
+    (artifacts / "fasthybrid_vs_mar.api.json").write_text(json.dumps(prompt, indent=1), encoding="utf-8")
+
+    entry = _run(comfy, editor)
+    assert not comfy.failure(entry)
+    editor.wait_for_timeout(2500)
+    editor.screenshot(path=str(artifacts / f"editor_{editor.renderer}.png"))
+    _no_complaint(editor)
+    assert _overlaps(editor.evaluate(BOXES)) == [], "nodes grew into each other when their pictures came"
+
+    types = {str(n["id"]): n["type"] for n in workflow["nodes"]}
+    shown = {types[key]: output for key, output in entry["outputs"].items()}
+    grid = comfy.picture(shown["SaveImage"]["images"][0])
+    grid.save(artifacts / "compare.png")
+    assert np.asarray(grid).std() > 20
+    for i, image in enumerate(shown["PreviewImage"]["images"]):
+        comfy.picture(image).save(artifacts / f"token_map_{i}.png")
+    # The thumbnail beside the workflow is this file.
+    grid.resize((640, round(grid.height * 640 / grid.width)), Image.Resampling.LANCZOS).save(
+        artifacts / "fasthybrid_vs_mar.jpg", quality=88
+    )  # fmt: skip
+
+
+def test_a_mistake_is_told_in_the_editor(comfy: Comfy, editor: Any, workflow: Any, artifacts: Path) -> None:
+    wrong = json.loads(json.dumps(workflow))
+    next(n for n in wrong["nodes"] if n["type"] == "FastARClassLabel")["widgets_values"][0] = "catt"
+    editor.evaluate("graph => app.loadGraphData(graph)", wrong)
+    editor.wait_for_timeout(1000)
+    assert "cat" in comfy.failure(_run(comfy, editor))
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"mistake_{editor.renderer}.png"))
+    assert "has no class 'catt'" in editor.locator("body").inner_text()
+
+
+def test_templates_list_the_workflow(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    found = editor.evaluate(
+        """async name => {
+            const names = (await (await fetch('/api/workflow_templates')).json())[name];
+            const graph = await (await fetch(`/api/workflow_templates/${name}/${names[0]}.json`)).json();
+            await app.loadGraphData(graph);
+            return app.graph._nodes.length;
+        }""",
+        PACK,
+    )
+    assert found > 10
+    editor.keyboard.press("Escape")
+    editor.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+    editor.wait_for_timeout(2500)
+    editor.screenshot(path=str(artifacts / f"templates_{editor.renderer}.png"))
+    assert editor.problems == []

@@ -1,0 +1,68 @@
+"""Prompts that ComfyUI lets through although they make no sense: each must be answered by a sentence that names the field."""
+
+from __future__ import annotations
+
+import pytest
+from comfy_host import graph
+
+INT = {"class_type": "PrimitiveInt"}
+FLOAT = {"class_type": "PrimitiveFloat"}
+
+CASES = {
+    "NaN": (graph(n3={"cfg": float("nan")}), "cfg: ", "finite"),
+    "huge temperature": (graph(n4={"temperature": ["9", 0]}, n9={**FLOAT, "value": 1e18}), "temperature: ", "outside 0 to 2"),
+    "linked number out of range": (graph(n3={"ar_steps": ["9", 0]}, n9={**INT, "value": 999999}), "ar_steps: ", "outside 1 to 4096"),
+    "more steps than tokens": (graph(n3={"ar_steps": 65}), "ar_steps: ", "1 to 64"),
+    "negative seed": (graph(n3={"seed": ["9", 0]}, n9={**INT, "value": -1}), "seed: ", "outside"),
+    "lookahead over a link": (graph(n4={"lookahead": ["9", 0]}, n9={**INT, "value": -5}), "lookahead: ", "outside"),
+    "text for a model": (graph(n3={"model": "mar"}), "model: ", "Load MAR"),
+    "a number for a condition": (graph(n3={"condition": 5}), "condition: ", "Class Label"),
+    "a dictionary for a report": (graph(n7={"report_1": {"a": 1}}), "report_1: ", "report"),
+    "text for an image": (graph(n7={"image_1": "cat.png"}), "image_1: ", "IMAGE"),
+    "unknown label": (graph(n2={"labels": "catt"}), "label", "cat"),
+    "no label": (graph(n2={"labels": "  ,\n"}), "label", "named"),
+    "id outside the label set": (graph(n2={"labels": "10"}), "label", "0 to 9"),
+    "labels of another set": (graph(n2={"labels": "1", "label_set": "imagenet-1k"}), "condition: ", "picture-book"),
+    "picked label of another set": (graph(n2={"add_label": "goldfish (imagenet-1k)"}), "add_label: ", "label_set"),
+    "too many images": (graph(n2={"labels": "cat,boat", "images_per_label": 200}), "labels: ", "256"),
+    "images per label over a link": (graph(n2={"images_per_label": ["9", 0]}, n9={**INT, "value": 0}), "images_per_label: ", "outside"),
+    "baseline beyond the cells": (graph(n7={"baseline": 5}), "baseline: ", "only 2"),
+    "baseline without report": (graph(n7={"report_1": None, "baseline": 1}), "baseline: ", "no report"),
+    "report without image": (graph(n7={"image_2": None}), "report_2: ", "image_2"),
+    "latents of another model": (
+        graph(n5={"samples": ["9", 0]}, n9={"class_type": "EmptyLatentImage", "width": 64, "height": 64, "batch_size": 1}),
+        "samples: ", "channels",
+    ),
+}  # fmt: skip
+
+
+def is_sentence(said: str, begins: str, holds: str) -> bool:
+    said = said.strip()
+    return said.startswith(begins) and holds in said and "Traceback" not in said and len(said) < 400
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_sentence_that_names_the_field(comfy, name):
+    prompt, begins, holds = CASES[name]
+    said = comfy.complaint(prompt)
+    assert is_sentence(said, begins, holds), said
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "..\\x.safetensors", "nothing.safetensors", "demo-kl", ""])
+@pytest.mark.parametrize("field", ["checkpoint", "decoder"])
+def test_no_way_out_of_the_model_folders(comfy, field, name):
+    if (field, name) == ("decoder", "demo-kl"):
+        pytest.skip("that is a decoder")
+    said = comfy.complaint(graph(n1={field: name}))
+    assert f"{field}: " in said and "Traceback" not in said and "root:" not in said, said
+
+
+def test_a_token_map_of_other_pictures(comfy):
+    other = {"class_type": "EmptyImage", "width": 64, "height": 64, "batch_size": 3, "color": 0}
+    node = {"class_type": "FastARTokenMap", "report": ["4", 1], "image": ["9", 0], "what": "outcome", "opacity": 0.5}
+    said = comfy.complaint(graph(n9=other, n10=node, n11={"class_type": "PreviewImage", "images": ["10", 0]}))
+    assert is_sentence(said, "image: ", "3 pictures"), said
+
+
+def test_the_server_lives_on(comfy):
+    comfy.run(graph())

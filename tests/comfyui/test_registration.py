@@ -1,0 +1,65 @@
+"""What a started ComfyUI knows of the pack before anything runs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from comfy_host import PACK, ROOT
+
+NODES = {
+    "FastARLoadMAR": ("Load MAR", "load", ["FASTAR_MAR", "VAE"]),
+    "FastARClassLabel": ("Class Label", "condition", ["FASTAR_CONDITION"]),
+    "FastARMARSampler": ("MAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARFastHybrid": ("FastHybrid Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARCompare": ("Compare", "compare", ["IMAGE", "STRING"]),
+    "FastARTokenMap": ("Token Map", "compare", ["IMAGE"]),
+    "FastARReport": ("Report", "compare", ["STRING"]),
+}
+
+
+def test_the_pack_is_imported(comfy):
+    assert "IMPORT FAILED" not in comfy.log and "Cannot import" not in comfy.log
+    assert f"custom_nodes/{PACK}" in comfy.log.replace("\\", "/"), "the log does not list the pack among the imports"
+
+
+def test_exactly_our_nodes_are_there(info):
+    assert {name for name in info if name.startswith("FastAR")} == set(NODES)
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_names_sockets_and_tooltips(info, node):
+    title, category, outputs = NODES[node]
+    about = info[node]
+    assert (about["display_name"], about["category"], about["output"]) == (title, f"FastAR/{category}", outputs)
+    assert about["description"].endswith((".", ")"))
+    inputs = [item for group in about["input"].values() for item in group.items()]
+    assert inputs
+    for name, (_, options) in inputs:
+        assert len(options.get("tooltip", "")) > 15, f"{node}.{name} has no tooltip"
+    assert all(about["output_tooltips"])
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_help_pages_are_served_and_name_every_widget(comfy, info, node):
+    page = comfy.bytes(f"/extensions/{PACK}/docs/{node}.md").decode()
+    for group in info[node]["input"].values():
+        for name in group:
+            name = re.sub(r"_[1-8]$", "", name) if node == "FastARCompare" else name
+            assert f"**{name}" in page, f"{node}: the help page does not explain {name}"
+
+
+def test_seed_is_controlled_like_ksamplers(info):
+    seed = info["FastARMARSampler"]["input"]["required"]["seed"][1]
+    core = info["KSampler"]["input"]["required"]["seed"][1]
+    assert {k: seed[k] for k in ("min", "max", "control_after_generate")} == {
+        k: core[k] for k in ("min", "max", "control_after_generate")
+    }
+
+
+def test_the_template_browser_gets_workflow_and_thumbnail(comfy, workflow):
+    assert comfy.get("/workflow_templates")[PACK] == ["fasthybrid_vs_mar"]
+    assert comfy.get(f"/api/workflow_templates/{PACK}/fasthybrid_vs_mar.json") == workflow
+    thumbnail = comfy.bytes(f"/api/workflow_templates/{PACK}/fasthybrid_vs_mar.jpg")
+    assert thumbnail == (ROOT / "workflows" / "fasthybrid_vs_mar.jpg").read_bytes()
+    assert thumbnail[:2] == b"\xff\xd8"

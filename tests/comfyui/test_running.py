@@ -1,0 +1,232 @@
+"""The nodes at work in a real ComfyUI, over HTTP."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import time
+import uuid
+
+import numpy as np
+import pytest
+import torch
+from comfy_host import ROOT, Events, graph, to_api
+from fastar_nodes.demo import picture_book
+from fastar_nodes.model_loaders.autoencoders import load_kl
+from PIL import Image
+
+
+def test_the_shared_workflow_runs(comfy, info, workflow):
+    prompt = to_api(workflow, info)
+    for node in prompt.values():  # the same graph, in seconds
+        node["inputs"].update({k: v for k, v in {"ar_steps": 8, "diffusion_steps": 8}.items() if k in node["inputs"]})
+    outputs = comfy.run(prompt)
+    shown = {prompt[key]["class_type"]: value for key, value in outputs.items()}
+    grid = comfy.picture(shown["SaveImage"]["images"][0])
+    assert grid.width > 700 and np.asarray(grid).std() > 20
+    assert len(shown["PreviewImage"]["images"]) == 4
+    table = shown["PreviewAny"]["text"][0]
+    assert "| MAR" in table and "| FastHybrid" in table and "1.00x" in table
+
+
+def test_pictures_are_decoded_and_the_same_for_the_same_seed(comfy):
+    save = {"class_type": "SaveImage", "images": ["5", 0], "filename_prefix": "one"}
+    first, again = (comfy.run(graph(n7={}, n8={}, n9=save))["9"]["images"] for _ in range(2))
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    time.sleep(1.5)
+    fresh = comfy.run(graph(n9=save))["9"]["images"]
+    other = comfy.run(graph(n3={"seed": 8}, n9=save))["9"]["images"]
+    a, b, c, d = (np.asarray(comfy.picture(images[0])) for images in (first, again, fresh, other))
+    assert len(first) == 2 and a.shape == (64, 64, 3) and a.std() > 5
+    assert np.array_equal(a, b) and np.array_equal(a, c), "unloading changed the picture"
+    assert not np.array_equal(a, d)
+
+
+def test_all_drafts_redone_is_plain_mar(comfy):
+    save = {"class_type": "SaveImage", "filename_prefix": "exact"}
+    outputs = comfy.run(graph(n4={"threshold": 1.01}, n9={**save, "images": ["5", 0]}, n10={**save, "images": ["6", 0]}))
+    a, b = (np.asarray(comfy.picture(outputs[key]["images"][0]), int) for key in ("9", "10"))
+    assert np.abs(a - b).max() <= 1
+
+
+def test_progress_and_previews_arrive(comfy):
+    client = uuid.uuid4().hex
+    events = Events(comfy, client)
+    try:
+        prompt = comfy.queue(graph(n3={"ar_steps": 32, "diffusion_steps": 60, "seed": 1234}), client)
+        steps, previews, ended = [], [], False
+        for kind, data in events:
+            if kind == "progress" and data["node"] == "3":
+                steps.append((data["value"], data["max"]))
+            if kind == "preview" and data[0]["node_id"] == "3":
+                previews.append(np.asarray(Image.open(io.BytesIO(data[1])).convert("RGB"), int))
+            if kind == "execution_success" and data["prompt_id"] == prompt:
+                ended = True
+                break
+            assert kind != "execution_error", data
+    finally:
+        events.close()
+    assert ended and steps == sorted(steps) and steps[-1] == (32, 32)
+    assert previews
+    grey = [float((np.abs(p - 128).max(axis=-1) <= 4).mean()) for p in previews]
+    assert grey[-1] < 0.1, "the last preview still has undecided tokens"
+    assert len(grey) == 1 or grey[0] > 0.2, "the first preview has no grey"
+
+
+def test_no_previews_when_they_are_switched_off(comfy):
+    client = uuid.uuid4().hex
+    events = Events(comfy, client)
+    try:
+        prompt = graph(n3={"seed": 4321})
+        comfy.post("/prompt", {"prompt": prompt, "client_id": client, "extra_data": {"preview_method": "none"}})
+        for kind, data in events:
+            assert kind != "preview" and kind != "execution_error", data
+            if kind == "execution_success":
+                break
+    finally:
+        events.close()
+
+
+def test_interrupt_is_honoured_within_a_step(comfy):
+    client = uuid.uuid4().hex
+    events = Events(comfy, client)
+    try:
+        prompt = comfy.queue(graph(n3={"ar_steps": 64, "diffusion_steps": 1000, "seed": int(time.time())}), client)
+        seen, last, asked = [], 0, False
+        for kind, data in events:
+            if kind == "progress" and data["node"] == "3":
+                seen.append(data["value"])
+                if len(seen) == 3 and not asked:
+                    comfy.post("/interrupt", {})
+                    asked, last = True, data["value"]
+            if kind == "execution_interrupted":
+                assert data["prompt_id"] == prompt and data["node_id"] == "3"
+                break
+            assert kind not in ("execution_success", "execution_error"), (kind, data)
+    finally:
+        events.close()
+    # One step may have ended between our reading of its event and the server's reading of our request.
+    assert seen[-1] <= last + 2 and seen[-1] < 64
+    assert comfy.failure(comfy.wait(prompt)) == "interrupted"
+    comfy.run(graph())  # and the next run is none the worse
+
+
+@pytest.fixture(scope="module")
+def book():
+    """Pages of the demo's picture book."""
+    rgb, _ = picture_book.render(picture_book.scenes(3, 4), 64)
+    return [Image.fromarray(page) for page in rgb]
+
+
+def _round_trip(comfy, picture: Image.Image, kind: str = "", **sizes: int) -> np.ndarray:
+    """A picture through core's VAE Encode and VAE Decode."""
+    name = f"{uuid.uuid4().hex}.png"
+    picture.save(comfy.base / "input" / name)
+    outputs = comfy.run({
+        "1": graph()["1"],
+        "2": {"class_type": "LoadImage", "inputs": {"image": name}},
+        "3": {"class_type": f"VAEEncode{kind}", "inputs": {"pixels": ["2", 0], "vae": ["1", 1], **sizes}},
+        "4": {"class_type": f"VAEDecode{kind}", "inputs": {"samples": ["3", 0], "vae": ["1", 1], **sizes}},
+        "5": {"class_type": "SaveImage", "inputs": {"images": ["4", 0], "filename_prefix": "trip"}},
+    })  # fmt: skip
+    return np.asarray(comfy.picture(outputs["5"]["images"][0]), float)
+
+
+def _direct(picture: Image.Image) -> np.ndarray:
+    """The same by the network alone, without ComfyUI."""
+    net = load_kl(ROOT / "demo" / "checkpoints" / "kl.safetensors").net
+    x = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].float() / 127.5 - 1
+    with torch.no_grad():
+        y = net.decode(net.encode(x)[0])
+    return ((y.clamp(-1, 1) + 1) * 127.5).round()[0].permute(1, 2, 0).numpy()
+
+
+def test_core_encode_and_decode_round_trip(comfy, book):
+    back = _round_trip(comfy, book[0])
+    assert np.abs(back - _direct(book[0])).max() <= 2
+    assert np.abs(back - np.asarray(book[0], float)).mean() < 8, "no likeness"
+
+
+def test_core_encode_crops_to_whole_strides_around_the_middle(comfy, book):
+    odd = book[0].resize((77, 69))
+    assert np.abs(_round_trip(comfy, odd) - _direct(odd.crop((2, 2, 74, 66)))).max() <= 2
+
+
+def test_core_encode_of_less_than_a_stride(comfy, book):
+    assert _round_trip(comfy, book[0].crop((0, 0, 5, 20))).shape == (16, 8, 3)
+
+
+def test_core_tiled_nodes(comfy, book):
+    large = Image.new("RGB", (128, 128))
+    for i, page in enumerate(book):
+        large.paste(page, (i % 2 * 64, i // 2 * 64))
+    time_widgets = {"temporal_size": 64, "temporal_overlap": 8}
+    # Without overlap every page is a tile of its own, so the result is known.
+    back = _round_trip(comfy, large, "Tiled", tile_size=64, overlap=0, **time_widgets)
+    for i, page in enumerate(book):
+        y, x = i // 2 * 64, i % 2 * 64
+        assert np.abs(back[y : y + 64, x : x + 64] - _direct(page)).max() <= 2
+    assert _round_trip(comfy, large, "Tiled", tile_size=64, overlap=16, **time_widgets).shape == back.shape
+
+
+def test_compare_takes_a_list_as_cells_and_names_what_differs(comfy):
+    floats = {"class_type": "CreateList", "inputs.input0": ["20", 0], "inputs.input1": ["21", 0]}
+    prompt = graph(
+        n4={"threshold": ["22", 0]},
+        n7={"image_1": ["6", 0], "report_1": ["4", 1], "image_2": None, "report_2": None, "labels": "first"},
+        n9={"class_type": "PreviewAny", "source": ["7", 1]},
+        n20={"class_type": "PrimitiveFloat", "value": 0.5},
+        n21={"class_type": "PrimitiveFloat", "value": 1.01},
+        n22=floats,
+    )
+    outputs = comfy.run(prompt)
+    table = outputs["9"]["text"][0]
+    assert "| first" in table and "| FastHybrid threshold 1.01" in table
+    assert comfy.picture(outputs["8"]["images"][0]).width > 700
+
+
+@pytest.mark.parametrize("form, start", [("text", "fasthybrid on"), ("json", "{"), ("csv", "sampler,")])
+def test_report_in_every_format(comfy, form, start):
+    prompt = graph(n9={"class_type": "FastARReport", "report": ["4", 1], "format": form})
+    prompt["10"] = {"class_type": "PreviewAny", "inputs": {"source": ["9", 0]}}
+    text = comfy.run(prompt)["10"]["text"][0]
+    assert text.startswith(start)
+    if form == "json":
+        run = json.loads(text)["runs"][0]
+        assert run["sampler"] == "fasthybrid" and run["counts"]["transformer_passes"] == 8
+
+
+@pytest.mark.parametrize("what", ["fixed at step", "outcome", "accepted", "redone", "order"])
+def test_every_token_map(comfy, what):
+    node = {"class_type": "FastARTokenMap", "report": ["4", 1], "image": ["6", 0], "what": what, "opacity": 0.5}
+    images = comfy.run(graph(n9=node, n10={"class_type": "PreviewImage", "images": ["9", 0]}))["10"]["images"]
+    assert len(images) == 2
+    assert comfy.picture(images[0]).width == 384
+
+
+def test_own_files_in_the_model_folder(comfy):
+    folder = comfy.base / "models" / "fastar"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / "demo" / "checkpoints" / "mar.safetensors", folder / "mine.safetensors")
+    shutil.copy(ROOT / "demo" / "checkpoints" / "kl.safetensors", folder / "my-kl.safetensors")
+    (folder / "notes.safetensors").write_text("not weights at all")
+    try:
+        options = comfy.get("/object_info/FastARLoadMAR")["FastARLoadMAR"]["input"]["required"]["checkpoint"]
+        menu = options[1]["options"]
+        assert menu[0] == "demo" and {"mine.safetensors", "notes.safetensors"} <= set(menu)
+        assert any(choice.startswith("mar-base (download ") for choice in menu)
+        comfy.run(graph(n1={"checkpoint": "mine.safetensors", "decoder": "my-kl.safetensors"}))
+        swapped = comfy.complaint(graph(n1={"checkpoint": "my-kl.safetensors"}))
+        assert swapped.startswith("checkpoint: my-kl.safetensors")
+        assert comfy.complaint(graph(n1={"checkpoint": "notes.safetensors"})).startswith("checkpoint: notes.safetensors")
+    finally:
+        for file in folder.iterdir():
+            file.unlink()
+
+
+def test_a_download_without_network_is_one_sentence(comfy, info):
+    menu = info["FastARLoadMAR"]["input"]["required"]["checkpoint"][1]["options"]
+    choice = next(c for c in menu if c.startswith("mar-base (download "))
+    said = comfy.complaint(graph(n1={"checkpoint": choice}))
+    assert said.startswith("checkpoint: ") and "offline" in said.lower()

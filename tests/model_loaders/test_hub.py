@@ -1,0 +1,152 @@
+"""Catalogue, menus, saved choices, and names that try to lead elsewhere."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders import hub
+from safetensors.torch import save_file
+
+BASE = "mar-base (download 832 MB)"
+
+
+def resolve(choice: str, folder: Path, family: str = "mar", progress=None) -> Path:
+    return hub.resolve(choice, family, [folder], folder, progress)
+
+
+@pytest.fixture
+def without_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface_hub cannot be imported, and nothing can be connected to."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setattr("socket.socket.connect", None)
+
+
+# ------------------------------------------------------------------------------------------- catalogue and menu
+
+
+def test_catalogue_is_sound() -> None:
+    everything = [*hub.entries("mar"), *hub.entries("kl")]
+    raw = json.loads((Path(hub.__file__).with_name("catalogue.json")).read_text())
+    assert len(everything) == len(raw["entries"]) == len({e.id for e in everything})
+    assert set(raw["about"]) == set(hub.Entry.__dataclass_fields__)
+    decoders = {e.id for e in hub.entries("kl")}
+    for e in everything:
+        assert e.built_in == (e.size is None) and e.licence == "MIT"
+        assert e.decoder in decoders if e.family == "mar" else e.decoder is None
+        assert not os.path.isabs(e.file) and ".." not in e.file and e.file.endswith(".safetensors")
+        assert "(" not in e.id
+    parameters = {"mar-base": 207_924_768, "mar-large": 478_326_304, "mar-huge": 942_403_104, "kl16": 66_456_019}
+    assert {e.id: e.size for e in everything if not e.built_in} == {k: 4 * v for k, v in parameters.items()}
+
+
+def test_menu() -> None:
+    assert hub.menu("mar", []) == [
+        "demo", "demo-draft", BASE, "mar-large (download 1.91 GB)", "mar-huge (download 3.77 GB)"
+    ]  # fmt: skip
+    assert hub.menu("mar", ["zebra.safetensors", "big\\mar-huge.safetensors", "a/mar-base.safetensors"]) == [
+        "demo", "demo-draft", "zebra.safetensors", "big\\mar-huge.safetensors", "a/mar-base.safetensors",
+        "mar-large (download 1.91 GB)",
+    ]  # fmt: skip
+    assert hub.menu("kl", []) == ["demo-kl", "kl16 (download 266 MB)"]
+
+
+def test_check_knows_every_text_a_menu_ever_showed() -> None:
+    local = ["mar-base.safetensors"]
+    for choice in (*hub.menu("mar", []), *hub.menu("mar", local), "mar-base", "mar-base (download 1 TB)"):
+        hub.check(choice, "mar", local)
+    for choice in ("", "gone.safetensors", "../../etc/passwd", "mar-base (downloaded)x"):
+        with pytest.raises(UserError, match="^checkpoint: .*choose another"):
+            hub.check(choice, "mar", local)
+    with pytest.raises(UserError, match="^checkpoint: kl16 is a decoder; choose it as decoder$"):
+        hub.check("kl16", "mar", local)
+
+
+# --------------------------------------------------------------------------------------------- files that are here
+
+
+@pytest.mark.parametrize("where", ["", "below"])
+@pytest.mark.parametrize("choice", ["mar-base", BASE, "mar-base (download 5 GB)", "mar-base (download)"])
+def test_a_catalogue_choice_outlives_its_download(tmp_path: Path, without_hub: None, where: str, choice: str) -> None:
+    file = tmp_path / where / "mar-base.safetensors"
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"x")
+    assert resolve(choice, tmp_path) == file
+    assert hub.resolve(choice, "mar", [tmp_path / "none"], tmp_path) == file
+    assert hub.resolve(choice, "mar", [tmp_path], tmp_path / "none") == file
+    assert not (tmp_path / "none").exists()
+
+
+def test_built_in(tmp_path: Path, without_hub: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_PACKAGE", tmp_path)
+    with pytest.raises(UserError, match="^decoder: the built-in demo-kl is missing from this installation"):
+        resolve("demo-kl", tmp_path, "kl")
+    for choice, family, name in (("demo", "mar", "mar"), ("demo-draft", "mar", "mar-draft"), ("demo-kl", "kl", "kl")):
+        file = tmp_path / "demo" / "checkpoints" / f"{name}.safetensors"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x")
+        assert resolve(choice, tmp_path / "none", family) == file
+
+
+def test_local_files(tmp_path: Path, without_hub: None) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("mine.safetensors", "sub/other.pth", "two..dots.safetensors", "ümläut (download).ckpt"):
+        (tmp_path / name).write_bytes(b"x")
+        assert resolve(name, tmp_path) == tmp_path / name
+    assert resolve("sub\\other.pth", tmp_path) == tmp_path / "sub" / "other.pth"
+    assert hub.resolve("mine.safetensors", "mar", [tmp_path / "sub", tmp_path], tmp_path).is_file()
+    with pytest.raises(UserError, match="^checkpoint: 'gone.safetensors' is not in .*choose another"):
+        resolve("gone.safetensors", tmp_path)
+    with pytest.raises(UserError, match="any model folder"):
+        hub.resolve("gone.safetensors", "mar", [], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "../secret.safetensors", "sub/../../secret.safetensors", "..\\secret.safetensors", "..", "", " ", "/etc/passwd",
+        "C:\\secret.safetensors", "C:secret.safetensors", "\\\\server\\share\\x", "//server/share/x", "x\0.safetensors",
+        "{outside}/secret.safetensors",
+    ],
+)  # fmt: skip
+def test_names_stay_inside(tmp_path: Path, without_hub: None, choice: str) -> None:
+    (tmp_path / "secret.safetensors").write_bytes(b"x")
+    (tmp_path / "models" / "sub").mkdir(parents=True)
+    with pytest.raises(UserError, match="^checkpoint: .* is not the name of a file in a model folder") as error:
+        resolve(choice.format(outside=tmp_path), tmp_path / "models")
+    assert "\n" not in str(error.value) and "\0" not in str(error.value)
+
+
+def test_strange_names_end_in_a_sentence(tmp_path: Path, without_hub: None) -> None:
+    for choice in ("x" * 100_000, "a\nb", ".", "sub/", "\ud800", "*", "mar-base.safetensors/"):
+        with pytest.raises(UserError):
+            resolve(choice, tmp_path)
+
+
+def test_links_are_followed_as_comfyui_does(tmp_path: Path, without_hub: None) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (tmp_path / "elsewhere.safetensors").write_bytes(b"x")
+    try:
+        (models / "linked.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
+    except OSError:
+        pytest.skip("links need rights on this system")
+    assert resolve("linked.safetensors", models) == models / "linked.safetensors"
+
+
+def test_decoder_for(tmp_path: Path) -> None:
+    assert hub.decoder_for("demo") == hub.decoder_for("demo-draft") == "demo-kl"
+    assert hub.decoder_for("mar-base") == hub.decoder_for(BASE) == "kl16"
+    assert hub.decoder_for("sub\\mar-large.safetensors") == hub.decoder_for("whatever.pth") == "kl16"
+    own = tmp_path / "own.safetensors"
+    for named, expected in (("demo-kl", "demo-kl"), ("../evil", "kl16"), ("mar-base", "kl16")):
+        save_file({"a": torch.ones(1)}, own, metadata={"decoder": named})
+        assert hub.decoder_for(own.name, own) == expected
+
+
+def test_without_huggingface_hub(tmp_path: Path, without_hub: None) -> None:
+    with pytest.raises(UserError, match="needs huggingface-hub.*get it from https://huggingface.co/jadechoghari/mar"):
+        resolve("mar-base", tmp_path)

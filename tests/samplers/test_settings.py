@@ -1,0 +1,51 @@
+"""Settings: every field explains itself, every bad value gets its sentence."""
+
+from __future__ import annotations
+
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.samplers.settings import FastHybridSettings, MARSettings, knobs, make
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize("kind", [MARSettings, FastHybridSettings])
+def test_every_field_has_help_and_a_valid_default(kind):
+    for name, (default, about) in knobs(kind).items():
+        assert about.help.endswith(".") and len(about.help) > 20, name
+        assert (about.low is not None and about.high is not None and about.step) or about.choices, name
+        make(kind, {name: default})
+    assert make(kind, {}) == kind()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("cfg", float("nan"), "not a finite number"),
+        ("cfg", float("inf"), "not a finite number"),
+        ("cfg", "much", "not a number"),
+        ("cfg", None, "not a number"),
+        ("cfg", 1e9, "outside 1 to 20"),
+        ("ar_steps", 2.5, "not a whole number"),
+        ("ar_steps", 0, "outside 1 to 4096"),
+        ("order", "spiral", "not one of random, raster"),
+        ("order", 3, "not one of"),
+        ("speed", 9, "no such setting"),
+    ],
+)
+def test_bad_values(name, value, says):
+    with pytest.raises(UserError, match=f"^{name}: .*{says}"):
+        make(MARSettings, {name: value})
+
+
+def test_text_from_a_command_line_is_understood():
+    made = make(FastHybridSettings, {"ar_steps": "16", "threshold": "0.95", "order": "raster"})
+    assert (made.ar_steps, made.threshold, made.order) == (16, 0.95, "raster") and isinstance(made.ar_steps, int)
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_no_number_gets_past_the_range(value):
+    try:
+        assert -1.0 <= make(FastHybridSettings, {"threshold": value}).threshold <= 1.01
+    except UserError as e:
+        assert str(e).startswith("threshold: ")
