@@ -18,9 +18,6 @@ _PUBLIC = {
     "PairedNoise": "samplers.noise",
     "Condition": "samplers.conditioning",
     "resolve_labels": "samplers.labels",
-    "Report": "reports.record",
-    "compare_grid": "reports.pictures",
-    "token_map": "reports.pictures",
     "UserError": "errors",
 }
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "compare": ("compare", "run samplers on the same seed and draw their pictures side by side, with their numbers"),
     "bench": ("bench", "time samplers against each other in one interleaved run"),
     "verify": ("verify", "check this code against recorded results of the reference implementations"),
+    "ablation": ("ablation", "judge the demo's pictures under a table of settings (docs/benchmarks.md)"),
     "train-demo": ("train_demo", "train the built-in demo checkpoints again"),
 }
 

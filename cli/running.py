@@ -132,7 +132,9 @@ def models_folder(wanted: Path | None) -> Path:
 def find_file(choice: str, family: str, folder: Path) -> Path:
     """A file as it is, or what the catalogue knows under that name, downloaded if it has to be."""
     path = Path(choice).expanduser()
-    if path.is_file() or path.is_dir() or path.is_absolute():
+    # The catalogue comes first: a checkout has a folder called demo.
+    catalogued = choice in {entry.id for entry in hub.entries(family)}
+    if not catalogued and (path.is_file() or path.is_dir() or path.is_absolute()):
         return path  # the loader has sentences for what is no weight file
     with Bar(f"downloading {choice}") as bar:
         return hub.resolve(choice, family, [folder], folder, lambda done, total: bar(done / 1e6, total / 1e6, "MB"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..samplers.registry import find
 from ..samplers.settings import make
 from . import picture_book
 from .judge import load_judge, read
-from .quality import Figures, figures, frechet
+from .quality import Figures, figures
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 SEED, TEST_SEED = 2026, 2
@@ -89,7 +89,7 @@ TABLES: dict[str, tuple[dict[str, Any], tuple[Row, ...]]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """A row's figures. ``error_frechet`` is the standard deviation of the distance over halves of the pictures."""
+    """A row's figures; counts and seconds are sums over batches."""
 
     title: str
     sampler: str
@@ -98,9 +98,6 @@ class Result:
     counts: dict[str, int]
     acceptance: float | None
     seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def to_rgb(y: Tensor) -> np.ndarray:
@@ -173,8 +170,16 @@ def _merge(total: Report | None, part: Report) -> Report:
     return total
 
 
-def run_table(bench: Bench, name: str, log: Callable[[str], None] = print) -> list[Result]:
+def run_table(
+    bench: Bench, name: str, log: Callable[[str], None] = print, keep: list[np.ndarray] | None = None
+) -> list[Result]:  # fmt: skip
     """All lines of a table.
+
+    Args:
+        bench: models and references.
+        name: one of :data:`TABLES`.
+        log: receives a line a row.
+        keep: receives the first ten pictures of every row, uint8 [10, 64, 64, 3].
 
     Raises:
         UserError: no such table.
@@ -185,7 +190,9 @@ def run_table(bench: Bench, name: str, log: Callable[[str], None] = print) -> li
     out = []
     for row in rows:
         began = time.monotonic()
-        result, _ = bench.row(row, common)
+        result, rgb = bench.row(row, common)
+        if keep is not None:
+            keep.append(rgb[:10])
         log(f"{name}: {row.title}: {result.figures} in {time.monotonic() - began:.0f} s")
         out.append(result)
     return out
@@ -206,8 +213,3 @@ def to_markdown(results: Sequence[Result], floors: dict[str, Figures]) -> str:
         accepted = "" if r.acceptance is None else f"{100 * r.acceptance:.1f}"
         lines.append(line(r.title, r.figures, accepted, f"{r.counts['head_rows'] / r.figures.images:.0f}"))
     return "\n".join(lines)
-
-
-def frechet_spread(features: np.ndarray, reference: np.ndarray, parts: int = 4) -> float:
-    """Standard deviation of the Frechet distance over ``parts`` disjoint parts of the pictures: its sampling noise."""
-    return float(np.std([frechet(features[i::parts], reference) for i in range(parts)]))

@@ -151,7 +151,8 @@ def train(
         if now - said > 10 or step + 1 == schedule.steps:
             pace = (now - began) / (step + 1 - start)
             text = "  ".join(f"{k} {f:.4f}" for k, f in seen.items())
-            log(f"{name}: step {step + 1}/{schedule.steps}  {text}  {pace:.3f} s/step  {(schedule.steps - step - 1) * pace / 60:.0f} min left")
+            left = (schedule.steps - step - 1) * pace / 60
+            log(f"{name}: step {step + 1}/{schedule.steps}  {text}  {pace:.3f} s/step  {left:.0f} min left")
             said = now
         if now - saved > save_every or step + 1 == schedule.steps:
             save(step + 1)

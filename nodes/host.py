@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import comfy.model_management as mm
 import comfy.utils
@@ -25,8 +25,6 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .preview import MOST_IMAGES, Canvas
-
-R = TypeVar("R")
 
 FOLDER = "fastar"
 EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt"}
@@ -103,7 +101,16 @@ def to_device(loaded: Loaded, memory: float, latents: tuple[int, int, int, int])
     if loaded.vae is not None and previews_wanted():
         patchers.append(loaded.vae.patcher)
         memory += min(MOST_IMAGES, latents[0]) * loaded.vae.memory_used_decode(latents, loaded.vae.vae_dtype)
-    mm.load_models_gpu(patchers, memory_required=memory)
+    _load(patchers, memory)
+
+
+def _load(patchers: list[ModelPatcher], memory: float) -> None:
+    """Networks onto their devices, whole: of plain torch layers ComfyUI cannot leave a part behind and stream it."""
+    mm.load_models_gpu(patchers, memory_required=memory, force_full_load=True)
+    for patcher in patchers:
+        # --novram leaves them where they were all the same.
+        if any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
+            patcher.model.to(patcher.load_device)
 
 
 # ------------------------------------------------------------------------------------------------ driving a sampler
@@ -251,7 +258,7 @@ class FastARVAE:
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
         latents = self._checked(samples)
         tile = (max(1, tile_y), max(1, tile_x))
-        mm.load_models_gpu([self.patcher], memory_required=self.memory_used_decode((1, 1, *tile), self.vae_dtype))
+        _load([self.patcher], self.memory_used_decode((1, 1, *tile), self.vae_dtype))
         out = self._tiled(latents, self._decode, tile, overlap, self.upscale_ratio, self.output_channels)
         return out.movedim(1, -1)
 
@@ -279,7 +286,7 @@ class FastARVAE:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         pixels, stride = self._fitted(pixel_samples), self.downscale_ratio
         tile = tuple(max(1, side // stride) * stride for side in (tile_y, tile_x))
-        mm.load_models_gpu([self.patcher], memory_required=self.memory_used_encode((1, 1, *tile), self.vae_dtype))
+        _load([self.patcher], self.memory_used_encode((1, 1, *tile), self.vae_dtype))
         overlap = min(overlap, *(side // 2 for side in tile)) // stride * stride
         return self._tiled(pixels, self._encode, tile, overlap, 1 / stride, self.latent_channels)
 
@@ -315,7 +322,7 @@ class FastARVAE:
 
     def _in_chunks(self, x: Tensor, work: Callable[[Tensor], Tensor], memory: Callable[[Any, torch.dtype], float]) -> Tensor:
         need = memory(x.shape, self.vae_dtype)
-        mm.load_models_gpu([self.patcher], memory_required=need)
+        _load([self.patcher], need)
         chunk = max(1, int(mm.get_free_memory(self.device) / max(1.0, need)))
         parts = []
         for at in range(0, len(x), chunk):

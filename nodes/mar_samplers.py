@@ -16,7 +16,7 @@ from ..samplers.settings import FastHybridSettings, MARSettings, make
 from . import host
 from .schema import CONDITION, MAR, REPORT, checked_seed, expect, expect_model, schema, seed, widgets
 
-NOISE_LIMIT = 8 << 30
+NOISE_LIMIT = 4 << 30
 
 
 def _inputs(settings: type[MARSettings]) -> list[io.Input]:

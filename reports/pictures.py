@@ -361,7 +361,7 @@ def _write_steps(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """The step number in the middle of every token, where there is room."""
     cell = picture.shape[1] / grid.shape[1]
     size = min(15, int(cell * 0.42))
-    if size < 8:
+    if size < 8 or not isinstance(_font(size), ImageFont.FreeTypeFont):  # bitmap fonts have neither anchor nor stroke
         return picture
     image = Image.fromarray(picture)
     draw = ImageDraw.Draw(image)

@@ -21,7 +21,19 @@ from ..model_loaders.networks.mar import MARModel, pick
 from ..reports.record import ACCEPTED, PLAIN, REDONE
 from .conditioning import Condition
 from .diffusion import tables
-from .mar import Conditions, Denoiser, FullTransformer, PlainHead, RowNoise, Run, Sampler, Transformer, begin, generate, rows_of
+from .mar import (
+    Conditions,
+    Denoiser,
+    FullTransformer,
+    PlainHead,
+    RowNoise,
+    Run,
+    Sampler,
+    Transformer,
+    begin,
+    generate,
+    rows_of,
+)
 from .noise import Noise
 from .settings import FastHybridSettings
 

@@ -278,7 +278,7 @@ class PlainHead:
         where = run.plan.ahead(step)
         image = torch.arange(batch, device=where.device)[:, None].expand(-1, n).flatten()
         scale = torch.full((batch * n, 1), run.plan.cfg[step], device=where.device)
-        rows = Conditions(*(x if x is None else x.flatten(0, 1) for x in z))
+        rows = Conditions(z.cond.flatten(0, 1), None if z.null is None else z.null.flatten(0, 1))
         return self.denoise(rows, scale, *self.noise(image, where.flatten())).view(batch, n, -1)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
-from fastar_nodes.cli.running import defaults, plan
+from fastar_nodes.cli.running import defaults, find_file, plan
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.reports.record import COUNTS
@@ -37,7 +38,18 @@ def test_picture_table_and_json(cli, files, tmp_path):
     assert told["version"] == 1 and told["device"] == "cpu"
     mar, fast = told["runs"]
     for run in (mar, fast):
-        keys = ["sampler", "model", "settings", "seed", "images", "seconds", "speedup", "counts", "acceptance", "phases"]
+        keys = [
+            "sampler",
+            "model",
+            "settings",
+            "seed",
+            "images",
+            "seconds",
+            "speedup",
+            "counts",
+            "acceptance",
+            "phases",
+        ]
         assert list(run) == [k for k in [*keys, "peak_memory_bytes"] if k != "acceptance" or run is fast]
         assert list(run["counts"]) == [name for name in COUNTS if name in run["counts"]]
         assert set(run["phases"]) == {"transformer", "head", "decoder"}
@@ -59,9 +71,9 @@ def test_one_seed_means_one_picture(cli, files):
     for seed in (1, 2):
         assert cli(*args(files, *off, "--seed", seed, "--out", f"{seed}.png")).code == 0
     one, two = (np.asarray(Image.open(f"{seed}.png")).astype(int) for seed in (1, 2))
-    half = one.shape[1] // 2 - 10
-    left, right = one[100:380, 40:half], one[100:380, half + 20 + 20 : 2 * half + 20 - 20 + 20]
-    assert (left[:, :300] == right[:, :300]).all()
+    next_cell = one.shape[1] // 2 - 10
+    left, right = one[100:380, 40:340], one[100:380, 40 + next_cell : 340 + next_cell]
+    assert (left == right).all() and left.std() > 5
     assert (one[100:380] != two[100:380]).mean() > 0.2
 
 
@@ -124,6 +136,16 @@ def test_a_model_that_is_none_is_named(cli, files, sentence, tmp_path):
     assert "notes.txt is a text file" in sentence(cli("compare", "--model", "notes.txt", *QUICK))
     assert "nosuch" in sentence(cli("compare", "--model", "nosuch", "--models", tmp_path, *QUICK))
     assert "holds a KL autoencoder, not a MAR" in sentence(cli("compare", "--model", files.kl, *QUICK))
+
+
+def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "mine.safetensors").touch()
+    built_in = root / "demo" / "checkpoints"
+    assert find_file("demo", "mar", tmp_path / "models") == built_in / "mar.safetensors"
+    assert find_file("demo-kl", "kl", tmp_path / "models") == built_in / "kl.safetensors"
+    assert find_file("mine.safetensors", "mar", tmp_path / "models") == Path("mine.safetensors")
 
 
 def test_numbers_that_are_not_finite_are_told(cli, files, sentence, monkeypatch):

@@ -67,7 +67,9 @@ def test_the_bar_is_silent_when_it_is_quick_and_draws_when_not(monkeypatch):
             assert stream.getvalue() == ""
             now[0] = 20.0
             bar(2, 4, "AR steps")
-            assert "MAR" in stream.getvalue() and "2/4 AR steps" in stream.getvalue() and "20 s left" in stream.getvalue()
+            assert (
+                "MAR" in stream.getvalue() and "2/4 AR steps" in stream.getvalue() and "20 s left" in stream.getvalue()
+            )
             before = stream.getvalue()
             bar(3, 4, "AR steps")
             assert stream.getvalue() == before  # not more often than an eye can follow

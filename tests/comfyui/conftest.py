@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from comfy_host import ROOT, Comfy, Missing
 
-_why: list[str] = []
-
 
 @pytest.fixture(scope="session")
 def comfy() -> Iterator[Comfy]:
@@ -22,7 +21,6 @@ def comfy() -> Iterator[Comfy]:
     try:
         server = Comfy()
     except Missing as problem:
-        _why[:] = [str(problem)]
         pytest.skip(f"NOT TESTED IN COMFYUI: {problem}")
     with server:
         yield server
@@ -46,13 +44,11 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def workflow() -> dict[str, Any]:
     """The shared graph of this pack."""
-    import json
-
     return json.loads((ROOT / "workflows" / "fasthybrid_vs_mar.json").read_text(encoding="utf-8"))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Skips are easily overlooked; this is not."""
-    for why in _why:
-        terminalreporter.write_line("")
-        terminalreporter.write_line(f"NOT TESTED IN COMFYUI: {why}", red=True, bold=True)
+    """Skips are easily overlooked; these are not."""
+    told = {str(r.longrepr[2]) for r in terminalreporter.stats.get("skipped", ()) if isinstance(r.longrepr, tuple)}
+    for why in sorted(reason.removeprefix("Skipped: ") for reason in told if "NOT TESTED" in reason):
+        terminalreporter.write_line(why, red=True, bold=True)

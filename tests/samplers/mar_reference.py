@@ -83,7 +83,10 @@ def reference_mar(model, labels, settings, noise, timesteps) -> Tensor:
             z = full_z(net, tokens, known, net.class_emb.weight[label])
             null = full_z(net, tokens, known, net.fake_latent[0]) if settings.cfg != 1 else None
             new = {
-                p: diffuse(net, z[p], None if null is None else null[p], scale, first[b, p], steps[b, :, p], timesteps, settings.temperature)
+                p: diffuse(
+                    net, z[p], None if null is None else null[p], scale, first[b, p], steps[b, :, p], timesteps,
+                    settings.temperature,
+                )  # fmt: skip
                 for p in now
             }
             for p, token in new.items():

@@ -1,0 +1,50 @@
+"""Make pictures of the demo under a table of settings and judge them: the figures of docs/benchmarks.md.
+
+Tables: {tables}. Every row uses the same seeds and labels. Quality figures are explained in docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from ..demo import ablations
+from ..reports.pictures import contact_sheet
+from .running import choose_device, output, whole
+
+__doc__ = (__doc__ or "").format(tables=", ".join(ablations.TABLES))
+
+MOST = 100_000
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("table", help="which table")
+    parser.add_argument("--images", default="1000", metavar="N", help="pictures of every row; default 1000")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument(
+        "--sheet", type=Path, metavar="FILE", help="draw the first 10 pictures of every row, a line a row"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make, judge and print one table."""
+    images = whole(options.images, "images", 100, MOST)
+    out, sheet = output(options.out, "out", (".json",)), output(options.sheet, "sheet", (".png", ".jpg"))
+    bench = ablations.Bench(images, str(choose_device(options.device)))
+    floors = bench.floors()
+    lines: list[np.ndarray] = []
+    results = ablations.run_table(bench, options.table, log=lambda text: print(text, flush=True), keep=lines)
+    print(ablations.to_markdown(results, floors))
+    if out:
+        told = {"table": options.table, "images": images, "floors": {k: asdict(v) for k, v in floors.items()}}
+        out.write_text(json.dumps({**told, "rows": [asdict(r) for r in results]}, indent=1) + "\n", encoding="utf-8")
+    if sheet:
+        Image.fromarray(contact_sheet(np.concatenate(lines), 10)).save(sheet)
+    return 0

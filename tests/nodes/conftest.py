@@ -1,0 +1,20 @@
+"""The node files, imported on a fake ComfyUI."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import fake_comfy
+
+fake_comfy.install()
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    fake_comfy.state.interrupt_at, fake_comfy.state.asked = -1, 0
+    fake_comfy.state.loaded.clear()
+    fake_comfy.Progress.told.clear()

@@ -1,0 +1,122 @@
+"""As much of ComfyUI as the node files ask for when they are imported and called, so that they can be tested without one.
+
+What a real ComfyUI makes of them is tests/comfyui's business.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+
+class Interrupted(BaseException):
+    """Like core's since 0.20: no Exception."""
+
+
+class FakeInput:
+    """Remembers what a widget or socket was declared with."""
+
+    kind = ""
+
+    def __init__(self, id: str, **about: Any):
+        self.id, self.about = id, about
+
+
+class FakeOutput:
+    def __init__(self, id: str = "", **about: Any):
+        self.id, self.about = id, about
+
+
+def _type(kind: str) -> Any:
+    return SimpleNamespace(
+        Input=type(f"{kind}Input", (FakeInput,), {"kind": kind}), Output=type(f"{kind}Output", (FakeOutput,), {"kind": kind})
+    )  # fmt: skip
+
+
+@dataclass
+class Schema:
+    """The fields of ComfyUI 0.14."""
+
+    node_id: str
+    display_name: str = ""
+    category: str = ""
+    inputs: list[FakeInput] = field(default_factory=list)
+    outputs: list[FakeOutput] = field(default_factory=list)
+    description: str = ""
+    search_aliases: list[str] = field(default_factory=list)
+    is_input_list: bool = False
+
+
+class NodeOutput:
+    def __init__(self, *result: Any):
+        self.result = result
+
+
+class Progress:
+    """ProgressBar; what it was told is kept in ``told``."""
+
+    told: list[tuple[int, int, Any]] = []
+
+    def __init__(self, total: int):
+        self.total = total
+
+    def update_absolute(self, value: int, total: int | None = None, preview: Any = None) -> None:
+        Progress.told.append((value, total or self.total, preview))
+
+
+class Patcher:
+    def __init__(self, model: Any, load_device: Any, offload_device: Any):
+        self.model, self.load_device = model, load_device
+
+
+class Preview(enum.Enum):
+    NoPreviews = "none"
+    Auto = "auto"
+
+
+state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[])
+
+
+def _check() -> None:
+    if state.asked == state.interrupt_at:
+        raise Interrupted
+    state.asked += 1
+
+
+def install() -> None:
+    """Put the fakes where ``import`` finds them."""
+    cpu = torch.device("cpu")
+    io = SimpleNamespace(
+        **{k: _type(k.upper()) for k in ("Int", "Float", "Boolean", "String", "Combo", "Image", "Latent", "Vae")},
+        Custom=_type, Schema=Schema, NodeOutput=NodeOutput, ComfyNode=object, Input=FakeInput, Output=FakeOutput,
+    )  # fmt: skip
+    modules = {
+        "comfy": {}, "comfy_api": {},
+        "comfy_api.latest": {"io": io, "ComfyExtension": object},
+        "comfy.model_management": {
+            "get_torch_device": lambda: cpu, "unet_offload_device": lambda: cpu, "vae_device": lambda: cpu,
+            "vae_offload_device": lambda: cpu, "intermediate_device": lambda: cpu, "get_free_memory": lambda device: 1e9,
+            "load_models_gpu": lambda models, **about: state.loaded.append((models, about)), "soft_empty_cache": lambda: None,
+            "dtype_size": lambda dtype: dtype.itemsize, "throw_exception_if_processing_interrupted": _check,
+        },
+        "comfy.utils": {"ProgressBar": Progress},
+        "comfy.cli_args": {"args": SimpleNamespace(preview_method=Preview.Auto, preview_size=512), "LatentPreviewMethod": Preview},
+        "comfy.model_patcher": {"ModelPatcher": Patcher},
+        "folder_paths": {
+            "models_dir": "models", "folder_names_and_paths": {"vae": (["models/vae"], set())}, "supported_pt_extensions": set(),
+            "get_filename_list": lambda kind: [], "get_folder_paths": lambda kind: [f"models/{kind}"],
+            "add_model_folder_path": lambda *a, **k: None,
+        },
+    }  # fmt: skip
+    for name, content in modules.items():
+        module = sys.modules.setdefault(name, ModuleType(name))
+        for key, value in content.items():
+            setattr(module, key, value)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)

@@ -1,0 +1,277 @@
+"""What the nodes do, without ComfyUI: checks, driving a sampler, previews, Compare's cells."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import SimpleNamespace
+
+import fake_comfy
+import numpy as np
+import pytest
+import torch
+from fake_comfy import Interrupted, Preview, Progress
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel, initialise
+from fastar_nodes.nodes import comparison, conditioning, host, mar_samplers, preview, schema
+from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.settings import FastHybridSettings, MARSettings, knobs
+from torch import nn
+
+
+class TinyVAE(nn.Module):
+    """Two latent channels, stride 4: encode and decode are averages and copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def decode(self, z):
+        x = torch.cat([z, z[:, :1]], dim=1) * self.scale
+        return x.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
+
+    def encode(self, x):
+        mean = nn.functional.avg_pool2d(x, 4)[:, :2]
+        return mean, torch.zeros_like(mean)
+
+
+def tiny_vae() -> host.FastARVAE:
+    return host.FastARVAE(TinyVAE(), "tiny", 4, 2, 8)
+
+
+def steps(total: int, sent: list, closed: list) -> Generator:
+    """A sampler that decides one of four tokens a step."""
+    decided = torch.zeros(1, 2, 2, dtype=torch.bool)
+    try:
+        for i in range(total):
+            decided.view(-1)[: i + 1] = True
+            sent.append((yield SimpleNamespace(done=i + 1, total=total, latents=torch.ones(1, 2, 2, 2), decided=decided.clone())))
+    finally:
+        closed.append(True)
+    return "result"
+
+
+# ------------------------------------------------------------------------------------------------ host
+
+
+def test_drive_tells_every_step_and_returns_the_result():
+    sent, closed = [], []
+    assert host.drive(steps(4, sent, closed), tiny_vae()) == "result"
+    assert [(a, b) for a, b, _ in Progress.told] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert Progress.told[-1][2][0] == "JPEG" and Progress.told[-1][2][1].size == (256, 256)
+    assert closed and all(s >= 0 for s in sent), "the sampler is told how long it was kept waiting"
+
+
+def test_cancel_stops_before_the_next_step_and_closes_the_sampler():
+    sent, closed = [], []
+    fake_comfy.state.interrupt_at = 2
+    with pytest.raises(Interrupted):
+        host.drive(steps(100, sent, closed), tiny_vae())
+    assert len(Progress.told) == 2 and closed == [True]
+
+
+def test_no_preview_when_switched_off(monkeypatch):
+    monkeypatch.setattr(host.args, "preview_method", Preview.NoPreviews)
+    host.drive(steps(4, [], []), tiny_vae())
+    assert all(picture is None for _, _, picture in Progress.told)
+    monkeypatch.undo()
+
+
+def test_short_memory_costs_the_preview_only():
+    vae = tiny_vae()
+
+    def full(latents):
+        raise RuntimeError("CUDA out of memory")
+
+    vae.decode_now = full
+    assert host.drive(steps(2, [], []), vae) == "result"
+
+
+def test_a_sampler_that_fails_says_so():
+    def broken():
+        yield SimpleNamespace(done=1, total=2, latents=torch.zeros(1, 2, 2, 2), decided=torch.ones(1, 2, 2, dtype=torch.bool))
+        raise UserError("cfg: no")
+
+    with pytest.raises(UserError, match="cfg"):
+        host.drive(broken())
+
+
+def test_vae_decodes_and_encodes():
+    vae = tiny_vae()
+    z = torch.rand(3, 2, 2, 3) * 2 - 1
+    pictures = vae.decode(z)
+    assert pictures.shape == (3, 8, 12, 3) and 0 <= pictures.min() and pictures.max() <= 1
+    assert torch.allclose(vae.encode(pictures), z, atol=1e-6)
+    assert torch.equal(vae.decode(z[:, :, None]), pictures)
+
+
+def test_vae_falls_back_to_tiles_when_memory_is_short(monkeypatch):
+    vae, asked = tiny_vae(), []
+    monkeypatch.setattr(vae, "_in_chunks", lambda *a: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    monkeypatch.setattr(vae, "decode_tiled", lambda *a: asked.append(a[1:]) or "tiles")
+    assert vae.decode(torch.zeros(1, 2, 2, 2)) == "tiles" and asked == [(64, 64, 16)]
+    monkeypatch.setattr(vae, "_in_chunks", lambda *a: (_ for _ in ()).throw(RuntimeError("something else")))
+    with pytest.raises(RuntimeError, match="something else"):
+        vae.decode(torch.zeros(1, 2, 2, 2))
+
+
+@pytest.mark.parametrize("height, width, out", [(8, 8, (2, 2)), (11, 9, (2, 2)), (3, 30, (1, 7)), (1, 1, (1, 1))])
+def test_pictures_of_any_size_are_encoded(height, width, out):
+    for channels in (1, 3, 4):
+        assert tiny_vae().encode(torch.rand(1, height, width, channels)).shape == (1, 2, *out)
+
+
+def test_networks_that_comfyui_left_behind_are_moved():
+    moved = []
+    net = SimpleNamespace(parameters=lambda: [torch.zeros(1)], to=moved.append)
+    host._load([SimpleNamespace(model=net, load_device=torch.device("meta"))], 1.0)
+    assert moved == [torch.device("meta")]
+    assert fake_comfy.state.loaded[0][1] == {"memory_required": 1.0, "force_full_load": True}
+
+
+# ------------------------------------------------------------------------------------------------ preview
+
+
+def test_undecided_tokens_are_grey_and_batches_a_sheet():
+    canvas = preview.Canvas(lambda z: z[:, :1, :, :].movedim(1, -1).repeat_interleave(8, 1).repeat_interleave(8, 2))
+    decided = torch.zeros(5, 2, 2, dtype=torch.bool)
+    decided[:, 0, 0] = True
+    sheet = canvas.draw(torch.ones(5, 1, 2, 2), decided)
+    assert sheet.shape == (256, 256, 3)
+    one = sheet[:128, :128]
+    assert (one[:64, :64] == 255).all() and (one[64:] == preview.GREY).all() and (one[:, 64:] == preview.GREY).all()
+
+
+def test_previews_are_seldom_when_they_are_dear(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(preview.time, "perf_counter", lambda: now[0])
+
+    def slow(latents):
+        now[0] += 2.0
+        return torch.zeros(1, 4, 4, 3)
+
+    canvas = preview.Canvas(slow)
+    now[0] = 0.6
+    assert canvas.due()
+    canvas.draw(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))
+    now[0] += 19
+    assert not canvas.due()
+    now[0] += 2
+    assert canvas.due()
+
+
+# ------------------------------------------------------------------------------------------------ nodes
+
+
+@pytest.mark.parametrize("value", [-1, 2**64, 1.5, "7", None, True])
+def test_seeds_that_are_none(value):
+    with pytest.raises(UserError, match="^seed: "):
+        schema.checked_seed(value)
+    assert schema.checked_seed(2**64 - 1) == 2**64 - 1
+
+
+def a_model(tokens: int = 16) -> host.Loaded:
+    config = MARConfig(
+        dim=16, encoder_depth=1, decoder_depth=1, heads=2, buffer=2, tokens=tokens, channels=2, classes=10, head_depth=1, head_width=16
+    )  # fmt: skip
+    return host.Loaded.of(MARModel(initialise(MAR(config)).eval(), "tiny", latent_scale=0.5), tiny_vae())
+
+
+def values(settings: type, **changes):
+    return {name: default for name, (default, _) in knobs(settings).items()} | changes
+
+
+@pytest.mark.parametrize("node, kind", [(mar_samplers.MARSampler, MARSettings), (mar_samplers.FastHybridSampler, FastHybridSettings)])
+def test_samplers_give_latents_and_a_report(node, kind):
+    wanted = values(kind, ar_steps=4, diffusion_steps=4)
+    latent, report = node.execute(model=a_model(), condition=from_ids([1, 2]), seed=3, **wanted).result
+    assert latent["samples"].shape == (2, 2, 4, 4) and latent["samples"].dtype == torch.float32
+    assert report.seed == 3 and report.images == 2 and report.settings == wanted
+
+
+def test_noise_beyond_reason_is_refused_before_it_is_made():
+    with pytest.raises(UserError, match="GB of noise"):
+        mar_samplers.MARSampler.execute(
+            model=a_model(4096), condition=from_ids([1] * 256), seed=0, **values(MARSettings, diffusion_steps=1000)
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", ["text", 5, None, {"samples": 1}, SimpleNamespace(model=3)])
+def test_the_wrong_thing_on_a_socket(bad):
+    with pytest.raises(UserError, match="^model: .*Load MAR"):
+        mar_samplers.MARSampler.execute(model=bad, condition=from_ids([1]), seed=0, **values(MARSettings))
+    with pytest.raises(UserError, match="^model: .*Load MAR"):
+        wrong = host.Loaded.of(SimpleNamespace(net=TinyVAE()))
+        mar_samplers.MARSampler.execute(model=wrong, condition=from_ids([1]), seed=0, **values(MARSettings))
+    with pytest.raises(UserError, match="^condition: .*Class Label"):
+        mar_samplers.MARSampler.execute(model=a_model(), condition=bad, seed=0, **values(MARSettings))
+
+
+def label(**about):
+    return conditioning.ClassLabel.execute(
+        **{"labels": "cat", "label_set": "picture-book", "images_per_label": 1, "add_label": "none"} | about
+    ).result[0]
+
+
+def test_labels_by_name_id_and_menu():
+    assert label(labels="Cat, 0", images_per_label=2).labels == (9, 9, 0, 0)
+    assert label(labels="", add_label="boat (picture-book)").names == ("boat",)
+    assert label(labels="cat", add_label="boat (picture-book)").labels == (9, 7)
+    with pytest.raises(UserError, match="^add_label: .*label_set"):
+        label(add_label="goldfish (imagenet-1k)")
+    with pytest.raises(UserError, match="256"):
+        label(labels="cat,cat", images_per_label=129)
+
+
+def report(sampler: str, seconds: float = 1.0, **settings) -> Report:
+    return Report(sampler, "m", settings, 1, 1, "cpu", seconds=seconds, counts={"transformer_passes": 3})
+
+
+def compare(**about):
+    return comparison.Compare.execute(**{"labels": [""], "columns": [0], "baseline": [0]} | about).result
+
+
+def test_compare_measures_against_the_first_report():
+    image = torch.rand(1, 8, 8, 3)
+    pairs = {"image_1": [image], "image_2": [image], "report_2": [report("mar", 4.0)], "image_3": [image], "report_3": [report("x", 2.0)]}
+    grid, table = compare(**pairs)
+    assert grid.shape[0] == 1 and grid.shape[3] == 3 and 0 <= grid.min() and grid.max() <= 1
+    lines = table.splitlines()
+    assert len(lines) == 4 and "MAR" in lines[2] and "1.00x" in lines[2] and "2.00x" in lines[3]
+    with pytest.raises(UserError, match="^baseline: .*no report"):
+        compare(**pairs, baseline=[1])
+    with pytest.raises(UserError, match="^baseline: .*only 3"):
+        compare(**pairs, baseline=[4])
+
+
+def test_compare_without_reports_and_with_none_in_lists():
+    grid, table = compare(image_1=[torch.rand(2, 8, 8, 1)], image_2=[None], report_2=[None], labels=["one\n"])
+    assert grid.ndim == 4 and table.startswith("No reports")
+
+
+def test_compare_needs_as_many_reports_as_pictures():
+    with pytest.raises(UserError, match="^report_1: .*2 reports for 1"):
+        compare(image_1=[torch.rand(1, 8, 8, 3)], report_1=[report("mar"), report("mar")])
+    with pytest.raises(UserError, match="^image_1: .*64"):
+        compare(image_1=[torch.rand(1, 8, 8, 3)] * 65)
+
+
+def test_automatic_labels_tell_what_differs():
+    fast = [report("fasthybrid", threshold=t, k=1) for t in (0.8, 0.9)]
+    names = comparison.automatic_labels([report("mar"), None, *fast])
+    assert names == ["MAR", "picture 2", "FastHybrid threshold 0.8", "FastHybrid threshold 0.9"]
+
+
+def test_token_map_and_report():
+    told = report("fasthybrid")
+    told.maps["step"] = np.zeros((2, 4, 4), np.int32)
+    told.maps["outcome"] = np.ones((2, 4, 4), np.uint8)
+    (image,) = comparison.TokenMap.execute(report=told, image=torch.rand(2, 8, 8, 3), what="outcome", opacity=0.5).result
+    assert image.shape[0] == 2 and image.shape[2] == 384
+    (bare,) = comparison.TokenMap.execute(report=told, what="fixed at step", opacity=1.0).result
+    assert bare.shape[0] == 2
+    with pytest.raises(UserError, match="^opacity: "):
+        comparison.TokenMap.execute(report=told, what="outcome", opacity=float("nan"))
+    assert comparison.ReportToText.execute(report=told, format="csv").result[0].startswith("sampler,")
+    with pytest.raises(UserError, match="^report: "):
+        comparison.ReportToText.execute(report={"x": 1}, format="csv")

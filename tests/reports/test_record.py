@@ -1,0 +1,61 @@
+"""The report's text forms and its arithmetic."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from fastar_nodes.reports.record import COUNTS, Report, to_csv, to_json, to_table, to_text
+
+
+def runs() -> list[Report]:
+    slow = Report("mar", "tiny", {"cfg": 3.0}, 7, 2, "cpu", 8.0, {"transformer": 1.0, "head": 6.5})
+    slow.add(transformer_passes=32, head_calls=3200)
+    fast = Report("fasthybrid", "tiny", {"cfg": 3.0}, 7, 1, "cpu", 1.0)
+    fast.add(head_calls=700, accepted=50, transformer_passes=32, rejected=10, restarts=3)
+    return [slow, fast]
+
+
+def test_speed_up_is_per_image_and_never_typed_in():
+    slow, fast = runs()
+    assert fast.speedup(slow) == pytest.approx(4.0)  # 4 s an image against 1 s
+    assert slow.speedup(slow) == 1.0
+    assert Report("x", "", {}, 0, 1, "cpu").speedup(slow) is None
+
+
+def test_counts_add_up_and_acceptance_is_of_what_was_judged():
+    slow, fast = runs()
+    assert fast.acceptance == pytest.approx(50 / 60) and slow.acceptance is None
+    fast.add(accepted=5)
+    assert fast.counts["accepted"] == 55
+
+
+def test_json_is_the_documented_form(root):
+    told = json.loads(to_json(runs()))
+    assert list(told) == ["version", "device", "runs"]
+    slow, fast = told["runs"]
+    assert slow["speedup"] == 1.0 and fast["speedup"] == 4.0
+    assert list(fast["counts"]) == [name for name in COUNTS if name in fast["counts"]]
+    assert "acceptance" not in slow and fast["acceptance"] == pytest.approx(0.833333)
+    text = (root / "docs" / "report.md").read_text(encoding="utf-8")
+    for name in (*told, *fast, *COUNTS):
+        assert f"`{name}`" in text, name  # every name is explained
+
+
+def test_table_leaves_out_what_nobody_has():
+    lines = to_table(runs(), ["MAR", "FastHybrid"]).splitlines()
+    assert [cell.strip() for cell in lines[0].strip("|").split("|")] == [
+        "sampler", "speed-up", "seconds", "passes", "head calls", "accepted", "restarts"
+    ]  # fmt: skip
+    assert "4.00x" in lines[3] and "83.3 %" in lines[3] and "MAR" in lines[2]
+    assert len({len(line) for line in lines}) == 1
+    assert "accepted" not in to_table(runs()[:1])
+
+
+def test_csv_and_text():
+    rows = list(csv.DictReader(io.StringIO(to_csv(runs()))))
+    assert [row["sampler"] for row in rows] == ["mar", "fasthybrid"] and rows[1]["head_calls"] == "700"
+    text = to_text(runs()[1])
+    assert "acceptance: 83.3 %" in text and "seed 7" in text and "cfg=3.0" in text and "restarts: 3" in text

@@ -1,0 +1,76 @@
+"""Names to class ids, and the registry of samplers."""
+
+from __future__ import annotations
+
+import pytest
+from fastar_nodes.demo import picture_book
+from fastar_nodes.errors import UserError
+from fastar_nodes.samplers.labels import label_sets, resolve_labels
+from fastar_nodes.samplers.registry import LATER, SAMPLERS, find
+from fastar_nodes.samplers.settings import MARSettings, knobs
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_the_sets_are_complete_and_unambiguous():
+    sets = label_sets()
+    assert sets["picture-book"] == picture_book.LABELS
+    imagenet = sets["imagenet-1k"]
+    assert len(imagenet) == 1000 == len({name.lower() for name in imagenet})
+    assert all(name and name == name.strip() and "," not in name and name.isascii() for name in imagenet)
+    # Well-known ids, as a guard against a shifted list.
+    known = {0: "tench", 1: "goldfish", 207: "golden retriever", 281: "tabby", 388: "giant panda", 980: "volcano",
+             134: "crane (bird)", 517: "crane (machine)", 638: "maillot (swimsuit)", 639: "maillot (tank suit)",
+             999: "toilet tissue"}  # fmt: skip
+    assert {i: imagenet[i] for i in known} == known
+
+
+@given(st.integers(0, 999))
+def test_a_name_and_its_id_are_the_same(number):
+    name = label_sets()["imagenet-1k"][number]
+    assert resolve_labels(name.upper(), "imagenet-1k") == resolve_labels(f" {number} ", "imagenet-1k")
+    assert resolve_labels(name.replace(" ", "_"), "imagenet-1k").labels == (number,)
+
+
+def test_several_labels_and_repeats():
+    condition = resolve_labels("Cat, 3\nBOAT;\n", "picture-book", repeat=2)
+    assert condition.labels == (9, 9, 3, 3, 7, 7) and condition.names[::2] == ("cat", "fish", "boat")
+    assert condition.label_set == "picture-book"
+    bare = resolve_labels("5, 123456", "")
+    assert bare.labels == (5, 123456) and bare.names == ("5", "123456") and bare.label_set == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "label_set", "words"),
+    [
+        ("golden retriver", "imagenet-1k", "no class 'golden retriver'; the closest: golden retriever"),
+        ("crane", "imagenet-1k", r"the closest: crane \(bird\), crane \(machine\)"),
+        ("corgi", "imagenet-1k", "the closest: Pembroke Welsh corgi, Cardigan Welsh corgi"),
+        ("qqqqqq", "imagenet-1k", "for example tench, or an id from 0 to 999"),
+        ("caat", "picture-book", "the closest: cat"),
+        ("10", "picture-book", "10 is outside 0 to 9"),
+        ("-1", "", "-1 is outside"),
+        ("cat", "", "give class ids"),
+        (" ,\n", "picture-book", "nothing is named"),
+        ("cat", "coco", "label_set: 'coco' is unknown; there are picture-book, imagenet-1k"),
+    ],
+)
+def test_what_is_no_label_is_answered_in_a_sentence(text, label_set, words):
+    with pytest.raises(UserError, match=words):
+        resolve_labels(text, label_set)
+    with pytest.raises(UserError, match="0 images of each"):
+        resolve_labels("1", "", repeat=0)
+
+
+def test_samplers_by_name():
+    for name, entry in SAMPLERS.items():
+        assert find(f" {name.upper()} ") is entry and entry.name == name
+        assert issubclass(entry.settings, MARSettings) and knobs(entry.settings)
+    assert [e.name for e in SAMPLERS.values() if e.baseline] == ["mar"]
+    assert not set(SAMPLERS) & set(LATER)
+    for name in (*LATER, "fasthybrid+lazymar", "cspd+lazymar"):
+        with pytest.raises(UserError, match="does not have .* yet; it has mar, fasthybrid"):
+            find(name)
+    for name in ("", "ddim", "mar+ddim"):
+        with pytest.raises(UserError, match="there is no sampler"):
+            find(name)
