@@ -29,7 +29,7 @@ from .training import Schedule, generator, train
 
 WIDTHS = (24, 48, 64, 96)
 FEATURES = 64
-SCHEDULE = Schedule(steps=2500, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5)
+SCHEDULE = Schedule(steps=1600, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5)
 # Outputs: class, colour, time, variant, (x, y, scale), whole.
 _SIZES = {"label": 10, "colour": 8, "time": 3, "parts": 3, "where": 3, "whole": 1}
 # x and y in units of half a picture, scale around 1: brought to about unit variance.
@@ -135,11 +135,14 @@ def _data(kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[st
     cover = mask[..., None].astype(np.float32) / 255
     alien = (rgb * cover + strangers * (1 - cover)).astype(np.uint8)
     clean = torch.from_numpy(rgb).permute(0, 3, 1, 2).contiguous()
-    z, _ = latents(kl, clean, device)
+    fast = torch.autocast(device.type, torch.bfloat16, enabled=device.type != "mps")
+    with fast:
+        z = latents(kl, clean, device)[0].float()
     log("judge: latents ready")
 
     def draw(z: Tensor) -> Tensor:
-        parts = [kl.decode(z[i : i + 100].to(device)).cpu() for i in range(0, count, 100)]
+        with fast:
+            parts = [kl.decode(z[i : i + 100].to(device)).float().cpu() for i in range(0, count, 100)]
         return ((torch.cat(parts) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
     g = generator(17, 0)
@@ -150,7 +153,7 @@ def _data(kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[st
 
 
 def train_judge(
-    kl: KLAutoencoder, work: Path, out: Path, device: torch.device, schedule: Schedule = SCHEDULE, count: int = 12000,
+    kl: KLAutoencoder, work: Path, out: Path, device: torch.device, schedule: Schedule = SCHEDULE, count: int = 8000,
     log: Callable[[str], None] = print,
 ) -> Judge:  # fmt: skip
     """Train the judge, set its agreement tolerance on held-out pictures (``quality.py``) and write ``out``."""

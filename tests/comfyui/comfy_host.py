@@ -98,7 +98,7 @@ class Comfy:
                 self.stats = self.get("/system_stats")
                 return self
             except OSError:
-                if self.process.poll() is not None or time.monotonic() - began > 120:
+                if self.process.poll() is not None or time.monotonic() - began > 240:
                     log = self.log
                     self.__exit__()
                     raise RuntimeError(f"ComfyUI did not start:\n{log[-4000:]}") from None
@@ -149,7 +149,7 @@ class Comfy:
         except urllib.error.HTTPError as problem:
             raise Rejected(problem.read().decode()) from None
 
-    def wait(self, prompt_id: str, timeout: float = 120) -> dict[str, Any]:
+    def wait(self, prompt_id: str, timeout: float = 240) -> dict[str, Any]:
         """The history entry of a prompt that has ended, well or not."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:

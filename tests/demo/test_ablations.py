@@ -1,0 +1,79 @@
+"""The ablation tables, on tiny random checkpoints: they run, they judge the right pictures, and mistakes are told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.cli.main import main
+from fastar_nodes.demo import ablations, recipes
+from fastar_nodes.demo.judge import Judge
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, initialise
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.settings import make
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    torch.manual_seed(0)
+    kl = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=2, groups=4)
+    mar = MARConfig(
+        dim=16, encoder_depth=1, decoder_depth=1, heads=2, buffer=2, tokens=64, channels=2, classes=10, head_depth=1, head_width=16
+    )
+    recipes.save_checkpoint(KLAutoencoder(kl), folder / "kl.safetensors", groups=4)
+    recipes.save_checkpoint(initialise(MAR(mar)), folder / "mar.safetensors", heads=2, label_set="picture-book", t_max=950)
+    recipes.save_checkpoint(Judge(), folder / "judge.safetensors", tolerance=0.05)
+    return ablations.Bench(100, checkpoints=folder)
+
+
+FEW = {"ar_steps": 4, "diffusion_steps": 3}
+
+
+def test_a_row_counts_and_judges_all_pictures(bench):
+    result, rgb = bench.row(ablations.Row("x", "fasthybrid", {"threshold": 0.9, "guided_steps": 2}), FEW)
+    assert rgb.shape == (100, 64, 64, 3) and result.figures.images == 100
+    assert result.counts["transformer_passes"] == 4 and result.acceptance is not None
+    plain, _ = bench.row(ablations.Row("x", "mar", {}), FEW)
+    # Guidance doubles the rows: 64 tokens x 3 steps x 2 branches x 100 pictures.
+    assert plain.counts["head_rows"] == 64 * 3 * 2 * 100
+
+
+def test_pictures_do_not_depend_on_the_batch(bench):
+    whole, _ = bench.pictures("mar", FEW)
+    parts, report = bench.pictures("mar", FEW, batch=40)
+    assert np.abs(whole.astype(int) - parts).max() <= 1 and report.images == 100
+
+
+def test_floors_see_that_real_pictures_are_real(bench):
+    floors = bench.floors()
+    assert set(floors) == {"real", "rebuilt"} and floors["real"].frechet < floors["rebuilt"].frechet
+
+
+@pytest.mark.parametrize("name", ablations.TABLES)
+def test_every_table_has_valid_settings(name):
+    common, rows = ablations.TABLES[name]
+    assert len({row.title for row in rows}) == len(rows)
+    for row in rows:
+        make(SAMPLERS[row.sampler].settings, {**common, **row.settings})
+
+
+def test_a_table_is_printed_with_its_floors(bench, monkeypatch):
+    rows = (ablations.Row("plain", "mar", {}), ablations.Row("fast", "fasthybrid", {"threshold": 0.5}))
+    monkeypatch.setitem(ablations.TABLES, "small", (FEW, rows))
+    kept: list[np.ndarray] = []
+    results = ablations.run_table(bench, "small", log=lambda text: None, keep=kept)
+    text = ablations.to_markdown(results, bench.floors())
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == ["*real pictures*", "*rebuilt pictures*", "plain", "fast"]
+    assert [k.shape for k in kept] == [(10, 64, 64, 3)] * 2
+
+
+def test_mistakes_are_sentences(bench, capsys):
+    with pytest.raises(UserError, match="images: 5 is too few"):
+        ablations.Bench(5)
+    with pytest.raises(UserError, match="there is no 'nothing'; there are fasthybrid-threshold"):
+        ablations.run_table(bench, "nothing")
+    assert main(["ablation", "fasthybrid-threshold", "--images", "many"]) == 2
+    assert "images: 'many' is not a whole number" in capsys.readouterr().err
