@@ -32,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=None, metavar="DIR", help="where checkpoints go; default: into the package"
     )
     parser.add_argument("--work", type=Path, default=Path("train-demo"), metavar="DIR", help="resumable state")
+    parser.add_argument("--improve", action="store_true", help="begin with the MARs that are there, not with random ones")
     parser.add_argument("--steps", metavar="N", help="optimiser steps of each, instead of the recipe's; for a try")
     parser.add_argument("--pictures", metavar="N", help="pictures to train on, instead of the recipe's; for a try")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
@@ -49,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
     from ..demo import judge, recipes
     from ..model_loaders.autoencoders import load_kl
+    from ..model_loaders.mar import load_mar
 
     out = options.out or Path(recipes.__file__).parent / "checkpoints"
     if out.exists() and not out.is_dir():
@@ -68,7 +70,10 @@ def run(options: argparse.Namespace) -> int:
 
     def mar(config: Any, name: str, schedule: Any) -> None:
         path = out / FILES[name]
-        recipes.train_mar(config, name, autoencoder(), options.work, path, device, short(schedule), log=log, **few)
+        start = load_mar(path, "fp32", device).net if options.improve else None
+        recipes.train_mar(
+            config, name, autoencoder(), options.work, path, device, short(schedule), log=log, start=start, **few
+        )
 
     def kl() -> None:
         stages = short(recipes.KL_SCHEDULE), short(recipes.KL_FINE_SCHEDULE)

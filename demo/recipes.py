@@ -170,10 +170,11 @@ def diffusion_loss(out: Tensor, x0: Tensor, x: Tensor, noise: Tensor, t: Tensor,
 
 def train_mar(
     config: MARConfig, name: str, kl: KLAutoencoder, work: Path, out: Path, device: torch.device, schedule: Schedule,
-    count: int = 30000, log: Callable[[str], None] = print,
+    count: int = 30000, log: Callable[[str], None] = print, start: MAR | None = None,
 ) -> MAR:  # fmt: skip
     """Train a MAR on the autoencoder's latents and write ``out``.
 
+    ``start`` gives the weights to begin with (a trained model to be improved); None begins with random ones.
     The share of masked tokens is 1 - 0.95 u^1.5, u uniform: mostly early steps (which decide the layout), some of all.
     """
     data, labels = pictures(count, TRAIN_SEED, log=log)
@@ -184,6 +185,8 @@ def train_mar(
     full, n, b = tables(), config.tokens, schedule.batch
     torch.manual_seed(7)
     net = initialise(MAR(config))
+    if start is not None:
+        net.load_state_dict(start.state_dict())
     abar = full.alphas_cumprod.float()
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:

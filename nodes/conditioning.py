@@ -76,7 +76,7 @@ class ClassLabel(io.ComfyNode):
             if where != settings.label_set:
                 raise UserError(f"add_label: {name} is a label of {where}; set label_set to {where}, or add_label to {NONE}.")
             text = "\n".join(filter(None, (text.strip(), name)))
-        condition = resolve_labels(text, settings.label_set, settings.images_per_label)
+        condition = resolve_labels(text, settings.label_set, settings.images_per_label, field="labels")
         if len(condition) > MOST_IMAGES:
             raise UserError(f"labels: {len(condition)} images are asked for; {MOST_IMAGES} at once are the most.")
         return io.NodeOutput(condition)

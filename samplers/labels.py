@@ -21,38 +21,39 @@ def label_sets() -> dict[str, tuple[str, ...]]:
     return {"picture-book": PICTURE_BOOK, "imagenet-1k": tuple(imagenet)}
 
 
-def resolve_labels(text: str, label_set: str, repeat: int = 1) -> Condition:
+def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "label") -> Condition:
     """What a person typed as a condition.
 
     Args:
         text: names or class ids, one an image, separated by commas or new lines; case and outer spaces do not matter.
         label_set: which names are meant, one of :func:`label_sets`; "" when only ids are known.
         repeat: images of every label, next to each other; at least 1.
+        field: what the input is called where the person typed, for messages.
 
     Raises:
         UserError: nothing typed, an unknown label set, a name or id that is not in it (with the closest names).
     """
     words = [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
     if not words:
-        raise UserError("label: nothing is named; give a class name or id, or several separated by commas.")
+        raise UserError(f"{field}: nothing is named; give a class name or id, or several separated by commas.")
     if repeat < 1:
-        raise UserError(f"label: {repeat} images of each label are asked for; 1 is the least.")
+        raise UserError(f"{field}: {repeat} images of each label are asked for; 1 is the least.")
     if label_set and label_set not in label_sets():
         raise UserError(f"label_set: {label_set!r} is unknown; there are {', '.join(label_sets())}.")
     names = label_sets()[label_set] if label_set else ()
-    ids = [_class_id(word, names, label_set) for word in words for _ in range(repeat)]
+    ids = [_class_id(word, names, label_set, field) for word in words for _ in range(repeat)]
     return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
 
 
-def _class_id(word: str, names: tuple[str, ...], label_set: str) -> int:
+def _class_id(word: str, names: tuple[str, ...], label_set: str, field: str) -> int:
     if re.fullmatch(r"[+-]?[0-9]{1,9}", word):
         number = int(word)
         if number < 0 or names and number >= len(names):
             limit = f"0 to {len(names) - 1}, the ids of {label_set}" if names else "the ids, which start at 0"
-            raise UserError(f"label: {number} is outside {limit}.")
+            raise UserError(f"{field}: {number} is outside {limit}.")
         return number
     if not names:
-        raise UserError(f"label: {word!r} is a name, and this model's class names are unknown; give class ids.")
+        raise UserError(f"{field}: {word!r} is a name, and this model's class names are unknown; give class ids.")
     lower = {name.lower(): i for i, name in enumerate(names)}
     key = " ".join(word.lower().replace("_", " ").split())
     if key in lower:
@@ -64,4 +65,4 @@ def _class_id(word: str, names: tuple[str, ...], label_set: str) -> int:
     hint = f"the closest: {', '.join(close)}"
     if not close:
         hint = f"for example {names[0]}, or an id from 0 to {len(names) - 1}"
-    raise UserError(f"label: {label_set} has no class {word!r}; {hint}.")
+    raise UserError(f"{field}: {label_set} has no class {word!r}; {hint}.")

@@ -51,7 +51,8 @@ class Sampled(NamedTuple):
     report: Report
 
 
-Sampler = Generator[Step, None, Sampled]
+# A driver may send the seconds it spent since the last step (drawing a preview, say); they are not the sampler's.
+Sampler = Generator[Step, "float | None", Sampled]
 
 
 def finish(sampler: Sampler) -> Sampled:
@@ -319,10 +320,11 @@ def generate(run: Run, transformer: Transformer, head: Head) -> Sampler:
         run.tokens = run.tokens.scatter(1, where[..., None].expand(-1, -1, new.shape[2]), new)
         fixed_at.scatter_(1, where, step)
         asked = time.perf_counter()
-        yield Step(
+        spent = yield Step(
             step + 1, run.plan.steps, run.model.to_latents(run.tokens), (fixed_at >= 0).view(batch, grid, grid), run.report
         )
-        paused += time.perf_counter() - asked
+        # Without a word from the driver: all the time until it asked again.
+        paused += time.perf_counter() - asked if spent is None else spent
     run.clock.stop(run.report, paused)
     if run.tokens.device.type == "cuda":
         run.report.peak_memory_bytes = torch.cuda.max_memory_allocated(run.tokens.device)

@@ -124,3 +124,17 @@ def test_pictures_are_the_books(tmp_path):
 
     s = book.scenes(9, 5)
     assert np.array_equal(data.permute(0, 2, 3, 1).numpy(), book.render(s, 64)[0]) and labels.tolist() == s.label.tolist()
+
+
+def test_a_trained_mar_can_be_improved(tmp_path):
+    """Training that starts from a model's weights, at a rate of zero, returns them."""
+    torch.manual_seed(1)
+    kl = KLAutoencoder(TINY_KL).eval()
+    few = Schedule(steps=2, batch=8, lr=1e-3)
+    first = recipes.train_mar(TINY_MAR, "mar", kl, tmp_path / "a", tmp_path / "a.safetensors", CPU, few, count=60, **QUIET)
+    still = Schedule(steps=2, batch=8, lr=0.0)
+    again = recipes.train_mar(
+        TINY_MAR, "mar", kl, tmp_path / "b", tmp_path / "b.safetensors", CPU, still, count=60, start=first, **QUIET
+    )
+    for name, value in first.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], value, msg=name)
