@@ -162,8 +162,9 @@ def train_judge(
     d = _data(kl, count, device, log)
     truth = {k: torch.from_numpy(getattr(d.scenes, k)) for k in ("label", "colour", "time", "parts")}
     where = (torch.from_numpy(np.stack([d.scenes.x, d.scenes.y, d.scenes.scale], 1)) - _CENTRE) / _SPREAD
-    torch.manual_seed(5)
-    judge = Judge()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        judge = Judge()
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(19, step)

@@ -114,7 +114,9 @@ def train_kl(
 ) -> KLAutoencoder:  # fmt: skip
     """Train the autoencoder in two stages, normalise its latents to zero mean and unit variance a channel, write ``out``."""
     data, _ = pictures(count, TRAIN_SEED, log=log)
-    net = KLAutoencoder(KL)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        net = KLAutoencoder(KL)
     _kl_stage(net, "kl", schedule, KL_WEIGHT, data, work, device, log)
     _kl_stage(net, "kl-fine", fine, KL_FINE_WEIGHT, data, work, device, log)
     normalise_latents(net, data[:4000], device)
@@ -183,8 +185,9 @@ def train_mar(
     book = latents(kl, data, device)[0].flatten(2).transpose(1, 2).contiguous()
     del data
     full, n, b = tables(), config.tokens, schedule.batch
-    torch.manual_seed(7)
-    net = initialise(MAR(config))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        net = initialise(MAR(config))
     if start is not None:
         net.load_state_dict(start.state_dict())
     abar = full.alphas_cumprod.float()
