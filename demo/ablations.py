@@ -28,6 +28,7 @@ from ..samplers.settings import make
 from . import picture_book
 from .judge import load_judge, read
 from .quality import Figures, figures
+from .recipes import DEFAULTS
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 SEED, TEST_SEED = 2026, 2
@@ -43,8 +44,8 @@ class Row:
 
 
 _LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
-_COMMON = {"ar_steps": 32, "diffusion_steps": 50, "cfg": 2.0}
-_K = {"lookahead": 4, "guided_steps": 5}
+_COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg")}
+_K = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
 
 TABLES: dict[str, tuple[dict[str, Any], tuple[Row, ...]]] = {
     "fasthybrid-threshold": (

@@ -85,8 +85,8 @@ def read(judge: Judge, rgb: np.ndarray) -> Verdict:
     out = {k: torch.cat([o[k] for o in outs]) for k in _SIZES}
     best = {k: out[k].argmax(1).numpy() for k in ("label", "colour", "time", "parts")}
     x, y, scale = (out["where"] * _SPREAD + _CENTRE).numpy().T
-    place = np.clip(np.round(x / 0.34) + 1, 0, 2).astype(np.int64)
-    size = (scale > 0.985).astype(np.int64)
+    place = np.clip(np.round(x / picture_book.PLACE_STEP) + 1, 0, 2).astype(np.int64)
+    size = (scale > sum(picture_book.SCALES) / 2).astype(np.int64)
     scenes = Scenes(
         best["label"], best["colour"], place, size, best["time"], best["parts"], x, y, scale, np.full(len(x), 0.5, np.float32)
     )

@@ -22,6 +22,9 @@ PLACES = ("on the left", "in the middle", "on the right")
 SIZES = ("small", "large")
 TIMES = ("by day", "at sunset", "at night")
 PARTS = 3
+# Distance between places, and the scale of each size, before jitter.
+PLACE_STEP = 0.34
+SCALES = (0.82, 1.15)
 
 _RGB = np.array(
     [
@@ -116,8 +119,8 @@ def scenes(seed: int, count: int, start: int = 0, labels: Sequence[int] | None =
     sun = label == 0
     colour = np.where(sun, _SUN_COLOURS[colour % 4], colour)
     time = np.where(sun, 1, time)
-    x = (place - 1) * 0.34 + spread(6) * 0.06
-    scale = np.where(size == 1, 1.15, 0.82) + spread(7) * 0.06
+    x = (place - 1) * PLACE_STEP + spread(6) * 0.06
+    scale = np.where(size == 1, SCALES[1], SCALES[0]) + spread(7) * 0.06
     return Scenes(
         label, colour, place, size, time, parts,
         x.astype(np.float32), spread(8) * 0.05, scale.astype(np.float32), _uniform(seed, index, 9).astype(np.float32),
