@@ -18,7 +18,6 @@ from .parity import Case, judge
 
 # Families this version does not have, by a file that only they hold.
 LATER = {
-    "llamagen": ("meta_gpt.json", "gpt_*.safetensors", "par_*.safetensors", "vq8_*.safetensors", "vq16_*.safetensors"),
     "tar": ("ar_tiny_*.safetensors", "mulosd_geometry.json", "tatok_*.safetensors", "simvq_*.safetensors"),
 }
 
@@ -34,7 +33,7 @@ def collect(root: Path) -> list[Case]:
     Raises:
         UserError: no such folder, or one without a case that is known here.
     """
-    from . import parity_mar
+    from . import parity_llamagen, parity_mar, parity_vq
 
     if not root.is_dir():
         what = "no folder" if root.exists() else "not there"
@@ -45,7 +44,7 @@ def collect(root: Path) -> list[Case]:
         if later:
             out += [Case(f"{later[0]}/{path.stem}", None) for path in sorted(folder.glob("*.safetensors"))]
         else:
-            out += parity_mar.cases(folder)
+            out += parity_mar.cases(folder) + parity_llamagen.cases(folder) + parity_vq.cases(folder)
     if not out:
         raise UserError(f"DIR: {root} holds no parity case known here; name a folder laid out like tests/parity.")
     return out

@@ -61,7 +61,8 @@ def _optimisers(module: nn.Module, s: Schedule) -> list[torch.optim.Optimizer]:
     muon = getattr(torch.optim, "Muon", None) if s.muon_lr else None  # torch >= 2.9
     hidden, matrices, vectors = [], [], []
     for name, p in module.named_parameters():
-        inner = p.ndim == 2 and min(p.shape) >= 32 and "emb" not in name and "final" not in name and "latent" not in name
+        plain = not any(part in name for part in ("emb", "final", "latent", "output"))
+        inner = p.ndim == 2 and min(p.shape) >= 32 and plain
         (hidden if muon and inner else matrices if p.ndim >= 2 else vectors).append(p)
     groups = [{"params": matrices, "weight_decay": s.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     out: list[torch.optim.Optimizer] = [

@@ -199,9 +199,16 @@ _WORDS = {
     "kl": "a KL autoencoder",
     "vq": "a VQ autoencoder",
     "llamagen": "a LlamaGen",
+    "t5": "a T5 text encoder",
     "tar language model": "a language model",
 }
-_PLACES = {"mar": "choose it as checkpoint", "kl": "choose it as decoder"}
+# Where a file belongs that was chosen for something else of the same loader: (what it is, what was wanted).
+_PLACES = {
+    ("mar", "kl"): "choose it as checkpoint",
+    ("kl", "mar"): "choose it as decoder",
+    ("llamagen", "vq"): "choose it as checkpoint",
+    ("vq", "llamagen"): "choose it as decoder",
+}
 _ANOTHER = "choose another file"
 
 
@@ -209,7 +216,7 @@ def identify(state: Mapping[str, object]) -> str:
     """The family whose parameter names these are.
 
     Returns:
-        "mar", "kl", "vq", "llamagen", "tar language model" or "unknown".
+        "mar", "kl", "vq", "llamagen", "t5", "tar language model" or "unknown".
     """
     if any(name.startswith("diffloss.net.") for name in state):
         return "mar"
@@ -219,6 +226,8 @@ def identify(state: Mapping[str, object]) -> str:
         return "kl"
     if "tok_embeddings.weight" in state and any(name.startswith("cls_embedding.") for name in state):
         return "llamagen"
+    if any(name.startswith("encoder.block.0.layer.0.SelfAttention.") for name in state):
+        return "t5"
     if any(name.endswith("embed_tokens.weight") for name in state):
         return "tar language model"
     return "unknown"
@@ -236,7 +245,7 @@ def expect(checkpoint: Checkpoint, family: str) -> None:
     if found == "unknown":
         names = ", ".join(_shown(name) for name in sorted(checkpoint.state)[:3])
         raise checkpoint.complain(f"holds no weights of {_WORDS[family]} (but {names})", _ANOTHER)
-    raise checkpoint.complain(f"holds {_WORDS[found]}, not {_WORDS[family]}", _PLACES.get(found, _ANOTHER))
+    raise checkpoint.complain(f"holds {_WORDS[found]}, not {_WORDS[family]}", _PLACES.get((found, family), _ANOTHER))
 
 
 def metadata_number(
@@ -276,7 +285,7 @@ def metadata_text(checkpoint: Checkpoint, key: str, default: str) -> str:
 # --------------------------------------------------------------------------------------------------- loading
 
 
-def choose_dtype(name: str, device: str | torch.device) -> torch.dtype:
+def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> torch.dtype:
     """The dtype a network computes in.
 
     Args:
@@ -284,6 +293,8 @@ def choose_dtype(name: str, device: str | torch.device) -> torch.dtype:
             denoiser's rounding errors are multiplied by hundreds in its first step (316 at 100 diffusion steps),
             which makes 0.15 of fp16's and about 1 of bf16's; fp16 is also what MAR was evaluated in.
         device: where it will compute.
+        bf16: for networks that were trained and evaluated in it (LlamaGen, T5), "auto" means bf16 where CUDA hardware
+            computes it.
 
     Raises:
         UserError: no such name.
@@ -294,8 +305,11 @@ def choose_dtype(name: str, device: str | torch.device) -> torch.dtype:
         raise UserError(f"dtype: {name!r} is not known; choose auto, {', '.join(DTYPES)}")
     device = torch.device(device)
     if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if bf16 and capability >= (8, 0):
+            return torch.bfloat16
         # Before Volta half precision is no quicker than fp32, and on some cards far slower.
-        return torch.float16 if torch.cuda.get_device_capability(device) >= (7, 0) else torch.float32
+        return torch.float16 if capability >= (7, 0) else torch.float32
     return torch.float16 if device.type in ("mps", "xpu") else torch.float32
 
 

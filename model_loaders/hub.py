@@ -2,7 +2,7 @@
 
 A *choice* is the text a person picked: an entry's id ("mar-base", with or without its "(download ...)"), or the name
 of a file below one of the model folders. Saved graphs keep choices for years, so every text a menu ever showed goes on
-resolving, before and after the download.
+resolving, before and after the download. A text encoder ("t5") may be a folder as well as a file.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ from .download import download, readable_size
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # What the input is called that takes a file of this family; messages begin with it.
-FIELDS = {"mar": "checkpoint", "kl": "decoder"}
-_OFFICIAL_DECODER = "kl16"
+FIELDS = {"mar": "checkpoint", "llamagen": "checkpoint", "kl": "decoder", "vq": "decoder", "t5": "encoder"}
+_WORDS = {"mar": "a MAR", "llamagen": "a LlamaGen", "kl": "a KL decoder", "vq": "a VQ decoder", "t5": "a text encoder"}
+# Family to the family of its decoders, and the decoder of the files that say nothing.
+_DECODERS = {"mar": ("kl", "kl16"), "llamagen": ("vq", "vq16-c2i")}
+_TEXT_DECODER = "vq16-t2i"
+# Families whose files may be a folder's.
+_FOLDERS = ("t5",)
 _MARK = re.compile(r" \(download[^()]*\)$")
 
 
@@ -39,6 +44,7 @@ class Entry:
     sha256: str | None
     licence: str
     decoder: str | None
+    parts: Sequence[str] = ()
 
     @property
     def built_in(self) -> bool:
@@ -58,7 +64,7 @@ def _catalogue() -> tuple[Entry, ...]:
 
 
 def entries(family: str) -> list[Entry]:
-    """The catalogue's entries of a family ("mar", "kl"), built-in ones first."""
+    """The catalogue's entries of a family ("mar", "kl", "llamagen", "vq", "t5"), built-in ones first."""
     return sorted((e for e in _catalogue() if e.family == family), key=lambda e: not e.built_in)
 
 
@@ -68,9 +74,15 @@ def menu(family: str, local: Sequence[str]) -> list[str]:
     Args:
         local: file names relative to the model folders, as ComfyUI lists them.
     """
-    known, here = entries(family), {_base(name) for name in local}
+    known = entries(family)
+    others = {e.file for e in _catalogue() if e.family != family and not e.built_in}
+    # What is catalogued for another loader would only be refused here.
+    names = [name for name in local if not others & set(PureWindowsPath(name).parts)]
+    if family in _FOLDERS:
+        names = list(dict.fromkeys(_without_shard(name) for name in names))
+    here = {_base(name) for name in names}
     missing = [e.label for e in known if not e.built_in and e.file not in here]
-    return [e.id for e in known if e.built_in] + list(local) + missing
+    return [e.id for e in known if e.built_in] + names + missing
 
 
 def check(choice: str, family: str, local: Sequence[str]) -> None:
@@ -82,7 +94,8 @@ def check(choice: str, family: str, local: Sequence[str]) -> None:
     Raises:
         UserError: it never was.
     """
-    if choice not in local and _entry(choice, family) is None:
+    names = {*local, *map(_without_shard, local)} if family in _FOLDERS else local
+    if choice not in names and _entry(choice, family) is None:
         raise UserError(f"{FIELDS[family]}: {_quoted(choice)} is none of the files here; choose another from the list")
 
 
@@ -90,11 +103,11 @@ def resolve(
     choice: str, family: str, folders: Sequence[Path], download_to: Path,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:  # fmt: skip
-    """The file behind a choice, downloaded if it has to be.
+    """The file (or folder) behind a choice, downloaded if it has to be.
 
     Args:
         choice: see the top of this module.
-        family: "mar" or "kl".
+        family: one of :data:`FIELDS`.
         folders: model folders that may hold it.
         download_to: where a download goes; made when needed.
         progress: called in this thread with (bytes so far, bytes in all or 0) some times a second while downloading.
@@ -106,7 +119,9 @@ def resolve(
     field, folders = FIELDS[family], [*map(Path, folders)]
     entry = _entry(choice, family)
     if entry is None:
-        return _local(choice, folders, field)
+        return _local(choice, folders, field, family in _FOLDERS)
+    if entry.parts:
+        return _several(entry, folders, Path(download_to), progress, field)
     if entry.built_in:
         path = _PACKAGE / entry.file
         if not os.path.isfile(path):
@@ -119,26 +134,32 @@ def resolve(
     )  # fmt: skip
 
 
-def decoder_for(choice: str, path: Path | None = None) -> str:
-    """The decoder entry (an id) that "auto" means for a MAR.
+def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text: bool | None = None) -> str:
+    """The decoder entry (an id) that "auto" means for a MAR, a LlamaGen or a PAR.
 
     In this order: what the catalogue says of the entry, what the file's metadata says, what the catalogue says of a
-    file of that name, and else the official KL-16, which every published MAR uses.
+    file of that name, and else the official one: KL-16, which every published MAR uses, or VQ-16, of which LlamaGen's
+    text-to-image models have their own.
 
     Args:
         choice: what was chosen as checkpoint.
         path: the file it resolved to, whose metadata may name a decoder.
+        family: "mar" or "llamagen".
+        text: whether the model draws from text; None goes by "t2i" in the file's name.
     """
-    decoders = {e.id for e in entries("kl")}
-    entry = _entry(choice, "mar")
+    decoders, official = _DECODERS[family]
+    entry = _entry(choice, family)
     if entry and entry.decoder:
         return entry.decoder
     named = read_metadata(path).get("decoder") if path else None
-    if named in decoders:
+    if named in {e.id for e in entries(decoders)}:
         return str(named)
     name = path.name if path else _base(choice)
-    same = next((e for e in entries("mar") if _base(e.file) == name and not e.built_in), None)
-    return same.decoder if same and same.decoder else _OFFICIAL_DECODER
+    same = next((e for e in entries(family) if _base(e.file) == name and not e.built_in), None)
+    if same and same.decoder:
+        return same.decoder
+    from_text = "t2i" in name.lower() if text is None else text
+    return _TEXT_DECODER if family == "llamagen" and from_text else official
 
 
 def _entry(choice: str, family: str) -> Entry | None:
@@ -150,13 +171,38 @@ def _entry(choice: str, family: str) -> Entry | None:
     name = _MARK.sub("", choice.strip())
     entry = next((e for e in _catalogue() if e.id == name), None)
     if entry and entry.family != family:
-        place = FIELDS.get(entry.family, entry.family)
-        raise UserError(f"{FIELDS[family]}: {name} is a {place}; choose it as {place}")
+        field, place = FIELDS[family], FIELDS[entry.family]
+        if place == field:
+            raise UserError(f"{field}: {name} is {_WORDS[entry.family]}, not {_WORDS[family]}; choose another from the list")
+        article = "an" if place[0] in "aeiou" else "a"
+        raise UserError(f"{field}: {name} is {article} {place}; choose it as {place}")
     return entry
 
 
-def _local(choice: str, folders: Sequence[Path], field: str) -> Path:
-    """The file of that name below one of the folders.
+def _several(
+    entry: Entry, folders: Sequence[Path], download_to: Path, progress: Callable[[int, int], None] | None, field: str
+) -> Path:  # fmt: skip
+    """The folder of an entry that is several files; what is missing of it is downloaded."""
+    for folder in folders:
+        if all(os.path.isfile(folder / entry.file / part) for part in entry.parts):
+            return folder / entry.file
+    to, done = download_to / entry.file, 0
+
+    def tell(now: int, _: int) -> None:
+        if progress is not None:
+            progress(done + now, entry.size or 0)
+
+    for part in entry.parts:
+        if not os.path.isfile(to / part):
+            download(
+                entry.repo or "", part, to, revision=entry.revision, progress=tell if progress else None, field=field
+            )
+        done += (to / part).stat().st_size
+    return to
+
+
+def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = False) -> Path:
+    """The file (or, if that may be, the folder) of that name below one of the folders.
 
     Raises:
         UserError: there is none, or the name leads out of them.
@@ -171,7 +217,7 @@ def _local(choice: str, folders: Sequence[Path], field: str) -> Path:
         # A graph saved on Windows writes sub\name, one saved elsewhere sub/name.
         for path in (folder / choice, folder.joinpath(*windows.parts)):
             # Links are followed, as ComfyUI does: whoever may place one may place the file.
-            if os.path.isfile(path):
+            if os.path.isfile(path) or folder_too and windows.parts and os.path.isdir(path):
                 return path
     where = " or ".join(map(str, folders)) or "any model folder"
     raise UserError(f"{field}: {_quoted(choice)} is not in {where}; put it there or choose another")
@@ -191,6 +237,11 @@ def _find(file: str, folders: Sequence[Path]) -> Path | None:
 
 def _base(name: str) -> str:
     return PureWindowsPath(name).name
+
+
+def _without_shard(name: str) -> str:
+    """The folder of a file that is one piece of several ("xl/model-00001-of-00002.safetensors"); other names unchanged."""
+    return re.sub(r"[\\/][^\\/]*-of-\d+\.\w+$", "", name)
 
 
 def _quoted(choice: str) -> str:

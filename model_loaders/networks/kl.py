@@ -62,7 +62,8 @@ class KLConfig:
         )  # fmt: skip
 
 
-def _norm(channels: int, groups: int) -> nn.GroupNorm:
+def group_norm(channels: int, groups: int) -> nn.GroupNorm:
+    """GroupNorm with the epsilon that LDM and its descendants share."""
     return nn.GroupNorm(groups, channels, eps=1e-6)
 
 
@@ -71,8 +72,8 @@ class ResBlock(nn.Module):
 
     def __init__(self, c_in: int, c_out: int, groups: int):
         super().__init__()
-        self.norm1, self.conv1 = _norm(c_in, groups), nn.Conv2d(c_in, c_out, 3, padding=1)
-        self.norm2, self.conv2 = _norm(c_out, groups), nn.Conv2d(c_out, c_out, 3, padding=1)
+        self.norm1, self.conv1 = group_norm(c_in, groups), nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.norm2, self.conv2 = group_norm(c_out, groups), nn.Conv2d(c_out, c_out, 3, padding=1)
         if c_in != c_out:
             self.nin_shortcut = nn.Conv2d(c_in, c_out, 1)
 
@@ -87,7 +88,7 @@ class Attention(nn.Module):
 
     def __init__(self, c: int, groups: int):
         super().__init__()
-        self.norm = _norm(c, groups)
+        self.norm = group_norm(c, groups)
         self.q, self.k, self.v, self.proj_out = (nn.Conv2d(c, c, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,7 +98,9 @@ class Attention(nn.Module):
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
 
 
-class _Down(nn.Module):
+class Down(nn.Module):
+    """Half the resolution: a 3x3 convolution of stride 2."""
+
     def __init__(self, c: int):
         super().__init__()
         self.conv = nn.Conv2d(c, c, 3, stride=2)
@@ -106,7 +109,9 @@ class _Down(nn.Module):
         return self.conv(F.pad(x, (0, 1, 0, 1)))  # asymmetric, as LDM trained it
 
 
-class _Up(nn.Module):
+class Up(nn.Module):
+    """Twice the resolution: nearest neighbour, then a 3x3 convolution."""
+
     def __init__(self, c: int):
         super().__init__()
         self.conv = nn.Conv2d(c, c, 3, padding=1)
@@ -151,10 +156,10 @@ class Encoder(nn.Module):
         for i, (a, b) in enumerate(zip([c.ch, *widths], widths, strict=False)):
             level = _Level(a, b, c.blocks, i in c.encoder_attention, c.groups)
             if i + 1 < len(widths):
-                level.downsample = _Down(b)
+                level.downsample = Down(b)
             self.down.append(level)
         self.mid = _Mid(widths[-1], c.groups)
-        self.norm_out, self.conv_out = _norm(widths[-1], c.groups), nn.Conv2d(widths[-1], out_channels, 3, padding=1)
+        self.norm_out, self.conv_out = group_norm(widths[-1], c.groups), nn.Conv2d(widths[-1], out_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
@@ -178,11 +183,11 @@ class Decoder(nn.Module):
         for i in reversed(range(len(widths))):
             level = _Level(above, widths[i], c.blocks + 1, i in c.decoder_attention, c.groups)
             if i:
-                level.upsample = _Up(widths[i])
+                level.upsample = Up(widths[i])
             levels.insert(0, level)
             above = widths[i]
         self.up = nn.ModuleList(levels)
-        self.norm_out, self.conv_out = _norm(widths[0], c.groups), nn.Conv2d(widths[0], 3, 3, padding=1)
+        self.norm_out, self.conv_out = group_norm(widths[0], c.groups), nn.Conv2d(widths[0], 3, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
         x = self.mid(self.conv_in(z))

@@ -11,7 +11,8 @@ from fastar_nodes.cli.parity import Case, Check, judge
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.mar import Plan, finish, mar
+from fastar_nodes.samplers.mar import mar
+from fastar_nodes.samplers.masked import Plan, finish
 from fastar_nodes.samplers.settings import MARSettings
 from safetensors.torch import load_file, save_file
 from tiny_files import MAR_SIZE, write
@@ -27,14 +28,15 @@ def test_all_recorded_cases_agree(cli, mar_fixtures):
     found = verdicts(answer)
     assert answer.code == 0, answer
     assert set(found.values()) == {"ok"}
-    kinds = {"encdec": 6, "head": 25, "diffusion_tables": 13, "sample_tokens": 6, "vae": 2, "keys": 5}
+    kinds = {"encdec": 6, "head": 25, "diffusion_tables": 13, "sample_tokens": 6, "vae": 2, "keys": 5, "cspd": 6}
     for kind, count in kinds.items():
         assert sum(name.startswith(f"mar/{kind}.") for name in found) == count, kind
     for line in answer.out.splitlines():
         name, error, tolerance, _ = line.split()
         assert float(error) <= float(tolerance) and (float(tolerance) <= 1e-4 or ".s1" in name or ".s2" in name
                                                     or name.endswith((".a", ".b")))  # fmt: skip
-    assert verdicts(cli("verify", mar_fixtures.parent)) == found  # the folder above, with a folder a family
+    above = verdicts(cli("verify", mar_fixtures.parent))  # with a folder a family
+    assert found.items() <= above.items() and {*above.values()} <= {"ok", "not yet"}
 
 
 def _copy(mar_fixtures, tmp_path, *names):
@@ -95,14 +97,14 @@ def test_unreadable_folders_are_exit_code_2(cli, sentence, tmp_path):
 
 
 def test_what_this_version_lacks_is_not_yet(cli, tmp_path):
-    for name in ("mar/lazymar", "mar/cspd", "llamagen/gpt_c2i_tiny_io", "tar/ar_tiny_io"):
+    for name in ("llamagen/lantern_accept_io", "tar/ar_tiny_io"):
         path = tmp_path / f"{name}.safetensors"
         path.parent.mkdir(exist_ok=True)
         save_file({"x": torch.zeros(1)}, path)
     answer = cli("verify", tmp_path)
     assert answer.code == 0
     assert [line.split()[0] for line in answer.out.splitlines()] == [
-        "llamagen/gpt_c2i_tiny_io", "mar/lazymar", "mar/cspd", "tar/ar_tiny_io"
+        "llamagen/lantern_accept", "tar/ar_tiny_io"
     ]  # fmt: skip
     assert all(line.endswith("not yet") for line in answer.out.splitlines())
 

@@ -29,18 +29,28 @@ def without_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_catalogue_is_sound() -> None:
-    everything = [*hub.entries("mar"), *hub.entries("kl")]
+    everything = [e for family in hub.FIELDS for e in hub.entries(family)]
     raw = json.loads((Path(hub.__file__).with_name("catalogue.json")).read_text())
     assert len(everything) == len(raw["entries"]) == len({e.id for e in everything})
     assert set(raw["about"]) == set(hub.Entry.__dataclass_fields__)
-    decoders = {e.id for e in hub.entries("kl")}
+    decoders = {"mar": hub.entries("kl"), "llamagen": hub.entries("vq")}
     for e in everything:
-        assert e.built_in == (e.size is None) and e.licence == "MIT"
-        assert e.decoder in decoders if e.family == "mar" else e.decoder is None
-        assert not os.path.isabs(e.file) and ".." not in e.file and e.file.endswith(".safetensors")
+        par = e.repo == "Epiphqny/PAR"  # which states neither licence nor precision
+        assert (e.size is None) == (e.built_in or par)
+        assert e.licence == {"Epiphqny/PAR": "NOASSERTION", "google/flan-t5-xl": "Apache-2.0"}.get(e.repo, "MIT")
+        assert e.decoder in {d.id for d in decoders[e.family]} if e.family in decoders else e.decoder is None
+        for file in (e.file, *e.parts):
+            assert not os.path.isabs(file) and ".." not in file
+        assert e.parts or e.file.endswith(".safetensors" if e.built_in or e.family in ("mar", "kl") else ".pt")
         assert "(" not in e.id
-    parameters = {"mar-base": 207_924_768, "mar-large": 478_326_304, "mar-huge": 942_403_104, "kl16": 66_456_019}
-    assert {e.id: e.size for e in everything if not e.built_in} == {k: 4 * v for k, v in parameters.items()}
+    parameters = {
+        "mar-base": 207_924_768, "mar-large": 478_326_304, "mar-huge": 942_403_104, "kl16": 66_456_019,
+        "llamagen-b-256": 110_888_448, "llamagen-b-384": 110_888_448, "llamagen-l-256": 342_910_976,
+        "llamagen-l-384": 342_910_976, "llamagen-xl-384": 774_699_520, "llamagen-xxl-384": 1_410_972_672,
+        "llamagen-3b-384": 3_096_659_200, "llamagen-t2i-xl-256": 777_923_840, "llamagen-t2i-xl-512": 777_923_840,
+        "vq16-c2i": 71_948_939, "vq16-t2i": 71_948_939, "vq8-c2i": 70_175_371,
+    }  # fmt: skip
+    assert {e.id: e.size for e in everything if e.size and not e.parts} == {k: 4 * v for k, v in parameters.items()}
 
 
 def test_menu() -> None:
@@ -54,6 +64,28 @@ def test_menu() -> None:
     assert hub.menu("kl", []) == ["demo-kl", "kl16 (download 266 MB)"]
 
 
+def test_menu_of_llamagen_and_par() -> None:
+    entries = [text for text in hub.menu("llamagen", []) if not text.startswith("demo")]
+    assert entries == [
+        "llamagen-b-256 (download 444 MB)", "llamagen-b-384 (download 444 MB)", "llamagen-l-256 (download 1.37 GB)",
+        "llamagen-l-384 (download 1.37 GB)", "llamagen-xl-384 (download 3.10 GB)", "llamagen-xxl-384 (download 5.64 GB)",
+        "llamagen-3b-384 (download 12.39 GB)", "llamagen-t2i-xl-256 (download 3.11 GB)", "llamagen-t2i-xl-512 (download 3.11 GB)",
+        "par-xl-4x (download)", "par-xxl-4x (download)", "par-3b-4x (download)", "par-3b-16x (download)",
+    ]  # fmt: skip
+    assert [text for text in hub.menu("vq", ["a/vq_ds16_t2i.pt"]) if not text.startswith("demo")] == [
+        "a/vq_ds16_t2i.pt", "vq16-c2i (download 288 MB)", "vq8-c2i (download 281 MB)"
+    ]  # fmt: skip
+
+
+def test_a_menu_leaves_out_what_is_catalogued_for_another(tmp_path: Path) -> None:
+    local = ["c2i_B_256.pt", "sub/vq_ds16_c2i.pt", "kl16.safetensors", "mar-base.safetensors", "my.pt"]
+    shown = {"mar": "mar-base.safetensors", "kl": "kl16.safetensors", "llamagen": "c2i_B_256.pt", "vq": "sub/vq_ds16_c2i.pt"}
+    for family, own in shown.items():
+        assert [name for name in hub.menu(family, local) if name in local] == [name for name in local if name in (own, "my.pt")]
+        for name in local:  # what a saved graph may hold stays valid; the loader says what is wrong with it
+            hub.check(name, family, local)
+
+
 def test_check_knows_every_text_a_menu_ever_showed() -> None:
     local = ["mar-base.safetensors"]
     for choice in (*hub.menu("mar", []), *hub.menu("mar", local), "mar-base", "mar-base (download 1 TB)"):
@@ -63,6 +95,12 @@ def test_check_knows_every_text_a_menu_ever_showed() -> None:
             hub.check(choice, "mar", local)
     with pytest.raises(UserError, match="^checkpoint: kl16 is a decoder; choose it as decoder$"):
         hub.check("kl16", "mar", local)
+    with pytest.raises(UserError, match="^checkpoint: par-xl-4x is a LlamaGen, not a MAR; choose another from the list$"):
+        hub.check("par-xl-4x", "mar", local)
+    with pytest.raises(UserError, match="^decoder: kl16 is a KL decoder, not a VQ decoder; choose another from the list$"):
+        hub.check("kl16 (download 266 MB)", "vq", local)
+    with pytest.raises(UserError, match="^checkpoint: flan-t5-xl is an encoder; choose it as encoder$"):
+        hub.check("flan-t5-xl", "llamagen", local)
 
 
 # --------------------------------------------------------------------------------------------- files that are here
@@ -145,6 +183,20 @@ def test_decoder_for(tmp_path: Path) -> None:
     for named, expected in (("demo-kl", "demo-kl"), ("../evil", "kl16"), ("mar-base", "kl16")):
         save_file({"a": torch.ones(1)}, own, metadata={"decoder": named})
         assert hub.decoder_for(own.name, own) == expected
+
+
+def test_decoder_for_llamagen_and_par(tmp_path: Path) -> None:
+    def decoder(choice: str, path: Path | None = None, text: bool | None = None) -> str:
+        return hub.decoder_for(choice, path, "llamagen", text)
+
+    assert decoder("llamagen-b-384") == decoder("par-3b-16x (download)") == decoder("mine.pt") == "vq16-c2i"
+    assert decoder("llamagen-t2i-xl-512") == decoder("x", Path("sub/t2i_XL_stage2_512.pt")) == "vq16-t2i"
+    assert decoder("my_T2I.pt") == decoder("mine.pt", text=True) == "vq16-t2i"
+    assert decoder("my_T2I.pt", text=False) == decoder("c2i_B_256.pt", text=True) == "vq16-c2i"
+    own = tmp_path / "own.safetensors"
+    for named, expected in (("vq8-c2i", "vq8-c2i"), ("kl16", "vq16-c2i"), ("../evil", "vq16-c2i")):
+        save_file({"a": torch.ones(1)}, own, metadata={"decoder": named})
+        assert decoder(own.name, own) == expected
 
 
 def test_without_huggingface_hub(tmp_path: Path, without_hub: None) -> None:

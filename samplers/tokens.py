@@ -1,0 +1,370 @@
+"""The one cached decoding loop that every sampler of discrete tokens runs in.
+
+A *schedule* says which cells of the grid each pass of the transformer decides, and what is fed to it for that. LlamaGen,
+ZipAR and PAR differ in nothing else, and a schedule is known before the first pass: everything it needs on the device is
+laid out once, and the loop never waits for a number to come back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..model_loaders.networks.gpt import Cache, TokenModel
+from ..reports.record import PLAIN, Clock, Report
+from .draws import Draws
+from .token_conditions import AnyCondition, Given, given
+from .token_settings import TokenSettings
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStep:
+    """What a token sampler yields after every pass.
+
+    Attributes:
+        done, total: passes of the transformer.
+        codes: int64 [B, G, G] so far; 0 where undecided.
+        decided: bool [B, G, G].
+        report: the running report (its counts so far).
+    """
+
+    done: int
+    total: int
+    codes: Tensor
+    decided: Tensor
+    report: Report
+
+
+class TokenSampled(NamedTuple):
+    """A token sampler's result: codes int64 [B, G, G] and the report."""
+
+    codes: Tensor
+    report: Report
+
+
+# A driver may send the seconds it spent since the last step (drawing a preview, say); they are not the sampler's.
+TokenSampler = Generator[TokenStep, "float | None", TokenSampled]
+
+
+def finish(sampler: TokenSampler) -> TokenSampled:
+    """Run a token sampler to its end, ignoring the steps."""
+    while True:
+        try:
+            next(sampler)
+        except StopIteration as end:
+            return end.value
+
+
+# ------------------------------------------------------------------------------------------------ schedules
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of the transformer. The first of a schedule is the prefill, which is fed the condition only.
+
+    Attributes:
+        cells: cells it decides, in raster numbers.
+        by: for each of them the fed row that predicts it; 0 in the prefill.
+        fed: cells whose tokens are fed, a row each.
+        special: PAR's transition tokens that are fed behind them.
+        place: where each fed row stands: a cell, or -1 for a transition token.
+        slot: the cache slot that each fed row is written to, counted from the first picture slot.
+        sees: the highest slot that each fed row looks at.
+        clock: the step counter that cfg_interval is compared with, as the reference counts.
+    """
+
+    cells: tuple[int, ...]
+    by: tuple[int, ...]
+    fed: tuple[int, ...] = ()
+    special: int = 0
+    place: tuple[int, ...] = ()
+    slot: tuple[int, ...] = ()
+    sees: tuple[int, ...] = ()
+    clock: int = -1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Passes that decide a whole grid.
+
+    Attributes:
+        grid: side of the grid.
+        passes: see :class:`Pass`.
+        blanks: whether slots are looked at before they are written (ZipAR's published code).
+    """
+
+    grid: int
+    passes: tuple[Pass, ...]
+    blanks: bool = False
+
+    @cached_property
+    def slots(self) -> int:
+        """Picture slots of the cache."""
+        return 1 + max((s for p in self.passes for s in (*p.slot, *p.sees)), default=-1)
+
+    @cached_property
+    def fixed_at(self) -> np.ndarray:
+        """int32 [G, G]: the pass that decides each cell, counted from 0."""
+        out = np.full(self.grid**2, -1, np.int32)
+        for k, p in enumerate(self.passes):
+            out[list(p.cells)] = k
+        return out.reshape(self.grid, self.grid)
+
+    def visible(self) -> list[np.ndarray]:
+        """For every pass but the first, bool [rows, slots up to the highest seen]: what each row looks at."""
+        written = np.full(self.slots, self.blanks)
+        out = []
+        for p in self.passes[1:]:
+            written[list(p.slot)] = True
+            end = max(p.sees) + 1
+            out.append(written[:end] & (np.arange(end) <= np.array(p.sees)[:, None]))
+        return out
+
+
+def next_token_passes(groups: Iterable[Sequence[int]], grid: int, clocks: Sequence[int] | None = None) -> tuple[Pass, ...]:
+    """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another.
+
+    Cell c is predicted by a row at c - 1. Where that cell's token is not known yet, another one stands in for it: the
+    nearest in the row above, or the nearest of all. Every token is fed once it is known, and takes the slot back.
+
+    Args:
+        groups: cells of each pass; the first holds cell 0, and all of it is drawn from the prefix's prediction.
+        grid: side of the grid.
+        clocks: see :class:`Pass`, of every pass; None counts passes.
+    """
+    passes: list[Pass] = []
+    known: set[int] = set()
+    waiting: set[int] = set()  # known, but not fed yet
+    for k, cells in enumerate(groups):
+        if not k:
+            passes.append(Pass(tuple(cells), (0,) * len(cells)))
+        else:
+            before = [c - 1 for c in cells]
+            places = sorted({*waiting, *before})
+            fed = tuple(p if p in known else _stand_in(p, known, grid) for p in places)
+            by = tuple(places.index(p) for p in before)
+            place = tuple(places)
+            passes.append(Pass(tuple(cells), by, fed, 0, place, place, place, clocks[k] if clocks else k - 1))
+            waiting.clear()
+        known.update(cells)
+        waiting.update(cells)
+    return tuple(passes)
+
+
+def _stand_in(place: int, known: set[int], grid: int) -> int:
+    row, column = divmod(place, grid)
+    above = [c for c in range((row - 1) * grid, row * grid) if c in known] if row else []
+    if above:
+        return min(above, key=lambda c: (abs(c % grid - column), c))
+    return min(known, key=lambda c: ((c // grid - row) ** 2 + (c % grid - column) ** 2, c))
+
+
+def sequential_start(groups: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The same groups, but the first one cell by cell."""
+    return [*([c] for c in groups[0]), *(list(g) for g in groups[1:])]
+
+
+def group_clocks(groups: Sequence[Sequence[int]], start: int) -> list[int]:
+    """Clocks that count single steps over the first ``start`` passes and then anew, by tokens decided since."""
+    clocks, since = [], 0
+    for k, cells in enumerate(groups):
+        clocks.append(k - 1 if k < start else since)
+        since += len(cells) if k >= start else 0
+    return clocks
+
+
+# ------------------------------------------------------------------------------------------------ drawing a token
+
+
+def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Logits fp32 [..., V] with -inf for every value that may not be drawn.
+
+    top_k keeps the k largest and their ties, 0 all. top_p (Holtzman et al. 2019) then keeps the smallest set of likeliest
+    values whose probability exceeds it, 1 all.
+    """
+    values = logits.shape[-1]
+    if 0 < top_k < values:
+        least = logits.topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if top_p < 1.0:
+        ordered, index = logits.sort(dim=-1, descending=True)
+        beyond = ordered.softmax(-1).cumsum(-1) > top_p
+        # The value that crosses the border stays.
+        beyond = torch.cat([torch.zeros_like(beyond[..., :1]), beyond[..., :-1]], dim=-1)
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, index, beyond), -torch.inf)
+    return logits
+
+
+def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
+    """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape."""
+    return (allowed(logits / max(settings.temperature, 1e-5), settings.top_k, settings.top_p) + gumbel).argmax(-1)
+
+
+# ------------------------------------------------------------------------------------------------ the loop
+
+
+class Laid(NamedTuple):
+    """A :class:`Pass` on the device; slots count from the cache's first.
+
+    ``rows`` None: every fed row predicts a cell, in order. ``mask`` None: every row sees all slots below ``end``.
+    """
+
+    cells: Tensor
+    fed: Tensor
+    place: Tensor
+    slot: Tensor
+    special: int
+    rows: Tensor | None
+    mask: Tensor | None
+    end: int
+
+
+def lay_out(schedule: Schedule, prefix: int, device: torch.device) -> list[Laid]:
+    """A schedule's passes on a device, behind ``prefix`` cache slots of the condition; in one copy a kind."""
+    passes = schedule.passes
+    seen = [np.zeros((0, 0), bool), *schedule.visible()]
+
+    def put(parts: list[tuple[int, ...]]) -> tuple[Tensor, ...]:
+        flat = torch.tensor([n for part in parts for n in part], dtype=torch.int64).to(device)
+        return flat.split([len(part) for part in parts])
+
+    cells, by, fed, place = (put([getattr(p, name) for p in passes]) for name in ("cells", "by", "fed", "place"))
+    slot = put([tuple(prefix + s for s in p.slot) for p in passes])
+    masks = [np.pad(v, ((0, 0), (prefix, 0)), constant_values=True) for v in seen]
+    flat = torch.from_numpy(np.concatenate([m.ravel() for m in masks if not m.all()] or [masks[0].ravel()])).to(device)
+    out, at = [], 0
+    for k, p in enumerate(passes):
+        mask = None
+        if not masks[k].all():
+            mask = flat[at : at + masks[k].size].view(masks[k].shape)
+            at += masks[k].size
+        rows = None if p.by == tuple(range(len(p.place))) else by[k]
+        out.append(Laid(cells[k], fed[k], place[k], slot[k], p.special, rows, mask, masks[k].shape[1]))
+    return out
+
+
+@dataclass(eq=False)
+class TokenRun:
+    """State of one generation: made by :func:`begin`, gone afterwards.
+
+    Attributes:
+        tokens: int64 [B, N] so far.
+        decided: bool [N], the same for all images.
+        guided: whether each pass is guided.
+    """
+
+    model: TokenModel
+    given: Given
+    settings: TokenSettings
+    draws: Draws
+    schedule: Schedule
+    report: Report
+    clock: Clock
+    tokens: Tensor
+    decided: Tensor
+    guided: list[bool]
+
+    def prefill(self, both: bool) -> tuple[Tensor, Cache]:
+        """Logits [R, V] behind the condition, and the cache; with ``both``, "no condition" in a second half."""
+        net, lengths = self.model.net, self.given.lengths
+        rows = net.prefix(self.given.condition, lengths, guided=both)
+        if lengths is not None and both:
+            lengths = torch.cat([lengths, lengths])
+        self.report.add(transformer_passes=1, transformer_tokens=rows.shape[0] * rows.shape[1])
+        return net.prefill(rows, self.model.grid, self.schedule.slots, lengths)
+
+    def feed(self, at: Laid, cache: Cache, both: bool, every: bool = False) -> Tensor:
+        """Logits [R, m, V] of a pass after the first; with ``every``, of all rows fed."""
+        net = self.model.net
+        x = net.embed(self.tokens[:, at.fed])
+        if at.special:
+            x = torch.cat([x, net.special_rows().expand(len(x), -1, -1)], dim=1)
+        if both:
+            x = torch.cat([x, x])
+        self.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
+        return net.step(x, at.place, at.slot, cache, at.end, None if every else at.rows, at.mask)
+
+    def take(self, at: Laid, logits: Tensor, guided: bool) -> None:
+        """Draw a pass's tokens from its logits [R, m, V]."""
+        cond, null = logits[: len(self.tokens)], logits[len(self.tokens) :]
+        if guided:
+            cond = null + self.settings.cfg * (cond - null)
+        new = draw(cond, self.settings, self.draws.gumbel("token", at.cells, cond.shape[-1]))
+        self.tokens.index_copy_(1, at.cells, new)
+        self.decided.index_fill_(0, at.cells, True)
+
+    def codes(self) -> Tensor:
+        """int64 [B, G, G] so far; a copy."""
+        return self.tokens.clone().view(-1, self.model.grid, self.model.grid)
+
+
+def begin(
+    name: str, model: TokenModel, condition: AnyCondition, settings: TokenSettings, draws: Draws, seed: int | None,
+    schedule: Schedule,
+) -> TokenRun:  # fmt: skip
+    """Check the inputs and set up a generation.
+
+    Raises:
+        UserError: a condition that does not fit the model, or draws for another number of images.
+    """
+    device = next(model.net.parameters()).device
+    what = given(model, condition, device)
+    if len(draws) != len(condition):
+        raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
+    report = Report(name, model.name, asdict(settings), seed, len(condition), device.type)
+    tokens = torch.zeros(len(condition), model.tokens, dtype=torch.int64, device=device)
+    decided = torch.zeros(model.tokens, dtype=torch.bool, device=device)
+    until = settings.cfg_interval
+    guided = [settings.cfg > 1 and (until < 0 or p.clock <= until) for p in schedule.passes]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return TokenRun(model, what, settings, draws, schedule, report, Clock(device), tokens, decided, guided)
+
+
+def raster_only(name: str, model: TokenModel) -> None:
+    """Refuse a PAR.
+
+    Raises:
+        UserError: the model was trained in PAR's order.
+    """
+    if model.regions > 1:
+        raise UserError(f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler.")
+
+
+def decode(run: TokenRun) -> TokenSampler:
+    """The loop: every pass feeds its rows, and draws a token for each of its cells."""
+    report, clock, device = run.report, run.clock, run.tokens.device
+    shape = (len(run.tokens), run.model.grid, run.model.grid)
+    # The null half is needed up to the last guided pass, and dropped after it.
+    last_guided = max((k for k, on in enumerate(run.guided) if on), default=-1)
+    paused = 0.0
+    with torch.inference_mode(), clock.phase("transformer"):
+        logits, cache = run.prefill(last_guided >= 0)
+        laid = lay_out(run.schedule, cache.prefix, device)
+        logits = logits[:, None].expand(-1, len(laid[0].cells), -1)
+    report.add(cache_bytes=cache.bytes)
+    for k, at in enumerate(laid):
+        with torch.inference_mode():  # never open across a yield: it would hold for whoever drives the loop
+            if k:
+                with clock.phase("transformer"):
+                    logits = run.feed(at, cache, k <= last_guided)
+            with clock.phase("sampling"):
+                run.take(at, logits, run.guided[k])
+        asked = time.perf_counter()
+        spent = yield TokenStep(k + 1, len(laid), run.codes(), run.decided.clone().view(1, *shape[1:]).expand(shape), report)
+        # Without a word from the driver: all the time until it asked again.
+        paused += time.perf_counter() - asked if spent is None else spent
+    clock.stop(report, paused)
+    if device.type == "cuda":
+        report.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
+    report.maps["step"] = np.repeat(run.schedule.fixed_at[None], len(run.tokens), axis=0)
+    report.maps["outcome"] = np.full(shape, PLAIN, np.uint8)
+    return TokenSampled(run.codes(), report)

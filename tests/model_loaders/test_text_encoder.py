@@ -1,0 +1,241 @@
+"""The text encoder: every layout of files, features without padding, and what is wrong in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders import hub, text
+from fastar_nodes.model_loaders.captions import clean
+from fastar_nodes.model_loaders.text import load_text_encoder
+from safetensors.torch import load_file, save_file
+
+WIDTH, VOCABULARY = 16, 120
+WORDS = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat", "\u2581cat", "\u2581small"]
+
+
+def transformers_here():
+    return pytest.importorskip("transformers", reason="transformers is not installed: the text encoder cannot be tested here")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as Hugging Face lays it out: a tiny random T5 with decoder, and a tokenizer of six words."""
+    tf = transformers_here()
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("models") / "t5-tiny"
+    folder.mkdir()
+    torch.manual_seed(0)
+    config = tf.T5Config(
+        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=4, d_ff=24, num_layers=2, num_heads=3, feed_forward_proj="gated-gelu"
+    )
+    net = tf.T5ForConditionalGeneration(config)
+    state = {k: v.contiguous() for k, v in net.state_dict().items() if not k.endswith("embed_tokens.weight")}
+    save_file({**state, "lm_head.weight": state["lm_head.weight"].clone()}, folder / "model.safetensors")
+    words = tokenizers.Tokenizer(tokenizers.models.Unigram([(w, -float(i)) for i, w in enumerate(WORDS)], unk_id=2))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    words.post_processor = tokenizers.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer"}))
+    return folder
+
+
+@pytest.fixture
+def copy(model: Path, tmp_path: Path) -> Path:
+    shutil.copytree(model, tmp_path / "t5")
+    return tmp_path / "t5"
+
+
+# --------------------------------------------------------------------------------------------------- features
+
+
+def test_features_are_those_of_the_padded_batch(model: Path) -> None:
+    """The reference pads to 120 and masks; what the mask leaves is what is returned."""
+    encoder = load_text_encoder(model)
+    assert (encoder.width, encoder.name) == (WIDTH, "t5-tiny")
+    texts = ["A Red <b>boat</b>", "", "small cat " * 100, "A Red <b>boat</b>"]
+    out = encoder.encode(texts)
+    # A word, and for T5's own tokenizer perhaps a piece before it; in any case an end mark.
+    assert len(out[1]) == 1 and len(out[2]) == text.MAX_TOKENS and 1 < len(out[0]) < 9
+    assert out[0] is out[3] and all(f.dtype == torch.float32 and not f.requires_grad for f in out)
+    ids = [encoder.tokens(t) for t in texts]
+    assert all(i[-1] == 1 for i in ids) and ids[0] == encoder.tokens(clean(texts[0]))
+    padded = torch.tensor([i + [0] * (text.MAX_TOKENS - len(i)) for i in ids])
+    mask = torch.tensor([[1] * len(i) + [0] * (text.MAX_TOKENS - len(i)) for i in ids])
+    with torch.no_grad():
+        whole = encoder.net(input_ids=padded, attention_mask=mask).last_hidden_state
+    for i, features in enumerate(out):
+        torch.testing.assert_close(features, whole[i, : len(features)], rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_the_files(model: Path) -> None:
+    stored, encoder = load_file(model / "model.safetensors"), load_text_encoder(model)
+    for name, value in encoder.net.state_dict().items():
+        assert torch.equal(value, stored["shared.weight" if "embed_tokens" in name else name]), name
+    assert encoder.net.encoder.embed_tokens.weight is encoder.net.shared.weight
+    assert not encoder.net.training and not any(p.requires_grad or p.is_meta for p in encoder.net.parameters())
+
+
+def test_dtype(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_text_encoder(model, "bf16").encode(["cat"])[0].dtype == torch.bfloat16
+    with pytest.raises(UserError, match="^dtype: a T5 encoder overflows in fp16"):
+        load_text_encoder(model, "fp16")
+    with pytest.raises(UserError, match="^dtype: 'fp8' is not known"):
+        load_text_encoder(model, "fp8")
+    assert text.choose_dtype("auto", "mps") == text.choose_dtype("auto", "cpu") == torch.float32
+    for capability, expected in (((7, 5), torch.float32), ((8, 6), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert text.choose_dtype("auto", "cuda:0") == expected
+
+
+# ----------------------------------------------------------------------------------------------------- layouts
+
+
+def pieces(folder: Path, pickled: bool = False) -> None:
+    """The weights in two numbered files."""
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(state)
+    for i, part in enumerate((names[:20], names[20:]), 1):
+        some = {k: state[k] for k in part}
+        if pickled:
+            torch.save(some, folder / f"pytorch_model-0000{i}-of-00002.bin")
+        else:
+            save_file(some, folder / f"model-0000{i}-of-00002.safetensors")
+
+
+def test_layouts(copy: Path, tmp_path: Path) -> None:
+    whole = load_text_encoder(copy).encode(["red cat"])[0]
+    # A single file of the encoder alone, whose embedding has its other name, and a tokenizer elsewhere.
+    state = load_file(copy / "model.safetensors")
+    alone = {k: v for k, v in state.items() if k.startswith("encoder.")}
+    save_file({**alone, "encoder.embed_tokens.weight": state["shared.weight"]}, tmp_path / "alone.safetensors")
+    encoder = load_text_encoder(tmp_path / "alone.safetensors", tokenizer=copy)
+    assert encoder.name == "alone" and torch.equal(encoder.encode(["red cat"])[0], whole)
+    pieces(copy)
+    for path in (copy, copy / "model-00002-of-00002.safetensors"):
+        encoder = load_text_encoder(path)
+        assert encoder.name == "t5" and torch.equal(encoder.encode(["red cat"])[0], whole)
+
+
+def test_pickled_pieces(copy: Path) -> None:
+    pytest.importorskip("torch", minversion="2.6")
+    whole = load_text_encoder(copy).encode(["red cat"])[0]
+    pieces(copy, pickled=True)
+    assert torch.equal(load_text_encoder(copy).encode(["red cat"])[0], whole)
+
+
+# ------------------------------------------------------------------------------------------------ wrong files
+
+
+def fails(path: Path, words: str, **arguments: object) -> None:
+    with pytest.raises(UserError, match=f"^encoder: .*{words}") as error:
+        load_text_encoder(path, **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_incomplete_folders(copy: Path, tmp_path: Path) -> None:
+    pieces(copy)
+    (copy / "model-00002-of-00002.safetensors").unlink()
+    fails(copy, "holds 1 of 2 pieces of its weights; put all of them there")
+    (copy / "model-00001-of-00002.safetensors").unlink()
+    fails(copy, "holds no model.safetensors, nor pieces of it")
+    fails(tmp_path, "holds no model.safetensors")
+    fails(tmp_path / "gone.safetensors", "there is no file or folder .*gone.safetensors")
+    save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
+    fails(tmp_path, r"has no tokenizer \(tokenizer.json or spiece.model\); put the one of google/flan-t5-xl there")
+
+
+def test_damaged_tokenizer(copy: Path) -> None:
+    for junk in ("", "{}", '{"model": 3}', "\x00"):
+        (copy / "tokenizer.json").write_text(junk)
+        fails(copy, "the tokenizer in .* cannot be read")
+
+
+def change(folder: Path, how) -> None:
+    state = load_file(folder / "model.safetensors")
+    how(state)
+    save_file(state, folder / "model.safetensors")
+
+
+Q, BIAS = "encoder.block.0.layer.0.SelfAttention.q.weight", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (lambda s: s.pop("encoder.final_layer_norm.weight"), r"1 missing \(encoder.final_layer_norm.weight\)"),
+        (lambda s: s.pop("shared.weight"), "shared.weight is missing"),
+        (lambda s: s.pop(BIAS), "relative_attention_bias.weight is missing"),
+        (lambda s: s.update({BIAS: torch.ones(32, 0)}), "does not fit a T5 encoder"),
+        (lambda s: s.update({BIAS: torch.ones(3)}), "does not fit a T5 encoder"),
+        (lambda s: s.update({Q: torch.ones(12, 9)}), "misshaped"),
+        (lambda s: s.update({"encoder.extra": torch.ones(1)}), r"1 unexpected \(encoder.extra\)"),
+        (lambda s: s.update({"shared.weight": torch.ones(5, WIDTH)}), "knows 5 tokens and its tokenizer makes"),
+        (lambda s: s[Q].fill_(float("nan")), "NaN or infinite weights in"),
+    ],
+)
+def test_what_does_not_fit(copy: Path, how, words: str) -> None:
+    change(copy, how)
+    fails(copy, words)
+
+
+def test_the_other_family(copy: Path, root: Path) -> None:
+    shutil.copy(root / "tests" / "parity" / "vq" / "vq8_tiny.safetensors", copy / "model.safetensors")
+    fails(copy, "holds a VQ autoencoder, not a T5 text encoder; choose another file")
+    (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-1])
+    fails(copy, "is damaged or cut short")
+
+
+def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    fails(tmp_path, "needs the Python package transformers, which ComfyUI brings.*pip install transformers")
+
+
+# -------------------------------------------------------------------------------------------------- catalogue
+
+
+def test_the_catalogued_folder_is_found_or_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (entry,) = hub.entries("t5")
+    asked: list[str] = []
+    told: list[tuple[int, int]] = []
+
+    def download(repo: str, file: str, to: Path, **options) -> Path:
+        assert repo == "google/flan-t5-xl" and options["field"] == "encoder"
+        asked.append(file)
+        to.mkdir(parents=True, exist_ok=True)
+        options["progress"](5, 10)
+        (to / file).write_bytes(b"0123456789")
+        return to / file
+
+    monkeypatch.setattr(hub, "download", download)
+    for path in (tmp_path / entry.file / part for part in entry.parts[:2]):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"0123456789")
+    arguments = ("t5", [tmp_path / "none"], tmp_path)
+    assert hub.resolve("flan-t5-xl", *arguments, lambda *n: told.append(n)) == tmp_path / "flan-t5-xl"
+    assert asked == list(entry.parts[2:]) and told[0] == (25, entry.size) and told[-1] == (10 * len(entry.parts) - 5, entry.size)
+    for choice in (entry.id, entry.label, "flan-t5-xl (download 1 GB)"):
+        assert hub.resolve(choice, "t5", [tmp_path / "none", tmp_path], tmp_path / "x") == tmp_path / "flan-t5-xl"
+    assert len(asked) == len(entry.parts) - 2
+
+
+def test_menu_and_folders_of_ones_own(tmp_path: Path) -> None:
+    local = ["mine/model-00001-of-00002.safetensors", "mine/model-00002-of-00002.safetensors", "one.safetensors"]
+    assert hub.menu("t5", local) == ["mine", "one.safetensors", "flan-t5-xl (download 11.40 GB)"]
+    assert hub.menu("t5", ["sub\\flan-t5-xl\\model-00001-of-00002.safetensors"]) == ["sub\\flan-t5-xl"]
+    assert "flan-t5-xl/model-00001-of-00002.safetensors" not in hub.menu("mar", ["flan-t5-xl/model-00001-of-00002.safetensors"])
+    for choice in (*hub.menu("t5", local), *local):
+        hub.check(choice, "t5", local)
+    (tmp_path / "mine").mkdir()
+    assert hub.resolve("mine", "t5", [tmp_path], tmp_path) == tmp_path / "mine"
+    for choice in (".", "", "..", "mine/..", "/tmp", "gone"):
+        with pytest.raises(UserError, match="^encoder: "):
+            hub.resolve(choice, "t5", [tmp_path], tmp_path)
+    with pytest.raises(UserError, match="^checkpoint: 'mine' is not in"):
+        hub.resolve("mine", "mar", [tmp_path], tmp_path)

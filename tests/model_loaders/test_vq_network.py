@@ -1,0 +1,96 @@
+"""The VQ tokenizer's network: shapes of any size, codes and vectors both ways, and what a LATENT survives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fastar_nodes.model_loaders.networks import vq
+from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+
+TINY = VQConfig(ch=8, ch_mult=(1, 1, 2), blocks=1, z_channels=6, codes=50, code_channels=5, groups=4)
+
+
+@pytest.fixture
+def net() -> VQAutoencoder:
+    torch.manual_seed(0)
+    net = VQAutoencoder(TINY).eval().requires_grad_(False)
+    net.quantize.embedding.weight.mul_(torch.rand(50, 1) * 5 + 0.1)  # stored lengths do not matter
+    return net
+
+
+@pytest.mark.parametrize(("name", "mult", "count"), [("16", (1, 1, 2, 2, 4), 344), ("8", (1, 2, 2, 4), 300)])
+def test_full_size_keys(root: Path, name: str, mult: tuple, count: int) -> None:
+    listed = json.loads((root / "tests" / "parity" / "vq" / f"keys_vq_{name}.json").read_text())["keys"]
+    official = {k: torch.empty(shape, device="meta") for k, shape in listed.items()}
+    config = VQConfig.from_state_dict(official)
+    assert config == VQConfig(128, mult, 2, 256, 16384, 8, 32) and config.stride == int(name)
+    with torch.device("meta"):
+        ours = VQAutoencoder(config).state_dict()
+    official.pop(vq.HISTORY)
+    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in official.items()}
+    assert len(ours) == count - 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TINY, VQConfig(4, (1,), 1, 3, 7, 2, 2), VQConfig(4, (1, 3), 3, 3, 7, 8, 2), VQConfig(8, (2, 1, 1, 1), 2, 4, 9, 8, 8),
+    ],
+)  # fmt: skip
+def test_the_shape_is_read_off_any_state_dict(config: VQConfig) -> None:
+    with torch.device("meta"):
+        net = VQAutoencoder(config)
+        assert VQConfig.from_state_dict(net.state_dict(), config.groups) == config
+        vectors, codes = net.encode(torch.zeros(2, 3, 4 * config.stride, 2 * config.stride))
+        assert vectors.shape == (2, config.code_channels, 4, 2) and codes.shape == (2, 4, 2)
+        assert net.decode(vectors).shape == (2, 3, 4 * config.stride, 2 * config.stride)
+
+
+def test_a_latent_holds_its_codes(net: VQAutoencoder) -> None:
+    codes = torch.randint(50, (2, 3, 5))
+    vectors = net.vectors(codes)
+    assert vectors.shape == (2, 5, 3, 5) and vectors.dtype == torch.float32 and vectors.is_contiguous()
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(2, 3, 5))
+    torch.testing.assert_close(vectors[1, :, 2, 4], F.normalize(net.quantize.embedding.weight[codes[1, 2, 4]], dim=0))
+    # What may happen to it on the way: half precision, a factor, a little noise.
+    for changed in (vectors.half(), vectors.bfloat16(), 3 * vectors, vectors + 1e-3 * torch.randn(vectors.shape)):
+        assert torch.equal(net.codes(changed), codes)
+        assert torch.equal(net.decode(changed), net.decode_codes(codes))
+    assert torch.equal(net.codes(torch.zeros(1, 5, 2, 2)), torch.zeros(1, 2, 2, dtype=torch.int64))
+
+
+def test_encode_gives_vectors_and_their_codes(net: VQAutoencoder) -> None:
+    x = torch.rand(2, 3, 8, 12) * 2 - 1
+    vectors, codes = net.encode(x)
+    assert torch.equal(net.vectors(codes), vectors) and codes.dtype == torch.int64
+    features = F.normalize(net.features(x), dim=1)
+    distance = (features[:, None] - F.normalize(net.quantize.embedding.weight, dim=1)[None, :, :, None, None]).norm(dim=2)
+    assert torch.equal(distance.argmin(1), codes)
+
+
+def test_nearest_in_blocks_is_nearest_at_once(net: VQAutoencoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = torch.randn(101, 5)
+    whole = net.quantize.nearest(features)
+    for block in (1, 50, 50 * 7, 50 * 101, 50 * 1000):
+        monkeypatch.setattr(vq, "_BLOCK", block)
+        assert torch.equal(net.quantize.nearest(features), whole)
+
+
+def test_a_picture_does_not_depend_on_its_neighbours(net: VQAutoencoder) -> None:
+    x = torch.rand(3, 3, 8, 8) * 2 - 1
+    vectors, codes = net.encode(x)
+    one = net.encode(x[1:2])
+    assert torch.equal(one[1], codes[1:2])
+    torch.testing.assert_close(net.decode(vectors)[1:2], net.decode(one[0]))
+
+
+def test_half_precision_computes(net: VQAutoencoder) -> None:
+    net.bfloat16()
+    net.quantize.float()
+    vectors, _ = net.encode(torch.zeros(1, 3, 8, 8, dtype=torch.bfloat16))
+    assert vectors.dtype == torch.float32
+    assert net.decode(vectors.bfloat16()).dtype == torch.bfloat16

@@ -1,0 +1,132 @@
+"""Tiny GPTs, and the slow plain path of token sampling: no cache, one image, one cell at a time.
+
+The reference keeps every row that was ever fed, works out from their history which of them each row saw, and runs the
+network's uncached pass over all of them again for every token. Prefixes stand there in full length, never collapsed.
+"""
+
+from __future__ import annotations
+
+import torch
+from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.token_conditions import FeatureCondition, TextCondition
+from torch import Tensor
+
+KINDS = {
+    "class": {"condition": "class", "condition_size": 5},
+    "text": {"condition": "text", "condition_size": 6, "text_rows": 7},
+    "features": {"condition": "features", "condition_size": 6, "absolute": 64, "kv_heads": 1},
+    "class, grouped heads": {"condition": "class", "condition_size": 5, "kv_heads": 1},
+}
+
+
+def tiny_gpt(kind: str = "class", grid: int = 4, special: int = 0, seed: int = 0) -> TokenModel:
+    """A random network of a few thousand weights whose tokens differ from cell to cell."""
+    shape = {"kv_heads": 2, **KINDS[kind]}
+    net = GPT(GPTConfig(dim=16, depth=2, heads=2, hidden=24, vocab=23, special=special, **shape)).eval().requires_grad_(False)
+    g = torch.Generator().manual_seed(seed)
+    for name, p in net.state_dict().items():
+        scale = 1.0 if "embed" in name or name == "abs_pe" else 1.5 / p.shape[-1] ** 0.5
+        p.copy_(torch.randn(p.shape, generator=g) * scale + (1.0 if p.ndim == 1 and "norm" in name else 0.0))
+    return TokenModel(net, "tiny", grid)
+
+
+def condition_of(kind: str, images: tuple[int, ...] = (0, 1, 2)):
+    """What tiny networks draw: image i is the same in every batch. Texts differ in length."""
+    if kind.startswith("class"):
+        return from_ids([(1, 4, 0)[i] for i in images])
+    g = [torch.Generator().manual_seed(50 + i) for i in images]
+    if kind == "text":
+        return TextCondition(tuple(torch.randn((3, 7, 1)[i], 6, generator=r) for i, r in zip(images, g, strict=True)), ("",) * len(images))
+    return FeatureCondition(tuple(torch.randn(4, 6, generator=r) for r in g), ("",) * len(images))
+
+
+def prefix_rows(net: GPT, condition, image: int, null: bool) -> Tensor:
+    """Prefix [n, C] of one image from first principles."""
+    c = net.config
+    if c.condition == "class":
+        return net.cls_embedding.embedding_table.weight[[c.condition_size if null else condition.labels[image]]]
+    x = condition.features[image]
+    if c.condition == "text":
+        x = net.cls_embedding.uncond_embedding[c.text_rows - len(x) :] if null else x
+        projection = net.cls_embedding.cap_proj
+        hidden = torch.nn.functional.gelu(x @ projection.fc1.weight.T, approximate="tanh")
+        return hidden @ projection.fc2.weight.T
+    return (torch.zeros_like(x) if null else x) @ net.clip_proj.weight.T + net.clip_proj.bias
+
+
+class History:
+    """Every row fed so far for one image and one guidance half."""
+
+    def __init__(self, model: TokenModel, prefix: Tensor):
+        self.model, self.n = model, len(prefix)
+        self.rows = list(prefix)
+        self.place = list(range(-self.n, 0))
+        self.seen = [set(range(i + 1)) for i in range(self.n)]
+        self.holder: dict[int, int] = {}  # picture slot to the row that holds it
+
+    def feed(self, row: Tensor, place: int, slot: int) -> int:
+        self.rows.append(row)
+        self.place.append(place)
+        self.seen.append(set())
+        self.holder[slot] = len(self.rows) - 1
+        return len(self.rows) - 1
+
+    def look(self, row: int, sees: int) -> None:
+        """What a row looks at: the whole prefix and the present holders of slots up to ``sees``."""
+        self.seen[row] = {*range(self.n), *(r for slot, r in self.holder.items() if slot <= sees)}
+
+    def logits(self, row: int) -> Tensor:
+        net, count = self.model.net, len(self.rows)
+        mask = torch.zeros(count, count, dtype=torch.bool)
+        for i, seen in enumerate(self.seen):
+            mask[i, list(seen)] = True
+        x = torch.stack(self.rows)[None]
+        return net(x, torch.tensor(self.place), net.places(self.model.grid, self.n), mask)[0, row]
+
+
+def pick(logits: Tensor, settings, gumbel: Tensor) -> int:
+    """One token by plain arithmetic on a sorted list."""
+    scaled = (logits.double() / max(settings.temperature, 1e-5)).tolist()
+    kept = sorted(range(len(scaled)), key=lambda v: -scaled[v])
+    if settings.top_k:
+        least = scaled[kept[min(settings.top_k, len(kept)) - 1]]
+        kept = [v for v in kept if scaled[v] >= least]
+    weight = torch.tensor([scaled[v] for v in kept], dtype=torch.float64).softmax(0)
+    within, reached = [], 0.0
+    for v, p in zip(kept, weight.tolist(), strict=True):
+        if reached > settings.top_p and settings.top_p < 1:
+            break
+        within.append(v)
+        reached += p
+    return max(within, key=lambda v: scaled[v] + float(gumbel[v]))
+
+
+@torch.no_grad()
+def reference_codes(model: TokenModel, condition, settings, draws, passes) -> Tensor:
+    """Codes [B, G, G] that a list of passes gives, by the plain path."""
+    net, count = model.net, model.tokens
+    gumbel = draws.gumbel("token", torch.arange(count), net.config.vocab)
+    pictures = []
+    for image in range(len(condition)):
+        halves = [History(model, prefix_rows(net, condition, image, null)) for null in (False, True)]
+        tokens: dict[int, int] = {}
+        for k, p in enumerate(passes):
+            rows = []
+            for h in halves:
+                fed = [h.n - 1]
+                if k:
+                    entries = [net.tok_embeddings.weight[tokens[c]] for c in p.fed]
+                    entries += list(net.special_rows()[: p.special]) if p.special else []
+                    fed = [h.feed(e, at, slot) for e, at, slot in zip(entries, p.place, p.slot, strict=True)]
+                    for r, sees in zip(fed, p.sees, strict=True):
+                        h.look(r, sees)
+                rows.append([h.logits(fed[i]) for i in p.by])
+            guided = settings.cfg > 1 and (settings.cfg_interval < 0 or p.clock <= settings.cfg_interval)
+            new = {}
+            for cell, cond, null in zip(p.cells, *rows, strict=True):
+                mixed = null + settings.cfg * (cond - null) if guided else cond
+                new[cell] = pick(mixed, settings, gumbel[image, cell])
+            tokens.update(new)
+        pictures.append([tokens[c] for c in range(count)])
+    return torch.tensor(pictures).view(len(condition), model.grid, model.grid)
