@@ -11,7 +11,7 @@ _PUBLIC = {
     "load_kl": "model_loaders.autoencoders",
     "resolve": "model_loaders.hub",
     "mar": "samplers.mar",
-    "finish": "samplers.mar",
+    "finish": "samplers.masked",
     "fasthybrid": "samplers.fasthybrid",
     "MARSettings": "samplers.settings",
     "FastHybridSettings": "samplers.settings",

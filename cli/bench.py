@@ -37,6 +37,7 @@ from .running import (
     sampler_options,
     warm_up,
     whole,
+    with_draft,
 )
 
 # Official sizes (Li et al. 2024, table of models): width, depth of encoder and of decoder, heads, head depth and width.
@@ -99,7 +100,8 @@ def run(options: argparse.Namespace) -> int:
         metadata: dict[str, str] = {}
     else:
         model, _, metadata = load(options)
-    planned = plan(options.samplers, options.sets, options.steps, defaults(model, metadata))
+    demo = model.label_set == "picture-book"
+    planned = with_draft(plan(options.samplers, options.sets, options.steps, defaults(model, metadata), demo), options)
     found = [_measure(model, planned, batch, repeats) for batch in batches]
     device = next(model.net.parameters()).device
     text = "\n".join([_about(model, device, repeats), "", _table(found, planned)])
@@ -134,7 +136,7 @@ def _measure(model: MARModel, planned: list[Planned], batch: int, repeats: int) 
         phases = {name: round(median(r.phases[name] for r in reports), 6) for name in reports[0].phases}
         counts = {name: round(median(r.counts.get(name, 0) for r in reports)) for name in reports[0].counts}
         entry: dict[str, Any] = {
-            "sampler": p.entry.name, "settings": asdict(p.settings), "seconds": [round(s, 6) for s in seconds],
+            "sampler": p.entry.name, "variant": p.variant, "settings": asdict(p.settings), "seconds": [round(s, 6) for s in seconds],
             "median_seconds": round(median(seconds), 6), "seconds_per_image": round(median(seconds) / batch, 6),
             "ratio": round(median(ratios), 4), "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
             "counts": counts, "phases": phases, "peak_memory_bytes": reports[-1].peak_memory_bytes,

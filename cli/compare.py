@@ -30,6 +30,7 @@ from .running import (
     sampler_options,
     warm_up,
     whole,
+    with_draft,
 )
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -61,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
     condition.class_ids(model.net.config.classes, model.label_set, next(model.net.parameters()).device)
     if len(condition) > MOST_IMAGES:
         raise UserError(f"batch: {len(condition)} images are more than {MOST_IMAGES}; ask for fewer.")
-    planned = plan(options.samplers, options.sets, options.steps, defaults(model, metadata))
+    demo = model.label_set == "picture-book"
+    planned = with_draft(plan(options.samplers, options.sets, options.steps, defaults(model, metadata), demo), options)
     warm_up(planned[0], model, condition)
     pictures: list[np.ndarray] = []
     reports: list[Report] = []

@@ -22,9 +22,11 @@ from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..reports.record import Clock, Report
 from ..samplers.conditioning import from_ids
 from ..samplers.diffusion import guide, tables
-from ..samplers.mar import Conditions, Denoiser, Plan, Run, finish, mar, masked_after
+from ..samplers.mar import mar
+from ..samplers.masked import Conditions, Denoiser, Plan, Run, finish, masked_after
 from ..samplers.noise import PairedNoise
 from ..samplers.settings import MARSettings
+from . import parity_cspd, parity_lazymar
 from .parity import Case, Check, exact, read_json, read_tensors, relative
 
 MODEL, MODEL_CONFIG, DECODER = "tiny_mar_f16.safetensors", "tiny_mar_config.json", "tiny_vae_f16.safetensors"
@@ -44,8 +46,8 @@ def cases(folder: Path) -> list[Case]:
         (("mask_schedule.json",), _schedules),
         (("sample_tokens.safetensors", MODEL), _sampling),
         (("vae.safetensors", DECODER), _autoencoder),
-        (("lazymar.safetensors",), lambda _: [Case("mar/lazymar", None)]),
-        (("cspd.safetensors",), lambda _: [Case("mar/cspd", None)]),
+        ((parity_lazymar.DATA, parity_lazymar.MODEL), lambda f: parity_lazymar.cases(f, MODEL_CONFIG, _Recorded)),
+        ((parity_cspd.DATA, parity_cspd.DRAFT, MODEL), lambda f: parity_cspd.cases(f, MODEL, MODEL_CONFIG)),
     ]
     out: list[Case] = []
     for files, make in known:

@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from ..model_loaders.mar import load_mar
 from ..model_loaders.networks.kl import KLModel
 from ..model_loaders.networks.mar import MARModel
 from ..reports.record import Clock, Report
+from ..samplers import presets
 from ..samplers.conditioning import Condition
-from ..samplers.mar import Sampled
+from ..samplers.masked import Sampled
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import Entry, find
 from ..samplers.settings import MARSettings, knobs, make
@@ -30,6 +32,7 @@ from .progress import Bar
 
 SEEDS = 1 << 64
 MOST_IMAGES = 1024
+PRESET = "preset"
 # Pictures decoded at once.
 _CHUNK = 8
 
@@ -43,6 +46,9 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--model", default="demo", help="demo (default), an entry of the catalogue (mar-base, ...) or a file"
     )
     parser.add_argument("--decoder", default="auto", help="KL autoencoder: auto, an entry of the catalogue or a file")
+    parser.add_argument(
+        "--draft", default="auto", help="draft model of cspd: auto (the demo's for the demo), an entry of the catalogue or a file"
+    )
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "fp32", "bf16", "fp16"), help="weights; default auto"
@@ -56,7 +62,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
 def sampler_options(parser: argparse.ArgumentParser) -> None:
     """Options that say what is run."""
     parser.add_argument(
-        "--samplers", default="mar,fasthybrid", help="names separated by commas; default mar,fasthybrid"
+        "--samplers", default="mar,fasthybrid", help="names separated by commas, combinations with a plus, "
+        "variants of one sampler after a colon (mar,mar:disa); default mar,fasthybrid",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="[SAMPLER.]NAME=VALUE", dest="sets",
@@ -160,20 +167,42 @@ def load(options: argparse.Namespace) -> tuple[MARModel, KLModel, dict[str, str]
     return model, decoder, read_metadata(path)
 
 
+def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[Planned]:
+    """The same, with the draft model in the hands of the samplers that need one; loaded only if one does.
+
+    Raises:
+        UserError: one is needed and none is named.
+    """
+    if not any(p.entry.needs_draft for p in planned):
+        return list(planned)
+    if options.draft == "auto" and options.model != "demo":
+        names = ", ".join(p.entry.name for p in planned if p.entry.needs_draft)
+        raise UserError(f"draft: {names} needs a small draft model beside {options.model}; name one with --draft.")
+    choice = "demo-draft" if options.draft == "auto" else options.draft
+    path = find_file(choice, "mar", models_folder(options.models))
+    draft = load_mar(path, options.dtype, choose_device(options.device))
+    return [
+        replace(p, entry=replace(p.entry, run=partial(p.entry.run, draft=draft))) if p.entry.needs_draft else p for p in planned
+    ]
+
+
 # ------------------------------------------------------------------------------------------------ settings
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A sampler with its settings, and the settings that were asked for by name."""
+    """A sampler with its settings, the settings that were asked for by name, and what tells it from its like."""
 
     entry: Entry
     settings: MARSettings
     asked: dict[str, str]
+    variant: str = ""
 
     @property
     def label(self) -> str:
         """What stands above its picture."""
+        if self.variant:
+            return f"{self.entry.title}, {self.variant}"
         asked = (f"{name.replace('_', ' ')} {value}" for name, value in self.asked.items())
         return " ".join([self.entry.title, *asked])
 
@@ -191,24 +220,30 @@ def defaults(model: MARModel, metadata: dict[str, str]) -> dict[str, Any]:
     return out
 
 
-def plan(samplers: str, sets: Sequence[str], steps: int | None, suited: dict[str, Any]) -> list[Planned]:
-    """Samplers and settings of the options; the baseline comes first.
+def plan(
+    samplers: str, sets: Sequence[str], steps: int | None, suited: dict[str, Any], demo: bool = True
+) -> list[Planned]:  # fmt: skip
+    """Samplers and settings of the options; the baseline comes first. A setting ``preset`` stands for several.
 
     Args:
-        samplers: names separated by commas.
+        samplers: names separated by commas; one sampler several times as mar:one, mar:other.
         sets: "sampler.name=value" or "name=value", as given; later ones win.
         steps: AR steps, or None.
         suited: see :func:`defaults`; names that a sampler does not have are passed over.
+        demo: whether presets are to suit the demo, or full-size models.
 
     Raises:
         UserError: an unknown sampler or setting, a value out of range.
     """
-    names = [name.strip() for name in samplers.split(",") if name.strip()]
-    entries = list(dict.fromkeys(find(name) for name in names))
+    entries: dict[str, Entry] = {}
+    for name in filter(None, (part.strip().lower() for part in samplers.split(","))):
+        kind, _, variant = name.partition(":")
+        entry = find(kind)
+        entries[f"{entry.name}:{variant}" if variant else entry.name] = entry
     if not entries:
         raise UserError("samplers: none is named; give at least one, for example mar.")
     shared: dict[str, str] = {} if steps is None else {"ar_steps": str(steps)}
-    own: dict[str, dict[str, str]] = {entry.name: {} for entry in entries}
+    own: dict[str, dict[str, str]] = {key: {} for key in entries}
     for text in sets:
         left, equals, value = (part.strip() for part in text.partition("="))
         sampler, dot, name = left.rpartition(".")
@@ -216,18 +251,19 @@ def plan(samplers: str, sets: Sequence[str], steps: int | None, suited: dict[str
             raise UserError(f"set: {text!r} is not of the form name=value or sampler.name=value.")
         if dot and sampler not in own:
             raise UserError(f"set: {find(sampler).name} is not among the samplers of this run, {', '.join(own)}.")
-        have = dict.fromkeys(k for e in entries if not dot or e.name == sampler for k in knobs(e.settings))
-        if name not in have:
+        have = dict.fromkeys(k for key, e in entries.items() if not dot or key == sampler for k in knobs(e.settings))
+        if name not in have and name != PRESET:
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
-            raise UserError(f"set: {whose} setting {name}; there are {', '.join(have)}.")
+            raise UserError(f"set: {whose} setting {name}; there are {', '.join([*have, PRESET])}.")
         (own[sampler] if dot else shared)[name] = value
     out = []
-    for entry in entries:
-        known = knobs(entry.settings)
-        base = {k: v for k, v in {**suited, **shared}.items() if k in known}
-        settings = make(entry.settings, {**base, **own[entry.name]})
-        out.append(Planned(entry, settings, own[entry.name]))
-    return sorted(out, key=lambda p: not p.entry.baseline)
+    for key, entry in entries.items():
+        base = {k: v for k, v in {**suited, **shared}.items() if k in knobs(entry.settings)}
+        asked = {**{k: v for k, v in shared.items() if k == PRESET}, **own[key]}
+        preset = presets.values(entry.settings, asked.pop(PRESET, presets.AS_SET), demo)
+        settings = make(entry.settings, {**base, **preset, **asked})
+        out.append(Planned(entry, settings, own[key], key.partition(":")[2]))
+    return sorted(out, key=lambda p: not p.entry.baseline or bool(p.variant))
 
 
 # ------------------------------------------------------------------------------------------------ running

@@ -21,7 +21,7 @@ from ..model_loaders.autoencoders import load_kl
 from ..model_loaders.mar import load_mar
 from ..reports.record import Report
 from ..samplers.conditioning import Condition
-from ..samplers.mar import finish
+from ..samplers.masked import finish
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import find
 from ..samplers.settings import make
@@ -46,6 +46,9 @@ class Row:
 _LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
 _COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg")}
 _K = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
+_LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's for 32 AR steps
+_NO_CACHE = dict.fromkeys(("encoder_cache", "token_cache", "condition_cache", "head_cache"), False)
+_DRAFT = {"draft_length": 8, "prefill_ratio": 0.15}
 
 TABLES: dict[str, tuple[dict[str, Any], tuple[Row, ...]]] = {
     "fasthybrid-threshold": (
@@ -85,6 +88,66 @@ TABLES: dict[str, tuple[dict[str, Any], tuple[Row, ...]]] = {
             Row("t_max 999", "mar", {"t_max": 999}),
         ),
     ),
+    "lazymar-caches": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(
+                Row(title, "lazymar", {**_LAZY, **_NO_CACHE, **dict.fromkeys(names, True)})
+                for title, names in (
+                    ("encoder cache", ("encoder_cache",)),
+                    ("token cache", ("token_cache",)),
+                    ("condition cache", ("condition_cache",)),
+                    ("token + condition (the paper's)", ("token_cache", "condition_cache")),
+                    ("head cache", ("head_cache",)),
+                    ("all four (the code's)", tuple(_NO_CACHE)),
+                )
+            ),
+        ),
+    ),
+    "lazymar-strategy": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(
+                Row(s, "lazymar", {**_LAZY, "head_cache": False, "strategy": s})
+                for s in ("lazymar", "random", "min-similarity", "predicted-only", "unpredicted-only")
+            ),
+        ),
+    ),
+    "lazymar-tokens": (
+        _COMMON,
+        (
+            *(Row(f"ratio {r:g}", "lazymar", {**_LAZY, "head_cache": False, "computed_ratio": r}) for r in (1.0, 0.6, 0.3, 0.15, 0.05)),
+            *(Row(f"refresh every {n}", "lazymar", {**_LAZY, "head_cache": False, "refresh_period": n}) for n in (2, 5, 9, 32)),
+            *(Row(f"head period {n}", "lazymar", {**_LAZY, "head_period": n}) for n in (2, 4, 7, 14)),
+        ),
+    ),
+    "cspd": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(Row(m, "cspd", {**_DRAFT, "mode": m}) for m in ("lossless", "paper", "published")),
+            Row("published, no alignment", "cspd", {**_DRAFT, "mode": "published", "alignment": False}),
+            *(Row(f"published, pre-fill {100 * r:g} %", "cspd", {**_DRAFT, "mode": "published", "prefill_ratio": r}) for r in (0.0, 0.05)),
+            *(Row(f"published, gamma {n}", "cspd", {**_DRAFT, "mode": "published", "draft_length": n}) for n in (4, 16, 32)),
+            *(Row(f"published, cfg {c:g}", "cspd", {**_DRAFT, "mode": "published", "cfg": c}) for c in (1.0, 4.0)),
+            *(Row(f"published, inner T {t:g}", "cspd", {**_DRAFT, "mode": "published", "inner_temperature": t}) for t in (1.0, 10.0)),
+        ),
+    ),
+    "accelerators": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            Row("DiSA 50 to 5", "mar", {"diffusion_steps_end": 5}),
+            Row("speculation, L = 8", "mar", {"speculation": 8}),
+            Row("FastHybrid", "fasthybrid", {**_K, "threshold": 0.95}),
+            Row("LazyMAR", "lazymar", _LAZY),
+            Row("FastHybrid + LazyMAR", "fasthybrid+lazymar", {**_K, "threshold": 0.95, **_LAZY}),
+            Row("CSpD, published", "cspd", {**_DRAFT, "mode": "published"}),
+            Row("CSpD, published + LazyMAR", "cspd+lazymar", {**_DRAFT, "mode": "published", **_LAZY}),
+        ),
+    ),
 }
 
 
@@ -119,6 +182,7 @@ class Bench:
             raise UserError(f"images: {images} is too few for figures; use 100 or more.")
         self.images, self.device = images, torch.device(device)
         self.mar = load_mar(checkpoints / "mar.safetensors", device=device)
+        self.draft = load_mar(checkpoints / "mar-draft.safetensors", device=device)
         self.kl = load_kl(checkpoints / "kl.safetensors", device=device)
         self.judge, self.tolerance = load_judge(checkpoints / "judge.safetensors")
         self.labels = balanced_labels(images)
@@ -143,12 +207,13 @@ class Bench:
         """All pictures of a setting, uint8 [images, 64, 64, 3], and one report with the counts of all batches."""
         entry = find(sampler)
         made = make(entry.settings, settings)
+        more = {"draft": self.draft} if entry.needs_draft else {}
         out, total = [], None
         for at in range(0, self.images, batch):
             labels = self.labels[at : at + batch]
             names = tuple(picture_book.LABELS[i] for i in labels)
             condition = Condition(tuple(int(i) for i in labels), names, "picture-book")
-            result = finish(entry.run(self.mar, condition, made, PairedNoise(SEED, range(at, at + len(labels))), SEED))
+            result = finish(entry.run(self.mar, condition, made, PairedNoise(SEED, range(at, at + len(labels))), SEED, **more))
             out.append(to_rgb(self.kl.net.decode(result.latents)))
             total = _merge(total, result.report)
         assert total is not None
@@ -200,17 +265,19 @@ def run_table(
 
 
 def to_markdown(results: Sequence[Result], floors: dict[str, Figures]) -> str:
-    """The table docs/benchmarks.md shows; rows an image and calls summed over batches of 100."""
+    """The table docs/benchmarks.md shows; seconds are of batches of 100, without the decoder."""
     lines = [
-        "| setting | class % | scene % | whole % | Frechet | accepted % | head rows an image |",
-        "|---|---|---|---|---|---|---|",
+        "| setting | class % | scene % | whole % | Frechet | accepted % | transformer rows an image | head rows an image | s an image |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
 
-    def line(title: str, f: Figures, accepted: str = "", rows: str = "") -> str:
-        return f"| {title} | {100 * f.label:.1f} | {100 * f.scene:.1f} | {100 * f.whole:.1f} | {f.frechet:.2f} | {accepted} | {rows} |"
+    def line(title: str, f: Figures, *work: str) -> str:
+        cells = [f"{100 * f.label:.1f}", f"{100 * f.scene:.1f}", f"{100 * f.whole:.1f}", f"{f.frechet:.2f}", *(work or ("",) * 4)]
+        return f"| {title} | {' | '.join(cells)} |"
 
     lines += [line(f"*{name} pictures*", f) for name, f in floors.items()]
     for r in results:
         accepted = "" if r.acceptance is None else f"{100 * r.acceptance:.1f}"
-        lines.append(line(r.title, r.figures, accepted, f"{r.counts['head_rows'] / r.figures.images:.0f}"))
+        rows = (f"{r.counts[name] / r.figures.images:.0f}" for name in ("transformer_tokens", "head_rows"))
+        lines.append(line(r.title, r.figures, accepted, *rows, f"{r.seconds / r.figures.images:.3f}"))
     return "\n".join(lines)

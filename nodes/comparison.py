@@ -58,9 +58,15 @@ def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
         others = [{"seed": r.seed, **r.settings} for r in same]
         varied = [k for k, v in told.items() if any(o.get(k) != v for o in others)]
         named = ", ".join(f"{k.replace('_', ' ')} {told[k]}" for k in varied)
-        title = SAMPLERS[report.sampler].title if report.sampler in SAMPLERS else report.sampler
-        labels.append(f"{title} {named}".strip())
+        labels.append(f"{_title(report.sampler)} {named}".strip())
     return labels
+
+
+def _title(sampler: str) -> str:
+    """What a person calls a sampler; a combination that has no name of its own goes by its parts'."""
+    if sampler in SAMPLERS:
+        return SAMPLERS[sampler].title
+    return " + ".join(SAMPLERS[part].title if part in SAMPLERS else part for part in sampler.split("+"))
 
 
 class Compare(io.ComfyNode):
@@ -110,7 +116,8 @@ class Compare(io.ComfyNode):
         base = _baseline(settings.baseline, reports)
         typed = [line.strip() for text in labels for line in str(text).split("\n")]
         names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
-        grid = compare_grid(pictures, names, reports, settings.columns, base)
+        measured = any(report is not None for report in reports)
+        grid = compare_grid(pictures, names, reports, settings.columns, base, marked=measured)
         return io.NodeOutput(_to_image(grid[None]), _table(reports, names, base))
 
 
@@ -166,8 +173,9 @@ class TokenMapSettings:
 
     what: str = knob(
         WHAT[0], "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: "
-        "accepted drafts blue, redone ones orange, tokens that had no draft dark grey; accepted, redone: that one alone; "
-        "order: the steps as numbers too.", choices=WHAT,
+        "accepted drafts blue, redone ones orange, rejected ones vermilion, tokens that had no draft dark grey, given ones black; "
+        "accepted, redone, rejected, drafted: that one alone; order: the steps as numbers too; cached: at how many AR steps "
+        "LazyMAR took the token from its cache.", choices=WHAT,
     )  # fmt: skip
     opacity: float = knob(
         0.6, "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. Without a "
@@ -185,7 +193,7 @@ class TokenMap(io.ComfyNode):
             display_name="Token Map",
             category="FastAR/compare",
             description="Colours every token by what happened to it: when it was decided, whether its draft was accepted or "
-            "redone. The legend stands underneath; colours are safe for colour-blind eyes.",
+            "redone, how often it came from a cache. The legend stands underneath; colours are safe for colour-blind eyes.",
             search_aliases=["acceptance map", "heat map", "overlay", "token overlay", "visualise tokens"],
             inputs=[
                 REPORT.Input("report", tooltip="The report of the sampler that made the picture."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,15 +89,16 @@ class Loaded:
         return Loaded(model, ModelPatcher(model.net, device(), offload_device()), vae)
 
 
-def to_device(loaded: Loaded, memory: float, latents: tuple[int, int, int, int]) -> None:
+def to_device(loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Loaded] = ()) -> None:
     """Bring a model, and the decoder for its previews, onto the compute device.
 
     Args:
         loaded: from a model socket.
         memory: bytes of work to make room for.
         latents: shape of what will be previewed.
+        others: more models that the work needs at the same time.
     """
-    patchers = [loaded.patcher]
+    patchers = list(dict.fromkeys([loaded.patcher, *(other.patcher for other in others)]))
     if loaded.vae is not None and previews_wanted():
         patchers.append(loaded.vae.patcher)
         memory += min(MOST_IMAGES, latents[0]) * loaded.vae.memory_used_decode(latents, loaded.vae.vae_dtype)

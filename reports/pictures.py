@@ -14,12 +14,12 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import UserError
-from .record import ACCEPTED, CACHED, DRAFTED, PLAIN, REDONE, REJECTED, Report
+from .record import ACCEPTED, CACHED, DRAFTED, GIVEN, PLAIN, REDONE, REJECTED, Report
 
 Colour = tuple[int, int, int]
 
 # What token_map can draw, in the order a menu shows it; only ever appended.
-WHAT = ("fixed at step", "outcome", "accepted", "redone", "order")
+WHAT = ("fixed at step", "outcome", "accepted", "redone", "order", "cached", "rejected", "drafted")
 
 # Outcome value to word and colour.
 OUTCOMES: dict[int, tuple[str, Colour]] = {
@@ -29,7 +29,10 @@ OUTCOMES: dict[int, tuple[str, Colour]] = {
     REJECTED: ("rejected", (213, 94, 0)),
     CACHED: ("cached", (168, 168, 168)),
     PLAIN: ("plain", (74, 74, 82)),
+    GIVEN: ("given", (40, 40, 46)),
 }
+# What a step map leaves blank: tokens that were there from the start.
+_BLANK: Colour = OUTCOMES[GIVEN][1]
 
 BACKGROUND: Colour = (22, 22, 25)
 PANEL: Colour = (34, 34, 39)
@@ -282,7 +285,7 @@ def _map_of(report: Report, what: str) -> np.ndarray:
         what = "fixed at step"
     if what not in WHAT:
         raise UserError(f"what: {what!r} is no token map; there are {', '.join(WHAT)}.")
-    name = "step" if what in ("fixed at step", "order") else "outcome"
+    name = "step" if what in ("fixed at step", "order") else "cached" if what == "cached" else "outcome"
     if name not in report.maps:
         have = ", ".join(sorted(report.maps)) or "none at all"
         raise UserError(f"what: the {report.sampler} report has no map for {what!r}; its maps: {have}.")
@@ -336,11 +339,10 @@ def _strip(width: int, height: int, rows: list[list[tuple[str, Colour]]]) -> np.
     return np.asarray(strip)
 
 
-def _ramp_strip(width: int, height: int, low: int, high: int) -> np.ndarray:
-    """The legend under a step map: the ramp between the first and the last step."""
+def _ramp_strip(width: int, height: int, left: str, right: str) -> np.ndarray:
+    """The legend under a map of numbers: the ramp between the lowest and the highest."""
     strip = Image.new("RGB", (width, height), BACKGROUND)
     draw = ImageDraw.Draw(strip)
-    left, right = f"step {low}", f"{high}"
     a, b = round(_PAD + _width(left, _TAG) + 8), round(width - _PAD - _width(right, _TAG) - 8)
     draw.text((_PAD, 8), left, TEXT, font=_font(_TAG))
     draw.text((b + 8, 8), right, TEXT, font=_font(_TAG))
@@ -366,6 +368,8 @@ def _write_steps(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
     image = Image.fromarray(picture)
     draw = ImageDraw.Draw(image)
     for (y, x), step in np.ndenumerate(grid):
+        if step < 0:
+            continue
         spot = ((x + 0.5) * cell, (y + 0.5) * picture.shape[0] / grid.shape[0])
         draw.text(spot, str(int(step) + 1), TEXT, font=_font(size), anchor="mm", stroke_width=1, stroke_fill=(0, 0, 0))
     return np.asarray(image)
@@ -379,7 +383,8 @@ def token_map(
     Args:
         report: of the sampler that made the picture.
         what: one of :data:`WHAT`. "fixed at step" (or "step") colours the AR step at which a token was fixed, "order"
-            writes it as a number too (the first step is 1); "outcome" shows every outcome, "accepted" and "redone" one.
+            writes it as a number too (the first step is 1); "cached" colours at how many AR steps its rows came from a
+            cache; "outcome" shows every outcome, its single names one.
         image: backdrop, uint8 [B, H, W, 3], or one picture for all; None for the bare map.
         opacity: 0 shows the backdrop only, 1 the map only. A bare map is always opaque.
         size: width in pixels, at least 64; the height follows the token grid.
@@ -401,13 +406,17 @@ def token_map(
     height = max(1, round(size * h / w))
     ys, xs = np.arange(height) * h // height, np.arange(size) * w // size
     stepwise = what in ("step", "fixed at step", "order")
-    low, high = int(grids.min()), int(grids.max())
-    legends = [] if stepwise else [_legend_rows(_swatches(g, what)[2], size) for g in grids]
+    numbers = stepwise or what == "cached"
+    high = int(grids.max())
+    low = int(grids[grids >= 0].min()) if high >= 0 else 0
+    ends = (f"step {low + 1}", f"{high + 1}") if stepwise else (f"cached {low} times", f"{high}")
+    legends = [] if numbers else [_legend_rows(_swatches(g, what)[2], size) for g in grids]
     strip = 14 + _line(_TAG) * max([1, *(len(rows) for rows in legends)])
     out = np.empty((batch, height + strip, size, 3), np.uint8)
     for i, grid in enumerate(grids):
-        if stepwise:
-            colours, strength = ramp((grid - low) / max(1, high - low)), np.ones(grid.shape)
+        if numbers:
+            colours, strength = ramp(np.clip((grid - low) / max(1, high - low), 0, 1)), np.ones(grid.shape)
+            colours[grid < 0] = _BLANK
         else:
             colours, strength, _ = _swatches(grid, what)
         paint = colours[ys][:, xs].astype(np.float32)
@@ -421,5 +430,5 @@ def token_map(
         picture = np.round(paint).astype(np.uint8)
         _grid_lines(picture, ys, xs)
         out[i, :height] = _write_steps(picture, grid) if what == "order" else picture
-        out[i, height:] = _ramp_strip(size, strip, low + 1, high + 1) if stepwise else _strip(size, strip, legends[i])
+        out[i, height:] = _ramp_strip(size, strip, *ends) if numbers else _strip(size, strip, legends[i])
     return out

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 # Outcomes of a token, the values of the map "outcome"; colours are in pictures.py.
-PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED = range(6)
+PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN = range(7)
 
 # Order of the counts wherever they are listed.
 COUNTS = (
     "transformer_passes", "transformer_tokens", "head_calls", "head_rows", "decoder_passes",
-    "accepted", "rejected", "restarts", "cached_tokens",
+    "accepted", "rejected", "restarts", "cached_tokens", "cache_bytes",
+    "drafted_steps", "accepted_steps", "draft_passes", "draft_head_calls",
 )  # fmt: skip
 VERSION = 1
 
@@ -37,13 +38,15 @@ class Report:
         images: pictures in the batch.
         device: torch device type.
         seconds: wall time of the sampler, without the decoder.
-        phases: seconds by phase ("transformer", "head", later "decoder").
+        phases: seconds by phase ("transformer", "head", CSpD's "draft", later "decoder").
         counts: see :data:`COUNTS`; counts that do not apply are absent. ``transformer_passes`` counts sequential passes
             (both guidance branches are one), ``transformer_tokens`` the rows they computed, ``head_calls`` sequential
             head evaluations, ``head_rows`` the rows they computed; accepted, rejected, restarts and cached_tokens are
-            sums over the batch.
+            sums over the batch; ``drafted_steps`` and ``accepted_steps`` are diffusion steps, not tokens; ``draft_passes``
+            and ``draft_head_calls`` say how many of the passes and head calls were a draft model's.
         peak_memory_bytes: peak of allocated device memory during the run; None where the device does not tell.
-        maps: name to array [B, h, w]: "step" int32 (AR step at which a token was fixed), "outcome" uint8 (see above).
+        maps: name to array [B, h, w]: "step" int32 (AR step at which a token was fixed, -1 where it was given), "outcome"
+            uint8 (see above), "cached" int32 (at how many AR steps the token's decoder rows came from a cache).
         similarity: recorded similarities of all verified drafts, float32 [n]; for threshold plots.
     """
 

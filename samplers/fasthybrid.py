@@ -21,11 +21,11 @@ from ..model_loaders.networks.mar import MARModel, pick
 from ..reports.record import ACCEPTED, PLAIN, REDONE
 from .conditioning import Condition
 from .diffusion import tables
-from .mar import (
+from .mar import PlainHead
+from .masked import (
     Conditions,
-    Denoiser,
+    Edit,
     FullTransformer,
-    PlainHead,
     RowNoise,
     Run,
     Sampler,
@@ -58,13 +58,13 @@ def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
 class LookaheadHead:
     """The head plug: drafts, their conditions and the decision which to keep, for one generation."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, transformer: Transformer):
         assert isinstance(run.settings, FastHybridSettings)
         self.settings = s = run.settings
         self.reach = s.lookahead
         few = tables(s.guided_steps, run.t_max)
-        self.full, self.full_noise = Denoiser(run, run.tables), RowNoise(run, "full", run.tables)
-        self.few, self.few_noise = Denoiser(run, few), RowNoise(run, "guided", few)
+        self.full, self.full_noise = transformer.denoiser(run, run.tables), RowNoise(run, "full", run.tables)
+        self.few, self.few_noise = transformer.denoiser(run, few), RowNoise(run, "guided", few)
         self.pull = guidance_weights(s.guidance_schedule, len(few))
         batch, length = run.tokens.shape[:2]
         device = run.tokens.device
@@ -138,7 +138,7 @@ class LookaheadHead:
 
 def fasthybrid(
     model: MARModel, condition: Condition, settings: FastHybridSettings, noise: Noise, seed: int | None = None,
-    transformer: Transformer | None = None,
+    transformer: Transformer | None = None, edit: Edit | None = None,
 ) -> Sampler:  # fmt: skip
     """FastHybrid on MAR.
 
@@ -148,9 +148,11 @@ def fasthybrid(
     Args:
         model, condition, noise, seed: as :func:`samplers.mar.mar`.
         settings: see :class:`FastHybridSettings`.
-        transformer: how the transformer is run; None for the full one.
+        transformer: how the networks are run; None for in full.
+        edit: part of a picture to be drawn anew; None for a whole new one.
     """
-    run = begin("fasthybrid", model, condition, settings, noise, seed)
+    run = begin("fasthybrid", model, condition, settings, noise, seed, edit)
+    transformer = transformer or FullTransformer()
     with torch.no_grad():
-        head = LookaheadHead(run) if settings.lookahead else PlainHead(run)
-    return (yield from generate(run, transformer or FullTransformer(), head))
+        head = LookaheadHead(run, transformer) if settings.lookahead else PlainHead(run, transformer)
+    return (yield from generate(run, transformer, head))

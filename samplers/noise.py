@@ -2,11 +2,15 @@
 
 Two samplers with one seed therefore start from the same picture, and image i is the same alone or in a batch. Drawn on
 the CPU with own generators, so that the picture does not depend on the device and no global state is touched.
+
+What a verification draws is not known beforehand (a rejection draws until something is kept), so it is counted and not
+drawn in turn: :class:`Dice`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -56,3 +60,62 @@ class PairedNoise:
 
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in self._generators(f"{stream}/steps")])
+
+
+# ------------------------------------------------------------------------------------------------ counted numbers
+
+# SplitMix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"), written as signed numbers.
+_GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's last stage, int64 to int64; products wrap around."""
+
+    def down(x: Tensor, bits: int) -> Tensor:  # a shift that brings in zeros, which int64's own does not
+        return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+    x = (x ^ down(x, 30)) * _FIRST
+    x = (x ^ down(x, 27)) * _SECOND
+    return x ^ down(x, 31)
+
+
+class Dice:
+    """Endless random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
+
+    Nothing is remembered between calls, so a row's numbers depend neither on its batch nor on what else was asked for,
+    and asking again gives the same. They are computed on the keys' device.
+
+    Args:
+        keys: int64 [N], one a row; see :func:`row_keys`.
+    """
+
+    def __init__(self, keys: Tensor):
+        self.keys = keys
+
+    def of(self, rows: Tensor) -> Dice:
+        """The dice of some rows, int64 [M]."""
+        return Dice(self.keys[rows])
+
+    def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Two fp32 [N, count] of 32 bits each, above 0 and at most 1."""
+        start = _mix(self.keys + _mix(torch.as_tensor(lane, device=self.keys.device) * _GOLDEN))
+        at = torch.arange(first + 1, first + count + 1, device=self.keys.device)
+        bits = _mix(start[:, None] + at * _GOLDEN)
+        upper, lower = (bits >> 32) & 0xFFFFFFFF, bits & 0xFFFFFFFF
+        return (upper.float() + 0.5) / 2**32, (lower.float() + 0.5) / 2**32
+
+    def uniform(self, lane: Tensor | int, first: int = 0, count: int = 1) -> Tensor:
+        """fp32 [N, count], above 0 and at most 1: numbers ``first ..`` of a lane (a number, or int64 [N])."""
+        return self._halves(lane, first, count)[0]
+
+    def normal(self, lane: Tensor | int, first: int, count: int, channels: int) -> Tensor:
+        """fp32 [N, count, channels], standard normal (Box & Muller 1958): draws ``first ..`` of ``channels`` numbers each."""
+        radius, angle = self._halves(lane, first * channels, count * channels)
+        z = (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
+        return z.view(len(z), count, channels)
+
+
+def row_keys(noise: Noise, stream: str, tokens: int) -> Tensor:
+    """A key for the :class:`Dice` of every token position, int64 [B, tokens]: the bits of two of its noises."""
+    bits = noise.first(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
+    return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)

@@ -6,12 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import UserError
+from .cspd import cspd
 from .fasthybrid import fasthybrid
+from .lazymar import cspd_lazymar, fasthybrid_lazymar, lazymar
 from .mar import Sampler, mar
-from .settings import FastHybridSettings, MARSettings
+from .settings import (
+    CSpDLazyMARSettings,
+    CSpDSettings,
+    FastHybridLazyMARSettings,
+    FastHybridSettings,
+    LazyMARSettings,
+    MARSettings,
+    PlainMARSettings,
+)
 
 # Names that are spoken for; asking for one is answered by a sentence, not by "unknown".
-LATER = ("lazymar", "cspd", "llamagen", "par", "zipar", "tar", "mulosd")
+LATER = ("llamagen", "par", "zipar", "tar", "mulosd")
 
 
 @dataclass(frozen=True)
@@ -21,9 +31,10 @@ class Entry:
     Attributes:
         name: its command-line name.
         title: how a person calls it.
-        run: ``run(model, condition, settings, noise, seed)`` gives the generator.
+        run: ``run(model, condition, settings, noise, seed)`` gives the generator; ``edit=`` draws part of a picture.
         settings: its settings class.
         baseline: whether it is exact, so that others are measured against it.
+        needs_draft: whether ``run`` also takes ``draft``, a second model.
     """
 
     name: str
@@ -31,28 +42,35 @@ class Entry:
     run: Callable[..., Sampler]
     settings: type[MARSettings]
     baseline: bool = False
+    needs_draft: bool = False
 
 
 SAMPLERS: dict[str, Entry] = {
     e.name: e
     for e in (
-        Entry("mar", "MAR", mar, MARSettings, baseline=True),
+        Entry("mar", "MAR", mar, PlainMARSettings, baseline=True),
         Entry("fasthybrid", "FastHybrid", fasthybrid, FastHybridSettings),
+        Entry("lazymar", "LazyMAR", lazymar, LazyMARSettings),
+        Entry("cspd", "CSpD", cspd, CSpDSettings, needs_draft=True),
+        # Combinations: what makes tokens, then how the transformer is run.
+        Entry("fasthybrid+lazymar", "FastHybrid + LazyMAR", fasthybrid_lazymar, FastHybridLazyMARSettings),
+        Entry("cspd+lazymar", "CSpD + LazyMAR", cspd_lazymar, CSpDLazyMARSettings, needs_draft=True),
     )
 }
 
 
 def find(name: str) -> Entry:
-    """The sampler of that name.
+    """The sampler of that name; the parts of a combination may stand in any order.
 
     Raises:
         UserError: this version has no such sampler or combination; the message lists what it has.
     """
-    key = name.strip().lower()
-    if key in SAMPLERS:
-        return SAMPLERS[key]
+    parts = [part.strip() for part in name.lower().split("+")]
+    key = "+".join(parts)
+    for entry in SAMPLERS.values():
+        if sorted(entry.name.split("+")) == sorted(parts):
+            return entry
     have = ", ".join(SAMPLERS)
-    known = {*SAMPLERS, *LATER}
-    if key in known or "+" in key and all(part.strip() in known for part in key.split("+")):
+    if {*parts} <= {*SAMPLERS, *LATER}:
         raise UserError(f"samplers: this version does not have {key} yet; it has {have}.")
     raise UserError(f"samplers: there is no sampler {name.strip()!r}; this version has {have}.")

@@ -97,13 +97,16 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention output [B, Nq, C] of queries over keys and values, projected."""
-        out = F.scaled_dot_product_attention(q, k, v)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Attention output [B, Nq, C] of queries over keys and values, projected.
+
+        ``seen`` bool [B, N]: which keys there are; None for all.
+        """
+        out = F.scaled_dot_product_attention(q, k, v, None if seen is None else seen[:, None, None])
         return self.proj(out.transpose(1, 2).flatten(2))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attend(*self.project(x))
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        return self.attend(*self.project(x), seen)
 
 
 class _MLP(nn.Module):
@@ -123,8 +126,8 @@ class Block(nn.Module):
         self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), Attention(dim, heads)
         self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), _MLP(dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        x = x + self.attn(self.norm1(x), seen)
         return x + self.mlp(self.norm2(x))
 
     def rows(self, x: Tensor, index: Tensor) -> Tensor:
@@ -151,8 +154,12 @@ class HeadBlock(nn.Module):
 
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         """x [N, w]; modulation [N, 3 w]: shift, scale, gate."""
+        return torch.addcmul(x, *self.branch(x, modulation))
+
+    def branch(self, x: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
+        """The gate and what the MLP gives, each [N, w]; their product is what the block adds."""
         shift, scale, gate = modulation.chunk(3, dim=-1)
-        return torch.addcmul(x, gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale)))
+        return gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale))
 
 
 class _Final(nn.Module):
@@ -274,34 +281,41 @@ class MAR(nn.Module):
         at = torch.cat([torch.arange(buffer, device=known.device).expand(b, -1), known + buffer], dim=1)
         return self.z_proj_ln(x + pick(self.encoder_pos_embed_learned.expand(b, -1, -1), at))
 
-    def encode(self, tokens: Tensor, known: Tensor, class_rows: Tensor) -> Tensor:
-        """Encoder output [B, buffer + K, C]; arguments as :meth:`embed_known`."""
-        x = self.embed_known(tokens, known, class_rows)
+    def encode(self, tokens: Tensor, known: Tensor, class_rows: Tensor, there: Tensor | None = None) -> Tensor:
+        """Encoder output [B, buffer + K, C]; arguments as :meth:`embed_known`.
+
+        ``there`` bool [B, K] lets pictures know different numbers of tokens: the others are padding. None for no padding.
+        """
+        x, seen = self.embed_known(tokens, known, class_rows), None
+        if there is not None:
+            seen = F.pad(there, (self.config.buffer, 0), value=True)
         for block in self.encoder_blocks:
-            x = block(x)
+            x = block(x, seen)
         return self.encoder_norm(x)
 
-    def canvas(self, encoded: Tensor, known: Tensor) -> Tensor:
+    def canvas(self, encoded: Tensor, known: Tensor, there: Tensor | None = None) -> Tensor:
         """The decoder's input [B, buffer + L, C]: encoded rows at their places, mask tokens elsewhere."""
-        b, buffer = known.shape[0], self.config.buffer
+        b, buffer, length = known.shape[0], self.config.buffer, self.config.tokens
         x = self.decoder_embed(encoded)
-        full = self.mask_token.to(x.dtype).expand(b, buffer + self.config.tokens, -1).clone()
+        full = self.mask_token.to(x.dtype).expand(b, buffer + length + (there is not None), -1).clone()
         full[:, :buffer] = x[:, :buffer]
-        full.scatter_(1, (known + buffer)[..., None].expand(-1, -1, x.shape[2]), x[:, buffer:])
-        return full + self.decoder_pos_embed_learned
+        at = known if there is None else torch.where(there, known, length)  # padding goes to a row that is cut off
+        full.scatter_(1, (at + buffer)[..., None].expand(-1, -1, x.shape[2]), x[:, buffer:])
+        return full[:, : buffer + length] + self.decoder_pos_embed_learned
 
-    def decode(self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None) -> Tensor:
+    def decode(self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None, there: Tensor | None = None) -> Tensor:
         """Conditions z for the head.
 
         Args:
             encoded: [B, buffer + K, C] from :meth:`encode`.
             known: int64 [B, K], the same positions.
             wanted: int64 [B, M], positions whose z is needed; None for all L. The last block then computes those only.
+            there: which of ``known`` are no padding, as in :meth:`encode`.
 
         Returns:
             z [B, M, C] (or [B, L, C]).
         """
-        x = self.canvas(encoded, known)
+        x = self.canvas(encoded, known, there)
         *blocks, last = self.decoder_blocks
         for block in blocks:
             x = block(x)

@@ -86,8 +86,8 @@ def test_the_baseline_comes_first(cli, files):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--samplers", "lazymar"), ["does not have lazymar", "mar, fasthybrid"]),
-        (("--samplers", "mar,fasthybrid+lazymar"), ["does not have fasthybrid+lazymar", "mar, fasthybrid"]),
+        (("--samplers", "llamagen"), ["does not have llamagen", "mar, fasthybrid"]),
+        (("--samplers", "mar,fasthybrid+cspd"), ["does not have fasthybrid+cspd", "mar, fasthybrid"]),
         (("--samplers", "mar,nosuch"), ["'nosuch'", "mar, fasthybrid"]),
         (("--samplers", ","), ["samplers"]),
         (("--set", "threshold"), ["set", "name=value"]),
@@ -97,7 +97,9 @@ def test_the_baseline_comes_first(cli, files):
         (("--set", "mar.threshold=0.5"), ["mar has no setting threshold"]),
         (("--set", "fasthybrid.threshold=abc"), ["threshold", "'abc'", "not a number"]),
         (("--set", "fasthybrid.threshold=7"), ["threshold", "outside"]),
-        (("--set", "cspd.draft_length=4"), ["does not have cspd"]),
+        (("--set", "cspd.draft_length=4"), ["cspd is not among", "mar, fasthybrid"]),
+        (("--samplers", "mar,cspd"), ["draft", "cspd needs a small draft model", "--draft"]),
+        (("--set", "fasthybrid.preset=faster"), ["preset", "exact, balanced, fast"]),
         (("--samplers", "mar", "--set", "fasthybrid.threshold=0.9"), ["fasthybrid", "not among"]),
         (("--steps", "17"), ["ar_steps", "17", "1 to 16"]),
         (("--label", "dragon"), ["label", "'dragon'", "picture-book"]),
@@ -150,7 +152,7 @@ def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch
 
 def test_numbers_that_are_not_finite_are_told(cli, files, sentence, monkeypatch):
     from fastar_nodes.cli import compare
-    from fastar_nodes.samplers.mar import Sampled
+    from fastar_nodes.samplers.masked import Sampled
 
     draw = compare.draw
 

@@ -240,6 +240,18 @@ class Events:
 # ------------------------------------------------------------------------------------------------ graphs
 
 VIRTUAL = ("Note", "MarkdownNote")  # what the editor draws and the server never sees
+WORKFLOWS = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
+
+
+def load_workflow(name: str) -> dict[str, Any]:
+    """A shared graph of this pack."""
+    return json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def defaults(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Inputs of a node, from its /object_info: every widget at its default."""
+    named = {name: options for group in about["input"].values() for name, (_, options) in group.items()}
+    return {name: options["default"] for name, options in named.items() if "default" in options} | changes
 
 
 def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, Any]:
@@ -280,14 +292,15 @@ def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     """
     shared = {"model": ["1", 0], "condition": ["2", 0], "seed": 7, "ar_steps": 8, "diffusion_steps": 8, "cfg": 3.0}
     shared |= {"cfg_schedule": "linear", "temperature": 1.0, "order": "random", "t_max": 0}
+    plain = {"diffusion_steps_end": 0, "diffusion_steps_curve": "linear", "speculation": 0}
     fast = {"lookahead": 3, "threshold": 0.95, "guided_steps": 4, "guidance_schedule": "cos", "guidance_space": "mean"}
-    fast |= {"similarity": "condition", "accepted": "refine", "verify": "token"}
+    fast |= {"similarity": "condition", "accepted": "refine", "verify": "token", "preset": "as set"}
     pair = {"image_1": ["5", 0], "report_1": ["3", 1], "image_2": ["6", 0], "report_2": ["4", 1]}
     labels = {"labels": "cat, boat", "label_set": "picture-book", "images_per_label": 1, "add_label": "none"}
     nodes = {
         "1": ("FastARLoadMAR", {"checkpoint": "demo", "decoder": "auto", "dtype": "auto"}),
         "2": ("FastARClassLabel", labels),
-        "3": ("FastARMARSampler", shared),
+        "3": ("FastARMARSampler", {**shared, **plain}),
         "4": ("FastARFastHybrid", {**shared, **fast}),
         "5": ("VAEDecode", {"samples": ["3", 0], "vae": ["1", 1]}),
         "6": ("VAEDecode", {"samples": ["4", 0], "vae": ["1", 1]}),

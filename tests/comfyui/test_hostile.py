@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from comfy_host import graph
+from comfy_host import defaults, graph
 
 INT = {"class_type": "PrimitiveInt"}
 FLOAT = {"class_type": "PrimitiveFloat"}
+MASK = {"class_type": "SolidMask", "width": 64, "height": 64, "value": 1.0}
+# Four channels where the demo has eight.
+LATENT = {"class_type": "EmptyLatentImage", "width": 64, "height": 64, "batch_size": 1}
 
 CASES = {
     "NaN": (graph(n3={"cfg": float("nan")}), "cfg: ", "finite"),
@@ -29,6 +32,14 @@ CASES = {
     "baseline beyond the cells": (graph(n7={"baseline": 5}), "baseline: ", "only 2"),
     "baseline without report": (graph(n7={"report_1": None, "baseline": 1}), "baseline: ", "no report"),
     "report without image": (graph(n7={"image_2": None}), "report_2: ", "image_2"),
+    "a mask without a picture": (graph(n4={"mask": ["9", 0]}, n9=MASK), "latent: ", "no picture to change"),
+    "a picture without a mask": (graph(n3={"latent": ["9", 0]}, n9=LATENT), "mask: ", "nothing of the latent would be kept"),
+    "another model's picture": (graph(n3={"latent": ["9", 0], "mask": ["10", 0]}, n9=LATENT, n10=MASK), "latent: ", "VAE Encode"),
+    "a number for a latent": (graph(n3={"latent": 5, "mask": ["9", 0]}, n9=MASK), "latent: ", "VAE Encode"),
+    "an empty mask": (graph(n4={"latent": ["3", 0], "mask": ["9", 0]}, n9={**MASK, "value": 0.0}), "mask: ", "empty"),
+    "a number for a cache": (graph(n4={"cache": 5}), "cache: ", "LazyMAR Cache"),
+    "more diffusion steps at the end": (graph(n3={"diffusion_steps_end": 9}), "diffusion_steps_end: ", "more than"),
+    "speculation over a link": (graph(n3={"speculation": ["9", 0]}, n9={**INT, "value": 65}), "speculation: ", "outside 0 to 64"),
     "latents of another model": (
         graph(n5={"samples": ["9", 0]}, n9={"class_type": "EmptyLatentImage", "width": 64, "height": 64, "batch_size": 1}),
         "samples: ", "channels",
@@ -39,6 +50,21 @@ CASES = {
 def is_sentence(said: str, begins: str, holds: str) -> bool:
     said = said.strip()
     return said.startswith(begins) and holds in said and "Traceback" not in said and len(said) < 400
+
+
+def test_models_that_are_none(comfy, info):
+    about = info["FastARCSpD"]
+    node = {"class_type": "FastARCSpD", **defaults(about, ar_steps=8, diffusion_steps=8), "target": ["1", 0], "condition": ["2", 0]}
+    said = comfy.complaint(graph(n5={"samples": ["9", 0]}, n9={**node, "draft": "demo-draft"}))
+    assert is_sentence(said, "draft: ", "Load MAR"), said
+    said = comfy.complaint(graph(n5={"samples": ["9", 0]}, n9={**node, "draft": ["1", 0], "target": 3}))
+    assert is_sentence(said, "target: ", "Load MAR"), said
+
+
+def test_cache_settings_over_a_link(comfy, info):
+    node = {"class_type": "FastARLazyMARCache", **defaults(info["FastARLazyMARCache"], refresh_period=["10", 0])}
+    said = comfy.complaint(graph(n4={"cache": ["9", 0]}, n9=node, n10={**INT, "value": 0}))
+    assert is_sentence(said, "refresh_period: ", "outside 1 to"), said
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
-from comfy_host import PACK, ROOT
+from comfy_host import PACK, ROOT, WORKFLOWS, load_workflow
 
 NODES = {
     "FastARLoadMAR": ("Load MAR", "load", ["FASTAR_MAR", "VAE"]),
     "FastARClassLabel": ("Class Label", "condition", ["FASTAR_CONDITION"]),
     "FastARMARSampler": ("MAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARFastHybrid": ("FastHybrid Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARLazyMAR": ("LazyMAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARLazyMARCache": ("LazyMAR Cache", "sample", ["FASTAR_CACHE"]),
+    "FastARCSpD": ("CSpD Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARCompare": ("Compare", "compare", ["IMAGE", "STRING"]),
     "FastARTokenMap": ("Token Map", "compare", ["IMAGE"]),
     "FastARReport": ("Report", "compare", ["STRING"]),
@@ -57,9 +60,10 @@ def test_seed_is_controlled_like_ksamplers(info):
     }
 
 
-def test_the_template_browser_gets_workflow_and_thumbnail(comfy, workflow):
-    assert comfy.get("/workflow_templates")[PACK] == ["fasthybrid_vs_mar"]
-    assert comfy.get(f"/api/workflow_templates/{PACK}/fasthybrid_vs_mar.json") == workflow
-    thumbnail = comfy.bytes(f"/api/workflow_templates/{PACK}/fasthybrid_vs_mar.jpg")
-    assert thumbnail == (ROOT / "workflows" / "fasthybrid_vs_mar.jpg").read_bytes()
-    assert thumbnail[:2] == b"\xff\xd8"
+def test_the_template_browser_gets_workflows_and_thumbnails(comfy):
+    assert sorted(comfy.get("/workflow_templates")[PACK]) == WORKFLOWS
+    for name in WORKFLOWS:
+        assert comfy.get(f"/api/workflow_templates/{PACK}/{name}.json") == load_workflow(name)
+        thumbnail = comfy.bytes(f"/api/workflow_templates/{PACK}/{name}.jpg")
+        assert thumbnail == (ROOT / "workflows" / f"{name}.jpg").read_bytes()
+        assert thumbnail[:2] == b"\xff\xd8"

@@ -11,23 +11,42 @@ import uuid
 import numpy as np
 import pytest
 import torch
-from comfy_host import ROOT, Events, graph, to_api
+from comfy_host import ROOT, WORKFLOWS, Events, defaults, graph, load_workflow, to_api
 from fastar_nodes.demo import picture_book
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from PIL import Image
 
+# What the table of each shared workflow must name.
+TOLD = {
+    "fasthybrid_vs_mar": ["MAR", "FastHybrid"],
+    "lazymar_vs_mar": ["MAR", "LazyMAR"],
+    "cspd_draft_and_target": ["target alone", "draft alone", "CSpD lossless", "CSpD published"],
+    "mar_accelerators_side_by_side": ["MAR", "FastHybrid", "LazyMAR", "CSpD", "FastHybrid + LazyMAR", "MAR, speculation"],
+    "mar_masked_edit": ["anew by MAR", "anew by FastHybrid"],
+}
 
-def test_the_shared_workflow_runs(comfy, info, workflow):
-    prompt = to_api(workflow, info)
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_every_shared_workflow_runs(comfy, info, name):
+    prompt = to_api(load_workflow(name), info)
     for node in prompt.values():  # the same graph, in seconds
         node["inputs"].update({k: v for k, v in {"ar_steps": 8, "diffusion_steps": 8}.items() if k in node["inputs"]})
+    decoders = [key for key, node in prompt.items() if node["class_type"] == "VAEDecode"]
+    for key in decoders:
+        prompt[f"see {key}"] = {"class_type": "PreviewImage", "inputs": {"images": [key, 0]}}
     outputs = comfy.run(prompt)
+    for key in decoders:  # every sampler's own picture
+        assert np.asarray(comfy.picture(outputs.pop(f"see {key}")["images"][0])).std() > 5, key
     shown = {prompt[key]["class_type"]: value for key, value in outputs.items()}
     grid = comfy.picture(shown["SaveImage"]["images"][0])
     assert grid.width > 700 and np.asarray(grid).std() > 20
     assert len(shown["PreviewImage"]["images"]) == 1
+    maps = comfy.picture(shown["PreviewImage"]["images"][0])
+    assert maps.width >= 384 and np.asarray(maps).std() > 10
     table = shown["PreviewAny"]["text"][0]
-    assert "| MAR" in table and "| FastHybrid" in table and "1.00x" in table
+    assert len(table.splitlines()) == 2 + len(TOLD[name]) and "1.00x" in table
+    for line, words in zip(table.splitlines()[2:], TOLD[name], strict=True):
+        assert line.startswith(f"| {words}"), table
 
 
 def test_pictures_are_decoded_and_the_same_for_the_same_seed(comfy):
@@ -48,6 +67,41 @@ def test_all_drafts_redone_is_plain_mar(comfy):
     outputs = comfy.run(graph(n4={"threshold": 1.01}, n9={**save, "images": ["5", 0]}, n10={**save, "images": ["6", 0]}))
     a, b = (np.asarray(comfy.picture(outputs[key]["images"][0]), int) for key in ("9", "10"))
     assert np.abs(a - b).max() <= 1
+
+
+def test_what_makes_an_accelerator_exact(comfy, info):
+    """A cache that keeps nothing, and drafts that are all redone, each give plain MAR's picture."""
+    cache = {"class_type": "FastARLazyMARCache", **defaults(info["FastARLazyMARCache"], preset="exact")}
+    about, plain = info["FastARLazyMAR"], graph()["3"]["inputs"]
+    lazy = defaults(about, **{k: v for k, v in plain.items() if k in about["input"]["required"]}, preset="exact")
+    save = {"class_type": "SaveImage", "filename_prefix": "exact"}
+    decode = {"class_type": "VAEDecode", "vae": ["1", 1]}
+    outputs = comfy.run(graph(
+        n4={"preset": "exact", "cache": ["9", 0]}, n9=cache, n10={"class_type": "FastARLazyMAR", **lazy},
+        n11={**decode, "samples": ["10", 0]}, n12={**save, "images": ["5", 0]}, n13={**save, "images": ["6", 0]},
+        n14={**save, "images": ["11", 0]},
+    ))  # fmt: skip
+    plain, both, own = (np.asarray(comfy.picture(outputs[key]["images"][0]), int) for key in ("12", "13", "14"))
+    assert np.abs(plain - both).max() <= 1 and np.array_equal(plain, own)
+
+
+def test_an_edit_leaves_the_rest_alone(comfy):
+    """The picture of 3 is redrawn at the bottom by 4, with core's mask nodes and through core's VAE Encode."""
+    solid = {"class_type": "SolidMask", "width": 64, "height": 64}
+    where = {"class_type": "MaskComposite", "destination": ["9", 0], "source": ["10", 0], "x": 0, "y": 32, "operation": "add"}
+    save = {"class_type": "SaveImage", "filename_prefix": "edit"}
+    prompt = graph(
+        n2={"labels": "sunset"}, n4={"latent": ["12", 0], "mask": ["11", 0], "condition": ["15", 0], "seed": 8},
+        n9={**solid, "value": 0.0}, n10={**solid, "value": 1.0, "height": 32}, n11=where,
+        n15={"class_type": "FastARClassLabel", **graph()["2"]["inputs"], "labels": "house"},
+        n12={"class_type": "VAEEncode", "pixels": ["5", 0], "vae": ["1", 1]},
+        n13={**save, "images": ["5", 0]}, n14={**save, "images": ["6", 0]},
+    )  # fmt: skip
+    outputs = comfy.run(prompt)
+    before, after = (np.asarray(comfy.picture(outputs[key]["images"][0]), float) for key in ("13", "14"))
+    moved = np.abs(before - after).mean(axis=(1, 2))
+    # Encoding and decoding once more moves every pixel a little; and the edge is blended.
+    assert moved[:24].mean() < 8 and moved[40:].mean() > 2 * moved[:24].mean()
 
 
 def test_progress_and_previews_arrive(comfy):
@@ -197,10 +251,19 @@ def test_report_in_every_format(comfy, form, start):
         assert run["sampler"] == "fasthybrid" and run["counts"]["transformer_passes"] == 8
 
 
-@pytest.mark.parametrize("what", ["fixed at step", "outcome", "accepted", "redone", "order"])
-def test_every_token_map(comfy, what):
+def test_every_token_map_is_in_the_menu(info):
+    assert info["FastARTokenMap"]["input"]["required"]["what"][1]["options"] == MAPS
+
+
+MAPS = ["fixed at step", "outcome", "accepted", "redone", "order", "cached", "rejected", "drafted"]
+
+
+@pytest.mark.parametrize("what", MAPS)
+def test_every_token_map(comfy, info, what):
     node = {"class_type": "FastARTokenMap", "report": ["4", 1], "image": ["6", 0], "what": what, "opacity": 0.5}
-    images = comfy.run(graph(n9=node, n10={"class_type": "PreviewImage", "images": ["9", 0]}))["10"]["images"]
+    cache = {"class_type": "FastARLazyMARCache", **defaults(info["FastARLazyMARCache"], refresh_period=4, start_step=1)}
+    prompt = graph(n4={"cache": ["11", 0]}, n9=node, n10={"class_type": "PreviewImage", "images": ["9", 0]}, n11=cache)
+    images = comfy.run(prompt)["10"]["images"]
     assert len(images) == 2
     assert comfy.picture(images[0]).width == 384
 

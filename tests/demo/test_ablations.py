@@ -25,6 +25,7 @@ def bench(tmp_path_factory):
     )
     recipes.save_checkpoint(KLAutoencoder(kl), folder / "kl.safetensors", groups=4)
     recipes.save_checkpoint(initialise(MAR(mar)), folder / "mar.safetensors", heads=2, label_set="picture-book", t_max=950)
+    recipes.save_checkpoint(initialise(MAR(mar)), folder / "mar-draft.safetensors", heads=2, label_set="picture-book", t_max=950)
     recipes.save_checkpoint(Judge(), folder / "judge.safetensors", tolerance=0.05)
     return ablations.Bench(100, checkpoints=folder)
 

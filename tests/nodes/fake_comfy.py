@@ -92,7 +92,7 @@ def install() -> None:
     """Put the fakes where ``import`` finds them."""
     cpu = torch.device("cpu")
     io = SimpleNamespace(
-        **{k: _type(k.upper()) for k in ("Int", "Float", "Boolean", "String", "Combo", "Image", "Latent", "Vae")},
+        **{k: _type(k.upper()) for k in ("Int", "Float", "Boolean", "String", "Combo", "Image", "Latent", "Mask", "Vae")},
         Custom=_type, Schema=Schema, NodeOutput=NodeOutput, ComfyNode=object, Input=FakeInput, Output=FakeOutput,
     )  # fmt: skip
     modules = {

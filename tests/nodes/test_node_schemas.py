@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from fastar_nodes.nodes import comparison, conditioning, loaders, mar_samplers
-from fastar_nodes.samplers.settings import FastHybridSettings, MARSettings, knobs
+from fastar_nodes.samplers.settings import (
+    CacheSettings,
+    CSpDSettings,
+    FastHybridSettings,
+    LazyMARSettings,
+    PlainMARSettings,
+    knobs,
+)
 
 NODES = {
     schema.node_id: schema
@@ -13,28 +22,49 @@ NODES = {
 }
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 MAR_MAIN, MAR_MORE = ["seed", "ar_steps", "diffusion_steps", "cfg"], ["cfg_schedule", "temperature", "order", "t_max"]
+LAZY_MAIN = ["refresh_period", "start_step", "computed_ratio"]
+LAZY_MORE = ["strategy", "condition_cache", "token_cache", "head_cache", "encoder_cache", "block", "head_period"]
 # Append only. A new main setting of a sampler goes behind its advanced ones here and on the node.
 ORDER = {
     "FastARLoadMAR": ["checkpoint", "decoder", "dtype"],
     "FastARClassLabel": ["labels", "label_set", "images_per_label", "add_label"],
-    "FastARMARSampler": [*MAR_MAIN, *MAR_MORE],
+    "FastARMARSampler": [*MAR_MAIN, *MAR_MORE, "diffusion_steps_end", "diffusion_steps_curve", "speculation"],
     "FastARFastHybrid": [
         *MAR_MAIN, "lookahead", "threshold", "guided_steps", *MAR_MORE, "guidance_schedule", "guidance_space", "similarity",
-        "accepted", "verify",
+        "accepted", "verify", "preset",
+    ],
+    "FastARLazyMAR": [*MAR_MAIN, *LAZY_MAIN, *MAR_MORE, *LAZY_MORE, "preset"],
+    "FastARLazyMARCache": [*LAZY_MAIN, *LAZY_MORE, "preset", "preset_for"],
+    "FastARCSpD": [
+        *MAR_MAIN, "draft_length", "prefill_ratio", "mode", *MAR_MORE, "inner_temperature", "alignment", "speculation", "preset",
     ],
     "FastARCompare": ["labels", "columns", "baseline"],
     "FastARTokenMap": ["what", "opacity"],
     "FastARReport": ["format"],
 }  # fmt: skip
+EDIT = ["latent", "mask"]
+SAMPLED = ["latent", "report"]
 SOCKETS = {
     "FastARLoadMAR": ([], ["model", "vae"]),
     "FastARClassLabel": ([], ["condition"]),
-    "FastARMARSampler": (["model", "condition"], ["latent", "report"]),
-    "FastARFastHybrid": (["model", "condition"], ["latent", "report"]),
+    "FastARMARSampler": (["model", "condition", "cache", *EDIT], SAMPLED),
+    "FastARFastHybrid": (["model", "condition", "cache", *EDIT], SAMPLED),
+    "FastARLazyMAR": (["model", "condition", *EDIT], SAMPLED),
+    "FastARLazyMARCache": ([], ["cache"]),
+    "FastARCSpD": (["draft", "target", "condition", "cache", *EDIT], SAMPLED),
     "FastARCompare": ([f"{kind}_{i}" for i in range(1, 9) for kind in ("image", "report")], ["image", "table"]),
     "FastARTokenMap": (["report", "image"], ["image"]),
     "FastARReport": (["report"], ["text"]),
 }
+SETTINGS = {
+    "FastARMARSampler": PlainMARSettings,
+    "FastARFastHybrid": FastHybridSettings,
+    "FastARLazyMAR": LazyMARSettings,
+    "FastARLazyMARCache": CacheSettings,
+    "FastARCSpD": CSpDSettings,
+}
+# What a graph may leave unconnected.
+OPTIONAL = {"cache", *EDIT, "image"} | {name for name in SOCKETS["FastARCompare"][0] if name != "image_1"}
 
 
 def test_every_node_is_listed_here():
@@ -50,8 +80,10 @@ def test_widgets_keep_their_places(node):
 @pytest.mark.parametrize("node", SOCKETS)
 def test_sockets_keep_their_places(node):
     inputs, outputs = SOCKETS[node]
-    assert [i.id for i in NODES[node].inputs if i.kind not in WIDGETS] == inputs
+    own = [i for i in NODES[node].inputs if i.kind not in WIDGETS]
+    assert [i.id for i in own] == inputs
     assert [o.id for o in NODES[node].outputs] == outputs
+    assert {i.id for i in own if i.about.get("optional")} == OPTIONAL.intersection(inputs)
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -61,15 +93,25 @@ def test_everything_has_a_tooltip_and_a_help_page(root, node):
     assert (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8").startswith(f"# {NODES[node].display_name}\n")
 
 
-@pytest.mark.parametrize("node, settings", [("FastARMARSampler", MARSettings), ("FastARFastHybrid", FastHybridSettings)])
-def test_widgets_say_what_the_settings_say(node, settings):
+@pytest.mark.parametrize("node", NODES)
+def test_help_pages_explain_every_input(root, node):
+    page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
+    for part in NODES[node].inputs:
+        name = re.sub(r"_[1-8]$", "", part.id) if node == "FastARCompare" else part.id
+        assert f"**{name}" in page, f"{node}: the help page does not explain {part.id}"
+
+
+@pytest.mark.parametrize("node", SETTINGS)
+def test_widgets_say_what_the_settings_say(node):
     inputs = {i.id: i for i in NODES[node].inputs}
-    for name, (default, about) in knobs(settings).items():
+    for name, (default, about) in knobs(SETTINGS[node]).items():
         widget = inputs[name]
         assert widget.about["default"] == default and widget.about["tooltip"] == about.tooltip
         assert bool(widget.about["advanced"]) == about.advanced
         if about.choices:
             assert widget.kind == "COMBO" and widget.about["options"] == list(about.choices)
+        elif isinstance(default, bool):
+            assert widget.kind == "BOOLEAN"
         else:
             assert widget.kind == ("INT" if isinstance(default, int) else "FLOAT")
             assert (widget.about["min"], widget.about["max"], widget.about["step"]) == (about.low, about.high, about.step)

@@ -13,9 +13,18 @@ from fake_comfy import Interrupted, Preview, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel, initialise
 from fastar_nodes.nodes import comparison, conditioning, host, mar_samplers, preview, schema
-from fastar_nodes.reports.record import Report
+from fastar_nodes.reports.record import GIVEN, Report
+from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.settings import FastHybridSettings, MARSettings, knobs
+from fastar_nodes.samplers.settings import (
+    CacheSettings,
+    CSpDSettings,
+    FastHybridSettings,
+    LazyMARSettings,
+    MARSettings,
+    PlainMARSettings,
+    knobs,
+)
 from torch import nn
 
 
@@ -170,23 +179,46 @@ def test_seeds_that_are_none(value):
     assert schema.checked_seed(2**64 - 1) == 2**64 - 1
 
 
-def a_model(tokens: int = 16) -> host.Loaded:
+def a_model(tokens: int = 16, classes: int = 10, label_set: str = "") -> host.Loaded:
     config = MARConfig(
-        dim=16, encoder_depth=1, decoder_depth=1, heads=2, buffer=2, tokens=tokens, channels=2, classes=10, head_depth=1, head_width=16
+        dim=16, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=tokens, channels=2, classes=classes, head_depth=1,
+        head_width=16,
     )  # fmt: skip
-    return host.Loaded.of(MARModel(initialise(MAR(config)).eval(), "tiny", latent_scale=0.5), tiny_vae())
+    return host.Loaded.of(MARModel(initialise(MAR(config)).eval(), "tiny", latent_scale=0.5, label_set=label_set), tiny_vae())
 
 
 def values(settings: type, **changes):
     return {name: default for name, (default, _) in knobs(settings).items()} | changes
 
 
-@pytest.mark.parametrize("node, kind", [(mar_samplers.MARSampler, MARSettings), (mar_samplers.FastHybridSampler, FastHybridSettings)])
-def test_samplers_give_latents_and_a_report(node, kind):
-    wanted = values(kind, ar_steps=4, diffusion_steps=4)
-    latent, report = node.execute(model=a_model(), condition=from_ids([1, 2]), seed=3, **wanted).result
-    assert latent["samples"].shape == (2, 2, 4, 4) and latent["samples"].dtype == torch.float32
-    assert report.seed == 3 and report.images == 2 and report.settings == wanted
+def models(node: type) -> dict[str, host.Loaded]:
+    """What a sampler wants on its model sockets."""
+    return {"draft": a_model(), "target": a_model()} if node is mar_samplers.CSpDSampler else {"model": a_model()}
+
+
+SAMPLERS = {
+    mar_samplers.MARSampler: PlainMARSettings,
+    mar_samplers.FastHybridSampler: FastHybridSettings,
+    mar_samplers.LazyMARSampler: LazyMARSettings,
+    mar_samplers.CSpDSampler: CSpDSettings,
+}
+
+
+def sample(node: type, what=(1,), seed: int = 3, sockets=None, **changes):
+    """A short run of a sampler node: its LATENT's samples and its report."""
+    wanted = {"ar_steps": 4, "diffusion_steps": 4} | changes
+    extra = {name: wanted.pop(name) for name in ("preset", "cache", "latent", "mask") if name in wanted}
+    condition = from_ids(list(what))
+    done = node.execute(**(sockets or models(node)), condition=condition, seed=seed, **values(SAMPLERS[node], **wanted), **extra)
+    return done.result[0]["samples"], done.result[1]
+
+
+@pytest.mark.parametrize("node", SAMPLERS)
+def test_samplers_give_latents_and_a_report(node):
+    samples, report = sample(node, [1, 2])
+    assert samples.shape == (2, 2, 4, 4) and samples.dtype == torch.float32
+    assert report.seed == 3 and report.images == 2
+    assert report.settings == values(SAMPLERS[node], ar_steps=4, diffusion_steps=4)
 
 
 def test_noise_beyond_reason_is_refused_before_it_is_made():
@@ -205,6 +237,162 @@ def test_the_wrong_thing_on_a_socket(bad):
         mar_samplers.MARSampler.execute(model=wrong, condition=from_ids([1]), seed=0, **values(MARSettings))
     with pytest.raises(UserError, match="^condition: .*Class Label"):
         mar_samplers.MARSampler.execute(model=a_model(), condition=bad, seed=0, **values(MARSettings))
+    for name, pair in (("draft", (bad, a_model())), ("target", (a_model(), bad))):
+        with pytest.raises(UserError, match=f"^{name}: .*Load MAR"):
+            sample(mar_samplers.CSpDSampler, sockets=dict(zip(("draft", "target"), pair, strict=True)))
+    if bad is not None:
+        with pytest.raises(UserError, match="^cache: .*LazyMAR Cache"):
+            sample(mar_samplers.MARSampler, cache=bad)
+
+
+def test_a_draft_that_does_not_fit_the_target():
+    with pytest.raises(UserError, match="^draft: .* differ in classes, 7 and 10"):
+        sample(mar_samplers.CSpDSampler, sockets={"draft": a_model(classes=7), "target": a_model()})
+    with pytest.raises(UserError, match="^draft: .* differ in tokens, 64 and 16"):
+        sample(mar_samplers.CSpDSampler, sockets={"draft": a_model(64), "target": a_model()})
+
+
+def test_both_models_are_brought_to_the_device():
+    both = models(mar_samplers.CSpDSampler)
+    sample(mar_samplers.CSpDSampler, sockets=both)
+    assert [both["target"].patcher, both["draft"].patcher] == fake_comfy.state.loaded[-1][0][:2]
+    one = a_model()
+    sample(mar_samplers.CSpDSampler, sockets={"draft": one, "target": one})
+    assert fake_comfy.state.loaded[-1][0].count(one.patcher) == 1
+
+
+# --- the cache plug
+
+
+@pytest.mark.parametrize(
+    "node, name",
+    [
+        (mar_samplers.MARSampler, "lazymar"),
+        (mar_samplers.FastHybridSampler, "fasthybrid+lazymar"),
+        (mar_samplers.CSpDSampler, "cspd+lazymar"),
+    ],
+)
+def test_a_cache_plugs_into_every_other_sampler(node, name):
+    (cache,) = mar_samplers.LazyMARCache.execute(**values(CacheSettings, refresh_period=3, start_step=1)).result
+    sockets = models(node)
+    first, report = sample(node, sockets=sockets, ar_steps=8, cache=cache)
+    assert report.sampler == name and report.settings["refresh_period"] == 3
+    again, _ = sample(node, sockets=sockets, ar_steps=8, cache=cache)
+    assert torch.equal(first, again), "one run left something in the cache for the next"
+    assert "lazymar" not in sample(node, sockets=sockets, ar_steps=8, cache=None)[1].sampler
+
+
+def test_lazymar_cache_on_plain_mar_is_lazymar_sampler():
+    changes = {"refresh_period": 3, "start_step": 1}
+    sockets = {"model": a_model()}
+    (cache,) = mar_samplers.LazyMARCache.execute(**values(CacheSettings, **changes)).result
+    a, told = sample(mar_samplers.MARSampler, sockets=sockets, ar_steps=8, cache=cache)
+    b, wanted = sample(mar_samplers.LazyMARSampler, sockets=sockets, ar_steps=8, **changes)
+    assert torch.equal(a, b) and told.counts == wanted.counts
+
+
+def test_cache_settings_are_checked():
+    with pytest.raises(UserError, match="^refresh_period: "):
+        mar_samplers.LazyMARCache.execute(**values(CacheSettings, refresh_period=0))
+    (cache,) = mar_samplers.LazyMARCache.execute(**values(CacheSettings, block=3)).result
+    with pytest.raises(UserError, match="^block: 3 is outside 1 to 2"):
+        sample(mar_samplers.MARSampler, cache=cache)
+    (cache,) = mar_samplers.LazyMARCache.execute(**values(CacheSettings)).result
+    with pytest.raises(UserError, match="^speculation: .*head_cache"):
+        sample(mar_samplers.MARSampler, cache=cache, speculation=4, diffusion_steps=30)
+
+
+# --- editing
+
+
+def half(height: int = 8, width: int = 8) -> torch.Tensor:
+    """A mask [1, height, width] over the right half."""
+    mask = torch.zeros(1, height, width)
+    mask[..., width // 2 :] = 1
+    return mask
+
+
+@pytest.mark.parametrize("node", SAMPLERS)
+def test_every_sampler_redraws_the_mask_and_gives_back_the_rest(node):
+    start = torch.randn(1, 2, 4, 4)
+    samples, report = sample(node, [1, 2], latent={"samples": start}, mask=half())
+    assert torch.equal(samples[..., :2], start[..., :2].expand(2, -1, -1, -1))
+    assert not (samples[..., 2:] == start[..., 2:]).any()
+    assert (report.maps["outcome"][:, :, :2] == GIVEN).all() and (report.maps["step"][:, :, :2] == -1).all()
+    assert (report.maps["outcome"][:, :, 2:] != GIVEN).all() and (report.maps["step"][:, :, 2:] >= 0).all()
+
+
+def test_masks_of_every_shape_and_the_latents_own():
+    latent = {"samples": torch.randn(1, 2, 4, 4)}
+    sockets = {"model": a_model()}
+    wanted, _ = sample(mar_samplers.MARSampler, sockets=sockets, latent=latent, mask=half(4, 4))
+    for mask in (half()[0], half()[:, None], half(64, 32), half().half()):
+        assert torch.equal(sample(mar_samplers.MARSampler, sockets=sockets, latent=latent, mask=mask)[0], wanted)
+    own = latent | {"noise_mask": half()[:, None]}
+    assert torch.equal(sample(mar_samplers.MARSampler, sockets=sockets, latent=own)[0], wanted)
+    # A mask on the socket goes before the latent's own.
+    everywhere = latent | {"noise_mask": torch.ones(1, 1, 8, 8)}
+    assert torch.equal(sample(mar_samplers.MARSampler, sockets=sockets, latent=everywhere, mask=half())[0], wanted)
+
+
+PICTURE = {"samples": torch.zeros(1, 2, 4, 4)}
+UNEVEN = torch.stack([half()[0], torch.ones(8, 8)])
+EDITS = {
+    "a mask without a picture": ({"mask": half()}, "^latent: .*no picture to change"),
+    "a picture without a mask": ({"latent": PICTURE}, "^mask: .*nothing of the latent would be kept"),
+    "text for a latent": ({"latent": "cat.png", "mask": half()}, "^latent: it got no LATENT; connect the output of VAE Encode"),
+    "a latent of nothing": ({"latent": {"samples": 1}, "mask": half()}, "^latent: it got no LATENT"),
+    "a latent of another model": ({"latent": {"samples": torch.zeros(1, 4, 8, 8)}, "mask": half()}, "^latent: .*VAE Encode"),
+    "latents of too many pictures": ({"latent": {"samples": torch.zeros(3, 2, 4, 4)}, "mask": half()}, "^latent: .*3 entries"),
+    "a latent that is not finite": ({"latent": {"samples": torch.full((1, 2, 4, 4), torch.nan)}, "mask": half()}, "^latent: .*finite"),
+    "text for a mask": ({"latent": PICTURE, "mask": "m"}, "^mask: it got the text 'm'; connect the output of a node that gives a MASK"),
+    "an empty mask": ({"latent": PICTURE, "mask": torch.zeros(1, 8, 8)}, "^mask: it is empty; paint"),
+    "a mask of no size": ({"latent": PICTURE, "mask": torch.zeros(1, 0, 8)}, "^mask: .*shape"),
+    "a mask that is a line": ({"latent": PICTURE, "mask": torch.ones(8)}, "^mask: .*shape"),
+    "masks of too many pictures": ({"latent": PICTURE, "mask": half().expand(3, -1, -1)}, "^mask: .*3 entries"),
+    "masks that cover unequal parts": ({"latent": PICTURE, "mask": UNEVEN}, "^mask: .*different numbers of tokens"),
+    "a mask that is not finite": ({"latent": PICTURE, "mask": half() / 0}, "^mask: .*finite"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("node", [mar_samplers.MARSampler, mar_samplers.CSpDSampler])
+def test_an_edit_that_cannot_be_is_told_in_a_sentence(node, name):
+    sockets, words = EDITS[name]
+    with pytest.raises(UserError, match=words) as problem:
+        sample(node, [1, 2], **sockets)
+    assert str(problem.value).endswith(".") and "\n" not in str(problem.value)
+
+
+# --- presets
+
+
+@pytest.mark.parametrize("node", [node for node in SAMPLERS if node is not mar_samplers.MARSampler])
+@pytest.mark.parametrize("label_set", ["picture-book", ""])
+def test_a_preset_sets_the_accelerator_and_leaves_the_picture(node, label_set):
+    demo = label_set == "picture-book"
+    sockets = {name: a_model(label_set=label_set) for name in models(node)}
+    for name in ("balanced", "fast"):
+        told = sample(node, sockets=sockets, preset=name, cfg=1.5)[1].settings
+        meant = presets.values(SAMPLERS[node], name, demo)
+        assert meant and told == values(SAMPLERS[node], ar_steps=4, diffusion_steps=4, cfg=1.5) | meant
+    assert sample(node, sockets=sockets, preset="as set")[1].settings == values(SAMPLERS[node], ar_steps=4, diffusion_steps=4)
+    with pytest.raises(UserError, match="^preset: 'best' is not one of as set, exact"):
+        sample(node, sockets=sockets, preset="best")
+
+
+def test_cache_presets_are_for_the_model_that_is_named():
+    for preset_for in ("demo", "full size"):
+        for name in ("exact", "balanced", "fast"):
+            done = mar_samplers.LazyMARCache.execute(**values(CacheSettings), preset=name, preset_for=preset_for)
+            meant = presets.values(CacheSettings, name, preset_for == "demo")
+            assert done.result[0] == CacheSettings(**values(CacheSettings) | meant)
+    assert mar_samplers.LazyMARCache.execute(**values(CacheSettings)).result[0] == CacheSettings()
+    with pytest.raises(UserError, match="^preset_for: 'tiny' is not one of demo, full size"):
+        mar_samplers.LazyMARCache.execute(**values(CacheSettings), preset="fast", preset_for="tiny")
+
+
+# --- labels
 
 
 def label(**about):
@@ -262,6 +450,35 @@ def test_automatic_labels_tell_what_differs():
     assert names == ["MAR", "picture 2", "FastHybrid threshold 0.8", "FastHybrid threshold 0.9"]
 
 
+def test_combinations_have_a_title():
+    names = comparison.automatic_labels([report(name) for name in ("lazymar", "fasthybrid+lazymar", "mar+other")])
+    assert names == ["LazyMAR", "FastHybrid + LazyMAR", "MAR + other"]
+
+
+def test_pictures_of_every_sampler_are_compared():
+    """Reports as the samplers really make them, with one map each."""
+    (cache,) = mar_samplers.LazyMARCache.execute(**values(CacheSettings, refresh_period=3, start_step=1)).result
+    runs = [sample(node, ar_steps=8) for node in SAMPLERS] + [sample(mar_samplers.FastHybridSampler, ar_steps=8, cache=cache)]
+    pairs = {}
+    for i, (samples, told) in enumerate(runs, 1):
+        pairs |= {f"image_{i}": [tiny_vae().decode(samples)], f"report_{i}": [told]}
+    _, table = compare(**pairs)
+    lines = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    assert len(lines) == 5 and lines[0] == "MAR" and "LazyMAR" in lines and lines[4].startswith("FastHybrid")
+    for (samples, told), what, words in zip(runs, ("order", "outcome", "cached", "rejected", "cached"), range(5), strict=True):
+        (image,) = comparison.TokenMap.execute(report=told, image=tiny_vae().decode(samples), what=what, opacity=0.5).result
+        assert image.shape[0] == 1, words
+
+
+def test_nothing_is_marked_where_nothing_is_measured(monkeypatch):
+    seen = []
+    monkeypatch.setattr(comparison, "compare_grid", lambda *a, **k: seen.append(k["marked"]) or np.zeros((8, 8, 3), np.uint8))
+    image = torch.rand(1, 8, 8, 3)
+    compare(image_1=[image], image_2=[image])
+    compare(image_1=[image], image_2=[image], report_2=[report("mar")])
+    assert seen == [False, True]
+
+
 def test_token_map_and_report():
     told = report("fasthybrid")
     told.maps["step"] = np.zeros((2, 4, 4), np.int32)
@@ -273,5 +490,9 @@ def test_token_map_and_report():
     with pytest.raises(UserError, match="^opacity: "):
         comparison.TokenMap.execute(report=told, what="outcome", opacity=float("nan"))
     assert comparison.ReportToText.execute(report=told, format="csv").result[0].startswith("sampler,")
+    for what in ("rejected", "drafted"):
+        assert comparison.TokenMap.execute(report=told, what=what, opacity=1.0).result[0].shape[0] == 2
+    with pytest.raises(UserError, match="^what: .*no map for 'cached'"):
+        comparison.TokenMap.execute(report=told, what="cached", opacity=1.0)
     with pytest.raises(UserError, match="^report: "):
         comparison.ReportToText.execute(report={"x": 1}, format="csv")

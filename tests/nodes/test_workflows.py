@@ -12,7 +12,11 @@ from test_node_schemas import NODES, WIDGETS
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 GRAPHS = sorted(path.name for path in FOLDER.glob("*.json"))
 # In core since before 0.14, or drawn by the editor alone.
-CORE = {"VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny", "PrimitiveInt", "LoadImage", "MarkdownNote"}
+CORE = {
+    "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny", "PrimitiveInt", "LoadImage", "MarkdownNote",
+    "SolidMask", "MaskComposite", "EmptyImage", "ImageCompositeMasked",
+}  # fmt: skip
+SAMPLERS = ("FastARMARSampler", "FastARFastHybrid", "FastARLazyMAR", "FastARCSpD")
 
 
 @pytest.fixture(params=GRAPHS)
@@ -62,8 +66,10 @@ def test_links_agree_with_both_ends(graph):
 def test_sockets_are_the_nodes_own(graph):
     for node in graph["nodes"]:
         if node["type"] in NODES:
-            names = {i.id for i in NODES[node["type"]].inputs}
-            assert {i["name"] for i in node["inputs"]} <= names
+            about, given = NODES[node["type"]].inputs, [i["name"] for i in node["inputs"]]
+            assert set(given) <= {i.id for i in about}
+            sockets = [i.id for i in about if i.kind not in WIDGETS]
+            assert given[: len(sockets)] == sockets, f"{node['type']}: a graph lists every socket, connected or not"
             assert [o["name"] for o in node["outputs"]] == [o.id for o in NODES[node["type"]].outputs]
 
 
@@ -73,7 +79,27 @@ def test_nothing_overlaps(graph):
         assert not (ax < bx + bw and bx < ax + aw and ay < by + bh and by < ay + ah), (a, b)
 
 
+def test_groups_hold_whole_nodes_and_do_not_touch(graph):
+    boxes = [group["bounding"] for group in graph["groups"]]
+    for (ax, ay, aw, ah), (bx, by, bw, bh) in itertools.combinations(boxes, 2):
+        assert not (ax < bx + bw and bx < ax + aw and ay < by + bh and by < ay + ah)
+    for node in (n for n in graph["nodes"] if n["type"] != "MarkdownNote"):
+        (x, y), (w, h) = node["pos"], node["size"]
+        assert [gx <= x and x + w <= gx + gw and gy <= y - 30 and y + h <= gy + gh for gx, gy, gw, gh in boxes].count(True) == 1, node
+
+
+def test_a_new_graph_needs_no_file_and_no_download(graph):
+    for node in graph["nodes"]:
+        if node["type"] == "FastARLoadMAR":
+            assert node["widgets_values"][0] in ("demo", "demo-draft")
+
+
+def test_a_note_says_what_to_do(graph):
+    (note,) = (n for n in graph["nodes"] if n["type"] == "MarkdownNote")
+    assert all(word in note["widgets_values"][0] for word in ("Press **Run**", "### Try", "### Official checkpoints"))
+
+
 def test_samplers_that_are_compared_share_their_settings(graph):
     """Otherwise the speed-up under the pictures would be another thing's."""
-    main = [n["widgets_values"][2:5] for n in graph["nodes"] if n["type"] in ("FastARMARSampler", "FastARFastHybrid")]
-    assert all(values == main[0] for values in main)
+    main = [n["widgets_values"][2:5] for n in graph["nodes"] if n["type"] in SAMPLERS]
+    assert len(main) > 1 and all(values == main[0] for values in main)

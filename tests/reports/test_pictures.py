@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import pictures as p
-from fastar_nodes.reports.record import ACCEPTED, CACHED, DRAFTED, PLAIN, REDONE, REJECTED, Report
+from fastar_nodes.reports.record import ACCEPTED, CACHED, DRAFTED, GIVEN, PLAIN, REDONE, REJECTED, Report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,6 +224,52 @@ def test_steps_run_from_dark_to_light_evenly():
     (numbered,) = p.token_map(mapped(step=grid), "order", size=64)
     changed = (numbered != picture).any(-1)
     assert changed[:64].any() and not changed[64:].any()  # numbers in the map, the same legend
+
+
+def test_given_tokens_are_blank_in_every_map():
+    blank = p.OUTCOMES[GIVEN][1]
+    assert max(blank) < 50 and np.abs(np.subtract(blank, p.OUTCOMES[PLAIN][1])).min() > 20  # nearly black, and no other grey
+    step = np.array([[[-1, 4], [-1, 9]]], np.int32)
+    (picture,) = p.token_map(mapped(step=step), "fixed at step", size=64)
+    assert tuple(picture[16, 16]) == tuple(picture[48, 16]) == blank
+    # The ramp runs over the tokens that were decided, however late the first of them.
+    first, last = p.ramp(np.array([0.0, 1.0]))
+    assert tuple(picture[16, 48]) == tuple(first) and tuple(picture[48, 48]) == tuple(last)
+    (numbered,) = p.token_map(mapped(step=step), "order", size=64)
+    changed = (numbered != picture).any(-1)
+    assert changed[:64, 33:].any() and not changed[:, :32].any()  # no number on what was given
+    (outcome,) = p.token_map(mapped(outcome=np.array([[[GIVEN, ACCEPTED]]], np.uint8)), "outcome", size=64)
+    assert tuple(outcome[16, 16]) == blank and tuple(outcome[16, 48]) == OKABE_ITO[ACCEPTED]
+    nothing = p.token_map(mapped(step=np.full((2, 2, 2), -1, np.int32)), "fixed at step", size=64)
+    assert (nothing[:, 16, 16] == blank).all()
+
+
+def test_cached_is_a_ramp_from_seldom_to_often(monkeypatch):
+    told = []
+    strip = p._ramp_strip
+    monkeypatch.setattr(p, "_ramp_strip", lambda w, h, left, right: told.append((left, right)) or strip(w, h, left, right))
+    cached = np.array([[[0, 3], [6, 12]]], np.int32)
+    (picture,) = p.token_map(mapped(cached=cached), "cached", size=64)
+    centres = [tuple(picture[y, x]) for y, x in ((16, 16), (16, 48), (48, 16), (48, 48))]
+    assert centres == [tuple(c) for c in p.ramp(np.array([0, 0.25, 0.5, 1]))]
+    never = p.token_map(mapped(cached=np.zeros((2, 2, 2), np.int32)), "cached", size=64)
+    assert (never[:, 16, 16] == p.ramp(np.array(0.0))).all()
+    assert told == [("cached 0 times", "12"), ("cached 0 times", "0"), ("cached 0 times", "0")]
+    with pytest.raises(UserError, match="no map for 'cached'; its maps: step"):
+        p.token_map(mapped(step=cached), "cached")
+
+
+@pytest.mark.parametrize(("what", "value"), [("rejected", REJECTED), ("drafted", DRAFTED)])
+def test_rejected_and_drafted_alone(what, value):
+    grid = np.array([[[value, ACCEPTED], [PLAIN, GIVEN]]], np.uint8)
+    (picture,) = p.token_map(mapped(outcome=grid), what, size=64)
+    assert tuple(picture[16, 16]) == OKABE_ITO[value]
+    assert all(tuple(picture[y, x]) == p.BACKGROUND for y, x in ((16, 48), (48, 16), (48, 48)))
+    assert p._swatches(grid[0], what)[2] == [(f"{what} 1 (25 %)", OKABE_ITO[value]), ("of 4 tokens", p.BACKGROUND)]
+
+
+def test_the_menu_only_grows():
+    assert p.WHAT[:8] == ("fixed at step", "outcome", "accepted", "redone", "order", "cached", "rejected", "drafted")
 
 
 def test_grid_lines_are_thin():

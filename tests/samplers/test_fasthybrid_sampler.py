@@ -10,7 +10,8 @@ import pytest
 import torch
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.fasthybrid import fasthybrid, guidance_weights
-from fastar_nodes.samplers.mar import finish, mar
+from fastar_nodes.samplers.mar import mar
+from fastar_nodes.samplers.masked import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import FastHybridSettings, MARSettings
 from hypothesis import given

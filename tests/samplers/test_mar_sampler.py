@@ -10,7 +10,8 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.diffusion import respaced_timesteps
-from fastar_nodes.samplers.mar import Denoiser, Plan, finish, mar, masked_after, raster_orders
+from fastar_nodes.samplers.mar import mar
+from fastar_nodes.samplers.masked import Denoiser, Plan, finish, masked_after, raster_orders
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import MARSettings
 from hypothesis import given

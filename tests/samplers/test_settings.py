@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.settings import FastHybridSettings, MARSettings, knobs, make
+from fastar_nodes.samplers.settings import (
+    CSpDSettings,
+    FastHybridSettings,
+    LazyMARSettings,
+    MARSettings,
+    PlainMARSettings,
+    knobs,
+    make,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 
-@pytest.mark.parametrize("kind", [MARSettings, FastHybridSettings])
+@pytest.mark.parametrize("kind", [MARSettings, PlainMARSettings, FastHybridSettings, LazyMARSettings, CSpDSettings])
 def test_every_field_has_help_and_a_valid_default(kind):
     for name, (default, about) in knobs(kind).items():
         assert about.help.endswith(".") and len(about.help) > 20, name
-        assert (about.low is not None and about.high is not None and about.step) or about.choices, name
+        ranged = about.low is not None and about.high is not None and about.step
+        assert ranged or about.choices or isinstance(default, bool), name
         make(kind, {name: default})
     assert make(kind, {}) == kind()
 

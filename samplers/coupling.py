@@ -1,0 +1,163 @@
+"""Couplings of Gaussians: turn a draft into a sample of another Gaussian so that, as often as possible, nothing changes.
+
+A draft y ~ N(m_q, s_q^2) goes in, x ~ N(m_p, s_p^2) comes out, exactly, whatever the draft was; "accepted" means x = y.
+Covariances are diagonal, rows independent. Per row and over all channels together, because a drafted diffusion state is
+of use only as a whole: channel by channel, acceptances would multiply.
+
+- :func:`reflect`, equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025, arXiv
+  2501.05370; Bou-Rabee, Eberle & Zimmer 2020). Accepts with probability 2 Phi(-|D| / 2) = 1 - TV, the most
+  that any coupling can, and needs no second draw: a rejected draft's noise is mirrored.
+- :func:`reshape`, equal means: the usual speculative rejection min(1, p / q); a rejected draft is replaced by a sample of
+  max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
+- :func:`couple`, anything: reshape, then reflect. Either leaves its own target's distribution behind, and so does the
+  one after the other. MAR's variances are learned and hardly differ between a draft and the truth, so the first step
+  almost never does anything, and the rest keeps the draft's noise, by which pictures of one seed are alike.
+
+All randomness is passed in. A standard deviation of 0 means no noise: there the draft is accepted only if it is the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# What fp32 makes of one and the same head in two batches. Closer means are the same mean, closer deviations the same.
+ROUNDING = 1e-5
+# Draws after which a replacement is taken as it is. A draft as good as that is rejected less than once in as many.
+MOST_DRAWS = 1 << 18
+_BLOCK = 1 << 21  # numbers drawn at once
+
+
+class Coupled(NamedTuple):
+    """Samples [N, channels] of the target, and whether each row is its draft, bool [N]."""
+
+    value: Tensor
+    accepted: Tensor
+
+
+class Gaussian(NamedTuple):
+    """Mean and log standard deviation, fp32 [..., channels]; minus infinity is no noise."""
+
+    mean: Tensor
+    log_std: Tensor
+
+
+# Draws ``first .. first + count - 1`` of rows int64 [M]: standard normals [M, count, channels] and uniforms [M, count].
+Retry = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
+
+
+def same(a: Gaussian, b: Gaussian) -> Tensor:
+    """bool [...]: equal up to fp32 rounding in every channel."""
+    mean = (a.mean - b.mean).abs() <= ROUNDING * (1 + b.mean.abs())
+    std = (a.log_std == b.log_std) | ((a.log_std - b.log_std).abs() <= ROUNDING)
+    return (mean & std).all(-1)
+
+
+def _shape_ratio(z: Tensor, step: Tensor) -> Tensor:
+    """log N(0, s_p^2) - log N(0, s_q^2) [...] at s_q z; ``step`` [..., channels] is log s_q - log s_p."""
+    return (step - 0.5 * z * z * torch.expm1(2 * step)).sum(-1)
+
+
+def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
+    """log N(0, I) at z + shift, less the same at z [...]."""
+    return -(z * shift).sum(-1) - 0.5 * (shift * shift).sum(-1)
+
+
+def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Tensor:
+    """Whether :func:`couple` keeps the draft; what it would put in its place costs more and is often not needed.
+
+    Args:
+        draft: fp32 [..., channels], a sample of q.
+        q, p: what it was drawn from and what is wanted, the same shape.
+        uniforms: fp32 [..., 2], in (0, 1].
+
+    Returns:
+        bool [...].
+    """
+    z = (draft - q.mean) * torch.exp(-q.log_std)
+    step = q.log_std - p.log_std
+    shaped = uniforms[..., 0].log() <= _shape_ratio(z, step)
+    shift = (q.mean - p.mean) * torch.exp(-p.log_std)
+    shifted = uniforms[..., 1].log() <= _shift_ratio(z * step.exp(), shift)
+    noisy = ~(torch.isneginf(q.log_std) | torch.isneginf(p.log_std)).any(-1)  # else: comparisons with NaN, all false
+    return same(q, p) | (noisy & shaped & shifted)
+
+
+def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, retry: Retry) -> Coupled:
+    """From N(m, s_q^2) to N(m, s_p^2), means equal: keep with min(1, p / q), else draw from p what q has too little of.
+
+    A draw from p is kept with probability 1 - min(1, q / p). Over all drafts that is one draw a draft on average, however
+    alike p and q are: where keeping is rare, so are rejections.
+
+    Args:
+        draft: fp32 [N, channels], a sample of q.
+        q: the draft's Gaussian.
+        log_std: fp32 [N, channels], the wanted one's.
+        uniform: fp32 [N], in (0, 1].
+        retry: draws for rejected rows.
+    """
+    z = (draft - q.mean) * torch.exp(-q.log_std)
+    step = q.log_std - log_std
+    ok = uniform.log() <= _shape_ratio(z, step)
+    out, todo, at, count = draft, (~ok).nonzero()[:, 0], 0, 4
+    while len(todo):
+        count = max(1, min(4 * count, _BLOCK // todo.numel() // z.shape[1]))
+        normals, uniforms = retry(todo, at, count)
+        # log q / p at the draw: the ratio of shapes with the two exchanged. What is not a number is kept, and seen.
+        keep = ~(uniforms.log() <= _shape_ratio(normals, -step[todo, None]))
+        at += count
+        keep[:, -1] |= at >= MOST_DRAWS
+        hit = keep.any(1)
+        rows = todo[hit]
+        drawn = normals[hit, keep[hit].to(torch.uint8).argmax(1)]
+        out = out.index_put((rows,), q.mean[rows] + log_std[rows].exp() * drawn)
+        todo = todo[~hit]
+    return Coupled(out, ok)
+
+
+def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Coupled:
+    """From N(mean, s^2) to N(m_p, s^2), deviations equal and not 0: reflection-maximal coupling.
+
+    With z the draft's noise, D = (mean - m_p) / s and e = D / |D|: keep with min(1, exp(-z.D - |D|^2 / 2)), else
+    m_p + s (z - 2 (e.z) e).
+
+    Args:
+        draft: fp32 [N, channels], a sample of N(mean, s^2).
+        mean: fp32 [N, channels].
+        p: the wanted Gaussian.
+        uniform: fp32 [N], in (0, 1].
+    """
+    std = p.log_std.exp()
+    z, shift = (draft - mean) / std, (mean - p.mean) / std
+    ok = uniform.log() <= _shift_ratio(z, shift)
+    e = shift / shift.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(shift.dtype).tiny)
+    mirrored = p.mean + std * (z - 2 * (e * z).sum(-1, keepdim=True) * e)
+    return Coupled(torch.where(ok[:, None], draft, mirrored), ok)
+
+
+def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, retry: Retry) -> Coupled:
+    """From any diagonal Gaussian to any other: :func:`reshape`, then :func:`reflect`.
+
+    Args:
+        draft: fp32 [N, channels], a sample of q.
+        q, p: what it was drawn from and what is wanted.
+        uniforms: fp32 [N, 2], in (0, 1]; one a step.
+        retry: draws for rows that the first step rejects.
+
+    Returns:
+        Samples of p. Where p has no noise in some channel, its mean, accepted if q is the same.
+    """
+    alike = same(q, p)
+    still = (torch.isneginf(q.log_std) | torch.isneginf(p.log_std)).any(-1)
+    value, accepted = torch.where(alike[:, None], draft, p.mean), alike
+    rows = (~alike & ~still).nonzero()[:, 0]
+    if len(rows):
+        mine, wanted = Gaussian(q.mean[rows], q.log_std[rows]), Gaussian(p.mean[rows], p.log_std[rows])
+        shaped = reshape(draft[rows], mine, wanted.log_std, uniforms[rows, 0], lambda m, at, n: retry(rows[m], at, n))
+        shifted = reflect(shaped.value, mine.mean, wanted, uniforms[rows, 1])
+        value = value.index_put((rows,), shifted.value)
+        accepted = accepted.index_put((rows,), shaped.accepted & shifted.accepted)
+    return Coupled(value, accepted)

@@ -1,0 +1,84 @@
+"""Presets of the MAR accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
+
+The demo's values come from its own tables (docs/benchmarks.md); the full-size ones from the papers, which measured
+MAR-B, L and H. A preset sets the accelerator's own knobs and leaves the picture's (seed, steps, guidance) alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ..errors import UserError
+from .settings import CacheSettings, CSpDSettings, FastHybridSettings
+
+S = TypeVar("S")
+
+AS_SET = "as set"
+NAMES = (AS_SET, "exact", "balanced", "fast")
+
+Values = dict[str, dict[str, Any]]
+# Settings class to (demo, full size). A combination takes the presets of every part it is made of.
+PRESETS: dict[type, tuple[Values, Values]] = {
+    FastHybridSettings: (
+        {
+            "exact": {"threshold": 1.01, "lookahead": 4},
+            "balanced": {"threshold": 0.95, "lookahead": 4, "guided_steps": 5},
+            "fast": {"threshold": 0.8, "lookahead": 8, "guided_steps": 5},
+        },
+        {
+            "exact": {"threshold": 1.01, "lookahead": 8},
+            "balanced": {"threshold": 0.8, "lookahead": 8, "guided_steps": 10},
+            "fast": {"threshold": 0.6, "lookahead": 9, "guided_steps": 10},
+        },
+    ),
+    CacheSettings: (
+        {
+            "exact": {"refresh_period": 1},
+            "balanced": {"refresh_period": 5, "start_step": 4, "computed_ratio": 0.3},
+            "fast": {"refresh_period": 9, "start_step": 4, "computed_ratio": 0.05},
+        },
+        {
+            "exact": {"refresh_period": 1},
+            "balanced": {"refresh_period": 9, "start_step": 5, "computed_ratio": 0.05, "head_cache": False},
+            "fast": {"refresh_period": 9, "start_step": 5, "computed_ratio": 0.05, "head_cache": True},
+        },
+    ),
+    CSpDSettings: (
+        {
+            "exact": {"mode": "lossless"},
+            "balanced": {"mode": "published", "draft_length": 4, "prefill_ratio": 0.15},
+            "fast": {"mode": "published", "draft_length": 8, "prefill_ratio": 0.05},
+        },
+        {
+            "exact": {"mode": "lossless"},
+            "balanced": {"mode": "published", "draft_length": 16, "prefill_ratio": 0.15},
+            "fast": {"mode": "published", "draft_length": 32, "prefill_ratio": 0.05},
+        },
+    ),
+}
+
+
+def values(kind: type, preset: str, demo: bool) -> dict[str, Any]:
+    """What a preset sets on settings of class ``kind``; nothing for "as set".
+
+    Args:
+        kind: a settings class.
+        preset: one of :data:`NAMES`.
+        demo: whether the model is the demo's.
+
+    Raises:
+        UserError: no such preset.
+    """
+    if preset not in NAMES:
+        raise UserError(f"preset: {preset!r} is not one of {', '.join(NAMES)}.")
+    out: dict[str, Any] = {}
+    for part, (small, full) in PRESETS.items():
+        if preset != AS_SET and issubclass(kind, part):
+            out.update((small if demo else full)[preset])
+    return out
+
+
+def apply(settings: S, preset: str, demo: bool) -> S:
+    """The settings with a preset's values in place."""
+    return replace(settings, **values(type(settings), preset, demo))  # type: ignore[type-var]

@@ -1,0 +1,229 @@
+"""LazyMAR's caches and head cache the slow plain way: an image and a branch at a time, a row at a time where it matters.
+
+Written from the paper and the published code's behaviour; shares nothing with the sampler but the networks' layers. It
+stays forever; the fast path is compared with it.
+"""
+
+from __future__ import annotations
+
+import torch
+from fastar_nodes.samplers.masked import Conditions, Denoiser
+from torch import Tensor
+
+# The published code's, by AR step of 64.
+TABLE = [1.0] * 20 + [0.6] + [0.5] * 4 + [0.4] * 5 + [0.15] * 5 + [0.12] * 5 + [0.05] * 24
+
+
+def ratio_of(progress: float, end: float) -> float:
+    at = progress * 64
+    low, high = TABLE[min(int(at), 63)], TABLE[min(int(at) + 1, 63)]
+    return round(1 - (1 - end) * (1 - (low + (at - int(at)) * (high - low))) / 0.95, 9)
+
+
+def qkv(block, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of rows x [N, C], each [N, heads, d]."""
+    n, c = x.shape
+    out = block.attn.qkv(block.norm1(x)).view(n, 3, block.attn.heads, c // block.attn.heads)
+    return out[:, 0], out[:, 1], out[:, 2]
+
+
+def finish_rows(block, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weight = torch.einsum("qhd,khd->hqk", q, k) / q.shape[2] ** 0.5
+    mixed = torch.einsum("hqk,khd->qhd", weight.softmax(-1), v).flatten(1)
+    x = x + block.attn.proj(mixed)
+    return x + block.mlp(block.norm2(x))
+
+
+class OneBranch:
+    """Encoder and decoder of one image with one class vector."""
+
+    def __init__(self, net, row: Tensor, settings, block: int, spare: int):
+        self.net, self.row, self.s, self.block, self.spare = net, row, settings, block, spare
+        self.known: set[int] = set()  # tokens whose encoder keys and values are below, [blocks, tokens, heads, d]
+        heads = net.encoder_blocks[0].attn.heads
+        shape = len(net.encoder_blocks), net.config.tokens, heads, net.config.dim // heads
+        self.encoder_keys, self.encoder_values = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+        self.inputs: Tensor | None = None
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.left_out = torch.zeros(net.config.tokens, dtype=torch.int32)
+
+    def encode(self, tokens: Tensor, places: list[int]) -> None:
+        """Class rows and tokens ``places`` through the encoder and onto the canvas."""
+        net, c = self.net, self.net.config
+        x = torch.cat([self.row.expand(c.buffer, -1), net.z_proj(tokens[places])])
+        at = list(range(c.buffer)) + [c.buffer + p for p in places]
+        x = net.z_proj_ln(x + net.encoder_pos_embed_learned[0][at])
+        self.known |= set(places)
+        every = sorted(self.known)
+        for j, block in enumerate(net.encoder_blocks):
+            q, k, v = qkv(block, x)
+            self.encoder_keys[j, places], self.encoder_values[j, places] = k[c.buffer :], v[c.buffer :]
+            keys = torch.cat([k[: c.buffer], self.encoder_keys[j, every]])
+            values = torch.cat([v[: c.buffer], self.encoder_values[j, every]])
+            x = finish_rows(block, x, q, keys, values)
+        assert self.inputs is not None
+        self.inputs[at] = net.decoder_embed(net.encoder_norm(x)) + net.decoder_pos_embed_learned[0][at]
+
+    def blank(self) -> None:
+        net, c = self.net, self.net.config
+        self.known = set()
+        self.inputs = net.mask_token[0].expand(c.buffer + c.tokens, -1) + net.decoder_pos_embed_learned[0]
+
+    def full(self, tokens: Tensor, known: list[int]) -> Tensor:
+        """Output of the last block, all rows; everything is cached."""
+        self.blank()
+        self.encode(tokens, sorted(known))
+        return self.decode_all()
+
+    def decode_all(self) -> Tensor:
+        x, self.keys, self.values = self.inputs, [], []
+        for block in self.net.decoder_blocks:
+            q, k, v = qkv(block, x)
+            self.keys.append(k.clone())
+            self.values.append(v.clone())
+            x = finish_rows(block, x, q, k, v)
+        return x
+
+    def lazy(self, tokens, known, new, wanted, share, order) -> Tensor:
+        net, c, s = self.net, self.net.config, self.s
+        if s.encoder_cache:
+            self.encode(tokens, list(new))
+        else:
+            self.blank()
+            self.encode(tokens, sorted(known))
+        if not s.token_cache or self.block >= c.decoder_depth - 1:
+            return self.decode_all()
+        x = self.inputs
+        for block in net.decoder_blocks[: self.block]:
+            x = finish_rows(block, x, *qkv(block, x))
+        block = net.decoder_blocks[self.block]
+        q, k, v = qkv(block, x)
+        before = self.values[self.block]
+        cosine = (torch.nn.functional.cosine_similarity(v, before, dim=-1).mean(-1) * 2**17).round().tolist()  # ties stay ties
+        must = {c.buffer + p for p in (*new, *wanted)}
+        total = c.buffer + c.tokens
+        undecided = {c.buffer + p for p in range(c.tokens) if p not in known}
+        decided = {c.buffer + p for p in known}
+        others = [r for r in range(total) if r not in must]
+        n = max(len(must) + self.spare, int(total * share))
+        if s.strategy == "lazymar":
+            others.sort(key=lambda r: cosine[r])
+        elif s.strategy == "min-similarity":
+            others.sort(key=lambda r: -cosine[r])
+        elif s.strategy == "random":
+            others.sort(key=lambda r: float(order[r]))
+        elif s.strategy == "predicted-only":
+            others, n = [r for r in others if r in undecided], 0
+        elif s.strategy == "unpredicted-only":
+            others, n = [r for r in others if r in decided], 0
+        room = n - len(must) if n else len(others)
+        keep = sorted(must | set(others[:room])) if n < total else list(range(total))
+        for r in range(c.buffer, total):
+            self.left_out[r - c.buffer] += r not in keep
+        self.values[self.block] = v.clone()
+        out = torch.full_like(x, torch.nan)
+        x = finish_rows(block, x[keep], q[keep], k, v)
+        for j in range(self.block + 1, c.decoder_depth):
+            q, k, v = qkv(net.decoder_blocks[j], x)
+            self.keys[j][keep], self.values[j][keep] = k, v
+            x = finish_rows(net.decoder_blocks[j], x, q, self.keys[j], self.values[j])
+        out[keep] = x
+        return out
+
+
+class SlowLazy:
+    """The transformer plug. ``block`` counts from 0; the head stays as it is."""
+
+    def __init__(self, settings, block: int, spare: int):
+        self.s, self.block, self.spare = settings, block, spare
+        self.last = -1
+        self.refreshed: list[int] = []
+
+    def begin(self, run) -> None:
+        net, count = run.model.net, run.model.net.config.buffer + run.model.net.config.tokens
+        self.cond = [OneBranch(net, net.class_emb.weight[i], self.s, self.block, self.spare) for i in run.labels]
+        self.null = [OneBranch(net, net.fake_latent[0], self.s, self.block, self.spare) for _ in run.labels]
+        self.residual = [torch.empty(0)] * len(self.cond)
+        self.random = run.noise.first("lazymar", count, run.plan.steps)
+
+    def __call__(self, run, step: int, wanted: Tensor) -> Conditions:
+        if self.last < 0:
+            self.begin(run)
+        s, plan, net, c = self.s, run.plan, run.model.net, run.model.net.config
+        due = {t for t in range(plan.steps) if t < s.start_step or (t - s.start_step) % s.refresh_period == 0}
+        fresh = self.last < 0 or any(t in due for t in range(self.last + 1, step + 1))
+        if fresh:
+            self.refreshed.append(step)
+        share = ratio_of(step / plan.steps, s.computed_ratio)
+        cond, null = [], []
+        for b in range(len(run.tokens)):
+            tokens, known = run.tokens[b], plan.reveal[b, : plan.starts[step]].tolist()
+            new = [] if fresh else plan.reveal[b, plan.starts[self.last] : plan.starts[step]].tolist()
+            asked, order = wanted[b].tolist(), self.random[b, :, step]
+            if fresh:
+                own = self.cond[b].full(tokens, known)
+                other = self.null[b].full(tokens, known) if run.guided else own
+                self.residual[b] = other - own
+            else:
+                own = self.cond[b].lazy(tokens, known, new, asked, share, order)
+                if not run.guided:
+                    other = own
+                elif s.condition_cache:
+                    other = own + self.residual[b]
+                else:
+                    other = self.null[b].lazy(tokens, known, new, asked, share, order)
+            place = net.diffusion_pos_embed_learned[0][asked]
+            for out, rows in ((cond, own), (null, other)):
+                out.append(net.decoder_norm(rows[c.buffer :][asked]) + place)
+        self.last = step
+        return Conditions(torch.stack(cond), torch.stack(null) if run.guided else None)
+
+    def denoiser(self, run, table) -> Denoiser:
+        return Denoiser(run, table)
+
+    def forget(self) -> None:
+        self.last = -1
+
+
+def slow_head(net, z: Tensor, z_null: Tensor | None, scale: float, first: Tensor, noise: Tensor, table, period: int, temperature: float):
+    """One token [channels] by the head cache, diffusion index counted down, everything by the head's own layers."""
+    head, c = net.head, net.config.channels
+    steps = len(table)
+    x = first
+    given: dict[int, Tensor] = {}
+    added: dict[int, Tensor] = {}
+    apart = torch.zeros(c)
+
+    def layers(x: Tensor, t: int, z: Tensor, keep: bool, reuse: bool, edge: bool) -> Tensor:
+        y = torch.nn.functional.silu(head.time_embed(torch.tensor([t])) + head.cond_embed(z[None]))
+        h = head.input_proj(x[None])
+        for j, block in enumerate(head.res_blocks):
+            shift, scaling, gate = block.adaLN_modulation[1](y).chunk(3, -1)
+            if reuse and 1 <= j <= 4:
+                h = h + added[j]
+                continue
+            if reuse and not edge:
+                out = given[j]
+            else:
+                out = block.mlp(block.in_ln(h) * (1 + scaling) + shift)
+                if keep or edge:
+                    given[j] = out
+            if keep:
+                added[j] = gate * out
+            h = h + gate * out
+        shift, scaling = head.final_layer.adaLN_modulation[1](y).chunk(2, -1)
+        return head.final_layer.linear(head.final_layer.norm_final(h) * (1 + scaling) + shift)[0]
+
+    for i in reversed(range(steps)):
+        t, full = int(table.timestep_map[i]), i == steps - 1 or i % period == 0
+        out = layers(x, t, z, keep=full, reuse=not full, edge=not full and i > 0.9 * steps)
+        eps = out[:c]
+        if z_null is not None:
+            if full:
+                apart = eps - layers(x, t, z_null, keep=False, reuse=False, edge=False)[:c]
+            null = eps - apart
+            eps = null + scale * (eps - null)
+        mean = table.posterior_mean(i, x, table.predict_x0(i, x, eps))
+        x = mean if i == 0 else mean + (0.5 * table.log_variance(i, out[c:])).exp() * noise[steps - 1 - i] * temperature
+    return x

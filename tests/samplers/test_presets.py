@@ -1,0 +1,105 @@
+"""Presets: values that are settings at all, exact where they say so, and nobody else's business."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.samplers import presets
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.fasthybrid import fasthybrid
+from fastar_nodes.samplers.lazymar import fasthybrid_lazymar, lazymar
+from fastar_nodes.samplers.mar import mar
+from fastar_nodes.samplers.masked import finish
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.settings import (
+    CacheSettings,
+    CSpDSettings,
+    FastHybridLazyMARSettings,
+    FastHybridSettings,
+    LazyMARSettings,
+    MARSettings,
+    PlainMARSettings,
+    knobs,
+    make,
+)
+
+KINDS = (FastHybridSettings, CacheSettings, LazyMARSettings, FastHybridLazyMARSettings, CSpDSettings)
+REAL = presets.NAMES[1:]
+SMALL = {"ar_steps": 8, "diffusion_steps": 6, "cfg": 2.0}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("demo", [True, False])
+@pytest.mark.parametrize("name", REAL)
+def test_values_are_settings_of_the_accelerator(kind, demo, name):
+    meant = presets.values(kind, name, demo)
+    assert meant, "a preset that sets nothing"
+    assert asdict(make(kind, meant)) | meant == asdict(make(kind, meant)), "changed when it was checked"
+    assert not set(meant) & set(knobs(MARSettings)), "seed, steps and guidance are the picture's, not the preset's"
+
+
+def test_every_part_has_every_preset():
+    assert presets.NAMES == (presets.AS_SET, "exact", "balanced", "fast")
+    for part, both in presets.PRESETS.items():
+        for told in both:
+            assert tuple(told) == REAL, part
+            assert len({str(told[name]) for name in REAL}) == len(REAL), f"{part}: two presets are one"
+
+
+def test_what_is_set_stays():
+    ours = FastHybridSettings(ar_steps=12, cfg=1.5, guidance_space="x0", threshold=0.5)
+    assert presets.apply(ours, presets.AS_SET, True) == ours
+    for name in REAL:
+        told = presets.apply(ours, name, True)
+        assert (told.ar_steps, told.cfg, told.guidance_space) == (12, 1.5, "x0")
+        assert told.threshold == presets.PRESETS[FastHybridSettings][0][name]["threshold"]
+    assert presets.apply(PlainMARSettings(), "fast", True) == PlainMARSettings(), "plain MAR has nothing to set"
+
+
+def test_a_combination_takes_the_presets_of_its_parts():
+    for demo in (True, False):
+        for name in REAL:
+            both = presets.values(FastHybridSettings, name, demo) | presets.values(CacheSettings, name, demo)
+            assert presets.values(FastHybridLazyMARSettings, name, demo) == both
+            assert presets.values(LazyMARSettings, name, demo) == presets.values(CacheSettings, name, demo)
+
+
+@pytest.mark.parametrize("name", ["best", "", None, "Exact"])
+def test_no_such_preset(name):
+    with pytest.raises(UserError, match="^preset: .* is not one of as set, exact, balanced, fast"):
+        presets.apply(CacheSettings(), name, True)
+
+
+# ------------------------------------------------------------------------------------------------ exact means exact
+
+
+def run(sampler, model, settings):
+    noise = PairedNoise(5, range(2))
+    return finish(sampler(model, from_ids([1, 3]), settings, noise, 5)).latents
+
+
+@pytest.mark.parametrize("demo", [True, False])
+def test_exact_caches_are_plain_mar_bit_for_bit(model, demo):
+    plain = run(mar, model, MARSettings(**SMALL))
+    assert torch.equal(run(lazymar, model, presets.apply(LazyMARSettings(**SMALL), "exact", demo)), plain)
+    assert not torch.equal(run(lazymar, model, presets.apply(LazyMARSettings(**SMALL), "fast", demo)), plain), "nothing was tested"
+
+
+@pytest.mark.parametrize("demo", [True, False])
+@pytest.mark.parametrize(
+    "sampler, kind", [(fasthybrid, FastHybridSettings), (fasthybrid_lazymar, FastHybridLazyMARSettings)]
+)
+def test_exact_fasthybrid_is_plain_mar_within_rounding(model, demo, sampler, kind):
+    plain = run(mar, model, MARSettings(**SMALL))
+    assert torch.allclose(run(sampler, model, presets.apply(kind(**SMALL), "exact", demo)), plain, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(run(sampler, model, presets.apply(kind(**SMALL), "fast", demo)), plain, atol=1e-2), "nothing was tested"
+
+
+@pytest.mark.parametrize("demo", [True, False])
+def test_exact_cspd_is_the_lossless_mode(demo):
+    """That lossless keeps the distribution is shown where CSpD is tested."""
+    for mode in ("published", "paper"):
+        assert presets.apply(CSpDSettings(mode=mode), "exact", demo).mode == "lossless"
