@@ -41,7 +41,7 @@ DRAFT = MARConfig(
     dim=96, encoder_depth=2, decoder_depth=2, heads=4, buffer=4, tokens=64, channels=8, classes=_CLASSES,
     head_depth=3, head_width=128,
 )  # fmt: skip
-TARGET_SCHEDULE = Schedule(steps=5000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
+TARGET_SCHEDULE = Schedule(steps=15000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
 DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.35)
 # Small heads explode from t = 999 (samplers/diffusion.py); the checkpoint says so itself.
 T_MAX = 950

@@ -28,7 +28,7 @@ def test_all_recorded_cases_agree(cli, mar_fixtures):
     found = verdicts(answer)
     assert answer.code == 0, answer
     assert set(found.values()) == {"ok"}
-    kinds = {"encdec": 6, "head": 25, "diffusion_tables": 13, "sample_tokens": 2, "vae": 2, "keys": 5, "cspd": 6}
+    kinds = {"encdec": 6, "head": 25, "diffusion_tables": 13, "sample_tokens": 1, "vae": 2, "keys": 5, "cspd": 6}
     for kind, count in kinds.items():
         assert sum(name.startswith(f"mar/{kind}.") for name in found) == count, kind
     for line in answer.out.splitlines():

@@ -85,7 +85,12 @@ class OneBranch:
             x = finish_rows(block, x, q, k, v)
         return x
 
-    def lazy(self, tokens, known, new, wanted, share, order) -> Tensor:
+    def lazy(self, tokens, known, new, wanted, share, order, follow=None) -> Tensor:
+        """Output of the last block, NaN where a row is left out.
+
+        ``follow`` are rows that were chosen elsewhere: as good as our own, or an assertion fails. Similarities often differ
+        by less than rounding.
+        """
         net, c, s = self.net, self.net.config, self.s
         if s.encoder_cache:
             self.encode(tokens, list(new))
@@ -106,19 +111,23 @@ class OneBranch:
         undecided = {c.buffer + p for p in range(c.tokens) if p not in known}
         decided = {c.buffer + p for p in known}
         others = [r for r in range(total) if r not in must]
+        score = {
+            "lazymar": cosine, "min-similarity": [-x for x in cosine], "random": order.tolist(),
+            "predicted-only": [float(r not in undecided) for r in range(total)],
+            "unpredicted-only": [float(r not in decided) for r in range(total)],
+        }[s.strategy]  # fmt: skip
+        others.sort(key=lambda r: score[r])
         n = max(len(must) + self.spare, int(total * share))
-        if s.strategy == "lazymar":
-            others.sort(key=lambda r: cosine[r])
-        elif s.strategy == "min-similarity":
-            others.sort(key=lambda r: -cosine[r])
-        elif s.strategy == "random":
-            others.sort(key=lambda r: float(order[r]))
-        elif s.strategy == "predicted-only":
-            others, n = [r for r in others if r in undecided], 0
-        elif s.strategy == "unpredicted-only":
-            others, n = [r for r in others if r in decided], 0
-        room = n - len(must) if n else len(others)
-        keep = sorted(must | set(others[:room])) if n < total else list(range(total))
+        if s.strategy.endswith("-only"):
+            n = len(must) + sum(score[r] == 0 for r in others)
+        keep = sorted(must | set(others[: n - len(must)])) if n < total else list(range(total))
+        if follow is not None:
+            theirs = set(follow)
+            assert must <= theirs and len(theirs) == len(keep)
+            if theirs != set(keep):
+                left = [score[r] for r in others if r not in theirs]
+                assert max(score[r] for r in theirs - must) <= min(left) + 1e-5
+            keep = sorted(theirs)
         for r in range(c.buffer, total):
             self.left_out[r - c.buffer] += r not in keep
         self.values[self.block] = v.clone()
@@ -133,10 +142,10 @@ class OneBranch:
 
 
 class SlowLazy:
-    """The transformer plug. ``block`` counts from 0; the head stays as it is."""
+    """The transformer plug. ``block`` counts from 0; the head stays as it is. ``follow``: rows chosen elsewhere, by AR step."""
 
-    def __init__(self, settings, block: int, spare: int):
-        self.s, self.block, self.spare = settings, block, spare
+    def __init__(self, settings, block: int, spare: int, follow: dict[int, Tensor] | None = None):
+        self.s, self.block, self.spare, self.follow = settings, block, spare, follow or {}
         self.last = -1
         self.refreshed: list[int] = []
 
@@ -160,22 +169,23 @@ class SlowLazy:
         for b in range(len(run.tokens)):
             tokens, known = run.tokens[b], plan.reveal[b, : plan.starts[step]].tolist()
             new = [] if fresh else plan.reveal[b, plan.starts[self.last] : plan.starts[step]].tolist()
-            asked, order = wanted[b].tolist(), self.random[b, :, step]
+            asked, order, chosen = wanted[b].tolist(), self.random[b, :, step], self.follow.get(step)
+            rows = [None, None] if chosen is None else [chosen[b].tolist(), chosen[b - len(run.tokens)].tolist()]
             if fresh:
                 own = self.cond[b].full(tokens, known)
                 other = self.null[b].full(tokens, known) if run.guided else own
                 self.residual[b] = other - own
             else:
-                own = self.cond[b].lazy(tokens, known, new, asked, share, order)
+                own = self.cond[b].lazy(tokens, known, new, asked, share, order, rows[0])
                 if not run.guided:
                     other = own
                 elif s.condition_cache:
                     other = own + self.residual[b]
                 else:
-                    other = self.null[b].lazy(tokens, known, new, asked, share, order)
+                    other = self.null[b].lazy(tokens, known, new, asked, share, order, rows[1])
             place = net.diffusion_pos_embed_learned[0][asked]
-            for out, rows in ((cond, own), (null, other)):
-                out.append(net.decoder_norm(rows[c.buffer :][asked]) + place)
+            for out, x in ((cond, own), (null, other)):
+                out.append(net.decoder_norm(x[c.buffer :][asked]) + place)
         self.last = step
         return Conditions(torch.stack(cond), torch.stack(null) if run.guided else None)
 
