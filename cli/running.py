@@ -250,7 +250,10 @@ def plan(
         if not equals or not name or not value:
             raise UserError(f"set: {text!r} is not of the form name=value or sampler.name=value.")
         if dot and sampler not in own:
-            raise UserError(f"set: {find(sampler).name} is not among the samplers of this run, {', '.join(own)}.")
+            kind, colon, variant = sampler.lower().partition(":")
+            sampler = f"{find(kind).name}{colon}{variant}"  # the parts of a combination may stand in any order
+            if sampler not in own:
+                raise UserError(f"set: {sampler} is not among the samplers of this run, {', '.join(own)}.")
         have = dict.fromkeys(k for key, e in entries.items() if not dot or key == sampler for k in knobs(e.settings))
         if name not in have and name != PRESET:
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"

@@ -180,3 +180,5 @@ def test_settings_of_all_and_of_one(files):
     mar, fast = plan("mar,fasthybrid", ["cfg=2", "fasthybrid.cfg=4", "fasthybrid.lookahead=3"], 9, {})
     assert (mar.settings.cfg, fast.settings.cfg, fast.settings.lookahead, fast.settings.ar_steps) == (2, 4, 3, 9)
     assert mar.label == "MAR" and fast.label == "FastHybrid cfg 4 lookahead 3"
+    both, again = (plan(name, [f"{name}.threshold=0.9"], 9, {})[0] for name in ("fasthybrid+lazymar", "lazymar+fasthybrid"))
+    assert both == again and both.settings.threshold == 0.9 and both.entry.name == "fasthybrid+lazymar"
