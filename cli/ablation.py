@@ -9,6 +9,7 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -24,27 +25,33 @@ MOST = 100_000
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("table", help="which table")
+    parser.add_argument("tables", help="which tables, separated by commas")
     parser.add_argument("--images", default="1000", metavar="N", help="pictures of every row; default 1000")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
+    parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="weights of the models; default fp32")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument(
-        "--sheet", type=Path, metavar="FILE", help="draw the first 10 pictures of every row, a line a row"
+        "--sheet", type=Path, metavar="FILE", help="draw the first 10 pictures of every row, a line a row, all tables"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make, judge and print one table."""
+    """Make, judge and print the tables."""
     images = whole(options.images, "images", 100, MOST)
     out, sheet = output(options.out, "out", (".json",)), output(options.sheet, "sheet", (".png", ".jpg"))
-    bench = ablations.Bench(images, str(choose_device(options.device)))
+    names = [name.strip() for name in options.tables.split(",")]
+    for name in names:
+        ablations.table(name)  # mistakes are told before anything is loaded
+    bench = ablations.Bench(images, str(choose_device(options.device)), dtype=options.dtype)
     floors = bench.floors()
     lines: list[np.ndarray] = []
-    results = ablations.run_table(bench, options.table, log=lambda text: print(text, flush=True), keep=lines)
-    print(ablations.to_markdown(results, floors))
-    if out:
-        told = {"table": options.table, "images": images, "floors": {k: asdict(v) for k, v in floors.items()}}
-        out.write_text(json.dumps({**told, "rows": [asdict(r) for r in results]}, indent=1) + "\n", encoding="utf-8")
+    told: dict[str, Any] = {"images": images, "floors": {k: asdict(v) for k, v in floors.items()}, "tables": {}}
+    for name in names:
+        results = ablations.run_table(bench, name, log=lambda text: print(text, flush=True), keep=lines)
+        print(f"{name}:\n\n{ablations.to_markdown(results, floors)}\n", flush=True)
+        told["tables"][name] = [asdict(r) for r in results]
+        if out:
+            out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     if sheet:
         Image.fromarray(contact_sheet(np.concatenate(lines), 10)).save(sheet)
     return 0

@@ -44,13 +44,14 @@ class Row:
 
 
 _LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
-_COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg")}
+_COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
 _K = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
 _LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's for 32 AR steps
 _NO_CACHE = dict.fromkeys(("encoder_cache", "token_cache", "condition_cache", "head_cache"), False)
 _DRAFT = {"draft_length": 8, "prefill_ratio": 0.15}
 
 TABLES: dict[str, tuple[dict[str, Any], tuple[Row, ...]]] = {
+    "mar": (_COMMON, (Row("MAR", "mar", {}),)),
     "fasthybrid-threshold": (
         _COMMON,
         (
@@ -84,6 +85,7 @@ TABLES: dict[str, tuple[dict[str, Any], tuple[Row, ...]]] = {
         (
             *(Row(f"cfg {c:g}", "mar", {"cfg": c}) for c in (1.0, 1.5, 2.0, 3.0)),
             *(Row(f"{n} AR steps", "mar", {"ar_steps": n}) for n in (8, 16, 64)),
+            *(Row(f"temperature {t:g}", "mar", {"temperature": t}) for t in (0.7, 0.9, 1.0)),
             Row("raster order", "mar", {"order": "raster"}),
             Row("t_max 999", "mar", {"t_max": 999}),
         ),
@@ -177,12 +179,13 @@ def balanced_labels(images: int) -> np.ndarray:
 class Bench:
     """Models, judge and reference features, loaded once for many rows."""
 
-    def __init__(self, images: int, device: str = "cpu", checkpoints: Path = CHECKPOINTS):
+    def __init__(self, images: int, device: str = "cpu", checkpoints: Path = CHECKPOINTS, dtype: str = "fp32"):
         if images < 100:
             raise UserError(f"images: {images} is too few for figures; use 100 or more.")
         self.images, self.device = images, torch.device(device)
-        self.mar = load_mar(checkpoints / "mar.safetensors", device=device)
-        self.draft = load_mar(checkpoints / "mar-draft.safetensors", device=device)
+        self._rows: dict[str, tuple[Result, np.ndarray]] = {}
+        self.mar = load_mar(checkpoints / "mar.safetensors", dtype, device)
+        self.draft = load_mar(checkpoints / "mar-draft.safetensors", dtype, device)
         self.kl = load_kl(checkpoints / "kl.safetensors", device=device)
         self.judge, self.tolerance = load_judge(checkpoints / "judge.safetensors")
         self.labels = balanced_labels(images)
@@ -220,11 +223,16 @@ class Bench:
         return np.concatenate(out), total
 
     def row(self, row: Row, common: dict[str, Any]) -> tuple[Result, np.ndarray]:
-        """Figures and pictures of one line."""
-        settings = {**common, **row.settings}
-        rgb, report = self.pictures(row.sampler, settings)
-        judged = figures(self.judge, self.tolerance, rgb, self.labels, self.reference)
-        return Result(row.title, row.sampler, settings, judged, report.counts, report.acceptance, report.seconds), rgb
+        """Figures and pictures of one line; a line that several tables share is drawn once."""
+        settings = make(find(row.sampler).settings, {**common, **row.settings})
+        key = f"{row.sampler} {settings}"
+        if key not in self._rows:
+            rgb, report = self.pictures(row.sampler, {**common, **row.settings})
+            judged = figures(self.judge, self.tolerance, rgb, self.labels, self.reference)
+            told = {**common, **row.settings}
+            self._rows[key] = Result(row.title, row.sampler, told, judged, report.counts, report.acceptance, report.seconds), rgb
+        result, rgb = self._rows[key]
+        return replace(result, title=row.title), rgb
 
 
 def _merge(total: Report | None, part: Report) -> Report:
@@ -234,6 +242,17 @@ def _merge(total: Report | None, part: Report) -> Report:
     total.seconds += part.seconds
     total.images += part.images
     return total
+
+
+def table(name: str) -> tuple[dict[str, Any], tuple[Row, ...]]:
+    """What all lines of a table share, and its lines.
+
+    Raises:
+        UserError: no such table.
+    """
+    if name not in TABLES:
+        raise UserError(f"table: there is no {name!r}; there are {', '.join(TABLES)}.")
+    return TABLES[name]
 
 
 def run_table(
@@ -250,9 +269,7 @@ def run_table(
     Raises:
         UserError: no such table.
     """
-    if name not in TABLES:
-        raise UserError(f"table: there is no {name!r}; there are {', '.join(TABLES)}.")
-    common, rows = TABLES[name]
+    common, rows = table(name)
     out = []
     for row in rows:
         began = time.monotonic()
@@ -265,19 +282,20 @@ def run_table(
 
 
 def to_markdown(results: Sequence[Result], floors: dict[str, Figures]) -> str:
-    """The table docs/benchmarks.md shows; seconds are of batches of 100, without the decoder."""
-    lines = [
-        "| setting | class % | scene % | whole % | Frechet | accepted % | transformer rows an image | head rows an image | s an image |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    """The table docs/benchmarks.md shows; seconds are of batches of 100, without the decoder. Memory is of what a cache keeps."""
+    work = ["accepted %", "transformer rows an image", "head rows an image", "s an image"]
+    caching = any("cache_bytes" in r.counts for r in results)
+    heads = ["setting", "class %", "scene %", "whole %", "Frechet", *work, *(["cache kB an image"] if caching else [])]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
 
-    def line(title: str, f: Figures, *work: str) -> str:
-        cells = [f"{100 * f.label:.1f}", f"{100 * f.scene:.1f}", f"{100 * f.whole:.1f}", f"{f.frechet:.2f}", *(work or ("",) * 4)]
-        return f"| {title} | {' | '.join(cells)} |"
+    def line(title: str, f: Figures, *more: str) -> str:
+        cells = [title, f"{100 * f.label:.1f}", f"{100 * f.scene:.1f}", f"{100 * f.whole:.1f}", f"{f.frechet:.2f}", *more]
+        return f"| {' | '.join(cells + [''] * (len(heads) - len(cells)))} |"
 
     lines += [line(f"*{name} pictures*", f) for name, f in floors.items()]
     for r in results:
         accepted = "" if r.acceptance is None else f"{100 * r.acceptance:.1f}"
         rows = (f"{r.counts[name] / r.figures.images:.0f}" for name in ("transformer_tokens", "head_rows"))
-        lines.append(line(r.title, r.figures, accepted, *rows, f"{r.seconds / r.figures.images:.3f}"))
+        kept = [f"{r.counts['cache_bytes'] / r.figures.images / 1000:.0f}"] if "cache_bytes" in r.counts else []
+        lines.append(line(r.title, r.figures, accepted, *rows, f"{r.seconds / r.figures.images:.3f}", *kept))
     return "\n".join(lines)

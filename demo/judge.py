@@ -2,7 +2,7 @@
 
 It is trained to look at the thing and not at the background (half of its pictures carry the background of another
 scene), to read class, colour, time of day, variant, place and size, and to tell whole pictures from broken ones: regions
-of latents exchanged with another scene of the same class, noise on some latents, erased pieces. Those are the ways a
+of latents exchanged with another scene of the same class, noise on some latents, no thing at all. Those are the ways a
 token model fails.
 
 Quality figures made with it are in ``quality.py``.
@@ -31,7 +31,7 @@ WIDTHS = (24, 48, 64, 96)
 FEATURES = 64
 SCHEDULE = Schedule(steps=1600, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5)
 # Outputs: class, colour, time, variant, (x, y, scale), whole.
-_SIZES = {"label": 10, "colour": 8, "time": 3, "parts": 3, "where": 3, "whole": 1}
+_SIZES = {"label": 10, "colour": len(picture_book.COLOURS), "time": 3, "parts": 3, "where": 3, "whole": 1}
 # x and y in units of half a picture, scale around 1: brought to about unit variance.
 _CENTRE, _SPREAD = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.3, 0.03, 0.17])
 
@@ -147,7 +147,12 @@ def _data(kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[st
 
     g = generator(17, 0)
     rebuilt = draw(z + 0.1 * torch.randn(z.shape, generator=g))
-    broken = draw(_broken(z, torch.from_numpy(s.label), g))
+    spoilt = _broken(z, torch.from_numpy(s.label), g)
+    few = s[: count // 8]
+    bare, _ = picture_book.render(few, RESOLUTION, things=False)  # where nothing is, nothing is whole
+    with fast:
+        spoilt[: len(few)] = latents(kl, torch.from_numpy(bare).permute(0, 3, 1, 2), device)[0].float()
+    broken = draw(spoilt)
     log("judge: rebuilt and broken pictures ready")
     return _Data(clean, rebuilt, broken, torch.from_numpy(alien).permute(0, 3, 1, 2).contiguous(), s)
 

@@ -45,12 +45,13 @@ TARGET_SCHEDULE = Schedule(steps=15000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9
 DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.35)
 # Small heads explode from t = 999 (samplers/diffusion.py); the checkpoint says so itself.
 T_MAX = 950
-# What suits these models better than the full-size defaults; the command line reads it from the file.
-DEFAULTS = {"ar_steps": 32, "diffusion_steps": 50, "cfg": 2.0, "lookahead": 4, "threshold": 0.95, "guided_steps": 5}
+# What suits these models better than the full-size defaults; the command line reads it from the file. At a temperature
+# of 1 a head this small puts some tokens between two of the book's colours.
+DEFAULTS = {"ar_steps": 32, "diffusion_steps": 50, "cfg": 2.0, "temperature": 0.8, "lookahead": 4, "threshold": 0.95, "guided_steps": 5}
 NULL_LABELS = 0.1
 HEAD_REPEATS = 3
 # Most noise on the known tokens of a picture. The tokens a sampler goes on from are its own, a little off; a model that
-# has seen only perfect ones takes a colour between pink and white for a hint that colours mix.
+# has seen only perfect ones takes a colour between two of the book's for a hint that colours mix.
 CONTEXT_NOISE = 0.5
 
 

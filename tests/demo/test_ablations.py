@@ -71,10 +71,19 @@ def test_a_table_is_printed_with_its_floors(bench, monkeypatch):
     assert [k.shape for k in kept] == [(10, 64, 64, 3)] * 2
 
 
+def test_a_line_of_two_tables_is_drawn_once(bench, monkeypatch):
+    first, rgb = bench.row(ablations.Row("one", "mar", {}), FEW)
+    monkeypatch.setattr(bench, "pictures", None)
+    again, same = bench.row(ablations.Row("two", "mar", {"cfg": make(SAMPLERS["mar"].settings, {}).cfg}), FEW)
+    assert same is rgb and again.title == "two" and again.figures == first.figures
+
+
 def test_mistakes_are_sentences(bench, capsys):
     with pytest.raises(UserError, match="images: 5 is too few"):
         ablations.Bench(5)
     with pytest.raises(UserError, match="there is no 'nothing'; there are fasthybrid-threshold"):
         ablations.run_table(bench, "nothing")
+    assert main(["ablation", "mar-settings,nothing"]) == 2
+    assert "there is no 'nothing'" in capsys.readouterr().err
     assert main(["ablation", "fasthybrid-threshold", "--images", "many"]) == 2
     assert "images: 'many' is not a whole number" in capsys.readouterr().err

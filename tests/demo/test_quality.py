@@ -29,7 +29,7 @@ def test_redraw_error_is_zero_for_the_scene_itself_and_grows_with_damage():
     rgb, _ = book.render(s)
     assert redraw_error(rgb, s).max() < 1e-6
     moved = dataclasses.replace(s, x=s.x + 0.25)
-    recoloured = dataclasses.replace(s, colour=(s.colour + 3) % 8)
+    recoloured = dataclasses.replace(s, colour=(s.colour + 2) % len(book.COLOURS))
     assert np.median(redraw_error(rgb, moved)) > 0.1 and np.median(redraw_error(rgb, recoloured)) > 0.05
 
 
