@@ -32,7 +32,6 @@ def cases(folder: Path) -> list[Case]:
     """Every case whose files are in ``folder``, cheap to list: no weights are read yet."""
     known: dict[str, Callable[[Path, str], Iterable[Case]]] = {
         "gpt": _gpt, "par": _par, "zipar": _zipar, "ziparmasked": _zipar, "sampler": _filters,
-        "lantern": lambda folder, stem: [Case(f"llamagen/{stem}", None)],
     }  # fmt: skip
     out: list[Case] = []
     for path in sorted(folder.glob("*_io.safetensors")):

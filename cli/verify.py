@@ -16,10 +16,8 @@ import torch
 from ..errors import UserError
 from .parity import Case, judge
 
-# Families this version does not have, by a file that only they hold.
-LATER = {
-    "tar": ("ar_tiny_*.safetensors", "mulosd_geometry.json", "tatok_*.safetensors", "simvq_*.safetensors"),
-}
+# Files that only Tar's folder holds: its tokenizer's case has the name of LlamaGen's.
+TAR = ("ar_tiny_*.safetensors", "mulosd_geometry.json", "tatok_*.safetensors", "simvq_*.safetensors", "full_size_shapes.json")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,18 +31,18 @@ def collect(root: Path) -> list[Case]:
     Raises:
         UserError: no such folder, or one without a case that is known here.
     """
-    from . import parity_llamagen, parity_mar, parity_vq
+    from . import parity_llamagen, parity_mar, parity_mulosd, parity_tar, parity_vq
 
     if not root.is_dir():
         what = "no folder" if root.exists() else "not there"
         raise UserError(f"DIR: {root} is {what}; name a folder of recorded cases.")
     out: list[Case] = []
     for folder in [root, *sorted(p for p in root.iterdir() if p.is_dir())]:
-        later = [family for family, marks in LATER.items() if any(next(folder.glob(mark), None) for mark in marks)]
-        if later:
-            out += [Case(f"{later[0]}/{path.stem}", None) for path in sorted(folder.glob("*.safetensors"))]
+        if any(next(folder.glob(mark), None) for mark in TAR):
+            out += parity_tar.cases(folder)
         else:
             out += parity_mar.cases(folder) + parity_llamagen.cases(folder) + parity_vq.cases(folder)
+        out += parity_mulosd.cases(folder)
     if not out:
         raise UserError(f"DIR: {root} holds no parity case known here; name a folder laid out like tests/parity.")
     return out

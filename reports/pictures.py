@@ -14,12 +14,15 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import UserError
-from .record import ACCEPTED, CACHED, DRAFTED, GIVEN, PLAIN, REDONE, REJECTED, Report
+from .record import ACCEPTED, CACHED, DRAFTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Baseline, Report, against
 
 Colour = tuple[int, int, int]
 
 # What token_map can draw, in the order a menu shows it; only ever appended.
-WHAT = ("fixed at step", "outcome", "accepted", "redone", "order", "cached", "rejected", "drafted")
+WHAT = (
+    "fixed at step", "outcome", "accepted", "redone", "order", "cached", "rejected", "drafted", "tokens per step", "islands", "waves",
+    "expanded",
+)  # fmt: skip
 
 # Outcome value to word and colour.
 OUTCOMES: dict[int, tuple[str, Colour]] = {
@@ -27,6 +30,7 @@ OUTCOMES: dict[int, tuple[str, Colour]] = {
     REDONE: ("redone", (230, 159, 0)),
     DRAFTED: ("drafted", (86, 180, 233)),
     REJECTED: ("rejected", (213, 94, 0)),
+    EXPANDED: ("expanded", (230, 159, 0)),  # made again like a redone one, and no report holds both
     CACHED: ("cached", (168, 168, 168)),
     PLAIN: ("plain", (74, 74, 82)),
     GIVEN: ("given", (40, 40, 46)),
@@ -194,9 +198,9 @@ def _draw_cell(
 
 def compare_grid(
     pictures: Sequence[np.ndarray], labels: Sequence[str], reports: Sequence[Report | None], columns: int = 0,
-    baseline: int = 0, marked: bool = True, title: str = "",
+    baseline: Baseline = 0, marked: bool = True, title: str = "",
 ) -> np.ndarray:  # fmt: skip
-    """Pictures side by side: the label above each, its numbers underneath, the baseline first and marked.
+    """Pictures side by side: the label above each, its numbers underneath, baselines first and marked.
 
     Args:
         pictures: one uint8 array [N, H, W, 3] a cell; a batch is shown as a near-square sheet. Sizes and counts may
@@ -204,8 +208,9 @@ def compare_grid(
         labels: one a cell; long ones wrap once and are then shortened.
         reports: one a cell, None where nothing is known.
         columns: cells a row; 0 chooses (at most four).
-        baseline: the cell that speed-ups are measured against.
-        marked: whether the baseline is marked as such; pointless where nothing is measured.
+        baseline: the cell that speed-ups are measured against; or for each cell the one that it is, None for no speed-up.
+            Cells of one baseline stand together behind it, those of none at the end.
+        marked: whether a baseline is marked as such; pointless where nothing is measured.
         title: one line above everything, for example what all pictures have in common.
 
     Returns:
@@ -220,16 +225,19 @@ def compare_grid(
     if len(labels) != n or len(reports) != n:
         given = f"{n} given with {len(labels)} labels and {len(reports)} reports"
         raise UserError(f"pictures: {given}; give one of each a picture.")
-    if not 0 <= baseline < n:
-        raise UserError(f"baseline: {baseline} is outside 0 to {n - 1}, the pictures given.")
-    order = [baseline, *(i for i in range(n) if i != baseline)]
+    bases = [baseline] * n if isinstance(baseline, int) else list(baseline)
+    wrong = next((b for b in bases if b is not None and not 0 <= b < n), None)
+    if wrong is not None or len(bases) != n:
+        raise UserError(f"baseline: {len(bases) if wrong is None else wrong} is outside 0 to {n - 1}, the pictures given.")
+    order = cell_order(bases)
+    measured = against(reports, bases)
     shown = [_cell_picture(_checked(pictures[i], f"picture {i + 1}")) for i in order]
-    numbers = [_numbers(reports[i], reports[baseline]) for i in order]
+    numbers = [_numbers(reports[i], measured[i]) for i in order]
     inner = max(_NARROWEST, *(p.shape[1] for p in shown), 0)
     width = inner + 2 * _PAD
-    marked = marked and n > 1
+    tagged = [marked and n > 1 and i in bases for i in order]
     # The baseline's tag stands beside its label.
-    room = [inner - (_width("baseline", _TAG) + _PAD if marked and k == 0 else 0) for k in range(n)]
+    room = [inner - (_width("baseline", _TAG) + _PAD if tag else 0) for tag in tagged]
     titles = [_wrap(labels[i], _LABEL, room[k], 2) for k, i in enumerate(order)]
     columns = min(n, columns) if columns > 0 else math.ceil(n / math.ceil(n / 4))
     rows = []
@@ -240,9 +248,17 @@ def compare_grid(
         lines = max(len(numbers[k]) for k in these)
         height = _PAD + head + tall + _PAD + (lines * _line(_BODY) + _PAD // 2 if lines else 0)
         rows.append([
-            _draw_cell(shown[k], titles[k], numbers[k], marked and k == 0, (width, height), head, tall) for k in these
+            _draw_cell(shown[k], titles[k], numbers[k], tagged[k], (width, height), head, tall) for k in these
         ])  # fmt: skip
     return _arrange(rows, columns * (width + _GAP) + _GAP, title)
+
+
+def cell_order(bases: Sequence[int | None]) -> list[int]:
+    """Cells, those of one baseline behind it, in the order in which baselines are first named; those of none last."""
+    out = []
+    for base in sorted(dict.fromkeys(bases), key=lambda b: b is None):
+        out += [*([] if base is None else [base]), *(i for i, b in enumerate(bases) if b == base and i != base)]
+    return list(dict.fromkeys(out))
 
 
 def _arrange(rows: list[list[Image.Image]], width: int, title: str) -> np.ndarray:
@@ -265,8 +281,19 @@ def _arrange(rows: list[list[Image.Image]], width: int, title: str) -> np.ndarra
 
 def ramp(t: np.ndarray) -> np.ndarray:
     """Colours of values 0..1, uint8 [..., 3]: dark blue over teal to yellow, even in OKLab lightness and hue."""
-    t = np.clip(np.asarray(t, np.float64), 0, 1)[..., None]
-    lightness, hue, chroma = 0.30 + 0.62 * t, np.radians(290 - 185 * t), 0.09 + 0.02 * t
+    t = np.clip(np.asarray(t, np.float64), 0, 1)
+    return _oklch(0.30 + 0.62 * t, 0.09 + 0.02 * t, 290 - 185 * t)
+
+
+def hues(number: np.ndarray) -> np.ndarray:
+    """Colours of numbers from 1, uint8 [..., 3]: neighbouring numbers differ in hue by the golden angle, and in lightness."""
+    number = np.asarray(number)
+    return _oklch(0.62 + 0.09 * (number % 3), np.full(number.shape, 0.12), number * 137.508)
+
+
+def _oklch(lightness: np.ndarray, chroma: np.ndarray, degrees: np.ndarray) -> np.ndarray:
+    """OKLab lightness, chroma and hue [...] to uint8 sRGB [..., 3] (Ottosson 2020)."""
+    lightness, chroma, hue = (x[..., None] for x in (lightness, chroma, np.radians(degrees)))
     lab = np.concatenate([lightness, chroma * np.cos(hue), chroma * np.sin(hue)], axis=-1)
     to_lms = np.array([
         [1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480],
@@ -285,11 +312,22 @@ def _map_of(report: Report, what: str) -> np.ndarray:
         what = "fixed at step"
     if what not in WHAT:
         raise UserError(f"what: {what!r} is no token map; there are {', '.join(WHAT)}.")
-    name = "step" if what in ("fixed at step", "order") else "cached" if what == "cached" else "outcome"
+    of_step = what in ("fixed at step", "order", "tokens per step")
+    name = "step" if of_step else what if what in ("cached", "islands", "waves") else "outcome"
     if name not in report.maps:
         have = ", ".join(sorted(report.maps)) or "none at all"
         raise UserError(f"what: the {report.sampler} report has no map for {what!r}; its maps: {have}.")
-    return np.asarray(report.maps[name])
+    found = np.asarray(report.maps[name])
+    return _together(found) if what == "tokens per step" else found
+
+
+def _together(step: np.ndarray) -> np.ndarray:
+    """How many tokens of its image were fixed at the same step as each token; int32 like ``step``, -1 where it was given."""
+    out = np.full(step.shape, -1, np.int32)
+    for there, grid in zip(out, step, strict=True):
+        known = grid >= 0
+        there[known] = np.bincount(grid[known])[grid[known]]
+    return out
 
 
 def _swatches(grid: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray, list[tuple[str, Colour]]]:
@@ -309,6 +347,15 @@ def _swatches(grid: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray, list
     if what != "outcome":
         legend.append((f"of {grid.size} tokens", BACKGROUND))
     return colours, strength, legend
+
+
+def _island_swatches(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[tuple[str, Colour]]]:
+    """The same of a map of island numbers: a hue each, and what is in none steps back."""
+    on = grid > 0
+    colours = np.where(on[..., None], hues(grid), np.array(BACKGROUND, np.uint8)).astype(np.uint8)
+    count, cells = int(grid.max(initial=0)), int(on.sum())
+    text = f"{count} island{'s' * (count != 1)}, {cells} of {grid.size} tokens ({100 * cells / grid.size:.0f} %)"
+    return colours, np.where(on, 1.0, 0.75), [(text, BACKGROUND)]
 
 
 def _legend_rows(legend: list[tuple[str, Colour]], width: int) -> list[list[tuple[str, Colour]]]:
@@ -375,6 +422,24 @@ def _write_steps(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return np.asarray(image)
 
 
+def _write_islands(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Every island's number on that of its tokens which is nearest to its middle."""
+    cell = picture.shape[1] / grid.shape[1]
+    size = max(9, min(16, int(cell * 0.6)))
+    if not isinstance(_font(size), ImageFont.FreeTypeFont):
+        return picture
+    image = Image.fromarray(picture)
+    draw = ImageDraw.Draw(image)
+    for number in range(1, int(grid.max(initial=0)) + 1):
+        cells = np.argwhere(grid == number)
+        if not len(cells):
+            continue
+        y, x = cells[((cells - cells.mean(0)) ** 2).sum(1).argmin()]
+        spot = ((x + 0.5) * cell, (y + 0.5) * picture.shape[0] / grid.shape[0])
+        draw.text(spot, str(number), TEXT, font=_font(size), anchor="mm", stroke_width=1, stroke_fill=(0, 0, 0))
+    return np.asarray(image)
+
+
 def token_map(
     report: Report, what: str, image: np.ndarray | None = None, opacity: float = 0.6, size: int = 384
 ) -> np.ndarray:  # fmt: skip
@@ -384,7 +449,9 @@ def token_map(
         report: of the sampler that made the picture.
         what: one of :data:`WHAT`. "fixed at step" (or "step") colours the AR step at which a token was fixed, "order"
             writes it as a number too (the first step is 1); "cached" colours at how many AR steps its rows came from a
-            cache; "outcome" shows every outcome, its single names one.
+            cache; "tokens per step" colours how many tokens were fixed together with it; "outcome" shows every outcome, its
+            single names one; "islands" gives every island of tokens made again a hue and its number, "waves" colours in which
+            wave they were.
         image: backdrop, uint8 [B, H, W, 3], or one picture for all; None for the bare map.
         opacity: 0 shows the backdrop only, 1 the map only. A bare map is always opaque.
         size: width in pixels, at least 64; the height follows the token grid.
@@ -406,11 +473,19 @@ def token_map(
     height = max(1, round(size * h / w))
     ys, xs = np.arange(height) * h // height, np.arange(size) * w // size
     stepwise = what in ("step", "fixed at step", "order")
-    numbers = stepwise or what == "cached"
+    numbers = stepwise or what in ("cached", "tokens per step", "waves")
     high = int(grids.max())
     low = int(grids[grids >= 0].min()) if high >= 0 else 0
     ends = (f"step {low + 1}", f"{high + 1}") if stepwise else (f"cached {low} times", f"{high}")
-    legends = [] if numbers else [_legend_rows(_swatches(g, what)[2], size) for g in grids]
+    if what == "tokens per step":
+        ends = (f"{low} at a time", f"{high}")
+    elif what == "waves":
+        ends = (f"wave {low + 1}", f"{high + 1}") if high >= 0 else ("no waves", "")
+
+    def swatches(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[tuple[str, Colour]]]:
+        return _island_swatches(grid) if what == "islands" else _swatches(grid, what)
+
+    legends = [] if numbers else [_legend_rows(swatches(g)[2], size) for g in grids]
     strip = 14 + _line(_TAG) * max([1, *(len(rows) for rows in legends)])
     out = np.empty((batch, height + strip, size, 3), np.uint8)
     for i, grid in enumerate(grids):
@@ -418,7 +493,7 @@ def token_map(
             colours, strength = ramp(np.clip((grid - low) / max(1, high - low), 0, 1)), np.ones(grid.shape)
             colours[grid < 0] = _BLANK
         else:
-            colours, strength, _ = _swatches(grid, what)
+            colours, strength, _ = swatches(grid)
         paint = colours[ys][:, xs].astype(np.float32)
         if image is not None:
             under = _resized(image[i % len(image)], size, height).astype(np.float32)
@@ -429,6 +504,7 @@ def token_map(
             paint = under * (1 - weight) + paint * weight
         picture = np.round(paint).astype(np.uint8)
         _grid_lines(picture, ys, xs)
-        out[i, :height] = _write_steps(picture, grid) if what == "order" else picture
+        write = {"order": _write_steps, "islands": _write_islands}.get(what)
+        out[i, :height] = write(picture, grid) if write else picture
         out[i, height:] = _ramp_strip(size, strip, *ends) if numbers else _strip(size, strip, legends[i])
     return out

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 # Outcomes of a token, the values of the map "outcome"; colours are in pictures.py.
-PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN = range(7)
+PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
 
 # Order of the counts wherever they are listed.
 COUNTS = (
     "transformer_passes", "transformer_tokens", "head_calls", "head_rows", "decoder_passes",
     "accepted", "rejected", "restarts", "cached_tokens", "cache_bytes",
-    "drafted_steps", "accepted_steps", "draft_passes", "draft_head_calls",
+    "drafted_steps", "accepted_steps", "draft_passes", "draft_head_calls", "expanded", "islands", "waves",
 )  # fmt: skip
 VERSION = 1
 
@@ -38,15 +38,18 @@ class Report:
         images: pictures in the batch.
         device: torch device type.
         seconds: wall time of the sampler, without the decoder.
-        phases: seconds by phase ("transformer", "head", CSpD's "draft", later "decoder").
+        phases: seconds by phase ("transformer", "head", CSpD's "draft", "sampling" of discrete tokens, later "decoder").
         counts: see :data:`COUNTS`; counts that do not apply are absent. ``transformer_passes`` counts sequential passes
             (both guidance branches are one), ``transformer_tokens`` the rows they computed, ``head_calls`` sequential
             head evaluations, ``head_rows`` the rows they computed; accepted, rejected, restarts and cached_tokens are
             sums over the batch; ``drafted_steps`` and ``accepted_steps`` are diffusion steps, not tokens; ``draft_passes``
-            and ``draft_head_calls`` say how many of the passes and head calls were a draft model's.
+            and ``draft_head_calls`` say how many of the passes and head calls were a draft model's. ``expanded`` (MuLo-SD) are
+            accepted drafts that were made again beside a rejected one, ``islands`` what hangs together of both, over the batch,
+            ``waves`` in how many goes all images' islands were made again.
         peak_memory_bytes: peak of allocated device memory during the run; None where the device does not tell.
-        maps: name to array [B, h, w]: "step" int32 (AR step at which a token was fixed, -1 where it was given), "outcome"
-            uint8 (see above), "cached" int32 (at how many AR steps the token's decoder rows came from a cache).
+        maps: name to array [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 where it was given), "outcome"
+            uint8 (see above), "cached" int32 (at how many AR steps the token's decoder rows came from a cache),
+            "islands" int32 (number from 1 in its image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
         similarity: recorded similarities of all verified drafts, float32 [n]; for threshold plots.
     """
 
@@ -74,6 +77,12 @@ class Report:
         seen = self.counts.get("accepted", 0) + self.counts.get("rejected", 0)
         return self.counts.get("accepted", 0) / seen if seen else None
 
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Tokens of an image that a sequential pass of the transformer decides on average, or None if that is not known."""
+        passes, step = self.counts.get("transformer_passes", 0), self.maps.get("step")
+        return float((step >= 0).sum()) / len(step) / passes if passes and step is not None and len(step) else None
+
     def speedup(self, baseline: Report) -> float | None:
         """Baseline's seconds an image over ours."""
         if not (self.seconds and baseline.seconds):
@@ -92,6 +101,8 @@ class Report:
         out["counts"] = {k: self.counts[k] for k in COUNTS if k in self.counts}
         if self.acceptance is not None:
             out["acceptance"] = round(self.acceptance, 6)
+        if self.tokens_per_pass is not None:
+            out["tokens_per_pass"] = round(self.tokens_per_pass, 4)
         out["phases"] = {k: round(v, 6) for k, v in self.phases.items()}
         out["peak_memory_bytes"] = self.peak_memory_bytes
         return out
@@ -135,16 +146,26 @@ class Clock:
 
 # ------------------------------------------------------------------------------------------------ text forms
 
+# What reports are measured against: one of them for all, or one for each; None is measured against nothing.
+Baseline = int | Sequence[int | None]
+
+
+def against(reports: Sequence[Report | None], baseline: Baseline) -> list[Report | None]:
+    """The report that each is measured against."""
+    which = [baseline] * len(reports) if isinstance(baseline, int) else baseline
+    return [None if i is None else reports[i] for i in which]
+
+
 _COLUMNS = (
     ("sampler", "sampler"), ("speedup", "speed-up"), ("seconds", "seconds"), ("transformer_passes", "passes"),
     ("head_calls", "head calls"), ("head_rows", "head rows"), ("acceptance", "accepted"), ("restarts", "restarts"),
 )  # fmt: skip
 
 
-def _cells(reports: Sequence[Report], labels: Sequence[str] | None, baseline: int) -> list[dict[str, str]]:
+def _cells(reports: Sequence[Report], labels: Sequence[str] | None, baseline: Baseline) -> list[dict[str, str]]:
     rows = []
-    for i, r in enumerate(reports):
-        ratio = r.speedup(reports[baseline])
+    for i, (r, base) in enumerate(zip(reports, against(reports, baseline), strict=True)):
+        ratio = r.speedup(base) if base else None
         row = {
             "sampler": labels[i] if labels else r.sampler,
             "speedup": f"{ratio:.2f}x" if ratio is not None else "",
@@ -157,7 +178,7 @@ def _cells(reports: Sequence[Report], labels: Sequence[str] | None, baseline: in
     return rows
 
 
-def to_table(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: int = 0) -> str:
+def to_table(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
     """A Markdown table, one row a run; columns nobody has are left out."""
     rows = _cells(reports, labels, baseline)
     columns = [(key, title) for key, title in _COLUMNS if any(row[key] for row in rows)]
@@ -167,7 +188,7 @@ def to_table(reports: Sequence[Report], labels: Sequence[str] | None = None, bas
     return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *text[1:]])
 
 
-def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: int = 0) -> str:
+def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
     """The same table as CSV."""
     out = io.StringIO()
     writer = csv.DictWriter(out, [key for key, _ in _COLUMNS], lineterminator="\n")
@@ -176,10 +197,10 @@ def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, basel
     return out.getvalue()
 
 
-def to_json(reports: Sequence[Report], baseline: int = 0) -> str:
+def to_json(reports: Sequence[Report], baseline: Baseline = 0) -> str:
     """The documented JSON: {"version", "device", "runs": [...]}."""
     device = reports[0].device if reports else ""
-    runs = [r.to_dict(reports[baseline]) for r in reports]
+    runs = [r.to_dict(base) for r, base in zip(reports, against(reports, baseline), strict=True)]
     return json.dumps({"version": VERSION, "device": device, "runs": runs}, indent=2)
 
 
@@ -189,6 +210,8 @@ def to_text(report: Report) -> str:
     lines.append(f"seconds: {report.seconds:.3f} on {report.device}")
     lines += [f"  {name}: {seconds:.3f} s" for name, seconds in report.phases.items()]
     lines += [f"{name.replace('_', ' ')}: {report.counts[name]}" for name in COUNTS if name in report.counts]
+    if report.tokens_per_pass is not None:
+        lines.append(f"tokens per pass: {report.tokens_per_pass:.2f}")
     if report.acceptance is not None:
         lines.append(f"acceptance: {100 * report.acceptance:.1f} %")
     if report.peak_memory_bytes is not None:

@@ -15,8 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# SplitMix64 (Steele, Lea and Flood 2014), as signed numbers.
-_GOLDEN, _MIX1, _MIX2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+from .splitmix import GOLDEN, mix_
 
 
 class Draws(Protocol):
@@ -27,7 +26,7 @@ class Draws(Protocol):
         ...
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], on their device."""
+        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] where every image has its own, on their device."""
         ...
 
 
@@ -52,19 +51,15 @@ class PairedDraws:
         if name not in self._made:
             digests = (hashlib.sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest() for image in self.images)
             keys = [int.from_bytes(digest[:8], "little", signed=True) for digest in digests]
-            steps = torch.arange(values, dtype=torch.int64, device=device) * _GOLDEN
+            steps = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
             self._made[name] = torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 1, 1), steps
         return self._made[name]
 
     def uniform(self, stream: str, cells: Tensor, values: int = 1) -> Tensor:
-        """Uniform numbers fp32 [B, n, values] in 0..1 of int64 cells [n], on their device; fine-grained near 0."""
+        """Uniform numbers fp32 [B, n, values] in 0..1 of int64 cells [n] or [B, n], on their device; fine-grained near 0."""
         keys, steps = self._start(stream, values, cells.device)
         # Numbers wrap around; the cell counts in steps of 2^32 values.
-        x = keys + (cells << 32).mul_(_GOLDEN)[:, None] + steps
-        for shift, factor in ((30, _MIX1), (27, _MIX2), (31, 1)):
-            x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1))
-            if factor != 1:
-                x.mul_(factor)
+        x = mix_(keys + (cells << 32).mul_(GOLDEN)[..., None] + steps)
         return (x >> 32).bitwise_and_((1 << 32) - 1).to(torch.float32).add_(0.5).mul_(2.0**-32)
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:

@@ -17,6 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .splitmix import GOLDEN, mix_
+
 
 class Noise(Protocol):
     """Where a sampler's randomness comes from; tests inject recorded noise of the same shape."""
@@ -64,20 +66,6 @@ class PairedNoise:
 
 # ------------------------------------------------------------------------------------------------ counted numbers
 
-# SplitMix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"), written as signed numbers.
-_GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-
-
-def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's last stage, int64 to int64; products wrap around."""
-
-    def down(x: Tensor, bits: int) -> Tensor:  # a shift that brings in zeros, which int64's own does not
-        return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-    x = (x ^ down(x, 30)) * _FIRST
-    x = (x ^ down(x, 27)) * _SECOND
-    return x ^ down(x, 31)
-
 
 class Dice:
     """Endless random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
@@ -98,9 +86,9 @@ class Dice:
 
     def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:
         """Two fp32 [N, count] of 32 bits each, above 0 and at most 1."""
-        start = _mix(self.keys + _mix(torch.as_tensor(lane, device=self.keys.device) * _GOLDEN))
+        start = mix_(self.keys + mix_(torch.as_tensor(lane, device=self.keys.device) * GOLDEN))
         at = torch.arange(first + 1, first + count + 1, device=self.keys.device)
-        bits = _mix(start[:, None] + at * _GOLDEN)
+        bits = mix_(start[:, None] + at * GOLDEN)
         upper, lower = (bits >> 32) & 0xFFFFFFFF, bits & 0xFFFFFFFF
         return (upper.float() + 0.5) / 2**32, (lower.float() + 0.5) / 2**32
 

@@ -99,11 +99,13 @@ class Schedule:
         grid: side of the grid.
         passes: see :class:`Pass`.
         blanks: whether slots are looked at before they are written (ZipAR's published code).
+        known: so many cells of the raster are there already, and in their slots; then the first pass is empty.
     """
 
     grid: int
     passes: tuple[Pass, ...]
     blanks: bool = False
+    known: int = 0
 
     @cached_property
     def slots(self) -> int:
@@ -121,6 +123,7 @@ class Schedule:
     def visible(self) -> list[np.ndarray]:
         """For every pass but the first, bool [rows, slots up to the highest seen]: what each row looks at."""
         written = np.full(self.slots, self.blanks)
+        written[: self.known] = True
         out = []
         for p in self.passes[1:]:
             written[list(p.slot)] = True
@@ -129,7 +132,9 @@ class Schedule:
         return out
 
 
-def next_token_passes(groups: Iterable[Sequence[int]], grid: int, clocks: Sequence[int] | None = None) -> tuple[Pass, ...]:
+def next_token_passes(
+    groups: Iterable[Sequence[int]], grid: int, clocks: Sequence[int] | None = None, start: int = 0, again: int = 0
+) -> tuple[Pass, ...]:  # fmt: skip
     """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another.
 
     Cell c is predicted by a row at c - 1. Where that cell's token is not known yet, another one stands in for it: the
@@ -138,13 +143,15 @@ def next_token_passes(groups: Iterable[Sequence[int]], grid: int, clocks: Sequen
     Args:
         groups: cells of each pass; the first holds cell 0, and all of it is drawn from the prefix's prediction.
         grid: side of the grid.
-        clocks: see :class:`Pass`, of every pass; None counts passes.
+        clocks: see :class:`Pass`, of every group; None counts groups.
+        start: so many cells of the raster are there already; an empty pass stands for them, and ``groups`` follow.
+        again: so many of them, the last, are fed once more with the first group.
     """
-    passes: list[Pass] = []
-    known: set[int] = set()
-    waiting: set[int] = set()  # known, but not fed yet
+    passes = [Pass((), ())] if start else []
+    known = set(range(start))
+    waiting = set(range(start - again, start))  # known, but not fed yet
     for k, cells in enumerate(groups):
-        if not k:
+        if not k and not start:
             passes.append(Pass(tuple(cells), (0,) * len(cells)))
         else:
             before = [c - 1 for c in cells]
@@ -256,7 +263,7 @@ class TokenRun:
     """State of one generation: made by :func:`begin`, gone afterwards.
 
     Attributes:
-        tokens: int64 [B, N] so far.
+        tokens: int64 [B, N] so far. Where images go their own ways there is one more column, for whatever fills up.
         decided: bool [N], the same for all images.
         guided: whether each pass is guided.
     """
@@ -272,14 +279,17 @@ class TokenRun:
     decided: Tensor
     guided: list[bool]
 
-    def prefill(self, both: bool) -> tuple[Tensor, Cache]:
-        """Logits [R, V] behind the condition, and the cache; with ``both``, "no condition" in a second half."""
-        net, lengths = self.model.net, self.given.lengths
-        rows = net.prefix(self.given.condition, lengths, guided=both)
-        if lengths is not None and both:
-            lengths = torch.cat([lengths, lengths])
+    def prefix(self, both: bool) -> tuple[Tensor, Tensor | None]:
+        """Rows [R, n, C] of the condition and their lengths; with ``both``, "no condition" in a second half."""
+        lengths = self.given.lengths
+        rows = self.model.net.prefix(self.given.condition, lengths, guided=both)
+        return rows, torch.cat([lengths, lengths]) if lengths is not None and both else lengths
+
+    def prefill(self, both: bool, slots: int | None = None) -> tuple[Tensor, Cache]:
+        """Logits [R, V] behind the condition, and the cache, with picture slots for the schedule or as many as told."""
+        rows, lengths = self.prefix(both)
         self.report.add(transformer_passes=1, transformer_tokens=rows.shape[0] * rows.shape[1])
-        return net.prefill(rows, self.model.grid, self.schedule.slots, lengths)
+        return self.model.net.prefill(rows, self.model.grid, self.schedule.slots if slots is None else slots, lengths)
 
     def feed(self, at: Laid, cache: Cache, both: bool, every: bool = False) -> Tensor:
         """Logits [R, m, V] of a pass after the first; with ``every``, of all rows fed."""
@@ -292,14 +302,45 @@ class TokenRun:
         self.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
         return net.step(x, at.place, at.slot, cache, at.end, None if every else at.rows, at.mask)
 
+    def feed_each(self, fed: Tensor, cache: Cache, both: bool, end: int) -> Tensor:
+        """Hidden rows [R, m, C] of a pass in which every image feeds cells of its own, each seeing the cells up to itself.
+
+        Args:
+            fed: int64 [B, m]. The picture's last cell, which no other ever looks at, fills up where an image has less to feed;
+                the cache then needs a slot for it.
+            cache: see :meth:`prefill`.
+            both: whether "no condition" is run too.
+            end: cells below this one are looked at; of a single one fed, all of them.
+        """
+
+        def halves(x: Tensor) -> Tensor:
+            return torch.cat([x, x]) if both else x
+
+        x = halves(self.model.net.embed(self.tokens.gather(1, fed)))
+        self.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
+        # Absolute positions have none for the last cell.
+        place, slot, end = fed.clamp(max=self.model.tokens - 2), fed + cache.prefix, cache.prefix + end
+        mask = None
+        if fed.numel() > 1:
+            mask = torch.arange(end, device=x.device) <= (place + cache.prefix)[:, None, :, None]
+        if len(fed) == 1:
+            return self.model.net.advance(x, place[0], slot[0], cache, end, None if mask is None else mask[0, 0])
+        return self.model.net.advance(x, halves(place), halves(slot), cache, end, None if mask is None else halves(mask))
+
     def take(self, at: Laid, logits: Tensor, guided: bool) -> None:
         """Draw a pass's tokens from its logits [R, m, V]."""
-        cond, null = logits[: len(self.tokens)], logits[len(self.tokens) :]
-        if guided:
-            cond = null + self.settings.cfg * (cond - null)
-        new = draw(cond, self.settings, self.draws.gumbel("token", at.cells, cond.shape[-1]))
+        logits = self.mix(logits, guided)
+        new = draw(logits, self.settings, self.draws.gumbel("token", at.cells, logits.shape[-1]))
         self.tokens.index_copy_(1, at.cells, new)
         self.decided.index_fill_(0, at.cells, True)
+
+    def mix(self, logits: Tensor, guided: bool | Tensor) -> Tensor:
+        """Logits [B, m, V] after guidance, of [R, m, V]; ``guided``: whether, or bool [m] or [B, m], whether at that token."""
+        cond, null = logits[: len(self.tokens)], logits[len(self.tokens) :]
+        if guided is False or not len(null):
+            return cond
+        mixed = null + self.settings.cfg * (cond - null)
+        return mixed if guided is True else torch.where(guided[..., None], mixed, cond)
 
     def codes(self) -> Tensor:
         """int64 [B, G, G] so far; a copy."""

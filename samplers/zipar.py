@@ -20,18 +20,20 @@ from .token_settings import ZipARSettings
 from .tokens import Schedule, TokenSampler, begin, decode, group_clocks, next_token_passes, raster_only
 
 
-def row_groups(grid: int, window: int) -> list[list[int]]:
+def row_groups(grid: int, window: int, rows: int | None = None) -> list[list[int]]:
     """Cells of every pass: the first row alone, then one cell of every row under way.
 
     Row r + 1 comes in once row r holds ``window`` tokens, 1 <= window < grid. These are G + (G - 2) window + G passes.
+    ``rows`` is the number of rows where it is not G.
     """
+    rows = grid if rows is None else rows
     groups = [[c] for c in range(grid)]
-    filled, active = [grid] + [0] * (grid - 1), [1]
+    filled, active = [grid] + [0] * (rows - 1), [1] if rows > 1 else []
     while active:
         groups.append([row * grid + filled[row] for row in active])
         for row in list(active):
             filled[row] += 1
-            if filled[row] == window and row + 1 < grid:
+            if filled[row] == window and row + 1 < rows:
                 active.append(row + 1)
             if filled[row] == grid:
                 active.remove(row)

@@ -18,11 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .ta_tok import TATokModel
+
 # The head count is in no state dict. Official sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B by width; others need metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 NORM_EPS = 1e-5
 ROPE_BASE = 10_000
-# Where a CPU's products go another way, see Linear: weights that no cache holds, and so few rows.
+# Where a CPU's products go another way, see multiply: weights that no cache holds, and so few rows.
 LARGE_WEIGHT, FEW_ROWS, WIDE = 1 << 18, 4, 1024
 
 _CLASS, _CODES = "cls_embedding.embedding_table.weight", "clip_proj.embedding_table.weight"
@@ -110,30 +112,35 @@ class GPTConfig:
 # ------------------------------------------------------------------------------------------------ pieces
 
 
-class Linear(nn.Linear):
-    """A matrix without bias.
+def multiply(x: Tensor, w: Tensor) -> Tensor:
+    """x [..., wide] times the transposed matrix w [out, wide], to [..., out]; the result may be strided.
 
     Decoding multiplies large matrices by a handful of rows, and the time goes into reading the weights. CPU libraries
     read them badly at x W^T of that shape: W x^T with x in rows takes half the time, and so does a single row if it is
     asked for as a batch of two half matrices. Not so for small weights, nor for many or long rows.
     """
+    rows = x.numel() // x.shape[-1]
+    if rows > FEW_ROWS or w.numel() < LARGE_WEIGHT or x.device.type != "cpu" or x.dtype != torch.float32:
+        return F.linear(x, w)
+    columns = x.reshape(rows, -1).contiguous().T
+    if rows == 1 and not len(w) % 2:
+        out = torch.bmm(w.view(2, -1, w.shape[1]), columns.expand(2, -1, -1)).view(-1, 1)
+    elif rows == 2 or rows > 2 and w.shape[1] < WIDE:
+        out = w @ columns
+    else:
+        return F.linear(x, w)
+    return out.T.view(*x.shape[:-1], len(w))
+
+
+class Linear(nn.Linear):
+    """A matrix without bias."""
 
     def __init__(self, wide: int, out: int):
         super().__init__(wide, out, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., wide] to [..., out]; the result may be strided."""
-        w, rows = self.weight, x.numel() // x.shape[-1]
-        if rows > FEW_ROWS or w.numel() < LARGE_WEIGHT or x.device.type != "cpu" or x.dtype != torch.float32:
-            return F.linear(x, w)
-        columns = x.reshape(rows, -1).contiguous().T
-        if rows == 1 and not len(w) % 2:
-            out = torch.bmm(w.view(2, -1, w.shape[1]), columns.expand(2, -1, -1)).view(-1, 1)
-        elif rows == 2 or rows > 2 and w.shape[1] < WIDE:
-            out = w @ columns
-        else:
-            return F.linear(x, w)
-        return out.T.view(*x.shape[:-1], len(w))
+        return multiply(x, self.weight)
 
 
 class RMSNorm(nn.Module):
@@ -148,9 +155,9 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of x [R, n, heads, D] by turn fp32 [n, 2, D] (cosines, signed sines), in fp32."""
+    """Rotate neighbouring pairs of x [R, n, heads, D] by turn fp32 [n, 2, D] or [R, n, 2, D] (cosines, signed sines), in fp32."""
     swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.addcmul(x.float() * turn[:, 0, None], swapped.float(), turn[:, 1, None]).type_as(x)
+    return torch.addcmul(x.float() * turn[..., 0, None, :], swapped.float(), turn[..., 1, None, :]).type_as(x)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -248,7 +255,7 @@ class Places:
     offset: int
 
     def rows(self, place: Tensor) -> Tensor:
-        """Table rows [n, ...] of int64 places [n]."""
+        """Table rows [n, ...] or [R, n, ...] of int64 places [n] or [R, n]."""
         return self.table[(place + self.offset).clamp(min=0)]
 
 
@@ -369,7 +376,7 @@ class GPT(nn.Module):
         def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v, mask, causal=mask is None)
 
-        return self._logits(self._blocks(x, places.rows(place), look))
+        return self.logits(self._blocks(x, places.rows(place), look))
 
     def prefill(self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None) -> tuple[Tensor, Cache]:
         """Run the prefix and make the cache.
@@ -383,7 +390,23 @@ class GPT(nn.Module):
         Returns:
             fp32 logits [R, V] of the last valid row (they predict cell 0), and the cache.
         """
-        c, (rows, n) = self.config, x.shape[:2]
+        hidden, cache = self.start(x, grid, slots, lengths)
+        return self.logits(hidden)[:, 0], cache
+
+    def start(
+        self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, picture: Tensor | None = None
+    ) -> tuple[Tensor, Cache]:  # fmt: skip
+        """Run the prefix, together with the first cells of a picture, and make the cache.
+
+        Args:
+            x, grid, slots, lengths: as for :meth:`prefill`.
+            picture: rows [R, m, C] of the cells 0 to m - 1, m at most ``slots``; each sees the prefix and the cells up to itself.
+
+        Returns:
+            Hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (:meth:`logits` of row i predict cell i),
+            and the cache.
+        """
+        c, (rows, n), m = self.config, x.shape[:2], 0 if picture is None else picture.shape[1]
         collapsed = not c.absolute and n > 1
         own = 1 if collapsed else n
         places = self.places(grid, n)
@@ -395,17 +418,27 @@ class GPT(nn.Module):
         if collapsed:
             cache.bias = torch.zeros(rows, 1, 1, own + slots, device=x.device)
             cache.bias[:, 0, 0, 0] = count.log()
+        end, behind = own + m, None
+        if collapsed and m:  # the prefix in its full length answers only its own rows
+            causal = torch.arange(end, device=x.device) <= own + torch.arange(m, device=x.device)[:, None]
+            behind = cache.bias[..., :end].expand(-1, -1, m, -1).masked_fill(~causal, -torch.inf)
 
         def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if collapsed:  # the keys are zero, as the cache is
-                values[layer][:, :, :1] = (v.float() * share[:, None, :, None]).sum(2, keepdim=True).type_as(v)
+                values[layer][:, :, :1] = (v[:, :, :n].float() * share[:, None, :, None]).sum(2, keepdim=True).type_as(v)
             else:
-                keys[layer][:, :, :n], values[layer][:, :, :n] = k, v
-            return attend(q, k, v, causal=True)
+                keys[layer][:, :, :n], values[layer][:, :, :n] = k[:, :, :n], v[:, :, :n]
+            if m:
+                keys[layer][:, :, own:end], values[layer][:, :, own:end] = k[:, :, n:], v[:, :, n:]
+            if behind is None:
+                return attend(q, k, v, causal=True)
+            before = attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], causal=True)
+            return torch.cat([before, attend(q[:, :, n:], keys[layer][:, :, :end], values[layer][:, :, :end], behind)], dim=1)
 
-        h = self._blocks(x, places.rows(torch.arange(-n, 0, device=x.device)), look)
-        last = (count - 1)[:, None, None].expand(-1, 1, c.dim)
-        return self._logits(h.gather(1, last))[:, 0], cache
+        x = x if picture is None else torch.cat([x, picture], dim=1)
+        h = self._blocks(x, places.rows(torch.arange(-n, m, device=x.device)), look)
+        last = h.gather(1, (count - 1)[:, None, None].expand(-1, 1, c.dim))
+        return torch.cat([last, h[:, n:]], dim=1) if m else last, cache
 
     def step(
         self, x: Tensor, place: Tensor, slot: Tensor, cache: Cache, end: int, rows: Tensor | None = None,
@@ -414,31 +447,47 @@ class GPT(nn.Module):
         """Feed rows behind what the cache holds, and write them into it.
 
         Args:
-            x: rows [R, n, C], R at most the cache's: the first R of it are used.
-            place: int64 [n].
-            slot: int64 [n], cache slots that are written, counted with the prefix.
-            cache: from :meth:`prefill`.
-            end: slots below this one are looked at.
+            x, place, slot, cache, end, mask: see :meth:`advance`.
             rows: int64 [m], rows whose prediction is wanted; None for all.
-            mask: bool [n, end], True where a row sees a slot; None: all of them.
 
         Returns:
             fp32 logits [R, m, V].
         """
+        h = self.advance(x, place, slot, cache, end, mask)
+        return self.logits(h if rows is None else h[:, rows])
+
+    def advance(self, x: Tensor, place: Tensor, slot: Tensor, cache: Cache, end: int, mask: Tensor | None = None) -> Tensor:
+        """Feed rows behind what the cache holds, and write them into it.
+
+        Args:
+            x: rows [R, n, C], R at most the cache's: the first R of it are used.
+            place: int64 [n], or [R, n] where every batch row has its own.
+            slot: int64 of the same shape, cache slots that are written, counted with the prefix.
+            cache: from :meth:`prefill` or :meth:`start`.
+            end: slots below this one are looked at.
+            mask: bool [n, end] or [R, 1, n, end], True where a row sees a slot; None: all of them.
+
+        Returns:
+            Hidden rows [R, n, C], for :meth:`logits`.
+        """
         bias = None if cache.bias is None else cache.bias[: len(x), ..., :end]
         if mask is not None and bias is not None:
-            mask = bias.expand(-1, -1, len(mask), -1).masked_fill(~mask, -torch.inf)
+            mask = bias.expand(-1, -1, mask.shape[-2], -1).masked_fill(~mask, -torch.inf)
         elif bias is not None:
             mask = bias.expand(-1, -1, x.shape[1], -1)
 
         def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.keys[layer][: len(x)], cache.values[layer][: len(x)]
-            keys.index_copy_(2, slot, k)
-            values.index_copy_(2, slot, v)
+            if slot.ndim == 1:
+                keys.index_copy_(2, slot, k)
+                values.index_copy_(2, slot, v)
+            else:
+                at = slot[:, None, :, None].expand(k.shape)
+                keys.scatter_(2, at, k)
+                values.scatter_(2, at, v)
             return attend(q, keys[:, :, :end], values[:, :, :end], mask)
 
-        h = self._blocks(x, cache.places.rows(place), look)
-        return self._logits(h if rows is None else h[:, rows])
+        return self._blocks(x, cache.places.rows(place), look)
 
     def _blocks(self, x: Tensor, position: Tensor, look: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """All blocks; ``look(layer, q, k, v)`` answers the queries of a block."""
@@ -451,7 +500,8 @@ class GPT(nn.Module):
             x = x + block.feed_forward(block.ffn_norm(x))
         return x
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
+        """What hidden rows [..., C] predict: fp32 [..., V]."""
         return self.output(self.norm(x)).float()
 
 
@@ -464,12 +514,14 @@ class TokenModel:
         name: what a person calls it, used in messages and reports.
         grid: tokens along one side of the picture: 16 for 256 pixels, 24 for 384, 32 for 512.
         label_set: name of the label list ("imagenet-1k", "picture-book"), or "" if there are no labels or it is unknown.
+        ta_tok: of a de-tokenizer: what makes its features of semantic codes, so that it can be given those.
     """
 
     net: GPT
     name: str
     grid: int
     label_set: str = ""
+    ta_tok: TATokModel | None = None
 
     @property
     def tokens(self) -> int:

@@ -110,8 +110,3 @@ def test_cases_of_another_size_are_read_from_their_own_tensors(tmp_path):
     io = {"cond": cond, "tokens": tokens, "freqs_cis": table, "c2i.full_logits": logits, "c2i.cached_logits": logits[:, :16].contiguous()}
     save_file(io, tmp_path / "gpt_other_io.safetensors")
     assert verdicts(tmp_path) == {f"llamagen/gpt_other.{name}": "ok" for name in ("full_logits", "cached_logits", "inside")}
-
-
-def test_lantern_is_not_here_yet(tmp_path):
-    save_file({"codebook": torch.zeros(1)}, tmp_path / "lantern_accept_io.safetensors")
-    assert verdicts(tmp_path) == {"llamagen/lantern_accept": "not yet"}

@@ -13,6 +13,7 @@ from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.draws import PairedDraws
 from fastar_nodes.samplers.llamagen import llamagen, raster
 from fastar_nodes.samplers.par import ablation_schedule, par, par_schedule
+from fastar_nodes.samplers.registry import LLAMAGEN, SAMPLERS
 from fastar_nodes.samplers.token_conditions import TextCondition
 from fastar_nodes.samplers.token_settings import ADJACENT, NON_LOCAL, LlamaGenSettings, PARSettings, ZipARSettings
 from fastar_nodes.samplers.tokens import allowed, finish
@@ -71,6 +72,13 @@ def run(case, images=(0, 1, 2), seed=5, **changes):
     sampler, model, chosen, _ = case
     chosen = dataclasses.replace(chosen, **changes)
     return finish(sampler(model, condition_of(kind_of(model), images), chosen, PairedDraws(seed, images), seed))
+
+
+def test_every_registered_sampler_is_here():
+    ours = [entry for entry in SAMPLERS.values() if entry.family == LLAMAGEN]
+    assert {entry.run for entry in ours} <= {sampler for sampler, *_ in CASES.values()}
+    assert [entry.name for entry in ours if entry.baseline] == ["llamagen"]
+    assert {type(chosen) for _, _, chosen, _ in CASES.values()} >= {entry.settings for entry in ours}
 
 
 def test_equals_the_slow_reference(case):
