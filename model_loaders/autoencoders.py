@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 
+from ..errors import UserError
 from . import checkpoint as ck
+from .networks.gpt import TokenModel
 from .networks.kl import KLAutoencoder, KLConfig, KLModel
 from .networks.vq import HISTORY, VQAutoencoder, VQConfig, VQModel
 
@@ -56,7 +58,8 @@ def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = 
     passed over. Metadata may give ``groups`` (GroupNorm groups, default 32) and ``name`` (default the file's).
 
     Args:
-        path: see :func:`.checkpoint.read`; in a training dump the moving average is preferred, as upstream does.
+        path: see :func:`.checkpoint.read`; in a training dump the moving average is preferred, as upstream does. A file
+            that holds several networks is read under ``vq.``.
         dtype: as for :func:`load_kl`. The codebook is fp32 in any case, so that no code changes its neighbours.
         device: where the weights go.
 
@@ -67,7 +70,7 @@ def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = 
         UserError: the file cannot be read, is no VQ tokenizer, does not fit, or its metadata makes no sense.
     """
     compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
-    file = ck.read(path, "decoder")
+    file = ck.part(ck.read(path, "decoder"), "vq.")
     ck.expect(file, "vq")
     state = {name: tensor for name, tensor in file.state.items() if name != HISTORY}
     groups = ck.metadata_number(file, "groups", 32, 1, 1024, int)
@@ -86,3 +89,14 @@ def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = 
         net, state, file.path, "a VQ autoencoder", dtype=compute, fp32=("quantize.",), device=device, field=file.field
     )
     return VQModel(net.eval().requires_grad_(False), ck.metadata_text(file, "name", file.path.stem))
+
+
+def expect_codes(vq: VQModel, model: TokenModel) -> None:
+    """Nothing if the tokenizer has the codes that the model writes.
+
+    Raises:
+        UserError: it has more or fewer, so it is not the one the model was trained with.
+    """
+    has, writes = vq.net.config.codes, model.net.config.vocab
+    if has != writes:
+        raise UserError(f"decoder: {vq.name} has {has} codes, {model.name} writes {writes}; choose the decoder it was trained with.")

@@ -1,9 +1,9 @@
 """Weight files: safe reading, and strict loading into a network.
 
 A file is judged by its first bytes, never by its extension. safetensors hold numbers only. Pickled checkpoints go
-through torch's weights-only reader, which runs nothing from the file; the one class it lets in besides tensors is
-``argparse.Namespace``, in which official training scripts keep their arguments beside the weights. Whatever is wrong
-with a file ends in one sentence (:class:`~..errors.UserError`).
+through torch's weights-only reader, which runs nothing from the file; what it lets in besides tensors are the two
+classes in which official training scripts keep their arguments beside the weights: ``argparse.Namespace``, and easydict's
+dictionary, in whose place stands one of ours. Whatever is wrong with a file ends in one sentence (:class:`~..errors.UserError`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import math
 import os
 import pickle
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ..errors import UserError
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # Where training scripts put the weights, best first: the moving average is what papers evaluate.
-_NESTS = ("model_ema", "ema", "model", "module", "state_dict")
+_NESTS = ("model_ema", "ema", "model", "module", "state_dict", "sd")
 # How the two pickled formats of torch.save begin.
 _ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _HEADER_LIMIT = 100_000_000  # the safetensors format's own limit
@@ -37,13 +38,25 @@ UNCHANGED = "get an unchanged copy of the file"
 _TORCH = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
 
+class _EasyDict:
+    """Stands for easydict's dictionary while a pickle is read, and makes one that the reader fills."""
+
+    def __new__(cls, *_: object) -> Any:
+        return OrderedDict()
+
+
+# The reader goes by these names.
+_EasyDict.__module__, _EasyDict.__qualname__, _EasyDict.__name__ = "easydict", "EasyDict", "EasyDict"
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """What a file holds.
 
     Attributes:
         state: parameter names to tensors on the CPU, in the file's dtype, possibly still mapped to the file.
-        metadata: the safetensors header's free entries; empty for other formats.
+        metadata: the safetensors header's free entries. Of a pickle whose weights stand as ``sd`` beside ``args`` (Tar):
+            "args", those arguments that are plain values, as JSON; empty for others.
         path: the file.
         field: what a person filled in to get here; messages begin with it.
     """
@@ -66,7 +79,7 @@ def read(path: str | Path, field: str = "checkpoint") -> Checkpoint:
 
     Args:
         path: a safetensors file, or one that ``torch.save`` wrote: flat, or nested under ``model_ema`` (preferred),
-            ``ema``, ``model``, ``module`` or ``state_dict``. A ``module.`` in front of every name is taken off.
+            ``ema``, ``model``, ``module``, ``state_dict`` or ``sd``. A ``module.`` in front of every name is taken off.
         field: what a person filled in to get here; messages begin with it.
 
     Raises:
@@ -76,7 +89,7 @@ def read(path: str | Path, field: str = "checkpoint") -> Checkpoint:
     if _format(path, field) == "safetensors":
         state, metadata = _read_safetensors(path, field)
     else:
-        state, metadata = _tensors(_read_pickled(path, field), path, field), {}
+        state, metadata = _tensors(_read_pickled(path, field), path, field)
     if not state:
         raise UserError(f"{field}: {path.name} holds no tensors; choose a file with a model's weights")
     if all(name.startswith("module.") for name in state):
@@ -155,7 +168,7 @@ def _read_pickled(path: Path, field: str) -> object:
     # Newer torch takes a file of that name for what it says, and only files by name can be mapped.
     mapped = zipped and path.suffix != ".safetensors"
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]), path.open("rb") as file:
+        with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]), path.open("rb") as file:
             source = str(path) if mapped else file
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as e:
@@ -170,8 +183,9 @@ def _read_pickled(path: Path, field: str) -> object:
         raise UserError(f"{field}: {path.name} is damaged or no checkpoint ({_first_line(e)}); {UNCHANGED}") from e
 
 
-def _tensors(found: Any, path: Path, field: str) -> dict[str, Tensor]:
-    """The weights inside what a pickled file held."""
+def _tensors(found: Any, path: Path, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights inside what a pickled file held, and the arguments beside them."""
+    metadata: dict[str, str] = {}
     for _ in range(len(_NESTS)):  # bounded, because a pickled dictionary may contain itself
         if not isinstance(found, Mapping):
             raise UserError(
@@ -180,12 +194,16 @@ def _tensors(found: Any, path: Path, field: str) -> dict[str, Tensor]:
         inner = next((found[key] for key in _NESTS if isinstance(found.get(key), Mapping) and found[key]), None)
         if inner is None:
             break
+        arguments = found.get("args") if inner is found.get("sd") else None
+        if isinstance(arguments, Mapping):
+            plain = {str(k): v for k, v in arguments.items() if v is None or isinstance(v, (bool, int, float, str))}
+            metadata["args"] = json.dumps(plain)
         found = inner
     state = {k: v.detach() for k, v in found.items() if isinstance(k, str) and isinstance(v, Tensor)}
     # Strides of zero make gigabytes out of a few bytes. Two, because weights may be shared.
     if sum(t.numel() * t.element_size() for t in state.values()) > 2 * path.stat().st_size:
         raise UserError(f"{field}: {path.name} claims more weights than it holds bytes; get the original file")
-    return state
+    return state, metadata
 
 
 def _first_line(e: BaseException) -> str:
@@ -201,6 +219,8 @@ _WORDS = {
     "llamagen": "a LlamaGen",
     "t5": "a T5 text encoder",
     "tar language model": "a language model",
+    "ta-tok": "a TA-Tok",
+    "dtok": "a Tar de-tokenizer",
 }
 # Where a file belongs that was chosen for something else of the same loader: (what it is, what was wanted).
 _PLACES = {
@@ -208,6 +228,14 @@ _PLACES = {
     ("kl", "mar"): "choose it as decoder",
     ("llamagen", "vq"): "choose it as checkpoint",
     ("vq", "llamagen"): "choose it as decoder",
+    ("vq", "dtok"): "choose it as decoder",
+    ("dtok", "vq"): "choose it as checkpoint",
+    ("ta-tok", "dtok"): "choose it as ta_tok",
+    ("dtok", "ta-tok"): "choose it as checkpoint",
+    ("dtok", "llamagen"): "load it with Load Tar De-tokenizer",
+    ("llamagen", "dtok"): "load it with Load LlamaGen / PAR",
+    ("dtok", "tar language model"): "load it with Load Tar De-tokenizer",
+    ("tar language model", "dtok"): "load it with Load Tar",
 }
 _ANOTHER = "choose another file"
 
@@ -216,7 +244,7 @@ def identify(state: Mapping[str, object]) -> str:
     """The family whose parameter names these are.
 
     Returns:
-        "mar", "kl", "vq", "llamagen", "t5", "tar language model" or "unknown".
+        "mar", "kl", "vq", "llamagen", "dtok", "ta-tok", "t5", "tar language model" or "unknown".
     """
     if any(name.startswith("diffloss.net.") for name in state):
         return "mar"
@@ -226,11 +254,21 @@ def identify(state: Mapping[str, object]) -> str:
         return "kl"
     if "tok_embeddings.weight" in state and any(name.startswith("cls_embedding.") for name in state):
         return "llamagen"
+    if "tok_embeddings.weight" in state and any(name.startswith("clip_proj.") for name in state):
+        return "dtok"
+    if any(name.startswith("bottleneck.regularizer.") for name in state):
+        return "ta-tok"
     if any(name.startswith("encoder.block.0.layer.0.SelfAttention.") for name in state):
         return "t5"
     if any(name.endswith("embed_tokens.weight") for name in state):
         return "tar language model"
     return "unknown"
+
+
+def part(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
+    """What stands under a prefix ("vq.", "ta_tok.") of a file that holds several networks; any other file as it is."""
+    inside = {name.removeprefix(prefix): t for name, t in checkpoint.state.items() if name.startswith(prefix)}
+    return replace(checkpoint, state=inside) if inside else checkpoint
 
 
 def expect(checkpoint: Checkpoint, family: str) -> None:

@@ -2,7 +2,7 @@
 
 A *choice* is the text a person picked: an entry's id ("mar-base", with or without its "(download ...)"), or the name
 of a file below one of the model folders. Saved graphs keep choices for years, so every text a menu ever showed goes on
-resolving, before and after the download. A text encoder ("t5") may be a folder as well as a file.
+resolving, before and after the download. A text encoder ("t5") and a language model ("tar") may be a folder as well as a file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ from .download import download, readable_size
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # What the input is called that takes a file of this family; messages begin with it.
-FIELDS = {"mar": "checkpoint", "llamagen": "checkpoint", "kl": "decoder", "vq": "decoder", "t5": "encoder"}
-_WORDS = {"mar": "a MAR", "llamagen": "a LlamaGen", "kl": "a KL decoder", "vq": "a VQ decoder", "t5": "a text encoder"}
+FIELDS = {
+    "mar": "checkpoint", "llamagen": "checkpoint", "kl": "decoder", "vq": "decoder", "t5": "encoder",
+    "tar": "checkpoint", "dtok": "checkpoint", "ta-tok": "ta_tok",
+}  # fmt: skip
+_WORDS = {
+    "mar": "a MAR", "llamagen": "a LlamaGen", "kl": "a KL decoder", "vq": "a VQ decoder", "t5": "a text encoder",
+    "tar": "a Tar language model", "dtok": "a Tar de-tokenizer", "ta-tok": "a TA-Tok",
+}  # fmt: skip
 # Family to the family of its decoders, and the decoder of the files that say nothing.
-_DECODERS = {"mar": ("kl", "kl16"), "llamagen": ("vq", "vq16-c2i")}
+_DECODERS = {"mar": ("kl", "kl16"), "llamagen": ("vq", "vq16-c2i"), "dtok": ("vq", "vq16-t2i")}
 _TEXT_DECODER = "vq16-t2i"
 # Families whose files may be a folder's.
-_FOLDERS = ("t5",)
+_FOLDERS = ("t5", "tar")
+_TA_TOK = "ta-tok"
+# Ends the name of a part that the repository need not have.
+_OPTIONAL = "?"
 _MARK = re.compile(r" \(download[^()]*\)$")
 
 
@@ -52,6 +61,11 @@ class Entry:
         return self.repo is None
 
     @property
+    def missing(self) -> bool:
+        """Whether it should have come with the package and did not."""
+        return self.built_in and not os.path.isfile(_PACKAGE / self.file)
+
+    @property
     def label(self) -> str:
         """What a menu shows while the file is not here."""
         return f"{self.id} (download {readable_size(self.size)})" if self.size else f"{self.id} (download)"
@@ -64,12 +78,12 @@ def _catalogue() -> tuple[Entry, ...]:
 
 
 def entries(family: str) -> list[Entry]:
-    """The catalogue's entries of a family ("mar", "kl", "llamagen", "vq", "t5"), built-in ones first."""
+    """The catalogue's entries of a family (one of :data:`FIELDS`), built-in ones first."""
     return sorted((e for e in _catalogue() if e.family == family), key=lambda e: not e.built_in)
 
 
 def menu(family: str, local: Sequence[str]) -> list[str]:
-    """What a loader offers: built-in entries, local files, then entries that are not among them, with their size.
+    """What a loader offers: built-in entries that are here, local files, then entries that are not among them, with their size.
 
     Args:
         local: file names relative to the model folders, as ComfyUI lists them.
@@ -82,7 +96,7 @@ def menu(family: str, local: Sequence[str]) -> list[str]:
         names = list(dict.fromkeys(_without_shard(name) for name in names))
     here = {_base(name) for name in names}
     missing = [e.label for e in known if not e.built_in and e.file not in here]
-    return [e.id for e in known if e.built_in] + names + missing
+    return [e.id for e in known if e.built_in and not e.missing] + names + missing
 
 
 def check(choice: str, family: str, local: Sequence[str]) -> None:
@@ -135,7 +149,7 @@ def resolve(
 
 
 def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text: bool | None = None) -> str:
-    """The decoder entry (an id) that "auto" means for a MAR, a LlamaGen or a PAR.
+    """The decoder entry (an id) that "auto" means for a MAR, a LlamaGen, a PAR or a Tar de-tokenizer.
 
     In this order: what the catalogue says of the entry, what the file's metadata says, what the catalogue says of a
     file of that name, and else the official one: KL-16, which every published MAR uses, or VQ-16, of which LlamaGen's
@@ -144,7 +158,7 @@ def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text
     Args:
         choice: what was chosen as checkpoint.
         path: the file it resolved to, whose metadata may name a decoder.
-        family: "mar" or "llamagen".
+        family: "mar", "llamagen" or "dtok".
         text: whether the model draws from text; None goes by "t2i" in the file's name.
     """
     decoders, official = _DECODERS[family]
@@ -160,6 +174,22 @@ def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text
         return same.decoder
     from_text = "t2i" in name.lower() if text is None else text
     return _TEXT_DECODER if family == "llamagen" and from_text else official
+
+
+def ta_tok_for(choice: str, path: Path | None = None) -> str:
+    """The TA-Tok entry (an id) that "auto" means for a de-tokenizer: what its file's metadata names, else the official one.
+
+    Args:
+        choice: what was chosen as checkpoint.
+        path: the file it resolved to, whose metadata may name one.
+    """
+    named = read_metadata(path).get("ta_tok") if path else None
+    if named in {e.id for e in entries("ta-tok")}:
+        return str(named)
+    entry = _entry(choice, "dtok")
+    if entry and entry.built_in:
+        return next((e.id for e in entries("ta-tok") if e.built_in), _TA_TOK)
+    return _TA_TOK
 
 
 def _entry(choice: str, family: str) -> Entry | None:
@@ -184,7 +214,7 @@ def _several(
 ) -> Path:  # fmt: skip
     """The folder of an entry that is several files; what is missing of it is downloaded."""
     for folder in folders:
-        if all(os.path.isfile(folder / entry.file / part) for part in entry.parts):
+        if all(os.path.isfile(folder / entry.file / part) for part in entry.parts if not part.endswith(_OPTIONAL)):
             return folder / entry.file
     to, done = download_to / entry.file, 0
 
@@ -193,10 +223,16 @@ def _several(
             progress(done + now, entry.size or 0)
 
     for part in entry.parts:
+        part, optional = part.removesuffix(_OPTIONAL), part.endswith(_OPTIONAL)
         if not os.path.isfile(to / part):
-            download(
-                entry.repo or "", part, to, revision=entry.revision, progress=tell if progress else None, field=field
-            )
+            try:
+                download(
+                    entry.repo or "", part, to, revision=entry.revision, progress=tell if progress else None, field=field
+                )
+            except UserError as e:
+                if not (optional and "status 404" in str(e)):
+                    raise
+                continue
         done += (to / part).stat().st_size
     return to
 
@@ -240,8 +276,9 @@ def _base(name: str) -> str:
 
 
 def _without_shard(name: str) -> str:
-    """The folder of a file that is one piece of several ("xl/model-00001-of-00002.safetensors"); other names unchanged."""
-    return re.sub(r"[\\/][^\\/]*-of-\d+\.\w+$", "", name)
+    """The folder of weights as Hugging Face lays them out ("xl/model.safetensors", or "xl/model-00001-of-00002.safetensors" and
+    its like); other names unchanged."""
+    return re.sub(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$", "", name)
 
 
 def _quoted(choice: str) -> str:

@@ -7,8 +7,6 @@ Sun et al. 2024 (LlamaGen, arXiv 2406.06525) for cleaning, length and features.
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from . import checkpoint as ck
 from .captions import clean
+from .folders import weight_files
 
 # What the models were trained with: longer captions end here. The end mark counts.
 MAX_TOKENS = 120
@@ -27,7 +26,6 @@ FIELD = "encoder"
 _ATTENTION = "encoder.block.0.layer.0.SelfAttention"
 _FEED_FORWARD = "encoder.block.0.layer.1.DenseReluDense"
 _SHARED, _COPY = "shared.weight", "encoder.embed_tokens.weight"
-_PIECE = re.compile(r"-of-(\d+)\.\w+$")
 _TOKENIZERS = ("tokenizer.json", "spiece.model")
 
 
@@ -112,11 +110,9 @@ def load_text_encoder(
     compute = choose_dtype(dtype, device)
     t5 = _transformers()
     path = Path(path)
-    if _PIECE.search(path.name) and os.path.isfile(path):
-        path = path.parent
-    if not os.path.exists(path):  # unlike Path.exists, never an exception
-        raise UserError(f"{FIELD}: there is no file or folder {path}; put it there or choose another")
-    files = _weight_files(path) if path.is_dir() else [path]
+    files = weight_files(path, FIELD, "a T5 encoder")
+    if len(files) > 1:
+        path = files[0].parent
     words = _tokenizer(t5, Path(tokenizer) if tokenizer else files[0].parent)
     file = _read(path, files)
     net = _network(t5, file)
@@ -144,8 +140,15 @@ def _transformers() -> Any:
     return transformers
 
 
+def has_tokenizer(path: str | Path) -> bool:
+    """Whether a T5 tokenizer lies in a folder, or beside a file."""
+    folder = Path(path)
+    folder = folder if folder.is_dir() else folder.parent
+    return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
 def _tokenizer(t5: Any, folder: Path) -> Any:
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
+    if not has_tokenizer(folder):
         raise UserError(
             f"{FIELD}: {folder} has no tokenizer ({' or '.join(_TOKENIZERS)}); put the one of google/flan-t5-xl there"
         )
@@ -168,26 +171,6 @@ def _read(path: Path, files: Sequence[Path]) -> ck.Checkpoint:
     if _SHARED in state or _COPY in state:
         state[_SHARED] = state[_COPY] = state.get(_SHARED, state.get(_COPY))  # type: ignore[assignment]
     return ck.Checkpoint(state, {}, path, FIELD)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The weight files of a folder: whole before pieces, safetensors before pickles."""
-    for stem, ending in (("model", "safetensors"), ("pytorch_model", "bin")):
-        whole, pieces = folder / f"{stem}.{ending}", sorted(folder.glob(f"{stem}-*-of-*.{ending}"))
-        if whole.is_file():
-            return [whole]
-        if pieces:
-            found = _PIECE.search(pieces[0].name)
-            count = int(found[1]) if found else len(pieces)
-            if len(pieces) != count:
-                raise UserError(f"{FIELD}: {folder} holds {len(pieces)} of {count} pieces of its weights; put all of them there")
-            return pieces
-    others = sorted(folder.glob("*.safetensors"))
-    if len(others) == 1:
-        return others
-    raise UserError(
-        f"{FIELD}: {folder} holds no model.safetensors, nor pieces of it; choose a folder or file with a T5 encoder"
-    )
 
 
 def _network(t5: Any, file: ck.Checkpoint) -> Any:

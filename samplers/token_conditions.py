@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..model_loaders.networks.gpt import TokenModel
+from ..model_loaders.networks.ta_tok import TATokModel
 from .conditioning import Condition
 
 
@@ -42,10 +44,14 @@ class FeatureCondition:
 
 @dataclass(frozen=True, eq=False)
 class CodeCondition:
-    """Semantic codes of a batch (Tar's language model): one int64 tensor [n] an image, as many in each."""
+    """Semantic codes of a batch (Tar's language model, or a picture's): one int64 tensor [n] an image, as many in each.
+
+    ``size`` is how many codes there are to choose from, 0 if that is not known.
+    """
 
     codes: tuple[Tensor, ...]
     names: tuple[str, ...]
+    size: int = 0
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -70,14 +76,65 @@ class Given(NamedTuple):
     rows: int
 
 
+def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
+    """Semantic codes as the features that a de-tokenizer draws from.
+
+    Every image is computed alone, so that none depends on its neighbours; equal codes share one tensor.
+
+    Args:
+        condition: codes on any device.
+        ta_tok: what the codes were made for.
+
+    Returns:
+        Features on TA-Tok's device and in its dtype.
+
+    Raises:
+        UserError: codes of another codebook, of no square grid, or none.
+    """
+    size, device = ta_tok.net.config.codes, ta_tok.net.bottleneck.out_linear.weight.device
+    if condition.size and condition.size != size:
+        raise UserError(
+            f"condition: its codes are of a codebook of {condition.size}, {ta_tok.name} has {size}; use the TA-Tok they were made for."
+        )
+    _check_codes(condition, size, ta_tok.name)
+    known: dict[bytes, Tensor] = {}
+    out = []
+    for codes in condition.codes:
+        if math.isqrt(len(codes)) ** 2 != len(codes):
+            raise UserError(f"condition: {len(codes)} codes are no square grid; make the condition again.")
+        key = codes.to(device="cpu", dtype=torch.int64).contiguous().numpy().tobytes()
+        if key not in known:
+            with torch.no_grad():
+                known[key] = ta_tok.net.features(codes.to(device, torch.int64)[None])[0]
+        out.append(known[key])
+    return FeatureCondition(tuple(out), condition.names)
+
+
+def _check_codes(condition: CodeCondition, size: int, whose: str) -> None:
+    """Raises UserError where there are none, or one is outside 0 to ``size`` - 1."""
+    if not condition.codes:
+        raise UserError("condition: it is empty; ask for at least one image.")
+    if min(map(len, condition.codes)) < 1:
+        raise UserError("condition: an image has no rows at all; make the condition again.")
+    low, high = min(int(e.min()) for e in condition.codes), max(int(e.max()) for e in condition.codes)
+    if low < 0 or high >= size:
+        raise UserError(f"condition: code {low if low < 0 else high} is outside {whose}'s 0 to {size - 1}.")
+
+
 def given(model: TokenModel, condition: AnyCondition, device: torch.device) -> Given:
-    """A condition, checked against a model, on ``device``.
+    """A condition, checked against a model, on ``device``. Semantic codes become features where the model has a TA-Tok.
 
     Raises:
         UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit.
     """
     c = model.net.config
     kind, name = _KINDS[c.condition]
+    if isinstance(condition, CodeCondition) and c.condition == "features":
+        if model.ta_tok is None:
+            raise UserError(
+                f"condition: it holds semantic codes, {model.name} draws from {name}; load it with the TA-Tok that makes those of them."
+            )
+        condition = features_of(condition, model.ta_tok)
     if not isinstance(condition, kind):
         found = next((text for other, text in _KINDS.values() if isinstance(condition, other)), type(condition).__name__)
         raise UserError(f"condition: it holds {found}, {model.name} draws from {name}; connect the node that makes those.")
@@ -90,10 +147,7 @@ def given(model: TokenModel, condition: AnyCondition, device: torch.device) -> G
     if min(counts) < 1:
         raise UserError("condition: an image has no rows at all; make the condition again.")
     if isinstance(condition, CodeCondition):
-        low, high = min(int(e.min()) for e in entries), max(int(e.max()) for e in entries)
-        if low < 0 or high >= c.condition_size:
-            bad = low if low < 0 else high
-            raise UserError(f"condition: code {bad} is outside the model's 0 to {c.condition_size - 1}.")
+        _check_codes(condition, c.condition_size, model.name)
     else:
         width = next((e.shape[-1] for e in entries if e.shape[-1] != c.condition_size), c.condition_size)
         if width != c.condition_size:

@@ -75,3 +75,32 @@ class ZipARSettings(TokenSettings):
         True, "Hide the cells above that are not decided yet. Off is what the published code does: they are seen as "
         "blanks, which weakens everything else.", advanced=True,
     )  # fmt: skip
+
+
+DETAILS = ("729", "169", "81")
+
+
+@dataclass(frozen=True)
+class TarPromptSettings:
+    """Tar (Han et al. 2025): from a prompt to the semantic codes of a picture."""
+
+    detail: str = knob(
+        "729", "How many semantic codes tell what the picture shows; fewer is faster and vaguer. Usual: 729, on which Tar was "
+        "trained most. A model with another grid writes its own three numbers in their place.", choices=DETAILS, symbol="scale",
+    )  # fmt: skip
+    temperature: float = knob(
+        1.0, "Scale of the randomness in every code; lower is safer and less varied. Usual: 1. At 0 the likeliest code is taken.",
+        low=0.0, high=2.0, step=0.01, symbol="temperature",
+    )  # fmt: skip
+    top_p: float = knob(
+        0.95, "Only the likeliest codes that together reach this probability can be drawn; lower is safer and less varied. Usual: 0.95. "
+        "1 allows all.", low=0.0, high=1.0, step=0.01, symbol="top-p",
+    )  # fmt: skip
+    top_k: int = knob(
+        1200, "Only the so many likeliest codes can be drawn; fewer is safer and less varied. Usual: 1200. 0 allows all; 1 takes the "
+        "likeliest.", low=0, high=65536, step=1, symbol="top-k",
+    )  # fmt: skip
+    repetition_penalty: float = knob(
+        0.0, "Makes codes that were written before less likely (above 1) or likelier (below); higher repeats less. Usual: 0, which takes "
+        "what the checkpoint recommends. 1 is none, exactly.", low=0.0, high=2.0, step=0.01, advanced=True,
+    )  # fmt: skip

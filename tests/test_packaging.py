@@ -118,12 +118,12 @@ print(json.dumps({
     "door": door, "seconds": time.process_time() - began, "deeds": deeds,
     "cuda": torch.cuda.is_initialized(), "grad": torch.is_grad_enabled(), "dtype": str(torch.get_default_dtype()),
     "random": bool((state == torch.random.get_rng_state()).all()),
-    "heavy": [n for n in ("huggingface_hub", "comfy", "comfy_api", "requests", "httpx", "transformers") if n in sys.modules],
+    "heavy": [n for n in ("huggingface_hub", "comfy", "comfy_api", "requests", "httpx", "transformers", "tokenizers") if n in sys.modules],
 }))
 """
 EVERYTHING = (
     "samplers.registry,samplers.labels,model_loaders.hub,model_loaders.mar,model_loaders.autoencoders,"
-    "model_loaders.llamagen,model_loaders.text,"
+    "model_loaders.llamagen,model_loaders.text,model_loaders.tar,samplers.tar,"
     "reports.pictures,cli.main,cli.compare,cli.verify,cli.bench,cli.train_demo,demo.picture_book,nodes"
 )
 
@@ -171,7 +171,7 @@ OTHERS = {
     "nodes/host": {"torch", "numpy", "PIL", "comfy_api", "comfy", "folder_paths", "server", "latent_preview"},
     "samplers": {"torch", "numpy"},
     "reports": {"torch", "numpy", "PIL"},
-    "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "ftfy"},
+    "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers", "ftfy"},
     "model_loaders/networks": {"torch"},
     "cli": {"torch", "numpy", "PIL", "safetensors"},
     "demo": {"torch", "numpy", "PIL", "safetensors"},

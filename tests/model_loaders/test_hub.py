@@ -33,15 +33,18 @@ def test_catalogue_is_sound() -> None:
     raw = json.loads((Path(hub.__file__).with_name("catalogue.json")).read_text())
     assert len(everything) == len(raw["entries"]) == len({e.id for e in everything})
     assert set(raw["about"]) == set(hub.Entry.__dataclass_fields__)
-    decoders = {"mar": hub.entries("kl"), "llamagen": hub.entries("vq")}
+    decoders = {"mar": hub.entries("kl"), "llamagen": hub.entries("vq"), "dtok": hub.entries("vq")}
+    apache = ("google/flan-t5-xl", "csuhan/Tar-1.5B", "csuhan/Tar-7B-v0.1", "csuhan/TA-Tok")
+    licences = {"Epiphqny/PAR": "NOASSERTION", **dict.fromkeys(apache, "Apache-2.0")}
     for e in everything:
-        par = e.repo == "Epiphqny/PAR"  # which states neither licence nor precision
-        assert (e.size is None) == (e.built_in or par)
-        assert e.licence == {"Epiphqny/PAR": "NOASSERTION", "google/flan-t5-xl": "Apache-2.0"}.get(e.repo, "MIT")
+        unknown = e.repo in ("Epiphqny/PAR", "csuhan/TA-Tok")  # which do not state the precision
+        assert (e.size is None) == (e.built_in or unknown)
+        assert e.licence == licences.get(e.repo, "MIT")
         assert e.decoder in {d.id for d in decoders[e.family]} if e.family in decoders else e.decoder is None
         for file in (e.file, *e.parts):
             assert not os.path.isabs(file) and ".." not in file
-        assert e.parts or e.file.endswith(".safetensors" if e.built_in or e.family in ("mar", "kl") else ".pt")
+        tar = e.family in ("ta-tok", "dtok")
+        assert e.parts or e.file.endswith(".safetensors" if e.built_in or e.family in ("mar", "kl") else ".pth" if tar else ".pt")
         assert "(" not in e.id
     parameters = {
         "mar-base": 207_924_768, "mar-large": 478_326_304, "mar-huge": 942_403_104, "kl16": 66_456_019,
@@ -75,6 +78,20 @@ def test_menu_of_llamagen_and_par() -> None:
     assert [text for text in hub.menu("vq", ["a/vq_ds16_t2i.pt"]) if not text.startswith("demo")] == [
         "a/vq_ds16_t2i.pt", "vq16-c2i (download 288 MB)", "vq8-c2i (download 281 MB)"
     ]  # fmt: skip
+
+
+def test_a_menu_leaves_out_built_in_files_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_PACKAGE", tmp_path)
+    names = ("demo-llamagen", "demo-llamagen-low", "demo-par")
+    assert not set(names) & set(hub.menu("llamagen", [])) and "demo-vq" not in hub.menu("vq", [])
+    files = {e.id: tmp_path / e.file for e in hub.entries("llamagen") if e.built_in}
+    assert tuple(files) == names
+    files["demo-par"].parent.mkdir(parents=True)
+    files["demo-par"].touch()
+    assert [text for text in hub.menu("llamagen", []) if text.startswith("demo")] == ["demo-par"]
+    hub.check("demo-llamagen", "llamagen", [])  # a saved graph says it is missing when it runs
+    with pytest.raises(UserError, match="^checkpoint: the built-in demo-llamagen is missing from this installation"):
+        resolve("demo-llamagen", tmp_path, "llamagen")
 
 
 def test_a_menu_leaves_out_what_is_catalogued_for_another(tmp_path: Path) -> None:

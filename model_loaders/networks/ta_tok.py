@@ -1,0 +1,337 @@
+"""TA-Tok, Tar's semantic tokenizer, with the official parameter names: pictures to codes, and codes to the features that
+the de-tokenizers draw from.
+
+Sources: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898) for the whole; Tschannen et al. 2025 (SigLIP 2, arXiv
+2502.14786) for both vision transformers; Zhu et al. 2024 (SimVQ, arXiv 2411.02038) for the codebook, which is a learned
+projection of a table, compared on the unit sphere.
+
+Three parts of the official file do nothing here and are not built, see :func:`unused`: the attention-pool heads, and what
+follows the second last layer's output of the picture encoder, whose features are taken there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import UserError
+
+TABLE = "bottleneck.regularizer.embedding.weight"
+NORM_EPS = 1e-6
+# Heads are in no state dict. Those of the picture encoder by width: SigLIP's B, L and so400m; heads of 64 otherwise.
+ENCODER_HEADS = {768: 12, 1024: 16, 1152: 16}
+DECODER_HEADS = 12
+_ENCODER, _DECODER = "encoder.encoder.layers.", "decoder.vision_model.encoder.layers."
+_PATCH, _POSITIONS = "embeddings.patch_embedding.weight", "embeddings.position_embedding.weight"
+# What only turns pictures into codes.
+ENCODING = ("encoder.", "encode_task_layer.", "bottleneck.in_linear.", "scale_layer.")
+_POOLED = ("encoder.head.", "decoder.vision_model.head.")
+_LAST = "encoder.post_layernorm."
+# Codes whose projections are held at a time: 25 MB officially.
+_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class TATokConfig:
+    """Shape of a TA-Tok.
+
+    Attributes:
+        width: width C of both transformers and of a feature row; 1152 officially.
+        code_width: width of a code's vector; 1536.
+        codes: entries of the codebook; 65536.
+        depth, heads, hidden: of the transformer behind the codes; 3, 12 and 3072.
+        places: side of its position table, which is resized to any grid; 16.
+        encoder_depth: layers of the picture encoder that are computed; 26. 0: there is none, and pictures have no codes.
+        encoder_heads, encoder_hidden: 16 and 4304.
+        patch: pixels of a patch, per side; 14.
+        side: side of the finest grid of codes; 27. Without a picture encoder it is 0 and unknown.
+        input_size: pixels per side that pictures are resized to; 384.
+    """
+
+    width: int
+    code_width: int
+    codes: int
+    depth: int
+    heads: int
+    hidden: int
+    places: int
+    encoder_depth: int = 0
+    encoder_heads: int = 0
+    encoder_hidden: int = 0
+    patch: int = 0
+    side: int = 0
+    input_size: int = 0
+
+    @staticmethod
+    def from_state_dict(
+        state: Mapping[str, Tensor], heads: int | None = None, encoder_heads: int | None = None, input_size: int | None = None
+    ) -> TATokConfig:
+        """Read the shape off official parameter names.
+
+        Args:
+            state: parameter names to tensors. Without any ``encoder.`` it is the side of the codes alone.
+            heads, encoder_heads: None takes the official ones.
+            input_size: None takes 384 for the official encoder, else as many pixels as the patches cover.
+
+        Raises:
+            KeyError: the state dict is not a TA-Tok's.
+            ValueError: the numbers do not fit the weights.
+        """
+        codes, code_width = state[TABLE].shape
+        prefix = "decoder.vision_model."
+        width, rows = state[prefix + _PATCH].shape[0], state[prefix + _POSITIONS].shape[0]
+        heads = heads or DECODER_HEADS
+        places = math.isqrt(rows)
+        if heads < 1 or width % heads:
+            raise ValueError(f"{heads} attention heads do not fit the width {width}")
+        if places < 1 or places**2 != rows:
+            raise ValueError(f"{rows} positions are no square grid")
+        of_codes = TATokConfig(
+            width, code_width, codes, _layers(state, _DECODER), heads, state[f"{_DECODER}0.mlp.fc1.weight"].shape[0], places
+        )
+        if not any(name.startswith("encoder.") for name in state):
+            return of_codes
+        patch, rows = state["encoder." + _PATCH].shape[-1], state["encoder." + _POSITIONS].shape[0]
+        side = math.isqrt(rows)
+        encoder_heads = encoder_heads or ENCODER_HEADS.get(width, width // 64)
+        input_size = input_size or (384 if (patch, side) == (14, 27) else patch * side)
+        if side < 1 or side**2 != rows or patch < 1 or input_size // patch != side:
+            raise ValueError(f"{rows} positions of {patch} pixels do not fit pictures of {input_size}")
+        if encoder_heads < 1 or width % encoder_heads:
+            raise ValueError(
+                f"{encoder_heads} attention heads of the encoder do not fit the width {width}; its metadata may lack an entry encoder_heads"
+            )
+        # The official file holds the whole encoder, of which the last layer is not used; what was saved from here does not.
+        whole = any(name.startswith(_LAST) for name in state)
+        return replace(
+            of_codes,
+            encoder_depth=_layers(state, _ENCODER) - whole, encoder_heads=encoder_heads,
+            encoder_hidden=state[f"{_ENCODER}0.mlp.fc1.weight"].shape[0], patch=patch, side=side, input_size=input_size,
+        )  # fmt: skip
+
+
+def _layers(state: Mapping[str, Tensor], prefix: str) -> int:
+    return len({name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)})
+
+
+def unused(state: Mapping[str, object]) -> set[str]:
+    """Those names of an official file that nothing is computed with."""
+    out = {name for name in state if name.startswith((*_POOLED, _LAST, "teacher"))}
+    if any(name.startswith(_LAST) for name in state):
+        layers = {name.removeprefix(_ENCODER).split(".")[0] for name in state if name.startswith(_ENCODER)}
+        last = max((int(n) for n in layers if n.isdecimal()), default=-1)
+        out |= {name for name in state if name.startswith(f"{_ENCODER}{last}.")}
+    return out
+
+
+# ------------------------------------------------------------------------------------------------ pieces
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.k_proj, self.v_proj, self.q_proj, self.out_proj = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class _Layer(nn.Module):
+    def __init__(self, width: int, heads: int, hidden: int):
+        super().__init__()
+        self.self_attn, self.mlp = _Attention(width, heads), _FeedForward(width, hidden)
+        self.layer_norm1, self.layer_norm2 = nn.LayerNorm(width, NORM_EPS), nn.LayerNorm(width, NORM_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(self.layer_norm1(x))
+        return x + self.mlp(self.layer_norm2(x))
+
+
+class _Tower(nn.Module):
+    """A vision transformer [B, n, width] from its patches on; every patch sees every other."""
+
+    def __init__(self, patches: nn.Module, positions: int, width: int, depth: int, heads: int, hidden: int, norm: bool):
+        super().__init__()
+        self.embeddings = nn.Module()
+        self.embeddings.patch_embedding = patches
+        self.embeddings.position_embedding = nn.Embedding(positions, width)
+        self.encoder = nn.Module()
+        self.encoder.layers = nn.ModuleList(_Layer(width, heads, hidden) for _ in range(depth))
+        if norm:
+            self.post_layernorm = nn.LayerNorm(width, NORM_EPS)
+
+    def run(self, x: Tensor) -> Tensor:
+        """x [B, n, width], positions added, through all layers."""
+        for layer in self.encoder.layers:
+            x = layer(x)
+        return self.post_layernorm(x) if hasattr(self, "post_layernorm") else x
+
+
+class _Decoder(nn.Module):
+    def __init__(self, c: TATokConfig):
+        super().__init__()
+        patches = nn.Linear(c.code_width, c.width)
+        self.vision_model = _Tower(patches, c.places**2, c.width, c.depth, c.heads, c.hidden, norm=True)
+
+
+class SimVQ(nn.Module):
+    """The codebook: unit vectors made of a table's rows by one projection. Computed in fp32, so that no code changes its
+    neighbours, and only for the rows that are asked for."""
+
+    def __init__(self, codes: int, width: int):
+        super().__init__()
+        self.embedding, self.embedding_proj = nn.Embedding(codes, width), nn.Linear(width, width)
+
+    def unit(self, rows: Tensor) -> Tensor:
+        """Unit vectors fp32 [..., width] of rows [..., width] of the table."""
+        return F.normalize(F.linear(rows.float(), self.embedding_proj.weight.float(), self.embedding_proj.bias.float()), dim=-1)
+
+    def vectors(self, codes: Tensor) -> Tensor:
+        """Unit vectors fp32 [..., width] of codes int64 [...]."""
+        return self.unit(self.embedding(codes))
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Codes int64 [...] whose direction is closest to vectors [..., width] of any length."""
+        flat = F.normalize(x.float().flatten(0, -2), dim=-1)
+        best, code = flat.new_full((len(flat),), -torch.inf), flat.new_zeros(len(flat), dtype=torch.int64)
+        for start in range(0, self.embedding.num_embeddings, _BLOCK):
+            likeness, at = (flat @ self.unit(self.embedding.weight[start : start + _BLOCK]).T).max(-1)
+            code = torch.where(likeness > best, at + start, code)  # of equal ones the first
+            best = torch.maximum(best, likeness)
+        return code.view(x.shape[:-1])
+
+
+class Bottleneck(nn.Module):
+    """From features to codes and to what the transformer behind the codes reads."""
+
+    def __init__(self, width: int, code_width: int, codes: int, encoding: bool):
+        super().__init__()
+        if encoding:
+            self.in_linear = nn.Linear(width, code_width)
+        self.out_linear = nn.Linear(code_width, code_width)
+        self.regularizer = SimVQ(codes, code_width)
+
+    def codes(self, x: Tensor) -> Tensor:
+        """Codes int64 [B, n] of features [B, n, width]: the likeliest, never drawn."""
+        return self.regularizer.nearest(self.in_linear(x))
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes int64 [B, n] to [B, n, code width]."""
+        return self.out_linear(self.regularizer.vectors(codes).to(self.out_linear.weight.dtype))
+
+
+class _Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("shift", "scale"):
+            self.register_buffer(name, torch.full((1, 3, 1, 1), 0.5))
+
+
+class TATok(nn.Module):
+    """The tokenizer."""
+
+    def __init__(self, config: TATokConfig):
+        super().__init__()
+        self.config = c = config
+        if c.encoder_depth:
+            patches = nn.Conv2d(3, c.width, c.patch, stride=c.patch)
+            self.encoder = _Tower(patches, c.side**2, c.width, c.encoder_depth, c.encoder_heads, c.encoder_hidden, norm=False)
+            self.encode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh())
+            self.scale_layer = _Scale()
+        self.decoder = _Decoder(c)
+        self.decode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh(), nn.Linear(c.width, c.width))
+        self.bottleneck = Bottleneck(c.width, c.code_width, c.codes, bool(c.encoder_depth))
+
+    # --- pictures to codes
+
+    def look(self, images: Tensor) -> Tensor:
+        """Features [B, side * side, C] of the picture encoder, before anything is pooled; pictures as in :meth:`codes`."""
+        x, size = (images.float() - self.scale_layer.shift.float()) / self.scale_layer.scale.float(), self.config.input_size
+        if x.shape[-2:] != (size, size):
+            x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
+        parts = self.encoder.embeddings
+        x = parts.patch_embedding(x.to(parts.patch_embedding.weight.dtype)).flatten(2).transpose(1, 2)
+        return self.encoder.run(x + parts.position_embedding.weight)
+
+    def pooled(self, images: Tensor, pool: int = 1) -> Tensor:
+        """What is about to be quantised, [B, n, C]; arguments as in :meth:`codes`."""
+        x, side = self.look(images), self.config.side
+        if pool > 1:  # a rest at the right and below is left out
+            x = F.avg_pool2d(x.transpose(1, 2).unflatten(2, (side, side)), pool).flatten(2).transpose(1, 2)
+        return self.encode_task_layer(x)
+
+    def codes(self, images: Tensor, pool: int = 1) -> Tensor:
+        """Codes int64 [B, n] of pictures, row by row.
+
+        Args:
+            images: [B, 3, H, W] in 0..1, of any size; they are stretched to a square.
+            pool: 1, 2 or 3: n is 729, 169 or 81 officially.
+        """
+        return self.bottleneck.codes(self.pooled(images, pool))
+
+    # --- codes to features
+
+    def features(self, codes: Tensor) -> Tensor:
+        """Features [B, n, C] of codes int64 [B, n]; n is a square number."""
+        return self.finish(self.bottleneck.decode(codes))
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Features [B, n, C] of the bottleneck's output [B, n, code width]."""
+        tower, side = self.decoder.vision_model, math.isqrt(x.shape[1])
+        parts, places = tower.embeddings, self.config.places
+        table = parts.position_embedding.weight.float().T.view(1, -1, places, places)
+        table = F.interpolate(table, (side, side), mode="bilinear", antialias=True).flatten(2).transpose(1, 2)
+        return self.decode_task_layer(tower.run(parts.patch_embedding(x) + table.to(x.dtype)))
+
+
+@dataclass(frozen=True, eq=False)
+class TATokModel:
+    """A TA-Tok together with its name.
+
+    Attributes:
+        net: the network in eval mode.
+        name: what a person calls it.
+    """
+
+    net: TATok
+    name: str
+
+    @property
+    def sees(self) -> bool:
+        """Whether pictures can be turned into codes."""
+        return self.net.config.encoder_depth > 0
+
+    @torch.no_grad()
+    def codes(self, images: Tensor, pool: int = 1) -> Tensor:
+        """See :meth:`TATok.codes`; pictures on any device, codes on the network's. Every picture is looked at alone.
+
+        Raises:
+            UserError: the file holds no picture encoder, or the pictures are none.
+        """
+        c = self.net.config
+        if not self.sees:
+            raise UserError(f"ta_tok: {self.name} holds no picture encoder, only the side of the codes; load a whole one.")
+        if images.ndim != 4 or images.shape[1] != 3 or not images.numel():
+            raise UserError(f"image: pictures have 3 channels, not a shape of {'x'.join(map(str, images.shape))}.")
+        if not 1 <= pool <= c.side:
+            raise UserError(f"detail: {pool} does not divide a grid of {c.side} x {c.side} codes.")
+        device = self.net.bottleneck.out_linear.weight.device
+        # One by one, so that no picture depends on its neighbours; the codebook is projected once for all.
+        features = torch.cat([self.net.pooled(image[None].to(device), pool) for image in images])
+        return self.net.bottleneck.codes(features)

@@ -1,0 +1,187 @@
+"""The language model: against a slow plain one and transformers, cached against uncached, batches against single prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks import gpt
+from fastar_nodes.model_loaders.networks.qwen import HEAD, QwenConfig, QwenLM, initialise
+from qwen_reference import TINY, official_names, plain_logits, tiny_qwen, tiny_tar
+
+UNTIED = replace(TINY, tied=False)
+SPAN = (20, 40)
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+# Prompts of unlike length; the last has one token.
+PROMPTS = [[3, 7, 1, 0, 14, 2], [5, 5, 9], [11, 4, 6, 8], [2]]
+
+
+@pytest.mark.parametrize(
+    "config", [TINY, UNTIED, replace(TINY, kv_heads=6), replace(TINY, kv_heads=1)], ids=["tied", "untied", "MHA", "MQA"]
+)
+def test_logits_are_those_of_the_plain_one(config: QwenConfig) -> None:
+    net, ids = tiny_qwen(config), [3, 39, 0, 17, 17, 22, 8]
+    torch.testing.assert_close(net(torch.tensor([ids]))[0].double(), plain_logits(net.state_dict(), config, ids), **CLOSE)
+
+
+@pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
+def test_logits_are_those_of_transformers(config: QwenConfig) -> None:
+    tf = pytest.importorskip("transformers", reason="transformers is not installed: the network is compared with the plain one alone")
+    theirs = tf.Qwen2ForCausalLM(tf.Qwen2Config(
+        vocab_size=config.vocab, hidden_size=config.dim, intermediate_size=config.hidden, num_hidden_layers=config.depth,
+        num_attention_heads=config.heads, num_key_value_heads=config.kv_heads, max_position_embeddings=config.positions,
+        rms_norm_eps=config.eps, rope_theta=config.theta, tie_word_embeddings=config.tied,
+    )).eval()  # fmt: skip
+    net = tiny_qwen(config)
+    missing = theirs.load_state_dict(net.state_dict(), strict=False)
+    assert not missing.unexpected_keys and set(missing.missing_keys) <= {HEAD}
+    theirs.tie_weights()
+    ids = torch.randint(config.vocab, (3, 11), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(net(ids), theirs(ids).logits, **CLOSE)
+
+
+def replay(net: QwenLM, prompts: list[list[int]], codes: torch.Tensor, images=None, padding: int = 0) -> torch.Tensor:
+    """Cached logits [B, n + 1, codes] of prompts with known codes [B, n] behind them."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([p + [padding] * (longest - len(p)) for p in prompts])
+    lengths = torch.tensor([len(p) for p in prompts])
+    logits, cache = net.prefill(ids, lengths, codes.shape[1], SPAN, images)
+    out = [logits]
+    for k in range(codes.shape[1]):
+        out.append(net.step(SPAN[0] + codes[:, k], k, cache, SPAN))
+    assert all(t.shape[2] == longest + codes.shape[1] for t in cache.keys + cache.values)
+    return torch.stack(out, 1)
+
+
+def whole(net: QwenLM, prompt: list[int], codes: torch.Tensor) -> torch.Tensor:
+    """The same of one prompt, without a cache."""
+    ids = torch.cat([torch.tensor(prompt), SPAN[0] + codes])
+    return net(ids[None], SPAN)[0, len(prompt) - 1 :]
+
+
+@pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
+def test_a_ragged_batch_with_a_cache_is_every_prompt_alone_without(config: QwenConfig) -> None:
+    net, codes = tiny_qwen(config), torch.randint(20, (4, 9), generator=torch.Generator().manual_seed(2))
+    got = replay(net, PROMPTS, codes)
+    for i, prompt in enumerate(PROMPTS):
+        torch.testing.assert_close(got[i], whole(net, prompt, codes[i]), **CLOSE)
+    torch.testing.assert_close(replay(net, PROMPTS, codes, padding=37), got, rtol=0, atol=0)  # what pads is never seen
+
+
+def test_images_of_one_prompt_share_its_pass() -> None:
+    net, codes = tiny_qwen(), torch.randint(20, (5, 6), generator=torch.Generator().manual_seed(3))
+    images = [1, 0, 1, 3, 1]
+    got = replay(net, PROMPTS, codes, torch.tensor(images))
+    for i, which in enumerate(images):
+        torch.testing.assert_close(got[i], whole(net, PROMPTS[which], codes[i]), **CLOSE)
+
+
+def test_prompts_of_one_length_need_no_mask() -> None:
+    net = tiny_qwen()
+    _, cache = net.prefill(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2]), 3, SPAN)
+    assert cache.seen is None and cache.bytes == 2 * 2 * 2 * 2 * 5 * 4 * 4  # both, layers, rows, heads, slots, width, bytes
+    assert net.prefill(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 1]), 3, SPAN)[1].seen is not None
+
+
+def test_a_span_is_a_part_of_all_logits() -> None:
+    for config in (TINY, UNTIED):
+        net, ids = tiny_qwen(config), torch.tensor([[1, 30, 2]])
+        torch.testing.assert_close(net(ids, SPAN), net(ids)[..., 20:40], rtol=1e-5, atol=1e-5)
+        assert net(ids).shape[-1] == config.vocab
+
+
+def test_the_quick_way_of_few_rows_is_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, codes = tiny_qwen(), torch.randint(20, (2, 4), generator=torch.Generator().manual_seed(4))
+    slow = replay(net, PROMPTS[:2], codes)
+    monkeypatch.setattr(gpt, "LARGE_WEIGHT", 1)
+    torch.testing.assert_close(replay(net, PROMPTS[:2], codes), slow, **CLOSE)
+
+
+def test_half_precision_keeps_logits_in_fp32() -> None:
+    net = tiny_qwen().to(torch.bfloat16)
+    logits, cache = net.prefill(torch.tensor([[1, 2]]), torch.tensor([2]), 3, SPAN)
+    assert logits.dtype == torch.float32 and cache.keys[0].dtype == torch.bfloat16
+    assert net.step(torch.tensor([21]), 0, cache, SPAN).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (QwenConfig(1536, 28, 12, 2, 128, 8960, 217_206), 1_643_969_024),
+        (QwenConfig(3584, 28, 28, 4, 128, 18944, 217_206, tied=False), 8_082_554_368),
+    ],
+    ids=["Tar-1.5B", "Tar-7B"],
+)
+def test_official_sizes(config: QwenConfig, parameters: int) -> None:
+    state = {name: torch.empty(shape, device="meta") for name, shape in official_names(config).items()}
+    assert QwenConfig.from_state_dict(state) == config
+    with torch.device("meta"):
+        net = QwenLM(config)
+    assert {k: tuple(v.shape) for k, v in net.state_dict().items()} == official_names(config)
+    assert sum(p.numel() for p in net.parameters()) == parameters
+    per_token = {1536: 28_672, 3584: 57_344}[config.dim]  # bytes of bf16, keys and values
+    assert 2 * config.depth * config.kv_heads * config.head_dim * 2 == per_token
+
+
+def test_shape_from_a_state_dict() -> None:
+    for config in (TINY, UNTIED, replace(TINY, kv_heads=1)):
+        assert QwenConfig.from_state_dict(tiny_qwen(config).state_dict(), 6, 64, 100.0) == config
+    state = tiny_qwen().state_dict()
+    for heads in (5, 7, 24):
+        with pytest.raises(ValueError, match="num_attention_heads must be right"):
+            QwenConfig.from_state_dict(state, heads)
+    with pytest.raises(KeyError, match="gate_proj"):
+        QwenConfig.from_state_dict({k: v for k, v in state.items() if "gate" not in k}, 6)
+
+
+def test_initialisation() -> None:
+    torch.manual_seed(0)
+    net = initialise(QwenLM(UNTIED))
+    spread = [float(w.detach().std()) for w in (net.model.embed_tokens.weight, net.lm_head.weight)]
+    assert all(0.015 < s < 0.025 for s in spread)
+    assert not net.model.layers[0].self_attn.q_proj.bias.any() and net.model.norm.weight.eq(1).all()
+    net(torch.tensor([[1, 2, 3]])).sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
+# ---------------------------------------------------------------------------------------------------- prompts
+
+
+def test_prompts_with_and_without_a_chat() -> None:
+    model = tiny_tar()
+    assert model.prompt("a red boat", 0) == [1, 3, 4, 15, 16] and model.prompt("", 2) == [15, 18]
+    chat = replace(model, marks=replace(model.marks, turn=(12, 13)), words=lambda text: [text.count("x") + 1] if text else [])
+    # A turn: opened, "system..." as one piece, closed, a line end; the user's with the prompt; the assistant's, opened.
+    assert chat.prompt("xx", 1) == [12, 1, 13, 1, 12, 3, 13, 1, 12, 1, 15, 17]
+    asked: list[str] = []
+    replace(chat, words=lambda text: asked.append(text) or [0]).prompt("hé\n", 0)
+    assert [*dict.fromkeys(asked)] == ["\n", "system\nYou are a helpful assistant.", "user\nhé\n", "assistant\n"]
+
+
+@pytest.mark.parametrize("made", [15, 16, 18, 20, 39])
+def test_a_tokenizer_that_makes_marks_of_text_is_refused(made: int) -> None:
+    with pytest.raises(UserError, match="^text: it holds one of the marks that tiny keeps for itself"):
+        replace(tiny_tar(), words=lambda text: [1, made]).prompt("x", 0)
+
+
+def test_prompts_that_do_not_fit() -> None:
+    model = tiny_tar()
+    assert len(model.prompt("a " * 46, 0)) == 48
+    with pytest.raises(UserError, match="^text: the prompt takes 49 tokens with what stands around it, tiny has room for 48; shorten it.$"):
+        model.prompt("a " * 47, 0)
+    assert model.prompt("a " * 58, 1)
+    with pytest.raises(UserError, match=r"^detail: tiny knows 1 of the scales \(16 codes\)"):
+        tiny_tar(sides=(4,)).prompt("a", 1)
+    with pytest.raises(UserError, match="^text: a prompt must be text, not int"):
+        model.prompt(3, 0)
+    with pytest.raises(UserError, match="^text: the tokenizer makes token 40 of it, tiny has 40"):
+        replace(model, words=lambda text: [40]).prompt("x", 0)
+
+
+def test_cache_bytes() -> None:
+    net = tiny_qwen()
+    _, cache = net.prefill(torch.tensor([[1, 2, 3]] * 2), torch.tensor([3, 3]), 15, SPAN)
+    assert tiny_tar().cache_bytes(2, 0, 3) == cache.bytes
