@@ -2,9 +2,9 @@
 
 The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the
 other, so that whatever slows the machine down slows them all. A ratio is the median of the repeats' ratios to the
-baseline; the spread beside it is the smallest and the largest. Each sampler runs one untimed AR step first. With
---random the network has an official size and random weights: good for seconds, meaningless for pictures and for the
-acceptance rate.
+baseline of the sampler's family (mar, llamagen); the spread beside it is the smallest and the largest. Each sampler runs an
+untimed step first. With --random the network has an official size and random weights: good for seconds, meaningless for
+pictures and for the acceptance rate.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -21,20 +22,28 @@ import torch
 
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
-from ..model_loaders.networks.mar import MAR, MARConfig, MARModel, initialise
+from ..model_loaders.networks import gpt, mar
+from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..reports.record import VERSION, Report
-from ..samplers.conditioning import Condition, from_ids
+from ..samplers.conditioning import from_ids
+from ..samplers.registry import FAMILIES, LLAMAGEN, Entry
+from ..samplers.registry import MAR as MAR_FAMILY
+from ..samplers.token_conditions import AnyCondition, TextCondition
 from .running import (
     MOST_IMAGES,
+    USUAL,
     Planned,
+    Ready,
     choose_device,
-    defaults,
     draw,
     load,
+    measured_against,
     model_options,
     output,
     plan,
     sampler_options,
+    usual_samplers,
     warm_up,
     whole,
     with_draft,
@@ -42,25 +51,26 @@ from .running import (
 
 # Official sizes (Li et al. 2024, table of models): width, depth of encoder and of decoder, heads, head depth and width.
 SIZES = {"MAR-B": (768, 12, 12, 6, 1024), "MAR-L": (1024, 16, 16, 8, 1280), "MAR-H": (1280, 20, 16, 12, 1536)}
+# LlamaGen and PAR (Sun et al. 2024, table of models): width, depth, heads, and the grid of the official files.
+TOKEN_SIZES = {
+    "LlamaGen-B": (768, 12, 12, 16), "LlamaGen-L": (1024, 24, 16, 16), "LlamaGen-XL": (1280, 36, 20, 24),
+    "LlamaGen-XXL": (1536, 48, 24, 24), "LlamaGen-3B": (3200, 24, 32, 24),
+}  # fmt: skip
+# Transition tokens of the PAR that --random stands in for: PAR-4x.
+PAR_SPECIAL = 3
+# Rows of a prompt, where a model draws from text and nothing is to be read.
+TEXT_ROWS = 20
 _COLUMNS = (
-    "batch",
-    "sampler",
-    "seconds",
-    "s / image",
-    "ratio",
-    "spread",
-    "transformer",
-    "head",
-    "head calls",
+    "batch", "sampler", "seconds", "s / image", "ratio", "spread", "transformer", "head", "sampling", "passes", "head calls",
     "accepted",
-)
+)  # fmt: skip
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     model_options(parser)
     sampler_options(parser)
-    parser.add_argument("--random", choices=list(SIZES), help="an official size with random weights instead of --model")
+    parser.add_argument("--random", choices=[*SIZES, *TOKEN_SIZES], help="an official size with random weights instead of --model")
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
     parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each sampler; default 5")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing")
@@ -76,17 +86,51 @@ def official(size: str) -> MARConfig:
     )  # fmt: skip
 
 
-def random_model(size: str, dtype: str, device: torch.device) -> MARModel:
-    """A MAR of an official size with random weights; always the same; global random state is not touched."""
-    config = official(size)
-    compute = choose_dtype(dtype, device)
+def official_gpt(size: str, special: int = 0) -> GPTConfig:
+    """Shape of an official LlamaGen; with ``special`` transition tokens of a PAR."""
+    dim, depth, heads, _ = TOKEN_SIZES[size]
+    # Two thirds of four times the width, up to the next multiple of 256.
+    hidden = -(-(8 * dim // 3) // 256) * 256
+    return GPTConfig(
+        dim=dim, depth=depth, heads=heads, kv_heads=heads, hidden=hidden, vocab=16384, condition="class", condition_size=1000,
+        special=special,
+    )  # fmt: skip
+
+
+def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:
+    """A model of an official size with random weights; always the same; global random state is not touched."""
+    tokens = size in TOKEN_SIZES
+    compute = choose_dtype(dtype, device, bf16=tokens)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
-        net = initialise(MAR(config)).eval().requires_grad_(False)
-    last = net.head.final_layer.linear
-    net = net.to(device, compute)
+        if tokens:
+            net = gpt.initialise(GPT(official_gpt(size, special))).eval().requires_grad_(False)
+            net.output.weight.normal_(std=0.02)  # zero, as training begins, would make every token equally likely
+            name = f"{size.replace('LlamaGen', 'PAR')}-4x" if special else size
+            return Ready(TokenModel(net.to(device, compute), f"{name}, random weights", TOKEN_SIZES[size][3]), None, {})
+        head = mar.initialise(MAR(official(size))).eval().requires_grad_(False)
+    last = head.head.final_layer.linear
+    head = head.to(device, compute)
     last.float()
-    return MARModel(net, f"{size}, random weights", t_max=950)
+    return Ready(MARModel(head, f"{size}, random weights", t_max=950), None, {})
+
+
+def random_models(size: str, entries: Iterable[Entry], dtype: str, device: torch.device) -> dict[str, Ready]:
+    """What each sampler samples from, by its name; PAR gets a PAR of that size.
+
+    Raises:
+        UserError: a sampler of another family.
+    """
+    family = LLAMAGEN if size in TOKEN_SIZES else MAR_FAMILY
+    made: dict[int, Ready] = {}
+    out = {}
+    for entry in entries:
+        if entry.family != family:
+            raise UserError(f"samplers: {entry.name} samples {FAMILIES[entry.family]}, but {size} is not one; leave it out.")
+        special = PAR_SPECIAL if entry.name == "par" else 0
+        made[special] = made.get(special) or random_model(size, dtype, device, special)
+        out[entry.name] = made[special]
+    return out
 
 
 def run(options: argparse.Namespace) -> int:
@@ -94,49 +138,60 @@ def run(options: argparse.Namespace) -> int:
     batches = [whole(text, "batch", 1, MOST_IMAGES) for text in options.batch.split(",")]
     repeats = whole(options.repeats, "repeats", 1, 1000)
     table, numbers = output(options.out, "out", (".md", ".txt")), output(options.json, "json", (".json",))
-    plan(options.samplers, options.sets, options.steps, {})
+    if options.random and options.samplers is None:
+        options.samplers = USUAL[LLAMAGEN if options.random in TOKEN_SIZES else MAR_FAMILY]
+    samplers = usual_samplers(options)
+    entries = [p.entry for p in plan(samplers, options.sets, options.steps, {})]
     if options.random:
-        model = random_model(options.random, options.dtype, choose_device(options.device))
-        metadata: dict[str, str] = {}
+        ready = random_models(options.random, entries, options.dtype, choose_device(options.device))
     else:
-        model, _, metadata = load(options)
-    demo = model.label_set == "picture-book"
-    planned = with_draft(plan(options.samplers, options.sets, options.steps, defaults(model, metadata), demo), options)
-    found = [_measure(model, planned, batch, repeats) for batch in batches]
-    device = next(model.net.parameters()).device
-    text = "\n".join([_about(model, device, repeats), "", _table(found, planned)])
+        ready = load(options, entries)
+    planned = with_draft(plan(samplers, options.sets, options.steps, ready), options)
+    found = [_measure(planned, batch, repeats) for batch in batches]
+    device = planned[0].on.device
+    name = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
+    text = "\n".join([_about(name, device, repeats), "", _table(found, planned)])
     print(text)
     if table:
         table.write_text(text + "\n", encoding="utf-8")
     if numbers:
-        about = {"version": VERSION, "device": device.type, "machine": _machine(device), "model": model.name}
+        about = {"version": VERSION, "device": device.type, "machine": _machine(device), "model": name}
         found_all = {**about, "repeats": repeats, "batches": found}
         numbers.write_text(json.dumps(found_all, indent=2) + "\n", encoding="utf-8")
     return 0
 
 
-def _measure(model: MARModel, planned: list[Planned], batch: int, repeats: int) -> dict[str, Any]:
+def _condition(on: Ready, batch: int) -> AnyCondition:
+    """Something to draw: one class after another, or the same number of rows that no text encoder has made."""
+    if not on.draws_from_text:
+        return from_ids([i % on.classes for i in range(batch)])
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(TEXT_ROWS, on.classes, generator=g).to(on.device)
+    return TextCondition((rows,) * batch, ("",) * batch)
+
+
+def _measure(planned: list[Planned], batch: int, repeats: int) -> dict[str, Any]:
     """Every sampler ``repeats`` times, interleaved; all timings and their medians."""
-    classes = model.net.config.classes
-    condition: Condition = from_ids([i % classes for i in range(batch)])
-    for p in planned:
-        warm_up(p, model, condition)
+    what = [_condition(p.on, batch) for p in planned]
+    for p, condition in zip(planned, what, strict=True):
+        warm_up(p, condition)
     runs: list[list[Report]] = [[] for _ in planned]
     for repeat in range(repeats):
-        for reports, p in zip(runs, planned, strict=True):
-            report = draw(p, model, condition, repeat).report
+        for reports, p, condition in zip(runs, planned, what, strict=True):
+            report = draw(p, condition, repeat).report
             if not report.seconds:
-                raise UserError(f"{p.entry.name}: its run took no measurable time; raise --batch or --steps.")
+                raise UserError(f"{p.entry.name}: its run took no measurable time; raise --batch.")
             reports.append(report)
     out = []
-    for p, reports in zip(planned, runs, strict=True):
-        ratios = [a.seconds / b.seconds for a, b in zip(runs[0], reports, strict=True)]
+    for p, reports, base in zip(planned, runs, measured_against(planned), strict=True):
+        ratios = [a.seconds / b.seconds for a, b in zip(runs[base], reports, strict=True)]
         seconds = [r.seconds for r in reports]
         accepted = [r.acceptance for r in reports if r.acceptance is not None]
         phases = {name: round(median(r.phases[name] for r in reports), 6) for name in reports[0].phases}
         counts = {name: round(median(r.counts.get(name, 0) for r in reports)) for name in reports[0].counts}
         entry: dict[str, Any] = {
-            "sampler": p.entry.name, "variant": p.variant, "settings": asdict(p.settings), "seconds": [round(s, 6) for s in seconds],
+            "sampler": p.entry.name, "variant": p.variant, "model": p.on.model.name, "settings": asdict(p.settings),
+            "seconds": [round(s, 6) for s in seconds],
             "median_seconds": round(median(seconds), 6), "seconds_per_image": round(median(seconds) / batch, 6),
             "ratio": round(median(ratios), 4), "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
             "counts": counts, "phases": phases, "peak_memory_bytes": reports[-1].peak_memory_bytes,
@@ -152,11 +207,11 @@ def _machine(device: torch.device) -> dict[str, Any]:
     return {"name": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
-def _about(model: MARModel, device: torch.device, repeats: int) -> str:
+def _about(name: str, device: torch.device, repeats: int) -> str:
     about = _machine(device)
     threads = f", {about['threads']} threads" if device.type == "cpu" else ""
     machine = f"{about['name']}{threads}, torch {about['torch']}"
-    return f"{model.name} on {device.type} ({machine}); medians of {repeats}, interleaved"
+    return f"{name} on {device.type} ({machine}); medians of {repeats}, interleaved"
 
 
 def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
@@ -164,13 +219,15 @@ def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
     for group in found:
         for entry, p in zip(group["runs"], planned, strict=True):
             low, high = entry["ratio_range"]
-            phases = entry["phases"]
+            phases = {phase: f"{seconds:.3f}" for phase, seconds in entry["phases"].items()}
             rows.append([
                 str(group["batch"]), p.label, f"{entry['median_seconds']:.3f}", f"{entry['seconds_per_image']:.3f}",
-                f"{entry['ratio']:.2f}x", f"{low:.2f}-{high:.2f}", f"{phases.get('transformer', 0):.3f}",
-                f"{phases.get('head', 0):.3f}", str(entry["counts"].get("head_calls", "")),
-                f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else "",
+                f"{entry['ratio']:.2f}x", f"{low:.2f}-{high:.2f}", phases.get("transformer", ""), phases.get("head", ""),
+                phases.get("sampling", ""), str(entry["counts"].get("transformer_passes", "")),
+                str(entry["counts"].get("head_calls", "")), f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else "",
             ])  # fmt: skip
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    kept = [i for i in range(len(_COLUMNS)) if any(row[i] for row in rows[1:])]  # columns nobody has are left out
+    rows = [[row[i] for i in kept] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])

@@ -1,8 +1,8 @@
 """Run samplers on the same seed and draw their pictures side by side, with their numbers underneath.
 
-All samplers start from the same noise, so a difference in the pictures is the method's. The baseline (mar, if it is
-among them) runs first, after one untimed AR step that warms the libraries up. Seconds are the sampler's, without the
-decoder.
+All samplers of a family start from the same noise, so a difference in the pictures is the method's. Samplers of several
+families may run side by side: each gets the model of its family, and is measured against the baseline of its family (mar,
+llamagen), which runs first, after an untimed step that warms the libraries up. Seconds are the sampler's, without the decoder.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from PIL import Image
 from ..errors import UserError
 from ..reports.pictures import compare_grid, token_map
 from ..reports.record import PLAIN, Report, to_json, to_table
-from ..samplers.labels import label_sets, resolve_labels
+from ..samplers.masked import Sampled
+from ..samplers.registry import MAR
 from .running import (
+    DEMO,
     MOST_IMAGES,
     SEEDS,
+    conditions,
     decode,
-    defaults,
     draw,
     load,
+    measured_against,
     model_options,
     output,
     plan,
     sampler_options,
+    usual_samplers,
     warm_up,
     whole,
     with_draft,
@@ -40,9 +44,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     model_options(parser)
     sampler_options(parser)
-    parser.add_argument("--label", default="0", help="class names or ids, separated by commas; default class 0")
+    parser.add_argument("--label", help="class names or ids, separated by commas; default class 0")
+    parser.add_argument("--text", action="append", metavar="TEXT", help="a prompt, for text-to-image models; may be repeated")
     parser.add_argument("--seed", default="7", help="seed of the noise; default 7")
-    parser.add_argument("--batch", default="1", metavar="N", help="images of each label; default 1")
+    parser.add_argument("--batch", default="1", metavar="N", help="images of each label or text; default 1")
     parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture; default compare.png")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers (docs/report.md)")
     parser.add_argument("--maps", type=Path, metavar="FILE", help="also draw when and how each token was decided")
@@ -55,37 +60,40 @@ def run(options: argparse.Namespace) -> int:
     maps, numbers = output(options.maps, "maps", PICTURES), output(options.json, "json", (".json",))
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
-    plan(options.samplers, options.sets, options.steps, {})  # mistakes are told before anything is loaded
-    model, decoder, metadata = load(options)
-    known = model.label_set if model.label_set in label_sets() else ""  # a file may name a list we do not have
-    condition = resolve_labels(options.label, known, batch)
-    condition.class_ids(model.net.config.classes, model.label_set, next(model.net.parameters()).device)
-    if len(condition) > MOST_IMAGES:
-        raise UserError(f"batch: {len(condition)} images are more than {MOST_IMAGES}; ask for fewer.")
-    demo = model.label_set == "picture-book"
-    planned = with_draft(plan(options.samplers, options.sets, options.steps, defaults(model, metadata), demo), options)
-    warm_up(planned[0], model, condition)
+    samplers = usual_samplers(options)
+    checked = plan(samplers, options.sets, options.steps, {})  # mistakes are told before anything is loaded
+    ready = load(options, [p.entry for p in checked])
+    planned = with_draft(plan(samplers, options.sets, options.steps, ready), options)
+    what = conditions(planned, options.label, options.text, batch, options)
+    warmed: set[int] = set()
+    for p, condition in zip(planned, what, strict=True):
+        # Token samplers say now what does not fit; a MAR's first step is dear, and one of them warms up for all.
+        if p.entry.family != MAR or id(p.on) not in warmed:
+            warm_up(p, condition)
+        warmed.add(id(p.on))
     pictures: list[np.ndarray] = []
     reports: list[Report] = []
-    for p in planned:
-        latents, report = draw(p, model, condition, seed)
-        if not bool(latents.isfinite().all()):
+    for p, condition in zip(planned, what, strict=True):
+        made = draw(p, condition, seed)
+        if isinstance(made, Sampled) and not bool(made.latents.isfinite().all()):
             remedy = "choose --dtype fp32 or --set t_max=950"
             raise UserError(f"{p.entry.name}: it ended in numbers that are not finite; {remedy}.")
-        pictures.append(decode(decoder, latents, report).numpy())
-        reports.append(report)
-    labels = [p.label for p in planned]
-    print(to_table(reports, labels))
+        assert p.on.decoder is not None
+        pictures.append(decode(p.on.decoder, made).numpy())
+        reports.append(made.report)
+    labels, base = [p.label for p in planned], measured_against(planned)
+    print(to_table(reports, labels, base))
     assert out is not None
-    what = ", ".join(dict.fromkeys(condition.names))
-    title = f"{what}, seed {seed}, {model.name}"
-    _write(compare_grid(pictures, labels, reports, options.columns, title=title), out)
+    models = list(dict.fromkeys(p.on.model.name for p in planned))
+    drawn = ", ".join(dict.fromkeys(name for condition in what for name in condition.names))
+    title = f"{drawn}, seed {seed}, {models[0] if len(models) == 1 else f'the {DEMO}'}"
+    _write(compare_grid(pictures, labels, reports, options.columns, base, title=title), out)
     print(f"picture: {out}")
     if maps:
         _write(_maps(pictures, labels, reports, title), maps)
         print(f"token maps: {maps}")
     if numbers:
-        numbers.write_text(to_json(reports) + "\n", encoding="utf-8")
+        numbers.write_text(to_json(reports, base) + "\n", encoding="utf-8")
         print(f"numbers: {numbers}")
     return 0
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,36 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..model_loaders import checkpoint as ck
 from ..model_loaders import hub
-from ..model_loaders.autoencoders import load_kl
-from ..model_loaders.checkpoint import read_metadata
+from ..model_loaders.autoencoders import expect_codes, load_kl, load_vq
+from ..model_loaders.llamagen import load_llamagen
 from ..model_loaders.mar import load_mar
+from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.networks.kl import KLModel
 from ..model_loaders.networks.mar import MARModel
+from ..model_loaders.networks.vq import VQModel
 from ..reports.record import Clock, Report
 from ..samplers import presets
-from ..samplers.conditioning import Condition
+from ..samplers.draws import PairedDraws
+from ..samplers.labels import label_sets, resolve_labels
 from ..samplers.masked import Sampled
 from ..samplers.noise import PairedNoise
-from ..samplers.registry import Entry, find
+from ..samplers.registry import FAMILIES, LLAMAGEN, MAR, Entry, find
 from ..samplers.settings import MARSettings, knobs, make
+from ..samplers.token_conditions import AnyCondition, TextCondition
+from ..samplers.token_settings import TokenSettings
+from ..samplers.tokens import TokenSampled
 from .progress import Bar
 
 SEEDS = 1 << 64
 MOST_IMAGES = 1024
 PRESET = "preset"
+DEMO = "demo"
+# What runs where --samplers is not given, by what the model is.
+USUAL = {"mar": "mar,fasthybrid", "llamagen": "llamagen,zipar", "par": "par"}
+# What suits models that draw from text, where the file does not say (LlamaGen's own defaults for them).
+_TEXT_DEFAULTS = {"cfg": 7.5, "top_k": 1000}
 # Pictures decoded at once.
 _CHUNK = 8
 
@@ -43,12 +56,14 @@ _CHUNK = 8
 def model_options(parser: argparse.ArgumentParser) -> None:
     """Options that say which model and where."""
     parser.add_argument(
-        "--model", default="demo", help="demo (default), an entry of the catalogue (mar-base, ...) or a file"
+        "--model", default=DEMO, help="demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ...) or a file"
     )
-    parser.add_argument("--decoder", default="auto", help="KL autoencoder: auto, an entry of the catalogue or a file")
+    parser.add_argument("--decoder", default="auto", help="KL or VQ autoencoder: auto, an entry of the catalogue or a file")
+    parser.add_argument("--grid", metavar="N", help="tokens along one side, for a LlamaGen whose file does not say (16, 24, 32)")
     parser.add_argument(
         "--draft", default="auto", help="draft model of cspd: auto (the demo's for the demo), an entry of the catalogue or a file"
     )
+    parser.add_argument("--encoder", default="flan-t5-xl", help="text encoder of text-to-image models; default flan-t5-xl")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "fp32", "bf16", "fp16"), help="weights; default auto"
@@ -62,14 +77,14 @@ def model_options(parser: argparse.ArgumentParser) -> None:
 def sampler_options(parser: argparse.ArgumentParser) -> None:
     """Options that say what is run."""
     parser.add_argument(
-        "--samplers", default="mar,fasthybrid", help="names separated by commas, combinations with a plus, "
-        "variants of one sampler after a colon (mar,mar:disa); default mar,fasthybrid",
+        "--samplers", help="names separated by commas, combinations with a plus, variants of one sampler after a colon "
+        "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="[SAMPLER.]NAME=VALUE", dest="sets",
         help="a setting of one sampler (fasthybrid.threshold=0.9) or of all that have it (cfg=2); may be repeated",
     )  # fmt: skip
-    parser.add_argument("--steps", type=int, metavar="N", help="AR steps of all samplers; the same as --set ar_steps=N")
+    parser.add_argument("--steps", type=int, metavar="N", help="AR steps of all MAR samplers; the same as --set ar_steps=N")
 
 
 def whole(text: str, name: str, low: int, high: int) -> int:
@@ -147,24 +162,132 @@ def find_file(choice: str, family: str, folder: Path) -> Path:
         return hub.resolve(choice, family, [folder], folder, lambda done, total: bar(done / 1e6, total / 1e6, "MB"))
 
 
-def load(options: argparse.Namespace) -> tuple[MARModel, KLModel, dict[str, str]]:
-    """Model and decoder of the options, and the model file's metadata.
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A model to sample from, its decoder (None where nothing is decoded) and its file's metadata."""
+
+    model: MARModel | TokenModel
+    decoder: KLModel | VQModel | None
+    metadata: Mapping[str, str]
+
+    @property
+    def demo(self) -> bool:
+        """Whether presets are to suit the demo."""
+        return self.model.label_set == "picture-book"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a picture."""
+        return self.model.tokens if isinstance(self.model, TokenModel) else self.model.net.config.tokens
+
+    @property
+    def classes(self) -> int:
+        """Labels that it knows, if it draws classes; of a text model the width of a row."""
+        return self.model.net.config.condition_size if isinstance(self.model, TokenModel) else self.model.net.config.classes
+
+    @property
+    def draws_from_text(self) -> bool:
+        """Whether it reads prompts, not labels."""
+        return isinstance(self.model, TokenModel) and self.model.net.config.condition == "text"
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next(self.model.net.parameters()).device
+
+
+def usual_samplers(options: argparse.Namespace) -> str:
+    """What --samplers says, or what suits the model that is named."""
+    if options.samplers is not None:
+        return options.samplers
+    return USUAL[MAR if options.model == DEMO else _kind(options) or MAR]
+
+
+def _listed(model: str) -> str | None:
+    """Family of a catalogue entry; None for a file."""
+    return next((family for family in FAMILIES if model in {entry.id for entry in hub.entries(family)}), None)
+
+
+def _kind(options: argparse.Namespace) -> str:
+    """What the file of --model holds: "mar", "llamagen", "par" or "", which some loader has a sentence for.
 
     Raises:
-        UserError: a file that cannot be found or used, or a decoder of other latents.
+        UserError: there is no such file, or it cannot be read.
     """
+    state = ck.read(find_file(options.model, _listed(options.model) or MAR, models_folder(options.models))).state
+    family = ck.identify(state)
+    if family == LLAMAGEN and any(name.startswith("spe_tok_embeddings.") for name in state):
+        return "par"
+    return family if family in FAMILIES else ""
+
+
+def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Ready]:
+    """What each sampler samples from, by its name: the model of the options, or of the demo the one of its family.
+
+    Raises:
+        UserError: a file that cannot be found or used, a sampler of another family, a decoder of other latents.
+    """
+    entries = list(dict.fromkeys(entries))
+    if options.model == DEMO and options.decoder != "auto" and len({entry.family for entry in entries}) > 1:
+        raise UserError("decoder: the samplers of this run are of two families with a decoder each; leave it at auto.")
+    made: dict[str, Ready] = {}
+    out = {}
+    for entry in entries:
+        choice = options.model
+        if choice == DEMO:
+            choice = _of_demo(entry, entries, models_folder(options.models))
+        elif not made:
+            family = _listed(choice) or _kind(options) or entry.family
+            other = next((e for e in entries if e.family != (LLAMAGEN if family == "par" else family)), None)
+            if other:
+                raise UserError(
+                    f"samplers: {other.name} samples {FAMILIES[other.family]}, but {Path(choice).name} is not one; leave it out, "
+                    "or name another model."
+                )
+        made[choice] = made.get(choice) or _load(choice, entry.family, options)
+        out[entry.name] = made[choice]
+    return out
+
+
+def _of_demo(entry: Entry, entries: Sequence[Entry], folder: Path) -> str:
+    """The built-in model that a sampler means by "demo".
+
+    A sampler that has only one settles the picture's size for the others of its family: seconds compare only then.
+    """
+    fixed = [e.demo[0] for e in entries if e.family == entry.family and len(e.demo) == 1]
+    if len(entry.demo) == 1 or not fixed:
+        return entry.demo[0]
+    sizes = {choice: read_grid(find_file(choice, entry.family, folder)) for choice in (fixed[0], *entry.demo)}
+    return next((choice for choice in entry.demo if sizes[choice] == sizes[fixed[0]]), entry.demo[0])
+
+
+def read_grid(path: Path) -> str | None:
+    """Tokens along one side, as the file's metadata says."""
+    return ck.read_metadata(path).get("grid")
+
+
+def _load(choice: str, family: str, options: argparse.Namespace) -> Ready:
     device, folder = choose_device(options.device), models_folder(options.models)
-    path = find_file(options.model, "mar", folder)
-    model = load_mar(path, options.dtype, device)
-    choice = hub.decoder_for(options.model, path) if options.decoder == "auto" else options.decoder
-    decoder = load_kl(find_file(choice, "kl", folder), "auto", device)
-    made, read = model.net.config.channels // model.patch**2, decoder.net.config.z_channels
-    if made != read:
-        raise UserError(
-            f"decoder: {decoder.name} decodes {read} latent channels, {model.name} makes {made}; "
-            "choose the decoder it was trained with."
-        )
-    return model, decoder, read_metadata(path)
+    path = find_file(choice, family, folder)
+    if family == MAR:
+        model = load_mar(path, options.dtype, device)
+        wanted = hub.decoder_for(choice, path) if options.decoder == "auto" else options.decoder
+        decoder = load_kl(find_file(wanted, "kl", folder), "auto", device)
+        makes, reads = model.net.config.channels // model.patch**2, decoder.net.config.z_channels
+        if makes != reads:
+            raise UserError(
+                f"decoder: {decoder.name} decodes {reads} latent channels, {model.name} makes {makes}; "
+                "choose the decoder it was trained with."
+            )
+        return Ready(model, decoder, ck.read_metadata(path))
+    grid = None if options.grid is None else whole(options.grid, "grid", 2, 128)
+    tokens = load_llamagen(path, options.dtype, device, grid)
+    wanted = options.decoder
+    if wanted == "auto":
+        wanted = hub.decoder_for(choice, path, family, tokens.net.config.condition == "text")
+    vq = load_vq(find_file(wanted, "vq", folder), "auto", device)
+    expect_codes(vq, tokens)
+    return Ready(tokens, vq, ck.read_metadata(path))
 
 
 def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[Planned]:
@@ -175,7 +298,7 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
     """
     if not any(p.entry.needs_draft for p in planned):
         return list(planned)
-    if options.draft == "auto" and options.model != "demo":
+    if options.draft == "auto" and options.model != DEMO:
         names = ", ".join(p.entry.name for p in planned if p.entry.needs_draft)
         raise UserError(f"draft: {names} needs a small draft model beside {options.model}; name one with --draft.")
     choice = "demo-draft" if options.draft == "auto" else options.draft
@@ -191,12 +314,13 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
 
 @dataclass(frozen=True)
 class Planned:
-    """A sampler with its settings, the settings that were asked for by name, and what tells it from its like."""
+    """A sampler with its settings, the settings that were asked for by name, what tells it from its like, and its model."""
 
     entry: Entry
-    settings: MARSettings
+    settings: MARSettings | TokenSettings
     asked: dict[str, str]
     variant: str = ""
+    ready: Ready | None = None
 
     @property
     def label(self) -> str:
@@ -206,31 +330,37 @@ class Planned:
         asked = (f"{name.replace('_', ' ')} {value}" for name, value in self.asked.items())
         return " ".join([self.entry.title, *asked])
 
+    @property
+    def on(self) -> Ready:
+        """Its model."""
+        assert self.ready is not None, "planned without a model"
+        return self.ready
 
-def defaults(model: MARModel, metadata: dict[str, str]) -> dict[str, Any]:
-    """Settings that suit a model better than the general ones: its metadata's ``defaults`` (a JSON object), and no more
-    AR steps than it has tokens. The demo's are 32 AR steps where its file does not say."""
+
+def defaults(model: MARModel | TokenModel, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Settings that suit a model better than the general ones: its metadata's ``defaults`` (a JSON object); for a MAR no
+    more AR steps than it has tokens, 32 for the demo's where its file does not say; for text LlamaGen's own."""
     try:
         own = json.loads(metadata.get("defaults", "{}"))
     except ValueError:
         own = {}
     out = {str(k): v for k, v in own.items()} if isinstance(own, dict) else {}
+    if isinstance(model, TokenModel):
+        return {**(_TEXT_DEFAULTS if model.net.config.condition == "text" else {}), **out}
     usual = 32 if model.label_set == "picture-book" else MARSettings().ar_steps
     out.setdefault("ar_steps", min(usual, model.net.config.tokens))
     return out
 
 
-def plan(
-    samplers: str, sets: Sequence[str], steps: int | None, suited: dict[str, Any], demo: bool = True
-) -> list[Planned]:  # fmt: skip
-    """Samplers and settings of the options; the baseline comes first. A setting ``preset`` stands for several.
+def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[str, Ready]) -> list[Planned]:
+    """Samplers and settings of the options, family by family, in each the baseline first. A setting ``preset`` stands
+    for several.
 
     Args:
         samplers: names separated by commas; one sampler several times as mar:one, mar:other.
         sets: "sampler.name=value" or "name=value", as given; later ones win.
         steps: AR steps, or None.
-        suited: see :func:`defaults`; names that a sampler does not have are passed over.
-        demo: whether presets are to suit the demo, or full-size models.
+        ready: models by sampler's name; without one the settings are only checked.
 
     Raises:
         UserError: an unknown sampler or setting, a value out of range.
@@ -242,6 +372,8 @@ def plan(
         entries[f"{entry.name}:{variant}" if variant else entry.name] = entry
     if not entries:
         raise UserError("samplers: none is named; give at least one, for example mar.")
+    if steps is not None and not any("ar_steps" in knobs(e.settings) for e in entries.values()):
+        raise UserError("steps: no sampler of this run has AR steps; their passes follow from the picture's size.")
     shared: dict[str, str] = {} if steps is None else {"ar_steps": str(steps)}
     own: dict[str, dict[str, str]] = {key: {} for key in entries}
     for text in sets:
@@ -261,50 +393,125 @@ def plan(
         (own[sampler] if dot else shared)[name] = value
     out = []
     for key, entry in entries.items():
+        on = ready.get(entry.name)
+        suited = defaults(on.model, on.metadata) if on else {}
         base = {k: v for k, v in {**suited, **shared}.items() if k in knobs(entry.settings)}
         asked = {**{k: v for k, v in shared.items() if k == PRESET}, **own[key]}
-        preset = presets.values(entry.settings, asked.pop(PRESET, presets.AS_SET), demo)
+        preset = presets.values(entry.settings, asked.pop(PRESET, presets.AS_SET), on is None or on.demo)
         settings = make(entry.settings, {**base, **preset, **asked})
-        out.append(Planned(entry, settings, own[key], key.partition(":")[2]))
-    return sorted(out, key=lambda p: not p.entry.baseline or bool(p.variant))
+        out.append(Planned(entry, settings, own[key], key.partition(":")[2], on))
+    families = list(dict.fromkeys(p.entry.family for p in out))
+    return sorted(out, key=lambda p: (families.index(p.entry.family), not p.entry.baseline or bool(p.variant)))
+
+
+def measured_against(planned: Sequence[Planned]) -> list[int]:
+    """For each sampler the one that its speed-up is measured against: the first of its family whose pictures have as many
+    tokens. Models of two families share neither network nor size, so their seconds say nothing about a method."""
+    first: dict[tuple[str, int], int] = {}
+    return [first.setdefault((p.entry.family, p.on.tokens), i) for i, p in enumerate(planned)]
+
+
+# ------------------------------------------------------------------------------------------------ what to draw
+
+
+def conditions(
+    planned: Sequence[Planned], label: str | None, texts: Sequence[str] | None, repeat: int, options: argparse.Namespace
+) -> list[AnyCondition]:
+    """What each sampler draws from: labels, or text for the models that read it.
+
+    Args:
+        label, texts: as typed; None where nothing was.
+        repeat: images of each label or text.
+
+    Raises:
+        UserError: a label the model does not know, nothing to read, or something that nobody reads.
+    """
+    names = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
+    if texts and not any(p.on.draws_from_text for p in planned):
+        raise UserError(f"text: the models of this run ({names}) draw classes; name one with --label.")
+    if label is not None and all(p.on.draws_from_text for p in planned):
+        raise UserError(f"label: the model of this run ({names}) draws from text; say what with --text.")
+    made: dict[int, AnyCondition] = {}
+    for p in planned:
+        if id(p.on) not in made:
+            typed = _encode(texts or (), repeat, p.on, options) if p.on.draws_from_text else _labels(p.on, label or "0", repeat)
+            made[id(p.on)] = typed
+    most = max(len(condition) for condition in made.values())
+    if most > MOST_IMAGES:
+        raise UserError(f"batch: {most} images are more than {MOST_IMAGES}; ask for fewer.")
+    return [made[id(p.on)] for p in planned]
+
+
+def _labels(on: Ready, label: str, repeat: int) -> AnyCondition:
+    known = on.model.label_set if on.model.label_set in label_sets() else ""  # a file may name a list we do not have
+    condition = resolve_labels(label, known, repeat)
+    condition.class_ids(on.classes, on.model.label_set, on.device)
+    return condition
+
+
+def _encode(texts: Sequence[str], repeat: int, on: Ready, options: argparse.Namespace) -> TextCondition:
+    """Prompts, encoded; the encoder, which is larger than most models, is gone afterwards."""
+    prompts = [text.strip() for text in texts]
+    if not prompts or not all(prompts):
+        raise UserError(f"text: {on.model.name} draws from text; say what with --text, for example --text 'a red boat'.")
+    from ..model_loaders.text import load_text_encoder
+
+    encoder = load_text_encoder(find_file(options.encoder, "t5", models_folder(options.models)), "auto", on.device)
+    features = encoder.encode(prompts)
+    repeated = [(rows, prompt) for rows, prompt in zip(features, prompts, strict=True) for _ in range(repeat)]
+    return TextCondition(tuple(rows for rows, _ in repeated), tuple(prompt for _, prompt in repeated))
 
 
 # ------------------------------------------------------------------------------------------------ running
 
 
-def draw(planned: Planned, model: MARModel, condition: Condition, seed: int, first: int = 0) -> Sampled:
+def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Sampled | TokenSampled:
     """Run a sampler to its end, with a progress bar.
 
     Args:
         first: index of the first image; image i of a batch uses (seed, first + i).
     """
-    images = range(first, first + len(condition))
-    sampler = planned.entry.run(model, condition, planned.settings, PairedNoise(seed, images), seed)
+    unit = "AR steps" if planned.entry.family == MAR else "passes"
+    sampler = _begin(planned, condition, seed, first)
     with Bar(planned.entry.title) as bar:
         while True:
             try:
                 step = next(sampler)
             except StopIteration as end:
                 return end.value
-            bar(step.done, step.total, "AR steps")
+            bar(step.done, step.total, unit)
 
 
-def warm_up(planned: Planned, model: MARModel, condition: Condition) -> None:
-    """One AR step with two diffusion steps, untimed: the first call of a process pays for libraries being set up."""
-    settings = make(planned.entry.settings, {"ar_steps": 1, "diffusion_steps": 2})
-    draw(Planned(planned.entry, settings, {}), model, condition, 0)
+def _begin(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Any:
+    images = range(first, first + len(condition))
+    noise = PairedNoise(seed, images) if planned.entry.family == MAR else PairedDraws(seed, images)
+    return planned.entry.run(planned.on.model, condition, planned.settings, noise, seed)
+
+
+def warm_up(planned: Planned, condition: AnyCondition) -> None:
+    """One AR step with two diffusion steps, or three passes over tokens, untimed: the first call of a process pays for
+    libraries being set up."""
+    if planned.entry.family == MAR:
+        settings = make(planned.entry.settings, {"ar_steps": 1, "diffusion_steps": 2})
+        draw(replace(planned, settings=settings), condition, 0)
+    else:
+        sampler = _begin(planned, condition, 0)
+        for _ in islice(sampler, 3):
+            pass
+        sampler.close()
 
 
 @torch.no_grad()
-def decode(decoder: KLModel, latents: Tensor, report: Report | None = None) -> Tensor:
+def decode(decoder: KLModel | VQModel, made: Sampled | TokenSampled) -> Tensor:
     """Pictures uint8 [B, H, W, 3] on the CPU; time and passes go into the report."""
+    net, report = decoder.net, made.report
+    latents = made.latents if isinstance(made, Sampled) else decoder.net.vectors(made.codes)  # type: ignore[operator]
     clock, scratch = Clock(latents.device), Report("", "", {}, None, len(latents), latents.device.type)
-    dtype = next(decoder.net.parameters()).dtype
+    dtype = next(net.parameters()).dtype
     with clock.phase("decoder"):
-        parts = [decoder.net.decode(part.to(dtype)) for part in latents.split(_CHUNK)]
+        parts = [net.decode(part.to(dtype)) for part in latents.split(_CHUNK)]
     clock.stop(scratch)
-    if report is not None:
-        report.phases["decoder"] = scratch.phases["decoder"]
-        report.add(decoder_passes=len(parts))
+    report.phases["decoder"] = scratch.phases["decoder"]
+    report.add(decoder_passes=len(parts))
     x = torch.cat(parts).float().permute(0, 2, 3, 1).nan_to_num(0.0)
     return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()

@@ -1,4 +1,5 @@
-"""Train the built-in demo checkpoints again: the autoencoder, the MAR, the draft MAR and the judge.
+"""Train the built-in demo checkpoints again: the autoencoder, the MAR, the draft MAR and the judge; the VQ tokenizer, the
+LlamaGens of two sizes and the PAR.
 
 A training that was stopped goes on where it was (its state is in --work). On two CPU cores the whole takes several
 hours; a GPU only makes it quicker.
@@ -10,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ FILES = {
     "mar": "mar.safetensors",
     "mar-draft": "mar-draft.safetensors",
     "judge": "judge.safetensors",
+    "vq": "vq.safetensors",
+    "llamagen-low": "llamagen-low.safetensors",
+    "llamagen": "llamagen.safetensors",
+    "par": "par.safetensors",
 }
 
 
@@ -32,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=None, metavar="DIR", help="where checkpoints go; default: into the package"
     )
     parser.add_argument("--work", type=Path, default=Path("train-demo"), metavar="DIR", help="resumable state")
-    parser.add_argument("--improve", action="store_true", help="begin with the MARs that are there, not with random ones")
+    parser.add_argument("--improve", action="store_true", help="begin with the MARs, LlamaGens and PAR that are there")
     parser.add_argument("--steps", metavar="N", help="optimiser steps of each, instead of the recipe's; for a try")
     parser.add_argument("--pictures", metavar="N", help="pictures to train on, instead of the recipe's; for a try")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
@@ -48,8 +54,9 @@ def run(options: argparse.Namespace) -> int:
     few: dict[str, Any] = {"count": whole(options.pictures, "pictures", 64, 10**7)} if options.pictures else {}
     device = choose_device(options.device)
 
-    from ..demo import judge, recipes
-    from ..model_loaders.autoencoders import load_kl
+    from ..demo import judge, recipes, token_recipes
+    from ..model_loaders.autoencoders import load_kl, load_vq
+    from ..model_loaders.llamagen import load_llamagen
     from ..model_loaders.mar import load_mar
 
     out = options.out or Path(recipes.__file__).parent / "checkpoints"
@@ -62,11 +69,14 @@ def run(options: argparse.Namespace) -> int:
     def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    def autoencoder() -> Any:
-        path = out / FILES["kl"]
+    def needed(name: str, what: str) -> Path:
+        path = out / FILES[name]
         if not path.is_file():
-            raise UserError(f"only: {', '.join(names)} needs the autoencoder {path}; train kl first.")
-        return load_kl(path, "fp32", device).net
+            raise UserError(f"only: {', '.join(names)} needs the {what} {path}; train {name} first.")
+        return path
+
+    def autoencoder() -> Any:
+        return load_kl(needed("kl", "autoencoder"), "fp32", device).net
 
     def mar(config: Any, name: str, schedule: Any) -> None:
         path = out / FILES[name]
@@ -79,6 +89,13 @@ def run(options: argparse.Namespace) -> int:
         stages = short(recipes.KL_SCHEDULE), short(recipes.KL_FINE_SCHEDULE)
         recipes.train_kl(options.work, out / FILES["kl"], device, *stages, log=log, **few)
 
+    def gpt(recipe: Any) -> None:
+        path, vq = out / FILES[recipe.name], load_vq(needed("vq", "tokenizer"), "fp32", device).net
+        start = load_llamagen(path, "fp32", device).net if options.improve else None
+        token_recipes.train_gpt(
+            recipe, vq, options.work, path, device, short(recipe.schedule), log=log, start=start, **few
+        )
+
     programs: dict[str, Callable[[], Any]] = {
         "kl": kl,
         "mar": lambda: mar(recipes.TARGET, "mar", recipes.TARGET_SCHEDULE),
@@ -86,6 +103,10 @@ def run(options: argparse.Namespace) -> int:
         "judge": lambda: judge.train_judge(
             autoencoder(), options.work, out / FILES["judge"], device, short(judge.SCHEDULE), log=log, **few
         ),
+        "vq": lambda: token_recipes.train_vq(
+            options.work, out / FILES["vq"], device, short(token_recipes.VQ_SCHEDULE), log=log, **few
+        ),
+        **{name: partial(gpt, recipe) for name, recipe in token_recipes.RECIPES.items()},
     }
     for name in FILES:
         if name in names:

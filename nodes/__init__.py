@@ -15,12 +15,14 @@ def make_extension() -> ComfyExtension:
     from . import host
 
     host.register_folders()
-    from . import comparison, conditioning, loaders, mar_samplers
+    from . import comparison, conditioning, loaders, mar_samplers, token_samplers
 
     class FastARExtension(ComfyExtension):
         """Every node of the pack."""
 
         async def get_node_list(self) -> list[type[io.ComfyNode]]:
-            return [*loaders.NODES, *conditioning.NODES, *mar_samplers.NODES, *comparison.NODES]
+            return [
+                *loaders.NODES, *conditioning.NODES, *mar_samplers.NODES, *token_samplers.NODES, *comparison.NODES,
+            ]  # fmt: skip
 
     return FastARExtension()

@@ -12,9 +12,9 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..errors import UserError
-from ..reports.pictures import WHAT, compare_grid, token_map
+from ..reports.pictures import WHAT, cell_order, compare_grid, token_map
 from ..reports.record import Report, to_csv, to_json, to_table, to_text
-from ..samplers.registry import SAMPLERS
+from ..samplers.registry import SAMPLERS, family_of
 from ..samplers.settings import knob, make
 from . import host
 from .preview import to_bytes
@@ -42,7 +42,8 @@ class CompareSettings:
     )  # fmt: skip
     baseline: int = knob(
         0, "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
-        "0 takes the first that has a report.", low=0, high=MOST_CELLS, step=1,
+        "0 takes the first that has a report; MAR samplers and token samplers (LlamaGen, PAR, ZipAR) have one each.",
+        low=0, high=MOST_CELLS, step=1,
     )  # fmt: skip
 
 
@@ -113,7 +114,7 @@ class Compare(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         settings = make(CompareSettings, {"columns": columns[0], "baseline": baseline[0]})
         pictures, reports = _cells(pairs)
-        base = _baseline(settings.baseline, reports)
+        base = _baselines(settings.baseline, reports)
         typed = [line.strip() for text in labels for line in str(text).split("\n")]
         names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
         measured = any(report is not None for report in reports)
@@ -143,25 +144,31 @@ def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report |
     return pictures, reports
 
 
-def _baseline(wanted: int, reports: Sequence[Report | None]) -> int:
-    """Index of the cell to measure against."""
+def _baselines(wanted: int, reports: Sequence[Report | None]) -> list[int | None]:
+    """For each cell the one it is measured against: the wanted one, or the first of its family."""
     if wanted > len(reports):
         raise UserError(f"baseline: there is no cell {wanted}, only {len(reports)}; choose one of them, or 0.")
     with_report = [i for i, report in enumerate(reports) if report is not None]
-    if not wanted:
-        return with_report[0] if with_report else 0
-    if with_report and wanted - 1 not in with_report:
+    if wanted and with_report and wanted - 1 not in with_report:
         raise UserError(f"baseline: cell {wanted} has no report to measure against; connect it, or choose 0.")
-    return wanted - 1
+    if wanted or not with_report:
+        return [max(0, wanted - 1)] * len(reports)
+    families = ["" if r is None else family_of(r.sampler) for r in reports]
+    usual = next(filter(None, families), "")  # for samplers that are not ours
+    first: dict[str, int] = {}
+    found = [None if r is None else first.setdefault(families[i] or usual, i) for i, r in enumerate(reports)]
+    # With one family, cells without a report stay where they are.
+    return list(found) if len(first) > 1 else [with_report[0]] * len(reports)
 
 
-def _table(reports: Sequence[Report | None], names: Sequence[str], baseline: int) -> str:
+def _table(reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None]) -> str:
     """The table of the cells that have a report."""
-    known = [i for i, report in enumerate(reports) if report is not None]
-    if not known:
+    order = [i for i in cell_order(bases) if reports[i] is not None]
+    if not order:
         return "No reports: connect a sampler's report beside its picture."
-    order = sorted(known, key=lambda i: i != baseline)
-    return to_table([reports[i] for i in order], [names[i] for i in order], 0)  # type: ignore[misc]
+    known = [report for report in (reports[i] for i in order) if report is not None]
+    within = [None if bases[i] is None else order.index(bases[i]) for i in order]
+    return to_table(known, [names[i] for i in order], within)
 
 
 # ------------------------------------------------------------------------------------------------ Token Map
@@ -175,7 +182,7 @@ class TokenMapSettings:
         WHAT[0], "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: "
         "accepted drafts blue, redone ones orange, rejected ones vermilion, tokens that had no draft dark grey, given ones black; "
         "accepted, redone, rejected, drafted: that one alone; order: the steps as numbers too; cached: at how many AR steps "
-        "LazyMAR took the token from its cache.", choices=WHAT,
+        "LazyMAR took the token from its cache; tokens per step: how many tokens were decided together with it.", choices=WHAT,
     )  # fmt: skip
     opacity: float = knob(
         0.6, "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. Without a "

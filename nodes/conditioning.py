@@ -9,8 +9,14 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..errors import UserError
+from ..model_loaders import hub
+from ..model_loaders.captions import clean
+from ..model_loaders.checkpoint import DTYPES
+from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
 from ..samplers.labels import label_sets, resolve_labels
 from ..samplers.settings import knob, make
+from ..samplers.token_conditions import TextCondition
+from . import host
 from .schema import CONDITION, expect, schema, widgets
 
 MOST_IMAGES = 256
@@ -46,7 +52,7 @@ class ClassLabel(io.ComfyNode):
             node_id="FastARClassLabel",
             display_name="Class Label",
             category="FastAR/condition",
-            description="What to draw, by class name or id: one label an image. Several labels make a batch.",
+            description="What to draw, by class name or id: one label an image. Several labels make a batch. For MAR, LlamaGen and PAR.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
             inputs=[
                 io.String.Input(
@@ -82,4 +88,92 @@ class ClassLabel(io.ComfyNode):
         return io.NodeOutput(condition)
 
 
-NODES: list[type[io.ComfyNode]] = [ClassLabel]
+# ------------------------------------------------------------------------------------------------ Text Prompt
+
+AUTO = "auto"
+ENCODER = "flan-t5-xl"
+ENCODER_FOLDERS = (host.FOLDER, "text_encoders")
+# T5 overflows in fp16.
+ENCODER_DTYPES = (AUTO, *(name for name in DTYPES if name != "fp16"))
+# An encoder's activations for one prompt, generously.
+_ROOM = 256 << 20
+_encoder = host.Keep()
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """Widgets of Text Prompt behind text and encoder."""
+
+    images: int = knob(
+        1, "Pictures of the text; more makes the batch larger, which costs time and memory but less than separate runs. Usual: 1 to 4.",
+        low=1, high=MOST_IMAGES, step=1,
+    )  # fmt: skip
+    dtype: str = knob(
+        AUTO, "Precision of the text encoder. auto: bf16 on a graphics card that has it, else fp32. fp32 is exact and takes twice the "
+        "memory; bf16 is what the official models were trained with.", choices=ENCODER_DTYPES, advanced=True,
+    )  # fmt: skip
+
+
+class TextPrompt(io.ComfyNode):
+    """A prompt for LlamaGen's text-to-image models."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        menu = hub.menu("t5", host.local_files(*ENCODER_FOLDERS))
+        usual = next((choice for choice in menu if ENCODER in choice), menu[0])
+        return schema(
+            node_id="FastARTextPrompt",
+            display_name="Text Prompt (LlamaGen)",
+            category="FastAR/condition",
+            description="What to draw, in words, for LlamaGen's text-to-image models. The text goes through the Flan-T5-XL encoder, "
+            "cleaned as the models' training captions were.",
+            search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
+            inputs=[
+                io.String.Input(
+                    "text", default="a red boat on a calm lake", multiline=True, placeholder="what to draw, in plain words",
+                    tooltip="One prompt, in plain English; lines are joined. A longer text says more, up to "
+                    f"{MAX_TOKENS} tokens (about 90 words): what stands beyond is cut off. Usual: one or two sentences.",
+                ),
+                io.Combo.Input(
+                    "encoder", options=menu, default=usual,
+                    tooltip="The text encoder. The official models need flan-t5-xl, which is downloaded once, when the graph runs; or put "
+                    "it into models/text_encoders or models/fastar, as a folder or one file. Another size does not fit.",
+                ),
+                *widgets(PromptSettings),
+            ],
+            outputs=[CONDITION.Output("condition", display_name="condition", tooltip="For LlamaGen, PAR and ZipAR Sampler.")],
+        )  # fmt: skip
+
+    @classmethod
+    def validate_inputs(cls, encoder: Any = None) -> bool | str:
+        # As in the loaders: a download leaves the menu once it is here, and saved graphs must go on working.
+        try:
+            if encoder is not None:
+                hub.check(str(encoder), "t5", host.local_files(*ENCODER_FOLDERS))
+        except UserError as problem:
+            return str(problem)
+        return True
+
+    @classmethod
+    def execute(cls, text: Any, encoder: Any, **values: Any) -> io.NodeOutput:
+        settings = make(PromptSettings, values)
+        prompt = " ".join(expect(text, str, "text", "a text node, or type it").split())
+        if not clean(prompt):
+            left = "it is empty" if not prompt else "addresses, file names and signs are left out, and nothing else is there"
+            raise UserError(f"text: {left}; say in words what to draw.")
+        compute = choose_dtype(settings.dtype, host.text_device())
+        name = next(name for name, kind in DTYPES.items() if kind == compute)
+        choice = expect(encoder, str, "encoder", "nothing; choose one from the list")
+        path = hub.resolve(choice, "t5", host.folders(*ENCODER_FOLDERS), host.folders(host.FOLDER)[0], host.progress())
+
+        def load() -> Any:
+            own = None if has_tokenizer(path) else host.t5_tokenizer()  # it is the same one
+            return load_text_encoder(path, name, host.text_offload_device(), own)
+
+        loaded = _encoder.get((path, name), load)
+        host.bring(loaded, _ROOM)
+        features = loaded.model.encode([prompt])[0]
+        return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
+
+
+NODES: list[type[io.ComfyNode]] = [ClassLabel, TextPrompt]

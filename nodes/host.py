@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,27 @@ def offload_device() -> torch.device:
     return mm.unet_offload_device()
 
 
+def text_device() -> torch.device:
+    """Where text encoders compute."""
+    return mm.text_encoder_device()
+
+
+def text_offload_device() -> torch.device:
+    """Where text encoders wait."""
+    return mm.text_encoder_offload_device()
+
+
+def t5_tokenizer() -> Path | None:
+    """The folder of the T5 tokenizer that ComfyUI brings for its own models: the one of all T5 and Flan-T5 sizes."""
+    import comfy.text_encoders  # a plain folder: nothing is run
+
+    for place in comfy.text_encoders.__path__:
+        folder = Path(place) / "t5_tokenizer"
+        if (folder / "tokenizer.json").is_file():
+            return folder
+    return None
+
+
 def to_output(x: Tensor) -> Tensor:
     """A tensor as it travels between nodes: fp32 on the intermediate device."""
     return x.to(mm.intermediate_device(), torch.float32)
@@ -105,6 +127,49 @@ def to_device(loaded: Loaded, memory: float, latents: tuple[int, int, int, int],
     _load(patchers, memory)
 
 
+class Keep:
+    """Holds one thing that is dear to load, for as long as ComfyUI keeps its weights loaded.
+
+    A node has no memory between runs. What is kept goes when something else is put in, or when ComfyUI unloads the
+    weights, to make room or because a person asked for it.
+    """
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._loaded: Loaded | None = None
+
+    def get(self, key: Any, load: Callable[[], Any]) -> Loaded:
+        """What was kept under ``key``, else what ``load`` gives (an object with ``net``), which is kept from now on."""
+        if self._loaded is None or self._key != key:
+            self._loaded = None  # before the next one takes memory
+            model = load()
+            patcher = _Tidy(model.net, text_device(), text_offload_device())
+            patcher.gone = self._drop
+            self._loaded, self._key = Loaded(model, patcher), key
+        return self._loaded
+
+    def _drop(self, patcher: ModelPatcher) -> None:
+        if self._loaded is not None and self._loaded.patcher is patcher:
+            self._loaded = None
+
+
+class _Tidy(ModelPatcher):
+    """A patcher that says when its weights are unloaded."""
+
+    gone: Callable[[ModelPatcher], None] | None = None
+
+    def detach(self, unpatch_all: bool = True) -> Any:
+        out = super().detach(unpatch_all)
+        if self.gone is not None:
+            self.gone(self)
+        return out
+
+
+def bring(loaded: Loaded, memory: float) -> None:
+    """Bring a model that is not sampled from (a text encoder) onto its device, with ``memory`` bytes of room to work."""
+    _load([loaded.patcher], memory)
+
+
 def _load(patchers: list[ModelPatcher], memory: float) -> None:
     """Networks onto their devices, whole: of plain torch layers ComfyUI cannot leave a part behind and stream it."""
     mm.load_models_gpu(patchers, memory_required=memory, force_full_load=True)
@@ -122,13 +187,16 @@ def previews_wanted() -> bool:
     return args.preview_method != LatentPreviewMethod.NoPreviews
 
 
-def drive(sampler: Any, vae: FastARVAE | None = None) -> Any:
+def drive(
+    sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], Tensor] = attrgetter("latents")
+) -> Any:  # fmt: skip
     """Run a sampler generator to its end with progress bar, cancel and live preview.
 
     Args:
-        sampler: yields objects with ``done``, ``total``, ``latents`` [B, C, h, w] and ``decided`` bool [B, gh, gw]; is sent
-            the seconds that the drive itself took since.
+        sampler: yields objects with ``done``, ``total`` and ``decided`` bool [B, gh, gw]; is sent the seconds that the drive
+            itself took since.
         vae: its decoder, on the device; None for no preview.
+        latents: what it yields to latents [B, C, h, w]; only asked when a preview is drawn.
 
     Returns:
         What the generator returns.
@@ -146,9 +214,9 @@ def drive(sampler: Any, vae: FastARVAE | None = None) -> Any:
                 return end.value
             wanted = canvas is not None and (canvas.due() or step.done == step.total)
             if wanted:
-                _wait(step.latents.device)
+                _wait(step.decided.device)
             began = time.perf_counter()
-            picture = _preview(canvas, step) if wanted else None
+            picture = _preview(canvas, step, latents) if wanted else None
             bar = bar or comfy.utils.ProgressBar(step.total)
             bar.update_absolute(step.done, step.total, picture)
             spent = time.perf_counter() - began
@@ -156,10 +224,10 @@ def drive(sampler: Any, vae: FastARVAE | None = None) -> Any:
         sampler.close()
 
 
-def _preview(canvas: Canvas | None, step: Any) -> tuple[str, Image.Image, int] | None:
+def _preview(canvas: Canvas | None, step: Any, latents: Callable[[Any], Tensor]) -> tuple[str, Image.Image, int] | None:
     """What ProgressBar takes as a picture. Short memory costs the preview, not the run."""
     try:
-        return ("JPEG", Image.fromarray(canvas.draw(step.latents, step.decided)), args.preview_size) if canvas else None
+        return ("JPEG", Image.fromarray(canvas.draw(latents(step), step.decided)), args.preview_size) if canvas else None
     except RuntimeError as problem:
         if not _out_of_memory(problem):
             raise
@@ -192,10 +260,10 @@ class FastARVAE:
     """A decoder as core's VAE nodes expect it: decode, encode, their tiled forms, and the figures they ask for.
 
     Latents here are the network's own: samplers have divided by their latent scale already. Encoding gives the posterior's
-    mean, so that it is the same every time.
+    mean, or the vectors of the nearest codes, so that it is the same every time.
 
     Args:
-        net: ``decode(z)`` -> pictures about -1..1, ``encode(x)`` -> (mean, deviation); x in -1..1.
+        net: ``decode(z)`` -> pictures about -1..1, ``encode(x)`` -> (latents, anything); x in -1..1.
         name: what a person calls it.
         stride: pixels a latent position covers, per side.
         channels: latent channels.

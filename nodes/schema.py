@@ -19,6 +19,7 @@ from ..samplers.settings import Knob, knobs
 T = TypeVar("T")
 
 MAR = io.Custom("FASTAR_MAR")
+TOKEN_MODEL = io.Custom("FASTAR_TOKEN_MODEL")
 CONDITION = io.Custom("FASTAR_CONDITION")
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")

@@ -1,7 +1,8 @@
-"""Presets of the MAR accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
+"""Presets of the accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
 
 The demo's values come from its own tables (docs/benchmarks.md); the full-size ones from the papers, which measured
-MAR-B, L and H. A preset sets the accelerator's own knobs and leaves the picture's (seed, steps, guidance) alone.
+MAR-B, L and H, and LlamaGen-XL. PAR has none: what it decides together is trained into its weights. A preset sets the
+accelerator's own knobs and leaves the picture's (seed, steps, guidance) alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..errors import UserError
 from .settings import CacheSettings, CSpDSettings, FastHybridSettings
+from .token_settings import ZipARSettings
 
 S = TypeVar("S")
 
@@ -54,6 +56,19 @@ PRESETS: dict[type, tuple[Values, Values]] = {
             "exact": {"mode": "lossless"},
             "balanced": {"mode": "published", "draft_length": 16, "prefill_ratio": 0.15},
             "fast": {"mode": "published", "draft_length": 32, "prefill_ratio": 0.05},
+        },
+    ),
+    ZipARSettings: (
+        {
+            # No grid is wider.
+            "exact": {"window": 256},
+            "balanced": {"window": 4, "mask_undecoded": True},
+            "fast": {"window": 2, "mask_undecoded": True},
+        },
+        {
+            "exact": {"window": 256},
+            "balanced": {"window": 8, "mask_undecoded": True},
+            "fast": {"window": 4, "mask_undecoded": True},
         },
     ),
 }

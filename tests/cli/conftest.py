@@ -1,21 +1,27 @@
-"""Random weights of a tiny MAR and its autoencoder in files, and the command line as a function."""
+"""Random weights of tiny models and their autoencoders in files, and the command line as a function."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from fastar_nodes.cli.main import main
+from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR
-from tiny_files import MAR_SIZE, write
+from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq
 
 
 class Files(NamedTuple):
     mar: Path
     kl: Path
+    llamagen: Path
+    par: Path
+    vq: Path
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +32,23 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         write(MAR(MAR_SIZE), folder / "tiny.safetensors", 1, heads=2, latent_scale=1.0, t_max=950,
               label_set="picture-book", name="tiny mar"),
         write(kl, folder / "tiny-kl.safetensors", 2, groups=4, name="tiny kl"),
+        write_gpt(folder / "llamagen.safetensors", 3),
+        write_gpt(folder / "par.safetensors", 4, config=replace(GPT_SIZE, special=3)),
+        write_vq(folder / "vq.safetensors"),
     )  # fmt: skip
+
+
+@pytest.fixture
+def tiny_demo(files: Files, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tiny models in the place of the built-in ones; the larger LlamaGen has twice the PAR's grid. Gives their folder."""
+    monkeypatch.setattr(hub, "_PACKAGE", tmp_path_factory.mktemp("package"))
+    folder = hub._PACKAGE / "demo" / "checkpoints"
+    folder.mkdir(parents=True)
+    here = {"mar": files.mar, "kl": files.kl, "vq": files.vq, "par": files.par, "llamagen-low": files.llamagen}
+    for name, file in here.items():
+        shutil.copy(file, folder / f"{name}.safetensors")
+    write_gpt(folder / "llamagen.safetensors", 5, 8)
+    return folder
 
 
 class Answer(NamedTuple):

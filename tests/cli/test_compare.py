@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fastar_nodes.cli.running import defaults, find_file, plan
+from fastar_nodes.cli.running import Ready, defaults, find_file, plan
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.reports.record import COUNTS
@@ -48,6 +48,7 @@ def test_picture_table_and_json(cli, files, tmp_path):
             "speedup",
             "counts",
             "acceptance",
+            "tokens_per_pass",
             "phases",
         ]
         assert list(run) == [k for k in [*keys, "peak_memory_bytes"] if k != "acceptance" or run is fast]
@@ -86,7 +87,9 @@ def test_the_baseline_comes_first(cli, files):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--samplers", "llamagen"), ["does not have llamagen", "mar, fasthybrid"]),
+        (("--samplers", "tar"), ["does not have tar", "mar, fasthybrid"]),
+        (("--samplers", "mar,zipar"), ["zipar samples a LlamaGen or a PAR", "tiny.safetensors is not one"]),
+        (("--text", "a cat"), ["text", "tiny mar", "--label"]),
         (("--samplers", "mar,fasthybrid+cspd"), ["does not have fasthybrid+cspd", "mar, fasthybrid"]),
         (("--samplers", "mar,nosuch"), ["'nosuch'", "mar, fasthybrid"]),
         (("--samplers", ","), ["samplers"]),
@@ -167,10 +170,11 @@ def test_numbers_that_are_not_finite_are_told(cli, files, sentence, monkeypatch)
 def test_defaults_come_from_the_file_and_suit_the_model(files):
     model = load_mar(files.mar, "fp32")
     assert defaults(model, {}) == {"ar_steps": 16}  # never more than it has tokens
-    own = defaults(model, {"defaults": '{"ar_steps": 8, "threshold": 0.95}'})
-    mar, fast = plan("mar,fasthybrid", [], None, own)
+    assert defaults(model, {"defaults": '{"ar_steps": 8, "threshold": 0.95}'}) == {"ar_steps": 8, "threshold": 0.95}
+    ready = dict.fromkeys(("mar", "fasthybrid"), Ready(model, None, {"defaults": '{"ar_steps": 8, "threshold": 0.95}'}))
+    mar, fast = plan("mar,fasthybrid", [], None, ready)
     assert (mar.settings.ar_steps, fast.settings.threshold) == (8, 0.95)
-    assert plan("mar", ["ar_steps=4"], 5, own)[0].settings.ar_steps == 4  # what was asked for wins
+    assert plan("mar", ["ar_steps=4"], 5, ready)[0].settings.ar_steps == 4  # what was asked for wins
     assert defaults(model, {"defaults": "nonsense"}) == {"ar_steps": 16}
     with pytest.raises(UserError, match="lookahead"):
         plan("mar", ["lookahead=4"], None, {})

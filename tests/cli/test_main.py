@@ -9,6 +9,7 @@ import pytest
 import torch
 from fastar_nodes.cli import bench, compare, progress
 from fastar_nodes.cli.main import COMMANDS
+from fastar_nodes.model_loaders.networks.gpt import GPTConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 
 
@@ -85,15 +86,47 @@ def test_benchmark_sizes_are_the_official_ones(mar_fixtures):
         assert bench.official(size) == MARConfig.from_state_dict(state)
 
 
+@pytest.mark.parametrize("size, file, special", [
+    *((name, f"c2i_{name.rpartition('-')[2]}", 0) for name in bench.TOKEN_SIZES), ("LlamaGen-XL", "par_XL_4x", bench.PAR_SPECIAL),
+])  # fmt: skip
+def test_benchmark_sizes_of_tokens_are_the_official_ones(root, size, file, special):
+    told = json.loads((root / "tests" / "parity" / "llamagen" / f"keys_{file}.json").read_text())
+    state = {name: torch.empty(shape, device="meta") for name, shape in told["keys"].items()}
+    assert bench.official_gpt(size, special) == GPTConfig.from_state_dict(state)
+
+
+def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):
+    answer = cli(
+        "bench", "--samplers", "llamagen,par,mar,zipar", "--repeats", 2, "--steps", 2, "--set", "diffusion_steps=4", "--set", "window=2",
+        "--device", "cpu", "--json", "times.json",
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    told = json.loads((tmp_path / "times.json").read_text())
+    runs = {run["sampler"]: run for run in told["batches"][0]["runs"]}
+    assert list(runs) == ["llamagen", "par", "zipar", "mar"] and told["model"] == "tiny llamagen, tiny par, tiny mar"
+    assert runs["llamagen"]["ratio"] == runs["mar"]["ratio"] == 1.0 and runs["par"]["model"] == "tiny par"
+    ratios = sorted(a / b for a, b in zip(runs["llamagen"]["seconds"], runs["par"]["seconds"], strict=True))
+    assert runs["par"]["ratio_range"] == pytest.approx(ratios, rel=0.01)
+    assert runs["par"]["counts"]["transformer_passes"] == 7 and runs["llamagen"]["counts"]["transformer_passes"] == 16
+    heading = next(line for line in answer.out.splitlines() if line.startswith("| batch"))
+    assert "sampling" in heading and "passes" in heading and "accepted" not in heading
+
+
+def test_bench_of_random_weights_takes_one_family(cli, sentence):
+    text = sentence(cli("bench", "--random", "LlamaGen-B", "--samplers", "llamagen,mar", "--device", "cpu"))
+    assert "mar samples a MAR" in text and "LlamaGen-B" in text
+
+
 def test_bench_checks_before_it_loads(cli, sentence):
     assert "batch" in sentence(cli("bench", "--batch", "1,x"))
-    assert "does not have par" in sentence(cli("bench", "--samplers", "mar,par"))
+    assert "does not have mulosd" in sentence(cli("bench", "--samplers", "mar,mulosd"))
     assert "repeats" in sentence(cli("bench", "--repeats", "0"))
 
 
 def test_train_demo_answers_what_it_cannot_do(cli, sentence, tmp_path):
     assert "jury" in sentence(cli("train-demo", "--only", "jury"))
     assert "train kl first" in sentence(cli("train-demo", "--only", "mar", "--out", "empty", "--device", "cpu"))
+    assert "train vq first" in sentence(cli("train-demo", "--only", "par,llamagen", "--out", "empty", "--device", "cpu"))
     (tmp_path / "file").write_text("x")
     assert "no folder" in sentence(cli("train-demo", "--out", "file", "--device", "cpu"))
 
@@ -112,3 +145,26 @@ def test_train_demo_trains_what_was_named(cli, tmp_path):
     assert answer.code == 0, answer.err
     assert load_mar(tmp_path / "out" / "mar-draft.safetensors").net.config == recipes.DRAFT
     assert not (tmp_path / "out" / "mar.safetensors").exists()
+
+
+def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
+    """What is trained on what; how it learns is tests/demo's business."""
+    from fastar_nodes.demo import token_recipes
+    from fastar_nodes.demo.recipes import save_checkpoint
+    from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
+
+    made = []
+
+    def train_vq(work, out, device, schedule, count, log):
+        made.append(("vq", schedule.steps, count))
+        save_checkpoint(VQAutoencoder(token_recipes.VQ), out, family="vq", groups=token_recipes.VQ.groups)
+
+    def train_gpt(recipe, vq, work, out, device, schedule, count, log, start):
+        made.append((recipe.name, schedule.steps, count))
+        assert vq.config == token_recipes.VQ and out.name == f"{recipe.name}.safetensors" and start is None
+
+    monkeypatch.setattr(token_recipes, "train_vq", train_vq)
+    monkeypatch.setattr(token_recipes, "train_gpt", train_gpt)
+    answer = cli("train-demo", "--only", "par,llamagen,vq,llamagen-low", "--out", "out", "--steps", 3, "--pictures", 64, "--device", "cpu")
+    assert answer.code == 0, answer.err
+    assert made == [(name, 3, 64) for name in ("vq", "llamagen-low", "llamagen", "par")]

@@ -6,13 +6,31 @@ import json
 from pathlib import Path
 
 import torch
+from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
+from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from safetensors.torch import save_file
 
 MAR_SIZE = MARConfig(
     dim=16, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=16, channels=4, classes=10, head_depth=1,
     head_width=16,
 )  # fmt: skip
+
+GPT_SIZE = GPTConfig(
+    dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10
+)  # fmt: skip
+VQ_SIZE = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=24, code_channels=4, groups=4)
+
+
+def write_gpt(path: Path, seed: int, grid: int = 4, config: GPTConfig = GPT_SIZE, **metadata: object) -> Path:
+    """A LlamaGen; with ``config.special`` a PAR."""
+    about = {"label_set": "picture-book", "name": f"tiny {path.stem}", "defaults": {"cfg": 2.0, "top_k": 0}}
+    return write(GPT(config), path, seed, heads=2, grid=grid, **{**about, **metadata})
+
+
+def write_vq(path: Path, config: VQConfig = VQ_SIZE) -> Path:
+    """A VQ tokenizer."""
+    return write(VQAutoencoder(config), path, 7, groups=4, name="tiny vq")
 
 
 def write(net: torch.nn.Module, path: Path, seed: int, **metadata: object) -> Path:

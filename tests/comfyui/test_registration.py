@@ -9,12 +9,17 @@ from comfy_host import PACK, ROOT, WORKFLOWS, load_workflow
 
 NODES = {
     "FastARLoadMAR": ("Load MAR", "load", ["FASTAR_MAR", "VAE"]),
+    "FastARLoadLlamaGen": ("Load LlamaGen / PAR", "load", ["FASTAR_TOKEN_MODEL", "VAE"]),
+    "FastARTextPrompt": ("Text Prompt (LlamaGen)", "condition", ["FASTAR_CONDITION"]),
     "FastARClassLabel": ("Class Label", "condition", ["FASTAR_CONDITION"]),
     "FastARMARSampler": ("MAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARFastHybrid": ("FastHybrid Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARLazyMAR": ("LazyMAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARLazyMARCache": ("LazyMAR Cache", "sample", ["FASTAR_CACHE"]),
     "FastARCSpD": ("CSpD Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARLlamaGenSampler": ("LlamaGen Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARPAR": ("PAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARZipAR": ("ZipAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARCompare": ("Compare", "compare", ["IMAGE", "STRING"]),
     "FastARTokenMap": ("Token Map", "compare", ["IMAGE"]),
     "FastARReport": ("Report", "compare", ["STRING"]),
@@ -52,12 +57,18 @@ def test_help_pages_are_served_and_name_every_widget(comfy, info, node):
             assert f"**{name}" in page, f"{node}: the help page does not explain {name}"
 
 
-def test_seed_is_controlled_like_ksamplers(info):
-    seed = info["FastARMARSampler"]["input"]["required"]["seed"][1]
+@pytest.mark.parametrize("node", ["FastARMARSampler", "FastARZipAR"])
+def test_seed_is_controlled_like_ksamplers(info, node):
+    seed = info[node]["input"]["required"]["seed"][1]
     core = info["KSampler"]["input"]["required"]["seed"][1]
     assert {k: seed[k] for k in ("min", "max", "control_after_generate")} == {
         k: core[k] for k in ("min", "max", "control_after_generate")
     }
+
+
+def test_the_text_encoder_that_fits_is_chosen(info):
+    """Whatever other encoders lie in the folder."""
+    assert info["FastARTextPrompt"]["input"]["required"]["encoder"][1]["default"].startswith("flan-t5-xl")
 
 
 def test_the_template_browser_gets_workflows_and_thumbnails(comfy):

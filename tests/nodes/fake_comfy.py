@@ -73,6 +73,9 @@ class Patcher:
     def __init__(self, model: Any, load_device: Any, offload_device: Any):
         self.model, self.load_device = model, load_device
 
+    def detach(self, unpatch_all: bool = True) -> Any:
+        return self.model
+
 
 class Preview(enum.Enum):
     NoPreviews = "none"
@@ -100,11 +103,12 @@ def install() -> None:
         "comfy_api.latest": {"io": io, "ComfyExtension": object},
         "comfy.model_management": {
             "get_torch_device": lambda: cpu, "unet_offload_device": lambda: cpu, "vae_device": lambda: cpu,
-            "vae_offload_device": lambda: cpu, "intermediate_device": lambda: cpu, "get_free_memory": lambda device: 1e9,
+            "vae_offload_device": lambda: cpu, "text_encoder_device": lambda: cpu, "text_encoder_offload_device": lambda: cpu,
+            "intermediate_device": lambda: cpu, "get_free_memory": lambda device: 1e9,
             "load_models_gpu": lambda models, **about: state.loaded.append((models, about)), "soft_empty_cache": lambda: None,
             "dtype_size": lambda dtype: dtype.itemsize, "throw_exception_if_processing_interrupted": _check,
         },
-        "comfy.utils": {"ProgressBar": Progress},
+        "comfy.utils": {"ProgressBar": Progress}, "comfy.text_encoders": {"__path__": []},
         "comfy.cli_args": {"args": SimpleNamespace(preview_method=Preview.Auto, preview_size=512), "LatentPreviewMethod": Preview},
         "comfy.model_patcher": {"ModelPatcher": Patcher},
         "folder_paths": {

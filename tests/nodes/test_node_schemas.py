@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from fastar_nodes.nodes import comparison, conditioning, loaders, mar_samplers
+from fastar_nodes.nodes import comparison, conditioning, loaders, mar_samplers, token_samplers
 from fastar_nodes.samplers.settings import (
     CacheSettings,
     CSpDSettings,
@@ -14,19 +14,23 @@ from fastar_nodes.samplers.settings import (
     PlainMARSettings,
     knobs,
 )
+from fastar_nodes.samplers.token_settings import LlamaGenSettings, PARSettings, ZipARSettings
 
 NODES = {
     schema.node_id: schema
-    for module in (loaders, conditioning, mar_samplers, comparison)
+    for module in (loaders, conditioning, mar_samplers, token_samplers, comparison)
     for schema in (node.define_schema() for node in module.NODES)
 }
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 MAR_MAIN, MAR_MORE = ["seed", "ar_steps", "diffusion_steps", "cfg"], ["cfg_schedule", "temperature", "order", "t_max"]
 LAZY_MAIN = ["refresh_period", "start_step", "computed_ratio"]
 LAZY_MORE = ["strategy", "condition_cache", "token_cache", "head_cache", "encoder_cache", "block", "head_period"]
+TOKENS_MAIN, TOKENS_MORE = ["seed", "cfg", "temperature", "top_k"], ["top_p", "cfg_interval"]
 # Append only. A new main setting of a sampler goes behind its advanced ones here and on the node.
 ORDER = {
     "FastARLoadMAR": ["checkpoint", "decoder", "dtype"],
+    "FastARLoadLlamaGen": ["checkpoint", "decoder", "grid", "dtype"],
+    "FastARTextPrompt": ["text", "encoder", "images", "dtype"],
     "FastARClassLabel": ["labels", "label_set", "images_per_label", "add_label"],
     "FastARMARSampler": [*MAR_MAIN, *MAR_MORE, "diffusion_steps_end", "diffusion_steps_curve", "speculation"],
     "FastARFastHybrid": [
@@ -38,6 +42,9 @@ ORDER = {
     "FastARCSpD": [
         *MAR_MAIN, "draft_length", "prefill_ratio", "mode", *MAR_MORE, "inner_temperature", "alignment", "speculation", "preset",
     ],
+    "FastARLlamaGenSampler": [*TOKENS_MAIN, *TOKENS_MORE],
+    "FastARPAR": [*TOKENS_MAIN, "grouping", *TOKENS_MORE, "sequential_start", "group"],
+    "FastARZipAR": [*TOKENS_MAIN, "window", *TOKENS_MORE, "mask_undecoded", "preset"],
     "FastARCompare": ["labels", "columns", "baseline"],
     "FastARTokenMap": ["what", "opacity"],
     "FastARReport": ["format"],
@@ -46,12 +53,17 @@ EDIT = ["latent", "mask"]
 SAMPLED = ["latent", "report"]
 SOCKETS = {
     "FastARLoadMAR": ([], ["model", "vae"]),
+    "FastARLoadLlamaGen": ([], ["model", "vae"]),
+    "FastARTextPrompt": ([], ["condition"]),
     "FastARClassLabel": ([], ["condition"]),
     "FastARMARSampler": (["model", "condition", "cache", *EDIT], SAMPLED),
     "FastARFastHybrid": (["model", "condition", "cache", *EDIT], SAMPLED),
     "FastARLazyMAR": (["model", "condition", *EDIT], SAMPLED),
     "FastARLazyMARCache": ([], ["cache"]),
     "FastARCSpD": (["draft", "target", "condition", "cache", *EDIT], SAMPLED),
+    "FastARLlamaGenSampler": (["model", "condition"], SAMPLED),
+    "FastARPAR": (["model", "condition"], SAMPLED),
+    "FastARZipAR": (["model", "condition"], SAMPLED),
     "FastARCompare": ([f"{kind}_{i}" for i in range(1, 9) for kind in ("image", "report")], ["image", "table"]),
     "FastARTokenMap": (["report", "image"], ["image"]),
     "FastARReport": (["report"], ["text"]),
@@ -62,6 +74,9 @@ SETTINGS = {
     "FastARLazyMAR": LazyMARSettings,
     "FastARLazyMARCache": CacheSettings,
     "FastARCSpD": CSpDSettings,
+    "FastARLlamaGenSampler": LlamaGenSettings,
+    "FastARPAR": PARSettings,
+    "FastARZipAR": ZipARSettings,
 }
 # What a graph may leave unconnected.
 OPTIONAL = {"cache", *EDIT, "image"} | {name for name in SOCKETS["FastARCompare"][0] if name != "image_1"}

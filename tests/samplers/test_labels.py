@@ -6,8 +6,9 @@ import pytest
 from fastar_nodes.demo import picture_book
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.labels import label_sets, resolve_labels
-from fastar_nodes.samplers.registry import LATER, SAMPLERS, find
+from fastar_nodes.samplers.registry import FAMILIES, LATER, LLAMAGEN, MAR, SAMPLERS, find
 from fastar_nodes.samplers.settings import MARSettings, knobs
+from fastar_nodes.samplers.token_settings import TokenSettings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,8 +66,9 @@ def test_what_is_no_label_is_answered_in_a_sentence(text, label_set, words):
 def test_samplers_by_name():
     for name, entry in SAMPLERS.items():
         assert find(f" {name.upper()} ") is entry and entry.name == name
-        assert issubclass(entry.settings, MARSettings) and knobs(entry.settings)
-    assert [e.name for e in SAMPLERS.values() if e.baseline] == ["mar"]
+        assert issubclass(entry.settings, MARSettings if entry.family == MAR else TokenSettings) and knobs(entry.settings)
+        assert entry.family in FAMILIES and entry.demo
+    assert [(e.family, e.name) for e in SAMPLERS.values() if e.baseline] == [(MAR, "mar"), (LLAMAGEN, "llamagen")]
     assert not set(SAMPLERS) & set(LATER)
     assert find("lazymar + FastHybrid") is SAMPLERS["fasthybrid+lazymar"], "the order of the parts does not matter"
     for name in (*LATER, "fasthybrid+cspd"):

@@ -9,8 +9,10 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.draws import PairedDraws
 from fastar_nodes.samplers.fasthybrid import fasthybrid
 from fastar_nodes.samplers.lazymar import fasthybrid_lazymar, lazymar
+from fastar_nodes.samplers.llamagen import llamagen
 from fastar_nodes.samplers.mar import mar
 from fastar_nodes.samplers.masked import finish
 from fastar_nodes.samplers.noise import PairedNoise
@@ -25,8 +27,11 @@ from fastar_nodes.samplers.settings import (
     knobs,
     make,
 )
+from fastar_nodes.samplers.token_settings import LlamaGenSettings, PARSettings, TokenSettings, ZipARSettings
+from fastar_nodes.samplers.zipar import zipar
+from tokens_reference import tiny_gpt
 
-KINDS = (FastHybridSettings, CacheSettings, LazyMARSettings, FastHybridLazyMARSettings, CSpDSettings)
+KINDS = (FastHybridSettings, CacheSettings, LazyMARSettings, FastHybridLazyMARSettings, CSpDSettings, ZipARSettings)
 REAL = presets.NAMES[1:]
 SMALL = {"ar_steps": 8, "diffusion_steps": 6, "cfg": 2.0}
 
@@ -38,7 +43,8 @@ def test_values_are_settings_of_the_accelerator(kind, demo, name):
     meant = presets.values(kind, name, demo)
     assert meant, "a preset that sets nothing"
     assert asdict(make(kind, meant)) | meant == asdict(make(kind, meant)), "changed when it was checked"
-    assert not set(meant) & set(knobs(MARSettings)), "seed, steps and guidance are the picture's, not the preset's"
+    shared = {*knobs(MARSettings), *knobs(TokenSettings)}
+    assert not set(meant) & shared, "seed, steps and guidance are the picture's, not the preset's"
 
 
 def test_every_part_has_every_preset():
@@ -56,7 +62,8 @@ def test_what_is_set_stays():
         told = presets.apply(ours, name, True)
         assert (told.ar_steps, told.cfg, told.guidance_space) == (12, 1.5, "x0")
         assert told.threshold == presets.PRESETS[FastHybridSettings][0][name]["threshold"]
-    assert presets.apply(PlainMARSettings(), "fast", True) == PlainMARSettings(), "plain MAR has nothing to set"
+    for plain in (PlainMARSettings(), LlamaGenSettings(), PARSettings()):
+        assert presets.apply(plain, "fast", True) == plain, "it has nothing to set"
 
 
 def test_a_combination_takes_the_presets_of_its_parts():
@@ -103,3 +110,15 @@ def test_exact_cspd_is_the_lossless_mode(demo):
     """That lossless keeps the distribution is shown where CSpD is tested."""
     for mode in ("published", "paper"):
         assert presets.apply(CSpDSettings(mode=mode), "exact", demo).mode == "lossless"
+
+
+@pytest.mark.parametrize("demo", [True, False])
+def test_exact_zipar_is_llamagen_token_for_token(demo):
+    few, model = {"cfg": 2.0, "top_k": 0}, tiny_gpt(grid=8)
+
+    def codes(sampler, settings):
+        return finish(sampler(model, from_ids([1, 3]), settings, PairedDraws(5, range(2)), 5)).codes
+
+    plain = codes(llamagen, LlamaGenSettings(**few))
+    assert torch.equal(codes(zipar, presets.apply(ZipARSettings(**few, mask_undecoded=False), "exact", demo)), plain)
+    assert not torch.equal(codes(zipar, presets.apply(ZipARSettings(**few), "fast", demo)), plain), "nothing was tested"
