@@ -134,6 +134,7 @@ TABLES: dict[str, tuple[dict[str, Any], tuple[Row, ...]]] = {
             *(Row(f"published, pre-fill {100 * r:g} %", "cspd", {**_DRAFT, "mode": "published", "prefill_ratio": r}) for r in (0.0, 0.05)),
             *(Row(f"published, gamma {n}", "cspd", {**_DRAFT, "mode": "published", "draft_length": n}) for n in (4, 16, 32)),
             *(Row(f"published, cfg {c:g}", "cspd", {**_DRAFT, "mode": "published", "cfg": c}) for c in (1.0, 4.0)),
+            *(Row(f"published, temperature {t:g}", "cspd", {**_DRAFT, "mode": "published", "temperature": t}) for t in (0.6, 1.0)),
             *(Row(f"published, inner T {t:g}", "cspd", {**_DRAFT, "mode": "published", "inner_temperature": t}) for t in (1.0, 10.0)),
         ),
     ),

@@ -36,8 +36,8 @@ def _inputs(settings: type[TokenSettings], model: str, preset: bool = False) -> 
     ]  # fmt: skip
     chosen = io.Combo.Input(
         "preset", options=list(presets.NAMES), default=presets.AS_SET, advanced=True,
-        tooltip="as set: the numbers above. exact, balanced and fast put other windows in their place, the demo's own for the demo and "
-        "the paper's for full-size models; the report says which. exact is plain LlamaGen.",
+        tooltip="as set: the numbers above. exact, balanced and fast put other windows in their place: a whole row, then "
+        "narrower ones; the report says which. exact is plain LlamaGen.",
     )  # fmt: skip
     return [*sockets, seed(), *widgets(settings), *([chosen] if preset else [])]
 

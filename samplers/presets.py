@@ -1,7 +1,7 @@
 """Presets of the accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
 
 The demo's values come from its own tables (docs/benchmarks.md); the full-size ones from the papers, which measured
-MAR-B, L and H, and LlamaGen-XL. PAR has none: what it decides together is trained into its weights. A preset sets the
+MAR-B, L and H, and LlamaGen-XL. ZipAR's for the demo are a first guess, until it has a demo. PAR has none: what it decides together is trained into its weights. A preset sets the
 accelerator's own knobs and leaves the picture's (seed, steps, guidance) alone.
 """
 
@@ -37,8 +37,8 @@ PRESETS: dict[type, tuple[Values, Values]] = {
     CacheSettings: (
         {
             "exact": {"refresh_period": 1},
-            "balanced": {"refresh_period": 5, "start_step": 4, "computed_ratio": 0.3},
-            "fast": {"refresh_period": 9, "start_step": 4, "computed_ratio": 0.05},
+            "balanced": {"refresh_period": 5, "start_step": 4, "computed_ratio": 0.3, "head_cache": True, "head_period": 4},
+            "fast": {"refresh_period": 9, "start_step": 4, "computed_ratio": 0.05, "head_cache": True, "head_period": 7},
         },
         {
             "exact": {"refresh_period": 1},

@@ -81,7 +81,7 @@ def test_a_line_of_two_tables_is_drawn_once(bench, monkeypatch):
 def test_mistakes_are_sentences(bench, capsys):
     with pytest.raises(UserError, match="images: 5 is too few"):
         ablations.Bench(5)
-    with pytest.raises(UserError, match="there is no 'nothing'; there are fasthybrid-threshold"):
+    with pytest.raises(UserError, match="there is no 'nothing'; there are mar, fasthybrid-threshold"):
         ablations.run_table(bench, "nothing")
     assert main(["ablation", "mar-settings,nothing"]) == 2
     assert "there is no 'nothing'" in capsys.readouterr().err
