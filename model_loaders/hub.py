@@ -23,11 +23,11 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # What the input is called that takes a file of this family; messages begin with it.
 FIELDS = {
     "mar": "checkpoint", "llamagen": "checkpoint", "kl": "decoder", "vq": "decoder", "t5": "encoder",
-    "tar": "checkpoint", "dtok": "checkpoint", "ta-tok": "ta_tok",
+    "tar": "checkpoint", "dtok": "checkpoint", "ta-tok": "ta_tok", "upsampler": "up_sampler",
 }  # fmt: skip
 _WORDS = {
     "mar": "a MAR", "llamagen": "a LlamaGen", "kl": "a KL decoder", "vq": "a VQ decoder", "t5": "a text encoder",
-    "tar": "a Tar language model", "dtok": "a Tar de-tokenizer", "ta-tok": "a TA-Tok",
+    "tar": "a Tar language model", "dtok": "a Tar de-tokenizer", "ta-tok": "a TA-Tok", "upsampler": "a latent up-sampler",
 }  # fmt: skip
 # Family to the family of its decoders, and the decoder of the files that say nothing.
 _DECODERS = {"mar": ("kl", "kl16"), "llamagen": ("vq", "vq16-c2i"), "dtok": ("vq", "vq16-t2i")}
@@ -54,6 +54,7 @@ class Entry:
     licence: str
     decoder: str | None
     parts: Sequence[str] = ()
+    draft: str | None = None
 
     @property
     def built_in(self) -> bool:
@@ -190,6 +191,18 @@ def ta_tok_for(choice: str, path: Path | None = None) -> str:
     if entry and entry.built_in:
         return next((e.id for e in entries("ta-tok") if e.built_in), _TA_TOK)
     return _TA_TOK
+
+
+def draft_for(choice: str) -> str | None:
+    """The entry (an id) that drafts for another entry where none is named; None if there is none, as for files."""
+    name = _MARK.sub("", choice.strip())
+    return next((e.draft for e in _catalogue() if e.id == name), None)
+
+
+def up_sampler_for(decoder: str) -> str | None:
+    """The latent up-sampler (an id) trained with a decoder (an id), if it is here."""
+    name = _MARK.sub("", decoder.strip())
+    return next((e.id for e in entries("upsampler") if e.decoder == name and not e.missing), None)
 
 
 def _entry(choice: str, family: str) -> Entry | None:

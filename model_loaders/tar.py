@@ -287,7 +287,8 @@ def load_detokenizer(
 
     The shape follows from the weights, heads of width 64 as in every official size. Arguments within the file, and the
     metadata entries ``heads`` and ``grid``, go first; arguments that contradict the weights are refused. So is a position
-    table that does not fit: upstream leaves one out, and draws with random positions.
+    table that does not fit: upstream leaves one out, and draws with random positions. Metadata may also give ``name`` and
+    ``label_set``, the data it was trained on ("picture-book" is the demo).
 
     Args:
         path: see :func:`.checkpoint.read`; of a file that holds several networks what has no prefix.
@@ -316,8 +317,9 @@ def load_detokenizer(
         net = GPT(config)
     ck.load_strictly(net, state, file.path, "a Tar de-tokenizer", dtype=compute, device=device)
     model = TokenModel(
-        net=net.eval().requires_grad_(False), name=ck.metadata_text(file, "name", file.path.stem), grid=side, ta_tok=ta_tok
-    )
+        net=net.eval().requires_grad_(False), name=ck.metadata_text(file, "name", file.path.stem), grid=side,
+        label_set=ck.metadata_text(file, "label_set", ""), ta_tok=ta_tok,
+    )  # fmt: skip
     if ta_tok is not None:
         expect_features(ta_tok, model)
     return model

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..reports.pictures import WHAT, cell_order, compare_grid, token_map
 from ..reports.record import Report, to_csv, to_json, to_table, to_text
-from ..samplers.registry import SAMPLERS, family_of
+from ..samplers.registry import SAMPLERS, TAR, families_of, family_of
 from ..samplers.settings import knob, make
 from . import host
 from .preview import to_bytes
@@ -42,7 +42,7 @@ class CompareSettings:
     )  # fmt: skip
     baseline: int = knob(
         0, "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
-        "0 takes the first that has a report; MAR samplers and token samplers (LlamaGen, PAR, ZipAR) have one each.",
+        "0 takes the first that has a report; MAR samplers, token samplers on LlamaGen and those on Tar have one each.",
         low=0, high=MOST_CELLS, step=1,
     )  # fmt: skip
 
@@ -153,12 +153,20 @@ def _baselines(wanted: int, reports: Sequence[Report | None]) -> list[int | None
         raise UserError(f"baseline: cell {wanted} has no report to measure against; connect it, or choose 0.")
     if wanted or not with_report:
         return [max(0, wanted - 1)] * len(reports)
-    families = ["" if r is None else family_of(r.sampler) for r in reports]
+    families = ["" if r is None else _family(r, reports) for r in reports]
     usual = next(filter(None, families), "")  # for samplers that are not ours
     first: dict[str, int] = {}
     found = [None if r is None else first.setdefault(families[i] or usual, i) for i, r in enumerate(reports)]
     # With one family, cells without a report stay where they are.
     return list(found) if len(first) > 1 else [with_report[0]] * len(reports)
+
+
+def _family(report: Report, reports: Sequence[Report | None]) -> str:
+    """What a report is compared with: samplers that draw from LlamaGen and from Tar alike go with their model."""
+    family = family_of(report.sampler)
+    if TAR in families_of(report.sampler) and any(r is not None and r.sampler == TAR and r.model == report.model for r in reports):
+        return TAR
+    return family
 
 
 def _table(reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None]) -> str:
@@ -180,9 +188,11 @@ class TokenMapSettings:
 
     what: str = knob(
         WHAT[0], "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: "
-        "accepted drafts blue, redone ones orange, rejected ones vermilion, tokens that had no draft dark grey, given ones black; "
-        "accepted, redone, rejected, drafted: that one alone; order: the steps as numbers too; cached: at how many AR steps "
-        "LazyMAR took the token from its cache; tokens per step: how many tokens were decided together with it.", choices=WHAT,
+        "accepted drafts blue, redone or expanded ones orange, rejected ones vermilion, tokens that had no draft dark grey, given ones "
+        "black; accepted, redone, rejected, drafted: that one alone; order: the steps as numbers too; cached: at how many AR steps LazyMAR "
+        "took the token from its cache; tokens per step: how many tokens were decided together with it; islands: what MuLo-SD drew "
+        "again together, a hue each; waves: in which pass of its island, dark first, yellow last; expanded: accepted drafts that were "
+        "drawn again beside a rejected one.", choices=WHAT,
     )  # fmt: skip
     opacity: float = knob(
         0.6, "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. Without a "

@@ -6,18 +6,26 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from comfy_api.latest import io
 
 from ..errors import UserError
 from ..model_loaders import hub
 from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
+from ..model_loaders.checkpoint import choose_dtype as choose_model_dtype
+from ..model_loaders.networks.qwen import TarModel
+from ..model_loaders.networks.ta_tok import TATokModel
+from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
+from ..samplers.draws import PairedDraws
 from ..samplers.labels import label_sets, resolve_labels
 from ..samplers.settings import knob, make
-from ..samplers.token_conditions import TextCondition
+from ..samplers.tar import TarPrompted, tar_prompt
+from ..samplers.token_conditions import CodeCondition, TextCondition
+from ..samplers.token_settings import DETAILS, TarPromptSettings
 from . import host
-from .schema import CONDITION, expect, schema, widgets
+from .schema import CONDITION, TAR, checked_seed, expect, expect_image, expect_model, schema, seed, widgets
 
 MOST_IMAGES = 256
 NONE = "none"
@@ -141,7 +149,7 @@ class TextPrompt(io.ComfyNode):
                 ),
                 *widgets(PromptSettings),
             ],
-            outputs=[CONDITION.Output("condition", display_name="condition", tooltip="For LlamaGen, PAR and ZipAR Sampler.")],
+            outputs=[CONDITION.Output("condition", display_name="condition", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
         )  # fmt: skip
 
     @classmethod
@@ -176,4 +184,153 @@ class TextPrompt(io.ComfyNode):
         return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
 
 
-NODES: list[type[io.ComfyNode]] = [ClassLabel, TextPrompt]
+# ------------------------------------------------------------------------------------------------ Tar
+
+TA_TOK = "ta-tok"
+TA_TOK_FOLDERS = (host.FOLDER,)
+_ta_tok = host.Keep((host.device, host.offload_device))
+# Pictures that are looked at before anything is told: the codebook is projected once for them.
+_LOOK = 8
+
+
+@dataclass(frozen=True)
+class TarImages:
+    """The widget of Tar Prompt that is none of the sampler's."""
+
+    images: int = knob(
+        1, "Pictures of the text, each with codes of its own; more makes the batch larger, which costs time and memory but less than "
+        "separate runs. Usual: 1 to 4.", low=1, high=MOST_IMAGES, step=1,
+    )  # fmt: skip
+
+
+def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images: int) -> float:
+    """Upper estimate of working memory: the cache, the prompt's rows, and logits on their way to a code.
+
+    Raises:
+        UserError: the prompt is refused, or the model has no such detail.
+    """
+    scale, c = DETAILS.index(settings.detail), tar.net.config
+    rows, size = len(tar.prompt(text, scale)), next(tar.net.parameters()).element_size()
+    cache = 2.0 * c.depth * c.kv_heads * c.head_dim * (rows + tar.sides[scale] ** 2) * images * size
+    return cache + max(rows, images) * (8 * c.dim + 3 * c.hidden) * size + 4.0 * tar.marks.codes * images * 10
+
+
+class TarPrompt(io.ComfyNode):
+    """A prompt for Tar: semantic codes, from which a de-tokenizer of any size draws."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        detail, *sampling = widgets(TarPromptSettings)
+        return schema(
+            node_id="FastARTarPrompt",
+            display_name="Tar Prompt",
+            category="FastAR/condition",
+            description="What to draw, in words, for Tar. Its language model writes the semantic codes of the picture; de-tokenizers of "
+            "all sizes and all methods can draw from one run.",
+            search_aliases=["text to image", "prompt", "tar", "semantic codes", "clip text encode"],
+            inputs=[
+                TAR.Input("tar", tooltip="The language model, from Load Tar."),
+                io.String.Input(
+                    "text", default="a red boat at sunset", multiline=True, placeholder="what to draw",
+                    tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is read as text; an empty "
+                    "one is a picture without a wish. Usual: one or two sentences.",
+                ),
+                seed(),
+                detail,
+                *widgets(TarImages),
+                *sampling,
+            ],
+            outputs=[CONDITION.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(cls, tar: Any, text: Any, seed: Any, images: Any = 1, **values: Any) -> io.NodeOutput:
+        loaded = expect_model(tar, host.Loaded, TarModel, "tar", "Load Tar")
+        typed = expect(text, str, "text", "a text node, or type it").strip()
+        number, count = checked_seed(seed), make(TarImages, {"images": images}).images
+        settings = make(TarPromptSettings, values)
+        host.bring(loaded, _prompt_bytes(loaded.model, settings, typed, count))
+        done: TarPrompted = host.drive(tar_prompt(loaded.model, [typed] * count, settings, PairedDraws(number, range(count)), number))
+        return io.NodeOutput(done.condition)
+
+
+@dataclass(frozen=True)
+class ImageToCodesSettings:
+    """Widgets of Image to Codes behind ta_tok."""
+
+    detail: str = knob(
+        DETAILS[0], "How many semantic codes tell what the picture shows; fewer keeps less of it. Usual: 729, on which Tar was trained "
+        "most. A TA-Tok with another grid writes its own three numbers in their place.", choices=DETAILS, symbol="scale",
+    )  # fmt: skip
+    images: int = knob(
+        1, "How often each picture is drawn again; more makes the batch larger, which costs time and memory but less than separate runs. "
+        "Usual: 1 to 4.", low=1, high=MOST_IMAGES, step=1,
+    )  # fmt: skip
+    dtype: str = knob(
+        AUTO, "Precision of TA-Tok. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 or fp32. fp32 is "
+        "exact and takes twice the memory.", choices=(AUTO, *DTYPES), advanced=True,
+    )  # fmt: skip
+
+
+class ImageToCodes(io.ComfyNode):
+    """A picture's own semantic codes."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        menu = hub.menu("ta-tok", host.local_files(*TA_TOK_FOLDERS))
+        here = next((choice for choice in ("demo-ta-tok", TA_TOK) if choice in menu), None)
+        chosen = here or next((choice for choice in menu if choice.startswith(TA_TOK)), menu[0])
+        return schema(
+            node_id="FastARImageToCodes",
+            display_name="Image to Codes",
+            category="FastAR/condition",
+            description="What a picture shows, as Tar's semantic codes: a de-tokenizer draws another picture of the same. The codes hold "
+            "the content, not the pixels.",
+            search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
+            inputs=[
+                io.Image.Input("image", tooltip="Pictures of any size; each is stretched to a square. One entry of the condition each."),
+                io.Combo.Input(
+                    "ta_tok", options=menu, default=chosen,
+                    tooltip="The TA-Tok that looks at the pictures: the one that the de-tokenizer was trained with. Entries marked as a "
+                    "download are fetched when the graph runs, once, into models/fastar.",
+                ),
+                *widgets(ImageToCodesSettings),
+            ],
+            outputs=[CONDITION.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+        )  # fmt: skip
+
+    @classmethod
+    def validate_inputs(cls, ta_tok: Any = None) -> bool | str:
+        try:
+            if ta_tok is not None:
+                hub.check(str(ta_tok), "ta-tok", host.local_files(*TA_TOK_FOLDERS))
+        except UserError as problem:
+            return str(problem)
+        return True
+
+    @classmethod
+    def execute(cls, image: Any, ta_tok: Any, **values: Any) -> io.NodeOutput:
+        settings = make(ImageToCodesSettings, values)
+        pictures = expect_image(image, "image")
+        if len(pictures) * settings.images > MOST_IMAGES:
+            raise UserError(f"images: {len(pictures)} pictures {settings.images} times are more than {MOST_IMAGES} at once; ask for fewer.")
+        x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
+        x = x.movedim(-1, 1).float().nan_to_num(0.0).clamp(0, 1)
+        compute = choose_model_dtype(settings.dtype, host.device(), bf16=True)
+        name = next(name for name, kind in DTYPES.items() if kind == compute)
+        choice = expect(ta_tok, str, "ta_tok", "nothing; choose one from the list")
+        tell = host.progress()
+        path = hub.resolve(choice, "ta-tok", host.folders(*TA_TOK_FOLDERS), host.folders(host.FOLDER)[0], tell)
+        loaded = _ta_tok.get((path, name), lambda: load_ta_tok(path, name, host.offload_device()))
+        model: TATokModel = loaded.model
+        host.bring(loaded, _ROOM)
+        found, tell = [], host.progress()
+        for at in range(0, len(x), _LOOK):
+            tell(at, len(x))
+            found.append(model.codes(x[at : at + _LOOK], DETAILS.index(settings.detail) + 1).cpu())
+        tell(len(x), len(x))
+        each = [(codes, f"picture {i + 1}") for i, codes in enumerate(torch.cat(found)) for _ in range(settings.images)]
+        return io.NodeOutput(CodeCondition(tuple(codes for codes, _ in each), tuple(title for _, title in each), model.net.config.codes))
+
+
+NODES: list[type[io.ComfyNode]] = [ClassLabel, TextPrompt, TarPrompt, ImageToCodes]

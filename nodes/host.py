@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import comfy.model_management as mm
 import comfy.utils
@@ -99,19 +99,28 @@ class Loaded:
         model: the family's model object; its ``net`` is what the patcher manages.
         patcher: ComfyUI's handle for moving the weights.
         vae: the decoder of the same loader, for live previews; or None.
+        parts: more networks of the same loader by what they are for. Each has a patcher of its own, and so takes memory on the
+            device only while it is needed.
     """
 
     model: Any
     patcher: ModelPatcher
     vae: FastARVAE | None = None
+    parts: Mapping[str, Loaded] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: Any, vae: FastARVAE | None = None) -> Loaded:
+    def of(model: Any, vae: FastARVAE | None = None, parts: Mapping[str, Loaded] | None = None) -> Loaded:
         """Put a model (with attribute ``net``) under ComfyUI's memory management."""
-        return Loaded(model, ModelPatcher(model.net, device(), offload_device()), vae)
+        return Loaded(model, ModelPatcher(model.net, device(), offload_device()), vae, parts or {})
 
 
-def to_device(loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Loaded] = ()) -> None:
+class Managed(Protocol):
+    """Whatever ComfyUI can load: a model, a decoder, an upscaler."""
+
+    patcher: ModelPatcher
+
+
+def to_device(loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Managed] = ()) -> None:
     """Bring a model, and the decoder for its previews, onto the compute device.
 
     Args:
@@ -120,11 +129,11 @@ def to_device(loaded: Loaded, memory: float, latents: tuple[int, int, int, int],
         latents: shape of what will be previewed.
         others: more models that the work needs at the same time.
     """
-    patchers = list(dict.fromkeys([loaded.patcher, *(other.patcher for other in others)]))
+    patchers = [loaded.patcher, *(other.patcher for other in others)]
     if loaded.vae is not None and previews_wanted():
         patchers.append(loaded.vae.patcher)
         memory += min(MOST_IMAGES, latents[0]) * loaded.vae.memory_used_decode(latents, loaded.vae.vae_dtype)
-    _load(patchers, memory)
+    _load(list(dict.fromkeys(patchers)), memory)
 
 
 class Keep:
@@ -132,9 +141,13 @@ class Keep:
 
     A node has no memory between runs. What is kept goes when something else is put in, or when ComfyUI unloads the
     weights, to make room or because a person asked for it.
+
+    Args:
+        place: where its weights compute and where they wait; a text encoder's by default.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: tuple[Callable[[], torch.device], Callable[[], torch.device]] = (text_device, text_offload_device)) -> None:
+        self._place = place
         self._key: Any = None
         self._loaded: Loaded | None = None
 
@@ -143,7 +156,7 @@ class Keep:
         if self._loaded is None or self._key != key:
             self._loaded = None  # before the next one takes memory
             model = load()
-            patcher = _Tidy(model.net, text_device(), text_offload_device())
+            patcher = _Tidy(model.net, *(where() for where in self._place))
             patcher.gone = self._drop
             self._loaded, self._key = Loaded(model, patcher), key
         return self._loaded
@@ -166,7 +179,7 @@ class _Tidy(ModelPatcher):
 
 
 def bring(loaded: Loaded, memory: float) -> None:
-    """Bring a model that is not sampled from (a text encoder) onto its device, with ``memory`` bytes of room to work."""
+    """Bring a model that draws no picture (a text encoder, a language model) onto its device, with ``memory`` bytes of room to work."""
     _load([loaded.patcher], memory)
 
 
@@ -174,8 +187,8 @@ def _load(patchers: list[ModelPatcher], memory: float) -> None:
     """Networks onto their devices, whole: of plain torch layers ComfyUI cannot leave a part behind and stream it."""
     mm.load_models_gpu(patchers, memory_required=memory, force_full_load=True)
     for patcher in patchers:
-        # --novram leaves them where they were all the same.
-        if any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
+        # --novram leaves them where they were all the same. Core's own patchers (of an upscale model) know better.
+        if type(patcher) in (ModelPatcher, _Tidy) and any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
             patcher.model.to(patcher.load_device)
 
 
@@ -251,6 +264,57 @@ def progress() -> Callable[[int, int], None]:
             bar[0].update_absolute(min(done, total), total)
 
     return tell
+
+
+# ------------------------------------------------------------------------------------------------ upscale models
+
+
+class Upscaler:
+    """An UPSCALE_MODEL as a function. Its weights are managed with those of whoever calls it, see :func:`to_device`.
+
+    Args:
+        model: what core's Load Upscale Model gives.
+    """
+
+    # Pixels per side that go through at once, and what of them is shared with the neighbours; as core has it.
+    tile, least, overlap = 512, 128, 32
+
+    def __init__(self, model: Any):
+        self._model = model
+        # Older ones hold no patcher.
+        self.patcher = getattr(model, "patcher", None) or ModelPatcher(model.model, device(), offload_device())
+        kind = getattr(getattr(model, "architecture", None), "name", None) or type(model.model).__name__
+        self.name = f"{kind} x{model.scale:g}"
+
+    @staticmethod
+    def fits(value: Any) -> bool:
+        """Whether a value is an UPSCALE_MODEL for colour pictures."""
+        scale = getattr(value, "scale", None)
+        colours = {getattr(value, name, 3) for name in ("input_channels", "output_channels")}
+        works = callable(value) and isinstance(getattr(value, "model", None), nn.Module)
+        return works and isinstance(scale, (int, float)) and scale > 0 and colours == {3}
+
+    def memory(self, height: int, width: int) -> float:
+        """Bytes to make room for, for pictures of that size; core's own estimate."""
+        return min(self.tile, height) * min(self.tile, width) * 3 * 4 * max(self._model.scale, 1.0) * 384.0
+
+    def __call__(self, pictures: Tensor) -> Tensor:
+        """Pictures fp32 [B, 3, H, W] in 0..1 to larger ones; of large ones tile after tile."""
+        x, tile = pictures.to(self.patcher.load_device), self.tile
+        while True:
+            try:
+                return comfy.utils.tiled_scale(
+                    x, self._piece, tile, tile, self.overlap, upscale_amount=self._model.scale, output_device=x.device
+                ).clamp(0, 1)
+            except RuntimeError as problem:
+                if not _out_of_memory(problem) or tile // 2 < self.least:
+                    raise
+            mm.soft_empty_cache()
+            tile //= 2
+
+    def _piece(self, x: Tensor) -> Tensor:
+        mm.throw_exception_if_processing_interrupted()
+        return self._model(x.float())
 
 
 # ------------------------------------------------------------------------------------------------ VAE

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 MAR = io.Custom("FASTAR_MAR")
 TOKEN_MODEL = io.Custom("FASTAR_TOKEN_MODEL")
+TAR = io.Custom("FASTAR_TAR")
 CONDITION = io.Custom("FASTAR_CONDITION")
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
@@ -94,7 +95,7 @@ def expect(value: Any, kind: type[T], field: str, source: str) -> T:
         UserError: it is anything else.
     """
     if not isinstance(value, kind):
-        raise UserError(f"{field}: it got {_told(value)}; connect the output of {source}.")
+        raise UserError(f"{field}: it got {told(value)}; connect the output of {source}.")
     return value
 
 
@@ -117,7 +118,7 @@ def expect_image(value: Any, field: str) -> Tensor:
     return image
 
 
-def _told(value: Any) -> str:
+def told(value: Any) -> str:
     """What a value is, in a person's words."""
     if value is None:
         return "nothing"

@@ -36,4 +36,6 @@ def llamagen(
         UserError: a condition that does not fit the model, or a PAR.
     """
     raster_only("LlamaGen", model)
-    return (yield from decode(begin("llamagen", model, condition, settings, noise, seed, raster(model.grid))))
+    # What it is called: a de-tokenizer's runs are compared with each other, not with those of a LlamaGen.
+    name = "tar" if model.net.config.condition in ("features", "codes") else "llamagen"
+    return (yield from decode(begin(name, model, condition, settings, noise, seed, raster(model.grid))))

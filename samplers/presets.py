@@ -1,7 +1,12 @@
 """Presets of the accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
 
 The demo's values come from its own tables (docs/benchmarks.md); the full-size ones from the papers, which measured
+<<<<<<< HEAD
 MAR-B, L and H, and LlamaGen-XL. ZipAR's for the demo are a first guess, until it has a demo. PAR has none: what it decides together is trained into its weights. A preset sets the
+=======
+MAR-B, L and H, and LlamaGen-XL; MuLo-SD publishes none, so a preset asks for a share of drafts to keep, which means the same
+for every model. PAR has none: what it decides together is trained into its weights. A preset sets the
+>>>>>>> 42482cf (Bring Tar and MuLo-SD to ComfyUI)
 accelerator's own knobs and leaves the picture's (seed, steps, guidance) alone.
 """
 
@@ -11,6 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import UserError
+from .mulosd_settings import AT_ONCE, LOCAL, MuLoSDSettings
 from .settings import CacheSettings, CSpDSettings, FastHybridSettings
 from .token_settings import ZipARSettings
 
@@ -20,6 +26,9 @@ AS_SET = "as set"
 NAMES = (AS_SET, "exact", "balanced", "fast")
 
 Values = dict[str, dict[str, Any]]
+# No probability exceeds 1: everything is drawn again, row by row, as the target alone would.
+_ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "resample_window": 0}
+_LOCALLY = {"expansion": 1, "neighbours": -1, "draft_rows": 0, "resample_order": AT_ONCE, "repair": LOCAL}
 # Settings class to (demo, full size). A combination takes the presets of every part it is made of.
 PRESETS: dict[type, tuple[Values, Values]] = {
     FastHybridSettings: (
@@ -69,6 +78,18 @@ PRESETS: dict[type, tuple[Values, Values]] = {
             "exact": {"window": 256},
             "balanced": {"window": 8, "mask_undecoded": True},
             "fast": {"window": 4, "mask_undecoded": True},
+        },
+    ),
+    MuLoSDSettings: (
+        {
+            "exact": _ALL_AGAIN,
+            "balanced": {**_LOCALLY, "acceptance_target": 0.7, "draft_window": 4, "resample_window": 4},
+            "fast": {**_LOCALLY, "acceptance_target": 0.9, "draft_window": 2, "resample_window": 2},
+        },
+        {
+            "exact": _ALL_AGAIN,
+            "balanced": {**_LOCALLY, "acceptance_target": 0.7, "draft_window": 8, "resample_window": 8},
+            "fast": {**_LOCALLY, "acceptance_target": 0.9, "draft_window": 4, "resample_window": 4},
         },
     ),
 }

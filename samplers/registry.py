@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from ..errors import UserError
 from .cspd import cspd
 from .fasthybrid import fasthybrid
+from .lantern import lantern
 from .lazymar import cspd_lazymar, fasthybrid_lazymar, lazymar
 from .llamagen import llamagen
 from .mar import Sampler, mar
+from .mulosd import mulosd
+from .mulosd_settings import LanternSettings, MuLoSDSettings
 from .par import par
 from .settings import (
     CSpDLazyMARSettings,
@@ -25,12 +28,9 @@ from .token_settings import LlamaGenSettings, PARSettings, TokenSettings, ZipARS
 from .tokens import TokenSampler
 from .zipar import zipar
 
-# Names that are spoken for; asking for one is answered by a sentence, not by "unknown".
-LATER = ("tar", "mulosd")
-
-MAR, LLAMAGEN = "mar", "llamagen"
-# Family to what a person calls a model of it.
-FAMILIES = {MAR: "a MAR", LLAMAGEN: "a LlamaGen or a PAR"}
+MAR, LLAMAGEN, TAR = "mar", "llamagen", "tar"
+# Family to what a person calls a model of it. Those of Tar are its de-tokenizers.
+FAMILIES = {MAR: "a MAR", LLAMAGEN: "a LlamaGen or a PAR", TAR: "a Tar de-tokenizer"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Entry:
         needs_draft: whether ``run`` also takes ``draft``, a second model.
         family: which models it samples from, one of :data:`FAMILIES`.
         demo: catalogue entries that "demo" may mean for it, the preferred one first.
+        also: a further family that it samples from, and what "demo" may mean there.
+        needs_codes: whether ``run`` also takes what the codes mean: ``up_sampler`` (MuLo-SD) or ``vq`` (LANTERN).
     """
 
     name: str
@@ -57,9 +59,27 @@ class Entry:
     needs_draft: bool = False
     family: str = MAR
     demo: tuple[str, ...] = ("demo",)
+    also: tuple[str, tuple[str, ...]] | None = None
+    needs_codes: str = ""
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """All families that it samples from."""
+        return (self.family, self.also[0]) if self.also else (self.family,)
+
+    @property
+    def models(self) -> str:
+        """What a person calls a model of those."""
+        return ", or ".join(FAMILIES[family] for family in self.families)
+
+    def demos(self, family: str) -> tuple[str, ...]:
+        """What "demo" may mean for it in one of its families."""
+        return self.also[1] if self.also and family == self.also[0] else self.demo
 
 
-_PLAIN_DEMO = ("demo-llamagen", "demo-llamagen-low")
+_PLAIN_DEMO, _TAR_DEMO = ("demo-llamagen", "demo-llamagen-low"), ("demo-dtok", "demo-dtok-low")
+# Drafted from the smaller one of the two.
+_LARGE_DEMO, _LARGE_TAR = _PLAIN_DEMO[:1], _TAR_DEMO[:1]
 
 
 SAMPLERS: dict[str, Entry] = {
@@ -74,9 +94,18 @@ SAMPLERS: dict[str, Entry] = {
         Entry("cspd+lazymar", "CSpD + LazyMAR", cspd_lazymar, CSpDLazyMARSettings, needs_draft=True),
         Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, baseline=True, family=LLAMAGEN, demo=_PLAIN_DEMO),
         Entry("par", "PAR", par, PARSettings, family=LLAMAGEN, demo=("demo-par",)),
-        Entry("zipar", "ZipAR", zipar, ZipARSettings, family=LLAMAGEN, demo=_PLAIN_DEMO),
+        Entry("tar", "Tar", llamagen, LlamaGenSettings, baseline=True, family=TAR, demo=_TAR_DEMO),
+        Entry("zipar", "ZipAR", zipar, ZipARSettings, family=LLAMAGEN, demo=_PLAIN_DEMO, also=(TAR, _TAR_DEMO)),
+        Entry(
+            "mulosd", "MuLo-SD", mulosd, MuLoSDSettings, needs_draft=True, needs_codes="up_sampler", family=LLAMAGEN,
+            demo=_LARGE_DEMO, also=(TAR, _LARGE_TAR),
+        ),
+        Entry(
+            "lantern", "LANTERN-style comparison", lantern, LanternSettings, needs_draft=True, needs_codes="vq", family=LLAMAGEN,
+            demo=_PLAIN_DEMO, also=(TAR, _TAR_DEMO),
+        ),
     )
-}
+}  # fmt: skip
 
 
 def find(name: str) -> Entry:
@@ -91,13 +120,19 @@ def find(name: str) -> Entry:
         if sorted(entry.name.split("+")) == sorted(parts):
             return entry
     have = ", ".join(SAMPLERS)
-    if {*parts} <= {*SAMPLERS, *LATER}:
+    if {*parts} <= {*SAMPLERS}:
         raise UserError(f"samplers: this version does not have {key} yet; it has {have}.")
     raise UserError(f"samplers: there is no sampler {name.strip()!r}; this version has {have}.")
 
 
+def families_of(sampler: str) -> tuple[str, ...]:
+    """All families of a sampler's name; none if it is not registered."""
+    return SAMPLERS[sampler].families if sampler in SAMPLERS else ()
+
+
 def family_of(sampler: str) -> str:
-    """Family of a sampler's name as reports have it; of a combination that is not registered its first part's. "" if unknown."""
+    """Family of a sampler's name as reports have it, the first one if there are two; of a combination that is not registered its
+    first part's. "" if unknown."""
     for name in (sampler, *sampler.split("+")):
         if name in SAMPLERS:
             return SAMPLERS[name].family

@@ -12,7 +12,7 @@ class TokenSettings:
     """LlamaGen (Sun et al. 2024) and whatever shares its way of sampling a token."""
 
     cfg: float = knob(
-        4.0, "Guidance towards the condition; higher is more typical and less varied. Usual: 4 for classes, 7.5 for text, "
+        4.0, "Guidance towards the condition; higher is more typical and less varied. Usual: 4 for classes and for Tar, 7.5 for text, "
         "1.5 to 2 where variety is measured. At 1 there is no guidance and half the work.",
         low=1.0, high=20.0, step=0.05, symbol="cfg scale",
     )  # fmt: skip
@@ -22,7 +22,7 @@ class TokenSettings:
     )  # fmt: skip
     top_k: int = knob(
         2000, "Only the so many likeliest values of a token can be drawn; fewer is cleaner and less varied. Usual: 2000 "
-        "for classes, 1000 for text. 0 allows all; 1 takes the likeliest.", low=0, high=65536, step=1, symbol="top-k",
+        "for classes, 1000 for text, 0 for Tar. 0 allows all; 1 takes the likeliest.", low=0, high=65536, step=1, symbol="top-k",
     )  # fmt: skip
     top_p: float = knob(
         1.0, "Only the likeliest values that together reach this probability can be drawn; lower is cleaner and less "
@@ -68,7 +68,7 @@ class ZipARSettings(TokenSettings):
 
     window: int = knob(
         8, "How many tokens of a row must be there before the next row starts; fewer is faster and less coherent. "
-        "Usual: 8 for 256 and 384 pixels, 16 for 512. A whole row or more is plain LlamaGen, exactly.",
+        "Usual: 8 for 256 and 384 pixels, 16 for more. A whole row or more is plain LlamaGen, exactly.",
         low=1, high=256, step=1, symbol="s",
     )  # fmt: skip
     mask_undecoded: bool = knob(

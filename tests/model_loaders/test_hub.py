@@ -33,7 +33,7 @@ def test_catalogue_is_sound() -> None:
     raw = json.loads((Path(hub.__file__).with_name("catalogue.json")).read_text())
     assert len(everything) == len(raw["entries"]) == len({e.id for e in everything})
     assert set(raw["about"]) == set(hub.Entry.__dataclass_fields__)
-    decoders = {"mar": hub.entries("kl"), "llamagen": hub.entries("vq"), "dtok": hub.entries("vq")}
+    decoders = {"mar": hub.entries("kl"), **{family: hub.entries("vq") for family in ("llamagen", "dtok", "upsampler")}}
     apache = ("google/flan-t5-xl", "csuhan/Tar-1.5B", "csuhan/Tar-7B-v0.1", "csuhan/TA-Tok")
     licences = {"Epiphqny/PAR": "NOASSERTION", **dict.fromkeys(apache, "Apache-2.0")}
     for e in everything:
@@ -219,3 +219,17 @@ def test_decoder_for_llamagen_and_par(tmp_path: Path) -> None:
 def test_without_huggingface_hub(tmp_path: Path, without_hub: None) -> None:
     with pytest.raises(UserError, match="needs huggingface-hub.*get it from https://huggingface.co/jadechoghari/mar"):
         resolve("mar-base", tmp_path)
+
+
+def test_drafts_and_up_samplers_that_belong_to_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = {e.id: e for family in hub.FIELDS for e in hub.entries(family)}
+    assert hub.draft_for("demo") == "demo-draft" and hub.draft_for("llamagen-t2i-xl-512 (download 3.11 GB)") == "llamagen-t2i-xl-256"
+    assert {hub.draft_for(name) for name in ("ar-dtok-512", "ar-dtok-1024 (download)")} == {"ar-dtok-256"}
+    assert hub.draft_for("ar-dtok-256") is None and hub.draft_for("mine.safetensors") is None
+    for e in ids.values():
+        assert e.draft is None or ids[e.draft].family == e.family and ids[e.draft].decoder == e.decoder, e.id
+    monkeypatch.setattr(hub, "_PACKAGE", tmp_path)
+    assert hub.up_sampler_for("demo-vq") is None, "its file is not here"
+    (tmp_path / ids["demo-upsampler"].file).parent.mkdir(parents=True)
+    (tmp_path / ids["demo-upsampler"].file).touch()
+    assert hub.up_sampler_for("demo-vq") == "demo-upsampler" and hub.up_sampler_for("vq16-t2i") is None

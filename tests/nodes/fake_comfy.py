@@ -82,7 +82,7 @@ class Preview(enum.Enum):
     Auto = "auto"
 
 
-state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[])
+state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[], tiles=[])
 
 
 def _check() -> None:
@@ -91,11 +91,17 @@ def _check() -> None:
     state.asked += 1
 
 
+def _tiled_scale(samples: Any, function: Any, tile_x: int, tile_y: int, overlap: int, **about: Any) -> Any:
+    """One tile; what it was asked for is kept."""
+    state.tiles.append((tile_x, tile_y, overlap, about["upscale_amount"]))
+    return function(samples)
+
+
 def install() -> None:
     """Put the fakes where ``import`` finds them."""
     cpu = torch.device("cpu")
     io = SimpleNamespace(
-        **{k: _type(k.upper()) for k in ("Int", "Float", "Boolean", "String", "Combo", "Image", "Latent", "Mask", "Vae")},
+        **{k: _type(k.upper()) for k in ("Int", "Float", "Boolean", "String", "Combo", "Image", "Latent", "Mask", "Vae", "UpscaleModel")},
         Custom=_type, Schema=Schema, NodeOutput=NodeOutput, ComfyNode=object, Input=FakeInput, Output=FakeOutput,
     )  # fmt: skip
     modules = {
@@ -108,7 +114,7 @@ def install() -> None:
             "load_models_gpu": lambda models, **about: state.loaded.append((models, about)), "soft_empty_cache": lambda: None,
             "dtype_size": lambda dtype: dtype.itemsize, "throw_exception_if_processing_interrupted": _check,
         },
-        "comfy.utils": {"ProgressBar": Progress}, "comfy.text_encoders": {"__path__": []},
+        "comfy.utils": {"ProgressBar": Progress, "tiled_scale": _tiled_scale}, "comfy.text_encoders": {"__path__": []},
         "comfy.cli_args": {"args": SimpleNamespace(preview_method=Preview.Auto, preview_size=512), "LatentPreviewMethod": Preview},
         "comfy.model_patcher": {"ModelPatcher": Patcher},
         "folder_paths": {

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from fastar_nodes.nodes import comparison, conditioning, loaders, mar_samplers, token_samplers
+from fastar_nodes.samplers.mulosd_settings import MuLoSDSettings
 from fastar_nodes.samplers.settings import (
     CacheSettings,
     CSpDSettings,
@@ -14,7 +15,7 @@ from fastar_nodes.samplers.settings import (
     PlainMARSettings,
     knobs,
 )
-from fastar_nodes.samplers.token_settings import LlamaGenSettings, PARSettings, ZipARSettings
+from fastar_nodes.samplers.token_settings import LlamaGenSettings, PARSettings, TarPromptSettings, ZipARSettings
 
 NODES = {
     schema.node_id: schema
@@ -30,6 +31,10 @@ TOKENS_MAIN, TOKENS_MORE = ["seed", "cfg", "temperature", "top_k"], ["top_p", "c
 ORDER = {
     "FastARLoadMAR": ["checkpoint", "decoder", "dtype"],
     "FastARLoadLlamaGen": ["checkpoint", "decoder", "grid", "dtype"],
+    "FastARLoadTar": ["checkpoint", "dtype"],
+    "FastARLoadTarDetokenizer": ["checkpoint", "ta_tok", "decoder", "dtype", "grid"],
+    "FastARTarPrompt": ["text", "seed", "detail", "images", "temperature", "top_p", "top_k", "repetition_penalty"],
+    "FastARImageToCodes": ["ta_tok", "detail", "images", "dtype"],
     "FastARTextPrompt": ["text", "encoder", "images", "dtype"],
     "FastARClassLabel": ["labels", "label_set", "images_per_label", "add_label"],
     "FastARMARSampler": [*MAR_MAIN, *MAR_MORE, "diffusion_steps_end", "diffusion_steps_curve", "speculation"],
@@ -45,6 +50,10 @@ ORDER = {
     "FastARLlamaGenSampler": [*TOKENS_MAIN, *TOKENS_MORE],
     "FastARPAR": [*TOKENS_MAIN, "grouping", *TOKENS_MORE, "sequential_start", "group"],
     "FastARZipAR": [*TOKENS_MAIN, "window", *TOKENS_MORE, "mask_undecoded", "preset"],
+    "FastARMuLoSD": [
+        *TOKENS_MAIN, "tau", "expansion", *TOKENS_MORE, "acceptance_target", "neighbours", "draft_rows", "draft_window", "resample_window",
+        "resample_order", "up_sampler", "repair", "preset",
+    ],
     "FastARCompare": ["labels", "columns", "baseline"],
     "FastARTokenMap": ["what", "opacity"],
     "FastARReport": ["format"],
@@ -54,6 +63,10 @@ SAMPLED = ["latent", "report"]
 SOCKETS = {
     "FastARLoadMAR": ([], ["model", "vae"]),
     "FastARLoadLlamaGen": ([], ["model", "vae"]),
+    "FastARLoadTar": ([], ["tar"]),
+    "FastARLoadTarDetokenizer": ([], ["model", "vae"]),
+    "FastARTarPrompt": (["tar"], ["condition"]),
+    "FastARImageToCodes": (["image"], ["condition"]),
     "FastARTextPrompt": ([], ["condition"]),
     "FastARClassLabel": ([], ["condition"]),
     "FastARMARSampler": (["model", "condition", "cache", *EDIT], SAMPLED),
@@ -64,6 +77,7 @@ SOCKETS = {
     "FastARLlamaGenSampler": (["model", "condition"], SAMPLED),
     "FastARPAR": (["model", "condition"], SAMPLED),
     "FastARZipAR": (["model", "condition"], SAMPLED),
+    "FastARMuLoSD": (["target", "draft", "condition", "upscale_model"], SAMPLED),
     "FastARCompare": ([f"{kind}_{i}" for i in range(1, 9) for kind in ("image", "report")], ["image", "table"]),
     "FastARTokenMap": (["report", "image"], ["image"]),
     "FastARReport": (["report"], ["text"]),
@@ -77,9 +91,13 @@ SETTINGS = {
     "FastARLlamaGenSampler": LlamaGenSettings,
     "FastARPAR": PARSettings,
     "FastARZipAR": ZipARSettings,
+    "FastARTarPrompt": TarPromptSettings,
+    "FastARMuLoSD": MuLoSDSettings,
 }
 # What a graph may leave unconnected.
-OPTIONAL = {"cache", *EDIT, "image"} | {name for name in SOCKETS["FastARCompare"][0] if name != "image_1"}
+OPTIONAL = {
+    ("FastARCompare", name) for name in SOCKETS["FastARCompare"][0] if name != "image_1"
+} | {(node, name) for node in SOCKETS for name in ("cache", *EDIT, "upscale_model")} | {("FastARTokenMap", "image")}
 
 
 def test_every_node_is_listed_here():
@@ -98,7 +116,9 @@ def test_sockets_keep_their_places(node):
     own = [i for i in NODES[node].inputs if i.kind not in WIDGETS]
     assert [i.id for i in own] == inputs
     assert [o.id for o in NODES[node].outputs] == outputs
-    assert {i.id for i in own if i.about.get("optional")} == OPTIONAL.intersection(inputs)
+    assert {i.id for i in own if i.about.get("optional")} == {
+        name for name in inputs if (node, name) in OPTIONAL
+    }
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -160,7 +160,7 @@ def test_texts_of_a_batch():
 @pytest.mark.parametrize("node", SAMPLERS)
 @pytest.mark.parametrize("bad", ["text", 5, None, {"samples": 1}, SimpleNamespace(model=3)])
 def test_the_wrong_thing_on_a_socket(node, bad):
-    with pytest.raises(UserError, match="^model: .*Load LlamaGen / PAR") as problem:
+    with pytest.raises(UserError, match="^model: .*Load LlamaGen / PAR or Load Tar De-tokenizer") as problem:
         node.execute(model=bad, condition=from_ids([1]), seed=0, **values(SAMPLERS[node]))
     assert "\n" not in str(problem.value)
     with pytest.raises(UserError, match="^condition: .*Class Label"):

@@ -15,6 +15,8 @@ from fastar_nodes.samplers.lazymar import fasthybrid_lazymar, lazymar
 from fastar_nodes.samplers.llamagen import llamagen
 from fastar_nodes.samplers.mar import mar
 from fastar_nodes.samplers.masked import finish
+from fastar_nodes.samplers.mulosd import mulosd
+from fastar_nodes.samplers.mulosd_settings import MuLoSDSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import (
     CacheSettings,
@@ -29,9 +31,10 @@ from fastar_nodes.samplers.settings import (
 )
 from fastar_nodes.samplers.token_settings import LlamaGenSettings, PARSettings, TokenSettings, ZipARSettings
 from fastar_nodes.samplers.zipar import zipar
+from test_mulosd import UP
 from tokens_reference import tiny_gpt
 
-KINDS = (FastHybridSettings, CacheSettings, LazyMARSettings, FastHybridLazyMARSettings, CSpDSettings, ZipARSettings)
+KINDS = (FastHybridSettings, CacheSettings, LazyMARSettings, FastHybridLazyMARSettings, CSpDSettings, ZipARSettings, MuLoSDSettings)
 REAL = presets.NAMES[1:]
 SMALL = {"ar_steps": 8, "diffusion_steps": 6, "cfg": 2.0}
 
@@ -122,3 +125,17 @@ def test_exact_zipar_is_llamagen_token_for_token(demo):
     plain = codes(llamagen, LlamaGenSettings(**few))
     assert torch.equal(codes(zipar, presets.apply(ZipARSettings(**few, mask_undecoded=False), "exact", demo)), plain)
     assert not torch.equal(codes(zipar, presets.apply(ZipARSettings(**few), "fast", demo)), plain), "nothing was tested"
+
+
+@pytest.mark.parametrize("demo", [True, False])
+def test_exact_mulosd_is_the_targets_own_picture_token_for_token(demo):
+    few, target, draft = {"cfg": 2.0, "top_k": 0}, tiny_gpt(grid=8), tiny_gpt(grid=4, seed=1)
+    unlike = MuLoSDSettings(**few, tau=0.0, acceptance_target=0.9, resample_window=2)
+
+    def codes(preset):
+        chosen = presets.apply(unlike, preset, demo)
+        return finish(mulosd(target, from_ids([1, 3]), chosen, PairedDraws(5, range(2)), 5, draft=draft, up_sampler=UP)).codes
+
+    plain = finish(llamagen(target, from_ids([1, 3]), LlamaGenSettings(**few), PairedDraws(5, range(2)), 5)).codes
+    assert torch.equal(codes("exact"), plain)
+    assert not torch.equal(codes("fast"), plain), "nothing was tested"
