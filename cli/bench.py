@@ -2,7 +2,7 @@
 
 The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the
 other, so that whatever slows the machine down slows them all. A ratio is the median of the repeats' ratios to the
-baseline of the sampler's family (mar, llamagen); the spread beside it is the smallest and the largest. Each sampler runs an
+baseline of the sampler's family (mar, llamagen, tar); the spread beside it is the smallest and the largest. Each sampler runs an
 untimed step first. With --random the network has an official size and random weights: good for seconds, meaningless for
 pictures and for the acceptance rate.
 """
@@ -27,9 +27,9 @@ from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..reports.record import VERSION, Report
 from ..samplers.conditioning import from_ids
-from ..samplers.registry import FAMILIES, LLAMAGEN, Entry
+from ..samplers.registry import LLAMAGEN, TAR, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
-from ..samplers.token_conditions import AnyCondition, TextCondition
+from ..samplers.token_conditions import AnyCondition, CodeCondition, FeatureCondition, TextCondition
 from .running import (
     MOST_IMAGES,
     USUAL,
@@ -58,8 +58,8 @@ TOKEN_SIZES = {
 }  # fmt: skip
 # Transition tokens of the PAR that --random stands in for: PAR-4x.
 PAR_SPECIAL = 3
-# Rows of a prompt, where a model draws from text and nothing is to be read.
-TEXT_ROWS = 20
+# Rows of a prompt, where a model draws from text and nothing is to be read; most codes of Tar.
+TEXT_ROWS, CODES = 20, 729
 _COLUMNS = (
     "batch", "sampler", "seconds", "s / image", "ratio", "spread", "transformer", "head", "sampling", "passes", "head calls",
     "accepted",
@@ -126,7 +126,7 @@ def random_models(size: str, entries: Iterable[Entry], dtype: str, device: torch
     out = {}
     for entry in entries:
         if entry.family != family:
-            raise UserError(f"samplers: {entry.name} samples {FAMILIES[entry.family]}, but {size} is not one; leave it out.")
+            raise UserError(f"samplers: {entry.name} samples {entry.models}, but {size} is not one; leave it out.")
         special = PAR_SPECIAL if entry.name == "par" else 0
         made[special] = made.get(special) or random_model(size, dtype, device, special)
         out[entry.name] = made[special]
@@ -165,9 +165,14 @@ def _condition(on: Ready, batch: int) -> AnyCondition:
     """Something to draw: one class after another, or the same number of rows that no text encoder has made."""
     if not on.draws_from_text:
         return from_ids([i % on.classes for i in range(batch)])
-    g = torch.Generator().manual_seed(0)
-    rows = torch.randn(TEXT_ROWS, on.classes, generator=g).to(on.device)
-    return TextCondition((rows,) * batch, ("",) * batch)
+    g, names = torch.Generator().manual_seed(0), ("",) * batch
+    if on.family != TAR:
+        return TextCondition((torch.randn(TEXT_ROWS, on.classes, generator=g).to(on.device),) * batch, names)
+    assert isinstance(on.model, TokenModel)
+    count = min(CODES, on.model.net.config.absolute - on.tokens + 1)
+    if on.model.net.config.condition == "codes":
+        return CodeCondition((torch.randint(on.classes, (count,), generator=g),) * batch, names)
+    return FeatureCondition((torch.randn(count, on.classes, generator=g).to(on.device),) * batch, names)
 
 
 def _measure(planned: list[Planned], batch: int, repeats: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 All samplers of a family start from the same noise, so a difference in the pictures is the method's. Samplers of several
 families may run side by side: each gets the model of its family, and is measured against the baseline of its family (mar,
-llamagen), which runs first, after an untimed step that warms the libraries up. Seconds are the sampler's, without the decoder.
+llamagen, tar), which runs first, after an untimed step that warms the libraries up. Seconds are the sampler's, without the decoder.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .running import (
     load,
     measured_against,
     model_options,
+    of_prompt,
     output,
     plan,
     sampler_options,
@@ -45,7 +46,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model_options(parser)
     sampler_options(parser)
     parser.add_argument("--label", help="class names or ids, separated by commas; default class 0")
-    parser.add_argument("--text", action="append", metavar="TEXT", help="a prompt, for text-to-image models; may be repeated")
+    parser.add_argument(
+        "--prompt", "--text", action="append", metavar="TEXT", dest="text",
+        help="a prompt, for Tar (with the demo: its Tar) and for text-to-image models; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--seed", default="7", help="seed of the noise; default 7")
     parser.add_argument("--batch", default="1", metavar="N", help="images of each label or text; default 1")
     parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture; default compare.png")
@@ -61,10 +65,13 @@ def run(options: argparse.Namespace) -> int:
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
     samplers = usual_samplers(options)
-    checked = plan(samplers, options.sets, options.steps, {})  # mistakes are told before anything is loaded
+    sets, asked = of_prompt(options.sets)
+    checked = plan(samplers, sets, options.steps, {})  # mistakes are told before anything is loaded
     ready = load(options, [p.entry for p in checked])
-    planned = with_draft(plan(samplers, options.sets, options.steps, ready), options)
-    what = conditions(planned, options.label, options.text, batch, options)
+    planned = plan(samplers, sets, options.steps, ready)
+    # First what is drawn, then the drafts: the language model of Tar, which is large, is gone by then.
+    what = conditions(planned, options.label, options.text, batch, options, seed, asked)
+    planned = with_draft(planned, options)
     warmed: set[int] = set()
     for p, condition in zip(planned, what, strict=True):
         # Token samplers say now what does not fit; a MAR's first step is dear, and one of them warms up for all.
@@ -99,13 +106,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], title: str) -> np.ndarray:
-    """When the tokens were fixed, once for all runs that agree on it, and the outcome of judged drafts."""
+    """When the tokens were fixed, once for all runs that agree on it, the outcome of judged drafts, and islands of repair."""
     cells: list[np.ndarray] = []
     names: list[str] = []
     for i, (picture, label, report) in enumerate(zip(pictures, labels, reports, strict=True)):
         judged = "outcome" in report.maps and bool((report.maps["outcome"] != PLAIN).any())
         same = i > 0 and np.array_equal(report.maps["step"], reports[0].maps["step"])
-        for what in ([] if same else ["fixed at step"]) + (["outcome"] if judged else []):
+        for what in ([] if same else ["fixed at step"]) + (["outcome"] if judged else []) + [m for m in ("islands",) if m in report.maps]:
             cells.append(token_map(report, what, picture))
             names.append(f"{label}: {what}")
     return compare_grid(cells, names, [None] * len(cells), marked=False, title=title)

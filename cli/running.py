@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -25,27 +25,40 @@ from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.networks.kl import KLModel
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.vq import VQModel
+from ..model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar, parts_inside
+from ..model_loaders.upsampler import load_upsampler
 from ..reports.record import Clock, Report
 from ..samplers import presets
 from ..samplers.draws import PairedDraws
 from ..samplers.labels import label_sets, resolve_labels
 from ..samplers.masked import Sampled
+from ..samplers.mulosd_settings import LATENT, MuLoSDSettings
 from ..samplers.noise import PairedNoise
-from ..samplers.registry import FAMILIES, LLAMAGEN, MAR, Entry, find
+from ..samplers.registry import LLAMAGEN, MAR, TAR, Entry, find
 from ..samplers.settings import MARSettings, knobs, make
-from ..samplers.token_conditions import AnyCondition, TextCondition
-from ..samplers.token_settings import TokenSettings
+from ..samplers.tar import tar_prompt
+from ..samplers.token_conditions import AnyCondition, CodeCondition, TextCondition, features_of
+from ..samplers.token_settings import TarPromptSettings, TokenSettings
 from ..samplers.tokens import TokenSampled
+from ..samplers.upsampling import UpSampling, up_sampling
 from .progress import Bar
 
 SEEDS = 1 << 64
 MOST_IMAGES = 1024
 PRESET = "preset"
 DEMO = "demo"
-# What runs where --samplers is not given, by what the model is.
-USUAL = {"mar": "mar,fasthybrid", "llamagen": "llamagen,zipar", "par": "par"}
-# What suits models that draw from text, where the file does not say (LlamaGen's own defaults for them).
-_TEXT_DEFAULTS = {"cfg": 7.5, "top_k": 1000}
+AUTO = "auto"
+# What --set calls the stage of Tar that turns a prompt into codes.
+PROMPT = "prompt"
+# What runs where --samplers is not given, by what the model is; and what a draft model adds to it.
+USUAL = {"mar": "mar,fasthybrid", "llamagen": "llamagen,zipar", "par": "par", "tar": "tar,zipar"}
+_DRAFTED = ",mulosd"
+# Family of models to the family of their files.
+FILES = {MAR: "mar", LLAMAGEN: "llamagen", TAR: "dtok"}
+# Language models of Tar: of the demo, and of everything else.
+_DEMO_TAR, _OFFICIAL_TAR = "demo-tar", "tar-1.5b"
+# What suits models that draw from text, where the file does not say (LlamaGen's own defaults for them), and Tar's.
+_TEXT_DEFAULTS, _TAR_DEFAULTS = {"cfg": 7.5, "top_k": 1000}, {"top_k": 0}
 # Pictures decoded at once.
 _CHUNK = 8
 
@@ -56,13 +69,17 @@ _CHUNK = 8
 def model_options(parser: argparse.ArgumentParser) -> None:
     """Options that say which model and where."""
     parser.add_argument(
-        "--model", default=DEMO, help="demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ...) or a file"
+        "--model", default=DEMO, help="demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file"
     )
     parser.add_argument("--decoder", default="auto", help="KL or VQ autoencoder: auto, an entry of the catalogue or a file")
-    parser.add_argument("--grid", metavar="N", help="tokens along one side, for a LlamaGen whose file does not say (16, 24, 32)")
+    parser.add_argument("--grid", metavar="N", help="tokens along one side, for a file that does not say (16, 24, 32, 64)")
     parser.add_argument(
-        "--draft", default="auto", help="draft model of cspd: auto (the demo's for the demo), an entry of the catalogue or a file"
-    )
+        "--draft", default="auto", help="draft model of cspd (a smaller one) or mulosd (one that draws a smaller picture): auto (where the "
+        "catalogue has one), an entry of the catalogue or a file; lantern takes one of the model's own size, else the model itself",
+    )  # fmt: skip
+    parser.add_argument("--up-sampler", default="auto", help="learned up-sampler of mulosd.up_sampler=latent: auto (the demo's) or a file")
+    parser.add_argument("--tar", default="auto", help="language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file")
+    parser.add_argument("--ta-tok", default="auto", help="TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file")
     parser.add_argument("--encoder", default="flan-t5-xl", help="text encoder of text-to-image models; default flan-t5-xl")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument(
@@ -78,11 +95,12 @@ def sampler_options(parser: argparse.ArgumentParser) -> None:
     """Options that say what is run."""
     parser.add_argument(
         "--samplers", help="names separated by commas, combinations with a plus, variants of one sampler after a colon "
-        "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par",
+        "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par, for Tar tar,zipar and mulosd with a draft",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="[SAMPLER.]NAME=VALUE", dest="sets",
-        help="a setting of one sampler (fasthybrid.threshold=0.9) or of all that have it (cfg=2); may be repeated",
+        help="a setting of one sampler (fasthybrid.threshold=0.9), of all that have it (cfg=2), or of what writes Tar's codes "
+        "(prompt.detail=169); may be repeated",
     )  # fmt: skip
     parser.add_argument("--steps", type=int, metavar="N", help="AR steps of all MAR samplers; the same as --set ar_steps=N")
 
@@ -164,11 +182,29 @@ def find_file(choice: str, family: str, folder: Path) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """A model to sample from, its decoder (None where nothing is decoded) and its file's metadata."""
+    """A model to sample from.
+
+    Attributes:
+        model: the model.
+        decoder: its decoder; None where nothing is decoded.
+        metadata: of its file.
+        choice, decoder_choice: what it and its decoder were chosen by: an entry of the catalogue or a file; "" if there is none.
+        path: its file.
+    """
 
     model: MARModel | TokenModel
     decoder: KLModel | VQModel | None
     metadata: Mapping[str, str]
+    choice: str = ""
+    decoder_choice: str = ""
+    path: Path | None = None
+
+    @property
+    def family(self) -> str:
+        """One of the registry's families."""
+        if not isinstance(self.model, TokenModel):
+            return MAR
+        return TAR if self.model.net.config.condition in ("features", "codes") else LLAMAGEN
 
     @property
     def demo(self) -> bool:
@@ -178,17 +214,17 @@ class Ready:
     @property
     def tokens(self) -> int:
         """Tokens of a picture."""
-        return self.model.tokens if isinstance(self.model, TokenModel) else self.model.net.config.tokens
+        return _tokens(self.model)
 
     @property
     def classes(self) -> int:
-        """Labels that it knows, if it draws classes; of a text model the width of a row."""
+        """Labels that it knows, if it draws classes; of a text model, or Tar's, the width of a row."""
         return self.model.net.config.condition_size if isinstance(self.model, TokenModel) else self.model.net.config.classes
 
     @property
     def draws_from_text(self) -> bool:
         """Whether it reads prompts, not labels."""
-        return isinstance(self.model, TokenModel) and self.model.net.config.condition == "text"
+        return isinstance(self.model, TokenModel) and self.model.net.config.condition != "class"
 
     @property
     def device(self) -> torch.device:
@@ -200,25 +236,48 @@ def usual_samplers(options: argparse.Namespace) -> str:
     """What --samplers says, or what suits the model that is named."""
     if options.samplers is not None:
         return options.samplers
-    return USUAL[MAR if options.model == DEMO else _kind(options) or MAR]
+    if options.model == DEMO:
+        return USUAL[TAR] + _DRAFTED if _prompted(options) else USUAL[MAR]
+    kind = _kind(options) or MAR
+    return USUAL[kind] + (_DRAFTED if kind == TAR and options.draft != AUTO else "")
+
+
+def _prompted(options: argparse.Namespace) -> bool:
+    """Whether something is to be drawn from words."""
+    return bool(getattr(options, "text", None))
 
 
 def _listed(model: str) -> str | None:
-    """Family of a catalogue entry; None for a file."""
-    return next((family for family in FAMILIES if model in {entry.id for entry in hub.entries(family)}), None)
+    """Family of a catalogue entry; None for a file.
+
+    Raises:
+        UserError: it is Tar's language model, which alone draws nothing.
+    """
+    if model in {entry.id for entry in hub.entries("tar")}:
+        raise UserError(
+            f"model: {model} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer with --model, for "
+            "example ar-dtok-512."
+        )
+    return next((family for family, files in FILES.items() if model in {entry.id for entry in hub.entries(files)}), None)
 
 
 def _kind(options: argparse.Namespace) -> str:
-    """What the file of --model holds: "mar", "llamagen", "par" or "", which some loader has a sentence for.
+    """What the file of --model holds: "mar", "llamagen", "par", "tar" or "", which some loader has a sentence for.
 
     Raises:
         UserError: there is no such file, or it cannot be read.
     """
-    state = ck.read(find_file(options.model, _listed(options.model) or MAR, models_folder(options.models))).state
-    family = ck.identify(state)
+    state = ck.read(find_file(options.model, FILES[_listed(options.model) or MAR], models_folder(options.models))).state
+    family = next((family for family, files in FILES.items() if files == _words(state)), "")
     if family == LLAMAGEN and any(name.startswith("spe_tok_embeddings.") for name in state):
         return "par"
-    return family if family in FAMILIES else ""
+    return family
+
+
+def _words(state: Mapping[str, Tensor]) -> str:
+    """Family of the file of a model; a file that holds a de-tokenizer with all its parts is that."""
+    own = {name: tensor for name, tensor in state.items() if not name.startswith(("ta_tok.", "vq."))}
+    return ck.identify(own or state)
 
 
 def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Ready]:
@@ -228,37 +287,50 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
         UserError: a file that cannot be found or used, a sampler of another family, a decoder of other latents.
     """
     entries = list(dict.fromkeys(entries))
-    if options.model == DEMO and options.decoder != "auto" and len({entry.family for entry in entries}) > 1:
+    families = _families(entries, _prompted(options))
+    if options.model == DEMO and options.decoder != AUTO and len(set(families.values())) > 1:
         raise UserError("decoder: the samplers of this run are of two families with a decoder each; leave it at auto.")
     made: dict[str, Ready] = {}
     out = {}
     for entry in entries:
-        choice = options.model
+        choice, family = options.model, families[entry.name]
         if choice == DEMO:
-            choice = _of_demo(entry, entries, models_folder(options.models))
+            choice = _of_demo(entry, entries, families, models_folder(options.models))
         elif not made:
-            family = _listed(choice) or _kind(options) or entry.family
-            other = next((e for e in entries if e.family != (LLAMAGEN if family == "par" else family)), None)
+            found = _listed(choice) or _kind(options) or entry.family
+            found = LLAMAGEN if found == "par" else found
+            other = next((e for e in entries if found not in e.families), None)
             if other:
                 raise UserError(
-                    f"samplers: {other.name} samples {FAMILIES[other.family]}, but {Path(choice).name} is not one; leave it out, "
+                    f"samplers: {other.name} samples {other.models}, but {Path(choice).name} is not one; leave it out, "
                     "or name another model."
                 )
-        made[choice] = made.get(choice) or _load(choice, entry.family, options)
+            family = found
+        made[choice] = made.get(choice) or _load(choice, family, options)
         out[entry.name] = made[choice]
     return out
 
 
-def _of_demo(entry: Entry, entries: Sequence[Entry], folder: Path) -> str:
+def _families(entries: Sequence[Entry], prompted: bool) -> dict[str, str]:
+    """Sampler's name to the family of the demo that it means. One of several goes with those that have no choice; or with Tar, if
+    there is a prompt."""
+    settled = {e.family for e in entries if not e.also}
+    tar = prompted or TAR in settled and LLAMAGEN not in settled
+    return {e.name: TAR if tar and TAR in e.families else e.family for e in entries}
+
+
+def _of_demo(entry: Entry, entries: Sequence[Entry], families: Mapping[str, str], folder: Path) -> str:
     """The built-in model that a sampler means by "demo".
 
     A sampler that has only one settles the picture's size for the others of its family: seconds compare only then.
     """
-    fixed = [e.demo[0] for e in entries if e.family == entry.family and len(e.demo) == 1]
-    if len(entry.demo) == 1 or not fixed:
-        return entry.demo[0]
-    sizes = {choice: read_grid(find_file(choice, entry.family, folder)) for choice in (fixed[0], *entry.demo)}
-    return next((choice for choice in entry.demo if sizes[choice] == sizes[fixed[0]]), entry.demo[0])
+    family = families[entry.name]
+    fixed = [e.demos(family)[0] for e in entries if families[e.name] == family and len(e.demos(family)) == 1]
+    own = entry.demos(family)
+    if len(own) == 1 or not fixed:
+        return own[0]
+    sizes = {choice: read_grid(find_file(choice, FILES[family], folder)) for choice in (fixed[0], *own)}
+    return next((choice for choice in own if sizes[choice] == sizes[fixed[0]]), own[0])
 
 
 def read_grid(path: Path) -> str | None:
@@ -268,10 +340,10 @@ def read_grid(path: Path) -> str | None:
 
 def _load(choice: str, family: str, options: argparse.Namespace) -> Ready:
     device, folder = choose_device(options.device), models_folder(options.models)
-    path = find_file(choice, family, folder)
+    path = find_file(choice, FILES[family], folder)
     if family == MAR:
         model = load_mar(path, options.dtype, device)
-        wanted = hub.decoder_for(choice, path) if options.decoder == "auto" else options.decoder
+        wanted = hub.decoder_for(choice, path) if options.decoder == AUTO else options.decoder
         decoder = load_kl(find_file(wanted, "kl", folder), "auto", device)
         makes, reads = model.net.config.channels // model.patch**2, decoder.net.config.z_channels
         if makes != reads:
@@ -279,34 +351,88 @@ def _load(choice: str, family: str, options: argparse.Namespace) -> Ready:
                 f"decoder: {decoder.name} decodes {reads} latent channels, {model.name} makes {makes}; "
                 "choose the decoder it was trained with."
             )
-        return Ready(model, decoder, ck.read_metadata(path))
+        return Ready(model, decoder, ck.read_metadata(path), choice, wanted, path)
     grid = None if options.grid is None else whole(options.grid, "grid", 2, 128)
-    tokens = load_llamagen(path, options.dtype, device, grid)
-    wanted = options.decoder
-    if wanted == "auto":
-        wanted = hub.decoder_for(choice, path, family, tokens.net.config.condition == "text")
-    vq = load_vq(find_file(wanted, "vq", folder), "auto", device)
+    tokens = (load_detokenizer if family == TAR else load_llamagen)(path, options.dtype, device, grid)
+    wanted, inside = options.decoder, None
+    if wanted == AUTO and family == TAR and "vq" in parts_inside(path):
+        inside = path
+    elif wanted == AUTO:
+        wanted = hub.decoder_for(choice, path, FILES[family], tokens.net.config.condition == "text")
+    vq = load_vq(inside or find_file(wanted, "vq", folder), "auto", device)
     expect_codes(vq, tokens)
-    return Ready(tokens, vq, ck.read_metadata(path))
+    return Ready(tokens, vq, ck.read_metadata(path), choice, wanted, path)
 
 
 def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[Planned]:
-    """The same, with the draft model in the hands of the samplers that need one; loaded only if one does.
+    """The same, with what the samplers need beside their model in their hands: a draft model, and what codes mean. Loaded only if
+    one needs it.
 
     Raises:
-        UserError: one is needed and none is named.
+        UserError: one is needed and none is named, or there is nothing to decode with.
     """
-    if not any(p.entry.needs_draft for p in planned):
-        return list(planned)
-    if options.draft == "auto" and options.model != DEMO:
-        names = ", ".join(p.entry.name for p in planned if p.entry.needs_draft)
-        raise UserError(f"draft: {names} needs a small draft model beside {options.model}; name one with --draft.")
-    choice = "demo-draft" if options.draft == "auto" else options.draft
-    path = find_file(choice, "mar", models_folder(options.models))
-    draft = load_mar(path, options.dtype, choose_device(options.device))
-    return [
-        replace(p, entry=replace(p.entry, run=partial(p.entry.run, draft=draft))) if p.entry.needs_draft else p for p in planned
-    ]
+    made: dict[tuple[str, str], MARModel | TokenModel] = {}
+    alone = not any(p.entry.needs_codes == "up_sampler" for p in planned)
+    out = []
+    for p in planned:
+        more: dict[str, Any] = {}
+        if p.entry.needs_codes and not isinstance(p.on.decoder, VQModel):
+            raise UserError(f"random: {p.entry.name} needs a tokenizer, and random weights come without; name a --model instead.")
+        if p.entry.needs_draft:
+            more["draft"] = _draft(p, options, made, alone)
+        if p.entry.needs_codes == "up_sampler":
+            more["up_sampler"] = _up_sampling(p, options)
+        elif p.entry.needs_codes:
+            more["vq"] = p.on.decoder
+        out.append(replace(p, entry=replace(p.entry, run=partial(p.entry.run, **more))) if more else p)
+    return out
+
+
+def _draft(
+    p: Planned, options: argparse.Namespace, made: dict[tuple[str, str], MARModel | TokenModel], alone: bool
+) -> MARModel | TokenModel:  # fmt: skip
+    """The draft model of a sampler.
+
+    Args:
+        made: what was loaded before; added to.
+        alone: whether --draft can mean no other sampler's draft than one of the target's own size.
+    """
+    family, itself = p.on.family, p.entry.needs_codes == "vq"
+    if itself and options.draft == AUTO:
+        return p.on.model
+    choice = hub.draft_for(p.on.choice) if options.draft == AUTO else options.draft
+    if choice is None:
+        what = "a small draft model" if family == MAR else "a draft model that draws a smaller picture"
+        raise UserError(f"draft: {p.entry.name} needs {what} beside {options.model}; name one with --draft.")
+    if (family, choice) not in made:
+        load_one: Callable[..., MARModel | TokenModel] = {MAR: load_mar, LLAMAGEN: load_llamagen, TAR: load_detokenizer}[family]
+        try:
+            path = find_file(choice, FILES[family], models_folder(options.models))
+            made[family, choice] = load_one(path, options.dtype, choose_device(options.device))
+        except UserError as e:  # the loaders know of one field
+            raise UserError(str(e).replace("checkpoint:", "draft:", 1)) from e
+    draft = made[family, choice]
+    return p.on.model if itself and not alone and _tokens(draft) != p.on.tokens else draft
+
+
+def _tokens(model: MARModel | TokenModel) -> int:
+    return model.tokens if isinstance(model, TokenModel) else model.net.config.tokens
+
+
+def _up_sampling(p: Planned, options: argparse.Namespace) -> UpSampling:
+    """How MuLo-SD's draft becomes as large as the target's picture.
+
+    Raises:
+        UserError: a learned up-sampler is asked for and there is none.
+    """
+    assert isinstance(p.settings, MuLoSDSettings) and isinstance(p.on.decoder, VQModel)
+    learned = None
+    if p.settings.up_sampler == LATENT:
+        choice = hub.up_sampler_for(p.on.decoder_choice) if options.up_sampler == AUTO else options.up_sampler
+        if choice is not None:
+            path = find_file(choice, "upsampler", models_folder(options.models))
+            learned = load_upsampler(path, AUTO, choose_device(options.device))
+    return up_sampling(p.settings.up_sampler, p.on.decoder, model=learned)
 
 
 # ------------------------------------------------------------------------------------------------ settings
@@ -339,17 +465,23 @@ class Planned:
 
 def defaults(model: MARModel | TokenModel, metadata: Mapping[str, str]) -> dict[str, Any]:
     """Settings that suit a model better than the general ones: its metadata's ``defaults`` (a JSON object); for a MAR no
-    more AR steps than it has tokens, 32 for the demo's where its file does not say; for text LlamaGen's own."""
+    more AR steps than it has tokens, 32 for the demo's where its file does not say; for text LlamaGen's own, for Tar its own."""
+    out = _stated_defaults(metadata)
+    if isinstance(model, TokenModel):
+        usual = {"class": {}, "text": _TEXT_DEFAULTS}.get(model.net.config.condition, _TAR_DEFAULTS)
+        return {**usual, **out}
+    steps = 32 if model.label_set == "picture-book" else MARSettings().ar_steps
+    out.setdefault("ar_steps", min(steps, model.net.config.tokens))
+    return out
+
+
+def _stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The metadata's own; {} if it says none that can be read."""
     try:
         own = json.loads(metadata.get("defaults", "{}"))
     except ValueError:
         own = {}
-    out = {str(k): v for k, v in own.items()} if isinstance(own, dict) else {}
-    if isinstance(model, TokenModel):
-        return {**(_TEXT_DEFAULTS if model.net.config.condition == "text" else {}), **out}
-    usual = 32 if model.label_set == "picture-book" else MARSettings().ar_steps
-    out.setdefault("ar_steps", min(usual, model.net.config.tokens))
-    return out
+    return {str(k): v for k, v in own.items()} if isinstance(own, dict) else {}
 
 
 def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[str, Ready]) -> list[Planned]:
@@ -400,28 +532,33 @@ def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[s
         preset = presets.values(entry.settings, asked.pop(PRESET, presets.AS_SET), on is None or on.demo)
         settings = make(entry.settings, {**base, **preset, **asked})
         out.append(Planned(entry, settings, own[key], key.partition(":")[2], on))
-    families = list(dict.fromkeys(p.entry.family for p in out))
-    return sorted(out, key=lambda p: (families.index(p.entry.family), not p.entry.baseline or bool(p.variant)))
+    of = [p.ready.family if p.ready else p.entry.family for p in out]
+    families = list(dict.fromkeys(of))
+    order = sorted(range(len(out)), key=lambda i: (families.index(of[i]), not out[i].entry.baseline or bool(out[i].variant)))
+    return [out[i] for i in order]
 
 
 def measured_against(planned: Sequence[Planned]) -> list[int]:
-    """For each sampler the one that its speed-up is measured against: the first of its family whose pictures have as many
-    tokens. Models of two families share neither network nor size, so their seconds say nothing about a method."""
+    """For each sampler the one that its speed-up is measured against: the first on a model of that family whose pictures have as
+    many tokens. Models of two families share neither network nor size, so their seconds say nothing about a method."""
     first: dict[tuple[str, int], int] = {}
-    return [first.setdefault((p.entry.family, p.on.tokens), i) for i, p in enumerate(planned)]
+    return [first.setdefault((p.on.family, p.on.tokens), i) for i, p in enumerate(planned)]
 
 
 # ------------------------------------------------------------------------------------------------ what to draw
 
 
 def conditions(
-    planned: Sequence[Planned], label: str | None, texts: Sequence[str] | None, repeat: int, options: argparse.Namespace
-) -> list[AnyCondition]:
-    """What each sampler draws from: labels, or text for the models that read it.
+    planned: Sequence[Planned], label: str | None, texts: Sequence[str] | None, repeat: int, options: argparse.Namespace,
+    seed: int = 0, asked: Mapping[str, str] | None = None,
+) -> list[AnyCondition]:  # fmt: skip
+    """What each sampler draws from: labels, or text for the models that read it. Tar writes its codes once for all.
 
     Args:
         label, texts: as typed; None where nothing was.
         repeat: images of each label or text.
+        seed: of Tar's codes.
+        asked: settings of what writes them, see :func:`of_prompt`.
 
     Raises:
         UserError: a label the model does not know, nothing to read, or something that nobody reads.
@@ -431,11 +568,18 @@ def conditions(
         raise UserError(f"text: the models of this run ({names}) draw classes; name one with --label.")
     if label is not None and all(p.on.draws_from_text for p in planned):
         raise UserError(f"label: the model of this run ({names}) draws from text; say what with --text.")
+    if asked and not any(p.on.family == TAR for p in planned):
+        raise UserError(f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{next(iter(asked))} is about.")
     made: dict[int, AnyCondition] = {}
+    codes: CodeCondition | None = None
     for p in planned:
-        if id(p.on) not in made:
-            typed = _encode(texts or (), repeat, p.on, options) if p.on.draws_from_text else _labels(p.on, label or "0", repeat)
-            made[id(p.on)] = typed
+        if id(p.on) in made:
+            continue
+        if p.on.family == TAR:
+            codes = codes or _write_codes(texts, repeat, p.on, options, seed, asked or {})
+            made[id(p.on)] = _read_codes(codes, p.on, options)
+        else:
+            made[id(p.on)] = _encode(texts or (), repeat, p.on, options) if p.on.draws_from_text else _labels(p.on, label or "0", repeat)
     most = max(len(condition) for condition in made.values())
     if most > MOST_IMAGES:
         raise UserError(f"batch: {most} images are more than {MOST_IMAGES}; ask for fewer.")
@@ -462,6 +606,52 @@ def _encode(texts: Sequence[str], repeat: int, on: Ready, options: argparse.Name
     return TextCondition(tuple(rows for rows, _ in repeated), tuple(prompt for _, prompt in repeated))
 
 
+def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Settings as given, parted: those of samplers, and by name those of what writes Tar's codes, checked."""
+    mine = [text for text in sets if text.partition("=")[0].strip().startswith(f"{PROMPT}.")]
+    asked = {}
+    for text in mine:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not value:
+            raise UserError(f"set: {text!r} is not of the form {PROMPT}.name=value.")
+        asked[name.removeprefix(f"{PROMPT}.")] = value
+    make(TarPromptSettings, asked)
+    return [text for text in sets if text not in mine], asked
+
+
+def _write_codes(
+    texts: Sequence[str] | None, repeat: int, on: Ready, options: argparse.Namespace, seed: int, asked: Mapping[str, str]
+) -> CodeCondition:  # fmt: skip
+    """Codes of the prompts; the language model, which is larger than what draws, is gone afterwards."""
+    if not texts:
+        raise UserError(f"prompt: {on.model.name} draws from text; say what with --prompt, for example --prompt 'a red boat at sunset'.")
+    prompts = [text.strip() for text in texts for _ in range(repeat)]
+    if len(prompts) > MOST_IMAGES:
+        raise UserError(f"batch: {len(prompts)} images are more than {MOST_IMAGES}; ask for fewer.")
+    choice = options.tar
+    if choice == AUTO:
+        choice = _DEMO_TAR if on.choice in {e.id for e in hub.entries("dtok") if e.built_in} else _OFFICIAL_TAR
+    path = find_file(choice, "tar", models_folder(options.models))
+    tar = load_tar(path, options.dtype, on.device)
+    own = _stated_defaults(ck.read_metadata(path)) if path.is_file() else {}
+    settings = make(TarPromptSettings, {**{k: v for k, v in own.items() if k in knobs(TarPromptSettings)}, **asked})
+    return _drive(tar_prompt(tar, prompts, settings, PairedDraws(seed, range(len(prompts))), seed), "prompt", "codes").condition
+
+
+def _read_codes(codes: CodeCondition, on: Ready, options: argparse.Namespace) -> AnyCondition:
+    """The same as the features that a de-tokenizer draws from, if it does: once, so that no sampler's seconds hold it."""
+    assert isinstance(on.model, TokenModel) and on.path is not None
+    if on.model.net.config.condition == "codes":
+        return codes
+    path = on.path
+    if options.ta_tok != AUTO or "ta-tok" not in parts_inside(path):
+        choice = hub.ta_tok_for(on.choice, on.path) if options.ta_tok == AUTO else options.ta_tok
+        path = find_file(choice, "ta-tok", models_folder(options.models))
+    reader = load_ta_tok(path, options.dtype, on.device, encoder=False)
+    expect_features(reader, on.model)
+    return features_of(codes, reader)
+
+
 # ------------------------------------------------------------------------------------------------ running
 
 
@@ -472,8 +662,12 @@ def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -
         first: index of the first image; image i of a batch uses (seed, first + i).
     """
     unit = "AR steps" if planned.entry.family == MAR else "passes"
-    sampler = _begin(planned, condition, seed, first)
-    with Bar(planned.entry.title) as bar:
+    return _drive(_begin(planned, condition, seed, first), planned.entry.title, unit)
+
+
+def _drive(sampler: Any, title: str, unit: str) -> Any:
+    """What a sampler returns, with a progress bar."""
+    with Bar(title) as bar:
         while True:
             try:
                 step = next(sampler)

@@ -87,7 +87,8 @@ def test_the_baseline_comes_first(cli, files):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("--samplers", "tar"), ["does not have tar", "mar, fasthybrid"]),
+        (("--samplers", "mar,fasthybrid+cspd"), ["does not have fasthybrid+cspd yet", "mar, fasthybrid"]),
+        (("--samplers", "mar,tar"), ["tar samples a Tar de-tokenizer", "tiny.safetensors is not one"]),
         (("--samplers", "mar,zipar"), ["zipar samples a LlamaGen or a PAR", "tiny.safetensors is not one"]),
         (("--text", "a cat"), ["text", "tiny mar", "--label"]),
         (("--samplers", "mar,fasthybrid+cspd"), ["does not have fasthybrid+cspd", "mar, fasthybrid"]),

@@ -1,0 +1,262 @@
+"""compare and bench on Tar and with MuLo-SD, with random weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.cli import running
+from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
+from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
+from PIL import Image
+from qwen_reference import tiny_qwen
+from safetensors.torch import load_file, save_file
+from tar_files import CONFIG, IDS, OF_CODES, tiny_ta_tok, words
+from tiny_files import GPT_SIZE, VQ_SIZE, write, write_gpt, write_vq
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class TarFiles(NamedTuple):
+    tar: Path
+    ta_tok: Path
+    low: Path
+    high: Path
+    whole: Path
+    vq: Path
+
+
+READER = replace(OF_CODES, codes=20)
+
+
+def drawer(grid: int) -> GPT:
+    return GPT(GPTConfig(**{**GPT_SIZE.__dict__, "condition": "features", "condition_size": 24, "absolute": 16 + grid**2 - 1}))
+
+
+@pytest.fixture(scope="session")
+def tar(tmp_path_factory) -> TarFiles:
+    """Tar's parts: 16 codes of 20, drawn at 4 x 4 and 8 x 8; and one file with all but the language model."""
+    folder = tmp_path_factory.mktemp("tar")
+    about = {"config": {**CONFIG, **IDS}, "tokenizer": words(), "name": "tiny tar", "defaults": {"top_k": 15}}
+    told = {k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()}
+    save_file(tiny_qwen().state_dict(), folder / "tar.safetensors", told)
+    save_file(tiny_ta_tok(READER).state_dict(), folder / "ta-tok.safetensors", {"name": "tiny ta-tok"})
+    shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}}
+    low = write(drawer(4), folder / "low.safetensors", 11, grid=4, name="tiny low", **shared)
+    high = write(drawer(8), folder / "high.safetensors", 12, grid=8, name="tiny high", **shared)
+    vq = write_vq(folder / "vq.safetensors")
+    parts = {"ta_tok.": load_file(folder / "ta-tok.safetensors"), "vq.": load_file(vq)}
+    state = load_file(low) | {prefix + name: t for prefix, part in parts.items() for name, t in part.items()}
+    save_file(state, folder / "whole.safetensors", {"heads": "2", "grid": "4", "name": "whole", "groups": "4"})
+    return TarFiles(folder / "tar.safetensors", folder / "ta-tok.safetensors", low, high, folder / "whole.safetensors", vq)
+
+
+@pytest.fixture
+def tar_demo(tiny_demo: Path, tar: TarFiles) -> Path:
+    """The tiny demo with a Tar."""
+    here = {"tar": tar.tar, "ta-tok": tar.ta_tok, "dtok": tar.high, "dtok-low": tar.low}
+    for name, file in here.items():
+        (tiny_demo / f"{name}.safetensors").write_bytes(file.read_bytes())
+    return tiny_demo
+
+
+def table(answer):
+    assert answer.code == 0, answer.err
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in answer.out.splitlines() if line.startswith("| ")]
+    return {row[0]: dict(zip(rows[0], row, strict=False)) for row in rows[1:]}
+
+
+def args(tar: TarFiles, *more):
+    fixed = ("--tar", tar.tar, "--ta-tok", tar.ta_tok, "--decoder", tar.vq, "--device", "cpu", "--prompt", "a red boat")
+    return ("compare", "--model", tar.high, *fixed, *more)
+
+
+# ------------------------------------------------------------------------------------------------ the demo
+
+
+def test_a_prompt_draws_with_the_demos_tar(cli, tar_demo, tmp_path):
+    answer = cli(
+        "compare", "--model", "demo", "--prompt", "a red boat at sunset", "--samplers", "zipar,mulosd,tar", "--set", "zipar.window=2",
+        "--set", "acceptance_target=0.5", "--batch", 2, "--device", "cpu", "--json", "c.json", "--maps", "m.png",
+    )  # fmt: skip
+    rows = table(answer)
+    assert [name.split(" ")[0] for name in rows] == ["Tar", "ZipAR", "MuLo-SD"] and rows["Tar"]["speed-up"] == "1.00x"
+    told = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
+    assert {run["model"] for run in told.values()} == {"tiny high"} and told["tar"]["counts"]["transformer_passes"] == 64
+    assert told["zipar"]["counts"]["transformer_passes"] == 28 and told["mulosd"]["counts"]["draft_passes"] == 16
+    assert told["mulosd"]["speedup"] == pytest.approx(told["tar"]["seconds"] / told["mulosd"]["seconds"], rel=1e-3)
+    assert told["tar"]["settings"]["top_k"] == 0 and told["tar"]["settings"]["cfg"] == 2.0 and told["mulosd"]["images"] == 2
+    assert 0.3 < told["mulosd"]["acceptance"] < 0.7
+    assert np.asarray(Image.open("compare.png")).std() > 5 and Image.open("m.png").width > 3 * 320
+
+
+def test_what_runs_if_nothing_is_named(cli, tar_demo):
+    assert list(table(cli("compare", "--prompt", "a red boat", "--device", "cpu"))) == ["Tar", "ZipAR", "MuLo-SD"]
+
+
+def test_exact_mulosd_draws_tars_picture(cli, tar_demo):
+    cli("compare", "--prompt", "cat", "--samplers", "tar,mulosd", "--set", "mulosd.preset=exact", "--device", "cpu")
+    picture = np.asarray(Image.open("compare.png")).astype(int)
+    step = picture.shape[1] // 2 - 10
+    left, right = picture[100:380, 40:340], picture[100:380, 40 + step : 340 + step]
+    assert (left == right).all() and left.std() > 5
+
+
+def test_llamagens_of_two_sizes_and_a_comparison(cli, tiny_demo, tmp_path):
+    rows = table(cli("compare", "--label", "cat", "--samplers", "llamagen,zipar,mulosd,lantern", "--set", "lantern.neighbours=3",
+                     "--device", "cpu", "--json", "c.json"))  # fmt: skip
+    assert [name.split(" ")[0] for name in rows] == ["LlamaGen", "ZipAR", "MuLo-SD", "LANTERN-style"]
+    told = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
+    # The larger of the two is drafted by the smaller, and sets the size of all.
+    assert {run["model"] for run in told.values()} == {"tiny llamagen"} and told["llamagen"]["counts"]["transformer_passes"] == 64
+    assert told["mulosd"]["counts"]["draft_passes"] == 16 and told["lantern"]["counts"]["draft_passes"] > 16
+
+
+def test_tar_and_llamagen_side_by_side_are_two_families(cli, tar_demo, tmp_path):
+    rows = table(cli("compare", "--prompt", "cat", "--samplers", "tar,zipar,llamagen", "--device", "cpu", "--json", "c.json"))
+    assert list(rows) == ["Tar", "ZipAR", "LlamaGen"] and rows["Tar"]["speed-up"] == rows["LlamaGen"]["speed-up"] == "1.00x"
+    assert [run["model"] for run in json.loads((tmp_path / "c.json").read_text())["runs"]] == ["tiny high"] * 2 + ["tiny llamagen"]
+
+
+def test_a_learned_up_sampler(cli, tar_demo, sentence, tmp_path):
+    more = ("compare", "--prompt", "cat", "--samplers", "mulosd", "--set", "up_sampler=latent", "--device", "cpu", "--json", "c.json")
+    assert "no learned up-sampler for tiny vq" in sentence(cli(*more))
+    made = write(UpSampler(UpSamplerConfig(4, 6, 1)), tar_demo / "upsampler.safetensors", 9, name="learned")
+    assert cli(*more).code == 0
+    assert json.loads((tmp_path / "c.json").read_text())["runs"][0]["settings"]["up_sampler"] == "latent, learned"
+    made.rename(tmp_path / "mine.safetensors")
+    assert cli(*more, "--up-sampler", tmp_path / "mine.safetensors").code == 0
+
+
+def test_bench_of_tar(cli, tar_demo, tmp_path):
+    answer = cli("bench", "--samplers", "tar,mulosd,zipar,lantern", "--repeats", 2, "--device", "cpu", "--json", "times.json",
+                 "--set", "lantern.neighbours=3")  # fmt: skip
+    assert answer.code == 0, answer.err
+    runs = {run["sampler"]: run for run in json.loads((tmp_path / "times.json").read_text())["batches"][0]["runs"]}
+    assert list(runs) == ["tar", "mulosd", "zipar", "lantern"] and {run["model"] for run in runs.values()} == {"tiny high"}
+    assert runs["tar"]["ratio"] == 1.0 and runs["mulosd"]["counts"]["draft_passes"] == 16
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def test_files_of_tar(cli, tar, tmp_path):
+    rows = table(cli(*args(tar, "--draft", tar.low, "--json", "c.json")))
+    assert list(rows) == ["Tar", "ZipAR", "MuLo-SD"]
+    assert list(table(cli(*args(tar)))) == ["Tar", "ZipAR"]
+    told = json.loads((tmp_path / "c.json").read_text())["runs"]
+    assert told[0]["settings"]["top_k"] == 0 and {run["model"] for run in told} == {"tiny high"}
+    lone = ("compare", "--model", tar.whole, "--tar", tar.tar, "--prompt", "a red boat", "--device", "cpu")
+    assert list(table(cli(*lone))) == ["Tar", "ZipAR"]  # its TA-Tok and decoder are in it
+
+
+def test_settings_of_the_prompt(tar, monkeypatch):
+    seen = []
+
+    def drive(sampler, title, unit):
+        seen.append(next(sampler).report.settings)
+        return SimpleNamespace(condition="codes")
+
+    monkeypatch.setattr(running, "_drive", drive)
+    sets, asked = running.of_prompt(["cfg=2", "prompt.detail=81", "prompt.temperature=0.5"])
+    assert sets == ["cfg=2"]
+    on = running.Ready(running.load_detokenizer(tar.high), None, {}, str(tar.high), "", tar.high)
+    options = SimpleNamespace(tar=str(tar.tar), models=None, dtype="auto")
+    assert running._write_codes(["cat"], 1, on, options, 0, asked) == "codes"
+    # What is asked for goes before what the file says suits it.
+    assert {name: seen[0][name] for name in ("detail", "temperature", "top_k", "top_p")} == {
+        "detail": "81", "temperature": 0.5, "top_k": 15, "top_p": 0.95
+    }  # fmt: skip
+
+
+def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
+    wanted = SimpleNamespace(device="cpu", models=None, dtype="auto", grid=None, decoder=str(tar.vq))
+    ready = running._load(str(tar.high), running.TAR, wanted)
+    options = SimpleNamespace(model="x", draft=str(tar.low), up_sampler="auto", models=None, dtype="auto", device="cpu")
+    both = running.plan("mulosd,lantern", [], None, {"mulosd": ready, "lantern": ready})
+    made = {p.entry.name: p.entry.run.keywords for p in running.with_draft(both, options)}
+    assert made["mulosd"]["draft"].name == "tiny low" and made["lantern"]["draft"] is ready.model
+    assert made["lantern"]["vq"] is ready.decoder
+    alone = running.with_draft(both[1:], options)
+    assert alone[0].entry.run.keywords["draft"].name == "tiny low", "the sampler has a sentence for it"
+    itself = running.with_draft(both[1:], SimpleNamespace(**{**vars(options), "draft": "auto"}))
+    assert itself[0].entry.run.keywords["draft"] is ready.model
+
+
+@pytest.mark.parametrize(("more", "words_"), [
+    (("--samplers", "mulosd"), ["draft: mulosd needs a draft model that draws a smaller picture", "--draft"]),
+    (("--samplers", "llamagen"), ["llamagen samples a LlamaGen or a PAR", "high.safetensors is not one"]),
+    (("--samplers", "tar,par"), ["par samples a LlamaGen or a PAR"]),
+    (("--label", "cat", "--samplers", "tar"), ["label", "draws from text"]),
+    (("--set", "prompt.detail=5"), ["detail: '5' is not one of 729, 169, 81"]),
+    (("--set", "prompt.colour=5"), ["colour: no such setting"]),
+    (("--set", "prompt.detail"), ["not of the form prompt.name=value"]),
+    (("--set", "mulosd.tau=0"), ["mulosd is not among the samplers"]),
+    (("--set", "tau=0"), ["no sampler of this run has a setting tau"]),
+    (("--tar", "nowhere.safetensors"), ["checkpoint", "nowhere.safetensors"]),
+    (("--prompt", "cat " * 100), ["text: the prompt takes", "shorten it"]),
+    (("--samplers", "lantern", "--set", "neighbours=23"), ["neighbours: 23 is all of the 24 codes"]),
+])  # fmt: skip
+def test_bad_input_is_one_sentence(cli, tar, sentence, more, words_):
+    said = sentence(cli(*args(tar, *more)))
+    for word in words_:
+        assert word in said
+
+
+def test_parts_that_do_not_fit(cli, tar, sentence, tmp_path):
+    same = sentence(cli(*args(tar, "--samplers", "mulosd", "--draft", tar.high)))
+    assert "draft: tiny high draws 8 x 8 tokens" in same and "no whole multiple" in same
+    wide = tmp_path / "wide.safetensors"
+    save_file(tiny_ta_tok(replace(READER, width=36)).state_dict(), wide, {"name": "wide"})
+    assert "ta_tok: wide makes features of 36 numbers, tiny high reads 24" in sentence(cli(*args(tar, "--ta-tok", wide)))
+    more = tmp_path / "more.safetensors"
+    save_file(tiny_ta_tok(replace(READER, codes=30)).state_dict(), more, {"name": "more"})
+    assert "a codebook of 20, more has 30" in sentence(cli(*args(tar, "--ta-tok", more)))
+    other = write(VQAutoencoder(replace(VQ_SIZE, codes=30)), tmp_path / "other.safetensors", 7, groups=4, name="other vq")
+    assert "decoder: other vq has 30 codes" in sentence(cli(*args(tar, "--decoder", other)))
+    said = sentence(cli(*args(tar, "--samplers", "mulosd", "--draft", write_gpt(tmp_path / "llamagen.safetensors", 3))))
+    assert said.startswith("draft: llamagen.safetensors holds a LlamaGen, not a Tar de-tokenizer")
+
+
+def test_what_needs_words_and_what_does_not(cli, tar, files, sentence, tar_demo):
+    lone = ("compare", "--model", tar.high, "--tar", tar.tar, "--ta-tok", tar.ta_tok, "--decoder", tar.vq, "--device", "cpu")
+    assert "prompt: tiny high draws from text; say what with --prompt" in sentence(cli(*lone))
+    plain = ("compare", "--model", files.llamagen, "--decoder", files.vq, "--device", "cpu", "--samplers", "llamagen")
+    assert "no sampler of this run draws from Tar's codes" in sentence(cli(*plain, "--set", "prompt.detail=81"))
+    said = sentence(cli("compare", "--model", "tar-1.5b", "--prompt", "cat"))
+    assert "model: tar-1.5b writes the codes" in said and "--tar" in said
+    both = ("compare", "--prompt", "cat", "--samplers", "tar,llamagen", "--device", "cpu")
+    assert "two families" in sentence(cli(*both, "--decoder", tar.vq))
+    said = sentence(cli("bench", "--random", "LlamaGen-B", "--samplers", "tar", "--device", "cpu"))
+    assert "tar samples a Tar de-tokenizer" in said
+
+
+def test_without_the_demos_tar(cli, tiny_demo, sentence):
+    assert "the built-in demo-dtok is missing" in sentence(cli("compare", "--prompt", "cat", "--device", "cpu"))
+
+
+def test_random_weights_have_no_tokenizer(sentence, files):
+    ready = running.Ready(running.load_llamagen(files.llamagen), None, {})
+    options = SimpleNamespace(model="demo", draft="auto", up_sampler="auto", models=None, dtype="auto", device="cpu")
+    with pytest.raises(running.UserError, match="^random: mulosd needs a tokenizer"):
+        running.with_draft(running.plan("mulosd", [], None, {"mulosd": ready}), options)
+
+
+def test_demo_entries_are_catalogued():
+    ids = {e.id for family in ("tar", "ta-tok", "dtok", "upsampler") for e in hub.entries(family) if e.built_in}
+    assert ids == {"demo-tar", "demo-ta-tok", "demo-dtok", "demo-dtok-low", "demo-upsampler"}
+    assert running._DEMO_TAR in ids
