@@ -405,10 +405,10 @@ def _draft(
         what = "a small draft model" if family == MAR else "a draft model that draws a smaller picture"
         raise UserError(f"draft: {p.entry.name} needs {what} beside {options.model}; name one with --draft.")
     if (family, choice) not in made:
-        load_one: Callable[..., MARModel | TokenModel] = {MAR: load_mar, LLAMAGEN: load_llamagen, TAR: load_detokenizer}[family]
+        loaders: dict[str, Callable[..., MARModel | TokenModel]] = {MAR: load_mar, LLAMAGEN: load_llamagen, TAR: load_detokenizer}
         try:
             path = find_file(choice, FILES[family], models_folder(options.models))
-            made[family, choice] = load_one(path, options.dtype, choose_device(options.device))
+            made[family, choice] = loaders[family](path, options.dtype, choose_device(options.device))
         except UserError as e:  # the loaders know of one field
             raise UserError(str(e).replace("checkpoint:", "draft:", 1)) from e
     draft = made[family, choice]

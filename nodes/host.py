@@ -187,8 +187,9 @@ def _load(patchers: list[ModelPatcher], memory: float) -> None:
     """Networks onto their devices, whole: of plain torch layers ComfyUI cannot leave a part behind and stream it."""
     mm.load_models_gpu(patchers, memory_required=memory, force_full_load=True)
     for patcher in patchers:
-        # --novram leaves them where they were all the same. Core's own patchers (of an upscale model) know better.
-        if type(patcher) in (ModelPatcher, _Tidy) and any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
+        # --novram leaves them where they were all the same. A patcher of core's (an upscale model's) may stream: that one knows better.
+        streams = getattr(patcher, "is_dynamic", bool)()
+        if not streams and any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
             patcher.model.to(patcher.load_device)
 
 

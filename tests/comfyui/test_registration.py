@@ -10,6 +10,10 @@ from comfy_host import PACK, ROOT, WORKFLOWS, load_workflow
 NODES = {
     "FastARLoadMAR": ("Load MAR", "load", ["FASTAR_MAR", "VAE"]),
     "FastARLoadLlamaGen": ("Load LlamaGen / PAR", "load", ["FASTAR_TOKEN_MODEL", "VAE"]),
+    "FastARLoadTar": ("Load Tar", "load", ["FASTAR_TAR"]),
+    "FastARLoadTarDetokenizer": ("Load Tar De-tokenizer", "load", ["FASTAR_TOKEN_MODEL", "VAE"]),
+    "FastARTarPrompt": ("Tar Prompt", "condition", ["FASTAR_CONDITION"]),
+    "FastARImageToCodes": ("Image to Codes", "condition", ["FASTAR_CONDITION"]),
     "FastARTextPrompt": ("Text Prompt (LlamaGen)", "condition", ["FASTAR_CONDITION"]),
     "FastARClassLabel": ("Class Label", "condition", ["FASTAR_CONDITION"]),
     "FastARMARSampler": ("MAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
@@ -20,6 +24,7 @@ NODES = {
     "FastARLlamaGenSampler": ("LlamaGen Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARPAR": ("PAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARZipAR": ("ZipAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARMuLoSD": ("MuLo-SD Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARCompare": ("Compare", "compare", ["IMAGE", "STRING"]),
     "FastARTokenMap": ("Token Map", "compare", ["IMAGE"]),
     "FastARReport": ("Report", "compare", ["STRING"]),
