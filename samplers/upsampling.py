@@ -128,7 +128,9 @@ class LatentUpSampling(PixelUpSampling):
 
     def up(self, codes: Tensor, factor: int) -> Tensor:
         codes = codes.to(self.vq.quantize.embedding.weight.device)
-        return self.vq.codes(self._net.enlarge(self.vq.vectors(codes), factor))
+        # The network may compute elsewhere.
+        vectors = self.vq.vectors(codes).to(self._net.enter.weight.device)
+        return self.vq.codes(self._net.enlarge(vectors, factor).to(codes.device))
 
 
 def up_sampling(

@@ -186,6 +186,7 @@ def test_settings_of_the_prompt(tar, monkeypatch):
 def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
     wanted = SimpleNamespace(device="cpu", models=None, dtype="auto", grid=None, decoder=str(tar.vq))
     ready = running._load(str(tar.high), running.TAR, wanted)
+    assert ready.demo and ready.family == "tar", "presets would be those of full-size models"
     options = SimpleNamespace(model="x", draft=str(tar.low), up_sampler="auto", models=None, dtype="auto", device="cpu")
     both = running.plan("mulosd,lantern", [], None, {"mulosd": ready, "lantern": ready})
     made = {p.entry.name: p.entry.run.keywords for p in running.with_draft(both, options)}
