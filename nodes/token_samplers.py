@@ -197,7 +197,7 @@ class PARSampler(io.ComfyNode):
 
 
 _WINDOWS = (
-    "exact, balanced and fast put other windows in their place, the demo's own for the demo and the paper's for full-size models; the "
+    "exact, balanced and fast put other windows in their place, a whole row and then narrower ones; the "
     "report says which. exact is plain LlamaGen."
 )
 
