@@ -1,11 +1,10 @@
 """Presets of the accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
 
-The demo's values come from its own tables (docs/benchmarks.md); the full-size ones from the papers, which measured
-<<<<<<< HEAD MAR-B, L and H, and LlamaGen-XL. ZipAR's for the demo are a first guess, until it has a demo. PAR has
-none: what it decides together is trained into its weights. A preset sets the ======= MAR-B, L and H, and LlamaGen-XL;
-MuLo-SD publishes none, so a preset asks for a share of drafts to keep, which means the same for every model. PAR has
-none: what it decides together is trained into its weights. A preset sets the >>>>>>> 42482cf (Bring Tar and MuLo-SD
-to ComfyUI) accelerator's own knobs and leaves the picture's (seed, steps, guidance) alone.
+The demo's values come from its own tables (docs/benchmarks.md), ZipAR's excepted, which are a first guess until it has
+a demo; the full-size ones from the papers, which measured MAR-B, L and H, and LlamaGen-XL. MuLo-SD publishes none, so a
+preset asks for a share of drafts to keep, which means the same for every model. PAR has none: what it decides together
+is trained into its weights. A preset sets the accelerator's own knobs and leaves the picture's (seed, steps, guidance)
+alone.
 """
 
 from __future__ import annotations
