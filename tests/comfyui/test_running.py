@@ -252,10 +252,12 @@ def test_report_in_every_format(comfy, form, start):
 
 
 def test_every_token_map_is_in_the_menu(info):
-    assert info["FastARTokenMap"]["input"]["required"]["what"][1]["options"] == MAPS
+    assert info["FastARTokenMap"]["input"]["required"]["what"][1]["options"] == [*MAPS, *OF_TOKENS]
 
 
 MAPS = ["fixed at step", "outcome", "accepted", "redone", "order", "cached", "rejected", "drafted"]
+# What only samplers of discrete tokens tell (test_tokens.py).
+OF_TOKENS = ["tokens per step", "islands", "waves", "expanded"]
 
 
 @pytest.mark.parametrize("what", MAPS)

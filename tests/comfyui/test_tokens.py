@@ -107,8 +107,8 @@ def test_previews_arrive_and_a_cancel_stops(comfy, info):
     events = Events(comfy, client)
     seen: list[Any] = []
     try:
-        # Large enough to last: 256 passes over 64 pictures.
-        wanted = prompt(info, llamagen={"seed": 77}, label={"labels": "boat", "images_per_label": 64})
+        # Large enough to last: 256 passes over many pictures.
+        wanted = prompt(info, llamagen={"seed": 77}, label={"labels": "boat", "images_per_label": 200})
         queued = comfy.queue({key: wanted[key] for key in ("plain", "label", "llamagen", "see llamagen", "show llamagen")}, client)
         for kind, data in events:
             if kind == "preview" and data[0]["node_id"] == "llamagen":
