@@ -18,17 +18,16 @@ from ..reports.pictures import compare_grid, token_map
 from ..reports.record import PLAIN, Report, to_json, to_table
 from ..samplers.masked import Sampled
 from ..samplers.registry import MAR
+from .conditions import conditions, of_prompt
 from .running import (
     DEMO,
     MOST_IMAGES,
     SEEDS,
-    conditions,
     decode,
     draw,
     load,
     measured_against,
     model_options,
-    of_prompt,
     output,
     plan,
     sampler_options,

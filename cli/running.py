@@ -25,20 +25,18 @@ from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.networks.kl import KLModel
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.vq import VQModel
-from ..model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar, parts_inside
+from ..model_loaders.tar import load_detokenizer, parts_inside
 from ..model_loaders.upsampler import load_upsampler
 from ..reports.record import Clock, Report
 from ..samplers import presets
 from ..samplers.draws import PairedDraws
-from ..samplers.labels import label_sets, resolve_labels
 from ..samplers.masked import Sampled
 from ..samplers.mulosd_settings import LATENT, MuLoSDSettings
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import LLAMAGEN, MAR, TAR, Entry, find
 from ..samplers.settings import MARSettings, knobs, make
-from ..samplers.tar import tar_prompt
-from ..samplers.token_conditions import AnyCondition, CodeCondition, TextCondition, features_of
-from ..samplers.token_settings import TarPromptSettings, TokenSettings
+from ..samplers.token_conditions import AnyCondition
+from ..samplers.token_settings import TokenSettings
 from ..samplers.tokens import TokenSampled
 from ..samplers.upsampling import UpSampling, up_sampling
 from .progress import Bar
@@ -48,15 +46,11 @@ MOST_IMAGES = 1024
 PRESET = "preset"
 DEMO = "demo"
 AUTO = "auto"
-# What --set calls the stage of Tar that turns a prompt into codes.
-PROMPT = "prompt"
 # What runs where --samplers is not given, by what the model is; and what a draft model adds to it.
 USUAL = {"mar": "mar,fasthybrid", "llamagen": "llamagen,zipar", "par": "par", "tar": "tar,zipar"}
 _DRAFTED = ",mulosd"
 # Family of models to the family of their files.
 FILES = {MAR: "mar", LLAMAGEN: "llamagen", TAR: "dtok"}
-# Language models of Tar: of the demo, and of everything else.
-_DEMO_TAR, _OFFICIAL_TAR = "demo-tar", "tar-1.5b"
 # What suits models that draw from text, where the file does not say (LlamaGen's own defaults for them), and Tar's.
 _TEXT_DEFAULTS, _TAR_DEFAULTS = {"cfg": 7.5, "top_k": 1000}, {"top_k": 0}
 # Pictures decoded at once.
@@ -466,7 +460,7 @@ class Planned:
 def defaults(model: MARModel | TokenModel, metadata: Mapping[str, str]) -> dict[str, Any]:
     """Settings that suit a model better than the general ones: its metadata's ``defaults`` (a JSON object); for a MAR no
     more AR steps than it has tokens, 32 for the demo's where its file does not say; for text LlamaGen's own, for Tar its own."""
-    out = _stated_defaults(metadata)
+    out = stated_defaults(metadata)
     if isinstance(model, TokenModel):
         usual = {"class": {}, "text": _TEXT_DEFAULTS}.get(model.net.config.condition, _TAR_DEFAULTS)
         return {**usual, **out}
@@ -475,7 +469,7 @@ def defaults(model: MARModel | TokenModel, metadata: Mapping[str, str]) -> dict[
     return out
 
 
-def _stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
+def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
     """The metadata's own; {} if it says none that can be read."""
     try:
         own = json.loads(metadata.get("defaults", "{}"))
@@ -545,113 +539,6 @@ def measured_against(planned: Sequence[Planned]) -> list[int]:
     return [first.setdefault((p.on.family, p.on.tokens), i) for i, p in enumerate(planned)]
 
 
-# ------------------------------------------------------------------------------------------------ what to draw
-
-
-def conditions(
-    planned: Sequence[Planned], label: str | None, texts: Sequence[str] | None, repeat: int, options: argparse.Namespace,
-    seed: int = 0, asked: Mapping[str, str] | None = None,
-) -> list[AnyCondition]:  # fmt: skip
-    """What each sampler draws from: labels, or text for the models that read it. Tar writes its codes once for all.
-
-    Args:
-        label, texts: as typed; None where nothing was.
-        repeat: images of each label or text.
-        seed: of Tar's codes.
-        asked: settings of what writes them, see :func:`of_prompt`.
-
-    Raises:
-        UserError: a label the model does not know, nothing to read, or something that nobody reads.
-    """
-    names = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
-    if texts and not any(p.on.draws_from_text for p in planned):
-        raise UserError(f"text: the models of this run ({names}) draw classes; name one with --label.")
-    if label is not None and all(p.on.draws_from_text for p in planned):
-        raise UserError(f"label: the model of this run ({names}) draws from text; say what with --text.")
-    if asked and not any(p.on.family == TAR for p in planned):
-        raise UserError(f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{next(iter(asked))} is about.")
-    made: dict[int, AnyCondition] = {}
-    codes: CodeCondition | None = None
-    for p in planned:
-        if id(p.on) in made:
-            continue
-        if p.on.family == TAR:
-            codes = codes or _write_codes(texts, repeat, p.on, options, seed, asked or {})
-            made[id(p.on)] = _read_codes(codes, p.on, options)
-        else:
-            made[id(p.on)] = _encode(texts or (), repeat, p.on, options) if p.on.draws_from_text else _labels(p.on, label or "0", repeat)
-    most = max(len(condition) for condition in made.values())
-    if most > MOST_IMAGES:
-        raise UserError(f"batch: {most} images are more than {MOST_IMAGES}; ask for fewer.")
-    return [made[id(p.on)] for p in planned]
-
-
-def _labels(on: Ready, label: str, repeat: int) -> AnyCondition:
-    known = on.model.label_set if on.model.label_set in label_sets() else ""  # a file may name a list we do not have
-    condition = resolve_labels(label, known, repeat)
-    condition.class_ids(on.classes, on.model.label_set, on.device)
-    return condition
-
-
-def _encode(texts: Sequence[str], repeat: int, on: Ready, options: argparse.Namespace) -> TextCondition:
-    """Prompts, encoded; the encoder, which is larger than most models, is gone afterwards."""
-    prompts = [text.strip() for text in texts]
-    if not prompts or not all(prompts):
-        raise UserError(f"text: {on.model.name} draws from text; say what with --text, for example --text 'a red boat'.")
-    from ..model_loaders.text import load_text_encoder
-
-    encoder = load_text_encoder(find_file(options.encoder, "t5", models_folder(options.models)), "auto", on.device)
-    features = encoder.encode(prompts)
-    repeated = [(rows, prompt) for rows, prompt in zip(features, prompts, strict=True) for _ in range(repeat)]
-    return TextCondition(tuple(rows for rows, _ in repeated), tuple(prompt for _, prompt in repeated))
-
-
-def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Settings as given, parted: those of samplers, and by name those of what writes Tar's codes, checked."""
-    mine = [text for text in sets if text.partition("=")[0].strip().startswith(f"{PROMPT}.")]
-    asked = {}
-    for text in mine:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or not value:
-            raise UserError(f"set: {text!r} is not of the form {PROMPT}.name=value.")
-        asked[name.removeprefix(f"{PROMPT}.")] = value
-    make(TarPromptSettings, asked)
-    return [text for text in sets if text not in mine], asked
-
-
-def _write_codes(
-    texts: Sequence[str] | None, repeat: int, on: Ready, options: argparse.Namespace, seed: int, asked: Mapping[str, str]
-) -> CodeCondition:  # fmt: skip
-    """Codes of the prompts; the language model, which is larger than what draws, is gone afterwards."""
-    if not texts:
-        raise UserError(f"prompt: {on.model.name} draws from text; say what with --prompt, for example --prompt 'a red boat at sunset'.")
-    prompts = [text.strip() for text in texts for _ in range(repeat)]
-    if len(prompts) > MOST_IMAGES:
-        raise UserError(f"batch: {len(prompts)} images are more than {MOST_IMAGES}; ask for fewer.")
-    choice = options.tar
-    if choice == AUTO:
-        choice = _DEMO_TAR if on.choice in {e.id for e in hub.entries("dtok") if e.built_in} else _OFFICIAL_TAR
-    path = find_file(choice, "tar", models_folder(options.models))
-    tar = load_tar(path, options.dtype, on.device)
-    own = _stated_defaults(ck.read_metadata(path)) if path.is_file() else {}
-    settings = make(TarPromptSettings, {**{k: v for k, v in own.items() if k in knobs(TarPromptSettings)}, **asked})
-    return _drive(tar_prompt(tar, prompts, settings, PairedDraws(seed, range(len(prompts))), seed), "prompt", "codes").condition
-
-
-def _read_codes(codes: CodeCondition, on: Ready, options: argparse.Namespace) -> AnyCondition:
-    """The same as the features that a de-tokenizer draws from, if it does: once, so that no sampler's seconds hold it."""
-    assert isinstance(on.model, TokenModel) and on.path is not None
-    if on.model.net.config.condition == "codes":
-        return codes
-    path = on.path
-    if options.ta_tok != AUTO or "ta-tok" not in parts_inside(path):
-        choice = hub.ta_tok_for(on.choice, on.path) if options.ta_tok == AUTO else options.ta_tok
-        path = find_file(choice, "ta-tok", models_folder(options.models))
-    reader = load_ta_tok(path, options.dtype, on.device, encoder=False)
-    expect_features(reader, on.model)
-    return features_of(codes, reader)
-
-
 # ------------------------------------------------------------------------------------------------ running
 
 
@@ -662,10 +549,10 @@ def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -
         first: index of the first image; image i of a batch uses (seed, first + i).
     """
     unit = "AR steps" if planned.entry.family == MAR else "passes"
-    return _drive(_begin(planned, condition, seed, first), planned.entry.title, unit)
+    return drive(_begin(planned, condition, seed, first), planned.entry.title, unit)
 
 
-def _drive(sampler: Any, title: str, unit: str) -> Any:
+def drive(sampler: Any, title: str, unit: str) -> Any:
     """What a sampler returns, with a progress bar."""
     with Bar(title) as bar:
         while True:

@@ -1,5 +1,5 @@
 """Train the built-in demo checkpoints again: the autoencoder, the MAR, the draft MAR and the judge; the VQ tokenizer, the
-LlamaGens of two sizes and the PAR.
+LlamaGens of two sizes, the PAR and the latent up-sampler.
 
 A training that was stopped goes on where it was (its state is in --work). On two CPU cores the whole takes several
 hours; a GPU only makes it quicker.
@@ -28,6 +28,7 @@ FILES = {
     "llamagen-low": "llamagen-low.safetensors",
     "llamagen": "llamagen.safetensors",
     "par": "par.safetensors",
+    "upsampler": "upsampler.safetensors",
 }
 
 
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     few: dict[str, Any] = {"count": whole(options.pictures, "pictures", 64, 10**7)} if options.pictures else {}
     device = choose_device(options.device)
 
-    from ..demo import judge, recipes, token_recipes
+    from ..demo import judge, recipes, token_recipes, upsampler_recipe
     from ..model_loaders.autoencoders import load_kl, load_vq
     from ..model_loaders.llamagen import load_llamagen
     from ..model_loaders.mar import load_mar
@@ -107,6 +108,10 @@ def run(options: argparse.Namespace) -> int:
             options.work, out / FILES["vq"], device, short(token_recipes.VQ_SCHEDULE), log=log, **few
         ),
         **{name: partial(gpt, recipe) for name, recipe in token_recipes.RECIPES.items()},
+        "upsampler": lambda: upsampler_recipe.train_upsampler(
+            load_vq(needed("vq", "tokenizer"), "fp32", device).net, options.work, out / FILES["upsampler"], device,
+            short(upsampler_recipe.SCHEDULE), log=log, **few,
+        ),
     }
     for name in FILES:
         if name in names:

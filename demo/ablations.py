@@ -225,13 +225,12 @@ class Bench:
 
     def row(self, row: Row, common: dict[str, Any]) -> tuple[Result, np.ndarray]:
         """Figures and pictures of one line; a line that several tables share is drawn once."""
-        settings = make(find(row.sampler).settings, {**common, **row.settings})
-        key = f"{row.sampler} {settings}"
+        settings = {**common, **row.settings}
+        key = f"{row.sampler} {make(find(row.sampler).settings, settings)}"
         if key not in self._rows:
-            rgb, report = self.pictures(row.sampler, {**common, **row.settings})
+            rgb, report = self.pictures(row.sampler, settings)
             judged = figures(self.judge, self.tolerance, rgb, self.labels, self.reference)
-            told = {**common, **row.settings}
-            self._rows[key] = Result(row.title, row.sampler, told, judged, report.counts, report.acceptance, report.seconds), rgb
+            self._rows[key] = Result(row.title, row.sampler, settings, judged, report.counts, report.acceptance, report.seconds), rgb
         result, rgb = self._rows[key]
         return replace(result, title=row.title), rgb
 

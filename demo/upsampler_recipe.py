@@ -1,9 +1,8 @@
 """How the learned latent up-sampler of MuLo-SD is trained on the picture book.
 
 It learns to turn the codes of a small picture into those of the same picture at twice the size. Source: "Multi-Scale Local
-Speculative Decoding for Image Generation" (arXiv 2601.05149): losses on decoded pixels, since guessing codes alone looks
-poor. In place of LPIPS stand the features of the tokenizer's own encoder, which needs no other network, and there is no
-PatchGAN: at this size its gain does not pay for its trouble.
+Speculative Decoding for Image Generation" (arXiv 2601.05149): losses on decoded pixels. In place of its LPIPS stand the
+features of the tokenizer's own encoder, which needs no other network, and its PatchGAN is left out.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.cli import running
+from fastar_nodes.cli import conditions, running
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
+from fastar_nodes.model_loaders.tar import load_detokenizer
 from PIL import Image
 from qwen_reference import tiny_qwen
 from safetensors.torch import load_file, save_file
@@ -171,12 +172,12 @@ def test_settings_of_the_prompt(tar, monkeypatch):
         seen.append(next(sampler).report.settings)
         return SimpleNamespace(condition="codes")
 
-    monkeypatch.setattr(running, "_drive", drive)
-    sets, asked = running.of_prompt(["cfg=2", "prompt.detail=81", "prompt.temperature=0.5"])
+    monkeypatch.setattr(conditions, "drive", drive)
+    sets, asked = conditions.of_prompt(["cfg=2", "prompt.detail=81", "prompt.temperature=0.5"])
     assert sets == ["cfg=2"]
-    on = running.Ready(running.load_detokenizer(tar.high), None, {}, str(tar.high), "", tar.high)
+    on = running.Ready(load_detokenizer(tar.high), None, {}, str(tar.high), "", tar.high)
     options = SimpleNamespace(tar=str(tar.tar), models=None, dtype="auto")
-    assert running._write_codes(["cat"], 1, on, options, 0, asked) == "codes"
+    assert conditions.write_codes(["cat"], 1, on, options, 0, asked) == "codes"
     # What is asked for goes before what the file says suits it.
     assert {name: seen[0][name] for name in ("detail", "temperature", "top_k", "top_p")} == {
         "detail": "81", "temperature": 0.5, "top_k": 15, "top_p": 0.95
@@ -260,4 +261,4 @@ def test_random_weights_have_no_tokenizer(sentence, files):
 def test_demo_entries_are_catalogued():
     ids = {e.id for family in ("tar", "ta-tok", "dtok", "upsampler") for e in hub.entries(family) if e.built_in}
     assert ids == {"demo-tar", "demo-ta-tok", "demo-dtok", "demo-dtok-low", "demo-upsampler"}
-    assert running._DEMO_TAR in ids
+    assert conditions._DEMO_TAR in ids

@@ -259,4 +259,5 @@ def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
 
 
 def test_reports_are_json(tmp_path: Path) -> None:
-    json.dumps(run(tiny_tar()).report.to_dict())
+    told = run(tiny_tar()).report.to_dict()
+    assert json.loads(json.dumps(told)) == told
