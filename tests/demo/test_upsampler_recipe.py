@@ -34,12 +34,13 @@ def test_codes_are_those_of_the_same_scenes_at_two_sizes():
 def test_training_improves_and_what_it_writes_loads(tmp_path):
     vq, out, lines = tiny_vq(), tmp_path / "up.safetensors", []
     weights = {k: v.clone() for k, v in vq.state_dict().items()}
-    net = train_upsampler(vq, tmp_path, out, CPU, Schedule(steps=12, batch=4, lr=1e-2, warmup=2, ema=0.5), 6, 8, lines.append)
+    # Small steps, for the rounding of bf16 differs between processors and large ones let it decide the result.
+    net = train_upsampler(vq, tmp_path, out, CPU, Schedule(steps=40, batch=4, lr=2e-3, warmup=2, ema=0.5), 6, 8, lines.append)
     assert all(torch.equal(v, weights[k]) for k, v in vq.state_dict().items()), "the tokenizer stays as it is"
     again = load_upsampler(out)
     assert again.name == "picture book up-sampler" and again.net.config == net.config
     assert all(torch.equal(v, net.state_dict()[k].half().float()) for k, v in again.net.state_dict().items())
-    assert any("upsampler: step 12/12" in line for line in lines)
+    assert any("upsampler: step 40/40" in line for line in lines)
     with safe_open(out, "pt") as file:
         about = file.metadata()
     assert about["family"] == "upsampler" and about["decoder"] == "demo-vq" and json.dumps(about)
