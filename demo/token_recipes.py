@@ -16,14 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..model_loaders.networks.gpt import GPT, GPTConfig, Places, initialise
+from ..model_loaders.networks.kl import KLAutoencoder
 from ..model_loaders.networks.vq import VQAutoencoder, VQConfig
 from ..samplers.par import par_groups
 from . import picture_book
 from .recipes import NULL_LABELS, TRAIN_SEED, pictures, reconstruction_loss, save_checkpoint, to_signed
 from .training import Schedule, generator, train
 
-VQ = VQConfig(ch=32, ch_mult=(1, 1, 1, 2), blocks=1, z_channels=64, codes=512, code_channels=8, groups=8)
-VQ_SCHEDULE = Schedule(steps=5000, batch=24, lr=2e-3, ema=0.997, weight_decay=0.0, decay=0.5)
+# Convolution for convolution the demo's KL autoencoder, with whose weights it begins.
+VQ = VQConfig(ch=32, ch_mult=(1, 1, 2, 2), blocks=1, z_channels=8, codes=512, code_channels=8, groups=8)
+VQ_SCHEDULE = Schedule(steps=3200, batch=32, lr=1.5e-3, ema=0.997, weight_decay=0.0, decay=0.6)
 # Sides of the pictures the tokenizer learns, in turn, and how many of each there are.
 VQ_PICTURES = {64: 16000, 128: 5000}
 COMMITMENT = 0.25
@@ -39,7 +41,7 @@ DEFAULTS = {"cfg": 2.0, "top_k": 0}
 
 def _gpt(special: int = 0) -> GPTConfig:
     return GPTConfig(
-        dim=128, depth=6, heads=4, kv_heads=4, hidden=192, vocab=VQ.codes, condition="class",
+        dim=128, depth=6, heads=4, kv_heads=4, hidden=176, vocab=VQ.codes, condition="class",
         condition_size=_CLASSES, special=special,
     )  # fmt: skip
 
@@ -124,20 +126,64 @@ def quantisation_loss(net: VQAutoencoder, features: Tensor) -> tuple[Tensor, Ten
     return features + (chosen - features).detach(), codes, loss
 
 
+@torch.no_grad()
+def begin_with(net: VQAutoencoder, kl: KLAutoencoder) -> None:
+    """Give a tokenizer the convolutions of an autoencoder of the same widths and as many latent channels as a code has.
+
+    What it computes is then the autoencoder's latents, of which quantising keeps the direction; the attention that only a
+    tokenizer's deepest blocks have adds nothing yet.
+
+    Raises:
+        ValueError: the two do not fit.
+    """
+    own, given, deepest = net.state_dict(), kl.state_dict(), len(net.config.ch_mult) - 1
+    channels = net.config.code_channels
+    if given["quant_conv.weight"].shape[0] != 2 * channels or net.config.z_channels != channels:
+        raise ValueError(f"an autoencoder of {given['quant_conv.weight'].shape[0] // 2} channels does not fit codes of {channels}")
+    middle = {"block_1": "0", "attn_1": "1", "block_2": "2"}
+    for name, value in given.items():
+        side, part, *rest = name.split(".")
+        if part in ("down", "up"):
+            level = rest[0] if part == "down" else str(deepest - int(rest[0]))
+            name = ".".join([side, "conv_blocks", level, *(["res", *rest[2:]] if rest[1] == "block" else rest[1:])])
+        elif part == "mid":
+            name = ".".join([side, part, middle[rest[0]], *rest[1:]])
+        elif side in ("quant_conv", "post_quant_conv") or (side, part) == ("encoder", "conv_out"):
+            continue
+        if own[name].shape != value.shape:
+            raise ValueError(f"{name}: {tuple(value.shape)} does not fit {tuple(own[name].shape)}")
+        own[name].copy_(value)
+    # The mean's half of two linear layers, as one.
+    mean, last = given["quant_conv.weight"][:channels, :, 0, 0], "encoder.conv_out"
+    own[f"{last}.weight"].copy_(torch.einsum("oi,ichw->ochw", mean, given[f"{last}.weight"]))
+    own[f"{last}.bias"].copy_(mean @ given[f"{last}.bias"] + given["quant_conv.bias"][:channels])
+    own["quant_conv.weight"].copy_(torch.eye(channels)[:, :, None, None])
+    own["quant_conv.bias"].zero_()
+    # Code vectors have the length 1, latents of unit variance the root of their number.
+    own["post_quant_conv.weight"].copy_(channels**0.5 * given["post_quant_conv.weight"])
+    own["post_quant_conv.bias"].copy_(given["post_quant_conv.bias"])
+    for name, value in own.items():
+        if ".attn." in name and "proj_out" in name:
+            value.zero_()
+
+
 def train_vq(
     work: Path, out: Path, device: torch.device, schedule: Schedule = VQ_SCHEDULE, count: int | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = print, kl: KLAutoencoder | None = None,
 ) -> VQAutoencoder:  # fmt: skip
     """Train the tokenizer on small and large pictures in turn and write ``out``.
 
     Args:
         count: pictures of each size, instead of :data:`VQ_PICTURES`.
+        kl: whose weights to begin with, see :func:`begin_with`; None begins with random ones.
     """
     data = {side: pictures(count or number, TRAIN_SEED, side, log)[0] for side, number in VQ_PICTURES.items()}
     sides = list(data)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(23)
         module = _Tokenizer(VQAutoencoder(VQ))
+    if kl is not None:
+        begin_with(module.net, kl)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g, side = generator(29, step), sides[step % len(sides)]

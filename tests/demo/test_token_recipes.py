@@ -11,6 +11,7 @@ from fastar_nodes.demo.training import Schedule
 from fastar_nodes.model_loaders.autoencoders import load_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.draws import PairedDraws
@@ -117,6 +118,23 @@ def test_no_row_sees_what_it_predicts() -> None:
             end = at if n == 1 or at < n - 1 else max(n, at // n * n + n) - 1
             assert not moved[: end + 1].any(), (special, at)
             assert at == 63 or n > 1 and at >= 60 or moved[end + 1 :].any(), (special, at)
+
+
+def test_a_tokenizer_can_begin_as_an_autoencoder() -> None:
+    """Its features are the latents, and vectors of length 1 are drawn as latents of unit variance in that direction."""
+    torch.manual_seed(0)
+    shape = {"ch": 8, "ch_mult": (1, 2), "blocks": 1, "groups": 4}
+    kl, net = KLAutoencoder(KLConfig(**shape, z_channels=8)).eval(), VQAutoencoder(VQConfig(**shape, z_channels=8, codes=16)).eval()
+    recipes.begin_with(net, kl)
+    x = torch.rand(2, 3, 16, 16) * 2 - 1
+    with torch.no_grad():
+        mean, _ = kl.encode(x)
+        torch.testing.assert_close(net.features(x), mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(net.render(mean / 8**0.5), kl.decode(mean), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="an autoencoder of 4 channels does not fit codes of 8"):
+        recipes.begin_with(net, KLAutoencoder(KLConfig(**shape, z_channels=4)))
+    with pytest.raises(ValueError, match="does not fit"):
+        recipes.begin_with(net, KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 1), blocks=1, groups=4, z_channels=8)))
 
 
 def test_quantisation_passes_the_gradient_and_moves_both_sides() -> None:
