@@ -25,7 +25,7 @@ from .training import Schedule, generator, train
 
 # Convolution for convolution the demo's KL autoencoder, with whose weights it begins.
 VQ = VQConfig(ch=32, ch_mult=(1, 1, 2, 2), blocks=1, z_channels=8, codes=512, code_channels=8, groups=8)
-VQ_SCHEDULE = Schedule(steps=3200, batch=32, lr=1.5e-3, ema=0.997, weight_decay=0.0, decay=0.6)
+VQ_SCHEDULE = Schedule(steps=2200, batch=32, lr=1.5e-3, ema=0.997, weight_decay=0.0, decay=0.6)
 # Sides of the pictures the tokenizer learns, in turn, and how many of each there are.
 VQ_PICTURES = {64: 16000, 128: 5000}
 COMMITMENT = 0.25
