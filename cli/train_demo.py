@@ -1,5 +1,5 @@
 """Train the built-in demo checkpoints again: the autoencoder, the MAR, the draft MAR and the judge; the VQ tokenizer, the
-LlamaGens of two sizes, the PAR and the latent up-sampler.
+LlamaGens of two sizes, the PAR and the latent up-sampler; TA-Tok, the Tar and its de-tokenizers of two sizes.
 
 A training that was stopped goes on where it was (its state is in --work). On two CPU cores the whole takes several
 hours; a GPU only makes it quicker.
@@ -29,6 +29,10 @@ FILES = {
     "llamagen": "llamagen.safetensors",
     "par": "par.safetensors",
     "upsampler": "upsampler.safetensors",
+    "ta-tok": "ta-tok.safetensors",
+    "tar": "tar.safetensors",
+    "dtok-low": "dtok-low.safetensors",
+    "dtok": "dtok.safetensors",
 }
 
 
@@ -39,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=None, metavar="DIR", help="where checkpoints go; default: into the package"
     )
     parser.add_argument("--work", type=Path, default=Path("train-demo"), metavar="DIR", help="resumable state")
-    parser.add_argument("--improve", action="store_true", help="begin with the MARs, LlamaGens and PAR that are there")
+    parser.add_argument("--improve", action="store_true", help="begin with the transformers that are there: MARs, LlamaGens, PAR and Tar")
     parser.add_argument("--steps", metavar="N", help="optimiser steps of each, instead of the recipe's; for a try")
     parser.add_argument("--pictures", metavar="N", help="pictures to train on, instead of the recipe's; for a try")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
@@ -55,10 +59,11 @@ def run(options: argparse.Namespace) -> int:
     few: dict[str, Any] = {"count": whole(options.pictures, "pictures", 64, 10**7)} if options.pictures else {}
     device = choose_device(options.device)
 
-    from ..demo import judge, recipes, token_recipes, upsampler_recipe
+    from ..demo import judge, recipes, ta_tok_recipe, tar_recipes, token_recipes, upsampler_recipe
     from ..model_loaders.autoencoders import load_kl, load_vq
     from ..model_loaders.llamagen import load_llamagen
     from ..model_loaders.mar import load_mar
+    from ..model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 
     out = options.out or Path(recipes.__file__).parent / "checkpoints"
     if out.exists() and not out.is_dir():
@@ -79,6 +84,12 @@ def run(options: argparse.Namespace) -> int:
     def autoencoder() -> Any:
         return load_kl(needed("kl", "autoencoder"), "fp32", device).net
 
+    def tokenizer() -> Any:
+        return load_vq(needed("vq", "tokenizer"), "fp32", device).net
+
+    def semantic_tokenizer() -> Any:
+        return load_ta_tok(needed("ta-tok", "semantic tokenizer"), "fp32", device).net
+
     def mar(config: Any, name: str, schedule: Any) -> None:
         path = out / FILES[name]
         start = load_mar(path, "fp32", device).net if options.improve else None
@@ -91,10 +102,24 @@ def run(options: argparse.Namespace) -> int:
         recipes.train_kl(options.work, out / FILES["kl"], device, *stages, log=log, **few)
 
     def gpt(recipe: Any) -> None:
-        path, vq = out / FILES[recipe.name], load_vq(needed("vq", "tokenizer"), "fp32", device).net
+        path, vq = out / FILES[recipe.name], tokenizer()
         start = load_llamagen(path, "fp32", device).net if options.improve else None
         token_recipes.train_gpt(
             recipe, vq, options.work, path, device, short(recipe.schedule), log=log, start=start, **few
+        )
+
+    def tar() -> None:
+        path, ta_tok = out / FILES["tar"], semantic_tokenizer()
+        start = load_tar(path, "fp32", device).net if options.improve else None
+        tar_recipes.train_language(
+            ta_tok, options.work, path, device, short(tar_recipes.LANGUAGE_SCHEDULE), log=log, start=start, **few
+        )
+
+    def detokenizer(recipe: Any) -> None:
+        path, ta_tok, vq = out / FILES[recipe.name], semantic_tokenizer(), tokenizer()
+        start = load_detokenizer(path, "fp32", device).net if options.improve else None
+        tar_recipes.train_detokenizer(
+            recipe, ta_tok, vq, options.work, path, device, short(recipe.schedule), log=log, start=start, **few
         )
 
     programs: dict[str, Callable[[], Any]] = {
@@ -105,13 +130,18 @@ def run(options: argparse.Namespace) -> int:
             autoencoder(), options.work, out / FILES["judge"], device, short(judge.SCHEDULE), log=log, **few
         ),
         "vq": lambda: token_recipes.train_vq(
-            options.work, out / FILES["vq"], device, short(token_recipes.VQ_SCHEDULE), log=log, **few
+            options.work, out / FILES["vq"], device, short(token_recipes.VQ_SCHEDULE), log=log, kl=autoencoder(), **few
         ),
         **{name: partial(gpt, recipe) for name, recipe in token_recipes.RECIPES.items()},
         "upsampler": lambda: upsampler_recipe.train_upsampler(
-            load_vq(needed("vq", "tokenizer"), "fp32", device).net, options.work, out / FILES["upsampler"], device,
+            tokenizer(), options.work, out / FILES["upsampler"], device,
             short(upsampler_recipe.SCHEDULE), log=log, **few,
         ),
+        "ta-tok": lambda: ta_tok_recipe.train_ta_tok(
+            options.work, out / FILES["ta-tok"], device, short(ta_tok_recipe.SCHEDULE), log=log, **few
+        ),
+        "tar": tar,
+        **{name: partial(detokenizer, recipe) for name, recipe in tar_recipes.DETOKENIZERS.items()},
     }
     for name in FILES:
         if name in names:

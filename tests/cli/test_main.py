@@ -149,13 +149,16 @@ def test_train_demo_trains_what_was_named(cli, tmp_path):
 
 def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
     """What is trained on what; how it learns is tests/demo's business."""
-    from fastar_nodes.demo import token_recipes
+    from fastar_nodes.demo import recipes, token_recipes
     from fastar_nodes.demo.recipes import save_checkpoint
+    from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
     from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
 
     made = []
+    save_checkpoint(KLAutoencoder(recipes.KL), tmp_path / "out" / "kl.safetensors", family="kl", groups=recipes.KL.groups)
 
-    def train_vq(work, out, device, schedule, count, log):
+    def train_vq(work, out, device, schedule, count, log, kl):
+        assert kl.config == recipes.KL
         made.append(("vq", schedule.steps, count))
         save_checkpoint(VQAutoencoder(token_recipes.VQ), out, family="vq", groups=token_recipes.VQ.groups)
 
@@ -168,3 +171,44 @@ def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
     answer = cli("train-demo", "--only", "par,llamagen,vq,llamagen-low", "--out", "out", "--steps", 3, "--pictures", 64, "--device", "cpu")
     assert answer.code == 0, answer.err
     assert made == [(name, 3, 64) for name in ("vq", "llamagen-low", "llamagen", "par")]
+
+
+def test_train_demo_trains_tar_in_order(cli, sentence, tmp_path, monkeypatch):
+    """What is trained on what; how it learns is tests/demo's business."""
+    from fastar_nodes.demo import ta_tok_recipe, tar_recipes, token_recipes
+    from fastar_nodes.demo.recipes import save_checkpoint
+    from fastar_nodes.model_loaders.networks.gpt import GPT
+    from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
+
+    made = []
+
+    def train_ta_tok(work, out, device, schedule, count, log):
+        made.append(("ta-tok", schedule.steps, count))
+        ta_tok_recipe.save_ta_tok(ta_tok_recipe.build_ta_tok(), out, device, log, 10)
+
+    def train_language(ta_tok, work, out, device, schedule, count, log, start):
+        made.append(("tar", schedule.steps, count))
+        assert ta_tok.config == ta_tok_recipe.TA_TOK and (start is None) == (not out.exists())
+        tar_recipes.save_language(tar_recipes.build_language(), out)
+
+    def train_detokenizer(recipe, ta_tok, vq, work, out, device, schedule, count, log, start):
+        made.append((recipe.name, schedule.steps, count))
+        assert ta_tok.config == ta_tok_recipe.TA_TOK and vq.config == token_recipes.VQ
+        assert out.name == f"{recipe.name}.safetensors" and (start is None) == (not out.exists())
+        tar_recipes.save_detokenizer(GPT(recipe.config(ta_tok, vq)), recipe, out)
+
+    monkeypatch.setattr(ta_tok_recipe, "train_ta_tok", train_ta_tok)
+    monkeypatch.setattr(tar_recipes, "train_language", train_language)
+    monkeypatch.setattr(tar_recipes, "train_detokenizer", train_detokenizer)
+    common = ("--out", "out", "--steps", 3, "--pictures", 64, "--device", "cpu")
+    assert "train ta-tok first" in sentence(cli("train-demo", "--only", "tar", *common))
+    save_checkpoint(VQAutoencoder(token_recipes.VQ), tmp_path / "out" / "vq.safetensors", family="vq", groups=token_recipes.VQ.groups)
+    assert "train ta-tok first" in sentence(cli("train-demo", "--only", "dtok", *common))
+    answer = cli("train-demo", "--only", "dtok,tar,dtok-low,ta-tok", *common)
+    assert answer.code == 0, answer.err
+    order = [(name, 3, 64) for name in ("ta-tok", "tar", "dtok-low", "dtok")]
+    assert made == order
+    assert cli("train-demo", "--only", "tar,dtok-low,dtok", "--improve", *common).code == 0
+    assert made == order + order[1:]
+    (tmp_path / "out" / "vq.safetensors").unlink()
+    assert "train vq first" in sentence(cli("train-demo", "--only", "dtok-low", *common))

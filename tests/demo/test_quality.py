@@ -9,8 +9,9 @@ import fastar_nodes
 import numpy as np
 import pytest
 from fastar_nodes.demo import picture_book as book
+from fastar_nodes.demo.captions import UNSAID, Wishes
 from fastar_nodes.demo.judge import load_judge, read
-from fastar_nodes.demo.quality import figures, frechet, redraw_error
+from fastar_nodes.demo.quality import figures, frechet, prompt_agreement, redraw_error, shrunk
 
 JUDGE = Path(fastar_nodes.__file__).parent / "demo" / "checkpoints" / "judge.safetensors"
 
@@ -80,3 +81,52 @@ def test_the_judge_sees_a_torn_thing(judge, real):
     whole, broken = (figures(*judge, x, s.label, reference) for x in (rgb, torn))
     assert broken.scene < whole.scene - 0.25 and broken.whole < whole.whole - 0.25
     assert broken.frechet > 2 * whole.frechet
+
+
+def asked(s: book.Scenes, **changes: np.ndarray) -> Wishes:
+    return Wishes(**{name: changes.get(name, getattr(s, name)) for name in ("label", "colour", "size", "place", "time")})
+
+
+def test_real_pictures_agree_with_their_prompts(judge, real):
+    s, rgb = real
+    a = prompt_agreement(judge[0], rgb, asked(s))
+    assert a.images == 300 and min(a.thing, a.colour, a.place, a.size, a.time, a.both) > 0.95 and a.everything > 0.9
+    large = prompt_agreement(judge[0], book.render(s[:100], 128)[0], asked(s[:100]))
+    assert large.images == 100 and min(large.both, large.place, large.time) > 0.93, "large pictures are judged too"
+
+
+def test_what_was_not_asked_for_is_not_judged(judge, real):
+    s, rgb = real
+    nothing, half = np.full(300, UNSAID), np.arange(300) < 150
+    a = prompt_agreement(judge[0], rgb, asked(s, size=nothing, place=nothing, colour=np.where(half, s.colour, UNSAID)))
+    assert a.size is a.place is None and a.colour > 0.95 and a.both > 0.95 and a.everything > 0.9
+
+
+def test_each_wrong_wish_shows_in_its_own_share(judge, real):
+    s, rgb = real
+    sizes = {"label": 10, "colour": 5, "size": 2, "place": 3, "time": 3}
+    shares = {"label": "thing", "colour": "colour", "size": "size", "place": "place", "time": "time"}
+    half = np.arange(300) % 2
+    for name, count in sizes.items():
+        a = prompt_agreement(judge[0], rgb, asked(s, **{name: (getattr(s, name) + half) % count}))
+        for other, share in shares.items():
+            assert (0.45 < getattr(a, share) < 0.55) if other == name else getattr(a, share) > 0.95, (name, other)
+        assert a.everything < 0.55 and (a.both < 0.55) == (name in ("label", "colour"))
+
+
+def test_large_pictures_are_averaged_exactly():
+    rng = np.random.default_rng(1)
+    rgb = rng.integers(0, 256, (2, 128, 128, 3), np.uint8)
+    wanted = rgb.reshape(2, 64, 2, 64, 2, 3).astype(float).mean((2, 4))
+    assert np.abs(shrunk(rgb) - wanted).max() <= 0.5 and shrunk(rgb).dtype == np.uint8
+    assert np.array_equal(shrunk(rgb[:, ::2, ::2]), rgb[:, ::2, ::2])
+    for shape in ((2, 96, 96, 3), (2, 128, 64, 3), (2, 32, 32, 3), (128, 128, 3)):
+        with pytest.raises(ValueError, match="rgb"):
+            shrunk(np.zeros(shape, np.uint8))
+
+
+def test_every_picture_needs_a_wish(judge, real):
+    s, rgb = real
+    for pictures, count in ((rgb[:3], 2), (rgb[:0], 0)):
+        with pytest.raises(ValueError, match="wishes"):
+            prompt_agreement(judge[0], pictures, asked(s[:count]))
