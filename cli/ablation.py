@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..demo import ablations
+from ..demo.ablations import MARBench
+from ..demo.tables import Bench, Ground, bench_of, run_table, to_markdown
+from ..demo.token_ablations import TokenBench
 from ..reports.pictures import contact_sheet
 from .running import choose_device, output, whole
 
-__doc__ = (__doc__ or "").format(tables=", ".join(ablations.TABLES))
+BENCHES: tuple[type[Bench], ...] = (MARBench, TokenBench)
+__doc__ = (__doc__ or "").format(tables=", ".join(name for kind in BENCHES for name in kind.tables))
 
 MOST = 100_000
 
@@ -40,15 +43,19 @@ def run(options: argparse.Namespace) -> int:
     images = whole(options.images, "images", 100, MOST)
     out, sheet = output(options.out, "out", (".json",)), output(options.sheet, "sheet", (".png", ".jpg"))
     names = [name.strip() for name in options.tables.split(",")]
-    for name in names:
-        ablations.table(name)  # mistakes are told before anything is loaded
-    bench = ablations.Bench(images, str(choose_device(options.device)), dtype=options.dtype)
-    floors = bench.floors()
+    kinds = [bench_of(name, BENCHES) for name in names]
+    device, ground = str(choose_device(options.device)), Ground(images)
+    made = {kind: kind(ground, device, options.dtype) for kind in dict.fromkeys(kinds)}
+    benches = [made[kind] for kind in kinds]
+    for name, bench in zip(names, benches, strict=True):
+        bench.expect(name)  # mistakes are told before anything is drawn
     lines: list[np.ndarray] = []
-    told: dict[str, Any] = {"images": images, "floors": {k: asdict(v) for k, v in floors.items()}, "tables": {}}
-    for name in names:
-        results = ablations.run_table(bench, name, log=lambda text: print(text, flush=True), keep=lines)
-        print(f"{name}:\n\n{ablations.to_markdown(results, floors)}\n", flush=True)
+    told: dict[str, Any] = {"images": images, "floors": {}, "tables": {}}
+    for name, bench in zip(names, benches, strict=True):
+        floors = bench.floors(name)
+        results = run_table(bench, name, log=lambda text: print(text, flush=True), keep=lines)
+        print(f"{name}:\n\n{to_markdown(results, floors)}\n", flush=True)
+        told["floors"].update({k: asdict(v) for k, v in floors.items()})
         told["tables"][name] = [asdict(r) for r in results]
         if out:
             out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

@@ -1,47 +1,24 @@
-"""The papers' ablations on the demo: tables of settings, each judged on the same seeds and labels.
-
-Quality does not depend on the batch (noise is paired per image), so pictures are made in large batches here; speed is
-measured by ``bench``, in one paired run.
-"""
+"""The papers' ablations on the demo's MAR: what is tried, and how it is drawn."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ..errors import UserError
 from ..model_loaders.autoencoders import load_kl
 from ..model_loaders.mar import load_mar
+from ..model_loaders.networks.kl import KLModel
+from ..model_loaders.networks.mar import MARModel
 from ..reports.record import Report
-from ..samplers.conditioning import Condition
 from ..samplers.masked import finish
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import find
-from ..samplers.settings import make
-from . import picture_book
-from .judge import load_judge, read
-from .quality import Figures, figures
+from .quality import Figures
 from .recipes import DEFAULTS
-
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
-SEED, TEST_SEED = 2026, 2
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table: what it is called, which sampler, which settings on top of the table's own."""
-
-    title: str
-    sampler: str
-    settings: dict[str, Any]
-
+from .tables import BATCH, SEED, TEST_SEED, Bench, Row, Table, from_rgb, to_rgb
 
 _LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
 _COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
@@ -50,7 +27,7 @@ _LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's for 32 AR steps
 _NO_CACHE = dict.fromkeys(("encoder_cache", "token_cache", "condition_cache", "head_cache"), False)
 _DRAFT = {"draft_length": 8, "prefill_ratio": 0.15}
 
-TABLES: dict[str, tuple[dict[str, Any], tuple[Row, ...]]] = {
+TABLES: dict[str, Table] = {
     "mar": (_COMMON, (Row("MAR", "mar", {}),)),
     "fasthybrid-threshold": (
         _COMMON,
@@ -154,148 +131,43 @@ TABLES: dict[str, tuple[dict[str, Any], tuple[Row, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Result:
-    """A row's figures; counts and seconds are sums over batches."""
+class MARBench(Bench):
+    """The demo's MAR, with its draft model."""
 
-    title: str
-    sampler: str
-    settings: dict[str, Any]
-    figures: Figures
-    counts: dict[str, int]
-    acceptance: float | None
-    seconds: float
+    tables = TABLES
 
+    def needs(self, row: Row) -> tuple[str, ...]:
+        return ("mar", "kl", *(("mar-draft",) if find(row.sampler).needs_draft else ()))
 
-def to_rgb(y: Tensor) -> np.ndarray:
-    """Decoder output [N, 3, H, W] in -1..1 to uint8 [N, H, W, 3]."""
-    return ((y.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    @cached_property
+    def mar(self) -> MARModel:
+        """The model."""
+        return load_mar(self.ground.file("mar"), self.dtype, self.device)
 
+    @cached_property
+    def small(self) -> MARModel:
+        """The draft model."""
+        return load_mar(self.ground.file("mar-draft"), self.dtype, self.device)
 
-def balanced_labels(images: int) -> np.ndarray:
-    """Labels 0..9 in turn, int64 [images]."""
-    return np.arange(images) % len(picture_book.LABELS)
+    @cached_property
+    def kl(self) -> KLModel:
+        """The autoencoder."""
+        return load_kl(self.ground.file("kl"), device=self.device)
 
+    @cached_property
+    def _floors(self) -> dict[str, Figures]:
+        # Other scenes than the reference's.
+        real = self.ground.real(TEST_SEED + 1)
+        with torch.no_grad():
+            means = (self.kl.net.encode(part.to(self.device))[0] for part in from_rgb(real).split(BATCH))
+            rebuilt = np.concatenate([to_rgb(self.kl.net.decode(mean)) for mean in means])
+        return {"real": self.ground.figures(real), "rebuilt": self.ground.figures(rebuilt)}
 
-class Bench:
-    """Models, judge and reference features, loaded once for many rows."""
+    def floors(self, name: str) -> dict[str, Figures]:
+        return self._floors
 
-    def __init__(self, images: int, device: str = "cpu", checkpoints: Path = CHECKPOINTS, dtype: str = "fp32"):
-        if images < 100:
-            raise UserError(f"images: {images} is too few for figures; use 100 or more.")
-        self.images, self.device = images, torch.device(device)
-        self._rows: dict[str, tuple[Result, np.ndarray]] = {}
-        self.mar = load_mar(checkpoints / "mar.safetensors", dtype, device)
-        self.draft = load_mar(checkpoints / "mar-draft.safetensors", dtype, device)
-        self.kl = load_kl(checkpoints / "kl.safetensors", device=device)
-        self.judge, self.tolerance = load_judge(checkpoints / "judge.safetensors")
-        self.labels = balanced_labels(images)
-        real, _ = picture_book.render(picture_book.scenes(TEST_SEED, images, labels=self.labels))
-        self.reference = read(self.judge, real).features
-
-    @torch.no_grad()
-    def floors(self) -> dict[str, Figures]:
-        """Real pictures and rebuilt pictures (other scenes than the reference's), judged like generated ones."""
-        s = picture_book.scenes(TEST_SEED + 1, self.images, labels=self.labels)
-        real, _ = picture_book.render(s)
-        x = torch.from_numpy(real).permute(0, 3, 1, 2).float() / 127.5 - 1
-        rebuilt = []
-        for part in x.split(100):
-            mean, _ = self.kl.net.encode(part.to(self.device))
-            rebuilt.append(to_rgb(self.kl.net.decode(mean)))
-        judged = (("real", real), ("rebuilt", np.concatenate(rebuilt)))
-        return {name: figures(self.judge, self.tolerance, rgb, self.labels, self.reference) for name, rgb in judged}
-
-    @torch.no_grad()
-    def pictures(self, sampler: str, settings: dict[str, Any], batch: int = 100) -> tuple[np.ndarray, Report]:
-        """All pictures of a setting, uint8 [images, 64, 64, 3], and one report with the counts of all batches."""
-        entry = find(sampler)
-        made = make(entry.settings, settings)
-        more = {"draft": self.draft} if entry.needs_draft else {}
-        out, total = [], None
-        for at in range(0, self.images, batch):
-            labels = self.labels[at : at + batch]
-            names = tuple(picture_book.LABELS[i] for i in labels)
-            condition = Condition(tuple(int(i) for i in labels), names, "picture-book")
-            result = finish(entry.run(self.mar, condition, made, PairedNoise(SEED, range(at, at + len(labels))), SEED, **more))
-            out.append(to_rgb(self.kl.net.decode(result.latents)))
-            total = _merge(total, result.report)
-        assert total is not None
-        return np.concatenate(out), total
-
-    def row(self, row: Row, common: dict[str, Any]) -> tuple[Result, np.ndarray]:
-        """Figures and pictures of one line; a line that several tables share is drawn once."""
-        settings = {**common, **row.settings}
-        key = f"{row.sampler} {make(find(row.sampler).settings, settings)}"
-        if key not in self._rows:
-            rgb, report = self.pictures(row.sampler, settings)
-            judged = figures(self.judge, self.tolerance, rgb, self.labels, self.reference)
-            self._rows[key] = Result(row.title, row.sampler, settings, judged, report.counts, report.acceptance, report.seconds), rgb
-        result, rgb = self._rows[key]
-        return replace(result, title=row.title), rgb
-
-
-def _merge(total: Report | None, part: Report) -> Report:
-    if total is None:
-        return replace(part, counts=dict(part.counts))
-    total.add(**part.counts)
-    total.seconds += part.seconds
-    total.images += part.images
-    return total
-
-
-def table(name: str) -> tuple[dict[str, Any], tuple[Row, ...]]:
-    """What all lines of a table share, and its lines.
-
-    Raises:
-        UserError: no such table.
-    """
-    if name not in TABLES:
-        raise UserError(f"table: there is no {name!r}; there are {', '.join(TABLES)}.")
-    return TABLES[name]
-
-
-def run_table(
-    bench: Bench, name: str, log: Callable[[str], None] = print, keep: list[np.ndarray] | None = None
-) -> list[Result]:  # fmt: skip
-    """All lines of a table.
-
-    Args:
-        bench: models and references.
-        name: one of :data:`TABLES`.
-        log: receives a line a row.
-        keep: receives the first ten pictures of every row, uint8 [10, 64, 64, 3].
-
-    Raises:
-        UserError: no such table.
-    """
-    common, rows = table(name)
-    out = []
-    for row in rows:
-        began = time.monotonic()
-        result, rgb = bench.row(row, common)
-        if keep is not None:
-            keep.append(rgb[:10])
-        log(f"{name}: {row.title}: {result.figures} in {time.monotonic() - began:.0f} s")
-        out.append(result)
-    return out
-
-
-def to_markdown(results: Sequence[Result], floors: dict[str, Figures]) -> str:
-    """The table docs/benchmarks.md shows; seconds are of batches of 100, without the decoder. Memory is of what a cache keeps."""
-    work = ["accepted %", "transformer rows an image", "head rows an image", "s an image"]
-    caching = any("cache_bytes" in r.counts for r in results)
-    heads = ["setting", "class %", "scene %", "whole %", "Frechet", *work, *(["cache kB an image"] if caching else [])]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-
-    def line(title: str, f: Figures, *more: str) -> str:
-        cells = [title, f"{100 * f.label:.1f}", f"{100 * f.scene:.1f}", f"{100 * f.whole:.1f}", f"{f.frechet:.2f}", *more]
-        return f"| {' | '.join(cells + [''] * (len(heads) - len(cells)))} |"
-
-    lines += [line(f"*{name} pictures*", f) for name, f in floors.items()]
-    for r in results:
-        accepted = "" if r.acceptance is None else f"{100 * r.acceptance:.1f}"
-        rows = (f"{r.counts[name] / r.figures.images:.0f}" for name in ("transformer_tokens", "head_rows"))
-        kept = [f"{r.counts['cache_bytes'] / r.figures.images / 1000:.0f}"] if "cache_bytes" in r.counts else []
-        lines.append(line(r.title, r.figures, accepted, *rows, f"{r.seconds / r.figures.images:.3f}", *kept))
-    return "\n".join(lines)
+    def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
+        entry = find(row.sampler)
+        more = {"draft": self.small} if entry.needs_draft else {}
+        done = finish(entry.run(self.mar, self.ground.condition(images), settings, PairedNoise(SEED, images), SEED, **more))
+        return to_rgb(self.kl.net.decode(done.latents)), done.report

@@ -23,6 +23,9 @@ TOLD = {
     "cspd_draft_and_target": ["target alone", "draft alone", "CSpD lossless", "CSpD published"],
     "mar_accelerators_side_by_side": ["MAR", "FastHybrid", "LazyMAR", "CSpD", "FastHybrid + LazyMAR", "MAR, speculation"],
     "mar_masked_edit": ["anew by MAR", "anew by FastHybrid"],
+    "par_vs_llamagen": ["LlamaGen: one by one", "PAR: four regions", "LlamaGen, non-local", "LlamaGen, adjacent"],
+    "zipar_windows": ["LlamaGen", "ZipAR, window 16", *(f"ZipAR, window {n} " for n in (8, 4, 2, 1))],
+    "all_families_one_subject": ["MAR", "FastHybrid", "LlamaGen", "PAR"],
 }
 
 

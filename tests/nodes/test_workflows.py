@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from fastar_nodes.demo import recipes, token_recipes
+from fastar_nodes.model_loaders import hub
+from fastar_nodes.samplers.token_settings import LlamaGenSettings
 from test_node_schemas import NODES, WIDGETS
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
@@ -16,7 +19,12 @@ CORE = {
     "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny", "PrimitiveInt", "LoadImage", "MarkdownNote",
     "SolidMask", "MaskComposite", "EmptyImage", "ImageCompositeMasked",
 }  # fmt: skip
-SAMPLERS = ("FastARMARSampler", "FastARFastHybrid", "FastARLazyMAR", "FastARCSpD")
+# What has to be equal for two runs to be compared: steps and guidance of a MAR; guidance, temperature and top-k of tokens.
+SAMPLERS = {
+    "MAR": ("FastARMARSampler", "FastARFastHybrid", "FastARLazyMAR", "FastARCSpD"),
+    "tokens": ("FastARLlamaGenSampler", "FastARPAR", "FastARZipAR"),
+}
+LOADERS = {"FastARLoadMAR": "mar", "FastARLoadLlamaGen": "llamagen"}
 
 
 @pytest.fixture(params=GRAPHS)
@@ -89,9 +97,13 @@ def test_groups_hold_whole_nodes_and_do_not_touch(graph):
 
 
 def test_a_new_graph_needs_no_file_and_no_download(graph):
-    for node in graph["nodes"]:
-        if node["type"] == "FastARLoadMAR":
-            assert node["widgets_values"][0] in ("demo", "demo-draft")
+    loaders = [node for node in graph["nodes"] if node["type"].startswith("FastARLoad")]
+    assert loaders
+    for node in loaders:
+        choice, *others = node["widgets_values"]
+        entry = next(entry for entry in hub.entries(LOADERS[node["type"]]) if entry.id == choice)
+        assert entry.built_in and not entry.missing, f"{choice} does not come with the package"
+        assert set(others) == {"auto"}
 
 
 def test_a_note_says_what_to_do(graph):
@@ -99,7 +111,81 @@ def test_a_note_says_what_to_do(graph):
     assert all(word in note["widgets_values"][0] for word in ("Press **Run**", "### Try", "### Official checkpoints"))
 
 
+def families(graph):
+    """Widget values of a graph's samplers behind the seed, by family."""
+    found = {
+        family: [n["widgets_values"][2:5] for n in graph["nodes"] if n["type"] in kinds] for family, kinds in SAMPLERS.items()
+    }  # fmt: skip
+    return {family: values for family, values in found.items() if values}
+
+
 def test_samplers_that_are_compared_share_their_settings(graph):
     """Otherwise the speed-up under the pictures would be another thing's."""
-    main = [n["widgets_values"][2:5] for n in graph["nodes"] if n["type"] in SAMPLERS]
-    assert len(main) > 1 and all(values == main[0] for values in main)
+    main = families(graph)
+    assert main
+    for values in main.values():
+        assert len(values) > 1 and all(value == values[0] for value in values)
+
+
+def test_samplers_run_under_what_the_demo_recommends(graph):
+    """The same numbers that its files carry, and that the command line takes from there."""
+    tokens = LlamaGenSettings(**token_recipes.DEFAULTS)
+    told = {
+        "MAR": [recipes.DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg")],
+        "tokens": [tokens.cfg, tokens.temperature, tokens.top_k],
+    }
+    for family, values in families(graph).items():
+        assert values[0] == told[family]
+
+
+def test_samplers_share_label_and_seed(graph):
+    """One Class Label and one seed feed all of them; an edit has one of each for the picture and one for what is painted in."""
+    links = {link[0]: link for link in graph["links"]}
+    kinds = [kind for kinds in SAMPLERS.values() for kind in kinds]
+    samplers = [n for n in graph["nodes"] if n["type"] in kinds]
+    edits = any(i["name"] == "mask" and i["link"] is not None for n in samplers for i in n["inputs"])
+    for name in ("condition", "seed"):
+        sources = [links[i["link"]][1] for n in samplers for i in n["inputs"] if i["name"] == name]
+        assert len(sources) == len(samplers) and len(set(sources)) == (2 if edits else 1)
+
+
+def test_pictures_are_decoded_with_their_own_models_decoder(graph):
+    nodes, links = {n["id"]: n for n in graph["nodes"]}, {link[0]: link for link in graph["links"]}
+
+    def source(node, name):
+        return nodes[links[next(i["link"] for i in node["inputs"] if i["name"] == name)][1]]
+
+    for node in graph["nodes"]:
+        if node["type"] == "VAEDecode":
+            sampler, loader = source(node, "samples"), source(node, "vae")
+            model = "target" if sampler["type"] == "FastARCSpD" else "model"
+            # The demo's KL decoder is the draft's too.
+            assert source(sampler, model)["type"] == loader["type"]
+            if loader["type"] == "FastARLoadLlamaGen":
+                assert source(sampler, model) is loader
+
+
+def test_every_compared_picture_stands_beside_its_own_numbers(graph):
+    nodes, links = {n["id"]: n for n in graph["nodes"]}, {link[0]: link for link in graph["links"]}
+    for node in (n for n in graph["nodes"] if n["type"] in ("FastARCompare", "FastARTokenMap")):
+        into = {i["name"]: links[i["link"]][1] for i in node["inputs"] if i["link"] is not None}
+        pairs = [(name.replace("report", "image"), by) for name, by in into.items() if name.startswith("report")]
+        for name, sampler in pairs:
+            picture = nodes[into[name]]
+            if picture["type"] == "VAEDecode":
+                assert next(links[i["link"]][1] for i in picture["inputs"] if i["name"] == "samples") == sampler
+        if node["type"] == "FastARCompare":
+            labels, pictures = node["widgets_values"][0], sum(name.startswith("image") for name in into)
+            assert not labels or len(labels.split("\n")) == pictures, "a line a picture"
+
+
+def test_windows_and_groupings_are_what_the_titles_say():
+    """Of the token graphs, whose samplers differ in one widget."""
+    for name, kind, widget in (("zipar_windows", "FastARZipAR", "window"), ("par_vs_llamagen", "FastARPAR", "grouping")):
+        graph = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        # The seed is followed by its control.
+        at = [i.id for i in NODES[kind].inputs if i.kind in WIDGETS].index(widget) + 1
+        values = [(n.get("title", ""), n["widgets_values"][at]) for n in graph["nodes"] if n["type"] == kind]
+        assert len({value for _, value in values}) == len(values) > 2
+        for title, value in values:
+            assert title == "" or title.endswith(str(value).removeprefix("ablation: "))
