@@ -1,6 +1,6 @@
 """Make pictures of the demo under a table of settings and judge them: the figures of docs/benchmarks.md.
 
-Tables: {tables}. Every row uses the same seeds and labels. Quality figures are explained in docs/benchmarks.md.
+Tables: {tables}. Every row uses the same seeds and labels, or prompts. Quality figures are explained in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import numpy as np
 from PIL import Image
 
 from ..demo.ablations import MARBench
+from ..demo.mulosd_ablations import LlamaGenRepairBench
 from ..demo.tables import Bench, Ground, bench_of, run_table, to_markdown
+from ..demo.tar_ablations import TarBench, TarRepairBench
 from ..demo.token_ablations import TokenBench
 from ..reports.pictures import contact_sheet
 from .running import choose_device, output, whole
 
-BENCHES: tuple[type[Bench], ...] = (MARBench, TokenBench)
+BENCHES: tuple[type[Bench], ...] = (MARBench, TokenBench, LlamaGenRepairBench, TarBench, TarRepairBench)
 __doc__ = (__doc__ or "").format(tables=", ".join(name for kind in BENCHES for name in kind.tables))
 
 MOST = 100_000

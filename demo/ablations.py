@@ -16,9 +16,8 @@ from ..reports.record import Report
 from ..samplers.masked import finish
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import find
-from .quality import Figures
 from .recipes import DEFAULTS
-from .tables import BATCH, SEED, TEST_SEED, Bench, Row, Table, from_rgb, to_rgb
+from .tables import BATCH, SEED, TEST_SEED, Bench, Judged, Row, Table, from_rgb, to_rgb
 
 _LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
 _COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
@@ -155,7 +154,7 @@ class MARBench(Bench):
         return load_kl(self.ground.file("kl"), device=self.device)
 
     @cached_property
-    def _floors(self) -> dict[str, Figures]:
+    def _floors(self) -> dict[str, Judged]:
         # Other scenes than the reference's.
         real = self.ground.real(TEST_SEED + 1)
         with torch.no_grad():
@@ -163,7 +162,7 @@ class MARBench(Bench):
             rebuilt = np.concatenate([to_rgb(self.kl.net.decode(mean)) for mean in means])
         return {"real": self.ground.figures(real), "rebuilt": self.ground.figures(rebuilt)}
 
-    def floors(self, name: str) -> dict[str, Figures]:
+    def floors(self, name: str) -> dict[str, Judged]:
         return self._floors
 
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:

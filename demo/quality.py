@@ -59,6 +59,16 @@ class Figures:
     whole: float
     frechet: float
 
+    def cells(self) -> dict[str, str]:
+        """A table's columns: heading to cell."""
+        shares = {"class %": self.label, "scene %": self.scene, "whole %": self.whole}
+        return {**{heading: percent(share) for heading, share in shares.items()}, "Frechet": f"{self.frechet:.2f}"}
+
+
+def percent(share: float | None) -> str:
+    """A share 0..1 as a table writes it; "" for None."""
+    return "" if share is None else f"{100 * share:.1f}"
+
 
 def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray, reference: np.ndarray) -> Figures:
     """Figures of pictures uint8 [N, 64, 64, 3] asked for as ``labels`` [N], against reference features [M, 64]."""

@@ -2,17 +2,17 @@
 
 Quality does not depend on the batch (noise is paired per image), so pictures are made in large batches here; speed is
 measured by ``bench``, in one paired run. The tables of MAR stand in ``ablations.py``, those of discrete tokens in
-``token_ablations.py``.
+``token_ablations.py``, of MuLo-SD in ``mulosd_ablations.py``, and of Tar, which draws prompts, in ``tar_ablations.py``.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from ..samplers.registry import find
 from ..samplers.settings import make
 from . import picture_book
 from .judge import load_judge, read
-from .quality import Figures, figures
+from .quality import figures
 from .recipes import RESOLUTION, to_signed
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -37,16 +37,32 @@ BATCH = 100
 @dataclass(frozen=True)
 class Row:
     """One line of a table: what it is called, which sampler, which settings on top of the table's own, and which of the demo's
-    models, where a sampler has several to choose from."""
+    models, where a sampler has several to choose from. ``prompt``: settings of what writes Tar's codes, if that is drawn from."""
 
     title: str
     sampler: str
     settings: dict[str, Any]
     model: str = ""
+    prompt: dict[str, Any] = field(default_factory=dict)
 
 
 # What all lines share, and the lines.
 Table = tuple[dict[str, Any], tuple[Row, ...]]
+
+
+class Judged(Protocol):
+    """Figures of a row's pictures, a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def images(self) -> int:
+        """How many they are of."""
+        ...
+
+    def cells(self) -> dict[str, str]:
+        """A table's columns: heading to cell."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +72,7 @@ class Result:
     title: str
     sampler: str
     settings: dict[str, Any]
-    figures: Figures
+    figures: Judged
     counts: dict[str, int]
     acceptance: float | None
     seconds: float
@@ -142,12 +158,15 @@ class Ground:
         """The book's own pictures of all labels, uint8 [images, side, side, 3]."""
         return picture_book.render(picture_book.scenes(seed, self.images, labels=self.labels), side)[0]
 
-    def figures(self, rgb: np.ndarray) -> Figures:
-        """Figures of pictures uint8 [images, S, S, 3] of all labels, beside real ones of that size."""
-        side = rgb.shape[1]
+    def reference(self, side: int) -> np.ndarray:
+        """The judge's features of real pictures of that size, float32 [images, 64]."""
         if side not in self._references:
             self._references[side] = read(self.judge, to_judge(self.real(TEST_SEED, side))).features
-        return figures(self.judge, self.tolerance, to_judge(rgb), self.labels, self._references[side])
+        return self._references[side]
+
+    def figures(self, rgb: np.ndarray) -> Judged:
+        """Figures of pictures uint8 [images, S, S, 3] of all labels, beside real ones of that size."""
+        return figures(self.judge, self.tolerance, to_judge(rgb), self.labels, self.reference(rgb.shape[1]))
 
 
 class Bench(ABC):
@@ -170,7 +189,7 @@ class Bench(ABC):
         """Names of the demo's files that a row needs."""
 
     @abstractmethod
-    def floors(self, name: str) -> dict[str, Figures]:
+    def floors(self, name: str) -> Mapping[str, Judged]:
         """Figures of real pictures and of ones that only went through the decoder, judged like generated ones: a table's floors."""
 
     @abstractmethod
@@ -185,7 +204,7 @@ class Bench(ABC):
         """All that is set for a row, by name."""
         return {**common, **row.settings}
 
-    def result(self, row: Row, settings: dict[str, Any], judged: Figures, reports: Sequence[Report]) -> Result:
+    def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
         """A row's line, from the reports of its batches."""
         total = merged(reports)
         return Result(row.title, row.sampler, settings, judged, total.counts, total.acceptance, total.seconds)
@@ -216,7 +235,7 @@ class Bench(ABC):
         """Figures of one line, and its pictures as the judge saw them, uint8 [images, 64, 64, 3]; a line that several tables
         share is drawn once."""
         settings = self.settings(row, common)
-        key = f"{row.sampler} {row.model} {make(find(row.sampler).settings, settings)}"
+        key = f"{row.sampler} {row.model} {make(find(row.sampler).settings, settings)} {row.prompt}"
         if key not in self._rows:
             rgb, reports = self.pictures(row, settings)
             self._rows[key] = self.result(row, settings, self.ground.figures(rgb), reports), to_judge(rgb)
@@ -272,15 +291,11 @@ def run_table(
     return out
 
 
-def to_markdown(results: Sequence[Result], floors: dict[str, Figures]) -> str:
+def to_markdown(results: Sequence[Result], floors: Mapping[str, Judged]) -> str:
     """The table docs/benchmarks.md shows; seconds are of batches of 100, without the decoder."""
-    work = list(dict.fromkeys(heading for r in results for heading in r.work()))
-    heads = ["setting", "class %", "scene %", "whole %", "Frechet", *work]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-
-    def line(title: str, f: Figures, more: dict[str, str]) -> str:
-        cells = [title, f"{100 * f.label:.1f}", f"{100 * f.scene:.1f}", f"{100 * f.whole:.1f}", f"{f.frechet:.2f}"]
-        return f"| {' | '.join(cells + [more.get(heading, '') for heading in work])} |"
-
-    lines += [line(f"*{name} pictures*", f, {}) for name, f in floors.items()]
-    return "\n".join(lines + [line(r.title, r.figures, r.work()) for r in results])
+    rows = [(f"*{name} pictures*", f.cells()) for name, f in floors.items()]
+    rows += [(r.title, {**r.figures.cells(), **r.work()}) for r in results]
+    # The floors have figures and no work, so that those come first. What no row has is left out.
+    heads = list(dict.fromkeys(heading for _, cells in rows for heading, cell in cells.items() if cell))
+    lines = [f"| {' | '.join(['setting', *heads])} |", "|---" * (1 + len(heads)) + "|"]
+    return "\n".join(lines + [f"| {' | '.join([title, *(cells.get(heading, '') for heading in heads)])} |" for title, cells in rows])

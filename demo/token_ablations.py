@@ -29,11 +29,11 @@ from ..reports.record import Report
 from ..samplers.draws import PairedDraws
 from ..samplers.registry import find
 from ..samplers.settings import knobs
+from ..samplers.token_conditions import AnyCondition
 from ..samplers.token_settings import ADJACENT, NON_LOCAL
 from ..samplers.tokens import finish
-from .quality import Figures
 from .recipes import RESOLUTION
-from .tables import SEED, TEST_SEED, Bench, Ground, Result, Row, Table, from_rgb, to_rgb
+from .tables import SEED, TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb, to_rgb
 from .token_recipes import GPT_HIGH, GPT_LOW, PAR
 
 VQ = "vq"
@@ -44,6 +44,7 @@ _PLAIN = Row("LlamaGen", "llamagen", {}, GPT_LOW.name)
 _N = PAR.config.regions
 _NO_START = {"sequential_start": False}
 _SCATTERED, _NEIGHBOURS = {"grouping": NON_LOCAL, "group": _N}, {"grouping": ADJACENT, "group": _N}
+_ALL = {"top_p": 1.0}
 _WINDOWS = (8, 6, 4, 3, 2, 1)
 
 TABLES: dict[str, Table] = {
@@ -59,9 +60,10 @@ TABLES: dict[str, Table] = {
         {},
         (
             *(Row(f"cfg {c:g}", "llamagen", {"cfg": c}, GPT_LOW.name) for c in (1.0, 1.5, 2.0, 3.0)),
-            *(Row(f"temperature {t:g}", "llamagen", {"temperature": t}, GPT_LOW.name) for t in (0.7, 0.8, 0.9, 1.0)),
-            *(Row(f"top-k {k}" if k else "top-k 0 (all)", "llamagen", {"top_k": k}, GPT_LOW.name) for k in (0, 100, 20)),
-            Row("top-p 0.9", "llamagen", {"top_p": 0.9}, GPT_LOW.name),
+            *(Row(f"top-p {p:g}", "llamagen", {"top_p": p}, GPT_LOW.name) for p in (0.7, 0.8, 0.9, 1.0)),
+            # One way of leaving out what is unlikely at a time.
+            *(Row(f"temperature {t:g}, top-p 1", "llamagen", {**_ALL, "temperature": t}, GPT_LOW.name) for t in (0.6, 0.7, 0.8, 0.9)),
+            *(Row(f"top-k {k}, top-p 1", "llamagen", {**_ALL, "top_k": k}, GPT_LOW.name) for k in (100, 20)),
         ),
     ),
     "par": (
@@ -117,7 +119,7 @@ class TokenBench(Bench):
     def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32"):
         super().__init__(ground, device, dtype)
         self._models: dict[str, TokenModel] = {}
-        self._floors: dict[int, dict[str, Figures]] = {}
+        self._floors: dict[int, dict[str, Judged]] = {}
 
     def needs(self, row: Row) -> tuple[str, ...]:
         return VQ, row.model
@@ -145,9 +147,9 @@ class TokenBench(Bench):
         return {**{name: value for name, value in stated.items() if name in known}, **common, **row.settings}
 
     @torch.no_grad()
-    def floors(self, name: str) -> dict[str, Figures]:
+    def floors(self, name: str) -> dict[str, Judged]:
         """Figures of real pictures and of rebuilt ones, judged like generated ones, for every size of picture in a table."""
-        out: dict[str, Figures] = {}
+        out: dict[str, Judged] = {}
         for row in self.tables[name][1]:
             side = self.model(row.model).grid * self.vq.net.config.stride
             if side not in self._floors:
@@ -159,12 +161,20 @@ class TokenBench(Bench):
             out.update(self._floors[side])
         return out
 
+    def condition(self, row: Row, images: range) -> AnyCondition:
+        """What a row draws of the images of these numbers."""
+        return self.ground.condition(images)
+
+    def companions(self, row: Row, settings: Any) -> dict[str, Any]:
+        """What the row's sampler takes beside its model, by name."""
+        return {}
+
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
-        condition, draws = self.ground.condition(images), PairedDraws(SEED, images)
-        done = finish(find(row.sampler).run(self.model(row.model), condition, settings, draws, SEED))
+        condition, draws = self.condition(row, images), PairedDraws(SEED, images)
+        done = finish(find(row.sampler).run(self.model(row.model), condition, settings, draws, SEED, **self.companions(row, settings)))
         return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in done.codes.split(_CHUNK)]), done.report
 
-    def result(self, row: Row, settings: dict[str, Any], judged: Figures, reports: Sequence[Report]) -> TokenResult:
+    def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
         plain = super().result(row, settings, judged, reports)
         steps, together = reports[0].counts["transformer_passes"], reports[0].tokens_per_pass
         assert together is not None

@@ -17,14 +17,15 @@ GRAPHS = sorted(path.name for path in FOLDER.glob("*.json"))
 # In core since before 0.14, or drawn by the editor alone.
 CORE = {
     "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny", "PrimitiveInt", "LoadImage", "MarkdownNote",
-    "SolidMask", "MaskComposite", "EmptyImage", "ImageCompositeMasked",
+    "SolidMask", "MaskComposite", "EmptyImage", "ImageCompositeMasked", "PrimitiveStringMultiline",
 }  # fmt: skip
 # What has to be equal for two runs to be compared: steps and guidance of a MAR; guidance, temperature and top-k of tokens.
 SAMPLERS = {
     "MAR": ("FastARMARSampler", "FastARFastHybrid", "FastARLazyMAR", "FastARCSpD"),
-    "tokens": ("FastARLlamaGenSampler", "FastARPAR", "FastARZipAR"),
+    "tokens": ("FastARLlamaGenSampler", "FastARPAR", "FastARZipAR", "FastARMuLoSD"),
 }
-LOADERS = {"FastARLoadMAR": "mar", "FastARLoadLlamaGen": "llamagen"}
+LOADERS = {"FastARLoadMAR": "mar", "FastARLoadLlamaGen": "llamagen", "FastARLoadTar": "tar", "FastARLoadTarDetokenizer": "dtok"}
+PROMPT = "FastARTarPrompt"
 
 
 @pytest.fixture(params=GRAPHS)
@@ -139,14 +140,37 @@ def test_samplers_run_under_what_the_demo_recommends(graph):
 
 
 def test_samplers_share_label_and_seed(graph):
-    """One Class Label and one seed feed all of them; an edit has one of each for the picture and one for what is painted in."""
-    links = {link[0]: link for link in graph["links"]}
+    """One Class Label, or Tar's one prompt, and one seed feed all of them; an edit has one of each for the picture and one for what
+    is painted in."""
+    nodes, links = {n["id"]: n for n in graph["nodes"]}, {link[0]: link for link in graph["links"]}
     kinds = [kind for kinds in SAMPLERS.values() for kind in kinds]
     samplers = [n for n in graph["nodes"] if n["type"] in kinds]
     edits = any(i["name"] == "mask" and i["link"] is not None for n in samplers for i in n["inputs"])
     for name in ("condition", "seed"):
         sources = [links[i["link"]][1] for n in samplers for i in n["inputs"] if i["name"] == name]
-        assert len(sources) == len(samplers) and len(set(sources)) == (2 if edits else 1)
+        assert len(sources) == len(samplers)
+        prompts = [nodes[source] for source in set(sources) if nodes[source]["type"] == PROMPT]
+        if len(prompts) > 1:  # in several details: one text, one seed, one model
+            fed = [{i["name"]: links[i["link"]][1] for i in n["inputs"] if i["link"] is not None} for n in prompts]
+            assert len(prompts) == len(set(sources)) and all(f == fed[0] and {"tar", "text", "seed"} <= set(f) for f in fed)
+        else:
+            assert len(set(sources)) == (2 if edits else 1)
+
+
+def test_prompts_have_the_samplers_seed(graph):
+    links = {link[0]: link for link in graph["links"]}
+    kinds = [PROMPT, *(kind for kinds in SAMPLERS.values() for kind in kinds)] if PROMPT in {n["type"] for n in graph["nodes"]} else []
+    seeds = {links[i["link"]][1] for n in graph["nodes"] if n["type"] in kinds for i in n["inputs"] if i["name"] == "seed"}
+    assert len(seeds) <= 1
+
+
+def test_drafts_are_smaller_models_of_the_same_family(graph):
+    nodes, links = {n["id"]: n for n in graph["nodes"]}, {link[0]: link for link in graph["links"]}
+    for node in (n for n in graph["nodes"] if n["type"] == "FastARMuLoSD"):
+        pair = [nodes[links[i["link"]][1]] for name in ("target", "draft") for i in node["inputs"] if i["name"] == name]
+        assert len(pair) == 2 and pair[0]["type"] == pair[1]["type"]
+        target, draft = (loader["widgets_values"][0] for loader in pair)
+        assert hub.draft_for(target) == draft
 
 
 def test_pictures_are_decoded_with_their_own_models_decoder(graph):
@@ -158,10 +182,10 @@ def test_pictures_are_decoded_with_their_own_models_decoder(graph):
     for node in graph["nodes"]:
         if node["type"] == "VAEDecode":
             sampler, loader = source(node, "samples"), source(node, "vae")
-            model = "target" if sampler["type"] == "FastARCSpD" else "model"
+            model = "target" if sampler["type"] in ("FastARCSpD", "FastARMuLoSD") else "model"
             # The demo's KL decoder is the draft's too.
             assert source(sampler, model)["type"] == loader["type"]
-            if loader["type"] == "FastARLoadLlamaGen":
+            if loader["type"] != "FastARLoadMAR":
                 assert source(sampler, model) is loader
 
 
