@@ -243,7 +243,7 @@ class DetokenizerRecipe:
 def detokenizer_config(grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes) -> GPTConfig:
     """Shape of a demo de-tokenizer of ``grid`` x ``grid`` tokens; width and side are TA-Tok's."""
     return GPTConfig(
-        dim=128, depth=6, heads=4, kv_heads=4, hidden=192, vocab=vocab, condition="features", condition_size=width,
+        dim=128, depth=6, heads=4, kv_heads=4, hidden=176, vocab=vocab, condition="features", condition_size=width,
         absolute=side**2 + grid**2 - 1,
     )  # fmt: skip
 
