@@ -4,7 +4,8 @@ The runs are paired and interleaved (A B A B ...): every repeat runs each sample
 other, so that whatever slows the machine down slows them all. A ratio is the median of the repeats' ratios to the
 baseline of the sampler's family (mar, llamagen, tar); the spread beside it is the smallest and the largest. Each sampler runs an
 untimed step first. With --random the network has an official size and random weights: good for seconds, meaningless for
-pictures and for the acceptance rate.
+pictures and for the acceptance rate. Models that draw from text get random rows, which say nothing about acceptance either;
+with --prompt, Tar's language model and LlamaGen's text encoder make the real ones, untimed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -30,6 +31,7 @@ from ..samplers.conditioning import from_ids
 from ..samplers.registry import LLAMAGEN, TAR, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
 from ..samplers.token_conditions import AnyCondition, CodeCondition, FeatureCondition, TextCondition
+from .conditions import conditions, of_prompt
 from .running import (
     MOST_IMAGES,
     USUAL,
@@ -71,6 +73,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model_options(parser)
     sampler_options(parser)
     parser.add_argument("--random", choices=[*SIZES, *TOKEN_SIZES], help="an official size with random weights instead of --model")
+    parser.add_argument(
+        "--prompt", action="append", metavar="TEXT", dest="text", help="what models that read text draw, in turn; may be repeated"
+    )
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
     parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each sampler; default 5")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing")
@@ -141,13 +146,18 @@ def run(options: argparse.Namespace) -> int:
     if options.random and options.samplers is None:
         options.samplers = USUAL[LLAMAGEN if options.random in TOKEN_SIZES else MAR_FAMILY]
     samplers = usual_samplers(options)
-    entries = [p.entry for p in plan(samplers, options.sets, options.steps, {})]
+    sets, asked = of_prompt(options.sets)
+    if asked and not options.text:
+        raise UserError("set: without a prompt no codes are written; name one with --prompt.")
+    entries = [p.entry for p in plan(samplers, sets, options.steps, {})]
     if options.random:
         ready = random_models(options.random, entries, options.dtype, choose_device(options.device))
     else:
         ready = load(options, entries)
-    planned = with_draft(plan(samplers, options.sets, options.steps, ready), options)
-    found = [_measure(planned, batch, repeats) for batch in batches]
+    planned = plan(samplers, sets, options.steps, ready)
+    what = [_conditions(planned, batch, options, asked) for batch in batches]
+    planned = with_draft(planned, options)
+    found = [_measure(planned, batch, repeats, drawn) for batch, drawn in zip(batches, what, strict=True)]
     device = planned[0].on.device
     name = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
     text = "\n".join([_about(name, device, repeats), "", _table(found, planned)])
@@ -175,9 +185,18 @@ def _condition(on: Ready, batch: int) -> AnyCondition:
     return FeatureCondition((torch.randn(count, on.classes, generator=g).to(on.device),) * batch, names)
 
 
-def _measure(planned: list[Planned], batch: int, repeats: int) -> dict[str, Any]:
-    """Every sampler ``repeats`` times, interleaved; all timings and their medians."""
-    what = [_condition(p.on, batch) for p in planned]
+def _conditions(planned: list[Planned], batch: int, options: argparse.Namespace, asked: Mapping[str, str]) -> list[AnyCondition]:
+    """What each sampler draws: the prompts in turn, or :func:`_condition`."""
+    read: dict[int, AnyCondition] = {}
+    if options.text:
+        readers = [p for p in planned if p.on.draws_from_text] or planned  # nobody reads: there is a sentence for that
+        texts = [options.text[i % len(options.text)] for i in range(batch)]
+        read = {id(p.on): made for p, made in zip(readers, conditions(readers, None, texts, 1, options, 0, asked), strict=True)}
+    return [read[id(p.on)] if id(p.on) in read else _condition(p.on, batch) for p in planned]
+
+
+def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCondition]) -> dict[str, Any]:
+    """Every sampler ``repeats`` times, interleaved; all timings and their medians. ``what`` each draws has ``batch`` images."""
     for p, condition in zip(planned, what, strict=True):
         warm_up(p, condition)
     runs: list[list[Report]] = [[] for _ in planned]

@@ -296,6 +296,7 @@ def to_markdown(results: Sequence[Result], floors: Mapping[str, Judged]) -> str:
     rows = [(f"*{name} pictures*", f.cells()) for name, f in floors.items()]
     rows += [(r.title, {**r.figures.cells(), **r.work()}) for r in results]
     # The floors have figures and no work, so that those come first. What no row has is left out.
-    heads = list(dict.fromkeys(heading for _, cells in rows for heading, cell in cells.items() if cell))
+    every = dict.fromkeys(heading for _, cells in rows for heading in cells)
+    heads = [heading for heading in every if any(cells.get(heading) for _, cells in rows)]
     lines = [f"| {' | '.join(['setting', *heads])} |", "|---" * (1 + len(heads)) + "|"]
     return "\n".join(lines + [f"| {' | '.join([title, *(cells.get(heading, '') for heading in heads)])} |" for title, cells in rows])

@@ -263,7 +263,7 @@ class LoadTarDetokenizer(io.ComfyNode):
             search_aliases=["ar-dtok", "detokenizer", "tar decoder", "ta-tok", "vqgan", "load checkpoint"],
             inputs=[
                 io.Combo.Input(
-                    "checkpoint", options=models, default=usual(models, "demo-dtok", "ar-dtok-512"),
+                    "checkpoint", options=models, default=usual(models, "demo-dtok", "demo-dtok-low", "ar-dtok-512"),
                     tooltip="The number is the side of the picture in pixels; larger is sharper and slower: 256, 1024 and 4096 tokens. "
                     "Entries that begin with demo are built in. Your own files go into models/fastar (.pth, .safetensors).",
                 ),

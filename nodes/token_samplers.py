@@ -226,8 +226,8 @@ class ZipARSampler(io.ComfyNode):
 # ------------------------------------------------------------------------------------------------ MuLo-SD
 
 _SHARES = (
-    "balanced and fast keep 70 and 90 of 100 drafted tokens instead, whatever the models are, with windows that suit the demo or full-size "
-    "models; the report says which. exact draws everything again: the target's own picture, slower than without MuLo-SD."
+    "balanced and fast keep 70 and 90 of 100 drafted tokens of full-size models instead, and on the demo what tau 0.1 keeps, with wider "
+    "and narrower windows; the report says which. exact draws everything again: the target's own picture, slower than without MuLo-SD."
 )
 
 

@@ -152,6 +152,20 @@ def test_bench_of_tar(cli, tar_demo, tmp_path):
     assert runs["tar"]["ratio"] == 1.0 and runs["mulosd"]["counts"]["draft_passes"] == 16
 
 
+def test_bench_draws_prompts(cli, tar_demo, sentence, tmp_path):
+    """Acceptance, and so how many passes there are, depends on what is drawn."""
+    both = ("bench", "--prompt", "a red boat", "--prompt", "cat", "--batch", "1,3", "--repeats", 1, "--device", "cpu", "--json", "t.json")
+    assert cli(*both, "--samplers", "tar,mulosd,llamagen", "--set", "prompt.detail=81").code == 0
+    told = json.loads((tmp_path / "t.json").read_text())["batches"]
+    assert [group["batch"] for group in told] == [1, 3]
+    assert all([run["sampler"] for run in group["runs"]] == ["tar", "mulosd", "llamagen"] for group in told)
+    # One code of the fewest in front of the tokens, in both halves of the guidance.
+    assert [group["runs"][0]["counts"]["transformer_tokens"] for group in told] == [2 * (1 + 63), 3 * 2 * (1 + 63)]
+    assert told[0]["runs"][2]["model"] == "tiny llamagen", "classes as before"
+    assert "draw classes" in sentence(cli("bench", "--prompt", "cat", "--samplers", "llamagen", "--device", "cpu"))
+    assert "name one with --prompt" in sentence(cli("bench", "--samplers", "tar", "--set", "prompt.detail=81", "--device", "cpu"))
+
+
 # ------------------------------------------------------------------------------------------------ files
 
 
