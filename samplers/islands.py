@@ -52,7 +52,9 @@ _tables: WeakKeyDictionary[nn.Module, dict[tuple[int, torch.device, int], Tensor
 def codebook_neighbours(codebook: nn.Module, k: int, device: torch.device) -> Tensor:
     """:func:`neighbours` of a VQ codebook's unit vectors, on ``device``; made once a codebook, 66 MB for 16,384 codes and k 1000."""
     made = _tables.setdefault(codebook, {})
-    key = (k, device, codebook.embedding.weight._version)  # type: ignore[union-attr]
+    weight: Tensor = codebook.embedding.weight  # type: ignore[union-attr, assignment]
+    # Weights loaded in inference mode, as ComfyUI does, keep no count of their changes; nothing changes them there.
+    key = (k, device, 0 if weight.is_inference() else weight._version)
     if key not in made:
         made.clear()  # one at a time: it is large
         made[key] = neighbours(codebook.unit(), k).to(device)  # type: ignore[operator]

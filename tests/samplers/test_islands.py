@@ -215,6 +215,16 @@ def test_the_table_of_a_codebook_is_of_its_unit_vectors_and_follows_its_weights(
     assert geometry.codebook_neighbours(book, 2, torch.device("cpu")).shape == (9, 3)
 
 
+def test_neighbours_of_a_codebook_that_was_loaded_in_inference_mode():
+    """ComfyUI loads and runs in it, and its tensors keep no version."""
+    with torch.inference_mode():
+        torch.manual_seed(0)
+        book = Codebook(9, 4)
+        first = geometry.codebook_neighbours(book, 3, torch.device("cpu"))
+        assert geometry.codebook_neighbours(book, 3, torch.device("cpu")) is first
+    assert torch.equal(first, geometry.neighbours(book.unit(), 3))
+
+
 def test_pooling_adds_the_neighbours_probabilities():
     table = geometry.neighbours(vectors(7), 2)
     p = torch.rand(2, 5, 7).softmax(-1)
