@@ -29,8 +29,8 @@ TA_TOK = TATokConfig(
     width=96, code_width=32, codes=256, depth=2, heads=4, hidden=256, places=6, encoder_depth=3, encoder_heads=4,
     encoder_hidden=256, patch=8, side=6, input_size=48,
 )  # fmt: skip
-SCHEDULE = Schedule(steps=4000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.4)
-COUNT = 20000
+SCHEDULE = Schedule(steps=4500, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.45)
+COUNT = 40000
 # The book that is only measured on, and how much of it.
 HELD_SEED, HELD = TRAIN_SEED + 400, 1000
 # What is read off the features, and how many values each has.

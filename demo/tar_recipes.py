@@ -26,7 +26,7 @@ from ..model_loaders.tar import SCALES
 from . import captions, picture_book
 from .recipes import NULL_LABELS, RESOLUTION, TRAIN_SEED, save_checkpoint
 from .ta_tok_recipe import TA_TOK, semantic_codes
-from .token_recipes import DEFAULTS, GRID, LOW_GRID, VQ, code_book
+from .token_recipes import DEFAULTS, GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, code_book
 from .training import Schedule, generator, train
 
 # Scales of the training's steps in turn: as often as Tar was trained on each.
@@ -65,8 +65,8 @@ def _held(count: int) -> int:
 
 # ------------------------------------------------------------------------------------------------ language model
 
-LANGUAGE_SCHEDULE = Schedule(steps=8000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
-LANGUAGE_COUNT, VARIANTS = 40000, 4
+LANGUAGE_SCHEDULE = Schedule(steps=6500, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45)
+LANGUAGE_COUNT, VARIANTS = SMALL_PICTURES, 4
 # A model that has only read right codes takes its own first mistake for a fact.
 CONTEXT_MISTAKES = 0.02
 # Longer prompts than were ever trained are refused, and are read as well as they can be up to there.
@@ -250,11 +250,11 @@ def detokenizer_config(grid: int, width: int = TA_TOK.width, side: int = TA_TOK.
 
 DTOK_LOW = DetokenizerRecipe(
     "dtok-low", "picture book AR-DTok, 8x8", LOW_GRID,
-    Schedule(steps=4500, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4), 30000,
+    Schedule(steps=8000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), SMALL_PICTURES,
 )  # fmt: skip
 DTOK_HIGH = DetokenizerRecipe(
     "dtok", "picture book AR-DTok, 16x16", GRID,
-    Schedule(steps=3000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.4), 12000,
+    Schedule(steps=20000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), LARGE_PICTURES,
 )  # fmt: skip
 DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
 
