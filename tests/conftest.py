@@ -20,6 +20,15 @@ if "fastar_nodes" not in sys.modules:
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For networks of a size at which threads only wait for each other, the longer the busier the machine is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The package's folder."""

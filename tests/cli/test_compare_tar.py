@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from fastar_nodes.cli import conditions, running
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
@@ -23,13 +22,7 @@ from safetensors.torch import load_file, save_file
 from tar_files import CONFIG, IDS, OF_CODES, tiny_ta_tok, words
 from tiny_files import GPT_SIZE, VQ_SIZE, write, write_gpt, write_vq
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class TarFiles(NamedTuple):

@@ -16,13 +16,7 @@ from fastar_nodes.samplers.registry import SAMPLERS, family_of
 from PIL import Image
 from tiny_files import GPT_SIZE, VQ_SIZE, write_gpt, write_vq
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def args(files, model, *more):

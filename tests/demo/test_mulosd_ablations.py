@@ -9,49 +9,27 @@ import pytest
 import torch
 from fastar_nodes.cli.ablation import BENCHES
 from fastar_nodes.demo import mulosd_ablations, recipes
-from fastar_nodes.demo.judge import Judge
 from fastar_nodes.demo.mulosd_ablations import LlamaGenRepairBench, forwards_alone
 from fastar_nodes.demo.tables import Ground, Row, to_markdown
 from fastar_nodes.demo.token_recipes import RECIPES
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from fastar_nodes.samplers.registry import SAMPLERS, find
 from fastar_nodes.samplers.settings import make
+from tiny_tables import VQ, new_folder, scattered, write_gpt
 
-VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
-SIZE = dict(dim=16, depth=1, heads=2, kv_heads=2, hidden=16, vocab=32, condition="class", condition_size=10)
 LOW, HIGH = "llamagen-low", "llamagen"
 # Quick, and with a pool that leaves a few tokens in a hundred below a thousandth.
 QUICK = {"cfg": 1.0, "draft_window": 1, "resample_window": 1, "neighbours": 12}
 
-
-def scattered(net: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """Weights under which every picture is another one."""
-    g = torch.Generator().manual_seed(seed)
-    for p in net.parameters():
-        p.data = torch.randn(p.shape, generator=g) * (1.0 if p.ndim > 1 else 0.1) + (p.ndim < 2)
-    return net
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints")
-    torch.manual_seed(0)
-    recipes.save_checkpoint(scattered(VQAutoencoder(VQ), 1), folder / "vq.safetensors", groups=4)
-    recipes.save_checkpoint(Judge(), folder / "judge.safetensors", tolerance=0.05)
+    folder = new_folder(tmp_path_factory)
     for name, grid, seed in ((LOW, 8, 2), (HIGH, 16, 3)):
-        about = dict(heads=2, grid=grid, label_set="picture-book", defaults={"cfg": 1.5, "top_k": 0})
-        recipes.save_checkpoint(scattered(GPT(GPTConfig(**SIZE)), seed), folder / f"{name}.safetensors", **about)
+        write_gpt(folder, name, grid, seed, cfg=1.5, top_k=0)
     net = UpSampler(UpSamplerConfig(VQ.code_channels, 8, 1))
     recipes.save_checkpoint(scattered(net, 5), folder / "upsampler.safetensors", family="upsampler", name="tiny up-sampler")
     return folder

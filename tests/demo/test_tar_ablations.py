@@ -10,21 +10,18 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.cli.main import main
-from fastar_nodes.demo import picture_book, recipes, ta_tok_recipe, tables, tar_ablations, tar_recipes
+from fastar_nodes.demo import picture_book, ta_tok_recipe, tables, tar_ablations, tar_recipes
 from fastar_nodes.demo.captions import UNSAID, wishes
-from fastar_nodes.demo.judge import Judge
 from fastar_nodes.demo.tables import Ground, Row, to_markdown
 from fastar_nodes.demo.tar_ablations import OF_PICTURES, TarBench, TarRepairBench, as_wished
 from fastar_nodes.demo.tar_recipes import DETOKENIZERS
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.samplers.token_settings import TarPromptSettings
-from test_mulosd_ablations import scattered
+from tiny_tables import VQ, new_folder, scattered
 
-VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
 TA_TOK = TATokConfig(
     width=16, code_width=8, codes=16, depth=1, heads=2, hidden=16, places=6, encoder_depth=1, encoder_heads=2,
     encoder_hidden=16, patch=4, side=6, input_size=24,
@@ -32,21 +29,12 @@ TA_TOK = TATokConfig(
 LOW, HIGH = "dtok-low", "dtok"
 FEWEST = {"detail": "81"}
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints")
-    torch.manual_seed(0)
-    recipes.save_checkpoint(scattered(VQAutoencoder(VQ), 1), folder / "vq.safetensors", groups=4)
-    recipes.save_checkpoint(Judge(), folder / "judge.safetensors", tolerance=0.05)
+    folder = new_folder(tmp_path_factory)
     trainer = ta_tok_recipe.build_ta_tok(TA_TOK)
     scattered(trainer.net, 2)
     ta_tok_recipe.save_ta_tok(trainer, folder / "ta-tok.safetensors", torch.device("cpu"), lambda text: None, held=5)

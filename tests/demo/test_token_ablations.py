@@ -7,48 +7,27 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from fastar_nodes.cli.main import main
 from fastar_nodes.demo import ablations, recipes, tables, token_ablations
-from fastar_nodes.demo.judge import Judge
 from fastar_nodes.demo.tables import Ground, Row
 from fastar_nodes.demo.token_recipes import RECIPES
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import make
 from PIL import Image
+from tiny_tables import new_folder, write_gpt
 
-VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
-SIZE = dict(dim=16, depth=1, heads=2, kv_heads=2, hidden=16, vocab=32, condition="class", condition_size=10)
 LOW, HIGH, PAR = "llamagen-low", "llamagen", "par"
-
-
-def scattered(net: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """Weights under which every picture is another one: a fresh GPT finds all codes equally likely."""
-    g = torch.Generator().manual_seed(seed)
-    for p in net.parameters():
-        p.data = torch.randn(p.shape, generator=g) * (1.0 if p.ndim > 1 else 0.1) + (p.ndim < 2)
-    return net
-
-
-def write(folder, name: str, grid: int, seed: int, special: int = 0, **defaults: object) -> None:
-    net = scattered(GPT(GPTConfig(**SIZE, special=special)), seed)
-    about = dict(heads=2, grid=grid, label_set="picture-book", defaults=defaults)
-    recipes.save_checkpoint(net, folder / f"{name}.safetensors", **about)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints")
-    torch.manual_seed(0)
-    recipes.save_checkpoint(scattered(VQAutoencoder(VQ), 1), folder / "vq.safetensors", groups=4)
-    recipes.save_checkpoint(Judge(), folder / "judge.safetensors", tolerance=0.05)
+    folder = new_folder(tmp_path_factory)
     # lookahead is no setting of a token sampler: what a file says to others is passed over.
-    write(folder, LOW, 8, 2, cfg=1.5, top_k=20, lookahead=4)
-    write(folder, HIGH, 16, 3, cfg=1.0, top_k=0)
-    write(folder, PAR, 8, 4, special=3, cfg=2.0, top_k=0)
+    write_gpt(folder, LOW, 8, 2, cfg=1.5, top_k=20, lookahead=4)
+    write_gpt(folder, HIGH, 16, 3, cfg=1.0, top_k=0)
+    write_gpt(folder, PAR, 8, 4, special=3, cfg=2.0, top_k=0)
     return folder
 
 

@@ -17,14 +17,7 @@ SHAPES = {
     "par": GPTConfig(32, 2, 4, 4, 48, 19, "class", 5, special=3),
 }
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads only wait for each other at this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def build(config: GPTConfig, seed: int = 0) -> GPT:

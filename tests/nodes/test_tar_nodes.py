@@ -36,13 +36,7 @@ READER = replace(OF_CODES, codes=20)
 DRAWER = replace(DTOK, vocab=VQ_SIZE.codes)
 GRIDS = {"large": 6, "small": 3}
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def drawer(size: str = "large", seed: int = 0, **changes) -> host.Loaded:

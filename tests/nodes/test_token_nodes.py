@@ -35,13 +35,7 @@ SAMPLERS = {
     token_samplers.ZipARSampler: ZipARSettings,
 }
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random(net: torch.nn.Module, seed: int = 0) -> torch.nn.Module:

@@ -15,14 +15,7 @@ from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).with_name("llamagen")
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads only wait for each other at this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @torch.no_grad()

@@ -34,14 +34,7 @@ CASES = {
     "one": {"draft_length": 1, "draft_cfg": 2.5}, "plain": {"neighbours": 0, "draft": "other"}, "no guidance": {"cfg": 1.0},
 }  # fmt: skip
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads only wait for each other at this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def steps(kind="class", images=(0, 1, 2), seed=5, draft="itself", **changes):

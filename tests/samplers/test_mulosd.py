@@ -75,14 +75,7 @@ class Fixed:
     def down(self, codes: torch.Tensor, factor: int) -> torch.Tensor:
         return codes[:, ::factor, ::factor]
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads only wait for each other at this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(kind="class", images=(0, 1, 2), seed=5, small=3, up=UP, **changes):

@@ -49,14 +49,7 @@ CASES = {
     "zipar, features": (zipar, tiny_gpt("features"), ZipARSettings(**FEW, window=2), windowed(4, 2)),
 }  # fmt: skip
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Threads only wait for each other at this size, the longer the busier the machine is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(params=CASES, ids=str)
