@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 from fastar_nodes.cli.ablation import BENCHES
 from fastar_nodes.demo import mulosd_ablations, recipes
 from fastar_nodes.demo.mulosd_ablations import LlamaGenRepairBench, forwards_alone
