@@ -26,7 +26,7 @@ from ..model_loaders.tar import SCALES
 from . import captions, picture_book
 from .recipes import NULL_LABELS, RESOLUTION, TRAIN_SEED, save_checkpoint
 from .ta_tok_recipe import TA_TOK, semantic_codes
-from .token_recipes import DEFAULTS, GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, code_book
+from .token_recipes import GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, code_book, defaults
 from .training import Schedule, generator, train
 
 # Scales of the training's steps in turn: as often as Tar was trained on each.
@@ -316,7 +316,7 @@ def save_detokenizer(net: GPT, recipe: DetokenizerRecipe, out: Path) -> None:
     """Write a de-tokenizer."""
     save_checkpoint(
         net, out, family="dtok", heads=net.config.heads, grid=recipe.grid, label_set="picture-book", decoder="demo-vq",
-        ta_tok="demo-ta-tok", name=recipe.title, defaults=DEFAULTS,
+        ta_tok="demo-ta-tok", name=recipe.title, defaults=defaults(recipe.grid),
     )  # fmt: skip
 
 

@@ -40,6 +40,13 @@ _CLASSES = len(picture_book.LABELS)
 # What suits these models better than the full-size defaults; the command line reads it from the file. The rarest fifth of a
 # distribution is where a model this small puts its mistakes (docs/benchmarks.md).
 DEFAULTS = {"cfg": 1.5, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
+# ZipAR's window by the grid: a whole row of 8 would be the raster.
+WINDOWS = {LOW_GRID: 6, GRID: 8}
+
+
+def defaults(grid: int) -> dict[str, float]:
+    """What a file of a model on a ``grid`` x ``grid`` picture asks for."""
+    return {**DEFAULTS, "window": WINDOWS[grid]} if grid in WINDOWS else DEFAULTS
 
 
 def _gpt(special: int = 0) -> GPTConfig:
@@ -339,6 +346,6 @@ def train_gpt(
     train(recipe.name, net, loss, schedule, work, device, log)
     save_checkpoint(
         net, out, family="llamagen", heads=config.heads, grid=recipe.grid, label_set="picture-book", decoder="demo-vq",
-        name=recipe.title, defaults=DEFAULTS,
+        name=recipe.title, defaults=defaults(recipe.grid),
     )  # fmt: skip
     return net
