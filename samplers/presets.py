@@ -75,8 +75,9 @@ PRESETS: dict[type, tuple[Values, Values]] = {
     MuLoSDSettings: (
         {
             "exact": _ALL_AGAIN,
-            # First swept on the two LlamaGens, in line with the table on Tar (docs/benchmarks.md). A share of drafts makes the unlikeliest of good drafts be drawn again; and narrow
-            # windows cost more in the draft, which has 8 x 8 tokens, than in the repair.
+            # First swept on the two LlamaGens, in line with the table on Tar (docs/benchmarks.md). A share of drafts makes the
+            # unlikeliest of good drafts be drawn again; and narrow windows cost more in the draft, which has 8 x 8 tokens, than
+            # in the repair.
             "balanced": {**_LOCALLY, **_BY_TAU, "draft_window": 8, "resample_window": 4},
             "fast": {**_LOCALLY, **_BY_TAU, "draft_window": 4, "resample_window": 2},
         },
