@@ -35,6 +35,8 @@ FILES = {
     "dtok": "dtok.safetensors",
 }
 
+IMPROVE = "begin with what is there: MARs, LlamaGens, PAR, Tar; of the autoencoder, train only the decoder on"
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
@@ -43,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=None, metavar="DIR", help="where checkpoints go; default: into the package"
     )
     parser.add_argument("--work", type=Path, default=Path("train-demo"), metavar="DIR", help="resumable state")
-    parser.add_argument("--improve", action="store_true", help="begin with the transformers that are there: MARs, LlamaGens, PAR and Tar")
+    parser.add_argument("--improve", action="store_true", help=IMPROVE)
     parser.add_argument("--steps", metavar="N", help="optimiser steps of each, instead of the recipe's; for a try")
     parser.add_argument("--pictures", metavar="N", help="pictures to train on, instead of the recipe's; for a try")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
@@ -98,8 +100,9 @@ def run(options: argparse.Namespace) -> int:
         )
 
     def kl() -> None:
-        stages = short(recipes.KL_SCHEDULE), short(recipes.KL_FINE_SCHEDULE)
-        recipes.train_kl(options.work, out / FILES["kl"], device, *stages, log=log, **few)
+        stages = short(recipes.KL_SCHEDULE), short(recipes.KL_FINE_SCHEDULE), short(recipes.KL_ROBUST_SCHEDULE)
+        start = autoencoder() if options.improve else None
+        recipes.train_kl(options.work, out / FILES["kl"], device, *stages, log=log, start=start, **few)
 
     def gpt(recipe: Any) -> None:
         path, vq = out / FILES[recipe.name], tokenizer()

@@ -72,13 +72,24 @@ def test_rate_rises_holds_and_falls_to_zero():
 def test_kl_recipe_writes_a_loadable_file_with_normal_latents(tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, "KL", TINY_KL)
     few = Schedule(steps=3, batch=4, lr=1e-3)
-    recipes.train_kl(tmp_path, tmp_path / "kl.safetensors", CPU, few, few, count=40, **QUIET)
+    recipes.train_kl(tmp_path, tmp_path / "kl.safetensors", CPU, few, few, few, count=40, **QUIET)
     model = load_kl(tmp_path / "kl.safetensors")
     data, _ = recipes.pictures(40, recipes.TRAIN_SEED, **QUIET)
     mean, _ = recipes.latents(model.net, data, CPU)
     channels = mean.transpose(0, 1).flatten(1)
     torch.testing.assert_close(channels.mean(1), torch.zeros(2), atol=0.05, rtol=0)
     assert float(channels.std(1).max()) == pytest.approx(1, abs=0.05)
+
+
+def test_a_trained_autoencoder_gets_another_decoder_and_keeps_its_latents(tmp_path):
+    torch.manual_seed(1)
+    start, few = KLAutoencoder(TINY_KL).eval(), Schedule(steps=3, batch=4, lr=1e-2, warmup=1, weight_decay=0.0, ema=0.0)
+    before = {k: v.clone() for k, v in start.state_dict().items()}
+    made = recipes.train_kl(tmp_path, tmp_path / "kl.safetensors", CPU, robust=few, count=40, start=start, **QUIET).state_dict()
+    for name, value in before.items():
+        assert torch.equal(start.state_dict()[name], value), "the model that was given stays what it was"
+        decodes = name.startswith(("decoder.", "post_quant_conv."))
+        assert torch.equal(made[name], value) != decodes, name
 
 
 def test_normalising_latents_does_not_change_the_pictures():

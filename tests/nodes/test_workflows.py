@@ -130,7 +130,9 @@ def test_samplers_that_are_compared_share_their_settings(graph):
 
 def test_samplers_run_under_what_the_demo_recommends(graph):
     """The same numbers that its files carry, and that the command line takes from there."""
-    tokens = LlamaGenSettings(**token_recipes.DEFAULTS)
+    large = any(n["widgets_values"][0] == "demo-llamagen" for n in graph["nodes"] if n["type"] == "FastARLoadLlamaGen")
+    asked = token_recipes.defaults(token_recipes.GRID if large else token_recipes.LOW_GRID)
+    tokens = LlamaGenSettings(**{name: asked[name] for name in token_recipes.DEFAULTS})
     told = {
         "MAR": [recipes.DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg")],
         "tokens": [tokens.cfg, tokens.temperature, tokens.top_k],
