@@ -2,7 +2,7 @@
 
 One tokenizer of stride 8 serves pictures of 64 and of 128 pixels, so that a GPT on an 8 x 8 grid can draft for one on
 16 x 16. The GPTs learn the codes it makes, the PAR in PAR's own order and under PAR's mask. As in ``recipes.py``, every
-recipe writes one fp16 safetensors file whose metadata says all that the state dict does not.
+recipe writes one safetensors file, in fp16 or eight bits, whose metadata says all that the state dict does not.
 """
 
 from __future__ import annotations
