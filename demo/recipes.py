@@ -78,12 +78,10 @@ def to_signed(x: Tensor) -> Tensor:
     return x.float() / 127.5 - 1
 
 
-def save_checkpoint(net: nn.Module, path: Path, matrices: torch.dtype = torch.float16, **metadata: object) -> None:
-    """Write safetensors with string metadata: weights in fp16, matrices in the dtype ``matrices``."""
+def save_checkpoint(net: nn.Module, path: Path, **metadata: object) -> None:
+    """Write fp16 safetensors with string metadata."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    state = {
-        k: v.detach().to("cpu", matrices if v.ndim == 2 else torch.float16).contiguous() for k, v in net.state_dict().items()
-    }
+    state = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in net.state_dict().items()}
     save_file(state, path, metadata={k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()})
 
 

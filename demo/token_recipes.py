@@ -2,7 +2,7 @@
 
 One tokenizer of stride 8 serves pictures of 64 and of 128 pixels, so that a GPT on an 8 x 8 grid can draft for one on
 16 x 16. The GPTs learn the codes it makes, the PAR in PAR's own order and under PAR's mask. As in ``recipes.py``, every
-recipe writes one safetensors file, in fp16 or eight bits, whose metadata says all that the state dict does not.
+recipe writes one fp16 safetensors file whose metadata says all that the state dict does not.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..model_loaders.networks.gpt import GPT, GPTConfig, Places, initialise
 from ..model_loaders.networks.kl import KLAutoencoder
@@ -39,7 +37,6 @@ LOW_GRID, GRID = 8, 16
 # A model of this size learns 30,000 small pictures by heart, and 40,000 large ones within 10,000 steps; of 100,000 large ones
 # it knows 0.05 nats a token more than of new ones after 20,000.
 SMALL_PICTURES, LARGE_PICTURES = 120_000, 100_000
-EIGHT_BITS = torch.float8_e4m3fn
 _CLASSES = len(picture_book.LABELS)
 # What suits these models better than the full-size defaults; the command line reads it from the file. The rarest fifth of a
 # distribution is where a model this small puts its mistakes (docs/benchmarks.md).
@@ -55,9 +52,9 @@ def defaults(grid: int) -> dict[str, float]:
     return {**DEFAULTS, **({"window": WINDOWS[grid]} if grid in WINDOWS else {}), **(CAUTIOUS if grid == GRID else {})}
 
 
-def _gpt(special: int = 0, depth: int = 6, hidden: int = 176) -> GPTConfig:
+def _gpt(special: int = 0) -> GPTConfig:
     return GPTConfig(
-        dim=128, depth=depth, heads=4, kv_heads=4, hidden=hidden, vocab=VQ.codes, condition="class",
+        dim=128, depth=6, heads=4, kv_heads=4, hidden=176, vocab=VQ.codes, condition="class",
         condition_size=_CLASSES, special=special,
     )  # fmt: skip
 
@@ -73,8 +70,6 @@ class TokenRecipe:
         grid: tokens along one side of a picture, which has 8 times as many pixels.
         schedule: length and pace.
         count: pictures it is trained on.
-        eight_bits: whether the file keeps matrices in eight bits (float8_e4m3fn: twice the weights in as many bytes). The second
-            half of the training reads them so.
     """
 
     name: str
@@ -83,7 +78,6 @@ class TokenRecipe:
     grid: int
     schedule: Schedule
     count: int
-    eight_bits: bool = False
 
 
 GPT_LOW = TokenRecipe(
@@ -91,8 +85,8 @@ GPT_LOW = TokenRecipe(
     Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), SMALL_PICTURES,
 )  # fmt: skip
 GPT_HIGH = TokenRecipe(
-    "llamagen", "picture book GPT, 16x16", _gpt(depth=8, hidden=384), GRID,
-    Schedule(steps=30000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), LARGE_PICTURES, eight_bits=True,
+    "llamagen", "picture book GPT, 16x16", _gpt(), GRID,
+    Schedule(steps=30000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), LARGE_PICTURES,
 )  # fmt: skip
 PAR = TokenRecipe(
     "par", "picture book PAR, 4 regions, 8x8", _gpt(special=3), LOW_GRID,
@@ -302,26 +296,6 @@ def sequence_logits(net: GPT, layout: Layout, places: Places, labels: Tensor, to
     return net(torch.cat([net.prefix(labels), *parts], dim=1), layout.place, places, layout.mask)
 
 
-class _Sequence(nn.Module):
-    def __init__(self, net: GPT):
-        super().__init__()
-        self.net = net
-
-    def forward(self, *about: Any) -> Tensor:
-        return sequence_logits(self.net, *about)
-
-
-def eight_bit_logits(net: GPT, layout: Layout, places: Places, labels: Tensor, tokens: Tensor) -> Tensor:
-    """:func:`sequence_logits` of the network with its matrices rounded to eight bits; gradients pass to the unrounded ones
-    (straight through: Bengio et al. 2013, arXiv 1308.3432)."""
-    rounded = {
-        # Not every device knows these eight bits; the CPU does.
-        f"net.{name}": p + (p.detach().to("cpu", EIGHT_BITS).to(p) - p.detach())
-        for name, p in net.named_parameters() if p.ndim == 2
-    }  # fmt: skip
-    return functional_call(_Sequence(net), rounded, (layout, places, labels, tokens))
-
-
 @torch.no_grad()
 def code_book(
     vq: VQAutoencoder, count: int, grid: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 500
@@ -367,16 +341,14 @@ def train_gpt(
         rows = torch.randint(count, (schedule.batch,), generator=g)
         null = torch.rand(len(rows), generator=g) < NULL_LABELS
         tokens, what = book[rows].long().to(device), labels[rows].masked_fill(null, config.condition_size).to(device)
-        rounded = recipe.eight_bits and 2 * step >= schedule.steps
-        logits = (eight_bit_logits if rounded else sequence_logits)(module, layout, places, what, tokens)
+        logits = sequence_logits(module, layout, places, what, tokens)
         nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         right = (logits.detach().argmax(-1) == tokens).float().mean()
         return nats, {"nats": float(nats.detach()), "right": float(right)}
 
     train(recipe.name, net, loss, schedule, work, device, log)
-    matrices = EIGHT_BITS if recipe.eight_bits else torch.float16
     save_checkpoint(
-        net, out, matrices, family="llamagen", heads=config.heads, grid=recipe.grid, label_set="picture-book", decoder="demo-vq",
+        net, out, family="llamagen", heads=config.heads, grid=recipe.grid, label_set="picture-book", decoder="demo-vq",
         name=recipe.title, defaults=defaults(recipe.grid),
     )  # fmt: skip
     return net

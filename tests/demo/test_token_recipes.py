@@ -19,7 +19,6 @@ from fastar_nodes.samplers.llamagen import llamagen
 from fastar_nodes.samplers.par import par
 from fastar_nodes.samplers.token_settings import LlamaGenSettings, PARSettings
 from fastar_nodes.samplers.tokens import finish
-from safetensors import safe_open
 
 CPU = torch.device("cpu")
 TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
@@ -64,28 +63,6 @@ def test_a_gpt_is_written_loadable(tokenizer, tmp_path, special: int) -> None:
     )
     for name, value in net.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], value, msg=name)
-
-
-def test_eight_bits_are_learned_written_and_read(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file holds what the second half of the training computed with, rounded once."""
-    used, real = [], recipes.eight_bit_logits
-    monkeypatch.setattr(recipes, "code_book", lambda *_: (torch.randint(32, (5, 64), dtype=torch.int16), torch.arange(5)))
-    monkeypatch.setattr(recipes, "eight_bit_logits", lambda *a: used.append(1) or real(*a))
-    recipe, out = replace(recipes.GPT_LOW, config=TINY_GPT, eight_bits=True), tmp_path / "gpt.safetensors"
-    net = recipes.train_gpt(recipe, None, tmp_path, out, CPU, replace(FEW, steps=6), 5, **QUIET)
-    assert len(used) == 3, "the second half"
-    with safe_open(out, "pt") as file:
-        kinds = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
-    assert all(kinds[name] == (torch.float8_e4m3fn if p.ndim == 2 else torch.float16) for name, p in net.named_parameters())
-    read, (layout, labels) = load_llamagen(out, "fp32").net, (recipes.Layout.of(8), torch.tensor([3, 10]))
-    tokens, places = torch.randint(32, (2, 64)), net.places(8, 1)
-    with torch.no_grad():
-        expected = recipes.sequence_logits(read, layout, places, labels, tokens)
-        torch.testing.assert_close(real(net, layout, places, labels, tokens), expected, atol=1e-3, rtol=1e-3)
-        plain = recipes.sequence_logits(net, layout, places, labels, tokens)
-    assert not torch.allclose(plain, expected, atol=1e-3), "rounding shows"
-    nats = real(net, layout, places, labels, tokens).logsumexp(-1).mean()
-    assert all(p.grad is not None for p in (nats.backward(), *net.parameters())[1:]), "rounding lets gradients through"
 
 
 @pytest.mark.parametrize("special", [0, 3])
@@ -191,10 +168,9 @@ def test_idle_codes_are_revived() -> None:
 
 
 def test_the_recipes_fit_the_parcel() -> None:
-    """At most 8 MB for the tokenizer and all GPTs, in fp16 or in eight bits."""
+    """At most 8 MB in fp16 for the tokenizer and all GPTs."""
     with torch.device("meta"):
-        nets = [(VQAutoencoder(recipes.VQ), False), *((GPT(r.config), r.eight_bits) for r in recipes.RECIPES.values())]
-    sizes = (t.numel() * (1 if eight and t.ndim == 2 else 2) for net, eight in nets for t in net.state_dict().values())
-    assert sum(sizes) < 7.9e6
+        nets = [VQAutoencoder(recipes.VQ), *(GPT(r.config) for r in recipes.RECIPES.values())]
+    assert sum(2 * t.numel() for net in nets for t in net.state_dict().values()) < 7.9e6
     for r in recipes.RECIPES.values():
         assert r.grid * recipes.VQ.stride in recipes.VQ_PICTURES and r.config.vocab == recipes.VQ.codes
