@@ -137,7 +137,7 @@ def train_kl(
         net = KLAutoencoder(start.config)
         net.load_state_dict(start.state_dict())
     train_decoder(net, data, work, device, robust, log)
-    save_checkpoint(net, out, family="kl", groups=KL.groups, latent_scale=1.0, name="picture book KL, stride 8")
+    save_checkpoint(net, out, family="kl", groups=net.config.groups, latent_scale=1.0, name="picture book KL, stride 8")
     return net
 
 

@@ -26,7 +26,7 @@ from ..model_loaders.tar import SCALES
 from . import captions, picture_book
 from .recipes import NULL_LABELS, RESOLUTION, TRAIN_SEED, save_checkpoint
 from .ta_tok_recipe import TA_TOK, semantic_codes
-from .token_recipes import DEFAULTS, GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, WINDOWS, code_book
+from .token_recipes import GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, code_book, usual_defaults
 from .training import Schedule, generator, train
 
 # Scales of the training's steps in turn: as often as Tar was trained on each.
@@ -312,17 +312,11 @@ def detokenizer_batch(
     return codes[SCALE_CYCLE[step % len(SCALE_CYCLE)]][rows].long(), tokens[rows].long()
 
 
-def defaults(grid: int) -> dict[str, float]:
-    """What the file of a de-tokenizer of a ``grid`` x ``grid`` picture asks for. The codes it draws from say what the picture is to
-    show, so a large one need not draw more cautiously."""
-    return {**DEFAULTS, **({"window": WINDOWS[grid]} if grid in WINDOWS else {})}
-
-
 def save_detokenizer(net: GPT, recipe: DetokenizerRecipe, out: Path) -> None:
-    """Write a de-tokenizer."""
+    """Write a de-tokenizer. Its codes say what the picture is to show, so a large one need not draw more cautiously."""
     save_checkpoint(
         net, out, family="dtok", heads=net.config.heads, grid=recipe.grid, label_set="picture-book", decoder="demo-vq",
-        ta_tok="demo-ta-tok", name=recipe.title, defaults=defaults(recipe.grid),
+        ta_tok="demo-ta-tok", name=recipe.title, defaults=usual_defaults(recipe.grid),
     )  # fmt: skip
 
 

@@ -47,9 +47,14 @@ WINDOWS = {LOW_GRID: 6, GRID: 8}
 CAUTIOUS = {"cfg": 2.0, "temperature": 0.7}
 
 
+def usual_defaults(grid: int) -> dict[str, float]:
+    """What suits a model of discrete tokens on a ``grid`` x ``grid`` picture."""
+    return {**DEFAULTS, "window": WINDOWS[grid]} if grid in WINDOWS else DEFAULTS
+
+
 def defaults(grid: int) -> dict[str, float]:
     """What the file of a LlamaGen or PAR on a ``grid`` x ``grid`` picture asks for."""
-    return {**DEFAULTS, **({"window": WINDOWS[grid]} if grid in WINDOWS else {}), **(CAUTIOUS if grid == GRID else {})}
+    return {**usual_defaults(grid), **(CAUTIOUS if grid == GRID else {})}
 
 
 def _gpt(special: int = 0) -> GPTConfig:

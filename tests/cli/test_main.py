@@ -147,6 +147,28 @@ def test_train_demo_trains_what_was_named(cli, tmp_path):
     assert not (tmp_path / "out" / "mar.safetensors").exists()
 
 
+@pytest.mark.parametrize("improve", [False, True])
+def test_train_demo_goes_on_from_an_autoencoder_only_if_asked(cli, tmp_path, monkeypatch, improve):
+    from fastar_nodes.demo import recipes
+    from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
+
+    there, made = KLAutoencoder(recipes.KL), []
+    recipes.save_checkpoint(there, tmp_path / "out" / "kl.safetensors", family="kl", groups=recipes.KL.groups)
+
+    def train_kl(work, out, device, schedule, fine, robust, count, log, start):
+        made.append((schedule.steps, fine.steps, robust.steps, count, start))
+
+    monkeypatch.setattr(recipes, "train_kl", train_kl)
+    more = ["--improve"] if improve else []
+    answer = cli("train-demo", "--only", "kl", "--out", "out", "--steps", 3, "--pictures", 64, "--device", "cpu", *more)
+    assert answer.code == 0, answer.err
+    [(*told, start)] = made
+    assert told == [3, 3, 3, 64] and (start is not None) == improve
+    if improve:
+        bias = "decoder.conv_out.bias"
+        assert torch.equal(start.state_dict()[bias], there.state_dict()[bias].half().float())
+
+
 def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
     """What is trained on what; how it learns is tests/demo's business."""
     from fastar_nodes.demo import recipes, token_recipes

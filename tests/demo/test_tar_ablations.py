@@ -110,7 +110,7 @@ def test_a_pictures_own_codes_are_ta_toks(bench):
 
 def test_a_row_says_what_it_took(bench):
     low = bench.row(row(), {})[0]
-    assert low.steps == 64 and low.settings["top_p"] == tar_recipes.defaults(8)["top_p"], "the file's own settings"
+    assert low.steps == 64 and low.settings["top_p"] == tar_recipes.usual_defaults(8)["top_p"], "the file's own settings"
     assert low.work()["codes"] == "4" and list(low.work()) == ["codes", "prompt s an image", "steps (forwards)", "s an image"]
     assert f"| x | {low.figures.cells()['thing %']} |" in to_markdown([low], {})
 
