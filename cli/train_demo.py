@@ -35,7 +35,10 @@ FILES = {
     "dtok": "dtok.safetensors",
 }
 
-IMPROVE = "begin with what is there: MARs, LlamaGens, PAR, Tar; of the autoencoder, train only the decoder on"
+IMPROVE = (
+    "begin with what is there: MARs, LlamaGens, PAR, Tar; of the autoencoder, train only the decoder on, "
+    "of the large LlamaGen, only its last stage"
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     few: dict[str, Any] = {"count": whole(options.pictures, "pictures", 64, 10**7)} if options.pictures else {}
     device = choose_device(options.device)
 
-    from ..demo import judge, recipes, ta_tok_recipe, tar_recipes, token_recipes, upsampler_recipe
+    from ..demo import judge, recipes, reinforce, ta_tok_recipe, tar_recipes, token_recipes, upsampler_recipe
     from ..model_loaders.autoencoders import load_kl, load_vq
     from ..model_loaders.llamagen import load_llamagen
     from ..model_loaders.mar import load_mar
@@ -106,10 +109,14 @@ def run(options: argparse.Namespace) -> int:
 
     def gpt(recipe: Any) -> None:
         path, vq = out / FILES[recipe.name], tokenizer()
-        start = load_llamagen(path, "fp32", device).net if options.improve else None
-        token_recipes.train_gpt(
-            recipe, vq, options.work, path, device, short(recipe.schedule), log=log, start=start, **few
-        )
+        net = load_llamagen(path, "fp32", device).net if options.improve else None
+        if net is None or not recipe.reinforced:
+            schedule = short(recipe.schedule)
+            net = token_recipes.train_gpt(recipe, vq, options.work, path, device, schedule, log=log, start=net, **few)
+        if recipe.reinforced:
+            stages = short(reinforce.CRITIC_SCHEDULE), short(reinforce.SCHEDULE)
+            critic = reinforce.train_critic(net, recipe.grid, vq, options.work, device, stages[0], log=log, **few)
+            reinforce.reinforce(recipe, net, vq, critic, options.work, path, device, stages[1], log=log, **few)
 
     def tar() -> None:
         path, ta_tok = out / FILES["tar"], semantic_tokenizer()

@@ -157,6 +157,39 @@ def _data(kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[st
     return _Data(clean, rebuilt, broken, torch.from_numpy(alien).permute(0, 3, 1, 2).contiguous(), s)
 
 
+def reading_loss(
+    out: dict[str, Tensor], truth: dict[str, Tensor], where: Tensor, readable: Tensor, timed: Tensor
+) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
+    """What a judge loses on B pictures, and the shares it reads rightly.
+
+    Args:
+        out: what it says, by name.
+        truth: class, colour, time and variant, int64 [B], by name.
+        where: place and size as :func:`placed` gives them, fp32 [B, 3].
+        readable: bool [B], pictures of a whole thing; nothing but that is asked of the others.
+        timed: bool [B], pictures whose background tells the time of day.
+    """
+    o = {k: v.float() for k, v in out.items()}
+    total = F.binary_cross_entropy_with_logits(o["whole"][:, 0], readable.float())
+    right = {}
+    for k, t in truth.items():
+        keep = timed if k == "time" else readable
+        total = total + F.cross_entropy(o[k][keep], t[keep])
+        right[k] = float((o[k].argmax(1) == t)[keep].float().mean())
+    right["whole"] = float(((o["whole"][:, 0] > 0) == readable).float().mean())
+    return total + 2 * F.smooth_l1_loss(o["where"][readable], where[readable], beta=0.1), right
+
+
+def attributes(s: Scenes) -> dict[str, Tensor]:
+    """Class, colour, time and variant of N scenes, int64 [N], by name."""
+    return {k: torch.from_numpy(getattr(s, k)) for k in ("label", "colour", "time", "parts")}
+
+
+def placed(s: Scenes) -> Tensor:
+    """Place and size of N scenes, fp32 [N, 3] of about unit variance."""
+    return (torch.from_numpy(np.stack([s.x, s.y, s.scale], 1)) - _CENTRE) / _SPREAD
+
+
 def train_judge(
     kl: KLAutoencoder, work: Path, out: Path, device: torch.device, schedule: Schedule = SCHEDULE, count: int = 8000,
     log: Callable[[str], None] = print,
@@ -165,8 +198,7 @@ def train_judge(
     from .quality import redraw_error
 
     d = _data(kl, count, device, log)
-    truth = {k: torch.from_numpy(getattr(d.scenes, k)) for k in ("label", "colour", "time", "parts")}
-    where = (torch.from_numpy(np.stack([d.scenes.x, d.scenes.y, d.scenes.scale], 1)) - _CENTRE) / _SPREAD
+    truth, where = attributes(d.scenes), placed(d.scenes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         judge = Judge()
@@ -180,17 +212,9 @@ def train_judge(
         x = torch.where(((kind == 4) | (kind == 5))[:, None, None, None], d.alien[row], x)
         x = torch.where((kind > 5)[:, None, None, None], d.broken[row], x)
         _, o = module(to_signed(x).to(device))
-        o = {k: v.float() for k, v in o.items()}
         readable, own = (kind < 6).to(device), (kind < 4).to(device)
-        total = F.binary_cross_entropy_with_logits(o["whole"][:, 0], readable.float())
-        right = {}
-        for k, t in truth.items():
-            t = t[row].to(device)
-            keep = own if k == "time" else readable
-            total = total + F.cross_entropy(o[k][keep], t[keep])
-            right[k] = float((o[k].argmax(1) == t)[keep].float().mean())
-        right["whole"] = float(((o["whole"][:, 0] > 0) == readable).float().mean())
-        return total + 2 * F.smooth_l1_loss(o["where"][readable], where[row].to(device)[readable], beta=0.1), right
+        known = {k: t[row].to(device) for k, t in truth.items()}
+        return reading_loss(o, known, where[row].to(device), readable, own)
 
     train("judge", judge, loss, schedule, work, device, log)
     held = picture_book.scenes(TRAIN_SEED + 300, 2000)

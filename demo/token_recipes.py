@@ -75,6 +75,7 @@ class TokenRecipe:
         grid: tokens along one side of a picture, which has 8 times as many pixels.
         schedule: length and pace.
         count: pictures it is trained on.
+        reinforced: whether it then learns from its own pictures, see ``reinforce.py``.
     """
 
     name: str
@@ -83,6 +84,7 @@ class TokenRecipe:
     grid: int
     schedule: Schedule
     count: int
+    reinforced: bool = False
 
 
 GPT_LOW = TokenRecipe(
@@ -91,7 +93,7 @@ GPT_LOW = TokenRecipe(
 )  # fmt: skip
 GPT_HIGH = TokenRecipe(
     "llamagen", "picture book GPT, 16x16", _gpt(), GRID,
-    Schedule(steps=30000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), LARGE_PICTURES,
+    Schedule(steps=30000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), LARGE_PICTURES, reinforced=True,
 )  # fmt: skip
 PAR = TokenRecipe(
     "par", "picture book PAR, 4 regions, 8x8", _gpt(special=3), LOW_GRID,
@@ -352,8 +354,13 @@ def train_gpt(
         return nats, {"nats": float(nats.detach()), "right": float(right)}
 
     train(recipe.name, net, loss, schedule, work, device, log)
+    save_gpt(recipe, net, out)
+    return net
+
+
+def save_gpt(recipe: TokenRecipe, net: GPT, out: Path) -> None:
+    """Write a recipe's model with all that its file says of it."""
     save_checkpoint(
-        net, out, family="llamagen", heads=config.heads, grid=recipe.grid, label_set="picture-book", decoder="demo-vq",
+        net, out, family="llamagen", heads=recipe.config.heads, grid=recipe.grid, label_set="picture-book", decoder="demo-vq",
         name=recipe.title, defaults=defaults(recipe.grid),
     )  # fmt: skip
-    return net

@@ -171,8 +171,9 @@ def test_train_demo_goes_on_from_an_autoencoder_only_if_asked(cli, tmp_path, mon
 
 def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
     """What is trained on what; how it learns is tests/demo's business."""
-    from fastar_nodes.demo import recipes, token_recipes
+    from fastar_nodes.demo import recipes, reinforce, token_recipes
     from fastar_nodes.demo.recipes import save_checkpoint
+    from fastar_nodes.model_loaders.networks.gpt import GPT
     from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
     from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
 
@@ -186,13 +187,34 @@ def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
 
     def train_gpt(recipe, vq, work, out, device, schedule, count, log, start):
         made.append((recipe.name, schedule.steps, count))
-        assert vq.config == token_recipes.VQ and out.name == f"{recipe.name}.safetensors" and start is None
+        assert vq.config == token_recipes.VQ and out.name == f"{recipe.name}.safetensors"
+        assert (start is not None) == goes_on
+        net = GPT(recipe.config)
+        token_recipes.save_gpt(recipe, net, out)
+        return net
+
+    def train_critic(net, grid, vq, work, device, schedule, count, log):
+        made.append(("critic", schedule.steps, count))
+        assert net.config == token_recipes.GPT_HIGH.config and grid == 16
+        return "critic"
+
+    def learn(recipe, start, vq, critic, work, out, device, schedule, count, log):
+        made.append(("its own pictures", schedule.steps, count))
+        assert critic == "critic" and start.config == recipe.config and out.name == "llamagen.safetensors"
 
     monkeypatch.setattr(token_recipes, "train_vq", train_vq)
     monkeypatch.setattr(token_recipes, "train_gpt", train_gpt)
-    answer = cli("train-demo", "--only", "par,llamagen,vq,llamagen-low", "--out", "out", "--steps", 3, "--pictures", 64, "--device", "cpu")
+    monkeypatch.setattr(reinforce, "train_critic", train_critic)
+    monkeypatch.setattr(reinforce, "reinforce", learn)
+    goes_on, few = False, ["--out", "out", "--steps", 3, "--pictures", 64, "--device", "cpu"]
+    answer = cli("train-demo", "--only", "par,llamagen,vq,llamagen-low", *few)
     assert answer.code == 0, answer.err
-    assert made == [(name, 3, 64) for name in ("vq", "llamagen-low", "llamagen", "par")]
+    assert made == [(name, 3, 64) for name in ("vq", "llamagen-low", "llamagen", "critic", "its own pictures", "par")]
+    goes_on = True
+    made.clear()
+    answer = cli("train-demo", "--only", "llamagen,llamagen-low", "--improve", *few)
+    assert answer.code == 0, answer.err
+    assert made == [(name, 3, 64) for name in ("llamagen-low", "critic", "its own pictures")]
 
 
 def test_train_demo_trains_tar_in_order(cli, sentence, tmp_path, monkeypatch):
