@@ -32,6 +32,7 @@ from .judge import Judge, attributes, placed, read, reading_loss
 from .picture_book import Scenes
 from .quality import redraw_map, shrunk
 from .recipes import RESOLUTION, TRAIN_SEED, to_signed
+from .tables import to_rgb
 from .token_recipes import Layout, TokenRecipe, code_book, save_gpt, sequence_logits
 from .training import Schedule, generator, train
 
@@ -99,9 +100,8 @@ def exchanged(codes: Tensor, labels: Tensor, g: torch.Generator) -> Tensor:
 def drawn(vq: VQAutoencoder, codes: Tensor, chunk: int = 20) -> Tensor:
     """Pictures of codes int64 [N, G, G] as a judge sees them: uint8 [N, 3, 64, 64] on the CPU."""
     device = next(vq.parameters()).device
-    parts = [vq.decode_codes(part.to(device)).float() for part in codes.split(chunk)]
-    rgb = ((torch.cat(parts) + 1) * 127.5).round().clamp(0, 255).to("cpu", torch.uint8)
-    return torch.from_numpy(shrunk(rgb.permute(0, 2, 3, 1).numpy())).permute(0, 3, 1, 2)
+    rgb = np.concatenate([to_rgb(vq.decode_codes(part.to(device))) for part in codes.split(chunk)])
+    return torch.from_numpy(shrunk(rgb)).permute(0, 3, 1, 2)
 
 
 def train_critic(
