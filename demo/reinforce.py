@@ -5,6 +5,9 @@ where a thing begins, whose place, size and colour are settled token by token, i
 here it draws pictures, a *critic* reads which scene each of them shows, and tokens behind which a picture came nearer to that
 scene than the others of its class become likelier: REINFORCE (Williams 1992) with the mean of the others taken off (Kool et al. 2019).
 
+What it learns from is drawn from its whole distribution; an artist draws with guidance, and without the rarest tokens, which
+makes rare scenes rarer. So how often a scene is drawn is counted on pictures drawn as the file asks for.
+
 The critic is a judge in all but name, with weights, seed and training pictures of its own. The judge that the figures are
 made with has no part in any training.
 """
@@ -33,7 +36,7 @@ from .picture_book import Scenes
 from .quality import redraw_map, shrunk
 from .recipes import RESOLUTION, TRAIN_SEED, to_signed
 from .tables import to_rgb
-from .token_recipes import Layout, TokenRecipe, code_book, save_gpt, sequence_logits
+from .token_recipes import Layout, TokenRecipe, code_book, defaults, save_gpt, sequence_logits
 from .training import Schedule, generator, train
 
 CRITIC_SCHEDULE = Schedule(steps=5000, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5)
@@ -45,13 +48,15 @@ SCHEDULE = Schedule(steps=600, batch=160, lr=3e-4, warmup=20, decay=0.45, ema=0.
 UNIT, MOST = 0.082, 3.0
 # Beside the error: another class than the one asked for, the critic calling the thing whole, and a scene that is drawn less often
 # than it stands in the book.
-WRONG, WHOLE, VARIETY = 1.5, 1.2, 0.9
+WRONG, WHOLE, VARIETY = 1.5, 1.2, 1.5
+# Pictures a step that are drawn as the file asks for, to count what they show.
+COUNTED = 40
 # Real pictures a step, the weight of their nats, and how many of them come without a label. They keep what the model
 # knows of the book, and its prediction without a label.
 REAL_BATCH, REAL, NULL = 40, 0.3, 0.3
 ADVANTAGE = 4.0
-# How much each batch still remembers of how often an attribute was drawn before it.
-MEMORY = 0.97
+# How much each step still remembers of how often an attribute was drawn before it.
+MEMORY = 0.95
 ATTRIBUTES = {
     "colour": len(picture_book.COLOURS), "time": len(picture_book.TIMES), "parts": picture_book.PARTS,
     "place": len(picture_book.PLACES), "size": len(picture_book.SIZES),
@@ -225,26 +230,32 @@ class Learner(nn.Module):
         self.register_buffer("book", log_shares(book), persistent=False)
         self.register_buffer("seen", book * (_SEEN / len(s)))
 
+    def note(self, labels: Tensor, s: Scenes) -> float:
+        """Count scenes that were drawn for ``labels`` int64 [B].
+
+        Returns:
+            How far what is drawn lies from the book: Kullback-Leibler, in nats, the mean of classes, the sum of attributes.
+        """
+        self.seen.mul_(MEMORY).add_(counted(labels, s).to(self.seen.device) * ((1 - MEMORY) * _SEEN / len(labels)))
+        return float((self.book.exp() * (self.book - log_shares(self.seen))).sum(1).mean())
+
     @torch.no_grad()
-    def advantages(self, m: Marks, labels: Tensor) -> tuple[Tensor, float]:
+    def advantages(self, m: Marks, labels: Tensor) -> Tensor:
         """How much better than others the pictures are from each row on.
 
         Args:
             m: marks of B pictures; labels: int64 [B], what they were asked for.
 
         Returns:
-            fp32 [B, G], at about unit variance, 0 where nothing can be changed any more; and how far the drawn attributes lie
-            from the book's, in nats.
+            fp32 [B, G], at about unit variance, 0 where nothing can be changed any more.
         """
-        count = counted(labels, m.scenes).to(self.seen.device)
-        self.seen.mul_(MEMORY).add_(count * ((1 - MEMORY) * _SEEN / len(labels)))
         rare = (self.book - log_shares(self.seen)).cpu()
         variety = (values(m.scenes) * rare.clamp(-1.5, 1.5)[labels]).sum(1)
         once = WHOLE * m.whole - WRONG * (~m.right).float() + VARIETY * variety
         live = m.live.float()
         advantage = beside_others(once[:, None] - to_go(m.errors), labels) * live
         spread = (advantage.square().sum() / live.sum().clamp(min=1)).sqrt().clamp(min=1e-6)
-        return (advantage / spread).clamp(-ADVANTAGE, ADVANTAGE), float(-variety.mean())
+        return (advantage / spread).clamp(-ADVANTAGE, ADVANTAGE)
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -256,7 +267,8 @@ def reinforce(
 ) -> GPT:  # fmt: skip
     """Train a LlamaGen on pictures it draws, and on real ones beside them, and write ``out``.
 
-    Its own pictures are drawn without guidance, at temperature 1, from the whole distribution.
+    Its own pictures are drawn without guidance, at temperature 1, from the whole distribution; beside them some as the file asks for,
+    which only count.
 
     Args:
         recipe: what it is.
@@ -273,15 +285,21 @@ def reinforce(
     net.load_state_dict(start.state_dict())
     layout, places = Layout.of(grid).to(device), net.places(grid, 1)
     plain = LlamaGenSettings(cfg=1.0, temperature=1.0, top_k=0, top_p=1.0)
-    labels = torch.arange(schedule.batch) % _CLASSES
+    usual = LlamaGenSettings(**{name: value for name, value in defaults(grid).items() if name != "window"})
+    labels, few = torch.arange(schedule.batch) % _CLASSES, torch.arange(COUNTED) % _CLASSES
+
+    def own(net: GPT, what: Tensor, settings: LlamaGenSettings, seed: int, step: int) -> tuple[Tensor, Marks]:
+        """Codes [B, G, G] of new pictures of ``what``, and what the critic says of them."""
+        with torch.autocast(device.type, enabled=False), torch.no_grad():
+            draws = PairedDraws(seed, range(step * len(what), (step + 1) * len(what)))
+            codes = finish(llamagen(TokenModel(net, recipe.title, grid), from_ids(what.tolist()), settings, draws)).codes
+            return codes, marks(critic, drawn(vq, codes).permute(0, 2, 3, 1).numpy(), what, grid)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-        with torch.autocast(device.type, enabled=False), torch.no_grad():
-            model = TokenModel(module.net, recipe.title, grid)
-            draws = PairedDraws(911, range(step * len(labels), (step + 1) * len(labels)))
-            codes = finish(llamagen(model, from_ids(labels.tolist()), plain, draws)).codes
-            m = marks(critic, drawn(vq, codes).permute(0, 2, 3, 1).numpy(), labels, grid)
-        advantage, apart = module.advantages(m, labels)
+        _, asked = own(module.net, few, usual, 917, step)
+        apart = module.note(few, asked.scenes)
+        codes, m = own(module.net, labels, plain, 911, step)
+        advantage = module.advantages(m, labels)
         tokens, weight = codes.flatten(1), advantage.repeat_interleave(grid, 1).to(device)
         g = generator(913, step)
         rows = torch.randint(count, (REAL_BATCH,), generator=g)
@@ -294,10 +312,10 @@ def reinforce(
 
         known = nats(what, real).mean()
         value = (weight * nats(labels.to(device), tokens)).mean() + REAL * known
-        good = m.right & (m.errors.sum(1) <= 1)
+        good, better = (marked.right & (marked.errors.sum(1) <= 1) for marked in (m, asked))
         return value, {
             "right": float(m.right.float().mean()), "scenes": float(good.float().mean()), "whole": float(m.whole.mean()),
-            "apart": apart, "nats": float(known.detach()),
+            "as asked": float(better.float().mean()), "apart": apart, "nats": float(known.detach()),
         }  # fmt: skip
 
     learner = Learner(net)

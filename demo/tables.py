@@ -25,7 +25,7 @@ from ..samplers.registry import find
 from ..samplers.settings import make
 from . import picture_book
 from .judge import load_judge, read
-from .quality import figures
+from .quality import figures, shrunk
 from .recipes import RESOLUTION, to_signed
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -101,16 +101,6 @@ def from_rgb(rgb: np.ndarray) -> Tensor:
     return to_signed(torch.from_numpy(rgb).permute(0, 3, 1, 2))
 
 
-def to_judge(rgb: np.ndarray) -> np.ndarray:
-    """What the judge reads of pictures uint8 [N, S, S, 3], S a multiple of 64: blocks averaged to uint8 [N, 64, 64, 3]."""
-    n, side = rgb.shape[:2]
-    block = side // RESOLUTION
-    if block == 1:
-        return rgb
-    mean = rgb.reshape(n, RESOLUTION, block, RESOLUTION, block, 3).astype(np.float32).mean((2, 4))
-    return (mean + 0.5).astype(np.uint8)
-
-
 def balanced_labels(images: int) -> np.ndarray:
     """Labels 0..9 in turn, int64 [images]."""
     return np.arange(images) % len(picture_book.LABELS)
@@ -161,12 +151,12 @@ class Ground:
     def reference(self, side: int) -> np.ndarray:
         """The judge's features of real pictures of that size, float32 [images, 64]."""
         if side not in self._references:
-            self._references[side] = read(self.judge, to_judge(self.real(TEST_SEED, side))).features
+            self._references[side] = read(self.judge, shrunk(self.real(TEST_SEED, side))).features
         return self._references[side]
 
     def figures(self, rgb: np.ndarray) -> Judged:
         """Figures of pictures uint8 [images, S, S, 3] of all labels, beside real ones of that size."""
-        return figures(self.judge, self.tolerance, to_judge(rgb), self.labels, self.reference(rgb.shape[1]))
+        return figures(self.judge, self.tolerance, shrunk(rgb), self.labels, self.reference(rgb.shape[1]))
 
 
 class Bench(ABC):
@@ -238,7 +228,7 @@ class Bench(ABC):
         key = f"{row.sampler} {row.model} {make(find(row.sampler).settings, settings)} {row.prompt}"
         if key not in self._rows:
             rgb, reports = self.pictures(row, settings)
-            self._rows[key] = self.result(row, settings, self.ground.figures(rgb), reports), to_judge(rgb)
+            self._rows[key] = self.result(row, settings, self.ground.figures(rgb), reports), shrunk(rgb)
         result, rgb = self._rows[key]
         return replace(result, title=row.title), rgb
 

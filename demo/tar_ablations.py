@@ -33,9 +33,9 @@ from .captions import UNSAID, Wishes, wishes
 from .judge import read
 from .mulosd_ablations import RepairBench, rows
 from .picture_book import Scenes
-from .quality import Agreement, frechet, percent, prompt_agreement
+from .quality import Agreement, frechet, percent, prompt_agreement, shrunk
 from .recipes import RESOLUTION
-from .tables import BATCH, SEED, TEST_SEED, Bench, Ground, Result, Row, Table, to_judge
+from .tables import BATCH, SEED, TEST_SEED, Bench, Ground, Result, Row, Table
 from .tar_recipes import DTOK_HIGH, DTOK_LOW
 from .token_ablations import TokenBench
 
@@ -128,7 +128,7 @@ class PromptGround(Ground):
 
     def figures(self, rgb: np.ndarray) -> PromptFigures:
         """Figures of pictures uint8 [images, S, S, 3] of all prompts, beside real ones of that size."""
-        seen = read(self.judge, to_judge(rgb))
+        seen = read(self.judge, shrunk(rgb))
         agreement = prompt_agreement(self.judge, rgb, self.wanted)
         return PromptFigures(agreement, float((seen.whole > 0.5).mean()), frechet(seen.features, self.reference(rgb.shape[1])))
 

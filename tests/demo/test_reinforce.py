@@ -106,15 +106,18 @@ def test_what_is_better_or_rarer_than_others_gains() -> None:
     live = torch.ones(6, 8, dtype=torch.bool)
     live[:, 7] = False
     m = reinforce.Marks(errors, live, torch.ones(6, dtype=torch.bool), torch.ones(6), s)
-    for _ in range(200):
-        advantage, apart = learner.advantages(m, labels)
+    advantage = learner.advantages(m, labels)
     assert (advantage[1, :7] < advantage[0, :7] - 0.5).all(), "it answers for what comes, and for the row above"
+    torch.testing.assert_close(advantage[5], advantage[0], msg="nothing was counted yet")
+    apart = [learner.note(labels, s) for _ in range(200)]
+    assert apart[0] < 0.2 < 0.5 < apart[-1]
+    advantage = learner.advantages(m, labels)
     assert (advantage[5, :7] > advantage[0, :7] + 0.2).all(), "a colour seldom drawn"
-    assert (advantage[:, 7] == 0).all() and apart > 0.1
+    assert (advantage[:, 7] == 0).all()
     wrong = replace(m, right=torch.tensor([False, True, True, True, True, True]))
-    assert (learner.advantages(wrong, labels)[0][0, :7] < advantage[0, :7]).all()
+    assert (learner.advantages(wrong, labels)[0, :7] < advantage[0, :7]).all()
     doubtful = replace(m, whole=torch.tensor([0.0, 1, 1, 1, 1, 1]))
-    assert (learner.advantages(doubtful, labels)[0][0, :7] < advantage[0, :7]).all()
+    assert (learner.advantages(doubtful, labels)[0, :7] < advantage[0, :7]).all()
 
 
 def test_slips_are_what_the_model_would_draw() -> None:
@@ -189,7 +192,7 @@ def test_a_gpt_learns_what_is_rewarded(tmp_path, vq, monkeypatch: pytest.MonkeyP
 def test_real_pictures_are_not_forgotten(tmp_path, vq, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where every picture is worth the same, what is learned is the real ones."""
     critic, start = Judge().eval(), gpt()
-    monkeypatch.setattr(reinforce.Learner, "advantages", lambda self, m, labels: (torch.zeros(len(labels), 8), 0.0))
+    monkeypatch.setattr(reinforce.Learner, "advantages", lambda self, m, labels: torch.zeros(len(labels), 8))
     said: list[str] = []
     schedule = Schedule(steps=30, batch=10, lr=2e-2, warmup=1, ema=0.0, weight_decay=0.0)
     net = reinforce.reinforce(TINY, start, vq, critic, tmp_path, tmp_path / "gpt.safetensors", CPU, schedule, 64, log=said.append)
@@ -203,3 +206,18 @@ def test_real_pictures_are_not_forgotten(tmp_path, vq, monkeypatch: pytest.Monke
 
     assert nats(net) < nats(start) - 0.3
     assert any("scenes" in line and "apart" in line for line in said)
+
+
+def test_variety_is_counted_on_pictures_drawn_as_the_file_asks(tmp_path, vq, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn_with, noted = [], []
+    monkeypatch.setattr(reinforce, "llamagen", lambda model, what, s, draws: drawn_with.append(s) or llamagen(model, what, s, draws))
+    monkeypatch.setattr(reinforce.Learner, "note", lambda self, labels, s: noted.append((len(labels), len(s))) or 0.0)
+    once = Schedule(steps=1, batch=10, lr=1e-3)
+    reinforce.reinforce(TINY, gpt(), vq, Judge().eval(), tmp_path, tmp_path / "gpt.safetensors", CPU, once, 64, **QUIET)
+    asked, plain = drawn_with
+    wanted = token_recipes.defaults(8)
+    assert {name: getattr(asked, name) for name in ("cfg", "temperature", "top_k", "top_p")} == {
+        name: value for name, value in wanted.items() if name != "window"
+    }
+    assert (plain.cfg, plain.temperature, plain.top_k, plain.top_p) == (1.0, 1.0, 0, 1.0)
+    assert noted == [(reinforce.COUNTED, reinforce.COUNTED)]
