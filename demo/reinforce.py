@@ -43,12 +43,12 @@ CRITIC_SCHEDULE = Schedule(steps=5000, batch=64, lr=2e-3, ema=0.995, weight_deca
 CRITIC_PICTURES = 5000
 # At most so large a share of a picture's tokens is what the model guessed there.
 SLIPS = 0.4
-SCHEDULE = Schedule(steps=600, batch=160, lr=3e-4, warmup=20, decay=0.45, ema=0.98, weight_decay=0.0)
+SCHEDULE = Schedule(steps=1400, batch=160, lr=3e-4, warmup=20, decay=0.45, ema=0.98, weight_decay=0.0)
 # The error, in units of this, that a picture is off by; about the judge's tolerance. More than MOST counts as MOST.
 UNIT, MOST = 0.082, 3.0
 # Beside the error: another class than the one asked for, the critic calling the thing whole, and a scene that is drawn less often
 # than it stands in the book.
-WRONG, WHOLE, VARIETY = 1.5, 1.2, 1.5
+WRONG, WHOLE, VARIETY = 1.5, 1.2, 0.6
 # Pictures a step that are drawn as the file asks for, to count what they show.
 COUNTED = 40
 # Real pictures a step, the weight of their nats, and how many of them come without a label. They keep what the model

@@ -44,7 +44,7 @@ DEFAULTS = {"cfg": 1.5, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
 # ZipAR's window by the grid: a whole row of 8 would be the raster.
 WINDOWS = {LOW_GRID: 6, GRID: 8}
 # A large picture takes four times as many draws none of which must go wrong, so the LlamaGen of this grid draws more cautiously.
-CAUTIOUS = {"cfg": 2.0, "temperature": 0.7}
+CAUTIOUS = {"temperature": 0.7}
 
 
 def usual_defaults(grid: int) -> dict[str, float]:
