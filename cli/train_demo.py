@@ -2,7 +2,7 @@
 LlamaGens of two sizes, the PAR and the latent up-sampler; TA-Tok, the Tar and its de-tokenizers of two sizes.
 
 A training that was stopped goes on where it was (its state is in --work). On two CPU cores the whole takes several
-hours; a GPU only makes it quicker.
+hours, and the last stage of the large LlamaGen nine more; a GPU only makes it quicker.
 """
 
 from __future__ import annotations

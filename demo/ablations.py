@@ -16,8 +16,8 @@ from ..reports.record import Report
 from ..samplers.masked import finish
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import find
-from .recipes import DEFAULTS
-from .tables import BATCH, SEED, TEST_SEED, Bench, Judged, Row, Table, from_rgb, to_rgb
+from .recipes import DEFAULTS, to_rgb
+from .tables import BATCH, SEED, TEST_SEED, Bench, Judged, Row, Table, from_rgb
 
 _LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
 _COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..model_loaders.networks.kl import KLAutoencoder
 from . import picture_book
 from .picture_book import Scenes
-from .recipes import RESOLUTION, TRAIN_SEED, latents, save_checkpoint, to_signed
+from .recipes import RESOLUTION, TRAIN_SEED, latents, save_checkpoint, to_rgb, to_signed
 from .training import Schedule, generator, train
 
 WIDTHS = (24, 48, 64, 96)
@@ -222,7 +222,7 @@ def train_judge(
     z, _ = latents(kl, torch.from_numpy(rgb).permute(0, 3, 1, 2), device)
     with torch.no_grad():
         parts = [kl.decode(z[i : i + 100].to(device)).cpu() for i in range(0, len(z), 100)]
-    rebuilt = ((torch.cat(parts) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    rebuilt = to_rgb(torch.cat(parts))
     errors = redraw_error(rebuilt, read(judge, rebuilt).scenes)
     tolerance = float(np.quantile(errors, 0.99))
     log(f"judge: redraw error of rebuilt pictures: median {np.median(errors):.4f}, 99 % {tolerance:.4f}")

@@ -78,6 +78,11 @@ def to_signed(x: Tensor) -> Tensor:
     return x.float() / 127.5 - 1
 
 
+def to_rgb(y: Tensor) -> np.ndarray:
+    """Decoder output [N, 3, H, W] in -1..1 to uint8 [N, H, W, 3]."""
+    return ((y.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+
+
 def save_checkpoint(net: nn.Module, path: Path, **metadata: object) -> None:
     """Write fp16 safetensors with string metadata."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,8 +34,7 @@ from . import picture_book
 from .judge import Judge, attributes, placed, read, reading_loss
 from .picture_book import Scenes
 from .quality import redraw_map, shrunk
-from .recipes import RESOLUTION, TRAIN_SEED, to_signed
-from .tables import to_rgb
+from .recipes import RESOLUTION, TRAIN_SEED, to_rgb, to_signed
 from .token_recipes import Layout, TokenRecipe, code_book, defaults, save_gpt, sequence_logits
 from .training import Schedule, generator, train
 

@@ -91,11 +91,6 @@ class Result:
         return out
 
 
-def to_rgb(y: Tensor) -> np.ndarray:
-    """Decoder output [N, 3, H, W] in -1..1 to uint8 [N, H, W, 3]."""
-    return ((y.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
-
-
 def from_rgb(rgb: np.ndarray) -> Tensor:
     """uint8 [N, H, W, 3] to an autoencoder's input, fp32 [N, 3, H, W] in -1..1."""
     return to_signed(torch.from_numpy(rgb).permute(0, 3, 1, 2))

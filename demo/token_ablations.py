@@ -32,8 +32,8 @@ from ..samplers.settings import knobs
 from ..samplers.token_conditions import AnyCondition
 from ..samplers.token_settings import ADJACENT, NON_LOCAL
 from ..samplers.tokens import finish
-from .recipes import RESOLUTION
-from .tables import SEED, TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb, to_rgb
+from .recipes import RESOLUTION, to_rgb
+from .tables import SEED, TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb
 from .token_recipes import GPT_HIGH, GPT_LOW, PAR
 
 VQ = "vq"
