@@ -27,10 +27,9 @@ from ..model_loaders.networks import gpt, mar
 from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..reports.record import VERSION, Report
-from ..samplers.conditioning import from_ids
+from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, TextCondition, from_ids
 from ..samplers.registry import LLAMAGEN, TAR, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
-from ..samplers.token_conditions import AnyCondition, CodeCondition, FeatureCondition, TextCondition
 from .conditions import conditions, of_prompt
 from .running import (
     MOST_IMAGES,

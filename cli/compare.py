@@ -16,7 +16,7 @@ from PIL import Image
 from ..errors import UserError
 from ..reports.pictures import compare_grid, token_map
 from ..reports.record import PLAIN, Report, to_json, to_table
-from ..samplers.masked import Sampled
+from ..samplers.mar.loop import Sampled
 from ..samplers.registry import MAR
 from .conditions import conditions, of_prompt
 from .running import (

@@ -10,13 +10,14 @@ from ..model_loaders import checkpoint as ck
 from ..model_loaders import hub
 from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.tar import expect_features, load_ta_tok, load_tar, parts_inside
-from ..samplers.draws import PairedDraws
+from ..samplers.conditioning import AnyCondition, CodeCondition, TextCondition
 from ..samplers.labels import label_sets, resolve_labels
 from ..samplers.registry import TAR
 from ..samplers.settings import knobs, make
-from ..samplers.tar import tar_prompt
-from ..samplers.token_conditions import AnyCondition, CodeCondition, TextCondition, features_of
-from ..samplers.token_settings import TarPromptSettings
+from ..samplers.tokens.conditioning import features_of
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.settings import TarPromptSettings
+from ..samplers.tokens.tar import tar_prompt
 from .running import AUTO, MOST_IMAGES, Planned, Ready, drive, find_file, models_folder, stated_defaults
 
 # What --set calls the stage of Tar that turns a prompt into codes.

@@ -15,11 +15,11 @@ PROGRAM = "python -m fastar_nodes"
 
 # Command to (module, one line of help). A module has `arguments(parser)` and `run(options) -> exit code`.
 COMMANDS = {
-    "compare": ("compare", "run samplers on the same seed and draw their pictures side by side, with their numbers"),
-    "bench": ("bench", "time samplers against each other in one interleaved run"),
-    "verify": ("verify", "check this code against recorded results of the reference implementations"),
-    "ablation": ("ablation", "judge the demo's pictures under a table of settings (docs/benchmarks.md)"),
-    "train-demo": ("train_demo", "train the built-in demo checkpoints again"),
+    "compare": (".compare", "run samplers on the same seed and draw their pictures side by side, with their numbers"),
+    "bench": (".bench", "time samplers against each other in one interleaved run"),
+    "verify": ("..tools.parity.command", "check this code against recorded results of the reference implementations"),
+    "ablation": ("..tools.ablations.command", "judge the demo's pictures under a table of settings (docs/benchmarks.md)"),
+    "train-demo": ("..tools.training.command", "train the built-in demo checkpoints again"),
 }
 
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     top.add_argument("command", choices=list(COMMANDS), metavar="command", help="one of the above")
     try:
         name = top.parse_args(args[:1]).command
-        module = importlib.import_module(f".{COMMANDS[name][0]}", __package__)
+        module = importlib.import_module(COMMANDS[name][0], __package__)
         parser = Parser(
             f"{PROGRAM} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )

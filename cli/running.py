@@ -29,16 +29,16 @@ from ..model_loaders.tar import load_detokenizer, parts_inside
 from ..model_loaders.upsampler import load_upsampler
 from ..reports.record import Clock, Report
 from ..samplers import presets
-from ..samplers.draws import PairedDraws
-from ..samplers.masked import Sampled
-from ..samplers.mulosd_settings import LATENT, MuLoSDSettings
+from ..samplers.conditioning import AnyCondition
+from ..samplers.mar.loop import Sampled
+from ..samplers.mar.settings import MARSettings
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import LLAMAGEN, MAR, TAR, Entry, find
-from ..samplers.settings import MARSettings, knobs, make
-from ..samplers.token_conditions import AnyCondition
-from ..samplers.token_settings import TokenSettings
-from ..samplers.tokens import TokenSampled
-from ..samplers.upsampling import UpSampling, up_sampling
+from ..samplers.settings import knobs, make
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.loop import TokenSampled
+from ..samplers.tokens.settings import LATENT, MuLoSDSettings, TokenSettings
+from ..samplers.tokens.upsampling import UpSampling, up_sampling
 from .progress import Bar
 
 SEEDS = 1 << 64

@@ -18,12 +18,12 @@ from ..model_loaders.networks.qwen import TarModel
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
-from ..samplers.draws import PairedDraws
+from ..samplers.conditioning import CodeCondition, TextCondition
 from ..samplers.labels import label_sets, resolve_labels
 from ..samplers.settings import knob, make
-from ..samplers.tar import TarPrompted, tar_prompt
-from ..samplers.token_conditions import CodeCondition, TextCondition
-from ..samplers.token_settings import DETAILS, TarPromptSettings
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.settings import DETAILS, TarPromptSettings
+from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import host
 from .schema import CONDITION, TAR, checked_seed, expect, expect_image, expect_model, schema, seed, widgets
 

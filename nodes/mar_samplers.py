@@ -13,23 +13,23 @@ from ..errors import UserError
 from ..model_loaders.networks.mar import MARModel
 from ..samplers import presets
 from ..samplers.conditioning import Condition
-from ..samplers.cspd import cspd
-from ..samplers.editing import Edit
-from ..samplers.fasthybrid import fasthybrid
-from ..samplers.lazymar import LazyTransformer, lazymar
-from ..samplers.mar import mar
-from ..samplers.masked import Denoiser, Sampled
-from ..samplers.noise import PairedNoise
-from ..samplers.settings import (
+from ..samplers.mar.cspd import cspd
+from ..samplers.mar.denoiser import Denoiser
+from ..samplers.mar.editing import Edit
+from ..samplers.mar.fasthybrid import fasthybrid
+from ..samplers.mar.lazymar import LazyTransformer, lazymar
+from ..samplers.mar.loop import Sampled
+from ..samplers.mar.mar import mar
+from ..samplers.mar.settings import (
     CacheSettings,
     CSpDSettings,
     FastHybridSettings,
     LazyMARSettings,
     MARSettings,
     PlainMARSettings,
-    knob,
-    make,
 )
+from ..samplers.noise import PairedNoise
+from ..samplers.settings import knob, make
 from . import host
 from .schema import CACHE, CONDITION, MAR, REPORT, checked_seed, expect, expect_model, schema, seed, widgets
 

@@ -14,18 +14,24 @@ from ..errors import UserError
 from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.networks.vq import VQModel
 from ..samplers import presets
-from ..samplers.conditioning import Condition
-from ..samplers.draws import PairedDraws
-from ..samplers.llamagen import llamagen
-from ..samplers.mulosd import mulosd
-from ..samplers.mulosd_settings import MuLoSDSettings, neighbours_of
-from ..samplers.par import par
+from ..samplers.conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, TextCondition
 from ..samplers.settings import make
-from ..samplers.token_conditions import AnyCondition, CodeCondition, FeatureCondition, TextCondition, features_of
-from ..samplers.token_settings import LlamaGenSettings, PARSettings, TokenSettings, ZipARSettings
-from ..samplers.tokens import TokenSampled, TokenStep
-from ..samplers.upsampling import up_sampling
-from ..samplers.zipar import zipar
+from ..samplers.tokens.conditioning import features_of
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.llamagen import llamagen
+from ..samplers.tokens.loop import TokenSampled, TokenStep
+from ..samplers.tokens.mulosd import mulosd
+from ..samplers.tokens.par import par
+from ..samplers.tokens.settings import (
+    LlamaGenSettings,
+    MuLoSDSettings,
+    PARSettings,
+    TokenSettings,
+    ZipARSettings,
+    neighbours_of,
+)
+from ..samplers.tokens.upsampling import up_sampling
+from ..samplers.tokens.zipar import zipar
 from . import host
 from .loaders import TA_TOK, UP_SAMPLER
 from .schema import CONDITION, REPORT, TOKEN_MODEL, checked_seed, expect, expect_model, schema, seed, told, widgets

@@ -50,3 +50,48 @@ class Condition:
 def from_ids(ids: Sequence[int]) -> Condition:
     """Bare class ids."""
     return Condition(tuple(ids), tuple(str(i) for i in ids))
+
+
+@dataclass(frozen=True, eq=False)
+class TextCondition:
+    """Text of a batch, encoded.
+
+    Attributes:
+        features: one float tensor [n_i, E] an image: the encoder's rows of the prompt's own tokens, without padding.
+        names: the prompts, same length; used as captions.
+    """
+
+    features: tuple[Tensor, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureCondition:
+    """Semantic features of a batch (Tar's TA-Tok): one float tensor [n, E] an image, as many rows in each."""
+
+    features: tuple[Tensor, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+@dataclass(frozen=True, eq=False)
+class CodeCondition:
+    """Semantic codes of a batch (Tar's language model, or a picture's): one int64 tensor [n] an image, as many in each.
+
+    ``size`` is how many codes there are to choose from, 0 if that is not known.
+    """
+
+    codes: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    size: int = 0
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+AnyCondition = Condition | TextCondition | FeatureCondition | CodeCondition

@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import UserError
-from .mulosd_settings import AT_ONCE, LOCAL, MuLoSDSettings
-from .settings import CacheSettings, CSpDSettings, FastHybridSettings
-from .token_settings import ZipARSettings
+from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings
+from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
 S = TypeVar("S")
 

@@ -6,16 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import UserError
-from .cspd import cspd
-from .fasthybrid import fasthybrid
-from .lantern import lantern
-from .lazymar import cspd_lazymar, fasthybrid_lazymar, lazymar
-from .llamagen import llamagen
-from .mar import Sampler, mar
-from .mulosd import mulosd
-from .mulosd_settings import LanternSettings, MuLoSDSettings
-from .par import par
-from .settings import (
+from .mar.cspd import cspd
+from .mar.fasthybrid import fasthybrid
+from .mar.lazymar import cspd_lazymar, fasthybrid_lazymar, lazymar
+from .mar.loop import Sampler
+from .mar.mar import mar
+from .mar.settings import (
     CSpDLazyMARSettings,
     CSpDSettings,
     FastHybridLazyMARSettings,
@@ -24,9 +20,20 @@ from .settings import (
     MARSettings,
     PlainMARSettings,
 )
-from .token_settings import LlamaGenSettings, PARSettings, TokenSettings, ZipARSettings
-from .tokens import TokenSampler
-from .zipar import zipar
+from .tokens.lantern import lantern
+from .tokens.llamagen import llamagen
+from .tokens.loop import TokenSampler
+from .tokens.mulosd import mulosd
+from .tokens.par import par
+from .tokens.settings import (
+    LanternSettings,
+    LlamaGenSettings,
+    MuLoSDSettings,
+    PARSettings,
+    TokenSettings,
+    ZipARSettings,
+)
+from .tokens.zipar import zipar
 
 MAR, LLAMAGEN, TAR = "mar", "llamagen", "tar"
 # Family to what a person calls a model of it. Those of Tar are its de-tokenizers.

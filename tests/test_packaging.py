@@ -123,8 +123,8 @@ print(json.dumps({
 """
 EVERYTHING = (
     "samplers.registry,samplers.labels,model_loaders.hub,model_loaders.mar,model_loaders.autoencoders,"
-    "model_loaders.llamagen,model_loaders.text,model_loaders.tar,samplers.tar,"
-    "reports.pictures,cli.main,cli.compare,cli.verify,cli.bench,cli.train_demo,demo.picture_book,nodes"
+    "model_loaders.llamagen,model_loaders.text,model_loaders.tar,samplers.tokens.tar,"
+    "reports.pictures,cli.main,cli.compare,tools.parity.command,cli.bench,tools.training.command,tools.training.picture_book,nodes"
 )
 
 

@@ -156,7 +156,7 @@ def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch
 
 def test_numbers_that_are_not_finite_are_told(cli, files, sentence, monkeypatch):
     from fastar_nodes.cli import compare
-    from fastar_nodes.samplers.masked import Sampled
+    from fastar_nodes.samplers.mar.loop import Sampled
 
     draw = compare.draw
 

@@ -132,9 +132,9 @@ def test_train_demo_answers_what_it_cannot_do(cli, sentence, tmp_path):
 
 
 def test_train_demo_trains_what_was_named(cli, tmp_path):
-    from fastar_nodes.demo import recipes
     from fastar_nodes.model_loaders.mar import load_mar
     from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
+    from fastar_nodes.tools.training import recipes
 
     torch.manual_seed(0)
     recipes.save_checkpoint(KLAutoencoder(recipes.KL), tmp_path / "out" / "kl.safetensors", family="kl", groups=8)
@@ -149,8 +149,8 @@ def test_train_demo_trains_what_was_named(cli, tmp_path):
 
 @pytest.mark.parametrize("improve", [False, True])
 def test_train_demo_goes_on_from_an_autoencoder_only_if_asked(cli, tmp_path, monkeypatch, improve):
-    from fastar_nodes.demo import recipes
     from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
+    from fastar_nodes.tools.training import recipes
 
     there, made = KLAutoencoder(recipes.KL), []
     recipes.save_checkpoint(there, tmp_path / "out" / "kl.safetensors", family="kl", groups=recipes.KL.groups)
@@ -171,11 +171,11 @@ def test_train_demo_goes_on_from_an_autoencoder_only_if_asked(cli, tmp_path, mon
 
 def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
     """What is trained on what; how it learns is tests/demo's business."""
-    from fastar_nodes.demo import recipes, reinforce, token_recipes
-    from fastar_nodes.demo.recipes import save_checkpoint
     from fastar_nodes.model_loaders.networks.gpt import GPT
     from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
     from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
+    from fastar_nodes.tools.training import recipes, reinforce, token_recipes
+    from fastar_nodes.tools.training.recipes import save_checkpoint
 
     made = []
     save_checkpoint(KLAutoencoder(recipes.KL), tmp_path / "out" / "kl.safetensors", family="kl", groups=recipes.KL.groups)
@@ -219,10 +219,10 @@ def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
 
 def test_train_demo_trains_tar_in_order(cli, sentence, tmp_path, monkeypatch):
     """What is trained on what; how it learns is tests/demo's business."""
-    from fastar_nodes.demo import ta_tok_recipe, tar_recipes, token_recipes
-    from fastar_nodes.demo.recipes import save_checkpoint
     from fastar_nodes.model_loaders.networks.gpt import GPT
     from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
+    from fastar_nodes.tools.training import ta_tok_recipe, tar_recipes, token_recipes
+    from fastar_nodes.tools.training.recipes import save_checkpoint
 
     made = []
 

@@ -7,13 +7,14 @@ import shutil
 
 import pytest
 import torch
-from fastar_nodes.cli.parity import Case, Check, judge
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.mar import mar
-from fastar_nodes.samplers.masked import Plan, finish
-from fastar_nodes.samplers.settings import MARSettings
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.schedule import Plan
+from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.tools.parity.cases import Case, Check, judge
 from safetensors.torch import load_file, save_file
 from tiny_files import MAR_SIZE, write
 

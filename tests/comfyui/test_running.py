@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from comfy_host import ROOT, WORKFLOWS, Events, defaults, graph, load_workflow, to_api
-from fastar_nodes.demo import picture_book
 from fastar_nodes.model_loaders.autoencoders import load_kl
+from fastar_nodes.tools.training import picture_book
 from PIL import Image
 
 # What the table of each shared workflow must name.

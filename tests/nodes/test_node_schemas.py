@@ -6,16 +6,21 @@ import re
 
 import pytest
 from fastar_nodes.nodes import comparison, conditioning, loaders, mar_samplers, token_samplers
-from fastar_nodes.samplers.mulosd_settings import MuLoSDSettings
-from fastar_nodes.samplers.settings import (
+from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
     CSpDSettings,
     FastHybridSettings,
     LazyMARSettings,
     PlainMARSettings,
-    knobs,
 )
-from fastar_nodes.samplers.token_settings import LlamaGenSettings, PARSettings, TarPromptSettings, ZipARSettings
+from fastar_nodes.samplers.settings import knobs
+from fastar_nodes.samplers.tokens.settings import (
+    LlamaGenSettings,
+    MuLoSDSettings,
+    PARSettings,
+    TarPromptSettings,
+    ZipARSettings,
+)
 
 NODES = {
     schema.node_id: schema

@@ -16,15 +16,15 @@ from fastar_nodes.nodes import comparison, conditioning, host, mar_samplers, pre
 from fastar_nodes.reports.record import GIVEN, Report
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.settings import (
+from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
     CSpDSettings,
     FastHybridSettings,
     LazyMARSettings,
     MARSettings,
     PlainMARSettings,
-    knobs,
 )
+from fastar_nodes.samplers.settings import knobs
 from torch import nn
 
 

@@ -19,13 +19,11 @@ from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerCo
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
 from fastar_nodes.nodes import comparison, conditioning, host, loaders, token_samplers
 from fastar_nodes.samplers import presets
-from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.draws import PairedDraws
-from fastar_nodes.samplers.mulosd_settings import MuLoSDSettings
+from fastar_nodes.samplers.conditioning import CodeCondition, from_ids
 from fastar_nodes.samplers.settings import knobs
-from fastar_nodes.samplers.tar import finish_prompt, tar_prompt
-from fastar_nodes.samplers.token_conditions import CodeCondition
-from fastar_nodes.samplers.token_settings import LlamaGenSettings, TarPromptSettings, ZipARSettings
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, TarPromptSettings, ZipARSettings
+from fastar_nodes.samplers.tokens.tar import finish_prompt, tar_prompt
 from qwen_reference import tiny_tar
 from safetensors.torch import save_file
 from tar_files import DTOK, OF_CODES, TA_TOK, language_model, tiny_ta_tok

@@ -17,13 +17,12 @@ from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.nodes import comparison, conditioning, host, loaders, mar_samplers, token_samplers
 from fastar_nodes.samplers import presets
-from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.draws import PairedDraws
-from fastar_nodes.samplers.llamagen import llamagen
+from fastar_nodes.samplers.conditioning import TextCondition, from_ids
+from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.settings import knobs
-from fastar_nodes.samplers.token_conditions import TextCondition
-from fastar_nodes.samplers.token_settings import NON_LOCAL, LlamaGenSettings, PARSettings, ZipARSettings
-from fastar_nodes.samplers.tokens import finish
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.settings import NON_LOCAL, LlamaGenSettings, PARSettings, ZipARSettings
 from safetensors.torch import save_file
 
 GPT_SIZE = GPTConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=23, condition="class", condition_size=10)

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from fastar_nodes.demo import recipes, token_recipes
 from fastar_nodes.model_loaders import hub
-from fastar_nodes.samplers.token_settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.tools.training import recipes, token_recipes
 from test_node_schemas import NODES, WIDGETS
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"

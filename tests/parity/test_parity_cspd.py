@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 import torch
-from fastar_nodes.cli import parity_cspd, parity_mar
-from fastar_nodes.cli.parity import judge
+from fastar_nodes.tools.parity import cspd as parity_cspd
+from fastar_nodes.tools.parity import mar as parity_mar
+from fastar_nodes.tools.parity.cases import judge
 from safetensors.torch import load_file, save_file
 
 FILES = (parity_cspd.DATA, parity_cspd.DRAFT, parity_mar.MODEL, parity_mar.MODEL_CONFIG)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fastar_nodes.cli import parity_lazymar, parity_mar
-from fastar_nodes.cli.parity import judge
+from fastar_nodes.tools.parity import lazymar as parity_lazymar
+from fastar_nodes.tools.parity import mar as parity_mar
+from fastar_nodes.tools.parity.cases import judge
 from safetensors.torch import load_file, save_file
 
 RUNS = "lazymar_runs.safetensors"

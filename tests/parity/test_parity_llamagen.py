@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes.cli import parity_llamagen
-from fastar_nodes.cli.parity import judge
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.tools.parity import llamagen as parity_llamagen
+from fastar_nodes.tools.parity.cases import judge
 from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).with_name("llamagen")

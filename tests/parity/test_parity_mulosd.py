@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes.cli import parity_mulosd
-from fastar_nodes.cli.parity import judge
+from fastar_nodes.tools.parity import mulosd as parity_mulosd
+from fastar_nodes.tools.parity.cases import judge
 from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes.cli import parity_tar
-from fastar_nodes.cli.parity import judge
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
 from fastar_nodes.model_loaders.networks.ta_tok import TATok, TATokConfig
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.tools.parity import tar as parity_tar
+from fastar_nodes.tools.parity.cases import judge
 from safetensors.torch import load_file, save_file
 from tar_files import DTOK, TA_TOK, detokenizer_state, tiny_ta_tok
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes.cli import parity_vq
-from fastar_nodes.cli.parity import judge
 from fastar_nodes.model_loaders.autoencoders import load_vq
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.tools.parity import vq as parity_vq
+from fastar_nodes.tools.parity.cases import judge
 from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).with_name("vq")

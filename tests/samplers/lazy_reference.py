@@ -7,7 +7,8 @@ stays forever; the fast path is compared with it.
 from __future__ import annotations
 
 import torch
-from fastar_nodes.samplers.masked import Conditions, Denoiser
+from fastar_nodes.samplers.mar.denoiser import Denoiser
+from fastar_nodes.samplers.mar.loop import Conditions
 from torch import Tensor
 
 # The published code's, by AR step of 64.

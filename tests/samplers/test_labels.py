@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from fastar_nodes.demo import picture_book
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.labels import label_sets, resolve_labels
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.registry import FAMILIES, LLAMAGEN, MAR, SAMPLERS, TAR, find
-from fastar_nodes.samplers.settings import MARSettings, knobs
-from fastar_nodes.samplers.token_settings import TokenSettings
+from fastar_nodes.samplers.settings import knobs
+from fastar_nodes.samplers.tokens.settings import TokenSettings
+from fastar_nodes.tools.training import picture_book
 from hypothesis import given
 from hypothesis import strategies as st
 

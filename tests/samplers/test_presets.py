@@ -9,16 +9,11 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.draws import PairedDraws
-from fastar_nodes.samplers.fasthybrid import fasthybrid
-from fastar_nodes.samplers.lazymar import fasthybrid_lazymar, lazymar
-from fastar_nodes.samplers.llamagen import llamagen
-from fastar_nodes.samplers.mar import mar
-from fastar_nodes.samplers.masked import finish
-from fastar_nodes.samplers.mulosd import mulosd
-from fastar_nodes.samplers.mulosd_settings import MuLoSDSettings
-from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.settings import (
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
+from fastar_nodes.samplers.mar.lazymar import fasthybrid_lazymar, lazymar
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
     CSpDSettings,
     FastHybridLazyMARSettings,
@@ -26,12 +21,21 @@ from fastar_nodes.samplers.settings import (
     LazyMARSettings,
     MARSettings,
     PlainMARSettings,
-    knobs,
-    make,
 )
-from fastar_nodes.samplers.token_settings import LlamaGenSettings, PARSettings, TokenSettings, ZipARSettings
-from fastar_nodes.samplers.zipar import zipar
-from test_mulosd import UP
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.mulosd import mulosd
+from fastar_nodes.samplers.tokens.settings import (
+    LlamaGenSettings,
+    MuLoSDSettings,
+    PARSettings,
+    TokenSettings,
+    ZipARSettings,
+)
+from fastar_nodes.samplers.tokens.zipar import zipar
+from tiny_tokens import UP
 from tokens_reference import tiny_gpt
 
 KINDS = (FastHybridSettings, CacheSettings, LazyMARSettings, FastHybridLazyMARSettings, CSpDSettings, ZipARSettings, MuLoSDSettings)

@@ -14,14 +14,12 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import Condition, from_ids
-from fastar_nodes.samplers.cspd import cspd
-from fastar_nodes.samplers.fasthybrid import fasthybrid
-from fastar_nodes.samplers.lazymar import cspd_lazymar, fasthybrid_lazymar, lazymar
-from fastar_nodes.samplers.mar import mar
-from fastar_nodes.samplers.masked import finish
-from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import MAR, SAMPLERS
-from fastar_nodes.samplers.settings import (
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
+from fastar_nodes.samplers.mar.lazymar import cspd_lazymar, fasthybrid_lazymar, lazymar
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import (
     CSpDLazyMARSettings,
     CSpDSettings,
     FastHybridLazyMARSettings,
@@ -30,6 +28,8 @@ from fastar_nodes.samplers.settings import (
     MARSettings,
     PlainMARSettings,
 )
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import MAR, SAMPLERS
 from tiny_models import tiny_mar
 
 FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.settings import (
+from fastar_nodes.samplers.mar.settings import (
     CSpDSettings,
     FastHybridSettings,
     LazyMARSettings,
     MARSettings,
     PlainMARSettings,
-    knobs,
-    make,
 )
+from fastar_nodes.samplers.settings import knobs, make
 from hypothesis import given
 from hypothesis import strategies as st
 

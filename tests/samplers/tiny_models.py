@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
-from fastar_nodes.samplers.masked import Sampled
+from fastar_nodes.samplers.mar.loop import Sampled
 from torch import Tensor, nn
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
-from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.token_conditions import FeatureCondition, TextCondition
+from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
 from torch import Tensor
 
 KINDS = {

@@ -1,0 +1,128 @@
+"""Diffusion arithmetic of MAR's head: cosine schedule, respaced tables, the ancestral step with learned variance.
+
+Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR; x0 is never clipped. Everything is plain fp32 or float64.
+
+Why ``t_max`` exists: every respacing of 1000 steps keeps t = 999, where abar = 2.4e-9. With N steps the first one
+multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 10. Starting at t = 950 instead makes
+that 2.2 at N = 10, which small or few-step models need. 999 is the official behaviour.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+
+STEPS = 1000
+
+
+def cosine_betas(steps: int = STEPS) -> Tensor:
+    """betas [steps] float64 of abar(t) = cos^2(pi/2 (t + 0.008) / 1.008), at most 0.999."""
+
+    def abar(t: float) -> float:
+        return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
+
+    return torch.tensor([min(1 - abar((i + 1) / steps) / abar(i / steps), 0.999) for i in range(steps)], dtype=torch.float64)
+
+
+def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
+    """The ``count`` timesteps of a respacing, ascending, as a set clipped at ``t_max`` (so possibly fewer).
+
+    Args:
+        count: 1 to 1000. One step keeps only t = 0, as upstream does, unless clipped timesteps say otherwise.
+        t_max: highest timestep, 0..999.
+    """
+    stride = (STEPS - 1) / (count - 1) if count > 1 else 1.0
+    at, out = 0.0, []
+    for _ in range(count):
+        out.append(min(round(at), t_max))  # banker's rounding of an accumulated float, exactly as upstream
+        at += stride
+    return sorted(set(out))
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Per-step constants of a respaced diffusion, float64 [S], index 0 = the lowest timestep."""
+
+    timestep_map: Tensor
+    betas: Tensor
+    alphas_cumprod: Tensor
+    alphas_cumprod_prev: Tensor
+    sqrt_recip_alphas_cumprod: Tensor
+    sqrt_recipm1_alphas_cumprod: Tensor
+    posterior_variance: Tensor
+    posterior_log_variance_clipped: Tensor
+    posterior_mean_coef1: Tensor
+    posterior_mean_coef2: Tensor
+
+    def __len__(self) -> int:
+        return len(self.betas)
+
+    def predict_x0(self, i: int, x: Tensor, eps: Tensor) -> Tensor:
+        """x0 from x_t and predicted noise, not clipped. Shapes equal."""
+        return float(self.sqrt_recip_alphas_cumprod[i]) * x - float(self.sqrt_recipm1_alphas_cumprod[i]) * eps
+
+    def posterior_mean(self, i: int, x: Tensor, x0: Tensor) -> Tensor:
+        """Mean of q(x_{t-1} | x_t, x0)."""
+        return float(self.posterior_mean_coef1[i]) * x0 + float(self.posterior_mean_coef2[i]) * x
+
+    def log_variance(self, i: int, logits: Tensor) -> Tensor:
+        """Learned-range log variance: logits -1..1 between the posterior's (clipped) and beta's."""
+        low, high = float(self.posterior_log_variance_clipped[i]), math.log(float(self.betas[i]))
+        return low + (logits + 1) * ((high - low) / 2)
+
+
+@lru_cache(maxsize=64)
+def tables(count: int = STEPS, t_max: int = STEPS - 1) -> Tables:
+    """Tables of a ``count``-step respacing that starts at or below ``t_max``.
+
+    Raises:
+        UserError: count or t_max outside 1..1000 or 0..999.
+    """
+    if not 1 <= count <= STEPS:
+        raise UserError(f"diffusion steps: {count} is outside 1 to {STEPS}.")
+    if not 0 <= t_max < STEPS:
+        raise UserError(f"t_max: {t_max} is outside 0 to {STEPS - 1}.")
+    return tables_at(tuple(respaced_timesteps(count, t_max)))
+
+
+@lru_cache(maxsize=64)
+def tables_at(timesteps: tuple[int, ...]) -> Tables:
+    """Tables for explicit ascending timesteps (0..999)."""
+    kept = torch.tensor(timesteps)
+    abar = torch.cumprod(1 - cosine_betas(), 0)[kept]
+    before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
+    betas = 1 - abar / before
+    # Upstream accumulates the product again from the new betas; so do we, for the last digits.
+    abar = torch.cumprod(1 - betas, 0)
+    before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
+    variance = betas * (1 - before) / (1 - abar)
+    floor = torch.cat([variance[1:2], variance[1:]]) if len(kept) > 1 else variance.clamp(min=1e-20)
+    return Tables(
+        kept, betas, abar, before, (1 / abar).sqrt(), (1 / abar - 1).sqrt(), variance, floor.log(),
+        betas * before.sqrt() / (1 - abar), (1 - before) * (1 - betas).sqrt() / (1 - abar),
+    )  # fmt: skip
+
+
+def guide(out: Tensor, null: Tensor | None, scale: Tensor | float, channels: int) -> tuple[Tensor, Tensor]:
+    """Classifier-free guidance on the noise only: eps_u + s (eps_c - eps_u); the variance logits stay conditional.
+
+    Args:
+        out: conditional head output [N, 2 channels].
+        null: the null class's, or None for no guidance.
+        scale: number or [N, 1].
+        channels: token channels.
+
+    Returns:
+        eps [N, channels] and variance logits [N, channels].
+    """
+    eps, logits = out[:, :channels], out[:, channels:]
+    if null is not None:
+        eps_null = null[:, :channels]
+        eps = eps_null + scale * (eps - eps_null)
+    return eps, logits

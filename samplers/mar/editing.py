@@ -1,0 +1,65 @@
+"""Drawing part of a picture anew: tokens outside the mask are given, those inside are sampled.
+
+This is native to masked autoregression: given tokens are simply known before the first AR step, whatever accelerator
+runs afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...errors import UserError
+from ...model_loaders.networks.mar import MARModel
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """A picture to start from, and where it may change.
+
+    Attributes:
+        latents: decoder latents [1 or B, C, H, W], any float dtype.
+        mask: [1 or B, h, w] of any size, 0..1; above 0.5 is drawn anew. A token is drawn anew if any of the mask's
+            values over it is.
+    """
+
+    latents: Tensor
+    mask: Tensor
+
+    def tokens(self, model: MARModel, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Start tokens fp32 [B, L, channels] and which are to be drawn, bool [B, L].
+
+        Raises:
+            UserError: latents of another shape or not finite, an empty mask, batches that do not fit, or masks that
+                cover different numbers of tokens in one batch.
+        """
+        c = model.net.config
+        want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
+        if self.latents.ndim != 4 or tuple(self.latents.shape[1:]) != want:
+            raise UserError(
+                f"latent: it has the shape {list(self.latents.shape)}, {model.name} makes [batch, {want[0]}, {want[1]}, {want[2]}]; "
+                f"encode a picture of the model's own size with VAE Encode and the vae of the same loader."
+            )
+        if self.mask.ndim != 3 or 0 in self.mask.shape:
+            raise UserError(f"mask: it has the shape {list(self.mask.shape)}; connect a MASK [batch, height, width].")
+        for name, x in (("latent", self.latents), ("mask", self.mask)):
+            if len(x) not in (1, images):
+                raise UserError(f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or as many.")
+            if not bool(x.isfinite().all()):
+                raise UserError(f"{name}: it holds numbers that are not finite; make it again.")
+        start = self.latents.to(device, torch.float32).expand(images, -1, -1, -1)
+        # Pooling over cells: a mask of picture size covers every token it touches.
+        cells = F.adaptive_max_pool2d(self.mask.to(device, torch.float32)[:, None], c.grid)[:, 0] > 0.5
+        drawn = cells.flatten(1).expand(images, -1)
+        counts = drawn.sum(1).tolist()
+        if min(counts) != max(counts):
+            raise UserError(
+                f"mask: the images' masks cover different numbers of tokens ({min(counts)} to {max(counts)}); "
+                "use one mask for the batch, or run the images apart."
+            )
+        if not counts[0]:
+            raise UserError("mask: it is empty; paint over the part to be drawn anew.")
+        return model.to_tokens(start), drawn

@@ -1,0 +1,450 @@
+"""LazyMAR: keep features from one AR step to the next, and compute only what is new or has changed.
+
+Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching" (ICCV 2025, arXiv
+2503.12450). Four caches, each with its own switch (:class:`CacheSettings`):
+
+* token cache (section 3.2.1): decoder rows whose values changed least since the last call keep their cached keys and
+  values from there on (equations 8 and 9; the paper writes argmax there and means the least similar are computed);
+* condition cache (section 3.2.2): the null branch is the class's plus the difference found at the last refresh (eq. 10);
+* encoder cache: keys and values of tokens decided earlier. In the published code, not in the paper;
+* head cache: reuse within the diffusion head. In the published code, not in the paper, though in its speed-ups.
+
+All but the last are a way to run the transformer, so they serve whatever makes tokens of z: plain MAR, FastHybrid, CSpD.
+Where this differs from the published code: rows that must be computed always are (there they can lose their place to rows
+of negative similarity); the share of computed rows follows progress instead of 64 fixed steps; the decoder's keys and
+values are kept only from the chosen block on, since all rows of the blocks before it are computed anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import UserError
+from ...model_loaders.networks.mar import MAR, Block, MARModel, pick
+from ..conditioning import Condition
+from ..noise import Noise
+from .cspd import cspd
+from .denoiser import Denoiser
+from .diffusion import Tables
+from .editing import Edit
+from .fasthybrid import fasthybrid
+from .lazymar_head import CachedDenoiser
+from .loop import Conditions, Run, Sampler
+from .mar import mar
+from .settings import CacheSettings, CSpDLazyMARSettings, FastHybridLazyMARSettings, LazyMARSettings
+from .transformer import FullTransformer
+
+# The reference's share of computed decoder rows at AR step 0..63 of 64.
+REFERENCE_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
+# Of 320 rows, the reference computes so many beyond those that must be, however low the ratio.
+_SPARE, _SPARE_OF = 15, 320
+# Below the least cosine.
+_FIRST = -2.0
+
+
+def computed_ratio(progress: float, end: float) -> float:
+    """Share of decoder rows to compute: 1 - (1 - end) shape(progress), the reference's curve stretched to ``end``.
+
+    Args:
+        progress: AR step over AR steps, 0..1.
+        end: the share at the end, 0..1. At 0.05 and 64 AR steps this is the reference's table, exactly.
+    """
+    at = progress * len(REFERENCE_RATIOS)
+    low = min(int(at), len(REFERENCE_RATIOS) - 1)
+    high = min(low + 1, len(REFERENCE_RATIOS) - 1)
+    ratio = REFERENCE_RATIOS[low] + (at - low) * (REFERENCE_RATIOS[high] - REFERENCE_RATIOS[low])
+    # Rounded: the row count is cut to a whole number, and 0.15 must not become 0.1499...
+    return round(1 - (1 - end) * (1 - ratio) / (1 - REFERENCE_RATIOS[-1]), 9)
+
+
+def _blocks(modules: nn.ModuleList) -> list[Block]:
+    """The blocks of an encoder or decoder, as what they are."""
+    return [m for m in modules if isinstance(m, Block)]
+
+
+def _pass(block: Block, x: Tensor, rows: slice | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """A block's output, at some ``rows`` only if given (a slice, or int64 [B, M]), and keys and values of all rows of x."""
+    q, k, v = block.attn.project(block.norm1(x))
+    if isinstance(rows, slice):
+        q, x = q[:, :, rows], x[:, rows]
+    elif rows is not None:
+        q, x = q.gather(2, _heads(rows, q)), pick(x, rows)
+    return _rest(block, x, q, k, v), k, v
+
+
+def _rest(block: Block, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The block after its projection: rows x [B, N, C] whose queries are q, over keys k and values v."""
+    x = x + block.attn.attend(q, k, v)
+    return x + block.mlp(block.norm2(x))
+
+
+def _heads(index: Tensor, like: Tensor) -> Tensor:
+    """Row index [B, M] for tensors [B, heads, N, d]."""
+    return index[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
+
+
+def _own(x: Tensor, live: int) -> Tensor:
+    """The first ``live`` entries as a tensor of its own: a view would keep the whole projection in memory."""
+    return x[:live].clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(eq=False)
+class _Cache:
+    """What one refresh leaves behind. ``live`` rows: images, or images times two branches without the condition cache."""
+
+    live: int
+    canvas: Tensor | None = None
+    """The decoder's input [live, N, C]; kept with the encoder cache, whose old tokens are not embedded again."""
+    encoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Keys and values of every encoder block, [live, heads, room, d]: decided tokens, then the class rows of the last call."""
+    values: Tensor | None = None
+    """Values of the chosen decoder block at the last call, [live, heads, N, d]; None if no row is ever left out."""
+    decoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Keys and values of the decoder blocks behind it."""
+    residual: Tensor | None = None
+    """Null less class branch behind the last decoder block, [B, L, C]."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all stored tensors."""
+        pairs = (t for pair in (*self.encoder, *self.decoder) for t in pair)
+        return sum(t.untyped_storage().nbytes() for t in (self.canvas, self.values, self.residual, *pairs) if t is not None)
+
+
+class LazyTransformer:
+    """The transformer plug with LazyMAR's caches, for one generation.
+
+    Calls may skip AR steps, look at any positions ahead and meet tokens that were given from the start: what is new is
+    what was decided since the last call. Tokens that were decided must stay as they are; a caller that changes some says
+    so with :meth:`forget`. A run through this plug carries its name and settings in the report.
+
+    Args:
+        settings: which caches, and for how long.
+        ratios: share of decoder rows to compute at each AR step, instead of the curve of ``computed_ratio``.
+        spare: decoder rows to compute beyond those that must be, however low the share; None for the reference's 15 of 320.
+    """
+
+    def __init__(self, settings: CacheSettings, ratios: Sequence[float] | None = None, spare: int | None = None):
+        self.settings = settings
+        self.ratios = ratios
+        self.spare = spare
+        self.full = FullTransformer()
+        self.cache: _Cache | None = None
+        self.step, self.known = -1, 0  # of the last call: the AR step, tokens decided before it
+        self.held = 0  # most bytes held so far
+        self.told = 0  # cached tokens reported so far
+        self.random: Tensor | None = None
+        self.cached: Tensor | None = None
+
+    def __call__(self, run: Run, step: int, wanted: Tensor) -> Conditions:
+        """z at positions ``wanted``, from caches where a refresh is not due.
+
+        Raises:
+            UserError: a block the decoder does not have.
+        """
+        if self.step < 0:
+            self._begin(run)
+        s = self.settings
+        stale = self.cache is None or step < s.start_step or step < self.step or self._period(step) > self._period(self.step)
+        z = self._refresh(run, step, wanted) if stale else self._reuse(run, step, wanted)
+        self.step, self.known = step, run.plan.starts[step]
+        # Whoever asks for all that is left may be asking for the last time.
+        if self.cached is not None and self.known + wanted.shape[1] >= run.plan.tokens:
+            self._tell(run)
+        return z
+
+    def denoiser(self, run: Run, table: Tables) -> Denoiser:
+        """A denoiser with the head cache, or the plain one."""
+        self._introduce(run)
+        s = self.settings
+        # The error goes with the share of the diffusion that is skipped over, not with the number of its steps.
+        period = math.ceil(s.head_period * len(table) / 100)
+        if s.head_cache and period > 1 and s.refresh_period > 1:
+            return CachedDenoiser(run, table, period)
+        return Denoiser(run, table)
+
+    def forget(self) -> None:
+        """The next call computes everything anew."""
+        self.cache = None
+
+    # -------------------------------------------------------------------------------------------- when
+
+    def _period(self, step: int) -> int:
+        """Number of the refresh period an AR step lies in; -1 before the first. Skipped steps cannot skip a refresh."""
+        return max(-1, (step - self.settings.start_step) // self.settings.refresh_period)
+
+    def _until(self, run: Run, step: int) -> int:
+        """The AR step of the next refresh; a call before it reads what this one leaves behind."""
+        s = self.settings
+        if step < s.start_step:
+            return step + 1
+        return min(s.start_step + (self._period(step) + 1) * s.refresh_period, run.plan.steps)
+
+    # -------------------------------------------------------------------------------------------- what is kept
+
+    def _begin(self, run: Run) -> None:
+        self._introduce(run)
+        s, c, net, batch = self.settings, run.model.net.config, run.model.net, len(run.tokens)
+        if s.block > c.decoder_depth:
+            raise UserError(f"block: {s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or use 0.")
+        # The paper's 4th block has a quarter of the smallest MAR's decoder in front of it.
+        self.block = s.block - 1 if s.block else min(3, c.decoder_depth // 4)
+        self.share = self.ratios or [computed_ratio(k / run.plan.steps, s.computed_ratio) for k in range(run.plan.steps)]
+        if self.spare is None:
+            self.spare = max(1, round((c.buffer + c.tokens) * _SPARE / _SPARE_OF))
+        self.rows = net.class_rows(run.labels, batch)
+        if run.guided:
+            self.rows = torch.cat([self.rows, net.class_rows(None, batch)])
+        device = run.tokens.device
+        self.class_places = torch.arange(c.buffer, device=device).expand(len(self.rows), -1)
+        if s.token_cache and s.refresh_period > 1:
+            self.cached = torch.zeros(batch, c.tokens, dtype=torch.int32, device=device)
+            if s.strategy == "random":
+                self.random = run.noise.first("lazymar", c.buffer + c.tokens, run.plan.steps).to(device)
+
+    def _introduce(self, run: Run) -> None:
+        """Put name and settings into the report: lazymar on plain MAR, fasthybrid+lazymar and so on otherwise."""
+        report = run.report
+        if "lazymar" not in report.sampler.split("+"):
+            report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
+            report.settings |= {f.name: getattr(self.settings, f.name) for f in fields(CacheSettings)}
+
+    def _prunes(self, run: Run, step: int, until: int) -> bool:
+        """Whether the token cache may leave rows out at a call after ``step`` and before ``until``."""
+        s = self.settings
+        # Behind the last block nothing is left to save: it computes wanted rows only, in plain MAR too.
+        if not s.token_cache or self.block >= run.model.net.config.decoder_depth - 1:
+            return False
+        return s.strategy.endswith("-only") or any(share < 1 for share in self.share[step + 1 : until])
+
+    def _refresh(self, run: Run, step: int, wanted: Tensor) -> Conditions:
+        """Everything in full; features are kept if a later call may use them."""
+        self.cache = None  # freed first
+        s, until = self.settings, self._until(run, step)
+        prunes, halves = self._prunes(run, step, until), run.guided and s.condition_cache
+        if step + 1 >= until or not (s.encoder_cache or prunes or halves):
+            return self.full(run, step, wanted)
+        net, c, batch, known = run.model.net, run.model.net.config, len(run.tokens), run.plan.known(step)
+        tokens = run.tokens
+        if run.guided:
+            known, tokens, wanted = (torch.cat([x, x]) for x in (known, tokens, wanted))
+        cache = _Cache(live=batch if halves else len(self.rows))
+        decided, room = known.shape[1], c.buffer + run.plan.starts[until - 1]
+        x = net.embed_known(tokens, known, self.rows)
+        for block in _blocks(net.encoder_blocks):
+            x, *pair = _pass(block, x)
+            if s.encoder_cache:
+                # Class rows are computed at every call and stand behind the tokens, so only those are kept here.
+                stores = tuple(t.new_empty(cache.live, t.shape[1], room, t.shape[3]) for t in pair)
+                for store, t in zip(stores, pair, strict=True):
+                    store[:, :, :decided] = t[: cache.live, :, c.buffer :]
+                cache.encoder.append((stores[0], stores[1]))
+        x = net.canvas(net.encoder_norm(x), known)
+        if s.encoder_cache:
+            cache.canvas = _own(x, cache.live)
+        # The condition cache needs every token's output, otherwise the wanted ones are enough.
+        out: slice | Tensor = slice(c.buffer, None) if halves else wanted + c.buffer
+        for j, block in enumerate(_blocks(net.decoder_blocks)):
+            x, k, v = _pass(block, x, out if j == c.decoder_depth - 1 else None)
+            if prunes and j == self.block:
+                cache.values = _own(v, cache.live)
+            elif prunes and j > self.block:
+                cache.decoder.append((_own(k, cache.live), _own(v, cache.live)))
+        if halves:
+            cache.residual = x[batch:] - x[:batch]
+            x = pick(x, wanted)
+        self.cache = cache
+        if cache.bytes > self.held:
+            run.report.add(cache_bytes=cache.bytes - self.held)
+            self.held = cache.bytes
+        run.report.add(transformer_passes=1, transformer_tokens=len(self.rows) * (2 * c.buffer + decided + c.tokens))
+        return self._conditions(run, net, x, wanted)
+
+    # -------------------------------------------------------------------------------------------- what is reused
+
+    def _reuse(self, run: Run, step: int, wanted: Tensor) -> Conditions:
+        """New tokens through the encoder, changed rows through the decoder, one branch if the other is cached."""
+        assert self.cache is not None
+        net, cache, batch = run.model.net, self.cache, len(run.tokens)
+        new, tokens, asked = run.plan.reveal[:, self.known : run.plan.starts[step]], run.tokens, wanted
+        if cache.live > batch:
+            new, tokens, asked = (torch.cat([x, x]) for x in (new, tokens, asked))
+        x, encoder_rows = self._encode(run, step, tokens, new)
+        x, decoder_rows = self._decode(run, step, x, asked, new)
+        run.report.add(transformer_passes=1, transformer_tokens=cache.live * encoder_rows + round(cache.live * decoder_rows))
+        if cache.residual is not None:
+            x = torch.cat([x, x + pick(cache.residual, wanted)])
+            asked = torch.cat([wanted, wanted])
+        return self._conditions(run, net, x, asked)
+
+    def _encode(self, run: Run, step: int, tokens: Tensor, new: Tensor) -> tuple[Tensor, int]:
+        """The decoder's input [live, N, C] and how many rows the encoder computed for it."""
+        assert self.cache is not None
+        net, cache, buffer = run.model.net, self.cache, run.model.net.config.buffer
+        rows = self.rows[: cache.live]
+        if cache.canvas is None:
+            known = run.plan.known(step)
+            known = known if cache.live == len(known) else torch.cat([known, known])
+            return net.canvas(net.encode(tokens, known, rows), known), buffer + known.shape[1]
+        x = net.embed_known(tokens, new, rows)
+        # Class rows last: what a call writes is then one slice, and the next call's tokens overwrite them.
+        x = torch.cat([x[:, buffer:], x[:, :buffer]], dim=1)
+        at, end = self.known, self.known + x.shape[1]
+        for block, (keys, values) in zip(_blocks(net.encoder_blocks), cache.encoder, strict=True):
+            q, k, v = block.attn.project(block.norm1(x))
+            keys[:, :, at:end], values[:, :, at:end] = k, v
+            x = _rest(block, x, q, keys[:, :, :end], values[:, :, :end])
+        places = torch.cat([new + buffer, self.class_places[: cache.live]], dim=1)
+        x = net.decoder_embed(net.encoder_norm(x)) + net.decoder_pos_embed_learned[0][places]
+        cache.canvas.scatter_(1, places[..., None].expand(-1, -1, x.shape[2]), x)
+        return cache.canvas, x.shape[1]
+
+    def _decode(self, run: Run, step: int, x: Tensor, wanted: Tensor, new: Tensor) -> tuple[Tensor, float]:
+        """The last block's rows at ``wanted`` [live, M, C], and how many rows an average block computed."""
+        assert self.cache is not None
+        net, cache, c = run.model.net, self.cache, run.model.net.config
+        blocks, rows = _blocks(net.decoder_blocks), wanted + c.buffer
+        if cache.values is None:
+            for block in blocks[:-1]:
+                x = block(x)
+            return blocks[-1].rows(x, rows), float(x.shape[1])
+        total = x.shape[1]
+        for block in blocks[: self.block]:
+            x = block(x)
+        block = blocks[self.block]
+        q, k, v = block.attn.project(block.norm1(x))
+        keep = self.choose(run, step, v, wanted, new)
+        cache.values.copy_(v)
+        if keep is None:
+            x = _rest(block, x, q, k, v)
+            for block, (keys, values) in zip(blocks[self.block + 1 :], cache.decoder, strict=True):
+                x, k, v = _pass(block, x, rows if block is blocks[-1] else None)
+                keys.copy_(k), values.copy_(v)
+            return x, float(total)
+        at = _heads(keep, v)
+        x = _rest(block, pick(x, keep), q.gather(2, at), k, v)
+        for block, (keys, values) in zip(blocks[self.block + 1 :], cache.decoder, strict=True):
+            q, k, v = block.attn.project(block.norm1(x))
+            keys.scatter_(2, at, k), values.scatter_(2, at, v)
+            if block is blocks[-1]:  # the wanted rows stand in front
+                x, q = x[:, : rows.shape[1]], q[:, :, : rows.shape[1]]
+            x = _rest(block, x, q, keys, values)
+        behind = len(cache.decoder)
+        return x, (total * (len(blocks) - behind) + keep.shape[1] * behind) / len(blocks)
+
+    def similarity(self, values: Tensor) -> Tensor:
+        """Cosine of the chosen block's values [live, heads, N, d] and those of the last call, mean of the heads, [live, N]."""
+        assert self.cache is not None and self.cache.values is not None
+        return F.cosine_similarity(values.float(), self.cache.values.float(), dim=-1).mean(dim=1)
+
+    def choose(self, run: Run, step: int, values: Tensor, wanted: Tensor, new: Tensor) -> Tensor | None:
+        """Decoder rows to compute from the chosen block on.
+
+        Args:
+            values: that block's, [live, heads, N, d].
+            wanted: int64 [live, M], positions whose z is needed.
+            new: int64 [live, K], positions decided since the last call.
+
+        Returns:
+            int64 [live, n]: wanted, then new, then what the strategy prefers; None for all rows.
+        """
+        c, decided, strategy = run.model.net.config, run.plan.starts[step], self.settings.strategy
+        total, must = c.buffer + c.tokens, torch.cat([wanted, new], dim=1) + c.buffer
+        if strategy == "predicted-only":
+            n = c.tokens - decided + new.shape[1]
+        elif strategy == "unpredicted-only":
+            n = decided + wanted.shape[1]
+        else:
+            assert self.spare is not None
+            n = max(must.shape[1] + self.spare, int(total * self.share[step]))
+        if n >= total:
+            return None
+        if strategy == "random":
+            assert self.random is not None
+            score = self.random[:, :, step].repeat(len(values) // len(self.random), 1)
+        else:
+            # Rows that did not change at all differ by rounding only, which must not choose between them.
+            score = (self.similarity(values) * 2**17).round() / 2**17
+        if strategy == "min-similarity":
+            score = -score
+        elif strategy.endswith("-only"):
+            first = run.plan.reveal[:, decided:] if strategy == "predicted-only" else run.plan.reveal[:, :decided]
+            score.scatter_(1, first.repeat(len(values) // len(first), 1) + c.buffer, _FIRST)
+        # A row that must be computed has its place already. Equal scores: the lower row first.
+        keep = torch.cat([must, score.scatter_(1, must, torch.inf).argsort(dim=1, stable=True)[:, : n - must.shape[1]]], dim=1)
+        if self.cached is not None:
+            left = torch.ones_like(score[: len(self.cached)], dtype=torch.int32)
+            self.cached += left.scatter_(1, keep[: len(self.cached)], 0)[:, c.buffer :]
+        return keep
+
+    def _conditions(self, run: Run, net: MAR, x: Tensor, wanted: Tensor) -> Conditions:
+        """z of the last decoder block's rows [B or 2 B, M, C] at ``wanted`` (as many)."""
+        z = net.decoder_norm(x) + pick(net.diffusion_pos_embed_learned.expand(len(wanted), -1, -1), wanted)
+        return Conditions(*z.chunk(2)) if run.guided else Conditions(z, None)
+
+    def _tell(self, run: Run) -> None:
+        """How often each token's decoder rows came from the cache."""
+        assert self.cached is not None
+        grid = run.model.net.config.grid
+        cached = self.cached.view(-1, grid, grid).cpu().numpy().copy()
+        run.report.maps["cached"] = cached
+        run.report.add(cached_tokens=int(cached.sum()) - self.told)
+        self.told = int(cached.sum())
+
+
+# ------------------------------------------------------------------------------------------------ samplers
+
+
+def lazymar(
+    model: MARModel, condition: Condition, settings: LazyMARSettings, noise: Noise, seed: int | None = None,
+    edit: Edit | None = None,
+) -> Sampler:  # fmt: skip
+    """LazyMAR on plain MAR. With ``refresh_period`` 1 it is plain MAR bit for bit.
+
+    Args:
+        model, condition, noise, seed, edit: as :func:`samplers.mar.mar`.
+        settings: see :class:`LazyMARSettings`.
+
+    Raises:
+        UserError: as :func:`samplers.mar.mar`, or a block the decoder does not have.
+    """
+    return mar(model, condition, settings, noise, seed, LazyTransformer(settings), edit)
+
+
+def fasthybrid_lazymar(
+    model: MARModel, condition: Condition, settings: FastHybridLazyMARSettings, noise: Noise, seed: int | None = None,
+    edit: Edit | None = None,
+) -> Sampler:  # fmt: skip
+    """FastHybrid whose z come from LazyMAR's transformer. With ``refresh_period`` 1 it is FastHybrid bit for bit.
+
+    Args:
+        model, condition, noise, seed, edit: as :func:`samplers.mar.fasthybrid.fasthybrid`.
+        settings: see :class:`FastHybridLazyMARSettings`.
+
+    Raises:
+        UserError: as :func:`samplers.mar.fasthybrid.fasthybrid`, or a block the decoder does not have.
+    """
+    return fasthybrid(model, condition, settings, noise, seed, LazyTransformer(settings), edit)
+
+
+def cspd_lazymar(
+    model: MARModel, condition: Condition, settings: CSpDLazyMARSettings, noise: Noise, seed: int | None = None,
+    edit: Edit | None = None, *, draft: MARModel,
+) -> Sampler:  # fmt: skip
+    """CSpD whose models, target and draft, both run through LazyMAR's transformer. With ``refresh_period`` 1 it is CSpD.
+
+    Args:
+        model, condition, noise, seed, edit, draft: as :func:`samplers.mar.cspd.cspd`.
+        settings: see :class:`CSpDLazyMARSettings`.
+
+    Raises:
+        UserError: as :func:`samplers.mar.cspd.cspd`, or a block a decoder does not have.
+    """
+    target, small = LazyTransformer(settings), LazyTransformer(settings)
+    return cspd(model, condition, settings, noise, seed, target, edit, draft=draft, draft_transformer=small)

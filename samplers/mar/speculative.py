@@ -1,0 +1,254 @@
+"""The self-speculative diffusion head: several diffusion steps verified in one evaluation, nothing lost.
+
+Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 4, "frozen" drafts: at state x_k the next L
+steps are drafted with the last real prediction of x0 and of the variance, which costs nothing; the head is evaluated at
+all L drafted states of all rows in one batch; the longest accepted prefix is kept and the first rejected step is put
+right by the coupling (``coupling.py``).
+
+Why nothing is lost: step k of the real head is N(m_p(x_k), s_p(x_k)^2), with guidance and temperature in mean and
+deviation. The draft of that step is a sample of N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns
+it into a sample of the real one, given x_k. Later drafts are used only if this one was kept, so their states are the
+real ones. Noise and uniforms of the steps thrown away have influenced nothing that was kept and may be used again; they
+are, which keeps pictures of one seed alike.
+
+The last diffusion step adds no noise, so its draft could only be kept by being right: it costs an evaluation, always.
+With temperature 0 that is true of every step, and nothing is drafted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..noise import Dice
+from .coupling import Gaussian, acceptable, couple
+from .denoiser import Denoiser
+from .diffusion import Tables, guide
+from .loop import Conditions, Run
+
+# Lanes of a row's dice: one for all acceptances, two a diffusion step for what is drawn after a rejection.
+_ACCEPT, _NORMAL, _UNIFORM = -1, 0, 1
+
+
+@dataclass(eq=False)
+class Rows:
+    """N tokens in the middle of their diffusion, each at its own step.
+
+    Attributes:
+        embedded: what the head makes of their conditions, [N, w]; with guidance [2N, w], the null class's last.
+        guided: whether it is.
+        scale: guidance scale fp32 [N, 1].
+        noise: fp32 [S, N, channels], highest timestep first.
+        dice: their numbers for verification.
+        uniforms: those that decide about acceptance, fp32 [N, S, 2].
+        x: state fp32 [N, channels].
+        at: diffusion steps done, int64 [N].
+        x0, logits: the last real prediction, fp32 [N, channels]; what drafts are made of.
+        modulations: of all steps, if they were worth computing beforehand.
+    """
+
+    embedded: Tensor
+    guided: bool
+    scale: Tensor
+    noise: Tensor
+    dice: Dice
+    uniforms: Tensor
+    x: Tensor
+    at: Tensor
+    x0: Tensor
+    logits: Tensor
+    modulations: list[Tensor] | None = None
+
+
+@dataclass(eq=False)
+class Drafts:
+    """Drafted diffusion steps of R rows.
+
+    Attributes:
+        path: states fp32 [R, W + 1, channels]; the first is where a row stands.
+        q: what each step was drawn from, fp32 [R, W, channels].
+        width: how many of a row's steps are drafts, int64 [R], 1 to W.
+    """
+
+    path: Tensor
+    q: Gaussian
+    width: Tensor
+
+
+class SpeculativeDenoiser(Denoiser):
+    """A denoiser that verifies ``window`` drafted diffusion steps an evaluation.
+
+    Args:
+        run: the generation.
+        table: diffusion tables.
+        window: drafted steps, L. Below 2 (or at temperature 0) nothing is drafted and rows take the head's own steps.
+    """
+
+    def __init__(self, run: Run, table: Tables, window: int):
+        super().__init__(run, table)
+        self.temperature = run.settings.temperature
+        self.window = window if self.temperature > 0 else 1
+
+        def constant(values: Tensor) -> Tensor:  # [S, 1], highest timestep first
+            return values.flip(0).to(run.tokens.device, torch.float32)[:, None]
+
+        self._recip, self._recipm1 = constant(table.sqrt_recip_alphas_cumprod), constant(table.sqrt_recipm1_alphas_cumprod)
+        self._coef1, self._coef2 = constant(table.posterior_mean_coef1), constant(table.posterior_mean_coef2)
+        low, high = table.posterior_log_variance_clipped, table.betas.log()
+        self._low, self._half = constant(low), constant((high - low) / 2)
+        # Log of what scales a step's noise: the temperature, and nothing in the last step.
+        self._scale = torch.full_like(self._low, math.log(self.temperature) if self.temperature > 0 else -math.inf)
+        self._scale[-1] = -math.inf
+
+    # -------------------------------------------------------------------------------------------- pieces
+
+    def rows(self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, dice: Dice) -> Rows:
+        """Rows before their first step; arguments as :meth:`__call__`.
+
+        Their first draft is made of x0 = 0, the data's middle: nothing is known yet, and a rejected draft costs no call.
+        """
+        both = z.cond if z.null is None else torch.cat([z.cond, z.null])
+        embedded, at = self.head.cond_embed(both), torch.zeros(len(first), dtype=torch.int64, device=first.device)
+        x0, logits, steps = torch.zeros_like(first), torch.zeros_like(first), len(self.table)
+        uniforms = dice.uniform(_ACCEPT, 0, 2 * steps).view(-1, steps, 2)
+        out = Rows(embedded, z.null is not None, scale, noise, dice, uniforms, first.clone(), at, x0, logits)
+        if steps * len(both) * self._width <= self.budget:
+            out.modulations = self.head.modulations(self.times[:, None] + embedded)
+        return out
+
+    @property
+    def _width(self) -> int:
+        """Numbers that an evaluated row's modulations take."""
+        return self.times.shape[1] * (3 * len(self.head.res_blocks) + 2)
+
+    def predict(self, rows: Rows, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The real head at M states in one call (more if they do not fit the budget).
+
+        Args:
+            rows: the tokens.
+            row, step: int64 [M], whose state and before which step.
+            x: fp32 [M, channels].
+
+        Returns:
+            Guided x0 and variance logits, fp32 [M, channels].
+        """
+        total, n = len(rows.x), x.shape[1]
+        most = max(1, self.budget // (self._width * (1 + rows.guided)))
+        parts = []
+        for row_, step_, x_ in zip(row.split(most), step.split(most), x.split(most), strict=True):
+            where = torch.cat([row_, row_ + total]) if rows.guided else row_
+            when = torch.cat([step_, step_]) if rows.guided else step_
+            if rows.modulations is None:
+                modulations = self.head.modulations(self.times[when] + rows.embedded[where])
+            else:
+                modulations = [m[when, where] for m in rows.modulations]
+            out = self.head.denoise(torch.cat([x_, x_]) if rows.guided else x_, modulations)
+            eps, logits = guide(out[: len(x_)], out[len(x_) :] if rows.guided else None, rows.scale[row_], n)
+            parts.append((self._recip[step_] * x_ - self._recipm1[step_] * eps, logits))
+            self.run.report.add(head_calls=1, head_rows=len(where))
+        return torch.cat([x0 for x0, _ in parts]), torch.cat([logits for _, logits in parts])
+
+    def learned(self, step: Tensor, x: Tensor, x0: Tensor, logits: Tensor) -> Gaussian:
+        """The model's kernel of a step [...] from x [..., channels], given a prediction: no temperature."""
+        mean = self._coef1[step] * x0 + self._coef2[step] * x
+        return Gaussian(mean, 0.5 * (self._low[step] + (logits + 1) * self._half[step]))
+
+    def kernel(self, step: Tensor, x: Tensor, x0: Tensor, logits: Tensor) -> Gaussian:
+        """What the sampler draws from: :meth:`learned` with the temperature, and no noise in the last step."""
+        mean, log_std = self.learned(step, x, x0, logits)
+        return Gaussian(mean, log_std + self._scale[step])
+
+    def frozen(self, rows: Rows, of: Tensor) -> Drafts:
+        """Drafts of rows ``of`` int64 [R] from their last real prediction."""
+        left = len(self.table) - rows.at[of]
+        ahead = torch.arange(min(self.window, int(left.max())), device=of.device)
+        step = (rows.at[of][:, None] + ahead).clamp(max=len(self.table) - 1)
+        # All but the state itself is known beforehand: x_{k+1} = fixed_k + coef2_k x_k.
+        at_rest, log_std = self.kernel(step, rows.x.new_zeros(()), rows.x0[of][:, None], rows.logits[of][:, None])
+        thrown = log_std.exp() * rows.noise[step, of[:, None]]
+        fixed, pull, path = at_rest + thrown, self._coef2[step], [rows.x[of]]
+        for j in range(len(ahead)):
+            path.append(torch.addcmul(fixed[:, j], pull[:, j], path[-1]))
+        states = torch.stack(path, 1)
+        return Drafts(states, Gaussian(at_rest + pull * states[:, :-1], log_std), left.clamp(max=self.window))
+
+    def verify(self, rows: Rows, of: Tensor, drafts: Drafts) -> Tensor:
+        """Evaluate the real head at all drafted states and move rows ``of`` int64 [R] as far as it agrees, and a step on.
+
+        Returns:
+            int64 [R]: drafted steps that were kept.
+        """
+        most, here = drafts.q.mean.shape[1], torch.arange(len(of), device=of.device)
+        ahead = torch.arange(most, device=of.device)
+        valid = ahead < drafts.width[:, None]
+        step = (rows.at[of][:, None] + ahead).clamp(max=len(self.table) - 1)
+        which, column = valid.nonzero(as_tuple=True)
+        states = drafts.path[which, column]
+        x0, logits = self.predict(rows, of[which], step[which, column], states)
+        p = self.kernel(step[which, column], states, x0, logits)
+        q = Gaussian(drafts.q.mean[which, column], drafts.q.log_std[which, column])
+        uniforms = rows.uniforms[of[which], step[which, column]]
+        ok = torch.zeros_like(valid)
+        ok[which, column] = acceptable(drafts.path[which, column + 1], q, p, uniforms)
+        kept = ok.to(torch.int64).cumprod(1).sum(1)
+        # Where the row's real prediction is newest: the first rejected step's state, or the last drafted one.
+        flat = torch.zeros(valid.shape, dtype=torch.int64, device=of.device)
+        flat[which, column] = torch.arange(len(which), device=of.device)
+        newest = flat[here, torch.minimum(kept, drafts.width - 1)]
+        moved, done = drafts.path[here, kept], kept.clone()
+        wrong = (kept < drafts.width).nonzero()[:, 0]
+        if len(wrong):
+            at, dice = newest[wrong], rows.dice.of(of[wrong])
+            lane = 2 * step[wrong, kept[wrong]]
+
+            def retry(m: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+                mine = dice.of(m)
+                normals = mine.normal(lane[m] + _NORMAL, first, count, states.shape[1])
+                return normals, mine.uniform(lane[m] + _UNIFORM, first, count)
+
+            drafted = drafts.path[wrong, kept[wrong] + 1]
+            mine, real = Gaussian(q.mean[at], q.log_std[at]), Gaussian(p.mean[at], p.log_std[at])
+            moved[wrong] = couple(drafted, mine, real, uniforms[at], retry).value
+            done[wrong] += 1
+        rows.x[of], rows.at[of] = moved, rows.at[of] + done
+        rows.x0[of], rows.logits[of] = x0[newest], logits[newest]
+        return kept
+
+    def take(self, rows: Rows, of: Tensor) -> None:
+        """One of the head's own steps for rows ``of`` int64 [R], nothing drafted."""
+        step, x = rows.at[of], rows.x[of]
+        x0, logits = self.predict(rows, of, step, x)
+        p = self.kernel(step, x, x0, logits)
+        rows.x[of], rows.at[of] = p.mean + p.log_std.exp() * rows.noise[step, of], step + 1
+        rows.x0[of], rows.logits[of] = x0, logits
+
+    def finish(self, rows: Rows, of: Tensor) -> Tensor:
+        """Take rows ``of`` int64 [R] to their ends; fp32 [R, channels]."""
+        going = of[rows.at[of] < len(self.table)]
+        while len(going):
+            if self.window > 1:
+                drafts = self.frozen(rows, going)
+                kept = self.verify(rows, going, drafts)
+                self.run.report.add(drafted_steps=int(drafts.width.sum()), accepted_steps=int(kept.sum()))
+            else:
+                self.take(rows, going)
+            going = going[rows.at[going] < len(self.table)]
+        return rows.x[of]
+
+    # -------------------------------------------------------------------------------------------- as a head
+
+    def speculate(self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, dice: Dice) -> Tensor:
+        """Denoise N rows.
+
+        Args:
+            z, scale, first, noise: as :meth:`Denoiser.__call__`.
+            dice: of the N rows.
+
+        Returns:
+            fp32 [N, channels].
+        """
+        rows = self.rows(z, scale, first, noise, dice)
+        return self.finish(rows, torch.arange(len(first), device=first.device))

@@ -1,0 +1,42 @@
+"""LlamaGen: one token after another, row by row. Source: Sun et al. 2024 (arXiv 2406.06525)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ...model_loaders.networks.gpt import TokenModel
+from ..conditioning import AnyCondition
+from .draws import Draws
+from .loop import TokenSampler, begin, decode, raster_only
+from .schedule import Schedule, next_token_passes
+from .settings import LlamaGenSettings
+
+
+@lru_cache(maxsize=4)
+def raster(grid: int) -> Schedule:
+    """One cell a pass: G * G passes."""
+    return Schedule(grid, next_token_passes([[c] for c in range(grid * grid)], grid))
+
+
+def llamagen(
+    model: TokenModel, condition: AnyCondition, settings: LlamaGenSettings, noise: Draws, seed: int | None = None
+) -> TokenSampler:
+    """Plain LlamaGen, and Tar's de-tokenizer in its serial form.
+
+    Args:
+        model: network and what its file says.
+        condition: B images' labels, text or semantic features.
+        settings: see :class:`LlamaGenSettings`.
+        noise: draws of B images.
+        seed: only recorded in the report.
+
+    Yields:
+        :class:`TokenStep` after every pass; returns :class:`TokenSampled`.
+
+    Raises:
+        UserError: a condition that does not fit the model, or a PAR.
+    """
+    raster_only("LlamaGen", model)
+    # What it is called: a de-tokenizer's runs are compared with each other, not with those of a LlamaGen.
+    name = "tar" if model.net.config.condition in ("features", "codes") else "llamagen"
+    return (yield from decode(begin(name, model, condition, settings, noise, seed, raster(model.grid))))

@@ -1,0 +1,370 @@
+"""CSpD: what is exact is the target's distribution, what is approximate is seen to be, and nothing is paid twice."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.coupling import Gaussian
+from fastar_nodes.samplers.mar.cspd import (
+    LastStep,
+    TracedDenoiser,
+    cspd,
+    last_step,
+    paper_ratio,
+    published_keep,
+    published_ratio,
+)
+from fastar_nodes.samplers.mar.denoiser import Denoiser
+from fastar_nodes.samplers.mar.diffusion import tables
+from fastar_nodes.samplers.mar.lazymar import LazyTransformer
+from fastar_nodes.samplers.mar.loop import Conditions, begin
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import CacheSettings, CSpDSettings, MARSettings
+from fastar_nodes.samplers.mar.transformer import FullTransformer
+from fastar_nodes.samplers.noise import PairedNoise
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import ManyImages, pictures, tiny_mar, toy_mar
+from two_samples import energy, least_ks
+
+FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}
+LABELS, NOISE = from_ids((1, 4, 0)), PairedNoise(5, (0, 1, 2))
+IMAGES = 5000  # of 4 tokens
+
+
+@pytest.fixture(scope="module")
+def other() -> MARModel:
+    return tiny_mar(1)
+
+
+def run(target, draft, transformer=None, labels=LABELS, noise=NOISE, **changes):
+    made = CSpDSettings(**{**FEW, "draft_length": 3, "prefill_ratio": 0.0, **changes})
+    return finish(cspd(target, labels, made, noise, 5, transformer, draft=draft))
+
+
+def nearly(model: MARModel, amount: float) -> MARModel:
+    """The model with noise on its weights."""
+    g, net = torch.Generator().manual_seed(9), copy.deepcopy(model.net)
+    for p in net.parameters():
+        p.add_(amount * p.abs().mean() * torch.randn(p.shape, generator=g))
+    return dataclasses.replace(model, net=net)
+
+
+# ------------------------------------------------------------------------------------------------ statistics
+
+
+def many(seed: int, off: float | None = None, **changes) -> torch.Tensor:
+    """20,000 tokens: of the toy target alone, or with a draft whose centres are ``off``."""
+    few, labels, noise = {"ar_steps": 4, "diffusion_steps": 8, "cfg": 2.0}, from_ids([1] * IMAGES), ManyImages(seed, IMAGES)
+    if off is None:
+        return pictures(finish(mar(toy_mar(), labels, MARSettings(**few), noise)))
+    made = CSpDSettings(**{**few, "prefill_ratio": 0.0, "draft_length": 3, **changes})
+    return pictures(finish(cspd(toy_mar(), labels, made, noise, draft=toy_mar(off=off))))
+
+
+@pytest.fixture(scope="module")
+def plain() -> torch.Tensor:
+    return many(1)
+
+
+@pytest.mark.parametrize(("off", "changes"), [(0.02, {}), (0.3, {"speculation": 3}), (0.1, {"draft_length": 1})])
+def test_lossless_is_the_targets_distribution(plain, off, changes):
+    found = many(2, off, **changes)
+    assert energy(plain, found) > 0.001 and least_ks(plain, found) > 0.001
+
+
+@pytest.mark.parametrize("mode", ["published", "paper"])
+def test_the_same_test_sees_that_the_approximate_modes_are_not(plain, mode):
+    found = many(2, 0.3, mode=mode)
+    assert energy(plain, found) <= 0.001 and least_ks(plain, found) <= 0.001
+
+
+# ------------------------------------------------------------------------------------------------ what is accepted
+
+
+@pytest.mark.parametrize("speculation", [0, 4])
+@pytest.mark.parametrize("mode", ["lossless", "paper"])
+@pytest.mark.parametrize("length", [1, 3, 50])
+def test_a_draft_that_is_the_target_is_always_accepted(model, mode, length, speculation):
+    result = run(model, model, mode=mode, draft_length=length, speculation=speculation)
+    assert result.report.counts["rejected"] == 0 and result.report.counts["accepted"] == 3 * 15
+    if not speculation:
+        plain = finish(mar(model, LABELS, MARSettings(**FEW), NOISE))
+        torch.testing.assert_close(result.latents, plain.latents, rtol=1e-4, atol=1e-4 * float(plain.latents.abs().max()))
+    segments = {1: 5, 3: 2, 50: 1}[length]
+    assert result.report.counts["transformer_passes"] - result.report.counts["draft_passes"] == 1 + segments
+
+
+def test_a_draft_that_is_noise_is_never_accepted(model, other):
+    counts = run(model, other).report.counts
+    assert counts["accepted"] == 0 and counts["rejected"] == 3 * 15
+    assert counts["accepted_steps"] < counts["drafted_steps"]
+
+
+def test_closer_drafts_are_accepted_more_often(model):
+    steps = [run(model, nearly(model, amount)).report for amount in (0.3, 0.03, 0.0003, 0.0)]
+    shares = [r.counts["accepted_steps"] / r.counts["drafted_steps"] for r in steps]
+    assert shares == sorted(shares) and shares[-1] == 1
+    assert steps[0].acceptance == 0 and steps[-1].acceptance == 1
+
+
+@pytest.mark.parametrize("mode", ["lossless", "paper"])
+def test_what_comes_out_does_not_depend_on_the_draft_length(model, mode):
+    draft = nearly(model, 0.003)
+    one, three, all_of_it = (run(model, draft, mode=mode, draft_length=n) for n in (1, 3, 50))
+    scale = float(one.latents.abs().max())
+    for result in (three, all_of_it):
+        torch.testing.assert_close(result.latents, one.latents, rtol=1e-3, atol=1e-4 * scale)
+        assert np.array_equal(result.report.maps["outcome"], one.report.maps["outcome"])
+        for name in ("accepted", "rejected"):
+            assert result.report.counts[name] == one.report.counts[name]
+
+
+def test_everything_pre_filled_is_plain_mar_bit_for_bit(model, other):
+    for mode in ("lossless", "paper", "published"):
+        result, plain = run(model, other, mode=mode, prefill_ratio=1.0), finish(mar(model, LABELS, MARSettings(**FEW), NOISE))
+        assert torch.equal(result.latents, plain.latents) and result.report.counts == plain.report.counts
+        assert (result.report.maps["outcome"] == PLAIN).all()
+
+
+@pytest.mark.parametrize("mode", ["lossless", "paper", "published"])
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 0.5])
+def test_the_pre_fill_is_the_targets(model, other, mode, ratio):
+    """AR steps 0 .. S ratio, as the reference."""
+    result = run(model, other, mode=mode, prefill_ratio=ratio)
+    plain = finish(mar(model, LABELS, MARSettings(**FEW), NOISE))
+    first = torch.from_numpy(result.report.maps["step"] <= 6 * ratio)[:, None].expand_as(plain.latents)
+    assert torch.equal(result.latents[first], plain.latents[first])
+    judged = result.report.maps["outcome"] != PLAIN
+    assert np.array_equal(judged, result.report.maps["step"] > 6 * ratio)
+    assert set(np.unique(result.report.maps["outcome"])) <= {PLAIN, ACCEPTED, REJECTED}
+
+
+def test_without_noise_the_draft_must_be_right(model, other):
+    plain = finish(mar(model, LABELS, MARSettings(**FEW, temperature=0.0), NOISE))
+    wrong, right = run(model, other, temperature=0.0), run(model, model, temperature=0.0)
+    scale = float(plain.latents.abs().max())
+    torch.testing.assert_close(wrong.latents, plain.latents, rtol=1e-3, atol=1e-4 * scale)
+    torch.testing.assert_close(right.latents, plain.latents, rtol=1e-3, atol=1e-4 * scale)
+    assert wrong.report.acceptance == 0 and right.report.acceptance == 1
+    assert wrong.report.counts["accepted_steps"] == 0
+
+
+# ------------------------------------------------------------------------------------------------ who is asked, and when
+
+
+class Remembers:
+    """A transformer without ``several``, as one with a cache is: it must see final tokens only, in order."""
+
+    def __init__(self):
+        self.full, self.asked = FullTransformer(), []
+
+    def __call__(self, run, step, wanted):
+        self.asked.append((step, run.tokens.gather(1, run.plan.known(step)[..., None].expand(-1, -1, run.tokens.shape[2]))))
+        return self.full(run, step, wanted)
+
+    def denoiser(self, run, table):
+        return self.full.denoiser(run, table)
+
+    def forget(self):
+        raise AssertionError("the target's tokens are final")
+
+
+@pytest.mark.parametrize("amount", [0.0, 0.003, 0.5])
+@pytest.mark.parametrize("mode", ["lossless", "paper"])
+def test_a_transformer_that_remembers_sees_final_tokens_only(model, mode, amount):
+    plug, draft = Remembers(), nearly(model, amount)
+    seen, together = run(model, draft, plug, mode=mode), run(model, draft, mode=mode)
+    assert [step for step, _ in plug.asked] == list(range(6))
+    scale = float(together.latents.abs().max())
+    torch.testing.assert_close(seen.latents, together.latents, rtol=1e-3, atol=1e-4 * scale)
+    final = model.to_tokens(seen.latents)
+    for step, tokens in plug.asked[-1:]:
+        known = torch.from_numpy(seen.report.maps["step"]).flatten(1) < step
+        torch.testing.assert_close(tokens.flatten(), final[known].flatten(), rtol=1e-4, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "paper", "published"])
+def test_lazymars_transformer_serves_both_models(model, mode):
+    draft = nearly(model, 0.003)
+    full, settings = run(model, draft, mode=mode), CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0, mode=mode)
+    scale = float(full.latents.abs().max())
+    for cache, close in ((CacheSettings(refresh_period=1), 1e-4), (CacheSettings(start_step=1, refresh_period=2), None)):
+        plugs = LazyTransformer(cache), LazyTransformer(cache)
+        result = finish(cspd(model, LABELS, settings, NOISE, 5, plugs[0], draft=draft, draft_transformer=plugs[1]))
+        assert result.report.sampler == "cspd+lazymar" and bool(result.latents.isfinite().all())
+        if close:
+            torch.testing.assert_close(result.latents, full.latents, rtol=1e-3, atol=close * scale)
+
+
+def test_published_asks_the_target_once_a_segment(model, other):
+    plug = Remembers()
+    result = run(model, other, plug, mode="published", draft_length=2)
+    # The pre-fill is step 0; verified after steps 2, 4 and 5, each from what was known at the last verification.
+    assert [step for step, _ in plug.asked] == [0, 1, 3, 5]
+    assert result.report.counts["transformer_passes"] == 4 + 5 and result.report.counts["draft_passes"] == 5
+
+
+def test_several_steps_in_one_pass_are_the_steps_one_by_one(model):
+    for cfg in (1.0, 2.0):
+        made = begin("mar", model, LABELS, MARSettings(**{**FEW, "cfg": cfg}), NOISE, None)
+        made.tokens = torch.randn(made.tokens.shape, generator=torch.Generator().manual_seed(1))
+        plug = FullTransformer()
+        for step, count in ((0, 6), (2, 3), (5, 1)):
+            for s, z in zip(range(step, step + count), plug.several(made, step, count), strict=True):
+                alone = plug(made, s, made.plan.ahead(s))
+                torch.testing.assert_close(z.cond, alone.cond, rtol=1e-4, atol=1e-5)
+                assert (z.null is None) == (alone.null is None)
+                if z.null is not None:
+                    torch.testing.assert_close(z.null, alone.null, rtol=1e-4, atol=1e-5)
+
+
+def test_drafts_are_forgotten_when_they_were_wrong(model, other):
+    told: list[int] = []
+
+    class Cache(FullTransformer):
+        def forget(self):
+            told.append(1)
+
+    for mode, times in (("lossless", 5), ("published", 2)):
+        told.clear()
+        settings = CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0, mode=mode)
+        finish(cspd(model, LABELS, settings, NOISE, draft=other, draft_transformer=Cache()))
+        assert len(told) == times
+
+
+def test_drafts_are_on_the_canvas(model):
+    steps = list(cspd(model, LABELS, CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0), NOISE, draft=model))
+    shown = [int(step.decided[0].sum()) for step in steps]
+    plan = begin("mar", model, LABELS, MARSettings(**FEW), NOISE, None).plan
+    assert shown == [plan.ends[0], *[plan.ends[3]] * 3, *[16] * 2]
+    undrawn = ~steps[1].decided[:, None].expand_as(steps[1].latents)
+    assert bool((steps[1].latents[undrawn] == 0).all()) and bool((steps[1].latents[~undrawn] != 0).all())
+
+
+def test_counts_of_both_models_add_up(model, other):
+    for mode in ("lossless", "paper", "published"):
+        report = run(model, other, mode=mode).report
+        counts = report.counts
+        assert counts["accepted"] + counts["rejected"] == int((report.maps["outcome"] != PLAIN).sum()) == 45
+        assert 0 < counts["draft_passes"] < counts["transformer_passes"]
+        # paper looks at the target's trajectory with the draft's head too, once an AR step with a rejection.
+        again = counts["draft_head_calls"] - 8 * counts["draft_passes"]
+        assert 0 < again <= 5 if mode == "paper" else again == 0
+        assert set(report.phases) == {"transformer", "head", "draft"}
+        assert report.model == "tiny, drafted by tiny"
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+def test_published_accepts_more_with_a_wider_inner_temperature(model):
+    draft = nearly(model, 0.003)
+    rates = [run(model, draft, mode="published", inner_temperature=t).report.acceptance for t in (1.0, 42.0, 1000.0)]
+    assert rates == sorted(rates) and rates[0] < rates[-1]
+    own = run(model, draft, mode="published")
+    assert torch.equal(own.latents, run(model, draft, mode="published", inner_temperature=42.0).latents)
+
+
+@pytest.mark.parametrize("mode", ["paper", "published"])
+def test_shared_noise_accepts_more(mode):
+    """The paper's table 3."""
+    labels, noise = from_ids([1] * 50), ManyImages(3, 50)
+    on, off = (run(toy_mar(), toy_mar(off=0.05), labels=labels, noise=noise, mode=mode, alignment=a, ar_steps=4) for a in (True, False))
+    assert on.report.acceptance > 1.5 * off.report.acceptance
+
+
+def test_alignment_and_inner_temperature_are_nothing_to_lossless(model, other):
+    plain = run(model, other)
+    assert torch.equal(plain.latents, run(model, other, alignment=False, inner_temperature=7.0).latents)
+
+
+def changed(model: MARModel, **shape) -> MARModel:
+    net = copy.deepcopy(model.net)
+    net.config = dataclasses.replace(net.config, **shape)
+    return dataclasses.replace(model, net=net)
+
+
+@pytest.mark.parametrize(
+    ("draft", "says"),
+    [
+        (lambda m: changed(m, channels=8), "numbers a token, 8 and 4"),
+        (lambda m: changed(m, tokens=64), "tokens, 64 and 16"),
+        (lambda m: changed(m, classes=1000), "classes, 1000 and 5"),
+        (lambda m: dataclasses.replace(m, latent_scale=0.2325), "latent scale, 0.2325 and 0.5"),
+        (lambda m: dataclasses.replace(m, patch=2), "patch, 2 and 1"),
+        (lambda m: dataclasses.replace(m, label_set="imagenet-1k"), "label set, imagenet-1k and picture-book"),
+    ],
+)
+def test_a_draft_of_another_kind_is_refused_before_any_work(model, draft, says):
+    named = dataclasses.replace(model, label_set="picture-book")
+    with pytest.raises(UserError, match=f"^draft: .*{says}; take a draft"):
+        next(cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=draft(model)))
+    next(cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=model))  # a draft without a label set is taken at its word
+
+
+# ------------------------------------------------------------------------------------------------ criteria
+
+
+def kernels(n: int, steps: int, seed: int) -> tuple[torch.Tensor, Gaussian, Gaussian]:
+    """A path of q with its kernels, and other ones at the same states."""
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g)
+
+    q = Gaussian(draw(n, steps, 3), 0.2 * draw(n, steps, 3))
+    path = torch.cat([draw(n, 1, 3), q.mean + q.log_std.exp() * draw(n, steps, 3)], 1)
+    return path, q, Gaussian(q.mean + 0.3 * draw(n, steps, 3), q.log_std + 0.1 * draw(n, steps, 3))
+
+
+def density(path: torch.Tensor, kernel: Gaussian) -> torch.Tensor:
+    """log density of every step of a path [n, steps], by torch."""
+    return torch.distributions.Normal(kernel.mean, kernel.log_std.exp()).log_prob(path[:, 1:]).sum(-1)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 999), st.integers(2, 9))
+def test_the_papers_ratio_in_full_is_the_paths_density_ratio(seed, steps):
+    path, q, p = kernels(4, steps, seed)
+    want = (density(path, p) - density(path, q)).sum(1)
+    torch.testing.assert_close(paper_ratio(path, q, p, exponents=1.0), want, rtol=1e-3, atol=1e-3)
+    # Equation (5): widths of all but the last step, density of the last.
+    sigma = (q.log_std - p.log_std)[:, :-1].sum((1, 2))
+    want = sigma + density(path, p)[:, -1] - density(path, q)[:, -1]
+    torch.testing.assert_close(paper_ratio(path, q, p), want, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(paper_ratio(path, p, q, 7.0), -paper_ratio(path, q, p, 7.0))
+
+
+def test_the_published_ratio_is_the_papers_with_sigma_upside_down():
+    path, q, p = kernels(5, 6, 0)
+    one, two = (
+        LastStep(Gaussian(k.mean[:, -1], k.log_std[:, -1]), k.log_std[:, :-1].sum(1)) for k in (q, p)
+    )  # fmt: skip
+    sigma = (q.log_std - p.log_std)[:, :-1].sum((1, 2))
+    torch.testing.assert_close(published_ratio(path[:, -1], one, two, 1.0), paper_ratio(path, q, p) - 2 * sigma)
+    keep = published_keep(path[:, -1], one, two)
+    torch.testing.assert_close(keep, (1 - 1 / (paper_ratio(path, q, p) - 2 * sigma).exp()).clamp(min=0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_traced_path_is_the_denoisers_own(model):
+    made, table = begin("mar", model, LABELS, MARSettings(**FEW, temperature=0.7), NOISE, None), tables(9, 950)
+    g = torch.Generator().manual_seed(2)
+    z = Conditions(torch.randn(5, 16, generator=g), torch.randn(5, 16, generator=g))
+    scale, first, noise = torch.full((5, 1), 2.0), torch.randn(5, 4, generator=g), torch.randn(len(table), 5, 4, generator=g)
+    with torch.no_grad():
+        trace, plain = TracedDenoiser(made, table).trace(z, scale, first, noise), Denoiser(made, table)(z, scale, first, noise)
+    assert torch.equal(trace.path[:, -1], plain) and torch.equal(trace.path[:, 0], first)
+    steps = trace.kernel.mean + 0.7 * trace.kernel.log_std.exp() * noise.transpose(0, 1)
+    torch.testing.assert_close(trace.path[:, 1:-1], steps[:, :-1], rtol=1e-4, atol=1e-4)
+    assert torch.equal(trace.path[:, -1], trace.kernel.mean[:, -1])
+    assert torch.equal(last_step(trace).kernel.mean, plain)

@@ -1,0 +1,160 @@
+"""Drawing part of a picture anew, in every sampler: what is given comes back bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.reports.record import GIVEN
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.editing import Edit
+from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, MARSettings, PlainMARSettings
+from fastar_nodes.samplers.noise import PairedNoise
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import tiny_mar
+
+FEW = {"ar_steps": 5, "diffusion_steps": 6, "cfg": 2.0}
+DRAFTED = partial(cspd, draft=tiny_mar(1))
+SAMPLERS = {
+    "mar": (mar, MARSettings(**FEW)),
+    "mar, annealed, speculation": (mar, PlainMARSettings(**FEW, diffusion_steps_end=3, speculation=3)),
+    "fasthybrid": (fasthybrid, FastHybridSettings(**FEW, lookahead=3, threshold=0.97, guided_steps=3)),
+    **{f"cspd, {mode}": (DRAFTED, CSpDSettings(**FEW, draft_length=2, mode=mode)) for mode in ("lossless", "paper", "published")},
+}
+
+
+@pytest.fixture(params=SAMPLERS, ids=str)
+def sampler(request):
+    return SAMPLERS[request.param]
+
+
+def picture(images: int = 1, seed: int = 0) -> torch.Tensor:
+    return torch.randn(images, 4, 4, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def run(sampler, model, edit, images=(0, 1), labels=(1, 4)):
+    make, made = sampler
+    return finish(make(model, from_ids(labels), made, PairedNoise(3, images), edit=edit))
+
+
+def left_half() -> torch.Tensor:
+    mask = torch.zeros(1, 4, 4)
+    mask[:, :, :2] = 1
+    return mask
+
+
+def test_given_tokens_come_back_bit_for_bit(sampler, model):
+    start = picture(2)
+    result = run(sampler, model, Edit(start, left_half()))
+    drawn = left_half().bool().expand(2, -1, -1)
+    kept = ~drawn[:, None].expand_as(start)
+    assert torch.equal(result.latents[kept], start[kept])
+    assert bool((result.latents[~kept] != start[~kept]).all())
+    assert np.array_equal(result.report.maps["outcome"] == GIVEN, ~drawn.numpy())
+    assert np.array_equal(result.report.maps["step"] == -1, ~drawn.numpy())
+
+
+def test_every_step_shows_what_is_given(sampler, model):
+    start, (make, made) = picture(), sampler
+    seen = list(make(model, from_ids((1,)), made, PairedNoise(3, (0,)), edit=Edit(start, left_half())))
+    kept = ~left_half().bool()[:, None].expand_as(start)
+    assert len(seen) == 5
+    for step in seen:
+        assert torch.equal(step.latents[kept], start[kept]) and bool(step.decided[~left_half().bool()].all())
+    assert int(seen[0].decided.sum()) < 16 and bool(seen[-1].decided.all())
+
+
+def test_what_is_given_matters(sampler, model):
+    drawn = left_half().bool()[:, None].expand(2, 4, -1, -1)
+    one, two = (run(sampler, model, Edit(picture(1, seed), left_half())).latents[drawn] for seen, seed in ((0, 0), (1, 1)))
+    assert float((one - two).abs().max()) > 1e-3
+
+
+def test_all_of_it_is_a_new_picture_bit_for_bit(sampler, model):
+    anew, plain = run(sampler, model, Edit(picture(), torch.ones(1, 4, 4))), run(sampler, model, None)
+    assert torch.equal(anew.latents, plain.latents) and anew.report.counts == plain.report.counts
+
+
+def test_an_edit_does_not_depend_on_its_batch(sampler, model):
+    start = picture(2)
+    together = run(sampler, model, Edit(start, left_half()))
+    for i, label in enumerate((1, 4)):
+        alone = run(sampler, model, Edit(start[i : i + 1], left_half()), (i,), (label,))
+        torch.testing.assert_close(alone.latents, together.latents[i : i + 1], rtol=1e-4, atol=1e-4)
+
+
+def test_fewer_tokens_than_steps_are_decided_one_at_a_time(sampler, model):
+    mask = torch.zeros(1, 4, 4)
+    mask[0, 1, 2:] = 1
+    make, made = sampler
+    steps = list(make(model, from_ids((1,)), made, PairedNoise(3, (0,)), edit=Edit(picture(), mask)))
+    assert [(step.done, step.total) for step in steps] == [(1, 2), (2, 2)]
+
+
+def test_masks_may_differ_between_images_if_they_are_as_large(sampler, model):
+    masks = torch.cat([left_half(), left_half().flip(2)])
+    result = run(sampler, model, Edit(picture(2), masks))
+    assert np.array_equal(result.report.maps["step"] >= 0, masks.bool().numpy())
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        (Edit(torch.zeros(1, 4, 4, 4), torch.zeros(1, 4, 4)), "^mask: it is empty"),
+        (Edit(torch.zeros(1, 4, 4, 4), torch.full((1, 4, 4), 0.5)), "^mask: it is empty"),
+        (Edit(torch.zeros(1, 4, 4, 5), torch.ones(1, 4, 4)), r"^latent: it has the shape \[1, 4, 4, 5\], tiny makes \[batch, 4, 4, 4\]"),
+        (Edit(torch.zeros(1, 8, 4, 4), torch.ones(1, 4, 4)), r"^latent: it has the shape \[1, 8, 4, 4\]"),
+        (Edit(torch.zeros(4, 4, 4), torch.ones(1, 4, 4)), "^latent: it has the shape"),
+        (Edit(torch.zeros(1, 4, 4, 4), torch.ones(4, 4)), "^mask: it has the shape"),
+        (Edit(torch.zeros(1, 4, 4, 4), torch.ones(1, 0, 4)), "^mask: it has the shape"),
+        (Edit(torch.zeros(3, 4, 4, 4), torch.ones(1, 4, 4)), "^latent: its batch has 3 entries, the condition asks for 2"),
+        (Edit(torch.zeros(1, 4, 4, 4), torch.ones(3, 4, 4)), "^mask: its batch has 3 entries"),
+        (Edit(torch.full((1, 4, 4, 4), torch.nan), torch.ones(1, 4, 4)), "^latent: it holds numbers that are not finite"),
+        (Edit(torch.zeros(1, 4, 4, 4), torch.full((1, 4, 4), torch.inf)), "^mask: it holds numbers that are not finite"),
+        (Edit(torch.zeros(1, 4, 4, 4), torch.stack([torch.ones(4, 4), torch.eye(4)])), r"different numbers of tokens \(4 to 16\)"),
+    ],
+)
+def test_what_does_not_fit_says_so(sampler, model, edit, says):
+    with pytest.raises(UserError, match=says):
+        run(sampler, model, edit)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 10**6))
+def test_a_mask_of_any_size_covers_every_token_it_touches(height, width, spot):
+    """And every token that is drawn has some of the mask over it."""
+    model, (y, x) = tiny_mar(), (spot % height, spot // height % width)
+    mask = torch.zeros(1, height, width)
+    mask[0, y, x] = 1
+    _, drawn = Edit(picture(), mask).tokens(model, 1, torch.device("cpu"))
+    rows, columns = drawn.view(4, 4).nonzero(as_tuple=True)
+    # The cells a mask's value lies over, by area.
+    over = {(i, j) for i in range(4) for j in range(4) if y * 4 < (i + 1) * height and (y + 1) * 4 > i * height
+            and x * 4 < (j + 1) * width and (x + 1) * 4 > j * width}  # fmt: skip
+    assert set(zip(rows.tolist(), columns.tolist(), strict=True)) == over
+
+
+def test_latents_of_half_precision_and_patches_of_two():
+    config = MARConfig(16, 1, 1, 2, 2, 4, 4 * 4, 3, 1, 16)
+    net = MAR(config).eval().requires_grad_(False)
+    g = torch.Generator().manual_seed(0)
+    for p in net.parameters():
+        p.copy_(0.1 * torch.randn(p.shape, generator=g))
+    patched = MARModel(net, "patched", latent_scale=0.3, t_max=950, patch=2)
+    start, mask = torch.randn(1, 4, 4, 4, generator=g).half(), torch.zeros(1, 64, 64)
+    mask[:, :20, :20] = 1
+    made = dataclasses.replace(MARSettings(**FEW), ar_steps=1)
+    out = finish(mar(patched, from_ids((1,)), made, PairedNoise(0, (0,)), edit=Edit(start, mask))).latents
+    kept = torch.ones(1, 4, 4, 4, dtype=torch.bool)
+    kept[:, :, :2, :2] = False
+    assert torch.equal(out[kept], start.float()[kept]) and bool((out[~kept] != start.float()[~kept]).all())

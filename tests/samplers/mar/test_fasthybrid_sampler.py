@@ -1,0 +1,118 @@
+"""FastHybrid: where it is plain MAR, what its cost is, and that it decides image by image."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.fasthybrid import fasthybrid, guidance_weights
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
+from fastar_nodes.samplers.noise import PairedNoise
+from hypothesis import given
+from hypothesis import strategies as st
+
+BASE = {"ar_steps": 8, "diffusion_steps": 12, "cfg": 2.0}
+LABELS, NOISE = from_ids((1, 4, 0)), PairedNoise(5, (0, 1, 2))
+
+
+def run(model, **settings):
+    return finish(fasthybrid(model, LABELS, FastHybridSettings(**BASE, **settings), NOISE))
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    return finish(mar(model, LABELS, MARSettings(**BASE), NOISE))
+
+
+def test_lookahead_off_is_plain_mar_bit_for_bit(model, plain):
+    off = run(model, lookahead=0)
+    assert torch.equal(off.latents, plain.latents)
+    assert off.report.counts == plain.report.counts
+
+
+@pytest.mark.parametrize("verify", ["token", "step"])
+@pytest.mark.parametrize("lookahead", [1, 3, 50])
+def test_rejecting_everything_is_plain_mar(model, plain, lookahead, verify):
+    result = run(model, lookahead=lookahead, threshold=1.01, verify=verify)
+    torch.testing.assert_close(result.latents, plain.latents, rtol=1e-4, atol=1e-4)
+    assert result.report.counts["accepted"] == 0
+    assert result.report.counts["head_calls"] == plain.report.counts["head_calls"]
+
+
+@pytest.mark.parametrize("lookahead", [2, 3, 8])
+def test_accepting_everything_costs_what_the_paper_says(model, lookahead):
+    """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1))."""
+    result = run(model, lookahead=lookahead, threshold=-1.0, guided_steps=4)
+    segments = math.ceil(8 / lookahead)
+    assert result.report.counts["head_calls"] == segments * 12 + (8 - segments) * 4
+    assert result.report.counts["rejected"] == result.report.counts["restarts"] == 0
+
+
+def test_thresholds_are_monotone_in_work(model):
+    calls = [run(model, lookahead=4, threshold=t, guided_steps=4).report for t in (-1.0, 0.95, 0.98, 0.995, 1.01)]
+    accepted = [r.acceptance for r in calls]
+    assert accepted[0] == 1 and accepted[-1] == 0
+    assert [r.counts["head_calls"] for r in calls] == sorted(r.counts["head_calls"] for r in calls)
+
+
+def test_a_rejection_in_one_image_costs_the_others_nothing(model):
+    """Rows of the full pass are those of the restarting images only."""
+    threshold = 0.97
+    together = run(model, lookahead=4, threshold=threshold, guided_steps=4).report
+    rows = 0
+    for i, label in enumerate((1, 4, 0)):
+        settings = FastHybridSettings(**BASE, lookahead=4, threshold=threshold, guided_steps=4)
+        rows += finish(fasthybrid(model, from_ids((label,)), settings, PairedNoise(5, (i,)))).report.counts["head_rows"]
+    assert 0 < together.acceptance < 1, "the case must have both outcomes to say anything"
+    assert together.counts["head_rows"] == rows
+
+
+def test_whole_step_verification_redoes_whole_steps(model):
+    report = run(model, lookahead=4, threshold=0.97, verify="step").report
+    step, outcome = report.maps["step"], report.maps["outcome"]
+    for image in range(3):
+        for s in range(8):
+            assert len(np.unique(outcome[image][step[image] == s])) == 1
+
+
+def test_keeping_drafts_needs_no_guided_steps(model):
+    report = run(model, lookahead=4, threshold=-1.0, accepted="keep").report
+    assert report.counts["head_calls"] == 2 * 12
+
+
+def test_a_full_pull_in_x0_space_returns_the_draft(model, monkeypatch):
+    import fastar_nodes.samplers.mar.fasthybrid as module
+
+    monkeypatch.setattr(module, "guidance_weights", lambda schedule, steps: (1.0,) * steps)
+    pulled = run(model, lookahead=8, threshold=-1.0, guidance_space="x0")
+    kept = run(model, lookahead=8, threshold=-1.0, accepted="keep")
+    torch.testing.assert_close(pulled.latents, kept.latents, rtol=1e-4, atol=1e-4)
+
+
+@given(st.sampled_from(["cos", "linear-down", "square", "linear-up", "none"]), st.integers(1, 200))
+def test_guidance_weights_stay_in_range_and_keep_their_direction(schedule, steps):
+    w = guidance_weights(schedule, steps)
+    assert len(w) == steps and all(0 <= x <= 1 for x in w)
+    if schedule == "none":
+        assert set(w) == {0.0}
+    elif schedule == "linear-up":
+        assert list(w) == sorted(w)
+    else:
+        assert w[0] == pytest.approx(1) and list(w) == sorted(w, reverse=True)
+
+
+def test_cosine_weight_is_the_papers_formula():
+    w = guidance_weights("cos", 10)
+    for i, t in enumerate(range(10, 0, -1)):
+        assert w[i] == pytest.approx(1 - math.cos(math.pi * t / 20) ** 2)
+
+
+def test_settings_extend_plain_mars():
+    plain, hybrid = (tuple(f.name for f in dataclasses.fields(s)) for s in (MARSettings, FastHybridSettings))
+    assert hybrid[: len(plain)] == plain

@@ -1,0 +1,423 @@
+"""LazyMAR: where it is plain MAR, that it is what the paper says (against a slow copy), and what its caches may never do."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar import lazymar as module
+from fastar_nodes.samplers.mar.denoiser import Denoiser
+from fastar_nodes.samplers.mar.diffusion import tables
+from fastar_nodes.samplers.mar.editing import Edit
+from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
+from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, fasthybrid_lazymar, lazymar
+from fastar_nodes.samplers.mar.lazymar_head import CachedDenoiser
+from fastar_nodes.samplers.mar.loop import Conditions, begin
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import (
+    CacheSettings,
+    FastHybridLazyMARSettings,
+    FastHybridSettings,
+    LazyMARSettings,
+    MARSettings,
+    PlainMARSettings,
+)
+from fastar_nodes.samplers.mar.transformer import FullTransformer
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import SAMPLERS, find
+from fastar_nodes.samplers.settings import knobs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lazy_reference import SlowLazy, ratio_of, slow_head
+from tiny_models import tiny_mar
+
+STRATEGIES = ("lazymar", "random", "min-similarity", "predicted-only", "unpredicted-only")
+BASE = {"ar_steps": 10, "diffusion_steps": 3, "cfg": 2.0}
+QUICK = {"refresh_period": 4, "start_step": 1, "computed_ratio": 0.05}
+NO_HEAD = {**QUICK, "head_cache": False}
+ALL_OFF = {"encoder_cache": False, "token_cache": False, "condition_cache": False, "head_cache": False}
+LABELS, NOISE = from_ids((1, 4)), PairedNoise(5, (0, 1))
+FEW = settings(max_examples=8, deadline=None)
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """Enough decoder blocks for rows to be left out of some, and every kind of head block."""
+    return tiny_mar(2, tokens=25, decoder_depth=5, head_depth=6, buffer=3)
+
+
+def lazy(model, base=BASE, labels=LABELS, noise=NOISE, **changes):
+    return finish(lazymar(model, labels, LazyMARSettings(**{**base, **QUICK, **changes}), noise))
+
+
+class Watched(LazyTransformer):
+    """Writes down what it refreshes and chooses."""
+
+    def __init__(self, settings, **more):
+        super().__init__(settings, **more)
+        self.refreshed, self.chosen = [], []
+
+    def _refresh(self, run, step, wanted):
+        self.refreshed.append(step)
+        return super()._refresh(run, step, wanted)
+
+    def choose(self, run, step, values, wanted, new):
+        keep = super().choose(run, step, values, wanted, new)
+        self.chosen.append((step, keep, wanted, new))
+        return keep
+
+    @property
+    def kept(self):
+        return {step: keep for step, keep, _, _ in self.chosen if keep is not None}
+
+
+def as_slow(model, changed, edit=None):
+    """The result and the slow plug, after they were found equal."""
+    fast = Watched(changed)
+    got = finish(mar(model, LABELS, changed, NOISE, transformer=fast, edit=edit))
+    slow = SlowLazy(changed, 1, spare=1, follow=fast.kept)  # a quarter of 5 blocks stand before the chosen one
+    want = finish(mar(model, LABELS, changed, NOISE, transformer=slow, edit=edit))
+    torch.testing.assert_close(got.latents, want.latents, rtol=1e-4, atol=1e-4 * float(want.latents.abs().max()))
+    return got, slow
+
+
+# ------------------------------------------------------------------------------------------------ exactness
+
+
+@pytest.mark.parametrize("cfg", [1.0, 2.0])
+@pytest.mark.parametrize("exact", [{"refresh_period": 1}, ALL_OFF, {"start_step": 9, "head_cache": False}], ids=("period", "off", "start"))
+def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
+    base = {**BASE, "cfg": cfg, "diffusion_steps": 20}
+    plain, ours = finish(mar(deep, LABELS, MARSettings(**base), NOISE)), lazy(deep, base, **exact)
+    assert torch.equal(ours.latents, plain.latents)
+    assert {k: v for k, v in ours.report.counts.items() if k != "cached_tokens"} == plain.report.counts
+    assert not ours.report.counts.get("cached_tokens") and "cache_bytes" not in ours.report.counts
+
+
+def test_a_refreshed_combination_is_fasthybrid_bit_for_bit(deep):
+    more = {"lookahead": 3, "threshold": 0.9, "guided_steps": 2}
+    alone = finish(fasthybrid(deep, LABELS, FastHybridSettings(**BASE, **more), NOISE))
+    both = finish(fasthybrid_lazymar(deep, LABELS, FastHybridLazyMARSettings(**BASE, **more, refresh_period=1), NOISE))
+    assert torch.equal(alone.latents, both.latents) and alone.report.counts == both.report.counts
+
+
+def test_a_share_of_one_leaves_nothing_out(deep):
+    whole, without = lazy(deep, computed_ratio=1.0), lazy(deep, token_cache=False)
+    assert torch.equal(whole.latents, without.latents)
+    assert whole.report.counts["cached_tokens"] == 0 and not whole.report.maps["cached"].any()
+    assert "cached" not in without.report.maps
+
+
+@pytest.mark.parametrize("cfg", [1.0, 2.0])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_equals_the_slow_reference(deep, strategy, cfg):
+    changed = LazyMARSettings(**{**BASE, "cfg": cfg}, **NO_HEAD, strategy=strategy, block=2)
+    got, slow = as_slow(deep, changed)
+    left_out = torch.stack([branch.left_out for branch in slow.cond]).view(2, 5, 5).numpy()
+    assert np.array_equal(got.report.maps["cached"], left_out) and left_out.any()
+    plain = finish(mar(deep, LABELS, MARSettings(**{**BASE, "cfg": cfg}), NOISE))
+    assert (plain.latents - got.latents).abs().max() > 1e-3, "the caches must matter for this to say anything"
+
+
+@pytest.mark.parametrize("off", [("encoder_cache",), ("condition_cache",), ("token_cache",), ("encoder_cache", "condition_cache"),
+                                 ("encoder_cache", "token_cache"), ("condition_cache", "token_cache")], ids=str)  # fmt: skip
+def test_each_cache_alone_equals_the_slow_reference(deep, off):
+    as_slow(deep, LazyMARSettings(**BASE, **NO_HEAD, **dict.fromkeys(off, False)))
+
+
+def test_an_edit_equals_the_slow_reference(deep):
+    mask = torch.zeros(1, 5, 5)
+    mask[:, 1:4, 1:5] = 1
+    edit = Edit(torch.randn(1, 4, 5, 5, generator=torch.Generator().manual_seed(1)), mask)
+    got, _ = as_slow(deep, LazyMARSettings(**BASE, **NO_HEAD), edit)
+    outside = (mask == 0).expand(2, 5, 5)[:, None].expand(-1, 4, -1, -1)
+    assert torch.equal(got.latents[outside], edit.latents.expand(2, -1, -1, -1)[outside])
+
+
+# ------------------------------------------------------------------------------------------------ when
+
+
+def test_the_curve_is_the_references_table():
+    table = [1.0] * 20 + [0.6] + [0.5] * 4 + [0.4] * 5 + [0.15] * 5 + [0.12] * 5 + [0.05] * 24
+    assert [computed_ratio(s / 64, 0.05) for s in range(64)] == table
+    assert all(int(320 * computed_ratio(s / 64, 0.05)) == int(320 * r) for s, r in enumerate(table))
+    assert {computed_ratio(s / 64, 1.0) for s in range(64)} == {1.0}
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_the_curve_falls_to_its_end(a, b, end):
+    early, late = (computed_ratio(p, end) for p in sorted((a, b)))
+    assert 1 >= early >= late >= end - 1e-9 and computed_ratio(1.0, end) == pytest.approx(end, abs=1e-8)
+    assert early == pytest.approx(ratio_of(min(a, b), end), abs=1e-8)
+
+
+def drive(model, plug, base, calls, reach=1, drawn=None):
+    """Asks a plug at some AR steps only; tokens are random numbers. Gives every call's conditions."""
+    changed = dataclasses.replace(base, diffusion_steps=1)
+    g = torch.Generator().manual_seed(3)
+    c = model.net.config
+    edit = None
+    if drawn is not None:
+        edit = Edit(torch.randn(1, c.channels, c.grid, c.grid, generator=g), drawn)
+    run = begin("mar", model, LABELS, changed, NOISE, 1, edit)
+    made = torch.randn(len(LABELS), c.tokens, c.channels, generator=g)
+    out = []
+    with torch.no_grad():
+        for step in calls:
+            known = run.plan.known(step)[..., None].expand(-1, -1, c.channels)
+            run.tokens = run.tokens.scatter(1, known, made.gather(1, known)) if edit is None else made
+            out.append(plug(run, step, run.plan.ahead(step, reach)))
+    return run, out
+
+
+caches = st.fixed_dictionaries({
+    "refresh_period": st.integers(2, 8), "start_step": st.integers(0, 5), "computed_ratio": st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    "strategy": st.sampled_from(STRATEGIES), "condition_cache": st.booleans(), "encoder_cache": st.booleans(),
+    "token_cache": st.booleans(), "block": st.integers(0, 5),
+})  # fmt: skip
+
+
+@FEW
+@given(st.integers(1, 20), st.integers(0, 20), st.sets(st.integers(0, 15), min_size=1))
+def test_skipped_calls_skip_no_refresh(deep, period, start, calls):
+    base = LazyMARSettings(ar_steps=16, cfg=2.0, refresh_period=period, start_step=start)
+    plug = Watched(base)
+    _, got = drive(deep, plug, base, sorted(calls))
+    slow = SlowLazy(base, 1, spare=1, follow=plug.kept)
+    _, want = drive(deep, slow, base, sorted(calls))
+    due = [t for t in range(16) if t < start or (t - start) % period == 0]
+    last = -1
+    for step in sorted(calls):
+        if last < 0 or any(last < t <= step for t in due):
+            assert step in plug.refreshed and step in slow.refreshed
+        last = step
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.cond, b.cond, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(a.null, b.null, rtol=1e-3, atol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------ what caches may never do
+
+
+@FEW
+@given(caches, st.sampled_from([1.0, 2.0]), st.integers(1, 12), st.integers(1, 6), st.booleans())
+def test_nothing_is_read_before_it_was_written(deep, cache, cfg, steps, reach, edited):
+    """Memory that torch hands out is filled with NaN; none of it may reach a result."""
+    base = LazyMARSettings(ar_steps=steps, cfg=cfg, **cache)
+    drawn = torch.ones(1, 5, 5)
+    drawn[0, :2] = 0
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        run, out = drive(deep, LazyTransformer(base), base, range(steps), reach, drawn if edited else None)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(torch.isfinite(z.cond).all() and (z.null is None or torch.isfinite(z.null).all()) for z in out)
+    assert all((z.null is None) == (cfg == 1) for z in out)
+
+
+@FEW
+@given(caches, st.lists(st.integers(0, 15), min_size=1, max_size=10, unique=True), st.integers(1, 6))
+def test_what_is_asked_for_and_what_is_new_is_always_computed(deep, cache, calls, reach):
+    base, calls = LazyMARSettings(ar_steps=16, cfg=2.0, **cache), sorted(calls)
+    plug = Watched(base)
+    run, _ = drive(deep, plug, base, calls, reach)
+    before = dict(zip(calls[1:], calls[:-1], strict=True))
+    for step, keep, wanted, new in plug.chosen:
+        decided = run.plan.reveal[:, run.plan.starts[before[step]] : run.plan.starts[step]]
+        assert torch.equal(new[:2], decided) and torch.equal(wanted[:2], run.plan.ahead(step, reach))
+        if keep is None:
+            continue
+        for must, kept in zip((torch.cat([wanted, new], 1) + 3).tolist(), keep.tolist(), strict=True):
+            assert set(must) <= set(kept) and len(set(kept)) == len(kept) < 28 and 0 <= min(kept) and max(kept) < 28
+
+
+def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep, monkeypatch):
+    """The published code gives mandatory rows the score 0, which loses against negative cosines."""
+    monkeypatch.setattr(LazyTransformer, "similarity", lambda self, values: torch.full(values.shape[::2][:2], -0.9))
+    plug = Watched(LazyMARSettings(**BASE, **QUICK), spare=0)
+    drive(deep, plug, LazyMARSettings(**BASE, **QUICK), range(10))
+    assert plug.kept
+    for step, keep, wanted, new in plug.chosen:
+        if step not in plug.kept:
+            continue
+        must = torch.cat([wanted, new], 1) + 3
+        assert (keep[:, :, None] == must[:, None]).any(1).all()
+
+
+@settings(FEW, derandomize=True)  # two similarities within rounding would be no error
+@given(caches.filter(lambda c: c["strategy"] != "min-similarity"), st.booleans(), st.sampled_from([1.0, 2.0]))
+def test_an_image_does_not_depend_on_its_batch(deep, cache, head_cache, cfg):
+    base = {**BASE, "cfg": cfg, "diffusion_steps": 16}
+    together = lazy(deep, base, **cache, head_cache=head_cache)
+    alone = lazy(deep, base, from_ids((4,)), PairedNoise(5, (1,)), **cache, head_cache=head_cache)
+    torch.testing.assert_close(alone.latents, together.latents[1:2], rtol=1e-3, atol=1e-3)
+
+
+def test_forgetting_computes_everything_anew(deep):
+    base = LazyMARSettings(**BASE, refresh_period=50, start_step=0)
+    plug = Watched(base)
+    run, _ = drive(deep, plug, base, range(4))
+    run.tokens = run.tokens + 1  # decided anew
+    wanted = run.plan.ahead(4)
+    with torch.no_grad():
+        plug.forget()
+        z, full = plug(run, 4, wanted), FullTransformer()(run, 4, wanted)
+        torch.testing.assert_close(z.cond, full.cond, rtol=1e-5, atol=1e-5)
+        plug(run, 5, run.plan.ahead(5))
+    assert plug.refreshed == [0, 4]
+
+
+def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
+    for cfg, cache, live in ((2.0, {}, 2), (1.0, {}, 2), (2.0, {"condition_cache": False}, 4)):
+        base = LazyMARSettings(**{**BASE, "cfg": cfg}, refresh_period=4, start_step=1, block=2, **cache)
+        plug = LazyTransformer(base)
+        run, _ = drive(deep, plug, base, range(6))
+        kept, c = plug.cache, deep.net.config
+        tensors = [t for pair in (*kept.encoder, *kept.decoder) for t in pair]
+        tensors += [t for t in (kept.canvas, kept.values, kept.residual) if t is not None]
+        assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() and t.is_contiguous() for t in tensors)
+        rows = c.buffer + c.tokens
+        # Keys and values behind the chosen block, its values, the canvas; the encoder holds tokens until the next refresh.
+        numbers = live * c.dim * (rows * (2 * 3 + 1 + 1) + 2 * c.encoder_depth * (c.buffer + run.plan.starts[8]))
+        numbers += 2 * c.tokens * c.dim if kept.residual is not None else 0
+        assert kept.bytes == 4 * numbers == run.report.counts["cache_bytes"]
+        assert kept.bytes <= 4 * live * c.dim * 2 * rows * (c.encoder_depth + c.decoder_depth), "specification B's least"
+
+
+def test_the_report_adds_up(deep):
+    result = lazy(deep)
+    counts, cached = result.report.counts, result.report.maps["cached"]
+    assert counts["cached_tokens"] == cached.sum() > 0 and cached.shape == (2, 5, 5) and cached.max() < 10
+    full = finish(mar(deep, LABELS, MARSettings(**BASE), NOISE)).report.counts
+    assert counts["transformer_passes"] == full["transformer_passes"] == 10
+    assert counts["transformer_tokens"] < full["transformer_tokens"] and counts["head_rows"] == full["head_rows"]
+
+
+def test_computed_rows_are_counted_block_by_block(deep):
+    base = LazyMARSettings(**BASE, **NO_HEAD, block=2)
+    plug = Watched(base)
+    run, _ = drive(deep, plug, base, range(1, 4))
+    c, starts = deep.net.config, run.plan.starts
+    rows = 2 * 2 * (2 * c.buffer + starts[1] + c.tokens)  # both branches, refreshed
+    for step, keep, _, new in plug.chosen:
+        rows += 2 * (c.buffer + new.shape[1])
+        rows += round(2 * (2 * 28 + 3 * (28 if keep is None else keep.shape[1])) / 5)
+        assert step in (2, 3)
+    assert run.report.counts["transformer_tokens"] == rows and len(plug.chosen) == 2
+
+
+# ------------------------------------------------------------------------------------------------ the head
+
+
+def head_run(model, temperature=0.9):
+    base = MARSettings(ar_steps=1, temperature=temperature)
+    return begin("mar", model, LABELS, base, NOISE, 1)
+
+
+@pytest.mark.parametrize(
+    ("depth", "steps", "period", "guided"),
+    [(6, 20, 7, True), (6, 24, 5, False), (3, 50, 7, True), (1, 12, 4, True), (2, 5, 7, True)],
+)
+def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
+    model = tiny_mar(4, head_depth=depth)
+    run, table = head_run(model), tables(steps, 950)
+    g = torch.Generator().manual_seed(1)
+    n, c = 3, model.net.config
+    z = Conditions(torch.randn(n, c.dim, generator=g), torch.randn(n, c.dim, generator=g) if guided else None)
+    scale, first = torch.tensor([[1.5], [2.0], [3.0]]), torch.randn(n, c.channels, generator=g)
+    noise = torch.randn(len(table), n, c.channels, generator=g)
+    with torch.no_grad():
+        got = CachedDenoiser(run, table, period)(z, scale, first, noise)
+        want = torch.stack([
+            slow_head(model.net, z.cond[i], z.null[i] if guided else None, float(scale[i]), first[i], noise[:, i], table, period, 0.9)
+            for i in range(n)
+        ])  # fmt: skip
+        full = Denoiser(run, table)(z, scale, first, noise)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert (full - got).abs().max() > 1e-3, "the cache must matter for this to say anything"
+
+
+def test_modulations_in_spans_change_nothing(deep, monkeypatch):
+    whole = lazy(deep, {**BASE, "diffusion_steps": 25})
+    monkeypatch.setattr(Denoiser, "budget", 1)
+    torch.testing.assert_close(lazy(deep, {**BASE, "diffusion_steps": 25}).latents, whole.latents, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("space", ["mean", "x0"])
+def test_a_period_of_one_is_the_plain_head_even_with_drafts(model, space):
+    run, table = head_run(model), tables(6, 950)
+    assert type(LazyTransformer(CacheSettings(head_period=1)).denoiser(run, table)) is Denoiser
+    assert type(LazyTransformer(CacheSettings()).denoiser(run, table)) is Denoiser, "7 of 100 is less than one of 6"
+    assert isinstance(LazyTransformer(CacheSettings()).denoiser(run, tables(30, 950)), CachedDenoiser)
+    g = torch.Generator().manual_seed(1)
+    z = Conditions(torch.randn(2, 16, generator=g), torch.randn(2, 16, generator=g))
+    scale, first, draft = torch.full((2, 1), 2.0), torch.randn(2, 4, generator=g), torch.randn(2, 4, generator=g)
+    noise, pull = torch.randn(len(table), 2, 4, generator=g), tuple(0.9 - 0.1 * k for k in range(len(table)))
+    with torch.no_grad():
+        both = [d(z, scale, first, noise, draft, pull, space) for d in (Denoiser(run, table), CachedDenoiser(run, table, 1))]
+    torch.testing.assert_close(*both, rtol=1e-5, atol=1e-5)
+
+
+def test_reused_head_steps_compute_one_branch(deep):
+    steps = len(tables(25, 950))
+    report = lazy(deep, {**BASE, "diffusion_steps": 25}).report
+    full = len([i for i in range(steps) if i == steps - 1 or i % 2 == 0])  # 7 of 100
+    assert report.counts["head_calls"] == 10 * steps
+    assert report.counts["head_rows"] == 2 * 25 * (2 * full + steps - full)
+
+
+# ------------------------------------------------------------------------------------------------ names, settings, errors
+
+
+def test_a_run_through_the_plug_says_so(deep):
+    cache = CacheSettings(**QUICK)
+    plain = finish(mar(deep, LABELS, PlainMARSettings(**BASE), NOISE, transformer=LazyTransformer(cache))).report
+    assert plain.sampler == "lazymar"
+    assert plain.settings == {**dataclasses.asdict(PlainMARSettings(**BASE)), **dataclasses.asdict(cache)}
+    both = FastHybridLazyMARSettings(**BASE, **QUICK, lookahead=3)
+    report = finish(fasthybrid_lazymar(deep, LABELS, both, NOISE)).report
+    assert report.sampler == "fasthybrid+lazymar" and report.settings == dataclasses.asdict(both)
+    apart = finish(fasthybrid(deep, LABELS, FastHybridSettings(**BASE, lookahead=3), NOISE, transformer=LazyTransformer(cache))).report
+    assert apart.sampler == report.sampler and apart.settings == report.settings and apart.counts == report.counts
+
+
+def test_combinations_are_found_in_any_order():
+    assert find("lazymar + FastHybrid") is SAMPLERS["fasthybrid+lazymar"] is find("fasthybrid+lazymar")
+    assert find("LazyMAR").run is lazymar
+
+
+def test_settings_are_derived():
+    cache = list(knobs(CacheSettings))
+    assert cache[:3] == ["refresh_period", "start_step", "computed_ratio"]
+    assert [name for name, (_, about) in knobs(CacheSettings).items() if not about.advanced] == cache[:3]
+    assert list(knobs(LazyMARSettings)) == [*knobs(MARSettings), *cache]
+    assert list(knobs(FastHybridLazyMARSettings)) == [*knobs(FastHybridSettings), *cache]
+
+
+def test_a_block_the_decoder_does_not_have(deep):
+    with pytest.raises(UserError, match="^block: 6 is outside 1 to 5"):
+        lazy(deep, block=6)
+
+
+def test_the_chosen_block_is_a_quarter_in_or_the_fourth():
+    for depth, block in ((1, 0), (2, 0), (4, 1), (5, 1), (12, 3), (20, 3)):
+        config = SimpleNamespace(decoder_depth=depth, buffer=1, tokens=4)
+        net = SimpleNamespace(config=config, class_rows=lambda labels, batch: torch.zeros(batch, 2))
+        run = SimpleNamespace(
+            model=SimpleNamespace(net=net), tokens=torch.zeros(1, 4, 2), labels=None, guided=False, plan=SimpleNamespace(steps=2),
+            report=SimpleNamespace(sampler="mar", settings={}),
+        )  # fmt: skip
+        plug = LazyTransformer(CacheSettings())
+        plug._begin(run)
+        assert plug.block == block
+
+
+def test_the_module_says_what_differs_from_the_published_code():
+    assert "published code" in (module.__doc__ or "") and "argmax" in (module.__doc__ or "")

@@ -1,0 +1,141 @@
+"""The self-speculative head: plain MAR's distribution in fewer sequential calls."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar import coupling
+from fastar_nodes.samplers.mar.coupling import Coupled, Gaussian
+from fastar_nodes.samplers.mar.denoiser import Denoiser
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import PlainMARSettings
+from fastar_nodes.samplers.mar.speculative import SpeculativeDenoiser
+from fastar_nodes.samplers.mar.transformer import FullTransformer
+from fastar_nodes.samplers.noise import PairedNoise
+from tiny_models import ManyImages, pictures, toy_mar
+from two_samples import energy, least_ks
+
+FEW = PlainMARSettings(ar_steps=4, diffusion_steps=8, cfg=2.0)
+IMAGES = 5000  # of 4 tokens
+
+
+def run(model, labels=(1, 4, 0), images=(0, 1, 2), **changes):
+    return finish(mar(model, from_ids(labels), dataclasses.replace(FEW, **changes), PairedNoise(5, images)))
+
+
+def many(seed: int, **changes) -> torch.Tensor:
+    settings = dataclasses.replace(FEW, **changes)
+    return pictures(finish(mar(toy_mar(), from_ids([1] * IMAGES), settings, ManyImages(seed, IMAGES))))
+
+
+@pytest.fixture(scope="module")
+def plain() -> torch.Tensor:
+    return many(1)
+
+
+@pytest.mark.parametrize("length", [3, 8])
+def test_the_distribution_is_plain_mars(plain, length):
+    found = many(2, speculation=length)
+    assert energy(plain, found) > 0.001 and least_ks(plain, found) > 0.001
+
+
+def test_a_rejected_step_taken_as_it_is_would_be_seen(plain, monkeypatch):
+    """The same test against the obvious mistake: a rejected step drawn from the real kernel instead of the residual."""
+
+    def careless(draft, q: Gaussian, p: Gaussian, uniforms, retry) -> Coupled:
+        normals, _ = retry(torch.arange(len(draft)), 0, 1)
+        accepted = torch.zeros(len(draft), dtype=torch.bool)
+        return Coupled(torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * normals[:, 0]), accepted)
+
+    monkeypatch.setattr("fastar_nodes.samplers.mar.speculative.couple", careless)
+    assert energy(plain, many(2, speculation=8)) <= 0.001
+
+
+def test_with_temperature_too(plain):
+    cool, found = many(1, temperature=0.7, cfg=1.0), many(2, temperature=0.7, cfg=1.0, speculation=4)
+    assert energy(cool, found) > 0.001 and least_ks(cool, found) > 0.001
+    assert energy(plain, found) <= 0.001
+
+
+def test_off_at_0_and_without_noise(model):
+    off, cold = run(model), run(model, temperature=0.0)
+    assert torch.equal(run(model, speculation=0).latents, off.latents)
+    still = run(model, temperature=0.0, speculation=8)
+    assert torch.equal(still.latents, cold.latents) and still.report.counts == cold.report.counts
+
+
+@pytest.mark.parametrize("change", [{}, {"cfg": 1.0}, {"temperature": 0.8}, {"t_max": 999, "diffusion_steps": 30}], ids=str)
+def test_a_window_of_one_takes_the_heads_own_steps(model, change):
+    off, one = run(model, **change), run(model, speculation=1, **change)
+    scale = float(off.latents.abs().max())
+    torch.testing.assert_close(one.latents, off.latents, rtol=1e-4, atol=1e-4 * scale)
+    assert one.report.counts == off.report.counts
+
+
+@pytest.mark.parametrize("length", [2, 3, 8, 64])
+def test_what_it_costs(model, length):
+    """A call moves every row by a step at least; rows are the drafted states, twice with guidance."""
+    off, on = run(model).report.counts, run(model, speculation=length).report.counts
+    assert on["head_calls"] <= off["head_calls"]
+    assert on["head_rows"] == 2 * on["drafted_steps"]
+    assert on["drafted_steps"] <= on["head_calls"] * length * 3 * 7  # at most 7 tokens an AR step
+    assert 0 < on["accepted_steps"] < on["drafted_steps"]
+    # Every diffusion step of every token was either accepted or, once a call and row, put right.
+    assert on["accepted_steps"] < 3 * 16 * 8 <= on["accepted_steps"] + on["head_rows"] // 2
+
+
+def test_stale_predictions_that_never_change_are_always_right(model, monkeypatch):
+    """If the head says the same at every state, drafts are the truth: a call does L steps."""
+    monkeypatch.setattr(SpeculativeDenoiser, "predict", lambda self, rows, row, step, x: (x * 0 + 0.3, x * 0))
+    verified: list[int] = []
+    real = SpeculativeDenoiser.verify
+    monkeypatch.setattr(SpeculativeDenoiser, "verify", lambda *a: verified.append(1) or real(*a))
+    report = run(model, speculation=4, diffusion_steps=13).report
+    # The first drafts are made of x0 = 0 and may fail; from then on 4 steps a call.
+    assert len(verified) <= 4 * (4 + 4) and report.counts["accepted_steps"] >= 48 * 9
+
+
+def test_fewer_rows_than_the_budget_change_nothing(model, monkeypatch):
+    whole = run(model, speculation=4)
+    monkeypatch.setattr(Denoiser, "budget", 1)
+    parts = run(model, speculation=4)
+    torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
+    assert parts.report.counts["head_rows"] == whole.report.counts["head_rows"]
+    assert parts.report.counts["head_calls"] > whole.report.counts["head_calls"]
+
+
+def test_with_annealed_steps(model):
+    annealed = run(model, speculation=4, diffusion_steps=12, diffusion_steps_end=3)
+    assert torch.isfinite(annealed.latents).all()
+    assert annealed.report.counts["head_calls"] < run(model, diffusion_steps=12, diffusion_steps_end=3).report.counts["head_calls"]
+
+
+def test_a_cached_head_cannot_be_verified_with(model):
+    class Cached(Denoiser):
+        pass
+
+    class Transformer(FullTransformer):
+        def denoiser(self, run, table):
+            return Cached(run, table)
+
+    settings = dataclasses.replace(FEW, speculation=4)
+    with pytest.raises(UserError, match="speculation: .*head_cache"):
+        finish(mar(model, from_ids((1,)), settings, PairedNoise(0, (0,)), transformer=Transformer()))
+
+
+@pytest.mark.parametrize("images", [1, 4])
+def test_half_the_sequential_calls_on_the_demo(root, images):
+    model = load_mar(root / "demo" / "checkpoints" / "mar.safetensors", "fp32")
+    settings = PlainMARSettings(ar_steps=4, diffusion_steps=100, cfg=2.0, speculation=8)
+    counts = finish(mar(model, from_ids(range(images)), settings, PairedNoise(7, range(images)))).report.counts
+    assert counts["head_calls"] <= 4 * 96 / 2
+
+
+def test_rounding_is_far_below_the_last_steps_noise():
+    assert 10 * coupling.ROUNDING < 0.006

@@ -1,0 +1,254 @@
+"""Geometry of local repair against plain loops, and what must hold for every grid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.model_loaders.networks.vq import Codebook
+from fastar_nodes.samplers.tokens import islands as geometry
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "parity" / "tar" / "mulosd_geometry.json").read_text())
+
+# ------------------------------------------------------------------------------------------------ plain references
+
+
+def plain_expansion(down: np.ndarray, radius: int) -> set[int]:
+    """R_X of one grid bool [h, w]."""
+    h, w = down.shape
+    hit = [c for c in range(h * w) if down[c // w, c % w]]
+    near = {
+        u for u in range(h * w) for t in hit if abs(u // w - t // w) <= radius and abs(u % w - t % w) <= radius
+    }  # fmt: skip
+    return {u for u in near if u >= min(hit)}
+
+
+def plain_islands(cells: set[int], w: int) -> list[list[int]]:
+    """8-connected components by flood fill, in the order of their first cells."""
+    left, out = set(cells), []
+    while left:
+        island, edge = set(), [min(left)]
+        while edge:
+            u = edge.pop()
+            if u in left:
+                left.discard(u)
+                island.add(u)
+                edge += [v for v in left if abs(u // w - v // w) <= 1 and abs(u % w - v % w) <= 1]
+        out.append(sorted(island))
+    return out
+
+
+def plain_waves(islands: list[list[int]], w: int, window: int | None) -> list[list[int]]:
+    """Waves by their definition, one after another."""
+    reach = w if window is None else window
+    left, out = [set(island) for island in islands], []
+    while any(left):
+        wave = sorted(
+            u for island in left for u in island
+            if not any(v // w == u // w and v < u or v // w < u // w and v % w < u % w + reach for v in island)
+        )  # fmt: skip
+        out.append(wave)
+        left = [island - set(wave) for island in left]
+    return out
+
+
+def listed(numbers: np.ndarray, first: int) -> list[list[int]]:
+    """Cells of every number of one grid."""
+    return [np.flatnonzero(numbers.ravel() == n).tolist() for n in range(first, int(numbers.max(initial=first - 1)) + 1)]
+
+
+grids = arrays.arrays(bool, st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)), elements=st.booleans() | st.just(False))
+radii, windows = st.integers(0, 4), st.none() | st.integers(1, 10)
+
+
+# ------------------------------------------------------------------------------------------------ recorded and referenced
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda c: f"{c['H']}x{c['W']}, l {c['l']}, window {c['window']}, {len(c['R_T'])} rejected")
+def test_recorded_grids(case):
+    down = np.zeros((1, case["H"], case["W"]), bool)
+    down.reshape(-1)[case["R_T"]] = True
+    region = geometry.expand(down, case["l"])
+    assert np.flatnonzero(region).tolist() == case["R_X"] and min(case["R_X"], default=0) == case["t0"]
+    numbered = geometry.islands(region)
+    assert listed(numbered[0], 1) == case["islands"]
+    assert listed(geometry.waves(numbered, case["window"])[0], 0) == case["waves"]
+
+
+@settings(deadline=None, max_examples=150)
+@given(grids, radii, windows)
+def test_equals_plain_loops_image_by_image(down, radius, window):
+    region = geometry.expand(down, radius)
+    numbered = geometry.islands(region)
+    wave = geometry.waves(numbered, window)
+    assert region.dtype == bool and numbered.dtype == wave.dtype == np.int32
+    for i in range(len(down)):
+        cells = plain_expansion(down[i], radius) if down[i].any() else set()
+        assert set(np.flatnonzero(region[i]).tolist()) == cells
+        parts = plain_islands(cells, down.shape[2])
+        assert listed(numbered[i], 1) == parts
+        assert listed(wave[i], 0) == plain_waves(parts, down.shape[2], window)
+
+
+def test_a_long_winding_island_is_one():
+    snake = np.ones((1, 31, 31), bool)
+    snake[0, 1::2] = False
+    snake[0, 1::4, -1] = snake[0, 3::4, 0] = True
+    assert geometry.islands(snake).max() == 1
+    assert np.array_equal(geometry.islands(snake[:, ::-1, ::-1]) > 0, snake[:, ::-1, ::-1])
+
+
+# ------------------------------------------------------------------------------------------------ what must hold
+
+
+@settings(deadline=None, max_examples=100)
+@given(grids, radii)
+def test_islands_partition_the_region_and_do_not_touch(down, radius):
+    region = geometry.expand(down, radius)
+    numbered = geometry.islands(region)
+    assert np.array_equal(numbered > 0, region)
+    for image in numbered:
+        assert set(image[image > 0].tolist()) == set(range(1, int(image.max()) + 1))
+        for dy, dx in ((0, 1), (1, 0), (1, 1), (1, -1)):
+            padded = np.pad(image, 1)
+            moved = np.roll(padded, (dy, dx), (0, 1))
+            assert not ((padded > 0) & (moved > 0) & (padded != moved)).any()
+
+
+@settings(deadline=None, max_examples=100)
+@given(grids, radii, windows)
+def test_waves_cover_the_region_once_without_gaps_and_in_order(down, radius, window):
+    numbered = geometry.islands(geometry.expand(down, radius))
+    wave = geometry.waves(numbered, window)
+    assert np.array_equal(wave >= 0, numbered > 0)
+    for image, parts in zip(wave, numbered, strict=True):
+        for island in range(1, int(parts.max()) + 1):
+            rows, columns = np.nonzero(parts == island)
+            found = image[rows, columns]
+            assert set(found.tolist()) == set(range(int(found.max()) + 1)), "no wave of an island is empty"
+            assert len({*zip(rows.tolist(), found.tolist(), strict=True)}) == len(found), "at most one cell a row and wave"
+            if window is None:
+                assert found.tolist() == list(range(len(found)))
+            for row in range(int(rows.max()) + 1):
+                assert (np.diff(found[rows == row]) > 0).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(grids, st.integers(1, 8))
+def test_a_wider_window_takes_no_fewer_waves_and_a_full_one_is_the_raster(down, window):
+    numbered = geometry.islands(geometry.expand(down, 1))
+    narrow, wide, raster = (geometry.waves(numbered, w) for w in (window, window + 1, None))
+    assert (narrow <= wide).all() and (wide <= raster).all()
+    assert np.array_equal(geometry.waves(numbered, down.shape[2]), raster)
+
+
+@settings(deadline=None, max_examples=100)
+@given(grids, radii, st.data())
+def test_expansion_grows_with_the_radius_and_with_rejections(down, radius, data):
+    region = geometry.expand(down, radius)
+    assert (down <= region).all() and np.array_equal(geometry.expand(down, 0), down)
+    assert (region <= geometry.expand(down, radius + 1)).all()
+    flat = down.reshape(len(down), -1)
+    first = np.where(flat.any(1), flat.argmax(1), flat.shape[1])
+    index = np.arange(flat.shape[1])
+    assert not region.reshape(flat.shape)[index < first[:, None]].any(), "what stands before the first rejection is kept"
+    more = down | (data.draw(arrays.arrays(bool, down.shape)) & (index >= first[:, None]).reshape(down.shape))
+    assert (region <= geometry.expand(more, radius)).all()
+    assert (region <= geometry.suffix(down)).all()
+    assert np.array_equal(geometry.suffix(down), (index >= first[:, None]).reshape(down.shape))
+
+
+@settings(deadline=None, max_examples=40)
+@given(grids, radii, windows)
+def test_an_image_does_not_depend_on_its_batch(down, radius, window):
+    together = geometry.islands(geometry.expand(down, radius))
+    waves = geometry.waves(together, window)
+    for i in range(len(down)):
+        alone = geometry.islands(geometry.expand(down[i : i + 1], radius))
+        assert np.array_equal(alone[0], together[i]) and np.array_equal(geometry.waves(alone, window)[0], waves[i])
+
+
+# ------------------------------------------------------------------------------------------------ acceptance
+
+
+def vectors(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 40), st.data())
+def test_neighbours_are_the_nearest(count, data):
+    k = data.draw(st.integers(0, count - 1))
+    codes = vectors(count, data.draw(st.integers(0, 99)))
+    table = geometry.neighbours(codes, k)
+    assert table.dtype == torch.int32 and table.shape == (count, k + 1)
+    distance = torch.cdist(codes.double(), codes.double())
+    assert table[:, 0].tolist() == list(range(count))
+    for row, near in enumerate(table.long()):
+        assert len(set(near.tolist())) == k + 1
+        assert torch.allclose(distance[row, near], distance[row].sort().values[: k + 1], atol=1e-3)
+
+
+def test_a_code_held_twice_is_its_own_first():
+    codes = vectors(6)
+    codes[4] = codes[1]
+    table = geometry.neighbours(codes, 1)
+    assert table[1].tolist() == [1, 4] and table[4].tolist() == [4, 1]
+
+
+def test_the_table_of_a_codebook_is_of_its_unit_vectors_and_follows_its_weights():
+    book = Codebook(9, 4)
+    book.requires_grad_(False)
+    first = geometry.codebook_neighbours(book, 3, torch.device("cpu"))
+    assert torch.equal(first, geometry.neighbours(book.unit(), 3))
+    assert geometry.codebook_neighbours(book, 3, torch.device("cpu")) is first
+    book.embedding.weight.mul_(torch.rand(9, 1) + 0.5)  # lengths do not matter
+    assert torch.equal(geometry.codebook_neighbours(book, 3, torch.device("cpu")), first)
+    book.embedding.weight.copy_(book.embedding.weight.flip(0) ** 3)
+    assert not torch.equal(geometry.codebook_neighbours(book, 3, torch.device("cpu")), first)
+    assert geometry.codebook_neighbours(book, 2, torch.device("cpu")).shape == (9, 3)
+
+
+def test_neighbours_of_a_codebook_that_was_loaded_in_inference_mode():
+    """ComfyUI loads and runs in it, and its tensors keep no version."""
+    with torch.inference_mode():
+        torch.manual_seed(0)
+        book = Codebook(9, 4)
+        first = geometry.codebook_neighbours(book, 3, torch.device("cpu"))
+        assert geometry.codebook_neighbours(book, 3, torch.device("cpu")) is first
+    assert torch.equal(first, geometry.neighbours(book.unit(), 3))
+
+
+def test_pooling_adds_the_neighbours_probabilities():
+    table = geometry.neighbours(vectors(7), 2)
+    p = torch.rand(2, 5, 7).softmax(-1)
+    codes = torch.randint(7, (2, 5))
+    pool = geometry.pooled(p, codes, table)
+    for i in range(2):
+        for j in range(5):
+            assert float(pool[i, j]) == pytest.approx(sum(float(p[i, j, c]) for c in table[codes[i, j]].tolist()), abs=1e-6)
+    assert torch.equal(geometry.pooled(p, codes, geometry.neighbours(vectors(7), 0)), p.gather(-1, codes[..., None])[..., 0])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 3), st.integers(1, 20), st.floats(0, 1), st.floats(0, 1))
+def test_a_target_rate_is_met_by_every_image_alone(images, count, rate, tau):
+    pool = torch.rand(images, count)
+    assert torch.equal(geometry.rejected(pool, tau), pool < tau)
+    assert not geometry.rejected(pool, 0.0).any() and geometry.rejected(pool, 1.01).all()
+    if rate > 0:
+        down = geometry.rejected(pool, tau, rate)
+        assert ((~down).sum(1) == round(rate * count)).all()
+        for i in range(images):
+            assert torch.equal(geometry.rejected(pool[i : i + 1], tau, rate)[0], down[i])
+            assert not down[i].any() or down[i].all() or pool[i][down[i]].max() <= pool[i][~down[i]].min()
+
+
+def test_equal_probabilities_at_the_border_are_all_kept():
+    assert geometry.rejected(torch.tensor([[0.5, 0.2, 0.5, 0.5]]), 0.0, 0.5).tolist() == [[False, True, False, False]]

@@ -1,0 +1,227 @@
+"""The LANTERN-style comparison: its rules by hand, its exact ends, and what every token sampler must do."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.tokens import islands as geometry
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.lantern import certain_rest, drafted_rest, lantern, likeliest, relaxed
+from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.settings import CERTAIN, DRAFTED, LanternSettings, LlamaGenSettings, TokenSettings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_tokens import VQ, other_vocabulary, tiny_vq
+from tokens_reference import condition_of, tiny_gpt
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
+KINDS = ("class", "text", "features", "class, grouped heads")
+TARGETS = {kind: tiny_gpt(kind) for kind in KINDS}
+DRAFTS = {kind: tiny_gpt(kind, seed=1) for kind in KINDS}
+CASES = {
+    "itself": {}, "other": {"draft": "other"}, "certain": {"drafts": CERTAIN}, "long": {"draft_length": 9, "draft": "other"},
+    "lambda": {"delta": 3.0, "neighbours": 5}, "greedy": {"temperature": 0.0, "draft": "other"}, "guided at first": {"cfg_interval": 6},
+    "one": {"draft_length": 1, "draft_cfg": 2.5}, "plain": {"neighbours": 0, "draft": "other"}, "no guidance": {"cfg": 1.0},
+}  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def steps(kind="class", images=(0, 1, 2), seed=5, draft="itself", **changes):
+    chosen = LanternSettings(**{**FEW, "draft_length": 3, "neighbours": 2, **changes})
+    model = TARGETS[kind] if draft == "itself" else DRAFTS[kind]
+    return lantern(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed, draft=model, vq=VQ)
+
+
+def run(*args, **options):
+    return finish(steps(*args, **options))
+
+
+# ------------------------------------------------------------------------------------------------ the rules
+
+P = torch.tensor([0.40, 0.05, 0.15, 0.10, 0.30])
+NEAREST = torch.tensor([[1, 2, 3, 4], [2, 0, 3, 4], [3, 1, 0, 4], [4, 2, 1, 0], [3, 2, 1, 0]], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("x", "k", "delta", "count", "lent"), [
+    (1, 4, 0.1, 0.05, False),  # its nearest has 0.15 already
+    (1, 4, 0.2, 0.20, True), (1, 4, 0.6, 0.60, True), (1, 1, 0.6, 0.20, True), (1, 0, 0.6, 0.05, False),
+    (3, 4, 0.46, 0.55, True), (3, 4, 0.3, 0.40, True), (3, 4, 1.0, 1.0, True),
+    (0, 4, 1.15, 0.45, True),  # 0.15 of its own 0.40 is 0.06
+    (0, 4, 1.1, 0.40, False), (1, 4, 9.0, 0.20, True),
+])  # fmt: skip
+def test_neighbours_lend_while_it_stays_within_delta(x, k, delta, count, lent):
+    counted, any_lent = relaxed(P, torch.tensor(x), NEAREST[:, :k], delta)
+    assert float(counted) == pytest.approx(count, abs=1e-6) and bool(any_lent) is lent
+    batch = relaxed(P.expand(2, 3, -1), torch.full((2, 3), x), NEAREST[:, :k], delta)
+    assert torch.equal(batch[0], counted.expand(2, 3)) and torch.equal(batch[1], any_lent.expand(2, 3))
+
+
+def test_what_is_left_after_a_rejection():
+    x, yes, no = torch.tensor(1), torch.tensor(True), torch.tensor(False)
+    assert torch.allclose(certain_rest(P, x, no, NEAREST[:, :2]), torch.tensor([0.40, 0, 0.15, 0.10, 0.30]) / 0.95)
+    assert torch.allclose(certain_rest(P, x, yes, NEAREST[:, :2]), torch.tensor([0.0, 0, 0, 0.10, 0.30]) / 0.40)
+    assert torch.allclose(certain_rest(P, x, yes, NEAREST), torch.full((5,), 0.2)), "uniform where nothing is left"
+    q = torch.tensor([0.10, 0.50, 0.20, 0.20, 0.0])
+    assert torch.allclose(drafted_rest(P, q, x, no, NEAREST[:, :2]), torch.tensor([0.30, 0, 0, 0, 0.30]) / 0.60)
+    assert torch.allclose(drafted_rest(P, q, x, yes, NEAREST[:, :2]), torch.tensor([0.40, 0, 0.15, 0, 0.30]) / 0.85)
+    assert likeliest(P.expand(3, -1), torch.tensor([0, 1, 4]), NEAREST, 0.0).tolist() == [True, False, False]
+    assert likeliest(P.expand(3, -1), torch.tensor([0, 1, 4]), NEAREST, 0.6).tolist() == [True, True, True]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**32), st.integers(0, 6), st.floats(0, 4))
+def test_relaxed_is_its_definition(seed, k, delta):
+    g = torch.Generator().manual_seed(seed)
+    p, table = torch.randn(7, generator=g).softmax(0), geometry.neighbours(torch.randn(7, 3, generator=g), 6)[:, 1:]
+    for x in range(7):
+        limit = delta if delta <= 1 else (delta - 1) * float(p[x])
+        lent = 0.0
+        for n in table[x, :k].tolist():
+            if lent + float(p[n]) > limit:
+                break
+            lent += float(p[n])
+        assert float(relaxed(p, torch.tensor(x), table[:, :k], delta)[0]) == pytest.approx(float(p[x]) + lent, abs=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ exact ends
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("draft", ["itself", "other"])
+@pytest.mark.parametrize("change", [{}, {"draft_length": 1}, {"draft_length": 20}, {"cfg_interval": 5}, {"drafts": CERTAIN}], ids=str)
+def test_greedy_without_neighbours_is_the_target(kind, draft, change):
+    greedy = {**FEW, "temperature": 0.0, "cfg_interval": change.get("cfg_interval", -1)}
+    plain = finish(llamagen(TARGETS[kind], condition_of(kind), LlamaGenSettings(**greedy), PairedDraws(5, (0, 1, 2)))).codes
+    assert torch.equal(run(kind, draft=draft, temperature=0.0, neighbours=0, **change).codes, plain)
+
+
+def test_the_target_with_its_own_guidance_accepts_every_draft_of_its_own():
+    counts = run(draft_cfg=2.5, draft_length=5).report.counts
+    assert counts["rejected"] == 0 and counts["transformer_passes"] - counts["draft_passes"] == 1 + 3  # 1 + 6 + 6 + 3 cells
+
+
+@pytest.mark.parametrize("drafts", [DRAFTED, CERTAIN])
+def test_without_neighbours_the_distribution_is_the_targets(drafts):
+    """The first two cells of 3,000 pictures against the exact joint distribution of tokens: chi-square over those expected often."""
+    target, other = tiny_gpt(grid=2), tiny_gpt(grid=2, seed=1)
+    images, what = range(3000), condition_of("class", (1,) * 3000)
+    chosen = LanternSettings(cfg=1.0, top_k=3, neighbours=0, draft_length=2, drafts=drafts)
+    codes = finish(lantern(target, what, chosen, PairedDraws(3, images), draft=other, vq=VQ)).codes.flatten(1)
+    net = target.net
+
+    def probabilities(tokens):
+        x = torch.cat([net.prefix(torch.tensor([4])), net.embed(torch.tensor([tokens], dtype=torch.int64))], 1)
+        logits = net(x, torch.arange(-1, len(tokens)), net.places(2, 1))[0, -1]
+        return logits.masked_fill(logits < logits.topk(3).values[-1], -torch.inf).softmax(-1)
+
+    with torch.no_grad():
+        first = probabilities([])
+        joint = {(a, b): float(first[a] * probabilities([a])[b]) for a in first.nonzero()[:, 0].tolist()
+                 for b in probabilities([a]).nonzero()[:, 0].tolist()}  # fmt: skip
+    assert len(joint) == 9 and abs(sum(joint.values()) - 1) < 1e-5
+    seen = {pair: 0 for pair in joint}
+    for pair in codes[:, :2].tolist():
+        seen[tuple(pair)] += 1
+    often = {pair: 3000 * p for pair, p in joint.items() if 3000 * p >= 5}
+    chi = sum((seen[pair] - expected) ** 2 / expected for pair, expected in often.items())
+    assert len(often) >= 4 and chi < 39.3, "8 degrees of freedom: 99.9995 % are below"
+
+
+# ------------------------------------------------------------------------------------------------ what every sampler must do
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_an_image_does_not_depend_on_its_batch(kind, case):
+    together = run(kind, **CASES[case])
+    for i in range(3):
+        alone = run(kind, (i,), **CASES[case])
+        assert torch.equal(alone.codes[0], together.codes[i])
+        assert np.array_equal(alone.report.maps["outcome"][0], together.report.maps["outcome"][i])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_touches_nothing_global_and_waits_once_a_cycle(case):
+    def state():
+        return (torch.random.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(), torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.get_num_threads())  # fmt: skip
+
+    before, going = state(), steps(**CASES[case])
+    first = next(going)
+    assert state() == before, "in the middle of a run"
+    assert not first.codes.is_inference() and not first.decided.is_inference()
+    asked = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.overloadpacket.__name__
+            assert name not in ("nonzero", "masked_select", "equal"), func
+            asked.append(name in ("_local_scalar_dense", "item", "is_nonzero"))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        cycles = sum(1 for _ in going)
+    assert sum(asked) == 2 * cycles, "the least and the most far image"
+    assert state() == before
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_yields_every_cycle_and_reports_what_adds_up(case):
+    seen, result, going = [], None, steps(**CASES[case])
+    while result is None:
+        try:
+            seen.append(next(going))
+        except StopIteration as end:
+            result = end.value
+    report, counts, maps = result.report, result.report.counts, result.report.maps
+    assert seen[-1].decided.all() and torch.equal(seen[-1].codes, result.codes)
+    assert all(s.total >= s.done and not s.codes[~s.decided].any() for s in seen) and seen[-1].total == seen[-1].done
+    for earlier, later in zip(seen, seen[1:], strict=False):
+        assert later.decided[earlier.decided].all() and torch.equal(later.codes[earlier.decided], earlier.codes[earlier.decided])
+    assert seen[-1].done == counts["transformer_passes"] and counts["transformer_passes"] - counts["draft_passes"] == len(seen)
+    for value, name in ((ACCEPTED, "accepted"), (REJECTED, "rejected")):
+        assert (maps["outcome"] == value).sum() == counts[name]
+    assert {*np.unique(maps["outcome"]).tolist()} <= {ACCEPTED, REJECTED, PLAIN} and (maps["outcome"][:, 0, 0] == PLAIN).all()
+    assert maps["step"].min() == 0 and maps["step"].max() == seen[-1].done - 1
+    assert (np.diff(maps["step"].reshape(3, -1), axis=1) >= 0).all(), "in raster order"
+    assert report.sampler == "lantern" and 0 <= int(result.codes.min()) and int(result.codes.max()) < 23
+
+
+def test_neighbours_and_delta_accept_more():
+    rates = [run(draft="other", neighbours=k, delta=d).report.acceptance for k, d in ((0, 0.4), (6, 0.2), (6, 0.9))]
+    assert rates[0] < rates[1] < rates[2]
+    assert run(draft="other", drafts=CERTAIN).report.acceptance < run(draft="other").report.acceptance
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"draft": other_vocabulary(DRAFTS["class"], 9)}, "draft: other writes 9 codes, tiny 23"),
+    ({"vq": tiny_vq(31)}, "decoder: it has 31 codes, tiny writes 23"),
+    ({"draft": tiny_gpt(grid=2)}, "draft: tiny draws 2 x 2 tokens, tiny 4 x 4; this comparison drafts at the same size"),
+    ({"draft": tiny_gpt(special=3)}, "model: tiny was trained in PAR's order, which the LANTERN-style comparison does not follow"),
+    ({"draft": DRAFTS["text"]}, "condition: it holds class labels, tiny draws from text"),
+    ({"settings": LanternSettings(neighbours=22)}, "neighbours: 22 is all of the 23 codes"),
+])  # fmt: skip
+def test_what_does_not_fit_says_so_before_any_work(change, sentence):
+    wired = {
+        "target": TARGETS["class"], "condition": condition_of("class"), "settings": LanternSettings(), "noise": PairedDraws(1, (0, 1, 2)),
+        "draft": DRAFTS["class"], "vq": VQ, **change,
+    }  # fmt: skip
+    with pytest.raises(UserError, match=sentence):
+        next(lantern(**wired))
+
+
+def test_settings_begin_like_every_token_samplers_and_every_default_is_allowed():
+    names = [f.name for f in dataclasses.fields(LanternSettings)]
+    assert names[:5] == [f.name for f in dataclasses.fields(TokenSettings)]
+    defaults = {name: default for name, (default, _) in knobs(LanternSettings).items()}
+    assert make(LanternSettings, defaults) == LanternSettings()

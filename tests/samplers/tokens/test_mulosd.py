@@ -1,0 +1,571 @@
+"""MuLo-SD against a plain uncached program, its two exact ends, and what every token sampler must do."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig, UpSamplerModel, initialise
+from fastar_nodes.reports.pictures import token_map
+from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.tokens import islands as geometry
+from fastar_nodes.samplers.tokens import mulosd as module
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.loop import TokenRun
+from fastar_nodes.samplers.tokens.mulosd import draft_schedule, mulosd, redraws
+from fastar_nodes.samplers.tokens.settings import (
+    AT_ONCE,
+    LATENT,
+    LOCAL,
+    ONE_BY_ONE,
+    PIXEL,
+    SUFFIX,
+    LlamaGenSettings,
+    MuLoSDSettings,
+    TokenSettings,
+    ZipARSettings,
+    neighbours_of,
+)
+from fastar_nodes.samplers.tokens.upsampling import LatentUpSampling, PixelUpSampling, up_sampling
+from fastar_nodes.samplers.tokens.zipar import windowed, zipar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_islands import plain_expansion, plain_islands, plain_waves
+from tiny_tokens import CODES, UP, VQ, other_vocabulary, tiny_vq
+from tokens_reference import History, condition_of, pick, prefix_rows, reference_codes, tiny_gpt
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
+GRID = 6
+
+
+KINDS = ("class", "text", "features", "class, grouped heads")
+# Side of the target's grid to draft: three and two times smaller.
+TARGETS = {kind: tiny_gpt(kind, GRID) for kind in KINDS}
+DRAFTS = {(kind, small): tiny_gpt(kind, small, seed=1) for kind in KINDS for small in (2, 3)}
+
+
+class Fixed:
+    """A draft that is given, whatever the draft model says."""
+
+    name, vq = "fixed", VQ.net
+
+    def __init__(self, codes: torch.Tensor):
+        self.codes = codes
+
+    def fits(self, factor: int) -> None:
+        pass
+
+    def up(self, codes: torch.Tensor, factor: int) -> torch.Tensor:
+        return self.codes[:, : codes.shape[1] * factor]
+
+    def down(self, codes: torch.Tensor, factor: int) -> torch.Tensor:
+        return codes[:, ::factor, ::factor]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def run(kind="class", images=(0, 1, 2), seed=5, small=3, up=UP, **changes):
+    chosen = MuLoSDSettings(**{**FEW, "tau": 0.2, "draft_window": 2, "resample_window": 2, **changes})
+    return finish(mulosd(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed, draft=DRAFTS[kind, small],
+                         up_sampler=up))  # fmt: skip
+
+
+def serial(kind="class", images=(0, 1, 2), seed=5, **changes):
+    chosen = LlamaGenSettings(**{**FEW, **changes})
+    return finish(llamagen(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed)).codes
+
+
+# ------------------------------------------------------------------------------------------------ the plain program
+
+
+@torch.no_grad()
+def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple[torch.Tensor, list[int], list[int]]:
+    """B images whose whole draft int64 [B, N] is verified and repaired without a cache, cell by cell.
+
+    Returns:
+        codes [B, N], and of every image how many drafts are rejected and how many waves there are.
+    """
+    net, count, grid = model.net, model.tokens, model.grid
+    table = geometry.neighbours(VQ.net.quantize.unit(), neighbours_of(chosen, CODES))
+    gumbel = draws.gumbel("token", torch.arange(count), CODES)
+    out, rejections, lengths = [], [], []
+    for image in range(len(condition)):
+        halves = [History(model, prefix_rows(net, condition, image, null)) for null in (False, True)]
+        tokens, known = drafts[image].tolist(), {}
+
+        def mixed(logits, cell):
+            cond, null = logits
+            return null + chosen.cfg * (cond - null) if chosen.cfg_interval < 0 or cell - 1 <= chosen.cfg_interval else cond
+
+        def feed(cells, tokens=tokens, halves=halves):
+            rows = [{c: h.feed(net.tok_embeddings.weight[tokens[c]], c, c) for c in cells} for h in halves]
+            for h, fed in zip(halves, rows, strict=True):
+                for c, row in fed.items():
+                    h.look(row, c)
+            return [{c: h.logits(row) for c, row in fed.items()} for h, fed in zip(halves, rows, strict=True)]
+
+        after = feed(range(count - 1))
+        for cell in range(count):
+            pair = [h.logits(h.n - 1) if not cell else fed[cell - 1] for h, fed in zip(halves, after, strict=True)]
+            known[cell] = mixed(pair, cell)
+        down = np.zeros((grid, grid), bool)
+        for cell, logits in known.items():
+            scaled = logits / chosen.temperature
+            kept = scaled >= scaled.topk(chosen.top_k).values[-1] if chosen.top_k else torch.ones_like(scaled, dtype=torch.bool)
+            scaled = scaled.masked_fill(~kept, -torch.inf)
+            order = scaled.softmax(-1).sort(descending=True)
+            beyond = order.values.cumsum(-1) - order.values > chosen.top_p
+            p = scaled.index_fill(0, order.indices[beyond], -torch.inf).softmax(-1)
+            down[cell // grid, cell % grid] = float(p[table[tokens[cell]].long()].sum()) < chosen.tau
+        cells = plain_expansion(down, chosen.expansion) if down.any() else set()
+        waves = plain_waves(plain_islands(cells, grid), grid, chosen.resample_window or None)
+        for k, wave in enumerate(waves):
+            if k:
+                fed = sorted({*(c - 1 for c in wave), *(c for c in waves[k - 1] if c < count - 1)})
+                after = feed(fed)
+                for c in wave:
+                    known[c] = mixed([rows[c - 1] for rows in after], c)
+            new = {c: pick(known[c], chosen, gumbel[image, c]) for c in wave}
+            for c, token in new.items():
+                tokens[c] = token
+        out.append(tokens)
+        rejections.append(int(down.sum()))
+        lengths.append(len(waves))
+    return torch.tensor(out), rejections, lengths
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", [
+    {}, {"resample_window": 0, "tau": 0.1}, {"expansion": 0, "tau": 0.05}, {"cfg_interval": 12, "top_k": 0, "top_p": 1.0, "tau": 0.15},
+], ids=str)  # fmt: skip
+def test_equals_a_plain_program_without_a_cache(kind, change):
+    draws = PairedDraws(5, (0, 1, 2))
+    drafts = torch.randint(CODES, (3, GRID, GRID), generator=torch.Generator().manual_seed(3))
+    # Half of the draft is what the target itself would say, so that some of it is accepted.
+    own = serial(kind, **{k: v for k, v in change.items() if k in FEW or k == "cfg_interval"})
+    drafts = torch.where(torch.rand(drafts.shape, generator=torch.Generator().manual_seed(4)) < 0.9, own, drafts)
+    result = run(kind, up=Fixed(drafts), **change)
+    chosen = MuLoSDSettings(**{**FEW, "tau": 0.2, "resample_window": 2, **change})
+    slow, rejections, lengths = plain_repair(TARGETS[kind], condition_of(kind), chosen, draws, drafts.flatten(1))
+    assert result.report.counts["rejected"] == sum(rejections) and result.report.counts["waves"] == max(lengths)
+    assert 0 < sum(rejections) < slow.numel(), "the case shows something"
+    assert torch.equal(result.codes.flatten(1), slow)
+
+
+def uncached(model, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [2, 1 + n, V] behind the prefix and n tokens, condition's first, of whole uncached passes."""
+    halves = []
+    for null in (False, True):
+        prefix = prefix_rows(model.net, condition, image, null)
+        x = torch.cat([prefix, model.net.tok_embeddings.weight[tokens]])[None]
+        place = torch.arange(-len(prefix), len(tokens))
+        halves.append(model.net(x, place, model.net.places(model.grid, len(prefix)))[0, len(prefix) - 1 :])
+    return torch.stack(halves)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 0])
+def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
+    """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would judge it."""
+    judged, judge = [], module._Work.judge
+
+    def watched(work, hidden, first, last):
+        logits, what = work.run.model.net.logits(hidden), condition_of(kind)
+        for image in range(3):
+            want = uncached(work.run.model, what, image, work.tokens[image, : last - 1])[:, first:]
+            assert torch.allclose(logits[[image, image + 3]], want, atol=1e-4)
+        judged.append((first, last))
+        return judge(work, hidden, first, last)
+
+    monkeypatch.setattr(module._Work, "judge", watched)
+    run(kind, draft_rows=rows)
+    step = (rows or 3) * 2 * GRID
+    assert judged == [(a, min(a + step, GRID * GRID)) for a in range(0, GRID * GRID, step)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
+    """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones among them."""
+    seen, take = [], TokenRun.take
+
+    def watched(self, at, logits, guided):
+        if self.model.grid == 3:
+            cell = int(at.cells[0])
+            for image in range(3):
+                want = uncached(self.model, condition_of(kind), image, self.tokens[image, :cell])[:, -1]
+                assert torch.allclose(logits[[image, image + 3], 0], want, atol=1e-4)
+            seen.append(cell)
+        take(self, at, logits, guided)
+
+    reduced = []
+
+    class Watched(PixelUpSampling):
+        def down(self, codes, factor):
+            out = super().down(codes, factor)
+            reduced.append(out)
+            return out
+
+    monkeypatch.setattr(TokenRun, "take", watched)
+    run(kind, draft_rows=1, draft_window=0, up=Watched(VQ))
+    assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 1, 3), (3, 2, 3)]
+
+
+# ------------------------------------------------------------------------------------------------ the two ends
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("small", "rows"), [(3, 0), (3, 1), (3, 2), (2, 0), (2, 1)])
+@pytest.mark.parametrize("change", [{"expansion": 0}, {"expansion": 2, "cfg": 1.0}, {"cfg_interval": 7}, {"temperature": 0.0}], ids=str)
+def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, change):
+    result = run(kind, small=small, draft_rows=rows, tau=1.01, resample_window=0, **change)
+    assert torch.equal(result.codes, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
+    counts = result.report.counts
+    assert counts["rejected"] == 3 * GRID**2 and not counts["accepted"] and not counts["expanded"]
+    assert counts["transformer_passes"] - counts["draft_passes"] == GRID**2  # the verification stands for the first
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 3), st.sampled_from([ONE_BY_ONE, AT_ONCE]), st.sampled_from([SUFFIX, LOCAL]))
+def test_so_it_is_whatever_the_other_settings(seed, rows, order, repair):
+    result = run(images=(1,), seed=seed, draft_rows=rows, tau=1.01, resample_window=0, resample_order=order, repair=repair)
+    assert torch.equal(result.codes, serial(images=(1,), seed=seed))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("small", [3, 2])
+def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
+    result = run(kind, small=small, tau=0.0, draft_window=1)
+    draft = DRAFTS[kind, small]
+    own = module._OwnStream(PairedDraws(5, (0, 1, 2)), "draft")
+    drawn = finish(zipar(draft, condition_of(kind), ZipARSettings(**FEW, window=1), own)).codes
+    slow = reference_codes(draft, condition_of(kind), ZipARSettings(**FEW), own, windowed(small, 1).passes)
+    assert torch.equal(drawn, slow) and torch.equal(result.codes, UP.up(drawn, GRID // small))
+    counts = result.report.counts
+    assert counts["transformer_passes"] == counts["draft_passes"] + 1 and counts["draft_passes"] == len(windowed(small, 1).passes)
+    assert counts["accepted"] == 3 * GRID**2 and counts["rejected"] == counts["expanded"] == counts["islands"] == counts["waves"] == 0
+
+
+def test_a_draft_like_the_greedy_target_is_never_rejected():
+    own = serial(temperature=0.0)
+    result = run(up=Fixed(own), temperature=0.0, tau=1e-6, neighbours=0)
+    assert torch.equal(result.codes, own) and not result.report.counts["rejected"]
+
+
+def test_tau_and_neighbours_move_acceptance_as_said():
+    rates = [run(tau=tau).report.acceptance for tau in (0.02, 0.2, 0.6)]
+    assert rates[0] > rates[1] > rates[2]
+    assert run(neighbours=8).report.acceptance > run(neighbours=0).report.acceptance
+    for rate in (0.25, 0.75):
+        down = run(acceptance_target=rate, top_k=0, top_p=1.0).report.counts["rejected"]
+        assert down == 3 * (GRID**2 - round(rate * GRID**2)), "every image alone, whatever tau"
+
+
+def test_guidance_ends_at_the_same_part_of_the_draft():
+    """The cfg_interval of 8 tokens is one of 2 on a grid of half the side."""
+    own = module._OwnStream(PairedDraws(5, (0, 1, 2)), "draft")
+    drawn = finish(llamagen(DRAFTS["class", 3], condition_of("class"), LlamaGenSettings(**FEW, cfg_interval=2), own)).codes
+    assert torch.equal(run(tau=0.0, draft_window=0, cfg_interval=8).codes, UP.up(drawn, 2))
+
+
+# ------------------------------------------------------------------------------------------------ what every sampler must do
+
+CASES = {
+    "whole": {}, "rows": {"draft_rows": 1}, "raster": {"resample_window": 0}, "no guidance": {"cfg": 1.0, "draft_rows": 2},
+    "guided at first": {"cfg_interval": 9}, "suffix": {"repair": SUFFIX}, "one by one": {"resample_order": ONE_BY_ONE},
+    "rate": {"acceptance_target": 0.7}, "a third": {"small": 2, "draft_rows": 1}, "greedy": {"temperature": 0.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_an_image_does_not_depend_on_its_batch(kind, case):
+    together = run(kind, **CASES[case])
+    for i in range(3):
+        alone = run(kind, (i,), **CASES[case])
+        assert torch.equal(alone.codes[0], together.codes[i])
+        for name in ("outcome", "islands", "waves"):
+            assert np.array_equal(alone.report.maps[name][0], together.report.maps[name][i])
+
+
+def steps_of(case, images=(0, 1, 2)):
+    options = dict(CASES[case])
+    draft = DRAFTS["class", options.pop("small", 3)]
+    chosen = MuLoSDSettings(**{**FEW, "tau": 0.2, "draft_window": 2, "resample_window": 2, **options})
+    return mulosd(TARGETS["class"], condition_of("class", images), chosen, PairedDraws(5, images), 5, draft=draft, up_sampler=UP)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_touches_nothing_global_and_asks_the_device_for_nothing_but_the_map(case):
+    def state():
+        return (torch.random.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(), torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.get_num_threads())  # fmt: skip
+
+    nets = [TARGETS["class"].net, DRAFTS["class", 3].net, VQ.net]
+    before, weights = state(), [{k: v.clone() for k, v in net.state_dict().items()} for net in nets]
+    steps = steps_of(case)
+    step = next(steps)
+    assert state() == before, "in the middle of a run"
+    assert not step.codes.is_inference() and not step.decided.is_inference()
+
+    class NoAnswers(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.overloadpacket.__name__
+            assert name not in ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal"), func
+            return func(*args, **(kwargs or {}))
+
+    with NoAnswers():
+        finish(steps)
+    assert state() == before
+    assert all(torch.equal(v, old[k]) for net, old in zip(nets, weights, strict=True) for k, v in net.state_dict().items())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_yields_every_pass_and_can_be_left_at_any(case):
+    seen, result = [], None
+    steps = steps_of(case)
+    while result is None:
+        try:
+            seen.append(next(steps))
+        except StopIteration as end:
+            result = end.value
+    assert [s.done for s in seen] == list(range(1, len(seen) + 1)), "one step a pass of either model"
+    assert len(seen) == result.report.counts["transformer_passes"]
+    assert all(s.total >= s.done for s in seen) and seen[-1].total == seen[-1].done and (np.diff([s.total for s in seen]) >= 0).all()
+    for s in seen:
+        assert s.codes.shape == s.decided.shape == (3, GRID, GRID) and not s.codes[~s.decided].any()
+        assert 0 <= int(s.codes.min()) and int(s.codes.max()) < CODES
+    assert seen[-1].decided.all() and torch.equal(seen[-1].codes, result.codes)
+    first = seen[result.report.counts["draft_passes"] // (1 if CASES[case].get("draft_rows", 0) == 0 else 3) - 1]
+    factor = GRID // (2 if "small" in CASES[case] else 3)
+    shown = first.codes[:, ::factor, ::factor].repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+    assert torch.equal(shown, first.codes), "a draft is shown repeated"
+    left = steps_of(case)
+    next(left)
+    left.close()
+    assert torch.equal(finish(steps_of(case)).codes, result.codes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_report_adds_up(case):
+    result = run(**CASES[case])
+    report, counts, maps = result.report, result.report.counts, result.report.maps
+    cells = 3 * GRID**2
+    assert counts["accepted"] + counts["rejected"] == cells and len(report.similarity) == cells
+    outcome = maps["outcome"]
+    assert {*np.unique(outcome).tolist()} <= {ACCEPTED, REJECTED, EXPANDED}
+    assert (outcome == REJECTED).sum() == counts["rejected"] and (outcome == EXPANDED).sum() == counts["expanded"]
+    assert (outcome == ACCEPTED).sum() == counts["accepted"] - counts["expanded"]
+    assert np.array_equal(maps["islands"] > 0, outcome != ACCEPTED) and np.array_equal(maps["waves"] >= 0, outcome != ACCEPTED)
+    assert counts["islands"] == sum(int(m.max()) for m in maps["islands"])
+    cycles = -(-(2 if "small" in CASES[case] else 3) // (CASES[case].get("draft_rows") or 3))
+    target = counts["transformer_passes"] - counts["draft_passes"]
+    # The first wave of a cycle costs no pass of its own.
+    assert max(cycles, counts["waves"]) <= target <= cycles + counts["waves"]
+    if cycles == 1:
+        assert target == 1 + max(0, counts["waves"] - 1)
+        verified = counts["draft_passes"]
+        assert np.array_equal(maps["step"], verified + np.maximum(maps["waves"], 0))
+    assert maps["step"].min() >= 0 and maps["step"].max() <= counts["transformer_passes"] - 1
+    assert report.images == 3 and report.seed == 5 and report.settings["up_sampler"] == "pixel, bicubic"
+    assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
+    assert {"draft", "up-sampling", "transformer", "verification", "sampling"} >= set(report.phases)
+    for what in ("islands", "waves", "expanded", "rejected", "outcome"):
+        assert token_map(report, what, size=96).shape[0] == 3
+
+
+def test_comparisons_draw_more_again():
+    local, suffix, single = run(), run(repair=SUFFIX), run(resample_order=ONE_BY_ONE, resample_window=0)
+    for image in range(3):
+        down = run().report.maps["outcome"][image] == REJECTED
+        again = suffix.report.maps["outcome"][image].ravel() != ACCEPTED
+        assert np.array_equal(again, np.arange(GRID**2) >= np.flatnonzero(down)[0]) if down.any() else not again.any()
+    assert np.array_equal(local.report.maps["islands"], single.report.maps["islands"])
+    for wave, island in zip(single.report.maps["waves"], single.report.maps["islands"], strict=True):
+        assert wave[island > 0].tolist() == list(range(int((island > 0).sum())))
+
+
+# ------------------------------------------------------------------------------------------------ schedules
+
+
+@settings(deadline=None)
+@given(st.integers(1, 7), st.integers(0, 8), st.data())
+def test_draft_schedules_decide_their_rows_once(grid, window, data):
+    first = data.draw(st.integers(0, grid - 1))
+    rows = data.draw(st.integers(1, grid - first))
+    again = data.draw(st.integers(0, first))
+    schedule = draft_schedule(grid, window, first, rows, again)
+    cells = [c for p in schedule.passes for c in p.cells]
+    assert sorted(cells) == list(range(first * grid, (first + rows) * grid))
+    known = {*range(first * grid), *schedule.passes[0].cells}
+    decided = len(known)
+    for p, visible in zip(schedule.passes[1:], schedule.visible(), strict=True):
+        assert set(p.fed) <= known and max(p.slot) <= grid * grid - 2
+        assert p.clock == decided - 1
+        for row, sees in enumerate(p.sees):
+            assert set(range(min(first * grid, sees + 1))) <= set(visible[row].nonzero()[0].tolist())
+        known |= set(p.cells)
+        decided += len(p.cells)
+    if first:
+        assert set(schedule.passes[1].place) == {*range((first - again) * grid, first * grid), first * grid - 1}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_waves_feed_what_they_need_and_nothing_twice(data):
+    rows, width, images = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 6)), data.draw(st.integers(1, 3))
+    above = data.draw(st.integers(0, 2))
+    down = np.array(data.draw(st.lists(st.booleans(), min_size=images * rows * width, max_size=images * rows * width)))
+    region = geometry.expand(down.reshape(images, rows, width), 1)
+    wave = geometry.waves(geometry.islands(region), data.draw(st.none() | st.integers(1, 3))).reshape(images, -1)
+    first, last, count = above * width, (above + rows) * width, (above + rows + 1) * width
+    plan = redraws(wave, first, count)
+    drawn = [[] for _ in range(images)]
+    for k, step in enumerate(plan):
+        for image in range(images):
+            cells = [c for c in step.cells[image].tolist() if c < count]
+            assert cells == sorted(first + np.flatnonzero(wave[image] == k)), "in raster order"
+            if k:
+                fed = [c for c in step.fed[image].tolist() if c < count - 1]
+                before = [first + c for c in np.flatnonzero(wave[image] == k - 1) if first + c < last - 1]
+                want = sorted({*before, *(c - 1 for c in cells)}) if cells else []
+                assert fed == want and (not fed or max(fed) < step.end)
+                assert [fed[row] + 1 for row in step.by[image][: len(cells)]] == cells
+            drawn[image] += cells
+    for image in range(images):
+        assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()
+    assert redraws(np.full((2, 4), -1, np.int32), 0, 4) == []
+
+
+# ------------------------------------------------------------------------------------------------ up-samplers
+
+
+def learned(channels: int = 4, seed: int = 1) -> UpSamplerModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = UpSampler(UpSamplerConfig(channels, 6, 2))
+    return UpSamplerModel(net.eval().requires_grad_(False), "tiny up")
+
+
+def test_pixels_are_decoded_enlarged_and_encoded():
+    codes = torch.randint(CODES, (2, 2, 3), generator=torch.Generator().manual_seed(0))
+    small = VQ.net.decode_codes(codes)
+    large = torch.nn.functional.interpolate(small, scale_factor=2, mode="bicubic", antialias=True).clamp(-1, 1)
+    assert torch.equal(UP.up(codes, 2), VQ.net.encode(large)[1])
+    given_pictures = []
+
+    def enlarge(x):
+        given_pictures.append(x)
+        return x.repeat_interleave(4, 2).repeat_interleave(4, 3)  # twice as large as asked for
+
+    other = PixelUpSampling(VQ, enlarge, "model x")
+    assert other.up(codes, 2).shape == (2, 4, 6) and other.name == "pixel, model x"
+    assert given_pictures[0].shape == small.shape and 0 <= float(given_pictures[0].min()) and float(given_pictures[0].max()) <= 1
+    for bad in (lambda x: x[:, :1], lambda x: x[0]):
+        with pytest.raises(UserError, match="upscale_model: it made .* of pictures"):
+            PixelUpSampling(VQ, bad).up(codes, 2)
+    fine = torch.randint(CODES, (2, 4, 6), generator=torch.Generator().manual_seed(0))
+    shrunk = torch.nn.functional.avg_pool2d(VQ.net.decode_codes(fine), 2)
+    assert torch.equal(UP.down(fine, 2), VQ.net.encode(shrunk.clamp(-1, 1))[1])
+    assert UP.up(codes, 3).shape == (2, 6, 9) and UP.down(UP.up(codes, 3), 3).shape == (2, 2, 3)
+
+
+def test_a_batch_is_enlarged_piece_by_piece_to_the_same_codes(monkeypatch):
+    codes = torch.randint(CODES, (3, 2, 2), generator=torch.Generator().manual_seed(0))
+    whole = UP.up(codes, 2), UP.down(codes, 2)
+    monkeypatch.setattr("fastar_nodes.samplers.tokens.upsampling._PIXELS", 1)
+    assert torch.equal(UP.up(codes, 2), whole[0]) and torch.equal(UP.down(codes, 2), whole[1])
+
+
+def test_the_learned_one_sees_no_row_below():
+    model, codes = learned(), torch.randint(CODES, (1, 5, 4), generator=torch.Generator().manual_seed(0))
+    up = LatentUpSampling(VQ, model)
+    for factor in (2, 4):
+        whole = up.up(codes, factor)
+        assert whole.shape == (1, 5 * factor, 4 * factor) and int(whole.max()) < CODES
+        for rows in range(1, 5):
+            assert torch.equal(up.up(codes[:, :rows], factor), whole[:, : rows * factor])
+    vectors = model.net(VQ.net.vectors(codes))
+    assert torch.allclose(vectors.norm(dim=1), torch.ones(1, 10, 8), atol=1e-5)
+    assert UpSamplerConfig.from_state_dict(model.net.state_dict()) == model.net.config
+
+
+def test_the_learned_one_begins_with_repetition():
+    up = LatentUpSampling(VQ, UpSamplerModel(initialise(UpSampler(UpSamplerConfig(4, 6, 1))).eval(), "new"))
+    codes = torch.randint(CODES, (2, 2, 3), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(up.up(codes, 2), codes.repeat_interleave(2, 1).repeat_interleave(2, 2))
+
+
+def test_the_learned_one_in_a_run():
+    up = up_sampling(LATENT, VQ, model=learned())
+    result = run(up=up, up_sampler=LATENT)
+    assert result.report.settings["up_sampler"] == "latent, tiny up"
+    assert not torch.equal(result.codes, run().codes)
+    raster = run(up=up, up_sampler=LATENT, tau=1.01, resample_window=0)
+    assert torch.equal(raster.codes, serial())
+
+
+def test_the_setting_names_the_plug():
+    assert up_sampling(PIXEL, VQ).name == "pixel, bicubic" and up_sampling(PIXEL, VQ, lambda x: x).name == "pixel, upscale model"
+    for options, sentence in (
+        ({"kind": LATENT}, "up_sampler: there is no learned up-sampler for tiny vq"),
+        ({"kind": LATENT, "enlarge": lambda x: x, "model": learned()}, "has no use for the upscale model"),
+        ({"kind": LATENT, "model": learned(5)}, "reads vectors of 5 numbers, tiny vq has 4"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            up_sampling(vq=VQ, **options)
+
+
+# ------------------------------------------------------------------------------------------------ what does not fit
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"draft": other_vocabulary(DRAFTS["class", 3], 9)}, "draft: other writes 9 codes, tiny 23; choose two models of one VQ tokenizer"),
+    ({"up_sampler": PixelUpSampling(tiny_vq(31))}, "decoder: it has 31 codes, tiny writes 23"),
+    ({"draft": tiny_gpt(grid=4)}, "draft: tiny draws 4 x 4 tokens, tiny 6 x 6, which is no whole multiple above 1"),
+    ({"draft": tiny_gpt(grid=6)}, "draws 6 x 6 tokens"), ({"draft": tiny_gpt(grid=12)}, "draws 12 x 12 tokens"),
+    ({"draft": tiny_gpt(grid=2, special=3)}, "model: tiny was trained in PAR's order"),
+    ({"target": tiny_gpt(grid=6, special=3)}, "model: tiny was trained in PAR's order"),
+    ({"draft": tiny_gpt("text", 3)}, "condition: it holds class labels, tiny draws from text"),
+    ({"draft": tiny_gpt(grid=2), "up_sampler": LatentUpSampling(VQ, learned())}, "doubles the side, and 3 is no power of two"),
+    ({"settings": MuLoSDSettings(neighbours=22)}, "neighbours: 22 is all of the 23 codes"),
+    ({"settings": MuLoSDSettings(neighbours=1000)}, "neighbours: 1000 is all of the 23 codes"),
+    ({"noise": PairedDraws(1, (0,))}, "condition: it asks for 3 images, the draws are for 1"),
+])  # fmt: skip
+def test_what_does_not_fit_says_so_before_any_work(change, sentence):
+    wired = {
+        "target": TARGETS["class"], "condition": condition_of("class"), "settings": MuLoSDSettings(), "noise": PairedDraws(1, (0, 1, 2)),
+        "draft": DRAFTS["class", 3], "up_sampler": UP, **change,
+    }  # fmt: skip
+    with pytest.raises(UserError, match=sentence):
+        next(mulosd(**wired))
+
+
+def test_features_of_another_width_say_so():
+    draft = tiny_gpt("features", 3)
+    config = dataclasses.replace(draft.net.config, condition_size=5)
+    draft = dataclasses.replace(draft, net=type(draft.net)(config).eval(), name="narrow")
+    with pytest.raises(UserError, match="condition: its rows hold 6 numbers, narrow reads 5"):
+        next(mulosd(TARGETS["features"], condition_of("features"), MuLoSDSettings(), PairedDraws(1, (0, 1, 2)), draft=draft, up_sampler=UP))
+
+
+def test_settings_begin_like_every_token_samplers_and_every_default_is_allowed():
+    names = [f.name for f in dataclasses.fields(MuLoSDSettings)]
+    assert names[:5] == [f.name for f in dataclasses.fields(TokenSettings)]
+    assert names[5:] == ["tau", "expansion", "acceptance_target", "neighbours", "draft_rows", "draft_window", "resample_window",
+                         "resample_order", "up_sampler", "repair"]  # fmt: skip
+    defaults = {name: default for name, (default, _) in knobs(MuLoSDSettings).items()}
+    assert make(MuLoSDSettings, defaults) == MuLoSDSettings()
+    assert neighbours_of(MuLoSDSettings(), 16384) == 1000 and neighbours_of(MuLoSDSettings(), 512) == 31
+    assert neighbours_of(MuLoSDSettings(neighbours=0), 512) == 0
+    for name, value in {"tau": 1.5, "expansion": -1, "neighbours": -2, "acceptance_target": 1.1, "draft_rows": -1}.items():
+        with pytest.raises(UserError, match=f"^{name}: .* outside"):
+            make(MuLoSDSettings, {name: value})

@@ -1,0 +1,264 @@
+"""Prompts to semantic codes: against a slow plain loop, settings one by one, batches, prompts of every kind, and the way on."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.qwen import TarModel
+from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
+from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
+from fastar_nodes.samplers.conditioning import CodeCondition
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.tokens.conditioning import features_of, given
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
+from fastar_nodes.samplers.tokens.tar import CodeStep, finish_prompt, penalised, tar_prompt
+from qwen_reference import TINY, tiny_tar
+from safetensors.torch import save_file
+from tar_files import DTOK, TA_TOK, detokenizer_state, language_model, tiny_ta_tok
+
+PROMPTS = ("a red boat", "cat", "a red boat", "")
+DRAWN = TarPromptSettings(top_k=0, top_p=1.0)
+
+
+def run(model: TarModel, prompts=PROMPTS, settings: TarPromptSettings = DRAWN, seed: int = 5, images=None):
+    return finish_prompt(tar_prompt(model, prompts, settings, PairedDraws(seed, images or range(len(prompts))), seed))
+
+
+def plain(model: TarModel, prompt: str, settings: TarPromptSettings, seed: int, image: int) -> list[int]:
+    """One image, without a cache: everything is computed again for every code, and values are filtered one by one."""
+    scale = DETAILS.index(settings.detail)
+    ids, first = model.prompt(prompt, scale), model.marks.code
+    draws = PairedDraws(seed, [image])
+    penalty = settings.repetition_penalty or model.repetition_penalty
+    codes: list[int] = []
+    for k in range(model.sides[scale] ** 2):
+        logits = model.net(torch.tensor([ids]))[0, -1].tolist()[first : first + model.marks.codes]
+        for code in set(codes):
+            logits[code] = logits[code] * penalty if logits[code] < 0 else logits[code] / penalty
+        logits = [x / max(settings.temperature, 1e-5) for x in logits]
+        order = sorted(range(len(logits)), key=lambda i: -logits[i])
+        kept = order[: settings.top_k] if settings.top_k else order
+        weights = torch.tensor([logits[i] for i in kept], dtype=torch.float64).softmax(0).tolist()
+        left, total = [], 0.0
+        for i, weight in zip(kept, weights, strict=True):
+            if left and total > settings.top_p:
+                break
+            left.append(i)
+            total += weight
+        noise = draws.gumbel("code", torch.tensor([k]), model.marks.codes)[0, 0].tolist()
+        codes.append(max(left, key=lambda i: logits[i] + noise[i]))
+        ids.append(first + codes[-1])
+    return codes
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DRAWN,
+        TarPromptSettings(),
+        replace(DRAWN, top_k=3),
+        replace(DRAWN, top_p=0.6, temperature=1.4),
+        replace(DRAWN, repetition_penalty=1.9, temperature=0.8),
+        replace(DRAWN, repetition_penalty=0.6, top_k=5, top_p=0.9, temperature=1.3),
+        replace(DRAWN, temperature=0.0),
+        replace(DRAWN, detail="169"),
+        replace(DRAWN, detail="81", repetition_penalty=1.0),
+    ],
+)
+def test_codes_are_those_of_the_plain_loop(settings: TarPromptSettings) -> None:
+    model = tiny_tar(penalty=1.3)
+    got = run(model, settings=settings)
+    assert got.codes.tolist() == [plain(model, text, settings, 5, i) for i, text in enumerate(PROMPTS)]
+
+
+def test_an_image_does_not_depend_on_its_neighbours() -> None:
+    model = tiny_tar()
+    together = run(model)
+    for i, text in enumerate(PROMPTS):
+        assert torch.equal(run(model, [text], images=[i]).codes[0], together.codes[i])
+    assert not torch.equal(together.codes[0], together.codes[2]), "one prompt, two images"
+    assert not torch.equal(run(model, seed=6).codes, together.codes)
+    assert torch.equal(run(model).codes, together.codes)
+
+
+def test_global_randomness_is_left_alone() -> None:
+    model = tiny_tar()
+    before = torch.random.get_rng_state(), random.getstate()
+    run(model)
+    assert torch.equal(before[0], torch.random.get_rng_state()) and before[1] == random.getstate()
+
+
+def test_steps_and_report() -> None:
+    model, steps = tiny_tar(), []
+    sampler = tar_prompt(model, PROMPTS, TarPromptSettings(detail="729"), PairedDraws(1, range(4)), 1)
+    while True:
+        try:
+            steps.append(next(sampler))
+            assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+        except StopIteration as end:
+            out = end.value
+            break
+    assert [(s.done, s.total) for s in steps] == [(i, 16) for i in range(1, 17)] and all(isinstance(s, CodeStep) for s in steps)
+    for s in steps:
+        assert torch.equal(s.codes[:, : s.done], out.codes[:, : s.done]) and not s.codes[:, s.done :].any()
+    report = out.report
+    assert (report.sampler, report.model, report.images, report.seed, report.device) == ("tar-prompt", "tiny", 4, 1, "cpu")
+    # Three prompts of 5 rows were read (two are the same), then every image feeds all codes but the last.
+    assert report.counts["transformer_passes"] == 16 and report.counts["transformer_tokens"] == 3 * 5 + 15 * 4
+    assert report.counts["cache_bytes"] == model.cache_bytes(4, 0, 5) and set(report.phases) == {"transformer", "sampling"}
+    assert report.maps["step"].shape == (4, 4, 4) and report.maps["step"][3].ravel().tolist() == list(range(16))
+    assert report.seconds > 0 and report.to_dict()["settings"]["repetition_penalty"] == 1.0, "what was used, not what was asked for"
+    assert out.condition.names == PROMPTS and out.condition.size == 20
+    assert all(torch.equal(a, b) for a, b in zip(out.condition.codes, out.codes, strict=True))
+    out.codes.add_(1)  # an ordinary tensor, and a copy
+    assert not torch.equal(out.condition.codes[0], out.codes[0])
+
+
+def test_time_of_the_driver_is_not_the_samplers() -> None:
+    sampler = tar_prompt(tiny_tar(), ["cat"], TarPromptSettings(detail="169"), PairedDraws(1, [0]))
+    next(sampler)
+    try:
+        while True:
+            sampler.send(1000.0)
+    except StopIteration as end:
+        assert end.value.report.seconds < -2000
+
+
+def test_settings() -> None:
+    assert list(knobs(TarPromptSettings)) == ["detail", "temperature", "top_p", "top_k", "repetition_penalty"]
+    defaults = {name: default for name, (default, _) in knobs(TarPromptSettings).items()}
+    assert defaults == {"detail": "729", "temperature": 1.0, "top_p": 0.95, "top_k": 1200, "repetition_penalty": 0.0}
+    assert make(TarPromptSettings, defaults) == TarPromptSettings()
+    for name, value in {"top_p": 1.1, "temperature": -1, "top_k": 1.5, "repetition_penalty": 3, "detail": "100"}.items():
+        with pytest.raises(UserError, match=f"^{name}: "):
+            make(TarPromptSettings, {name: value})
+
+
+def test_repetition_penalty_is_the_files_unless_one_is_asked_for() -> None:
+    model = tiny_tar(penalty=1.8)
+    by_file, asked = run(model), run(tiny_tar(), settings=replace(DRAWN, repetition_penalty=1.8))
+    none = run(model, settings=replace(DRAWN, repetition_penalty=1.0))
+    assert torch.equal(by_file.codes, asked.codes) and torch.equal(none.codes, run(tiny_tar()).codes)
+    assert not torch.equal(by_file.codes, none.codes)
+    assert by_file.report.settings["repetition_penalty"] == 1.8
+    logits, seen = torch.tensor([[2.0, -2.0, 2.0, -2.0]]), torch.tensor([[True, True, False, False]])
+    assert penalised(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
+
+
+def test_a_strong_penalty_writes_every_code_once() -> None:
+    flat = tiny_tar()
+    flat.net.load_state_dict({k: v * 0.02 for k, v in flat.net.state_dict().items()})
+    few = replace(flat, marks=replace(flat.marks, codes=16))
+    for row in run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=2.0)).codes.tolist():
+        assert len(set(row)) > len(set(run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=1.0)).codes[0].tolist()))
+
+
+# ---------------------------------------------------------------------------------------------------- prompts
+
+
+def test_what_is_refused() -> None:
+    model = tiny_tar()
+    for prompts in ([], (), "a red boat", [3], [["x"]], [None]):
+        with pytest.raises(UserError, match="^text: it is no list of prompts"):
+            next(tar_prompt(model, prompts, DRAWN, PairedDraws(0, range(max(1, len(prompts))))))
+    with pytest.raises(UserError, match="^text: it asks for 2 images, the draws are for 3"):
+        next(tar_prompt(model, ["a", "b"], DRAWN, PairedDraws(0, range(3))))
+    with pytest.raises(UserError, match="^text: the prompt takes .* tokens .*shorten it"):
+        run(model, ["a", "a " * 100])
+    with pytest.raises(UserError, match="^detail: tiny knows 2 of the scales"):
+        run(tiny_tar(sides=(4, 2)), settings=replace(DRAWN, detail="81"))
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> TarModel:
+    return load_tar(language_model(tmp_path_factory.mktemp("models") / "tar"))
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\n", "🙂👩‍🚀", "\ud83d", "<im_start><S0><I3><|im_end|>", "\0", "猫", "a\tb\r\nc"])
+def test_prompts_of_every_kind(loaded: TarModel, text: str) -> None:
+    settings = replace(DRAWN, detail="169")
+    out = run(loaded, [text], settings)
+    assert out.codes.shape == (1, 4) and 0 <= int(out.codes.min()) and int(out.codes.max()) < 20
+    assert out.codes[0].tolist() == plain(loaded, text, settings, 5, 0)
+
+
+def test_a_very_long_prompt(loaded: TarModel) -> None:
+    text = ("a red boat at sunset. " * 500)[:10_000]
+    with pytest.raises(UserError, match=r"^text: the prompt takes 2\d\d\d tokens with .*, tar has room for 60; shorten it.$"):
+        run(loaded, [text], replace(DRAWN, detail="169"))
+    # A model with the official room reads all of it.
+    roomy = tiny_tar(replace(TINY, positions=32768))
+    assert run(roomy, [text], replace(DRAWN, detail="81")).codes.shape == (1, 1)
+
+
+def test_marks_that_a_person_types_change_nothing_but_words(loaded: TarModel) -> None:
+    typed = loaded.prompt("a cat <im_start><S0><I7>", 0)
+    assert typed[:2] == [1, 5] and typed[-2:] == [15, 16] and all(i < 14 for i in typed[:-2])
+
+
+# -------------------------------------------------------------------------------------- codes to a de-tokenizer
+
+
+def parts(tmp_path: Path):
+    config = replace(DTOK, absolute=16 + 16 - 1)
+    save_file(detokenizer_state(config), tmp_path / "d.safetensors", metadata={"heads": "2", "grid": "4"})
+    # The language model writes 20 codes.
+    return TATokModel(tiny_ta_tok(replace(TA_TOK, codes=20)), "ta"), tmp_path / "d.safetensors"
+
+
+def test_codes_become_features_and_a_picture(tmp_path: Path) -> None:
+    ta_tok, path = parts(tmp_path)
+    prompted = run(tiny_tar())
+    model = load_detokenizer(path, ta_tok=ta_tok)
+    draws = PairedDraws(5, range(4))
+    made = finish(llamagen(model, prompted.condition, LlamaGenSettings(), draws))
+    features = features_of(prompted.condition, ta_tok)
+    assert features.names == PROMPTS and all(f.shape == (16, 24) and not f.requires_grad for f in features.features)
+    for codes, rows in zip(prompted.codes, features.features, strict=True):
+        torch.testing.assert_close(rows, ta_tok.net.features(codes[None])[0], rtol=0, atol=0)
+    by_hand = finish(llamagen(load_detokenizer(path), features, LlamaGenSettings(), draws))
+    assert torch.equal(made.codes, by_hand.codes) and made.codes.shape == (4, 4, 4)
+    # Fewer codes stand in fewer rows, at the same network.
+    few = finish(llamagen(model, run(tiny_tar(), settings=replace(DRAWN, detail="169")).condition, LlamaGenSettings(), draws))
+    assert few.codes.shape == (4, 4, 4) and not torch.equal(few.codes, made.codes)
+    same = CodeCondition((prompted.codes[0], prompted.codes[0].clone()), ("x", "y"))
+    first, second = features_of(same, ta_tok).features
+    assert first is second
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        (CodeCondition((torch.zeros(16, dtype=torch.int64),), ("",), 65536), "of a codebook of 65536, ta has 20; use the TA-Tok"),
+        (CodeCondition((torch.tensor([0, 1, 2, 20]),), ("",)), "code 20 is outside ta's 0 to 19"),
+        (CodeCondition((torch.tensor([0, -1, 2, 3]),), ("",)), "code -1 is outside ta's 0 to 19"),
+        (CodeCondition((torch.tensor([0, 1, 2]),), ("",)), "3 codes are no square grid"),
+        (CodeCondition((), ()), "it is empty"),
+        (CodeCondition((torch.zeros(0, dtype=torch.int64),), ("",)), "an image has no rows at all"),
+        (CodeCondition((torch.zeros(4, dtype=torch.int64), torch.zeros(16, dtype=torch.int64)), ("", "")), "images have 4 to 16 codes"),
+    ],
+)
+def test_codes_that_do_not_fit(tmp_path: Path, condition: CodeCondition, words: str) -> None:
+    ta_tok, path = parts(tmp_path)
+    with pytest.raises(UserError, match=f"^condition: .*{words}"):
+        given(load_detokenizer(path, ta_tok=ta_tok), condition, torch.device("cpu"))
+
+
+def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
+    _, path = parts(tmp_path)
+    with pytest.raises(UserError, match="^condition: it holds semantic codes, d draws from semantic features; load it with the TA-Tok"):
+        given(load_detokenizer(path), run(tiny_tar()).condition, torch.device("cpu"))
+
+
+def test_reports_are_json(tmp_path: Path) -> None:
+    told = run(tiny_tar()).report.to_dict()
+    assert json.loads(json.dumps(told)) == told

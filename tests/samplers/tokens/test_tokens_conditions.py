@@ -1,0 +1,65 @@
+"""Conditions of token models: packed for the network, or refused in a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.samplers.conditioning import CodeCondition, Condition, FeatureCondition, TextCondition, from_ids
+from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.tokens.conditioning import given
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, PARSettings, TokenSettings, ZipARSettings
+from tokens_reference import tiny_gpt
+
+CPU = torch.device("cpu")
+
+
+def features(*counts: int, width: int = 6) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.full((n, width), float(i + 1)) for i, n in enumerate(counts))
+
+
+def test_texts_of_unlike_length_stand_from_the_left():
+    made = given(tiny_gpt("text"), TextCondition(features(2, 5), ("a", "b")), CPU)
+    assert made.condition.shape == (2, 5, 6) and made.rows == 5 and made.lengths.tolist() == [2, 5]
+    assert made.condition[0, :2].eq(1).all() and not made.condition[0, 2:].any() and made.condition[1].eq(2).all()
+    assert given(tiny_gpt("text"), TextCondition(features(3, 3), ("a", "b")), CPU).lengths is None
+
+
+def test_labels_pass_as_they_are():
+    made = given(tiny_gpt(), from_ids((4, 0)), CPU)
+    assert made.condition.tolist() == [4, 0] and made.lengths is None and made.rows == 1
+
+
+@pytest.mark.parametrize(("kind", "condition", "sentence"), [
+    ("text", TextCondition((), ()), "condition: it is empty"),
+    ("text", TextCondition(features(0), ("",)), "condition: an image has no rows at all"),
+    ("text", TextCondition(features(8), ("",)), "condition: a text has 8 tokens, tiny reads 7; shorten it"),
+    ("text", TextCondition(features(3, width=5), ("",)), "condition: its rows hold 5 numbers, tiny reads 6"),
+    ("text", FeatureCondition(features(3), ("",)), "condition: it holds semantic features, tiny draws from text"),
+    ("features", CodeCondition((torch.tensor([1]),), ("",)), "it holds semantic codes, tiny draws from semantic features"),
+    ("features", FeatureCondition(features(3, 4), ("", "")), "condition: images have 3 to 4 codes"),
+    ("features", FeatureCondition(features(50), ("",)), "grid: 4 x 4 tokens behind 50 condition rows need 65 positions, tiny has 64"),
+    ("class", Condition((9,), ("nine",)), "label 9 is outside the model's 0 to 4"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(kind, condition, sentence):
+    with pytest.raises(UserError, match=sentence):
+        given(tiny_gpt(kind), condition, CPU)
+
+
+def test_labels_of_another_list_are_refused():
+    model = dataclasses.replace(tiny_gpt(), label_set="picture-book")
+    with pytest.raises(UserError, match="labels are from imagenet-1k, the model was trained on picture-book"):
+        given(model, Condition((1,), ("tench",), "imagenet-1k"), CPU)
+
+
+@pytest.mark.parametrize("kind", [LlamaGenSettings, PARSettings, ZipARSettings])
+def test_settings_begin_alike_and_every_default_is_allowed(kind):
+    names = [f.name for f in dataclasses.fields(kind)]
+    assert names[:5] == [f.name for f in dataclasses.fields(TokenSettings)] == ["cfg", "temperature", "top_k", "top_p", "cfg_interval"]
+    defaults = {name: default for name, (default, _) in knobs(kind).items()}
+    assert make(kind, defaults) == kind()
+    for name, value in {"cfg": 0.9, "top_p": 1.1, "temperature": -1, "top_k": -1, "cfg_interval": -2}.items():
+        with pytest.raises(UserError, match=f"^{name}: .* outside"):
+            make(kind, {name: value})

@@ -1,0 +1,161 @@
+"""Schedules: permutations of the grid, nothing looked at before it is written, steps by formula."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.samplers.tokens.llamagen import raster
+from fastar_nodes.samplers.tokens.par import ablation_schedule, par_groups, par_schedule
+from fastar_nodes.samplers.tokens.schedule import Schedule
+from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+grids = st.integers(1, 10)
+
+
+@st.composite
+def next_token(draw) -> Schedule:
+    """Schedules for networks that predict the next cell."""
+    grid = draw(grids)
+    if draw(st.booleans()):
+        return windowed(grid, draw(st.integers(1, 12)), draw(st.booleans()))
+    if draw(st.booleans()):
+        return ablation_schedule(grid, draw(st.integers(1, grid * grid)), True, draw(st.booleans()))
+    m = draw(st.sampled_from([m for m in range(1, grid + 1) if grid % m == 0]))
+    return ablation_schedule(grid, m * m, False, draw(st.booleans()))
+
+
+@st.composite
+def trained(draw) -> Schedule:
+    """PAR's own schedules."""
+    m = draw(st.integers(2, 4))
+    return par_schedule(m * draw(st.integers(1, 4)), m * m, draw(st.booleans()))
+
+
+@settings(deadline=None)
+@given(st.one_of(next_token(), trained()))
+def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
+    cells = [c for p in schedule.passes for c in p.cells]
+    assert sorted(cells) == list(range(schedule.grid**2))
+    for k, p in enumerate(schedule.passes):
+        assert all(schedule.fixed_at.flat[c] == k for c in p.cells)
+        assert len(p.by) == len(p.cells)
+    assert [p.clock for p in schedule.passes][:1] == [-1]
+
+
+@settings(deadline=None)
+@given(st.one_of(next_token(), trained()))
+def test_nothing_is_fed_before_it_is_known_or_looked_at_before_it_is_written(schedule):
+    known, written = set(schedule.passes[0].cells), set()
+    for p, visible in zip(schedule.passes[1:], schedule.visible(), strict=True):
+        assert set(p.fed) <= known
+        assert len(p.fed) + p.special == len(p.place) == len(p.slot) == len(p.sees)
+        assert len(set(p.slot)) == len(p.slot)
+        written |= set(p.slot)
+        for row, (slot, sees) in enumerate(zip(p.slot, p.sees, strict=True)):
+            looked_at = set(visible[row].nonzero()[0].tolist())
+            assert slot in looked_at and max(looked_at) <= sees
+            assert schedule.blanks or looked_at == {s for s in written if s <= sees}
+        known |= set(p.cells)
+
+
+@settings(deadline=None)
+@given(next_token())
+def test_the_row_before_a_cell_predicts_it_and_real_tokens_take_their_slots_back(schedule):
+    holds: dict[int, int] = {}
+    known = set(schedule.passes[0].cells)
+    for p in schedule.passes[1:]:
+        assert p.place == p.slot == p.sees, "slots are cells, and rows are causal"
+        assert [p.place[row] + 1 for row in p.by] == list(p.cells)
+        for cell, place in zip(p.fed, p.place, strict=True):
+            assert cell == place or place not in known, "a stand-in only where there is no token yet"
+            holds[place] = cell
+        # Whatever was known before this pass is in its own slot, but for what the last pass left to feed.
+        assert all(holds[c] == c for c in known)
+        known |= set(p.cells)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 4), st.integers(2, 5), st.booleans())
+def test_pars_groups_predict_the_next_region_by_region(m, side, start):
+    grid = m * side
+    schedule = par_schedule(grid, m * m, start)
+
+    def region(cell: int) -> tuple[int, int]:
+        return cell // grid // side, cell % grid // side
+
+    def within(cell: int) -> tuple[int, int]:
+        return cell // grid % side, cell % side
+
+    block = next(k for k, p in enumerate(schedule.passes) if p.special)
+    assert schedule.passes[block].special == m * m - 1
+    for p in schedule.passes[block:]:
+        assert len({within(c) for c in p.cells}) == 1 and len({region(c) for c in p.cells}) == m * m
+    for p in schedule.passes[block + 1 :]:
+        assert [region(p.fed[row]) for row in p.by] == [region(c) for c in p.cells]
+        assert set(p.sees) == {max(p.slot)}, "a group sees all of itself"
+    # With the condition's slot as many as cells: the last group is never fed, and the transition tokens take its place.
+    assert schedule.slots == grid * grid - 1
+
+
+def test_pars_order_on_a_small_grid():
+    # 4 x 4 in 2 x 2 regions: first the corners of the regions.
+    assert par_groups(4, 4) == [[0, 2, 8, 10], [1, 3, 9, 11], [4, 6, 12, 14], [5, 7, 13, 15]]
+
+
+@given(st.integers(1, 30), st.integers(1, 40))
+def test_a_window_as_wide_as_a_row_is_the_raster(grid, more):
+    for blanks in (False, True):
+        wide = windowed(grid, grid + more - 1, blanks)
+        assert wide.passes == raster(grid).passes and not wide.blanks
+    assert [p.cells for p in raster(grid).passes] == [(c,) for c in range(grid * grid)]
+
+
+@given(st.integers(2, 24), st.integers(1, 23))
+def test_a_row_starts_when_the_row_above_is_a_window_ahead(grid, window):
+    window = min(window, grid - 1)
+    filled = [0] * grid
+    for k, group in enumerate(row_groups(grid, window)):
+        before = list(filled)
+        for c in group:
+            row, column = divmod(c, grid)
+            assert filled[row] == column, "rows grow from the left"
+            needed = grid if row == 1 else min(window + column, grid)  # the first row is never overlapped
+            assert row == 0 or before[row - 1] >= needed, (k, row, column)
+            filled[row] += 1
+    assert filled == [grid] * grid
+
+
+@pytest.mark.parametrize(("grid", "window", "passes"), [
+    (16, 3, 74), (16, 4, 88), (16, 8, 144), (24, 4, 136), (24, 8, 224), (24, 12, 312), (24, 16, 400), (32, 4, 184),
+    (32, 8, 304), (32, 16, 544),
+])  # fmt: skip
+def test_zipars_passes(grid, window, passes):
+    assert len(windowed(grid, window).passes) == passes == grid + (grid - 2) * window + grid
+    assert max(len(p.place) for p in windowed(grid, window).passes) <= math.ceil(grid / window) + 1
+
+
+@pytest.mark.parametrize(("grid", "n", "passes"), [(24, 4, 147), (24, 16, 51), (16, 4, 67), (16, 16, 31), (8, 4, 19), (8, 16, 19)])
+def test_pars_passes(grid, n, passes):
+    """n + (G * G - n) / n; the paper's table says 40 where this and the authors' code say 51."""
+    assert len(par_schedule(grid, n).passes) == passes == n + (grid * grid - n) // n
+    assert len(par_schedule(grid, n, start=False).passes) == 1 + (grid * grid - n) // n
+    for adjacent in (False, True):
+        assert len(ablation_schedule(grid, n, adjacent, True).passes) == passes
+        assert len(ablation_schedule(grid, n, adjacent, False).passes) == passes - n + 1
+
+
+def test_clocks_count_as_published():
+    assert [p.clock for p in raster(3).passes] == [-1, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert [p.clock for p in par_schedule(4, 4).passes] == [-1, 0, 1, 2, 0, 4, 8]
+    # After the first row: tokens decided since, 1, 2, 1 + 1 ... a pass.
+    assert [p.clock for p in windowed(4, 2).passes] == [-1, 0, 1, 2, 0, 1, 2, 4, 6, 8, 10, 11]
+
+
+def test_regions_that_do_not_tile_say_so():
+    for n in (3, 9):
+        with pytest.raises(UserError, match=f"group: {n} regions do not tile a grid of 4 x 4"):
+            par_schedule(4, n)

@@ -1,0 +1,123 @@
+"""The ablation tables, on tiny random checkpoints: they run, they judge the right pictures, and mistakes are told."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.cli.main import main
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, initialise
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.settings import make
+from fastar_nodes.tools.ablations import mar as ablations
+from fastar_nodes.tools.ablations import tables
+from fastar_nodes.tools.training import recipes
+from fastar_nodes.tools.training.judge import Judge
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    torch.manual_seed(0)
+    kl = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=2, groups=4)
+    mar = MARConfig(
+        dim=16, encoder_depth=1, decoder_depth=1, heads=2, buffer=2, tokens=64, channels=2, classes=10, head_depth=1, head_width=16
+    )
+    recipes.save_checkpoint(KLAutoencoder(kl), folder / "kl.safetensors", groups=4)
+    recipes.save_checkpoint(initialise(MAR(mar)), folder / "mar.safetensors", heads=2, label_set="picture-book", t_max=950)
+    recipes.save_checkpoint(initialise(MAR(mar)), folder / "mar-draft.safetensors", heads=2, label_set="picture-book", t_max=950)
+    recipes.save_checkpoint(Judge(), folder / "judge.safetensors", tolerance=0.05)
+    return ablations.MARBench(tables.Ground(100, folder))
+
+
+FEW = {"ar_steps": 4, "diffusion_steps": 3}
+
+
+def test_a_row_counts_and_judges_all_pictures(bench):
+    result, rgb = bench.row(tables.Row("x", "fasthybrid", {"threshold": 0.9, "guided_steps": 2}), FEW)
+    assert rgb.shape == (100, 64, 64, 3) and result.figures.images == 100
+    assert result.counts["transformer_passes"] == 4 and result.acceptance is not None
+    plain, _ = bench.row(tables.Row("x", "mar", {}), FEW)
+    # Guidance doubles the rows: 64 tokens x 3 steps x 2 branches x 100 pictures.
+    assert plain.counts["head_rows"] == 64 * 3 * 2 * 100
+
+
+def test_pictures_do_not_depend_on_the_batch(bench):
+    row = tables.Row("x", "mar", {})
+    whole, once = bench.pictures(row, FEW)
+    parts, reports = bench.pictures(row, FEW, batch=40)
+    assert np.abs(whole.astype(int) - parts).max() <= 1 and [r.images for r in reports] == [40, 40, 20]
+    total = tables.merged(reports)
+    assert total.images == 100 and total.counts["head_rows"] == once[0].counts["head_rows"]
+    assert reports[0].images == 40, "the parts are left as they are"
+
+
+def test_floors_see_that_real_pictures_are_real(bench):
+    floors = bench.floors("mar")
+    assert set(floors) == {"real", "rebuilt"} and floors["real"].frechet < floors["rebuilt"].frechet
+
+
+@pytest.mark.parametrize("name", ablations.TABLES)
+def test_every_table_has_valid_settings(name):
+    common, rows = ablations.TABLES[name]
+    assert len({row.title for row in rows}) == len(rows)
+    for row in rows:
+        make(SAMPLERS[row.sampler].settings, {**common, **row.settings})
+
+
+def test_a_table_is_printed_with_its_floors(bench, monkeypatch):
+    rows = (tables.Row("plain", "mar", {}), tables.Row("fast", "fasthybrid", {"threshold": 0.5}))
+    monkeypatch.setitem(ablations.TABLES, "small", (FEW, rows))
+    kept: list[np.ndarray] = []
+    results = tables.run_table(bench, "small", log=lambda text: None, keep=kept)
+    text = tables.to_markdown(results, bench.floors("small"))
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    heads = ["setting", "class %", "scene %", "whole %", "Frechet", "accepted %", "transformer rows an image", "head rows an image"]
+    assert lines[0] == [*heads, "s an image"] and {len(line) for line in lines} == {9}
+    assert [line[0] for line in lines[2:]] == ["*real pictures*", "*rebuilt pictures*", "plain", "fast"]
+    assert lines[4][5] == "" and float(lines[5][5]) > 0 and float(lines[4][7]) == 64 * 3 * 2
+    assert [k.shape for k in kept] == [(10, 64, 64, 3)] * 2
+
+
+def test_what_a_cache_keeps_is_a_column_of_its_own(bench, monkeypatch):
+    rows = (tables.Row("plain", "mar", {}), tables.Row("cached", "lazymar", {"start_step": 1, "refresh_period": 2}))
+    monkeypatch.setitem(ablations.TABLES, "caches", (FEW, rows))
+    text = tables.to_markdown(tables.run_table(bench, "caches", log=lambda text: None), {})
+    heads, _, plain, cached = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines())
+    assert heads[-2:] == ["s an image", "cache kB an image"] and len(plain) == len(heads)
+    assert plain[-1] == "" and int(cached[-1]) > 0
+
+
+def test_a_line_of_two_tables_is_drawn_once(bench, monkeypatch):
+    first, rgb = bench.row(tables.Row("one", "mar", {}), FEW)
+    monkeypatch.setattr(bench, "pictures", None)
+    again, same = bench.row(tables.Row("two", "mar", {"cfg": make(SAMPLERS["mar"].settings, {}).cfg}), FEW)
+    assert same is rgb and again.title == "two" and again.figures == first.figures
+
+
+def test_only_the_files_that_a_table_needs_have_to_be_there(bench, tmp_path):
+    for name in ("kl", "mar", "judge"):
+        shutil.copy(bench.ground.file(name), tmp_path)
+    few = ablations.MARBench(tables.Ground(100, tmp_path))
+    few.expect("fasthybrid-threshold")
+    with pytest.raises(UserError, match="mar-draft.safetensors is missing.*train-demo --only mar-draft"):
+        few.expect("cspd")
+    (tmp_path / "judge.safetensors").unlink()
+    with pytest.raises(UserError, match="judge.safetensors is missing"):
+        tables.Ground(100, tmp_path)
+
+
+def test_mistakes_are_sentences(bench, capsys):
+    with pytest.raises(UserError, match="images: 5 is too few"):
+        tables.Ground(5)
+    with pytest.raises(UserError, match="there is no 'nothing'; there are mar, fasthybrid-threshold"):
+        tables.run_table(bench, "nothing")
+    assert main(["ablation", "mar-settings,nothing"]) == 2
+    told = capsys.readouterr().err
+    assert "there is no 'nothing'; there are mar, fasthybrid-threshold" in told and "zipar" in told, "all families' tables"
+    assert main(["ablation", "fasthybrid-threshold", "--images", "many"]) == 2
+    assert "images: 'many' is not a whole number" in capsys.readouterr().err

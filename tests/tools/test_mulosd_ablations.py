@@ -1,0 +1,146 @@
+"""MuLo-SD's tables, on tiny random checkpoints: what a picture takes alone, the right companions, honest shares."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
+from fastar_nodes.samplers.registry import SAMPLERS, find
+from fastar_nodes.samplers.settings import make
+from fastar_nodes.tools.ablations import mulosd as mulosd_ablations
+from fastar_nodes.tools.ablations.command import BENCHES
+from fastar_nodes.tools.ablations.mulosd import LlamaGenRepairBench, forwards_alone
+from fastar_nodes.tools.ablations.tables import Ground, Row, to_markdown
+from fastar_nodes.tools.training import recipes
+from fastar_nodes.tools.training.token_recipes import RECIPES
+from tiny_tables import VQ, new_folder, scattered, write_gpt
+
+LOW, HIGH = "llamagen-low", "llamagen"
+# Quick, and with a pool that leaves a few tokens in a hundred below a thousandth.
+QUICK = {"cfg": 1.0, "draft_window": 1, "resample_window": 1, "neighbours": 12}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = new_folder(tmp_path_factory)
+    for name, grid, seed in ((LOW, 8, 2), (HIGH, 16, 3)):
+        write_gpt(folder, name, grid, seed, cfg=1.5, top_k=0)
+    net = UpSampler(UpSamplerConfig(VQ.code_channels, 8, 1))
+    recipes.save_checkpoint(scattered(net, 5), folder / "upsampler.safetensors", family="upsampler", name="tiny up-sampler")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bench(folder):
+    return LlamaGenRepairBench(Ground(100, folder))
+
+
+def row(sampler="mulosd", **settings):
+    # LANTERN's drafts have no guidance, so that some are rejected.
+    usual = {"mulosd": QUICK, "lantern": {"cfg": 3.0}}.get(sampler, {"cfg": 1.0})
+    return Row("x", sampler, {**usual, **settings}, HIGH)
+
+
+# ------------------------------------------------------------------------------------------------ what a picture takes
+
+
+@pytest.mark.parametrize("chosen", [
+    row(tau=0.001), row(tau=0.01, expansion=0), row(tau=0.001, draft_rows=2), row(tau=0.001, draft_rows=3), row(tau=0.0),
+    row("lantern", draft_length=3, delta=0.3, neighbours=6), row("lantern", draft_length=40, neighbours=8, delta=0.5, top_k=4),
+    row("zipar", window=1), row("llamagen"),
+], ids=lambda chosen: f"{chosen.sampler} {chosen.settings}")  # fmt: skip
+def test_forwards_of_a_picture_are_what_it_takes_alone(bench, chosen):
+    settings = make(find(chosen.sampler).settings, chosen.settings)
+    _, together = bench.draw(chosen, settings, range(3))
+    alone = [bench.draw(chosen, settings, range(i, i + 1))[1].counts["transformer_passes"] for i in range(3)]
+    assert forwards_alone(together, settings, 8).tolist() == alone
+    if chosen.sampler == "lantern" or 0 < chosen.settings.get("tau", 0):
+        assert len(set(alone)) > 1, "nothing was told apart"
+
+
+def test_a_line_says_what_was_kept_and_what_it_took(bench):
+    result, rgb = bench.row(row(tau=0.001), {})
+    assert rgb.shape == (100, 64, 64, 3) and result.model == HIGH
+    counts, cells = result.counts, result.work()
+    judged = counts["accepted"] + counts["rejected"]
+    assert judged == 100 * 256 and 0 < counts["rejected"] < judged
+    assert result.again == (counts["rejected"] + counts["expanded"]) / judged
+    # A row of eight, then three more in each pass of the others' eight rows, a cell behind each other.
+    assert result.draft_forwards == counts["draft_passes"] == 8 + 6 + 8
+    assert result.draft_forwards < result.forwards < counts["transformer_passes"], "a batch takes as many as its slowest"
+    assert list(cells) == ["accepted %", "drawn again %", "islands", "forwards", "of the draft", "s an image"]
+    assert cells["accepted %"] == f"{100 * counts['accepted'] / judged:.1f}" and cells["islands"] == f"{counts['islands'] / 100:.1f}"
+
+
+def test_the_two_ends(bench):
+    (plain, serial), (kept, draft), (redone, again) = (
+        bench.row(chosen, {}) for chosen in (row("llamagen"), row(tau=0.0), row(tau=1.01, resample_window=0))
+    )
+    assert np.array_equal(serial, again) and redone.figures == plain.figures and not np.array_equal(serial, draft)
+    assert (plain.forwards, kept.forwards, redone.forwards) == (256, 22 + 1, 22 + 256)
+    assert (kept.acceptance, kept.again, redone.again) == (1.0, 0.0, 1.0)
+    assert plain.work()["accepted %"] == plain.work()["of the draft"] == ""
+    table = to_markdown([plain, kept], {})
+    assert [heading.strip() for heading in table.splitlines()[0].split("|")[6:-1]] == list(kept.work())
+    assert "islands" not in to_markdown([plain], {}), "a column that no row has"
+
+
+def test_lantern_drafts_with_the_target_itself(bench):
+    done = bench.row(row("lantern", draft_length=4), {})[0]
+    # Chains of four, each with its verification, but where fewer cells are left.
+    assert done.forwards > 2 + 255 and done.draft_forwards == pytest.approx((done.forwards - 2) * 4 / 5 + 1, rel=0.02)
+    assert done.again is None and 0 < done.acceptance < 1
+
+
+# ------------------------------------------------------------------------------------------------ the table and its files
+
+
+def table():
+    return LlamaGenRepairBench.tables["mulosd-llamagen"]
+
+
+def test_settings_are_valid_and_rows_of_a_comparison_differ_in_one_thing():
+    common, rows = table()
+    assert len({row.title for row in rows}) == len(rows)
+    for line in rows:
+        made = make(SAMPLERS[line.sampler].settings, {**common, **line.settings})
+        assert line.model in RECIPES
+        if line.sampler == "mulosd" and line.title.startswith(("local", "k =", "one", "islands", "draft", "learned", "the rest discarded")):
+            assert made.tau == mulosd_ablations.TAU or ", tau" in line.title, line.title
+
+
+def test_names_of_tables_are_one_benchs():
+    names = [name for kind in BENCHES for name in kind.tables]
+    assert len(set(names)) == len(names)
+
+
+def test_what_cannot_be_combined_is_refused_in_the_samplers_words(bench):
+    (wide,) = (line for line in table()[1] if line.title == "k = 64")
+    with pytest.raises(UserError, match="^neighbours: 64 is all of the 32 codes"):
+        bench.row(wide, {})
+    with pytest.raises(UserError, match="^window: no such setting"):
+        bench.row(row(window=4), {})
+
+
+def test_the_learned_up_sampler_is_loaded_only_where_it_is_asked_for(folder, tmp_path):
+    for name in ("vq", "judge", LOW, HIGH):
+        shutil.copy(folder / f"{name}.safetensors", tmp_path)
+    here = LlamaGenRepairBench(Ground(100, tmp_path))
+    learned = row(tau=0.0, up_sampler="latent")
+    assert here.needs(row(tau=0.0)) == ("vq", HIGH, LOW) and here.needs(row("llamagen")) == here.needs(row("lantern")) == ("vq", HIGH)
+    assert here.needs(learned) == ("vq", HIGH, LOW, "upsampler")
+    with pytest.raises(UserError, match=r"^tables: the demo's upsampler.safetensors is missing.*train-demo --only upsampler\.$"):
+        here.expect("mulosd-llamagen")
+    (here.ground.checkpoints / f"{LOW}.safetensors").unlink()
+    with pytest.raises(UserError, match=f"^tables: the demo's {LOW}.safetensors is missing"):
+        here.row(row(tau=0.0), {})
+
+
+def test_up_samplers_are_two(bench):
+    made = {kind: bench.row(row(tau=0.0, up_sampler=kind), {})[1] for kind in ("pixel", "latent")}
+    assert not np.array_equal(made["pixel"], made["latent"])

@@ -1,0 +1,85 @@
+"""The picture book: a pure function of (seed, index), the same scene at every resolution, things where they should be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fastar_nodes.tools.training import picture_book as book
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 10**6), st.integers(1, 9))
+def test_a_picture_does_not_depend_on_its_batch(seed, start, count):
+    together = book.scenes(seed, count, start)
+    rgb, mask = book.render(together, 32)
+    i = count - 1
+    alone = book.scenes(seed, 1, start + i)
+    one, one_mask = book.render(alone, 32)
+    assert together[i : i + 1].captions() == alone.captions()
+    assert np.array_equal(rgb[i], one[0]) and np.array_equal(mask[i], one_mask[0])
+
+
+def test_every_parameter_takes_all_its_values_evenly():
+    s = book.scenes(4, 20_000)
+    for field, n in (("label", 10), ("place", 3), ("size", 2), ("parts", 3)):
+        share = np.bincount(getattr(s, field), minlength=n) / len(s)
+        # 6 standard errors of a share of 1/n.
+        assert np.abs(share - 1 / n).max() < 6 * np.sqrt(1 / n * (1 - 1 / n) / len(s)), field
+    others = s.label != 0
+    assert np.abs(np.bincount(s.colour[others]) / others.sum() - 1 / len(book.COLOURS)).max() < 0.02
+    assert set(s.time[~others]) == {1}, "a sunset is at sunset"
+    assert {book.COLOURS[c] for c in s.colour[~others]} == {"red", "yellow"}
+
+
+@pytest.mark.parametrize("label", range(10), ids=book.LABELS)
+def test_resolutions_show_the_same_scene(label):
+    s = book.scenes(9, 6, labels=[label] * 6)
+    small, _ = book.render(s, 64)
+    for factor in (2, 4):
+        large, _ = book.render(s, 64 * factor)
+        shrunk = large.reshape(6, 64, factor, 64, factor, 3).mean((2, 4))
+        assert np.abs(shrunk - small).mean() < 2.5, "of 255"
+
+
+@pytest.mark.parametrize("label", range(10), ids=book.LABELS)
+def test_the_thing_is_there_in_its_colour_and_place(label):
+    s = book.scenes(5, 60, labels=[label] * 60)
+    rgb, mask = book.render(s, 64)
+    cover = mask / 255.0
+    share = cover.mean((1, 2))
+    assert 0.03 < share.min() and share.max() < 0.5
+    centre = (cover * ((np.arange(64) + 0.5) / 32 - 1)).sum((1, 2)) / cover.sum((1, 2))
+    assert np.corrcoef(centre, s.x)[0, 1] > 0.9
+    # Its own colour fills a good part of it: within 40 of 255 in every channel.
+    ink = (book._RGB[s.colour] * 255)[:, None, None]
+    near = (np.abs(rgb - ink).max(-1) < 40) & (mask > 200)
+    assert (near.sum((1, 2)) / (mask > 200).sum((1, 2))).min() > 0.12
+
+
+def test_background_alone_differs_only_where_the_thing_is():
+    s = book.scenes(8, 50)
+    s = s[s.label != 0]  # a sun's far reflections are drawn with it but count as sea
+    rgb, mask = book.render(s, 64)
+    bare, nothing = book.render(s, 64, things=False)
+    assert nothing.max() == 0
+    changed = np.abs(rgb.astype(int) - bare).max(-1) > 2  # coverage below half a level rounds to none
+    assert not changed[mask == 0].any() and changed[mask == 255].mean() > 0.97
+
+
+def test_captions_tell_colour_thing_place_and_time():
+    s = book.scenes(3, 400)
+    for i, caption in enumerate(s.captions()):
+        assert book.COLOURS[s.colour[i]] in caption and book.LABELS[s.label[i]] in caption
+        assert book.PLACES[s.place[i]] in caption and book.SIZES[s.size[i]] in caption
+        assert (book.TIMES[s.time[i]] in caption) or s.label[i] == 0
+
+
+def test_bad_input_says_so():
+    with pytest.raises(ValueError, match="resolution: 4"):
+        book.render(book.scenes(0, 1), 4)
+    with pytest.raises(ValueError, match="labels: 2 given for 3"):
+        book.scenes(0, 3, labels=[1, 2])
+    rgb, _ = book.render(book.scenes(0, 0), 16)
+    assert rgb.shape == (0, 16, 16, 3)

@@ -1,0 +1,94 @@
+"""The demo Tar's words: captions say nothing false, every word is known, and held-out prompts are never trained."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import numpy as np
+import pytest
+from fastar_nodes.tools.training import captions as words
+from fastar_nodes.tools.training import picture_book as book
+
+BOOK = book.scenes(1, 1500)
+TRAINED = words.training_captions(BOOK, 3)
+
+
+def wish(label=-1, colour=-1, size=-1, place=-1, time=-1) -> dict[str, int]:
+    return {"label": label, "colour": colour, "size": size, "place": place, "time": time}
+
+
+def test_prompts_read_as_captions_of_the_book() -> None:
+    s = book.scenes(5, 40)
+    told = words.Wishes(s.label, s.colour, s.size, s.place, np.where(s.label == words.SUNSET, -1, s.time))
+    assert told.captions() == s.captions()
+    some = words.Wishes(*(np.array(v) for v in ([7, 1], [0, -1], [-1, 0], [-1, 2], [1, -1])))
+    assert some.captions() == ["a red boat at sunset", "small mountains on the right"]
+
+
+def test_training_captions_say_nothing_false() -> None:
+    """Every word that names a value of a parameter names the scene's."""
+    for name, values in (("label", words._THINGS), ("size", words._SIZES), ("place", words._PLACES), ("time", words._TIMES)):
+        wrong = [
+            (caption, phrase)
+            for caption, truth in zip(TRAINED, getattr(BOOK, name), strict=True)
+            for value, phrases in enumerate(values)
+            for phrase in phrases
+            # A sunset is a thing as well as a time.
+            if value != truth and phrase != "sunset" and re.search(rf"\b{phrase}\b", caption)
+        ]
+        assert not wrong, wrong[:3]
+    for caption, truth in zip(TRAINED, BOOK.colour, strict=True):
+        assert not any(colour in caption for i, colour in enumerate(book.COLOURS) if i != truth), caption
+
+
+def test_captions_say_some_of_it_in_many_ways() -> None:
+    sizes = [phrase for phrases in words._SIZES for phrase in phrases]
+    shares = [np.mean([any(p in text for p in phrases) for text in TRAINED]) for phrases in (sizes, book.COLOURS)]
+    assert 0.35 < shares[0] < 0.7 and 0.8 < shares[1] < 0.97
+    assert len(set(TRAINED)) > 1000 and TRAINED == words.training_captions(BOOK, 3) != words.training_captions(BOOK, 4)
+    assert words.caption(wish(), Random(0)) == ""
+    said = {words.caption(wish(label=7, colour=0, time=1), Random(i)) for i in range(300)}
+    assert {"a red boat at sunset", "red boat at sunset", "at sunset, a red boat"} <= said
+
+
+def test_every_word_is_known() -> None:
+    known = words.tokenizer(16, 3)
+    for text in [*TRAINED, "You are a helpful assistant.", "system", "user", "assistant", *book.scenes(2, 300).captions()]:
+        unknown = [w for w in re.findall(r"\w+|[^\w\s]", text) if known.encode(w) == [0]]
+        assert set(unknown) <= {words._STRANGE}, text
+    assert known.encode("a zebra") == [known.encode("a")[0], 0]
+    ids = sorted(known.marks.values())
+    assert ids == list(range(known.size, known.size + 4 + 3 + 16)), "marks follow the words without a gap"
+
+
+def test_held_out_wishes_are_in_no_training_caption() -> None:
+    r = Random(1)
+    rows = np.stack([getattr(BOOK, name) for name in words.SAID], 1).tolist()
+    trained = {tuple(words.training_wish(row, r).values()) for row in rows for _ in range(4)}
+    told = words.wishes(300)
+    asked = {tuple(int(getattr(told, name)[i]) for name in words.SAID) for i in range(300)}
+    assert len(asked) > 150 and not asked & trained
+    assert all(words.held_out(dict(zip(words.SAID, row, strict=True))) for row in asked)
+    assert not words.held_out(wish(label=7, colour=0)) and not words.held_out(wish(label=7, size=1, place=0, time=0))
+    composed = [wish(a, b, c, d, e) for a in range(10) for b in range(5) for c in range(2) for d in range(-1, 3) for e in range(-1, 3)]
+    assert np.mean([words.held_out(w) for w in composed]) == pytest.approx(0.25, abs=0.03)
+
+
+def test_held_out_prompts_are_the_same_everywhere() -> None:
+    told = words.wishes(94)
+    first = ["a large red sunset on the left", "small red mountains on the right at sunset", "a small red flower in the middle by day"]
+    assert told.captions()[:3] == first
+    pairs = list(zip(told.label.tolist(), told.colour.tolist(), strict=True))
+    assert len(set(pairs[:47])) == 47 and pairs[47:] == pairs[:47], "every thing in every colour in turn"
+    assert not any(label == words.SUNSET and time >= 0 for label, time in zip(told.label, told.time, strict=True))
+    assert words.wishes(94, seed=1).captions() != told.captions()
+    assert len(words.wishes(0)) == 0
+
+
+def test_wishes_are_fulfilled_where_said() -> None:
+    s = book.scenes(9, 4)
+    told = words.Wishes(s.label, (s.colour + 1) % 5, np.full(4, -1), s.place, np.array([s.time[0], -1, -1, (s.time[3] + 1) % 3]))
+    right = told.fulfilled(s)
+    assert right["label"].all() and not right["colour"].any() and right["size"].all() and right["place"].all()
+    assert right["time"].tolist() == [True, True, True, False]

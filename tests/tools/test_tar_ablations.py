@@ -1,0 +1,163 @@
+"""Tar's tables, on tiny random checkpoints: one set of codes for all that draw them, and figures of what was asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.cli.main import main
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.settings import make
+from fastar_nodes.samplers.tokens.settings import TarPromptSettings
+from fastar_nodes.tools.ablations import tables
+from fastar_nodes.tools.ablations import tar as tar_ablations
+from fastar_nodes.tools.ablations.tables import Ground, Row, to_markdown
+from fastar_nodes.tools.ablations.tar import OF_PICTURES, TarBench, TarRepairBench, as_wished
+from fastar_nodes.tools.training import picture_book, ta_tok_recipe, tar_recipes
+from fastar_nodes.tools.training.captions import UNSAID, wishes
+from fastar_nodes.tools.training.tar_recipes import DETOKENIZERS
+from tiny_tables import VQ, new_folder, scattered
+
+TA_TOK = TATokConfig(
+    width=16, code_width=8, codes=16, depth=1, heads=2, hidden=16, places=6, encoder_depth=1, encoder_heads=2,
+    encoder_hidden=16, patch=4, side=6, input_size=24,
+)  # fmt: skip
+LOW, HIGH = "dtok-low", "dtok"
+FEWEST = {"detail": "81"}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = new_folder(tmp_path_factory)
+    trainer = ta_tok_recipe.build_ta_tok(TA_TOK)
+    scattered(trainer.net, 2)
+    ta_tok_recipe.save_ta_tok(trainer, folder / "ta-tok.safetensors", torch.device("cpu"), lambda text: None, held=5)
+    language = replace(tar_recipes.language_config(TA_TOK.codes), dim=16, depth=1, heads=2, kv_heads=1, head_dim=8, hidden=16)
+    net = scattered(tar_recipes.build_language(language), 3)
+    tar_recipes.save_language(net, folder / "tar.safetensors", TA_TOK.codes, TA_TOK.side)
+    for seed, (name, recipe) in enumerate(DETOKENIZERS.items()):
+        config = tar_recipes.detokenizer_config(recipe.grid, TA_TOK.width, TA_TOK.side, VQ.codes)
+        small = tar_recipes.build_detokenizer(replace(config, dim=16, depth=1, heads=2, kv_heads=2, hidden=16))
+        tar_recipes.save_detokenizer(scattered(small, 4 + seed), recipe, folder / f"{name}.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bench(folder):
+    return TarBench(Ground(100, folder))
+
+
+def row(model: str = LOW, prompt=FEWEST, sampler="tar", **settings):
+    return Row("x", sampler, {"cfg": 1.0, **settings}, model, prompt)
+
+
+# ------------------------------------------------------------------------------------------------ what was asked for
+
+
+def test_real_pictures_show_what_the_prompts_ask_for():
+    wanted = wishes(200, 3)
+    shown, own = as_wished(wanted, 5), picture_book.scenes(5, 200, labels=wanted.label.tolist())
+    assert all(bool(right.all()) for right in wanted.fulfilled(shown).values())
+    for name in ("colour", "place", "size", "time"):
+        left = getattr(wanted, name) == UNSAID
+        assert name == "colour" or 0 < left.sum() < 200
+        assert np.array_equal(getattr(shown, name)[left], getattr(own, name)[left]), "what is left open is the book's own"
+    # They stand where such things stand in the book, within its jitter.
+    assert np.abs(shown.x - (shown.place - 1) * picture_book.PLACE_STEP).max() <= picture_book.JITTER + 1e-6
+    assert np.abs(shown.scale - np.array(picture_book.SCALES)[shown.size]).max() <= picture_book.JITTER + 1e-6
+    assert shown.x.dtype == shown.scale.dtype == np.float32
+
+
+def test_figures_are_of_prompts_beside_real_pictures_of_them(bench):
+    ground = bench.ground
+    assert ground.prompts == wishes(100, tables.SEED).captions() and len(set(ground.prompts)) > 50
+    same = ground.figures(ground.real(tables.TEST_SEED))
+    assert same.frechet == pytest.approx(0, abs=1e-6) and same.images == 100 and 0 <= same.agreement.both <= 1
+    assert list(same.cells()) == ["thing %", "colour %", "both %", "place %", "size %", "time %", "all %", "whole %", "Frechet"]
+    assert list(bench.floors("tar")) == ["real", "VQ-rebuilt", "real 128-pixel", "VQ-rebuilt 128-pixel"]
+
+
+# ------------------------------------------------------------------------------------------------ codes
+
+
+def test_codes_are_written_once_for_all_that_draw_them(bench, monkeypatch):
+    calls, written = [], tar_ablations.tar_prompt
+    monkeypatch.setattr(tar_ablations, "tar_prompt", lambda *a: calls.append(a[2]) or written(*a))
+    bench._codes.clear()
+    few, rgb = bench.row(row(), {})
+    other, hot = bench.row(row(temperature=0.0), {})
+    assert len(calls) == 1 and not np.array_equal(rgb, hot), "another sampler's setting, the same codes"
+    assert few.codes == other.codes == 4 and few.prompt_seconds == other.prompt_seconds > 0
+    cold, _ = bench.row(row(prompt={**FEWEST, "temperature": 0.0}), {})
+    assert len(calls) == 2 and calls[1].temperature == 0 and cold.prompt["temperature"] == 0
+    assert bench.row(row(), {})[1] is rgb and len(calls) == 2
+    assert bench.row(row(prompt={"detail": "169"}), {})[0].codes == 9
+
+
+def test_a_pictures_own_codes_are_ta_toks(bench):
+    done, rgb = bench.row(row(prompt={**FEWEST, "codes": OF_PICTURES}), {})
+    x = torch.from_numpy(bench.ground.real(tables.TEST_SEED + 1)).permute(0, 3, 1, 2) / 255
+    assert torch.equal(torch.stack(bench.codes(row(prompt={**FEWEST, "codes": OF_PICTURES}))[0].codes), bench.ta_tok.codes(x, 3).cpu())
+    assert done.prompt_seconds is None and done.work()["prompt s an image"] == "" and done.codes == 4
+    assert not np.array_equal(rgb, bench.row(row(), {})[1])
+
+
+def test_a_row_says_what_it_took(bench):
+    low = bench.row(row(), {})[0]
+    assert low.steps == 64 and low.settings["top_p"] == tar_recipes.usual_defaults(8)["top_p"], "the file's own settings"
+    assert low.work()["codes"] == "4" and list(low.work()) == ["codes", "prompt s an image", "steps (forwards)", "s an image"]
+    assert f"| x | {low.figures.cells()['thing %']} |" in to_markdown([low], {})
+
+
+# ------------------------------------------------------------------------------------------------ tables and files
+
+
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind in (TarBench, TarRepairBench) for name in kind.tables])
+def test_every_table_has_valid_settings(kind, name):
+    common, rows = kind.tables[name]
+    assert len({row.title for row in rows}) == len(rows)
+    for line in rows:
+        make(SAMPLERS[line.sampler].settings, {**common, **line.settings})
+        make(TarPromptSettings, {k: v for k, v in line.prompt.items() if k != "codes"})
+        assert line.model in DETOKENIZERS and "tar" in SAMPLERS[line.sampler].families
+
+
+def test_the_small_de_tokenizer_drafts_for_the_large_one(folder):
+    repairs = TarRepairBench(Ground(100, folder))
+    fast = row(HIGH, sampler="mulosd", tau=0.0, draft_window=1)
+    assert repairs.needs(fast) == ("vq", HIGH, "ta-tok", "tar", LOW)
+    done, _ = repairs.row(fast, {})
+    assert (done.forwards, done.draft_forwards, done.acceptance, done.model) == (23, 22, 1.0, HIGH)
+    assert done.figures.images == 100 and "both %" in done.figures.cells()
+
+
+def test_a_missing_file_is_told_in_a_sentence(folder, tmp_path):
+    for path in folder.iterdir():
+        if path.stem not in ("tar", "upsampler"):
+            shutil.copy(path, tmp_path)
+    here = TarBench(Ground(100, tmp_path))
+    with pytest.raises(UserError, match=r"^tables: the demo's tar.safetensors is missing.*train-demo --only tar\.$"):
+        here.expect("tar")
+    own = row(prompt={**FEWEST, "codes": OF_PICTURES})
+    assert "tar" not in here.needs(own) and here.row(own, {})[0].codes == 4, "a picture's own codes need no language model"
+    with pytest.raises(UserError, match="^tables: the demo's tar.safetensors is missing"):
+        here.row(row(), {})
+
+
+def test_the_command_runs_them(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tables, "CHECKPOINTS", folder)
+    monkeypatch.setitem(TarBench.tables, "small", ({"cfg": 1.0}, (Row("few", "tar", {}, LOW, FEWEST),)))
+    files = ["--out", str(tmp_path / "f.json"), "--sheet", str(tmp_path / "s.png"), "--images", "100", "--device", "cpu"]
+    assert main(["ablation", "small", *files]) == 0
+    assert "| *VQ-rebuilt pictures* |" in capsys.readouterr().out and (tmp_path / "s.png").is_file()
+    figures = json.loads((tmp_path / "f.json").read_text())
+    (line,) = figures["tables"]["small"]
+    assert line["figures"]["agreement"]["images"] == 100 and line["prompt"]["detail"] == "81" and line["codes"] == 4

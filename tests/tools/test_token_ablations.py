@@ -1,0 +1,168 @@
+"""The token models' tables, on tiny random checkpoints: the right model under its own settings, the right size, honest counts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from fastar_nodes.cli.main import main
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.settings import make
+from fastar_nodes.tools.ablations import mar as ablations
+from fastar_nodes.tools.ablations import tables
+from fastar_nodes.tools.ablations import tokens as token_ablations
+from fastar_nodes.tools.ablations.tables import Ground, Row
+from fastar_nodes.tools.training import recipes
+from fastar_nodes.tools.training.token_recipes import RECIPES
+from PIL import Image
+from tiny_tables import new_folder, write_gpt
+
+LOW, HIGH, PAR = "llamagen-low", "llamagen", "par"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = new_folder(tmp_path_factory)
+    # lookahead is no setting of a token sampler: what a file says to others is passed over.
+    write_gpt(folder, LOW, 8, 2, cfg=1.5, top_k=20, lookahead=4)
+    write_gpt(folder, HIGH, 16, 3, cfg=1.0, top_k=0)
+    write_gpt(folder, PAR, 8, 4, special=3, cfg=2.0, top_k=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bench(folder):
+    return token_ablations.TokenBench(Ground(100, folder))
+
+
+def test_a_row_takes_its_settings_from_the_models_file(bench):
+    plain, rgb = bench.row(Row("x", "llamagen", {}, LOW), {})
+    assert plain.settings == {"cfg": 1.5, "top_k": 20} and plain.model == LOW
+    assert rgb.shape == (100, 64, 64, 3) and plain.figures.images == 100
+    # One pass a token, both halves of the guidance.
+    assert (plain.steps, plain.tokens_a_step) == (64, 1.0)
+    assert plain.counts["transformer_tokens"] == 64 * 2 * 100
+    free, other = bench.row(Row("x", "llamagen", {"cfg": 1.0}, LOW), {"cfg": 3.0, "temperature": 0.5})
+    assert free.settings == {"cfg": 1.0, "top_k": 20, "temperature": 0.5}, "a row goes before its table, that before the file"
+    assert free.counts["transformer_tokens"] == 64 * 100 and not np.array_equal(rgb, other)
+
+
+def test_the_same_settings_on_two_models_are_two_rows(bench):
+    same = {"cfg": 1.0, "top_k": 0}
+    low, small = bench.row(Row("x", "llamagen", same, LOW), {})
+    high, large = bench.row(Row("x", "llamagen", same, HIGH), {})
+    assert (low.steps, high.steps) == (64, 256)
+    assert large.shape == small.shape and not np.array_equal(small, large)
+    again, pictures = bench.row(Row("y", "llamagen", {}, HIGH), {})
+    assert pictures is large and again.title == "y", "the same in other words is drawn once"
+
+
+def test_par_decides_a_cell_of_every_region_in_a_pass(bench):
+    par, _ = bench.row(Row("x", "par", {}, PAR), {})
+    hasty, _ = bench.row(Row("x", "par", {"sequential_start": False}, PAR), {})
+    assert (par.steps, hasty.steps) == (4 + 15, 1 + 15)
+    assert par.tokens_a_step == pytest.approx(64 / 19)
+
+
+def test_steps_are_of_a_batch_not_of_all(folder):
+    bench = token_ablations.TokenBench(Ground(130, folder))
+    result, rgb = bench.row(Row("x", "par", {}, PAR), {})
+    assert len(rgb) == 130 and result.steps == 19 and result.counts["transformer_passes"] == 38
+
+
+def test_a_window_of_a_whole_row_is_the_raster(bench):
+    common, rows = token_ablations.TABLES["zipar"]
+    made = {row.title: bench.row(row, common) for row in (rows[0], rows[1], next(r for r in rows if r.title == "window 2"))}
+    (raster, a), (whole, b), (narrow, c) = made.values()
+    assert np.array_equal(a, b) and whole.figures == raster.figures and whole.steps == 256
+    assert not np.array_equal(a, c) and narrow.steps == 2 * 16 + 14 * 2
+
+
+def test_large_pictures_are_measured_beside_large_ones(bench):
+    # Averaged pictures are measured beside averaged real ones: the same pictures are at no distance.
+    ground = bench.ground
+    assert ground.figures(ground.real(tables.TEST_SEED, 128)).frechet == pytest.approx(0, abs=1e-6)
+    assert ground.figures(ground.real(tables.TEST_SEED, 64)).frechet == pytest.approx(0, abs=1e-6)
+
+
+def test_every_size_has_its_floors(bench):
+    small, large, both = (bench.floors(name) for name in ("par", "zipar", "llamagen"))
+    assert list(small) == ["real", "VQ-rebuilt"] and list(large) == ["real 128-pixel", "VQ-rebuilt 128-pixel"]
+    assert both == {**small, **large}
+    assert small["real"].frechet < small["VQ-rebuilt"].frechet and large["real 128-pixel"].frechet < large["VQ-rebuilt 128-pixel"].frechet
+    assert small["real"].frechet > 0, "real pictures beside other real pictures"
+
+
+@pytest.mark.parametrize("name", token_ablations.TABLES)
+def test_every_table_has_valid_settings(name):
+    common, rows = token_ablations.TABLES[name]
+    assert len({row.title for row in rows}) == len(rows)
+    for row in rows:
+        make(SAMPLERS[row.sampler].settings, {**common, **row.settings})
+        assert row.model in RECIPES
+        # A PAR knows its own groups and order; the ablations of them run on the plain LlamaGen.
+        assert (row.model == PAR) == (row.sampler == "par" and "grouping" not in row.settings)
+
+
+def test_table_names_are_one_familys():
+    assert not set(ablations.TABLES) & set(token_ablations.TABLES)
+
+
+def test_every_row_of_pars_table_can_be_drawn(bench):
+    results = tables.run_table(bench, "par", log=lambda text: None)
+    steps = {r.title: r.steps for r in results}
+    ours, nearby = steps["PAR, 4 regions"], steps["ablation on LlamaGen: adjacent"]
+    assert ours == nearby == steps["ablation on LlamaGen: non-local"] == 19, "compared at as many passes"
+    assert steps["LlamaGen"] == 64 and steps["ablation on LlamaGen: adjacent, n = 2"] == 2 + 31
+    text = tables.to_markdown(results, bench.floors("par"))
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    work = ["steps (forwards)", "tokens a forward", "transformer rows an image", "s an image", "cache kB an image"]
+    assert lines[0] == ["setting", "class %", "scene %", "whole %", "Frechet", *work] and {len(line) for line in lines} == {10}
+    assert [line[0] for line in lines[2:4]] == ["*real pictures*", "*VQ-rebuilt pictures*"]
+    row = next(line for line in lines if line[0] == "PAR, 4 regions")
+    # The condition, four first tokens, three transition tokens and all groups but the last, in both halves.
+    assert row[5:8] == ["19", "3.37", str(2 * (1 + 4 + 3 + 60 - 4))]
+    # Keys and values of those rows, in fp32.
+    assert row[9] == f"{2 * 64 * 16 * 4 * 2 / 1000:.0f}"
+
+
+def test_only_the_files_that_a_table_needs_have_to_be_there(folder, tmp_path):
+    for name in ("vq", "judge", LOW):
+        shutil.copy(folder / f"{name}.safetensors", tmp_path)
+    bench = token_ablations.TokenBench(Ground(100, tmp_path))
+    bench.expect("llamagen-settings")
+    assert bench.row(token_ablations.TABLES["llamagen-settings"][1][0], {})[0].steps == 64
+    for name, file in (("zipar", "llamagen"), ("par", "par")):
+        with pytest.raises(UserError, match=rf"^tables: the demo's {file}.safetensors is missing.*train-demo --only {file}\.$"):
+            bench.expect(name)
+
+
+def test_models_of_another_tokenizer_are_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    other = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=16, groups=4)
+    recipes.save_checkpoint(VQAutoencoder(other), tmp_path / "vq.safetensors", groups=4)
+    with pytest.raises(UserError, match="has 16 codes.*writes 32"):
+        token_ablations.TokenBench(Ground(100, tmp_path)).floors("par")
+
+
+def test_the_command_runs_tables_of_both_families(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tables, "CHECKPOINTS", folder)
+    rows = (Row("plain", "llamagen", {}, LOW), Row("together", "par", {}, PAR))
+    monkeypatch.setitem(token_ablations.TABLES, "small", ({}, rows))
+    files = ["--out", str(tmp_path / "f.json"), "--sheet", str(tmp_path / "s.png"), "--images", "100", "--device", "cpu"]
+    # The MAR's files are missing here, which is told before anything is drawn.
+    assert main(["ablation", "small,mar", *files]) == 2
+    told = capsys.readouterr()
+    assert "the demo's mar.safetensors is missing" in told.err and "plain" not in told.out
+    assert main(["ablation", "small", *files]) == 0
+    assert "| *VQ-rebuilt pictures* |" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "f.json").read_text())
+    assert list(figures) == ["images", "floors", "tables"] and set(figures["floors"]) == {"real", "VQ-rebuilt"}
+    first, second = figures["tables"]["small"]
+    assert (first["model"], first["steps"], second["steps"]) == (LOW, 64, 19) and first["figures"]["images"] == 100
+    with Image.open(tmp_path / "s.png") as sheet:
+        assert sheet.size == (10 * 66 - 2, 2 * 66 - 2), "ten pictures a row, a line a row"

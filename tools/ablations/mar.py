@@ -1,0 +1,172 @@
+"""The papers' ablations on the demo's MAR: what is tried, and how it is drawn."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...model_loaders.autoencoders import load_kl
+from ...model_loaders.mar import load_mar
+from ...model_loaders.networks.kl import KLModel
+from ...model_loaders.networks.mar import MARModel
+from ...reports.record import Report
+from ...samplers.driver import finish
+from ...samplers.noise import PairedNoise
+from ...samplers.registry import find
+from ..training.recipes import DEFAULTS, to_rgb
+from .tables import BATCH, SEED, TEST_SEED, Bench, Judged, Row, Table, from_rgb
+
+_LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
+_COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
+_K = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
+_LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's for 32 AR steps
+_NO_CACHE = dict.fromkeys(("encoder_cache", "token_cache", "condition_cache", "head_cache"), False)
+_DRAFT = {"draft_length": 8, "prefill_ratio": 0.15}
+
+TABLES: dict[str, Table] = {
+    "mar": (_COMMON, (Row("MAR", "mar", {}),)),
+    "fasthybrid-threshold": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(Row(f"RG-{v:g}", "fasthybrid", {**_K, "threshold": v}) for v in _LAMBDAS),
+            *(Row(f"R-{v:g}", "fasthybrid", {**_K, "threshold": v, "accepted": "keep"}) for v in (0.8, 0.95)),
+        ),
+    ),
+    "fasthybrid-guidance": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(Row(f"MAR-D{n}", "mar", {"diffusion_steps": n}) for n in (25, 10, 5)),
+            *(
+                Row(s, "fasthybrid", {**_K, "threshold": 0.95, "guidance_schedule": s})
+                for s in ("cos", "linear-down", "square", "linear-up", "none")
+            ),
+            Row("cos, x0 space", "fasthybrid", {**_K, "threshold": 0.95, "guidance_space": "x0"}),
+        ),
+    ),
+    "fasthybrid-lookahead": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(Row(f"k = {k}", "fasthybrid", {**_K, "threshold": 0.95, "lookahead": k}) for k in (2, 4, 8, 16)),
+            *(Row(f"T_g = {n}", "fasthybrid", {**_K, "threshold": 0.95, "guided_steps": n}) for n in (3, 10)),
+        ),
+    ),
+    "mar-settings": (
+        _COMMON,
+        (
+            *(Row(f"cfg {c:g}", "mar", {"cfg": c}) for c in (1.0, 1.5, 2.0, 3.0)),
+            *(Row(f"{n} AR steps", "mar", {"ar_steps": n}) for n in (8, 16, 64)),
+            *(Row(f"temperature {t:g}", "mar", {"temperature": t}) for t in (0.7, 0.9, 1.0)),
+            Row("raster order", "mar", {"order": "raster"}),
+            Row("t_max 999", "mar", {"t_max": 999}),
+        ),
+    ),
+    "lazymar-caches": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(
+                Row(title, "lazymar", {**_LAZY, **_NO_CACHE, **dict.fromkeys(names, True)})
+                for title, names in (
+                    ("encoder cache", ("encoder_cache",)),
+                    ("token cache", ("token_cache",)),
+                    ("condition cache", ("condition_cache",)),
+                    ("token + condition (the paper's)", ("token_cache", "condition_cache")),
+                    ("head cache", ("head_cache",)),
+                    ("all four (the code's)", tuple(_NO_CACHE)),
+                )
+            ),
+        ),
+    ),
+    "lazymar-strategy": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(
+                Row(s, "lazymar", {**_LAZY, "head_cache": False, "strategy": s})
+                for s in ("lazymar", "random", "min-similarity", "predicted-only", "unpredicted-only")
+            ),
+        ),
+    ),
+    "lazymar-tokens": (
+        _COMMON,
+        (
+            *(Row(f"ratio {r:g}", "lazymar", {**_LAZY, "head_cache": False, "computed_ratio": r}) for r in (1.0, 0.6, 0.3, 0.15, 0.05)),
+            *(Row(f"refresh every {n}", "lazymar", {**_LAZY, "head_cache": False, "refresh_period": n}) for n in (2, 5, 9, 32)),
+            *(Row(f"head period {n}", "lazymar", {**_LAZY, "head_period": n}) for n in (2, 4, 7, 14)),
+        ),
+    ),
+    "cspd": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(Row(m, "cspd", {**_DRAFT, "mode": m}) for m in ("lossless", "paper", "published")),
+            Row("published, no alignment", "cspd", {**_DRAFT, "mode": "published", "alignment": False}),
+            *(Row(f"published, pre-fill {100 * r:g} %", "cspd", {**_DRAFT, "mode": "published", "prefill_ratio": r}) for r in (0.0, 0.05)),
+            *(Row(f"published, gamma {n}", "cspd", {**_DRAFT, "mode": "published", "draft_length": n}) for n in (4, 16, 32)),
+            *(Row(f"published, cfg {c:g}", "cspd", {**_DRAFT, "mode": "published", "cfg": c}) for c in (1.0, 4.0)),
+            *(Row(f"published, temperature {t:g}", "cspd", {**_DRAFT, "mode": "published", "temperature": t}) for t in (0.6, 1.0)),
+            *(Row(f"published, inner T {t:g}", "cspd", {**_DRAFT, "mode": "published", "inner_temperature": t}) for t in (1.0, 10.0)),
+        ),
+    ),
+    "accelerators": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            Row("DiSA 50 to 5", "mar", {"diffusion_steps_end": 5}),
+            Row("speculation, L = 8", "mar", {"speculation": 8}),
+            Row("FastHybrid", "fasthybrid", {**_K, "threshold": 0.95}),
+            Row("LazyMAR", "lazymar", _LAZY),
+            Row("FastHybrid + LazyMAR", "fasthybrid+lazymar", {**_K, "threshold": 0.95, **_LAZY}),
+            Row("CSpD, published", "cspd", {**_DRAFT, "mode": "published"}),
+            Row("CSpD, published + LazyMAR", "cspd+lazymar", {**_DRAFT, "mode": "published", **_LAZY}),
+        ),
+    ),
+}
+
+
+class MARBench(Bench):
+    """The demo's MAR, with its draft model."""
+
+    tables = TABLES
+
+    def needs(self, row: Row) -> tuple[str, ...]:
+        return ("mar", "kl", *(("mar-draft",) if find(row.sampler).needs_draft else ()))
+
+    @cached_property
+    def mar(self) -> MARModel:
+        """The model."""
+        return load_mar(self.ground.file("mar"), self.dtype, self.device)
+
+    @cached_property
+    def small(self) -> MARModel:
+        """The draft model."""
+        return load_mar(self.ground.file("mar-draft"), self.dtype, self.device)
+
+    @cached_property
+    def kl(self) -> KLModel:
+        """The autoencoder."""
+        return load_kl(self.ground.file("kl"), device=self.device)
+
+    @cached_property
+    def _floors(self) -> dict[str, Judged]:
+        # Other scenes than the reference's.
+        real = self.ground.real(TEST_SEED + 1)
+        with torch.no_grad():
+            means = (self.kl.net.encode(part.to(self.device))[0] for part in from_rgb(real).split(BATCH))
+            rebuilt = np.concatenate([to_rgb(self.kl.net.decode(mean)) for mean in means])
+        return {"real": self.ground.figures(real), "rebuilt": self.ground.figures(rebuilt)}
+
+    def floors(self, name: str) -> dict[str, Judged]:
+        return self._floors
+
+    def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
+        entry = find(row.sampler)
+        more = {"draft": self.small} if entry.needs_draft else {}
+        done = finish(entry.run(self.mar, self.ground.condition(images), settings, PairedNoise(SEED, images), SEED, **more))
+        return to_rgb(self.kl.net.decode(done.latents)), done.report

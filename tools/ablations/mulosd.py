@@ -1,0 +1,197 @@
+"""Ablations of MuLo-SD, and what its rows tell: on the demo's two LlamaGens here, on its Tar in ``tar_ablations.py``.
+
+What is compared is the paper's ("Multi-Scale Local Speculative Decoding for Image Generation", CVPR 2026, arXiv 2601.05149): how
+much of the draft is kept, what a rejection costs, whether similar codes are pooled, whether islands are drawn again at once,
+how the draft is enlarged. Rows of one comparison share tau, or the share of drafts that they keep.
+
+Images of a batch share their passes: as many as the one with the most waves needs. A table's forwards are those of every
+picture alone, on average, which follow from the maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...model_loaders.networks.upsampler import UpSamplerModel
+from ...model_loaders.upsampler import load_upsampler
+from ...reports.record import Report
+from ...samplers.registry import find
+from ...samplers.settings import make
+from ...samplers.tokens.settings import LATENT, ONE_BY_ONE, SUFFIX, LanternSettings, MuLoSDSettings
+from ...samplers.tokens.upsampling import up_sampling
+from ..training.quality import percent
+from ..training.token_recipes import GPT_HIGH, GPT_LOW
+from .tables import Bench, Result, Row
+from .tokens import TokenBench
+
+UPSAMPLER = "upsampler"
+# The threshold of all rows that are about something else, and the share of drafts of those that have to be equally fast.
+TAU, KEPT = 0.3, 0.7
+_TAUS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+_SHARES = (0.5, 0.7, 0.9)
+# A rejection that discards the rest leaves something only where there are few.
+_LOW_TAUS = (0.01, 0.001)
+_NEIGHBOURS = (0, 1, 4, 16, 64)
+
+
+def rows(serial: Row) -> tuple[Row, ...]:
+    """The comparisons, beside serial decoding of the target.
+
+    Args:
+        serial: the first line; the others draw from its model.
+    """
+
+    def mulosd(title: str, **settings: Any) -> Row:
+        return Row(title, "mulosd", {"tau": TAU, **settings}, serial.model)
+
+    return (
+        serial,
+        *(Row(f"ZipAR alone, window {w}", "zipar", {"window": w}, serial.model) for w in (8, 4, 2)),
+        Row("LANTERN-style, the target drafts", "lantern", {}, serial.model),
+        mulosd("the enlarged draft (tau 0)", tau=0.0),
+        *(mulosd(f"tau {t:g}", tau=t) for t in _TAUS),
+        mulosd("all drawn again, row by row (tau 1.01: exact)", tau=1.01, resample_window=0),
+        *(mulosd(f"keep {100 * share:g} %", acceptance_target=share) for share in _SHARES),
+        mulosd("the rest discarded", repair=SUFFIX),
+        *(mulosd(f"the rest discarded, tau {t:g}", repair=SUFFIX, tau=t) for t in _LOW_TAUS),
+        *(mulosd(f"local, l = {radius}", expansion=radius) for radius in (0, 1, 2)),
+        *(mulosd(f"k = {k}", neighbours=k) for k in _NEIGHBOURS),
+        *(mulosd(f"k = {k}, keep {100 * KEPT:g} %", neighbours=k, acceptance_target=KEPT) for k in _NEIGHBOURS),
+        mulosd("one token after another", resample_order=ONE_BY_ONE, resample_window=0),
+        mulosd("islands at once, each token by token", resample_window=0),
+        *(mulosd(f"islands at once, window {w}", resample_window=w) for w in (4, 2, 1)),
+        *(mulosd(f"drafting window {w}" if w else "draft token by token", draft_window=w) for w in (0, 4, 2)),
+        *(mulosd(f"drafts of {n} rows", draft_rows=n) for n in (4, 2)),
+        mulosd("learned up-sampler", up_sampler=LATENT),
+        mulosd(f"learned up-sampler, keep {100 * KEPT:g} %", up_sampler=LATENT, acceptance_target=KEPT),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what it took
+
+
+def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
+    """Passes of the transformer that each picture of a batch takes if it is drawn alone, those of both models together.
+
+    Args:
+        report: of a sampler of discrete tokens, with its maps.
+        settings: the sampler's.
+        small: side of the draft's grid, of MuLo-SD.
+
+    Returns:
+        int64 [B].
+    """
+    passes, step = report.counts["transformer_passes"], report.maps["step"]
+    if isinstance(settings, LanternSettings):
+        return np.array([_of_chain(np.unique(image, return_counts=True)[1], settings.draft_length) for image in step])
+    if not isinstance(settings, MuLoSDSettings):
+        return np.full(len(step), passes)
+    grid = step.shape[1]
+    each = min(settings.draft_rows or small, small) * (grid // small)
+    # Every cycle draws again in as many passes as it has waves, less the first, which is the verification's own.
+    cycles = np.array_split(report.maps["waves"], range(each, grid, each), axis=1)
+    more = np.stack([rows.max(axis=(1, 2)).clip(min=0) for rows in cycles]).astype(np.int64)
+    return passes - more.max(axis=1).sum() + more.sum(axis=0)
+
+
+def _of_chain(decided: np.ndarray, longest: int) -> int:
+    """The same of a chain of drafts up to ``longest``, of the tokens that each verification decided, the prefill's one first."""
+    known = np.cumsum(decided)
+    # Both prefills; then every cycle drafts as far as there are cells, and verifies.
+    return 2 + sum(min(longest, int(known[-1] - before)) + 1 for before in known[:-1])
+
+
+@dataclass(frozen=True)
+class RepairResult(Result):
+    """A row's figures, and what its pictures took.
+
+    Attributes:
+        model: what draws, by its file's name.
+        forwards, draft_forwards: passes of a picture alone, on average: of both models, and of the draft among them.
+        again: share of the tokens that were drawn again, 0..1; None where nothing is.
+        islands: of a picture, on average; None where there are none.
+    """
+
+    model: str
+    forwards: float
+    draft_forwards: float | None
+    again: float | None
+    islands: float | None
+
+    def work(self) -> dict[str, str]:
+        """What it took: a column's heading to the cell. Seconds are of batches."""
+
+        def number(value: float | None) -> str:
+            return "" if value is None else f"{value:.1f}"
+
+        return {
+            "accepted %": percent(self.acceptance),
+            "drawn again %": percent(self.again),
+            "islands": number(self.islands),
+            "forwards": number(self.forwards),
+            "of the draft": number(self.draft_forwards),
+            "s an image": f"{self.seconds / self.figures.images:.3f}",
+        }
+
+
+# ------------------------------------------------------------------------------------------------ the benches
+
+
+class RepairBench(TokenBench):
+    """A token model with a smaller one that drafts for it."""
+
+    tables = {}
+    # File and grid of what drafts.
+    drafter: ClassVar[str]
+    small: ClassVar[int]
+
+    def needs(self, row: Row) -> tuple[str, ...]:
+        mine: tuple[str, ...] = ()
+        if find(row.sampler).needs_codes == "up_sampler":
+            mine = (self.drafter, *((UPSAMPLER,) if row.settings.get("up_sampler") == LATENT else ()))
+        return (*super().needs(row), *mine)
+
+    @cached_property
+    def learned(self) -> UpSamplerModel:
+        """The latent up-sampler."""
+        return load_upsampler(self.ground.file(UPSAMPLER), device=self.device)
+
+    def companions(self, row: Row, settings: Any) -> dict[str, Any]:
+        needed = find(row.sampler).needs_codes
+        if needed == "vq":
+            # There is no smaller model of the same grid.
+            return {"draft": self.model(row.model), "vq": self.vq}
+        if needed != "up_sampler":
+            return {}
+        learned = self.learned if settings.up_sampler == LATENT else None
+        return {"draft": self.model(self.drafter), "up_sampler": up_sampling(settings.up_sampler, self.vq, model=learned)}
+
+    def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> RepairResult:
+        plain, made = Bench.result(self, row, settings, judged, reports), make(find(row.sampler).settings, settings)
+        forwards = np.concatenate([forwards_alone(report, made, self.small) for report in reports])
+        drafted: float | None = None
+        if isinstance(made, MuLoSDSettings):
+            drafted = reports[0].counts["draft_passes"]  # the same for all
+        elif isinstance(made, LanternSettings):
+            # All but one pass of every cycle, and one of the two prefills.
+            cycles = [len(np.unique(image)) - 1 for report in reports for image in report.maps["step"]]
+            drafted = float(forwards.mean() - np.mean(cycles) - 1)
+        again, islands, counts = None, None, plain.counts
+        if "islands" in counts:
+            again = (counts["rejected"] + counts["expanded"]) / (counts["accepted"] + counts["rejected"])
+            islands = counts["islands"] / len(forwards)
+        return RepairResult(
+            **vars(plain), model=row.model, forwards=float(forwards.mean()), draft_forwards=drafted, again=again, islands=islands
+        )
+
+
+class LlamaGenRepairBench(RepairBench):
+    """The demo's two LlamaGens."""
+
+    tables = {"mulosd-llamagen": ({}, rows(Row("LlamaGen", "llamagen", {}, GPT_HIGH.name)))}
+    drafter, small = GPT_LOW.name, GPT_LOW.grid

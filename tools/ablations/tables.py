@@ -1,0 +1,287 @@
+"""Tables of settings of the demo: how a row's pictures are made, judged beside real ones, and printed.
+
+Quality does not depend on the batch (noise is paired per image), so pictures are made in large batches here; speed is
+measured by ``bench``, in one paired run. The tables of MAR stand in ``ablations.py``, those of discrete tokens in
+``token_ablations.py``, of MuLo-SD in ``mulosd_ablations.py``, and of Tar, which draws prompts, in ``tar_ablations.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+from ...reports.record import Report
+from ...samplers.conditioning import Condition
+from ...samplers.registry import find
+from ...samplers.settings import make
+from ..training import picture_book
+from ..training.judge import load_judge, read
+from ..training.quality import figures, shrunk
+from ..training.recipes import RESOLUTION, to_signed
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "demo" / "checkpoints"
+SEED, TEST_SEED = 2026, 2
+# Pictures drawn together; the seconds of every table are of batches of this size.
+BATCH = 100
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: what it is called, which sampler, which settings on top of the table's own, and which of the demo's
+    models, where a sampler has several to choose from. ``prompt``: settings of what writes Tar's codes, if that is drawn from."""
+
+    title: str
+    sampler: str
+    settings: dict[str, Any]
+    model: str = ""
+    prompt: dict[str, Any] = field(default_factory=dict)
+
+
+# What all lines share, and the lines.
+Table = tuple[dict[str, Any], tuple[Row, ...]]
+
+
+class Judged(Protocol):
+    """Figures of a row's pictures, a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def images(self) -> int:
+        """How many they are of."""
+        ...
+
+    def cells(self) -> dict[str, str]:
+        """A table's columns: heading to cell."""
+        ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row's figures; counts and seconds are sums over batches."""
+
+    title: str
+    sampler: str
+    settings: dict[str, Any]
+    figures: Judged
+    counts: dict[str, int]
+    acceptance: float | None
+    seconds: float
+
+    def work(self) -> dict[str, str]:
+        """What it took: a column's heading to the cell. Memory is of what a cache keeps."""
+        images = self.figures.images
+        out = {
+            "accepted %": "" if self.acceptance is None else f"{100 * self.acceptance:.1f}",
+            "transformer rows an image": f"{self.counts['transformer_tokens'] / images:.0f}",
+            "head rows an image": f"{self.counts['head_rows'] / images:.0f}",
+            "s an image": f"{self.seconds / images:.3f}",
+        }
+        if "cache_bytes" in self.counts:
+            out["cache kB an image"] = f"{self.counts['cache_bytes'] / images / 1000:.0f}"
+        return out
+
+
+def from_rgb(rgb: np.ndarray) -> Tensor:
+    """uint8 [N, H, W, 3] to an autoencoder's input, fp32 [N, 3, H, W] in -1..1."""
+    return to_signed(torch.from_numpy(rgb).permute(0, 3, 1, 2))
+
+
+def balanced_labels(images: int) -> np.ndarray:
+    """Labels 0..9 in turn, int64 [images]."""
+    return np.arange(images) % len(picture_book.LABELS)
+
+
+class Ground:
+    """What all rows of a run share: the labels, the judge, and the real pictures they are measured against.
+
+    The judge reads 64 x 64 pixels. Larger pictures are averaged to that size before they are judged, block by block, and so are
+    the real and rebuilt ones of that size that they are compared with.
+
+    Args:
+        images: pictures of every row, 100 or more.
+        checkpoints: folder of the demo's files; None is the package's own.
+
+    Raises:
+        UserError: fewer pictures, or no judge.
+    """
+
+    def __init__(self, images: int, checkpoints: Path | None = None):
+        if images < 100:
+            raise UserError(f"images: {images} is too few for figures; use 100 or more.")
+        self.images, self.checkpoints = images, checkpoints or CHECKPOINTS
+        self.labels = balanced_labels(images)
+        self.judge, self.tolerance = load_judge(self.file("judge"))
+        self._references: dict[int, np.ndarray] = {}
+
+    def file(self, name: str) -> Path:
+        """One of the demo's files.
+
+        Raises:
+            UserError: it is not there.
+        """
+        path = self.checkpoints / f"{name}.safetensors"
+        if not path.is_file():
+            raise UserError(f"tables: the demo's {path.name} is missing, which this run needs; make it with train-demo --only {name}.")
+        return path
+
+    def condition(self, images: range) -> Condition:
+        """The labels of the images of these numbers."""
+        labels = tuple(int(i) for i in self.labels[images.start : images.stop])
+        return Condition(labels, tuple(picture_book.LABELS[i] for i in labels), "picture-book")
+
+    def real(self, seed: int, side: int = RESOLUTION) -> np.ndarray:
+        """The book's own pictures of all labels, uint8 [images, side, side, 3]."""
+        return picture_book.render(picture_book.scenes(seed, self.images, labels=self.labels), side)[0]
+
+    def reference(self, side: int) -> np.ndarray:
+        """The judge's features of real pictures of that size, float32 [images, 64]."""
+        if side not in self._references:
+            self._references[side] = read(self.judge, shrunk(self.real(TEST_SEED, side))).features
+        return self._references[side]
+
+    def figures(self, rgb: np.ndarray) -> Judged:
+        """Figures of pictures uint8 [images, S, S, 3] of all labels, beside real ones of that size."""
+        return figures(self.judge, self.tolerance, shrunk(rgb), self.labels, self.reference(rgb.shape[1]))
+
+
+class Bench(ABC):
+    """Models of a family, loaded when the first row needs them, and its rows.
+
+    Args:
+        ground: what the rows are measured with.
+        device: where models compute.
+        dtype: weights of the models, see :func:`model_loaders.checkpoint.choose_dtype`.
+    """
+
+    tables: ClassVar[dict[str, Table]]
+
+    def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32"):
+        self.ground, self.device, self.dtype = ground, torch.device(device), dtype
+        self._rows: dict[str, tuple[Result, np.ndarray]] = {}
+
+    @abstractmethod
+    def needs(self, row: Row) -> tuple[str, ...]:
+        """Names of the demo's files that a row needs."""
+
+    @abstractmethod
+    def floors(self, name: str) -> Mapping[str, Judged]:
+        """Figures of real pictures and of ones that only went through the decoder, judged like generated ones: a table's floors."""
+
+    @abstractmethod
+    def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
+        """Pictures uint8 [n, S, S, 3] of the images of these numbers, and the sampler's report.
+
+        Args:
+            settings: of the row's sampler, checked.
+        """
+
+    def settings(self, row: Row, common: dict[str, Any]) -> dict[str, Any]:
+        """All that is set for a row, by name."""
+        return {**common, **row.settings}
+
+    def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
+        """A row's line, from the reports of its batches."""
+        total = merged(reports)
+        return Result(row.title, row.sampler, settings, judged, total.counts, total.acceptance, total.seconds)
+
+    def expect(self, name: str) -> None:
+        """Nothing if every file that a table needs is there.
+
+        Raises:
+            UserError: one is not.
+        """
+        for row in self.tables[name][1]:
+            for file in self.needs(row):
+                self.ground.file(file)
+
+    @torch.no_grad()
+    def pictures(self, row: Row, settings: dict[str, Any], batch: int = BATCH) -> tuple[np.ndarray, list[Report]]:
+        """All pictures of a row, uint8 [images, S, S, 3], and the reports of all batches.
+
+        Raises:
+            UserError: a setting that the sampler does not have or take.
+        """
+        made = make(find(row.sampler).settings, settings)
+        every = range(self.ground.images)
+        parts = [self.draw(row, made, every[at : at + batch]) for at in range(0, len(every), batch)]
+        return np.concatenate([rgb for rgb, _ in parts]), [report for _, report in parts]
+
+    def row(self, row: Row, common: dict[str, Any]) -> tuple[Result, np.ndarray]:
+        """Figures of one line, and its pictures as the judge saw them, uint8 [images, 64, 64, 3]; a line that several tables
+        share is drawn once."""
+        settings = self.settings(row, common)
+        key = f"{row.sampler} {row.model} {make(find(row.sampler).settings, settings)} {row.prompt}"
+        if key not in self._rows:
+            rgb, reports = self.pictures(row, settings)
+            self._rows[key] = self.result(row, settings, self.ground.figures(rgb), reports), shrunk(rgb)
+        result, rgb = self._rows[key]
+        return replace(result, title=row.title), rgb
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """One report of all batches: counts, seconds and images are sums, the rest is the first one's."""
+    total = replace(reports[0], counts=dict(reports[0].counts))
+    for part in reports[1:]:
+        total.add(**part.counts)
+        total.seconds += part.seconds
+        total.images += part.images
+    return total
+
+
+def bench_of(name: str, kinds: Sequence[type[Bench]]) -> type[Bench]:
+    """Which kind of bench has a table.
+
+    Raises:
+        UserError: none of them.
+    """
+    for kind in kinds:
+        if name in kind.tables:
+            return kind
+    raise UserError(f"table: there is no {name!r}; there are {', '.join(table for kind in kinds for table in kind.tables)}.")
+
+
+def run_table(
+    bench: Bench, name: str, log: Callable[[str], None] = print, keep: list[np.ndarray] | None = None
+) -> list[Result]:  # fmt: skip
+    """All lines of a table.
+
+    Args:
+        bench: models and references.
+        name: one of the bench's tables.
+        log: receives a line a row.
+        keep: receives the first ten pictures of every row, uint8 [10, 64, 64, 3].
+
+    Raises:
+        UserError: no such table, or a file that it needs is missing.
+    """
+    common, rows = bench_of(name, [type(bench)]).tables[name]
+    out = []
+    for row in rows:
+        began = time.monotonic()
+        result, rgb = bench.row(row, common)
+        if keep is not None:
+            keep.append(rgb[:10])
+        log(f"{name}: {row.title}: {result.figures} in {time.monotonic() - began:.0f} s")
+        out.append(result)
+    return out
+
+
+def to_markdown(results: Sequence[Result], floors: Mapping[str, Judged]) -> str:
+    """The table docs/benchmarks.md shows; seconds are of batches of 100, without the decoder."""
+    rows = [(f"*{name} pictures*", f.cells()) for name, f in floors.items()]
+    rows += [(r.title, {**r.figures.cells(), **r.work()}) for r in results]
+    # The floors have figures and no work, so that those come first. What no row has is left out.
+    every = dict.fromkeys(heading for _, cells in rows for heading in cells)
+    heads = [heading for heading in every if any(cells.get(heading) for _, cells in rows)]
+    lines = [f"| {' | '.join(['setting', *heads])} |", "|---" * (1 + len(heads)) + "|"]
+    return "\n".join(lines + [f"| {' | '.join([title, *(cells.get(heading, '') for heading in heads)])} |" for title, cells in rows])

@@ -1,0 +1,111 @@
+"""Parity cases: what a recorded result is compared with, and how the outcome is judged. Knows no family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+
+ATOL = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """One comparison: computed and recorded tensor, and the largest absolute difference that is still right."""
+
+    got: Tensor
+    want: Tensor
+    tolerance: float = ATOL
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A named group of checks; ``checks`` None means that this version does not have what it would test."""
+
+    name: str
+    checks: Callable[[], Iterable[Check]] | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Verdict on a case: the worst check's error and tolerance, "ok", "FAIL" or "not yet", and why it failed."""
+
+    name: str
+    error: float
+    tolerance: float
+    verdict: str
+    why: str = ""
+
+    @property
+    def line(self) -> str:
+        """Name, largest absolute error, tolerance and verdict in columns."""
+        numbers = ("-", "-") if self.verdict == "not yet" else (f"{self.error:.3e}", f"{self.tolerance:.3e}")
+        return f"{self.name:<40}  {numbers[0]:>10}  {numbers[1]:>10}  {self.verdict}"
+
+
+def relative(got: Tensor, want: Tensor, tolerance: float = ATOL) -> Check:
+    """A check relative to the largest recorded value, for results whose size is not O(1)."""
+    return Check(got, want, tolerance * max(1.0, float(want.abs().max())))
+
+
+def exact(got: Tensor, want: Tensor) -> Check:
+    """Whole numbers: no difference allowed."""
+    return Check(got, want, 0.0)
+
+
+def judge(case: Case) -> Outcome:
+    """Run a case. Whatever goes wrong inside it is its failure, not ours."""
+    if case.checks is None:
+        return Outcome(case.name, 0.0, 0.0, "not yet")
+    worst = Outcome(case.name, 0.0, 0.0, "FAIL", "the file holds nothing to compare")
+    try:
+        for k, check in enumerate(case.checks()):
+            if check.got.shape != check.want.shape:
+                why = f"shape {list(check.got.shape)}, recorded {list(check.want.shape)}"
+                return Outcome(case.name, float("inf"), check.tolerance, "FAIL", why)
+            gap = (check.got.double() - check.want.double()).abs()
+            error = float(gap.max()) if gap.numel() else 0.0
+            ok = error <= check.tolerance  # False for NaN
+            now = Outcome(case.name, error, check.tolerance, "ok" if ok else "FAIL", "" if ok else "the numbers differ")
+            if not ok:
+                return now
+            if k == 0 or error * max(worst.tolerance, 1e-300) >= worst.error * max(check.tolerance, 1e-300):
+                worst = now
+    except Exception as e:  # a damaged case file can fail in any way
+        return Outcome(case.name, float("nan"), 0.0, "FAIL", f"{type(e).__name__}: {e}".splitlines()[0])
+    return worst
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """A case file's tensors. Those stored in fp16 (names ending in _f16) come out as fp32.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except SafetensorError as e:
+        raise UserError(f"{path.name}: damaged ({e}); copy it again.") from None
+    return {k: v.float() if v.dtype == torch.float16 else v for k, v in found.items()}
+
+
+def read_json(path: Path) -> Any:
+    """A case file's JSON.
+
+    Raises:
+        UserError: it is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise UserError(f"{path.name}: no JSON ({e}); copy it again.") from None

@@ -1,0 +1,208 @@
+"""Parity cases of CSpD's published mode: the acceptance ratio, what replaces a rejected draft, and whole runs.
+
+Everything is read from the case's tensors but the class labels, the pre-fill and the guidance, which no file holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...model_loaders.mar import load_mar
+from ...model_loaders.networks.mar import MARModel
+from ...samplers.conditioning import from_ids
+from ...samplers.driver import finish
+from ...samplers.mar.coupling import Gaussian
+from ...samplers.mar.cspd import TRIES, LastStep, Published, published_keep, published_ratio
+from ...samplers.mar.diffusion import Tables, tables_at
+from ...samplers.mar.loop import Run, begin, loop
+from ...samplers.mar.schedule import masked_after
+from ...samplers.mar.settings import CSpDSettings
+from ...samplers.mar.transformer import FullTransformer
+from .cases import Case, Check, exact, read_json, read_tensors
+
+DATA, DRAFT = "cspd.safetensors", "cspd_draft_f16.safetensors"
+LABELS, PREFILL, CFG, HIGHEST = (1, 9), 0.15, 3.0, 950
+
+
+@dataclass(eq=False)
+class _RecordedRun(Run):
+    """A run on the recorded timesteps, which are no respacing."""
+
+    table: Tables | None = None
+
+    @property
+    def tables(self) -> Tables:
+        assert self.table is not None
+        return self.table
+
+
+class _Verification:
+    """Rows of one recorded verification, sample by sample, positions ascending."""
+
+    def __init__(self, data: dict[str, Tensor], tag: str, rows: slice):
+        def cat(name: str) -> Tensor:
+            return data[f"{tag}.verify_{name}_cat"][rows]
+
+        self.q = LastStep(Gaussian(cat("mq"), cat("sq").log()), cat("lq"))
+        self.p = LastStep(Gaussian(cat("mp"), cat("sp").log()), cat("lp"))
+        self.token, self.ratio, self.guess, self.out = (cat(name) for name in ("x", "prob", "guess", "out"))
+        self.normals: list[Tensor] = []
+        self.uniforms: list[Tensor] = []
+
+    @property
+    def accepted(self) -> Tensor:
+        return self.ratio > self.guess
+
+    def decide(self, flat: Iterator[Tensor], normals: Iterator[Tensor]) -> Tensor:
+        """Tokens that come out, taking as many recorded draws as it needs."""
+        out, left = torch.where(self.accepted[:, None], self.token, 0), ~self.accepted
+        while bool(left.any()) and len(self.normals) < TRIES:
+            self.normals.append(next(normals))
+            self.uniforms.append(next(flat))
+            drawn = self.p.kernel.mean + self.p.kernel.log_std.exp() * self.normals[-1]
+            hit = left & (published_keep(drawn, self.q, self.p) > self.uniforms[-1])
+            out, left = torch.where(hit[:, None], drawn, out), left & ~hit
+        return out
+
+
+def _verifications(data: dict[str, Tensor], tag: str) -> list[_Verification]:
+    """The recorded verifications."""
+    ends = torch.tensor([0, *data[f"{tag}.verify_rows"].tolist()]).cumsum(0).tolist()
+    return [_Verification(data, tag, slice(start, end)) for start, end in pairwise(ends)]
+
+
+def _decided(data: dict[str, Tensor], tag: str) -> tuple[list[_Verification], list[Tensor]]:
+    """The recorded verifications with their draws, and the tokens that we get from them."""
+    uniforms = iter(data[f"{tag}.rand_flat"].split(data[f"{tag}.rand_sizes"].tolist()))
+    channels = data[f"{tag}.noise_f16"].shape[2]
+    rows = data[f"{tag}.randn_like_rows"].tolist()
+    normals = iter(data[f"{tag}.randn_like_flat_f16"].view(-1, channels).split(rows))
+    found, ours = _verifications(data, tag), []
+    for v in found:
+        next(uniforms)  # the guesses, which are stored with the rows too
+        ours.append(v.decide(uniforms, normals))
+    return found, ours
+
+
+class _RecordedRolls:
+    """Recorded judgements, asked for by image and position."""
+
+    def __init__(self, tokens: int, places: list[tuple[Tensor, Tensor]], found: list[_Verification]):
+        self.where = torch.zeros(2, tokens, dtype=torch.int64)  # row of all verifications behind one another
+        self.which = torch.zeros(2, tokens, dtype=torch.int64)
+        self.found, at = found, 0
+        self.guesses = torch.cat([v.guess for v in found])
+        for k, (image, position) in enumerate(places):
+            self.where[image, position] = at + torch.arange(len(image))
+            self.which[image, position] = k
+            at += len(image)
+
+    def guess(self, image: Tensor, position: Tensor) -> Tensor:
+        return self.guesses[self.where[image, position]]
+
+    def again(self, image: Tensor, position: Tensor, attempt: int, channels: int) -> tuple[Tensor, Tensor]:
+        k = int(self.which[image[0], position[0]])
+        row = self.where[image, position] - sum(len(v.guess) for v in self.found[:k])
+        return self.found[k].normals[attempt][row], self.found[k].uniforms[attempt][row]
+
+
+class _RecordedNoise:
+    """Recorded noise: of every position, and of every position and respaced timestep."""
+
+    def __init__(self, data: dict[str, Tensor], tag: str, inter: str):
+        self._orders, self._first = data[f"{tag}.orders"].long(), data[f"{tag}.noise_f16"]
+        self._steps = data[f"{inter}.inter_noise_f16"].flip(2).transpose(1, 2)
+
+    def orders(self, tokens: int) -> Tensor:
+        return self._orders
+
+    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+        return self._first if stream == "full" else torch.zeros(len(self._first), tokens, channels)
+
+    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+        return self._steps
+
+
+def _schedule(tokens: int, rows: list[int], images: int) -> tuple[int, int]:
+    """AR steps and draft length whose verifications have so many rows; no file says them.
+
+    Raises:
+        ValueError: there are none.
+    """
+    for steps in range(1, tokens + 1):
+        ends = [tokens - left for left in masked_after(tokens, steps)]
+        first = int(steps * PREFILL) + 1
+        for length in range(1, steps + 1):
+            marks = [s for s in range(first, steps) if s % length == 0 or s + 1 == steps]
+            bounds = [ends[first - 1], *(ends[s] for s in marks)] if first < steps else []
+            if [images * (b - a) for a, b in pairwise(bounds)] == rows:
+                return steps, length
+    raise ValueError("no number of AR steps and drafts has verifications of the recorded sizes")
+
+
+@lru_cache(maxsize=2)
+def _models(folder: Path, target: str, config: str) -> tuple[MARModel, MARModel]:
+    path = folder / config
+    heads = int(read_json(path)["encoder_num_heads"]) if path.is_file() else None
+    both = (replace(load_mar(folder / name, "fp32", heads=heads), latent_scale=1.0) for name in (target, DRAFT))
+    return next(both), next(both)
+
+
+def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
+    """The cases of a folder.
+
+    Args:
+        folder: holds :data:`DATA`, :data:`DRAFT` and the target.
+        target, config: the target's file and its JSON.
+    """
+    data = read_tensors(folder / DATA)
+    inter = next(key.split(".")[0] for key in data if key.endswith(".inter_noise_f16"))
+
+    def ratio(tag: str, inner: float) -> Iterator[Check]:
+        for v in _verifications(data, tag):
+            # As probabilities: above 1 the ratio has no meaning and any size.
+            yield Check(published_ratio(v.token, v.q, v.p, inner).exp().clamp(max=1), v.ratio.clamp(max=1))
+
+    def again(tag: str) -> Iterator[Check]:
+        found, ours = _decided(data, tag)
+        for v, out in zip(found, ours, strict=True):
+            yield Check(out, v.out)
+
+    def whole(tag: str, inner: float) -> Iterator[Check]:
+        model, draft = _models(folder, target, config)
+        found, _ = _decided(data, tag)
+        steps, tokens = data[f"{inter}.inter_noise_f16"].shape[2], model.net.config.tokens
+        table = tables_at(tuple(round(HIGHEST * i / (steps - 1)) for i in range(steps)))
+        ar_steps, length = _schedule(tokens, [len(v.guess) for v in found], len(LABELS))
+        settings = CSpDSettings(
+            ar_steps=ar_steps, diffusion_steps=steps, cfg=CFG, draft_length=length, prefill_ratio=PREFILL, mode="published",
+            inner_temperature=inner,
+        )  # fmt: skip
+        run = begin("cspd", model, from_ids(LABELS), settings, _RecordedNoise(data, tag, inter), None)
+        recorded = _RecordedRun(**vars(run), table=table)
+        decide = Published(recorded, draft, FullTransformer(), FullTransformer(), None)
+        places, first = [], decide.prefill
+        for step in range(first, ar_steps):
+            if step % length == 0 or step + 1 == ar_steps:
+                where = recorded.plan.ahead(first, step + 1 - first).sort(1).values
+                places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
+                first = step + 1
+        decide.rolls = _RecordedRolls(tokens, places, found)
+        result = finish(loop(recorded, decide))
+        for v, (image, position) in zip(found, places, strict=True):
+            grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)
+            yield exact(grid[image, position] == 1, v.accepted)
+        yield Check(result.latents, data[f"{tag}.out"])
+
+    for tag in sorted({key.split(".")[0] for key in data}):
+        inner = float(tag.removeprefix("t"))
+        yield Case(f"mar/cspd.{tag}.ratio", partial(ratio, tag, inner))
+        yield Case(f"mar/cspd.{tag}.again", partial(again, tag))
+        yield Case(f"mar/cspd.{tag}.run", partial(whole, tag, inner))

@@ -1,0 +1,150 @@
+"""Parity cases of LazyMAR: which steps are refreshed, similarities, chosen rows, conditions, and whole runs.
+
+Equal rows tie exactly at the keep boundary, and which of them the reference kept depends on its sort; so the recorded rows
+are checked to be as good as ours, score by score, and followed. Everything is read from the case's tensors but the
+guidance and the published code's constants, which no file holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...model_loaders.mar import load_mar
+from ...samplers.conditioning import from_ids
+from ...samplers.driver import finish
+from ...samplers.mar.diffusion import Tables, tables_at
+from ...samplers.mar.lazymar import REFERENCE_RATIOS, LazyTransformer
+from ...samplers.mar.loop import Conditions, Run, begin, generate
+from ...samplers.mar.mar import PlainHead
+from ...samplers.mar.settings import LazyMARSettings
+from ...samplers.noise import Noise
+from .cases import Case, Check, exact, read_json, read_tensors
+
+DATA, MODEL = "lazymar.safetensors", "lazy_tiny_mar_f16.safetensors"
+CFG, HIGHEST = 3.0, 950
+# The published code's: the 4th block, rows beyond those that must be, and shares by absolute AR step, however many there are.
+BLOCK, SPARE = 4, 15
+SCORE_TOLERANCE = 1e-5
+BASELINE, TOKENS = "baseline", "tokcache"
+
+
+@dataclass(eq=False)
+class _RecordedRun(Run):
+    """A run on the recorded timesteps, which are no respacing."""
+
+    table: Tables | None = None
+
+    @property
+    def tables(self) -> Tables:
+        assert self.table is not None
+        return self.table
+
+
+class _Follower(LazyTransformer):
+    """Chooses as recorded and remembers what it saw."""
+
+    def __init__(self, settings: LazyMARSettings, recorded: dict[int, Tensor]):
+        super().__init__(settings, REFERENCE_RATIOS, SPARE)
+        self.recorded = recorded
+        self.z: list[tuple[Tensor, Conditions]] = []
+        self.fresh: list[int] = []
+        self.scores: dict[int, Tensor] = {}
+        self.choices: dict[int, tuple[Tensor, Tensor]] = {}
+        """AR step to rows that must be computed and all rows we would have chosen, int64 [B, n]."""
+
+    def __call__(self, run: Run, step: int, wanted: Tensor) -> Conditions:
+        self.z.append((wanted, super().__call__(run, step, wanted)))
+        return self.z[-1][1]
+
+    def _refresh(self, run: Run, step: int, wanted: Tensor) -> Conditions:
+        self.fresh.append(step)
+        return super()._refresh(run, step, wanted)
+
+    def choose(self, run: Run, step: int, values: Tensor, wanted: Tensor, new: Tensor) -> Tensor | None:
+        self.scores[step] = self.similarity(values)
+        keep = super().choose(run, step, values, wanted, new)
+        if keep is None or step not in self.recorded:
+            return keep
+        must = torch.cat([wanted, new], dim=1) + run.model.net.config.buffer
+        self.choices[step] = must, keep
+        rest = self.recorded[step].scatter(1, must, False)
+        return torch.cat([must, rest.nonzero()[:, 1].view(len(must), -1)], dim=1)
+
+
+def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str, bool], Noise]) -> Iterator[Case]:
+    """The cases of a folder.
+
+    Args:
+        folder: holds :data:`DATA` and :data:`MODEL`.
+        config: its model's JSON.
+        recorded: noise of a tag, from tensors named as in the plain MAR's cases.
+    """
+    data = read_tensors(folder / DATA)
+    steps = next(value for key, value in data.items() if key.endswith(".step_noise_cat_f16"))
+
+    @lru_cache(maxsize=3)
+    def run(tag: str) -> tuple[Tensor, _Follower]:
+        path = folder / config
+        heads = int(read_json(path)["encoder_num_heads"]) if path.is_file() else None
+        model = replace(load_mar(folder / MODEL, "fp32", heads=heads), latent_scale=1.0)
+        of = TOKENS if tag == BASELINE else tag  # the baseline used the same noise
+        # The null half's noise, which upstream draws and throws away, may be left out.
+        noise = recorded(
+            {"x.orders": data[f"{of}.orders"], "x.n_pred": data[f"{of}.n_pred"], "x.init_noise_cat": data[f"{of}.init_noise_cat_f16"],
+             "x.step_noise_cat_f16": steps}, "x", steps.shape[1] > len(data[f"{of}.init_noise_cat_f16"]),
+        )  # fmt: skip
+        fresh = [] if tag == BASELINE else data[f"{of}.force_fresh"].nonzero()[:, 0].tolist()
+        # Fresh from the beginning to the start step, then once a period.
+        start = next((k for k, s in enumerate(fresh) if s + 1 not in fresh), 0)
+        later = [s for s in fresh if s > start]
+        settings = LazyMARSettings(
+            ar_steps=len(data[f"{of}.n_pred"]), diffusion_steps=len(steps), cfg=CFG, t_max=HIGHEST, start_step=start,
+            refresh_period=later[0] - start if later else 4096 if fresh else 1, block=BLOCK, head_cache=tag not in (BASELINE, TOKENS),
+        )  # fmt: skip
+        kept = {} if tag == BASELINE else dict(zip(data[f"{of}.prune_step"].tolist(), data[f"{of}.prune_keep_mask"].bool(), strict=True))
+        begun = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None)
+        table = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
+        state = _RecordedRun(**vars(begun), table=table)
+        follower = _Follower(settings, kept)
+        with torch.no_grad():
+            out = finish(generate(state, follower, PlainHead(state, follower)))
+        return out.latents, follower
+
+    def chosen(tag: str) -> Iterator[Check]:
+        _, got = run(tag)
+        yield exact(torch.tensor(got.fresh), data[f"{tag}.force_fresh"].nonzero()[:, 0])
+        at = {step: k for k, step in enumerate(data[f"{tag}.prune_step"].tolist())}
+        for step, score in got.scores.items():
+            yield Check(score, data[f"{tag}.prune_vcos"][at[step]], SCORE_TOLERANCE)
+        for step, (must, keep) in got.choices.items():
+            theirs = data[f"{tag}.prune_keep_mask"][at[step]].bool()
+            ours = torch.zeros_like(theirs).scatter(1, keep, True)
+            yield exact(theirs.gather(1, must), torch.ones_like(must))
+            yield exact(theirs.sum(1), ours.sum(1))
+            lowest = [got.scores[step].where(mask, torch.inf).sort(1).values[:, : keep.shape[1]] for mask in (ours, theirs)]
+            yield Check(lowest[0], lowest[1], SCORE_TOLERANCE)
+
+    def conditions(tag: str) -> Iterator[Check]:
+        want, row = data[f"{tag}.z_cat"], 0
+        for wanted, z in run(tag)[1].z:
+            assert z.null is not None
+            order = wanted.argsort(1).repeat(2, 1)
+            both = torch.cat([z.cond, z.null])
+            both = both.gather(1, order[..., None].expand_as(both)).flatten(0, 1)
+            yield Check(both, want[row : row + len(both)])
+            row += len(both)
+
+    def whole(tag: str) -> Iterator[Check]:
+        yield Check(run(tag)[0], data[f"{tag}.out"])
+
+    for tag in sorted({key.split(".")[0] for key in data}):
+        if tag != BASELINE:
+            yield Case(f"mar/lazymar.{tag}.chosen", partial(chosen, tag))
+            yield Case(f"mar/lazymar.{tag}.conditions", partial(conditions, tag))
+        yield Case(f"mar/lazymar.{tag}.run", partial(whole, tag))

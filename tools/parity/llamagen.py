@@ -1,0 +1,273 @@
+"""Parity cases of the LlamaGen family: GPT, LlamaGen's, PAR's and ZipAR's sampling runs, filters of a token's values.
+
+A folder holds any of the files named below; every size is read from them: ``X_io`` belongs to the weights ``X``, and
+ZipAR's runs to the weights of plain LlamaGen. The VQ autoencoders have their own cases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...model_loaders.networks.gpt import GPT, Block, GPTConfig, TokenModel, attend
+from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
+from ...samplers.driver import finish
+from ...samplers.tokens.draws import allowed
+from ...samplers.tokens.llamagen import raster
+from ...samplers.tokens.loop import begin, decode, lay_out
+from ...samplers.tokens.par import par_groups, par_schedule
+from ...samplers.tokens.schedule import Schedule
+from ...samplers.tokens.settings import TokenSettings
+from ...samplers.tokens.zipar import windowed
+from .cases import Case, Check, exact, read_json, read_tensors
+
+_GREEDY = re.compile(r"(.+)\.greedy\.cfg([\d.]+?)(?:_int(\d+))?\.tokens")
+_SAMPLED = re.compile(r"(.+)\.sampled\.seed(\d+)_cfg([\d.]+)_k(\d+)_p([\d.]+)_t([\d.]+)\.tokens")
+
+
+def cases(folder: Path) -> list[Case]:
+    """Every case whose files are in ``folder``, cheap to list: no weights are read yet."""
+    known: dict[str, Callable[[Path, str], Iterable[Case]]] = {
+        "gpt": _gpt, "par": _par, "zipar": _zipar, "ziparmasked": _zipar, "sampler": _filters,
+    }  # fmt: skip
+    out: list[Case] = []
+    for path in sorted(folder.glob("*_io.safetensors")):
+        stem = path.name.removesuffix("_io.safetensors")
+        make = known.get(stem.split("_")[0])
+        try:
+            out += make(folder, stem) if make else ()
+        except Exception as e:  # a damaged file is one failed case; the others still run
+            out.append(Case(f"llamagen/{stem}", _fails(e)))
+    return [*out, *(_key_list(path) for path in sorted(folder.glob("keys_*.json")) if "vq" not in path.stem)]
+
+
+def _fails(error: Exception) -> Callable[[], Iterable[Check]]:
+    def checks() -> Iterable[Check]:
+        raise error
+
+    return checks
+
+
+@lru_cache(maxsize=4)
+def _io(folder: Path, stem: str) -> dict[str, Tensor]:
+    return read_tensors(folder / f"{stem}_io.safetensors")
+
+
+@lru_cache(maxsize=4)
+def _model(folder: Path, stem: str) -> TokenModel:
+    """The weights ``stem``; head count and grid from the rotation table beside them, or the official ones."""
+    state, io = read_tensors(folder / f"{stem}.safetensors"), _io(folder, stem)
+    heads = state["tok_embeddings.weight"].shape[1] // (2 * io["freqs_cis"].shape[1]) if "freqs_cis" in io else None
+    net = GPT(GPTConfig.from_state_dict(state, heads))
+    net.load_state_dict(state)
+    cells = next(v.shape[1] for k, v in io.items() if k.endswith(("tokens", "tokens_raster")))
+    return TokenModel(net.eval().requires_grad_(False), stem, int(cells**0.5))
+
+
+def _condition(io: dict[str, Tensor]) -> AnyCondition:
+    """What the recorded runs drew: class ids, or captions less their padding."""
+    if "cond" in io:
+        return from_ids(io["cond"].tolist())
+    texts = [rows[mask > 0] for rows, mask in zip(io["caption_embs"], io["emb_masks"], strict=True)]
+    return TextCondition(tuple(texts), tuple(str(i) for i in range(len(texts))))
+
+
+# ------------------------------------------------------------------------------------------------ networks
+
+
+def _gpt(folder: Path, stem: str) -> Iterator[Case]:
+    io = _io(folder, stem)
+    tag = next(key for key in io if ".full_logits" in key).split(".")[0]
+    name = f"llamagen/{stem}"
+
+    def given() -> Tensor:
+        return io["cond"] if "cond" in io else io["caption_embs"]
+
+    def rows(prefix: Tensor) -> tuple[Tensor, Tensor]:
+        net = _model(folder, stem).net
+        x = torch.cat([prefix, net.embed(io["tokens"])], 1)
+        return x, torch.arange(-prefix.shape[1], io["tokens"].shape[1])
+
+    def full(suffix: str) -> Iterator[Check]:
+        net, grid = _model(folder, stem).net, _model(folder, stem).grid
+        prefix = net.prefix(given(), guided=True)[len(given()) :] if "uncond" in suffix else net.prefix(given())
+        yield Check(net(*rows(prefix), net.places(grid, prefix.shape[1])), io[f"{tag}.full_logits{suffix}"])
+
+    def inside() -> Iterator[Check]:
+        net, grid = _model(folder, stem).net, _model(folder, stem).grid
+        prefix = net.prefix(given())
+        if f"{tag}.cap_proj" in io:
+            yield Check(prefix, io[f"{tag}.cap_proj"])
+        x, place = rows(prefix)
+        turn = net.places(grid, prefix.shape[1]).rows(place)
+        yield Check(torch.stack([turn[:, 0, ::2], turn[:, 1, 1::2]], -1), io["freqs_cis"])
+        if f"{tag}.l0_out" in io:
+            first = net.layers[0]
+            assert isinstance(first, Block)
+            norm = first.attention_norm(x)
+            attention = first.attention.wo(attend(*first.attention.project(norm, turn), causal=True))
+            out = x + attention
+            out = out + first.feed_forward(first.ffn_norm(out))
+            for key, got in (("l0_norm", norm), ("l0_attn", attention), ("l0_out", out)):
+                yield Check(got, io[f"{tag}.{key}"])
+            yield Check(net.output(io[f"{tag}.final_norm"]), io[f"{tag}.full_logits"])
+
+    def cached(suffix: str) -> Iterator[Check]:
+        model = _model(folder, stem)
+        what: AnyCondition = _condition(io)
+        if suffix == "_nomask":
+            what = TextCondition(tuple(io["caption_embs"]), ("",) * len(io["caption_embs"]))
+        yield Check(_replay(model, what, raster(model.grid), io["tokens"], "uncond" in suffix), io[f"{tag}.cached_logits{suffix}"])
+
+    for key in sorted(io):
+        for kind, make in (("full_logits", full), ("cached_logits", cached)):
+            if key.startswith(f"{tag}.{kind}"):
+                yield Case(f"{name}.{key.removeprefix(f'{tag}.')}", partial(make, key.removeprefix(f"{tag}.{kind}")))
+    yield Case(f"{name}.inside", inside)
+    yield from _runs(folder, stem, io, io, lambda run, model: raster(model.grid))
+
+
+def _par(folder: Path, stem: str) -> Iterator[Case]:
+    io = _io(folder, stem)
+
+    def order() -> Iterator[Check]:
+        model = _model(folder, stem)
+        cells = torch.tensor(par_groups(model.grid, model.regions)).flatten()
+        yield exact(cells, io["par.perm_index"])
+        yield exact(io["tokens_raster"][:, cells], io["tokens_par_order"])
+
+    def full() -> Iterator[Check]:
+        model = _model(folder, stem)
+        net, n = model.net, model.regions
+        cells = torch.tensor(par_groups(model.grid, n)).flatten()
+        tokens, none = net.embed(io["tokens_raster"][:, cells]), torch.full((n - 1,), -1)
+        special = net.special_rows().expand(len(tokens), -1, -1)
+        x = torch.cat([net.prefix(io["cond"]), tokens[:, :n], special, tokens[:, n:]], 1)
+        place = torch.cat([none[:1], cells[:n], none, cells[n:]])
+        yield Check(net(x, place, net.places(model.grid, 1), io["group_mask"].bool()), io["par.full_logits"])
+
+    def mask() -> Iterator[Check]:
+        model = _model(folder, stem)
+        schedule = par_schedule(model.grid, model.regions)
+        for seen, at in zip(schedule.visible(), schedule.passes[1:], strict=True):
+            recorded = io["group_mask"][1:, 1:][list(at.slot), : seen.shape[1]]
+            yield exact(torch.from_numpy(seen).to(torch.uint8), recorded)
+
+    yield Case(f"llamagen/{stem}.order", order)
+    yield Case(f"llamagen/{stem}.full_logits", full)
+    yield Case(f"llamagen/{stem}.group_mask", mask)
+    yield from _runs(folder, stem, io, io, lambda run, model: par_schedule(model.grid, model.regions))
+
+
+def _zipar(folder: Path, stem: str) -> Iterator[Case]:
+    family, rest = stem.split("_", 1)
+    weights = f"gpt_{rest}"
+
+    def schedule(run: str, model: TokenModel) -> Schedule:
+        return windowed(model.grid, int(run.rpartition("_w")[2]), family == "zipar")
+
+    yield from _runs(folder, weights, _io(folder, stem), _io(folder, weights), schedule)
+
+
+def _key_list(path: Path) -> Case:
+    """Names and shapes of an official file, against a network of that size on the meta device."""
+
+    def checks() -> Iterator[Check]:
+        shapes = {name: tuple(shape) for name, shape in read_json(path)["keys"].items()}
+        with torch.device("meta"):
+            net = GPT(GPTConfig.from_state_dict({name: torch.empty(shape) for name, shape in shapes.items()}))
+        ours = {name: tuple(t.shape) for name, t in net.state_dict().items()}
+        yield exact(torch.tensor(len(set(ours.items()) ^ set(shapes.items()))), torch.tensor(0))
+
+    return Case(f"llamagen/keys.{path.stem.removeprefix('keys_')}", checks)
+
+
+# ------------------------------------------------------------------------------------------------ sampling
+
+
+def _filters(folder: Path, stem: str) -> Iterator[Case]:
+    io = _io(folder, stem)
+
+    def checks(key: str, top_k: int, top_p: float) -> Iterator[Check]:
+        left = allowed(io["logits"], top_k, top_p)
+        yield exact(left.isfinite().to(torch.uint8), io[f"filtered_{key}_keepmask"])
+        yield Check(left.softmax(-1), io[f"probs_{key}"])
+
+    for m in filter(None, (re.fullmatch(r"probs_(k(\d+)_p([\d.]+))", key) for key in sorted(io))):
+        yield Case(f"llamagen/sampler.{m[1]}", partial(checks, m[1], int(m[2]), float(m[3])))
+
+
+class _Multinomial:
+    """The reference's draws again: torch.multinomial divides by exponential numbers, as many as there are rows, and takes
+    the largest. ``together``: one call for all cells of a pass (PAR), not one a cell."""
+
+    def __init__(self, seed: int, images: int, together: bool):
+        self._generator, self._images, self._together = torch.Generator().manual_seed(seed), images, together
+
+    def __len__(self) -> int:
+        return self._images
+
+    def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
+        calls, rows = (1, len(cells)) if self._together else (len(cells), 1)
+        parts = [torch.empty(self._images, rows, values).exponential_(generator=self._generator) for _ in range(calls)]
+        return -torch.cat(parts, 1).log()
+
+
+def _runs(
+    folder: Path, weights: str, runs: dict[str, Tensor], io: dict[str, Tensor],
+    schedule: Callable[[str, TokenModel], Schedule],
+) -> Iterator[Case]:  # fmt: skip
+    """Recorded generations."""
+
+    def generated(model: TokenModel, run: str, settings: TokenSettings, seed: int) -> Tensor:
+        draws = _Multinomial(seed, len(_condition(io)), together=model.regions > 1)
+        out = finish(decode(begin("verify", model, _condition(io), settings, draws, None, schedule(run, model))))
+        return out.codes.flatten(1)
+
+    def greedy(run: str, base: str, cfg: float, until: int) -> Iterator[Check]:
+        model = _model(folder, weights)
+        plan = schedule(run, model)
+        got = generated(model, run, TokenSettings(cfg=cfg, top_k=1, cfg_interval=until), 0)
+        yield exact(got, runs[f"{base}.tokens_raster" if model.regions > 1 else f"{base}.tokens"])
+        prefix = io["emb_masks"].shape[1] if "emb_masks" in io else 1
+        if f"{base}.positions" in runs:
+            positions = [n + prefix for p in plan.passes[1:] for n in p.slot]
+            yield exact(torch.tensor([*range(prefix), *positions]), runs[f"{base}.positions"])
+            yield exact(torch.tensor([prefix, *(len(p.slot) for p in plan.passes[1:])]), runs[f"{base}.positions_len"])
+        if f"{base}.logits" in runs:
+            want = runs[f"{base}.logits"]
+            halves = len(want) // len(_condition(io))
+            logits = torch.cat([_replay(model, _condition(io), plan, got, half > 0) for half in range(halves)])
+            yield Check(logits, want[:, prefix - 1 :])
+
+    def sampled(run: str, key: str, seed: int, settings: TokenSettings) -> Iterator[Check]:
+        model = _model(folder, weights)
+        want = runs[key]
+        if model.regions > 1:  # recorded in the order of generation
+            cells = torch.tensor(par_groups(model.grid, model.regions)).flatten()
+            want = torch.empty_like(want).index_copy(1, cells, want)
+        yield exact(generated(model, run, settings, seed), want)
+
+    for key in sorted(runs):
+        if m := _GREEDY.fullmatch(key):
+            base = key.removesuffix(".tokens")
+            yield Case(f"llamagen/{base}", partial(greedy, m[1], base, float(m[2]), int(m[3] or -1)))
+        elif m := _SAMPLED.fullmatch(key):
+            settings = TokenSettings(cfg=float(m[3]), top_k=int(m[4]), top_p=float(m[5]), temperature=float(m[6]))
+            yield Case(f"llamagen/{m[1]}.sampled", partial(sampled, m[1], key, int(m[2]), settings))
+
+
+def _replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, tokens: Tensor, null: bool) -> Tensor:
+    """Logits [B, rows, V] of all rows that a schedule feeds, with known tokens int64 [B, N]; the prefill's last row first."""
+    run = begin("verify", model, condition, TokenSettings(), _Multinomial(0, len(condition), False), None, schedule)
+    run.tokens.copy_(tokens)
+    logits, cache = run.prefill(both=True)
+    out = [logits[:, None]]
+    for at in lay_out(schedule, cache.prefix, tokens.device)[1:]:
+        out.append(run.feed(at, cache, both=True, every=True))
+    return torch.cat(out, 1)[len(tokens) :] if null else torch.cat(out, 1)[: len(tokens)]

@@ -1,0 +1,280 @@
+"""Parity cases of the MAR family: networks, head, diffusion tables, mask schedule, whole sampling runs, KL autoencoder.
+
+A folder holds any of the files named below; every size is read from them. What no file says is in the constants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...model_loaders.autoencoders import load_kl
+from ...model_loaders.mar import load_mar
+from ...model_loaders.networks.kl import KLAutoencoder, KLConfig, KLModel
+from ...model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ...reports.record import Clock, Report
+from ...samplers.conditioning import from_ids
+from ...samplers.driver import finish
+from ...samplers.mar.denoiser import Denoiser
+from ...samplers.mar.diffusion import guide, tables
+from ...samplers.mar.loop import Conditions, Run
+from ...samplers.mar.mar import mar
+from ...samplers.mar.schedule import Plan, masked_after
+from ...samplers.mar.settings import MARSettings
+from ...samplers.noise import PairedNoise
+from . import cspd as parity_cspd
+from . import lazymar as parity_lazymar
+from .cases import Case, Check, exact, read_json, read_tensors, relative
+
+MODEL, MODEL_CONFIG, DECODER = "tiny_mar_f16.safetensors", "tiny_mar_config.json", "tiny_vae_f16.safetensors"
+# Recorded runs that start at t = 999; their results are huge. All others start at 950, as does every "c" table.
+FROM_999 = ("a", "b")
+CLIPPED = 950
+TEMPERATURES = {"b": 0.95}
+TABLE_TOLERANCE = 1e-9
+
+
+def cases(folder: Path) -> list[Case]:
+    """Every case whose files are in ``folder``, cheap to list: nothing large is read yet."""
+    known: list[tuple[tuple[str, ...], Callable[[Path], Iterable[Case]]]] = [
+        (("encdec.safetensors", MODEL), _encdec),
+        (("head.safetensors", MODEL), _head),
+        (("diffusion_tables.safetensors",), _tables),
+        (("mask_schedule.json",), _schedules),
+        (("sample_tokens.safetensors", MODEL), _sampling),
+        (("vae.safetensors", DECODER), _autoencoder),
+        ((parity_lazymar.DATA, parity_lazymar.MODEL), lambda f: parity_lazymar.cases(f, MODEL_CONFIG, _Recorded)),
+        ((parity_cspd.DATA, parity_cspd.DRAFT, MODEL), lambda f: parity_cspd.cases(f, MODEL, MODEL_CONFIG)),
+    ]
+    out: list[Case] = []
+    for files, make in known:
+        if not (folder / files[0]).is_file():
+            continue
+        stem = files[0].split(".")[0]
+        try:
+            missing = [name for name in files if not (folder / name).is_file()]
+            if missing:
+                raise FileNotFoundError(f"{missing[0]} is not beside it")
+            out += make(folder)
+        except Exception as e:  # a damaged file is one failed case; the others still run
+            out.append(Case(f"mar/{stem}", _fails(e)))
+    return [*out, *(_key_list(path) for path in sorted(folder.glob("*_keys.json")))]
+
+
+def _fails(error: Exception) -> Callable[[], Iterable[Check]]:
+    def checks() -> Iterable[Check]:
+        raise error
+
+    return checks
+
+
+@lru_cache(maxsize=2)
+def _model(folder: Path) -> MARModel:
+    config = folder / MODEL_CONFIG
+    heads = int(read_json(config)["encoder_num_heads"]) if config.is_file() else None
+    return replace(load_mar(folder / MODEL, "fp32", heads=heads), latent_scale=1.0)
+
+
+@lru_cache(maxsize=2)
+def _decoder(folder: Path) -> KLModel:
+    return load_kl(folder / DECODER, "fp32")
+
+
+# ------------------------------------------------------------------------------------------------ networks
+
+
+def _encdec(folder: Path) -> Iterator[Case]:
+    data = read_tensors(folder / "encdec.safetensors")
+
+    def checks(tag: str, labels: Tensor | None, suffix: str) -> Iterator[Check]:
+        net = _model(folder).net
+        mask, tokens = data[f"{tag}.mask"], data[f"{tag}.tokens"]
+        known, hidden = ((mask == value).nonzero()[:, 1].view(len(mask), -1) for value in (0, 1))
+        encoded = net.encode(tokens, known, net.class_rows(labels, len(mask)))
+        yield Check(encoded, data[f"{tag}.enc_out{suffix}"])
+        z = data[f"{tag}.dec_out{suffix}"]
+        yield Check(net.decode(encoded, known), z)
+        # The short way that the samplers take: only the rows that are asked for.
+        at = hidden[..., None].expand(-1, -1, z.shape[2])
+        yield Check(net.decode(encoded, known, hidden), z.gather(1, at))
+
+    for tag in sorted({key.split(".")[0] for key in data}):
+        labels = data[f"{tag}.labels"].long()
+        yield Case(f"mar/encdec.{tag}.cond", partial(checks, tag, labels, ""))
+        yield Case(f"mar/encdec.{tag}.null", partial(checks, tag, None, "_uncond"))
+
+
+def _head_run(model: MARModel, temperature: float, rows: int) -> Run:
+    """As much of a run as the head's denoiser looks at."""
+    c = model.net.config
+    orders = torch.arange(c.tokens).expand(rows, -1)
+    settings = MARSettings(ar_steps=1, temperature=temperature)
+    tokens = torch.zeros(rows, c.tokens, c.channels)
+    report, clock = Report("verify", model.name, {}, None, rows, "cpu"), Clock(torch.device("cpu"))
+    labels, noise = torch.zeros(rows, dtype=torch.int64), PairedNoise(0, range(rows))
+    return Run(model, labels, settings, noise, Plan(orders, settings), tokens, report, clock)
+
+
+def _head(folder: Path) -> Iterator[Case]:
+    data = read_tensors(folder / "head.safetensors")
+    z = data["z"]
+
+    def net() -> Iterator[Check]:
+        head = _model(folder).net.head
+        x, t, half = data["net.x"], data["net.t"], len(data["net.x"]) // 2
+        yield Check(head.time_embed(t), data["net.t_emb"])
+        yield Check(head(x, t, z), data["net.out"])
+        out = head(torch.cat([x[:half], x[:half]]), t, z)
+        eps, logits = guide(out[:half], out[half:], 3.0, head.channels)
+        yield Check(torch.cat([eps, logits], 1), data["net.cfg3_out"][:half])
+
+    def sample(tag: str, count: int, clipped: bool, temperature: float, cfg: float) -> Iterator[Check]:
+        first = data[f"s{tag}.init_noise"]
+        n = len(first)
+        table = tables(count, CLIPPED if clipped else 999)
+        denoise = Denoiser(_head_run(_model(folder), temperature, n), table)
+        rows = Conditions(z[:n], z[n : 2 * n] if cfg != 1 else None)
+        out = denoise(rows, torch.full((n, 1), cfg), first, data[f"s{tag}.step_noise_f16"][:, :n])
+        want = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
+        yield Check(out, want) if clipped else relative(out, want)
+
+    if "net.x" in data:
+        yield Case("mar/head.net", net)
+    found = re.compile(r"s((\d+)(c?))\.t([\d.]+)\.cfg([\d.]+)\.out")
+    for m in sorted(filter(None, map(found.fullmatch, data)), key=lambda m: (m[3], int(m[2]), m[4], m[5])):
+        arguments = (m[1], int(m[2]), bool(m[3]), float(m[4]), float(m[5]))
+        yield Case(f"mar/head.s{m[1]}.t{m[4]}.cfg{m[5]}", partial(sample, *arguments))
+
+
+def _autoencoder(folder: Path) -> Iterator[Case]:
+    data = read_tensors(folder / "vae.safetensors")
+
+    def decode() -> Iterator[Check]:
+        yield Check(_decoder(folder).net.decode(data["z"]), data["decoded"])
+
+    def encode() -> Iterator[Check]:
+        net = _decoder(folder).net
+        mean, std = net.encode(data["x"])
+        yield Check(mean, data["mean"])
+        yield Check(std, data["std"])
+        yield Check(net.quant_conv(net.encoder(data["x"])), data["moments"])
+
+    yield Case("mar/vae.decode", decode)
+    yield Case("mar/vae.encode", encode)
+
+
+def _key_list(path: Path) -> Case:
+    """Names and shapes of an official file, against a network of that size on the meta device."""
+
+    def checks() -> Iterator[Check]:
+        shapes = {name: tuple(shape) for name, shape in read_json(path).items()}
+        state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        config = path.parent / MODEL_CONFIG
+        tiny = path.stem.startswith("tiny") and config.is_file()
+        with torch.device("meta"):
+            if "class_emb.weight" in shapes:
+                heads = int(read_json(config)["encoder_num_heads"]) if tiny else None
+                net: torch.nn.Module = MAR(MARConfig.from_state_dict(state, heads))
+            else:
+                net = KLAutoencoder(KLConfig.from_state_dict(state))
+        ours = {name: tuple(t.shape) for name, t in net.state_dict().items()}
+        yield exact(torch.tensor(len(set(ours.items()) ^ set(shapes.items()))), torch.tensor(0))
+
+    return Case(f"mar/keys.{path.stem.removesuffix('_keys')}", checks)
+
+
+# ------------------------------------------------------------------------------------------------ arithmetic
+
+
+def _tables(folder: Path) -> Iterator[Case]:
+    data = read_tensors(folder / "diffusion_tables.safetensors")
+
+    def checks(tag: str) -> Iterator[Check]:
+        ours = tables(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999)
+        for key, want in data.items():
+            prefix, name = key.split(".")
+            if prefix == tag:
+                got = getattr(ours, name)
+                yield relative(got, want, TABLE_TOLERANCE) if want.is_floating_point() else exact(got, want)
+
+    for tag in sorted({key.split(".")[0] for key in data}, key=lambda t: (t.endswith("c"), int(t.rstrip("c")))):
+        yield Case(f"mar/diffusion_tables.{tag}", partial(checks, tag))
+
+
+def _schedules(folder: Path) -> Iterator[Case]:
+    def checks(tokens: int, steps: int, recorded: dict[str, list[int]]) -> Iterator[Check]:
+        left = masked_after(tokens, steps)
+        # Upstream's last entry is 1 although the last step decides everything.
+        yield exact(torch.tensor(left[:-1]), torch.tensor(recorded["mask_len"][:-1]))
+        sizes = [before - after for before, after in pairwise([tokens, *left])]
+        yield exact(torch.tensor(sizes), torch.tensor(recorded["n_pred"]))
+
+    for key, recorded in read_json(folder / "mask_schedule.json").items():
+        tokens, steps = (int(n) for n in key.removeprefix("L").split("_n"))
+        yield Case(f"mar/mask_schedule.{key}", partial(checks, tokens, steps, recorded))
+
+
+# ------------------------------------------------------------------------------------------------ sampling
+
+
+class _Recorded:
+    """Recorded noise, put back to its positions. The files hold it in the order in which it was drawn."""
+
+    def __init__(self, data: dict[str, Tensor], tag: str, guided: bool):
+        self._orders = data[f"{tag}.orders"].long()
+        first, steps = data[f"{tag}.init_noise_cat"], data[f"{tag}.step_noise_cat_f16"]
+        batch, tokens = self._orders.shape
+        self._first = torch.zeros(batch, tokens, first.shape[1])
+        self._steps = torch.zeros(batch, len(steps), tokens, steps.shape[2])
+        reveal, at, row, step_row = self._orders.flip(1), 0, 0, 0
+        for n in data[f"{tag}.n_pred"].tolist():
+            where = reveal[:, at : at + n].sort(1).values
+            at += n
+            for image in range(batch):
+                self._first[image, where[image]] = first[row : row + n]
+                self._steps[image][:, where[image]] = steps[:, step_row : step_row + n]
+                row, step_row = row + n, step_row + n
+            step_row += batch * n if guided else 0  # noise of the null half, which upstream draws and throws away
+
+    def orders(self, tokens: int) -> Tensor:
+        return self._orders
+
+    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+        return self._first
+
+    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+        return self._steps
+
+
+def _sampling(folder: Path) -> Iterator[Case]:
+    data = read_tensors(folder / "sample_tokens.safetensors")
+
+    def checks(tag: str) -> Iterator[Check]:
+        model = _model(folder)
+        scales, tokens = data[f"{tag}.cfg_iter"].tolist(), data[f"{tag}.orders"].shape[1]
+        constant = max(scales) == min(scales)
+        # Linear guidance ends at 1 + (cfg - 1) (L - 1) / L.
+        cfg = scales[-1] if constant else 1 + (scales[-1] - 1) * tokens / (tokens - 1)
+        t_max = 999 if tag in FROM_999 else CLIPPED
+        executed = len(data[f"{tag}.step_noise_cat_f16"])
+        # Clipping merges timesteps: 25 steps from 950 are 24. Recorded runs ask for round numbers.
+        fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max)) == executed]
+        count = next((n for n in fitting if n % 5 == 0), fitting[0])
+        settings = MARSettings(
+            ar_steps=len(scales), diffusion_steps=count, cfg=round(cfg, 6), t_max=t_max,
+            cfg_schedule="constant" if constant else "linear", temperature=TEMPERATURES.get(tag, 1.0),
+        )  # fmt: skip
+        noise = _Recorded(data, tag, guided=settings.cfg != 1)
+        out = finish(mar(model, from_ids(data[f"{tag}.labels"].tolist()), settings, noise)).latents
+        want = data[f"{tag}.out"]
+        yield relative(out, want) if tag in FROM_999 else Check(out, want)
+
+    for tag in sorted({key.split(".")[0] for key in data}):
+        yield Case(f"mar/sample_tokens.{tag}", partial(checks, tag))

@@ -1,0 +1,309 @@
+"""Parity cases of Tar: the de-tokenizer AR-DTok, its VQ tokenizer, TA-Tok and its codebook, filters of a token's values.
+
+A folder holds any of the files named below; every size is read from them: ``X_io`` belongs to the weights ``X_state``, and the
+variants of AR-DTok hold weights (``sd.``) and results in one. MuLo-SD has its own cases.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...model_loaders.checkpoint import read_metadata
+from ...model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from ...model_loaders.networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel, unused
+from ...model_loaders.networks.vq import HISTORY, VQAutoencoder, VQConfig
+from ...model_loaders.tar import load_detokenizer
+from ...samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition
+from ...samplers.driver import finish
+from ...samplers.tokens.conditioning import features_of
+from ...samplers.tokens.draws import allowed
+from ...samplers.tokens.llamagen import raster
+from ...samplers.tokens.loop import begin, decode
+from ...samplers.tokens.settings import TokenSettings
+from .cases import Case, Check, exact, read_json, read_tensors
+from .llamagen import _Multinomial, _replay
+
+_GREEDY = re.compile(r"greedy_(cond4_)?cfg([\d.]+?)(?:_interval(\d+))?")
+_SAMPLED = re.compile(r"sampled_cfg([\d.]+)_(?:topk(\d+)_topp(\d+)|default)_seed(\d+)")
+_FILTER = re.compile(r"probs_t([\d.]+)_k(\d+)_p([\d.]+)")
+
+Tensors = dict[str, Tensor]
+
+
+def cases(folder: Path) -> list[Case]:
+    """Every case whose files are in ``folder``, cheap to list."""
+    known: dict[str, Callable[[Path], Iterable[Case]]] = {
+        "ar_tiny_io": _detokenizer, "ar_tiny_fixedpe": _variant, "ar_tiny_gqa": _variant, "ar_tiny_indice": _variant,
+        "ar_tiny_class": _names, "vq_tiny_io": _vq, "simvq_bottleneck": _codebook, "tatok_tiny_io": _ta_tok,
+        "sampling_filter": _filters,
+    }  # fmt: skip
+    out: list[Case] = []
+    for stem, make in known.items():
+        path = folder / f"{stem}.safetensors"
+        if path.is_file():
+            try:
+                out += make(path)
+            except Exception as e:  # a damaged file is one failed case; the others still run
+                out.append(Case(f"tar/{stem}", _fails(e)))
+    listed = folder / "full_size_shapes.json"
+    if listed.is_file():
+        try:
+            out += [Case(f"tar/keys.{name}", partial(_key_list, name, about)) for name, about in read_json(listed).items()]
+        except Exception as e:
+            out.append(Case("tar/keys", _fails(e)))
+    return out
+
+
+def _fails(error: Exception) -> Callable[[], Iterable[Check]]:
+    def checks() -> Iterable[Check]:
+        raise error
+
+    return checks
+
+
+def _weights(path: Path) -> tuple[Tensors, Path]:
+    """The weights that belong to results, and their file.
+
+    Raises:
+        FileNotFoundError: they are not there.
+    """
+    weights = path.with_name(path.name.replace("_io", "_state"))
+    if not weights.is_file():
+        raise FileNotFoundError(f"{weights.name} is not beside it")
+    return read_tensors(weights), weights
+
+
+def _own(data: Tensors) -> Tensors:
+    return {name.removeprefix("sd."): t for name, t in data.items() if name.startswith("sd.")}
+
+
+# ------------------------------------------------------------------------------------------------ AR-DTok
+
+
+@lru_cache(maxsize=2)
+def _loaded(path: Path) -> TokenModel:
+    return load_detokenizer(path, "fp32")
+
+
+def _features(rows: Tensor) -> FeatureCondition:
+    return FeatureCondition(tuple(rows), tuple(map(str, range(len(rows)))))
+
+
+def _full(net: GPT, cond: Tensor, tokens: Tensor, grid: int) -> Tensor:
+    """Logits [B, N, V] of all picture tokens, in one pass."""
+    prefix = net.prefix(cond)
+    x, rows = torch.cat([prefix, net.embed(tokens)], 1), prefix.shape[1]
+    return net(x, torch.arange(-rows, tokens.shape[1]), net.places(grid, rows))[:, rows - 1 :]
+
+
+def _detokenizer(path: Path) -> Iterator[Case]:
+    io, name = read_tensors(path), path.stem.removesuffix("_io")
+    weights = _weights(path)[1]
+
+    def condition(four: bool) -> FeatureCondition:
+        return _features(io["cond4" if four else "cond"])
+
+    def full(key: str) -> Iterator[Check]:
+        model, tokens = _loaded(weights), io["idx"]
+        four, null = key.endswith("cond4"), key.endswith("uncond")
+        cond = io["cond4"] if four else io["cond"]
+        yield Check(_full(model.net, torch.zeros_like(cond) if null else cond, tokens[:, :-1], model.grid), io[key])
+        # The same through the cache, one token after another.
+        yield Check(_replay(model, condition(four), raster(model.grid), tokens, null), io[key])
+
+    def generated(key: str, four: bool, settings: TokenSettings, seed: int) -> Iterator[Check]:
+        model, what = _loaded(weights), condition(four)
+        run = begin("verify", model, what, settings, _Multinomial(seed, len(what), False), None, raster(model.grid))
+        yield exact(finish(decode(run)).codes.flatten(1), io[key])
+
+    for key in sorted(io):
+        case = f"tar/{name}.{key}"
+        if key.startswith("logits_full"):
+            yield Case(case, partial(full, key))
+        elif m := _GREEDY.fullmatch(key):
+            settings = TokenSettings(cfg=float(m[2]), top_k=1, cfg_interval=int(m[3] or -1))
+            yield Case(case, partial(generated, key, bool(m[1]), settings, 0))
+        elif m := _SAMPLED.fullmatch(key):
+            top_p = float(f"{m[3][0]}.{m[3][1:]}") if m[3] else 1.0  # topp095 is 0.95
+            settings = TokenSettings(cfg=float(m[1]), top_k=int(m[2] or 0), top_p=top_p)
+            yield Case(case, partial(generated, key, False, settings, int(m[4])))
+
+
+def _network(state: Mapping[str, Tensor], heads: int) -> GPT:
+    net = GPT(GPTConfig.from_state_dict(state, heads))
+    net.load_state_dict(dict(state))
+    return net.eval()
+
+
+def _heads(path: Path) -> int:
+    """Head count of the variants: of the plain weights beside them."""
+    plain = path.with_name("ar_tiny_state.safetensors")
+    return int(json.loads(read_metadata(plain).get("config", "{}")).get("n_head", 4))
+
+
+def _variant(path: Path) -> Iterator[Case]:
+    data = read_tensors(path)
+
+    def checks() -> Iterator[Check]:
+        net = _network(_own(data), _heads(path))
+        tokens, cond, want = data["idx"], data["cond"], data["logits"]
+        grid = int(want.shape[1] ** 0.5)
+        yield Check(_full(net, cond, tokens, grid), want)
+        model = TokenModel(net, path.stem, grid)
+        names = ("",) * len(cond)
+        what: AnyCondition = _features(cond) if cond.is_floating_point() else CodeCondition(tuple(cond), names)
+        # The reference cannot do this with fewer key heads; the last token is never fed.
+        whole = torch.cat([tokens, tokens[:, -1:]], 1)
+        yield Check(_replay(model, what, raster(grid), whole, False), want)
+
+    yield Case(f"tar/{path.stem}", checks)
+
+
+def _names(path: Path) -> Iterator[Case]:
+    """A variant of which the reference cannot compute anything: its weights fit, and logits have the right shape."""
+    data = read_tensors(path)
+
+    def checks() -> Iterator[Check]:
+        state = _own(data)
+        net = _network(state, _heads(path))
+        yield exact(torch.tensor(len({*net.state_dict()} ^ {*state})), torch.tensor(0))
+        grid = int((data["idx"].shape[1] + 1) ** 0.5)
+        logits = _full(net, data["cond"], data["idx"], grid)
+        shape = (len(data["cond"]), grid**2, state["output.weight"].shape[0])
+        yield exact(torch.tensor(logits.shape), torch.tensor(shape))
+
+    yield Case(f"tar/{path.stem}", checks)
+
+
+# ------------------------------------------------------------------------------------------------ VQ, TA-Tok
+
+
+def _vq(path: Path) -> Iterator[Case]:
+    io, name = read_tensors(path), path.stem.removesuffix("_io")
+    state = _weights(path)[0]
+
+    @lru_cache(maxsize=1)
+    def made() -> VQAutoencoder:
+        net = VQAutoencoder(VQConfig.from_state_dict(state))
+        net.load_state_dict(state)
+        return net.eval()
+
+    def encode() -> Iterator[Check]:
+        net = made()
+        yield Check(net.features(io["x"]), io["prequant"])
+        vectors, codes = net.encode(io["x"])
+        yield exact(codes, io["indices"])
+        yield Check(vectors, io["quant"])
+        yield Check(net.decode(vectors), io["decoded"])
+
+    def decode() -> Iterator[Check]:
+        net = made()
+        yield Check(net.vectors(io["rand_codes"]), io["rand_entry"])
+        yield Check(net.decode_codes(io["rand_codes"]), io["rand_decoded"])
+
+    yield Case(f"tar/{name}.encode", encode)
+    yield Case(f"tar/{name}.decode", decode)
+
+
+def _codebook(path: Path) -> Iterator[Case]:
+    data = read_tensors(path)
+
+    def checks() -> Iterator[Check]:
+        state = _own(data)
+        (code_width, width), codes = state["in_linear.weight"].shape, len(state["regularizer.embedding.weight"])
+        net = Bottleneck(width, code_width, codes, encoding=True)
+        net.load_state_dict(state)
+        yield Check(net.regularizer.vectors(torch.arange(codes)), data["emb"])
+        yield Check(net.in_linear(data["feat"]), data["projected_z"])
+        yield exact(net.codes(data["feat"]), data["indices"])
+        yield Check(net.regularizer.vectors(data["indices"]), data["regularized_z"])
+        yield Check(net.decode(data["indices"]), data["output"])
+        yield Check(net.regularizer.vectors(data["codes"]), data["codes_entry"])
+        yield Check(net.decode(data["codes"]), data["codes_decoded"])
+
+    yield Case(f"tar/{path.stem}", checks)
+
+
+def _ta_tok(path: Path) -> Iterator[Case]:
+    io, name = read_tensors(path), path.stem.removesuffix("_io")
+    state = _weights(path)[0]
+    about = path.with_name("tiny_siglip") / "config.json"
+    heads = read_json(about)["vision_config"]["num_attention_heads"] if about.is_file() else None
+
+    @lru_cache(maxsize=1)
+    def made() -> TATokModel:
+        net = TATok(TATokConfig.from_state_dict(state, encoder_heads=heads))
+        idle = unused(state)
+        net.load_state_dict({key: t for key, t in state.items() if key not in idle})
+        return TATokModel(net.eval(), name)
+
+    def encode(pool: int) -> Iterator[Check]:
+        model = made()
+        if pool == 1:
+            yield Check(model.net.look(io["img"]), io["hidden_m2"])
+        yield Check(model.net.pooled(io["img"], pool), io[f"vq_feats_ps{pool}"])
+        yield exact(model.codes(io["img"], pool), io[f"indices_ps{pool}"])
+
+    def decoded(pool: int) -> Iterator[Check]:
+        codes = io[f"indices_ps{pool}"]
+        got = torch.stack(features_of(CodeCondition(tuple(codes), ("",) * len(codes)), made()).features)
+        yield Check(got, io[f"decoded_from_indices_ps{pool}"])
+        yield Check(got, io[f"rec_ps{pool}"])
+
+    def other_size() -> Iterator[Check]:
+        yield exact(made().codes(io["img_big"]), io["indices_big"])
+
+    for pool in sorted(int(key.removeprefix("indices_ps")) for key in io if key.startswith("indices_ps")):
+        yield Case(f"tar/{name}.encode.pool{pool}", partial(encode, pool))
+        yield Case(f"tar/{name}.decode.pool{pool}", partial(decoded, pool))
+    if "img_big" in io:
+        yield Case(f"tar/{name}.encode.resized", other_size)
+
+
+# ------------------------------------------------------------------------------------------------ sampling, names
+
+
+def _filters(path: Path) -> Iterator[Case]:
+    io = read_tensors(path)
+
+    def checks(key: str, temperature: float, top_k: int, top_p: float) -> Iterator[Check]:
+        yield Check(allowed(io["logits"] / temperature, top_k, top_p).softmax(-1), io[key])
+
+    for m in filter(None, map(_FILTER.fullmatch, sorted(io))):
+        yield Case(f"tar/{path.stem}.{m[0].removeprefix('probs_')}", partial(checks, m[0], float(m[1]), int(m[2]), float(m[3])))
+
+
+def _key_list(name: str, about: Mapping[str, Any]) -> Iterator[Check]:
+    """Names and shapes of an official file, against a network of that size on the meta device."""
+    listed = {key: tuple(shape) for key, (shape, _) in about["tensors"].items()}
+    state = {key: torch.empty(shape, device="meta") for key, shape in listed.items()}
+    # Buffers are listed and not counted.
+    elements = sum(t.numel() for key, t in state.items() if key != HISTORY and not key.startswith("scale_layer."))
+    yield exact(torch.tensor(elements), torch.tensor(about["params"]))
+    idle: set[str] = set()
+    net: torch.nn.Module
+    if "tok_embeddings.weight" in state:
+        config, stated = GPTConfig.from_state_dict(state), about["INFERRED_args"]
+        found = [config.heads, config.absolute]
+        yield exact(torch.tensor(found), torch.tensor([stated["n_head"], stated["max_seq_len"] + stated["cls_token_num"] - 1]))
+        with torch.device("meta"):
+            net = GPT(config)
+    elif TABLE in state:
+        idle = unused(state)
+        with torch.device("meta"):
+            net = TATok(TATokConfig.from_state_dict(state))
+    else:
+        idle = {HISTORY}
+        with torch.device("meta"):
+            net = VQAutoencoder(VQConfig.from_state_dict(state))
+    ours = {(key, tuple(t.shape)) for key, t in net.state_dict().items()}
+    theirs = {(key, shape) for key, shape in listed.items() if key not in idle}
+    yield exact(torch.tensor(len(ours ^ theirs)), torch.tensor(0))

@@ -1,0 +1,98 @@
+"""Parity cases of LlamaGen's VQ tokenizer; its GPT has its own.
+
+``vqNAME_io.safetensors`` beside ``vqNAME.safetensors`` gives two cases: decoding (any grid: the file names it) and encoding.
+``keys_*vq*.json`` gives one: names and shapes of an official file against a network of that size, made on the meta device.
+Every size is read from the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...model_loaders.autoencoders import load_vq
+from ...model_loaders.networks.vq import HISTORY, VQAutoencoder, VQConfig
+from .cases import Case, Check, exact, read_json, read_tensors
+
+_GRID = re.compile(r"indices_(\d+)x(\d+)")
+
+
+def cases(folder: Path) -> list[Case]:
+    """Every case whose files are in ``folder``, cheap to list: nothing large is read yet."""
+    out: list[Case] = []
+    for path in sorted(folder.glob("vq*_io.safetensors")):
+        try:
+            out += _tokenizer(path)
+        except Exception as e:  # a damaged file is one failed case; the others still run
+            out.append(Case(f"llamagen/{path.stem.removesuffix('_io')}", _fails(e)))
+    return [*out, *(_key_list(path) for path in sorted(folder.glob("keys_*.json")) if "vq" in path.stem)]
+
+
+def _fails(error: Exception) -> Callable[[], Iterable[Check]]:
+    def checks() -> Iterable[Check]:
+        raise error
+
+    return checks
+
+
+@lru_cache(maxsize=2)
+def _net(path: Path) -> VQAutoencoder:
+    return load_vq(path, "fp32").net
+
+
+def _tokenizer(path: Path) -> Iterator[Case]:
+    data, name = read_tensors(path), path.stem.removesuffix("_io")
+    weights = path.with_name(f"{name}.safetensors")
+    if not weights.is_file():
+        raise FileNotFoundError(f"{weights.name} is not beside it")
+
+    def decode() -> Iterator[Check]:
+        net = _net(weights)
+        for m in filter(None, map(_GRID.fullmatch, data)):
+            grid = f"{m[1]}x{m[2]}"
+            codes = data[m[0]].view(-1, int(m[1]), int(m[2]))
+            vectors = net.vectors(codes)
+            # The codebook may hold a vector twice: compare what is found again, not its number.
+            yield exact(net.vectors(net.codes(vectors)), vectors)
+            if f"zq_{grid}" in data:
+                yield Check(vectors, data[f"zq_{grid}"])
+            if f"post_quant_{grid}" in data:
+                yield Check(net.post_quant_conv(vectors), data[f"post_quant_{grid}"])
+            yield Check(net.decode_codes(codes), data[f"decode_{grid}"])
+            # The way of a LATENT through core's VAE Decode, in half precision on top.
+            yield Check(net.decode(vectors.half()), data[f"decode_{grid}"])
+
+    def encode() -> Iterator[Check]:
+        net = _net(weights)
+        yield Check(net.features(data["image"]), data["enc_h"])
+        vectors, codes = net.encode(data["image"])
+        yield exact(codes.flatten(1), data["enc_indices"])
+        yield Check(net.decode(vectors), data["recon"])
+
+    yield Case(f"llamagen/{name}.decode", decode)
+    if "image" in data:
+        yield Case(f"llamagen/{name}.encode", encode)
+
+
+def _key_list(path: Path) -> Case:
+    return Case(f"llamagen/keys.{path.stem.removeprefix('keys_')}", partial(_keys, path))
+
+
+def _keys(path: Path) -> Iterator[Check]:
+    """Names and shapes of an official file, one by one, and the number of its elements."""
+    listed = read_json(path)
+    shapes = {name: tuple(shape) for name, shape in listed["keys"].items()}
+    state: dict[str, Tensor] = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    yield exact(torch.tensor(sum(t.numel() for t in state.values())), torch.tensor(listed["total_elements"]))
+    # The record of codes used in training is no weight, and passed over in loading.
+    state.pop(HISTORY, None)
+    with torch.device("meta"):
+        net = VQAutoencoder(VQConfig.from_state_dict(state))
+    ours = {(name, tuple(t.shape)) for name, t in net.state_dict().items()}
+    theirs = {(name, tuple(t.shape)) for name, t in state.items()}
+    yield exact(torch.tensor(len(ours ^ theirs)), torch.tensor(0))

@@ -1,0 +1,205 @@
+"""The words of the demo's Tar: what its captions say of a scene, and prompts that it has never read.
+
+A caption names the thing and any of colour, size, place and time, in the ways and orders in which people type prompts. Some
+wishes are held out: a quarter of those that say more than thing and colour are in no caption of the training, so that prompts
+made of them ask for compositions that are new to the language model, though none of their words is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
+from . import picture_book
+from .picture_book import Scenes
+
+UNSAID = -1
+SUNSET = picture_book.LABELS.index("sunset")
+# How each value may be called; the first is how prompts of the book have it.
+_THINGS = (
+    ("sunset", "sundown"), ("mountains", "mountain", "peaks"), ("flower", "blossom"), ("fish",), ("house", "cottage", "home"), ("tree",),
+    ("planet",), ("boat", "ship", "sailboat"), ("balloon", "hot air balloon"), ("cat", "kitty"),
+)  # fmt: skip
+_SIZES = (("small", "little", "tiny"), ("large", "big", "huge"))
+_PLACES = (
+    ("on the left", "at the left", "to the left", "left"), ("in the middle", "in the center", "in the centre"),
+    ("on the right", "at the right", "to the right", "right"),
+)  # fmt: skip
+_TIMES = (
+    ("by day", "during the day", "in daylight", "in the daytime"), ("at sunset", "at dusk", "in the evening"),
+    ("at night", "by night", "in the night"),
+)  # fmt: skip
+_LEADS = ("a picture of", "an image of", "a drawing of", "a painting of", "a photo of", "draw", "show me", "there is")
+# Stands for any word that is not known.
+_STRANGE, _UNKNOWN = "lovely", "[UNK]"
+# What a chat sets around a prompt, and what else may be typed.
+_AROUND = "system you are a helpful assistant . user , ; : ! and with the an one is it that of some in on at"
+_TURNS, _IMAGE = ("<|im_start|>", "<|im_end|>"), ("<im_start>", "<im_end>")
+# How often a caption says each.
+SAID = {"label": 0.98, "colour": 0.9, "size": 0.4, "place": 0.45, "time": 0.5}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What N prompts ask for: int64 [N] each, an index into the picture book's lists or :data:`UNSAID`."""
+
+    label: np.ndarray
+    colour: np.ndarray
+    size: np.ndarray
+    place: np.ndarray
+    time: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def captions(self) -> list[str]:
+        """The prompts, worded as the book's captions: ``a red boat at sunset``."""
+        return [_plain(dict(zip(SAID, row, strict=True))) for row in np.stack([getattr(self, f.name) for f in fields(self)], 1).tolist()]
+
+    def fulfilled(self, scenes: Scenes) -> dict[str, np.ndarray]:
+        """Of N scenes, bool [N] by parameter: whether it is what was asked for; unsaid is True."""
+        return {f.name: (getattr(self, f.name) == UNSAID) | (getattr(self, f.name) == getattr(scenes, f.name)) for f in fields(self)}
+
+
+def held_out(wish: dict[str, int]) -> bool:
+    """Whether the training's captions leave a wish (values by the names of :class:`Wishes`) out: a quarter of those that name
+    thing, colour and more, chosen by a hash."""
+    if min(wish["label"], wish["colour"]) == UNSAID or max(wish[name] for name in ("size", "place", "time")) == UNSAID:
+        return False
+    number = 0
+    for name in SAID:
+        number = number * 16 + wish[name] + 1
+    for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9):  # splitmix64's
+        number = number * factor % (1 << 64)
+        number ^= number >> 31
+    return number % 4 == 0
+
+
+def wishes(count: int, seed: int = 0) -> Wishes:
+    """Held-out wishes for prompts: every thing in every colour in turn, with one to three of size, place and time.
+
+    Args:
+        count: how many, at least 0; 47 go once through things and colours.
+        seed: of what else they say; the same wishes on every machine.
+    """
+    colours = [(thing, colour) for colour in range(len(picture_book.COLOURS)) for thing in range(len(picture_book.LABELS))]
+    # A sunset is red or yellow, and at sunset without saying.
+    pairs = [(thing, colour) for thing, colour in colours if thing != SUNSET or picture_book.COLOURS[colour] in ("red", "yellow")]
+    r, rows = Random(seed), []
+    for i in range(count):
+        wish = dict(zip(SAID, (*pairs[i % len(pairs)], UNSAID, UNSAID, UNSAID), strict=True))
+        while not held_out(wish):
+            for name, values in (("size", _SIZES), ("place", _PLACES), ("time", _TIMES)):
+                wish[name] = int(r.random() * (len(values) + 1)) - 1
+            if wish["label"] == SUNSET:
+                wish["time"] = UNSAID
+        rows.append([wish[name] for name in SAID])
+    return Wishes(*np.array(rows, np.int64).reshape(-1, len(SAID)).T)
+
+
+# ------------------------------------------------------------------------------------------------ wording
+
+
+def _plain(wish: dict[str, int]) -> str:
+    thing = "" if wish["label"] == UNSAID else _THINGS[wish["label"]][0]
+    words = ["" if thing == "mountains" else "a"] if thing else []
+    words += [_SIZES[wish["size"]][0]] if wish["size"] != UNSAID else []
+    words += [picture_book.COLOURS[wish["colour"]]] if wish["colour"] != UNSAID else []
+    words.append(thing)
+    words += [values[wish[name]][0] for name, values in (("place", _PLACES), ("time", _TIMES)) if wish[name] != UNSAID]
+    return " ".join(filter(None, words))
+
+
+def _pick(r: Random, among: Sequence[str], first: float = 0.6) -> str:
+    """One of them, the first with that chance."""
+    return among[0] if r.random() < first or len(among) == 1 else among[1 + int(r.random() * (len(among) - 1))]
+
+
+def caption(wish: dict[str, int], r: Random) -> str:
+    """One of the ways to say a wish (values by the names of :class:`Wishes`); "" if it is none."""
+    said = {name: "" for name in SAID}
+    if wish["colour"] != UNSAID:
+        said["colour"] = picture_book.COLOURS[wish["colour"]]
+    for name, values in (("label", _THINGS), ("size", _SIZES), ("place", _PLACES), ("time", _TIMES)):
+        if wish[name] != UNSAID:
+            said[name] = _pick(r, values[wish[name]])
+    if not any(said.values()):
+        return ""
+    if r.random() < 0.2:  # mere words, in any order
+        parts = sorted(filter(None, said.values()), key=lambda _: r.random())
+        text = (", " if r.random() < 0.5 else " ").join(parts)
+    else:
+        article = "" if said["label"] == "mountains" else "a"
+        words = [_pick(r, (article, "the", ""), 0.65)] if said["label"] else []
+        words += [said["colour"], said["size"]] if r.random() < 0.1 else [said["size"], said["colour"]]
+        phrase, order = " ".join(filter(None, [*words, said["label"]])), r.random()
+        parts = [phrase, said["place"], said["time"]]
+        if order < 0.2:
+            parts = [phrase, said["time"], said["place"]]
+        elif order < 0.35:
+            parts = [f"{said['time']}," if said["time"] else "", phrase, said["place"]]
+        elif order < 0.4:
+            parts = [said["place"], phrase, said["time"]]
+        if r.random() < 0.12:
+            parts.insert(0, _LEADS[int(r.random() * len(_LEADS))])
+        text = " ".join(filter(None, parts))
+    if r.random() < 0.08:
+        words = text.split(" ")
+        words.insert(int(r.random() * (len(words) + 1)), _STRANGE)
+        text = " ".join(words)
+    return text + "." if r.random() < 0.08 else text
+
+
+def training_wish(scene: Sequence[int], r: Random) -> dict[str, int]:
+    """What a training caption says of a scene (label, colour, size, place, time): some of it, and no held-out wish."""
+    everything = r.random() < 0.15
+    wish = {
+        name: value if everything or r.random() < SAID[name] else UNSAID for name, value in zip(SAID, scene, strict=True)
+    }
+    if scene[0] == SUNSET:
+        wish["time"] = UNSAID
+    while held_out(wish):
+        wish[("size", "place", "time")[int(r.random() * 3)]] = UNSAID
+    return wish
+
+
+def training_captions(s: Scenes, seed: int) -> list[str]:
+    """A caption of each of N scenes."""
+    r = Random(seed)
+    rows = np.stack([getattr(s, name) for name in SAID], 1).tolist()
+    return [caption(training_wish(row, r), r) for row in rows]
+
+
+# ------------------------------------------------------------------------------------------------ tokens
+
+
+def vocabulary() -> list[str]:
+    """The words in the order of their ids; the first stands for any other."""
+    phrases = [phrase for values in (_THINGS, _SIZES, _PLACES, _TIMES) for names in values for phrase in names]
+    words = {word for phrase in (*phrases, *_LEADS, *picture_book.COLOURS, _AROUND) for word in phrase.split()}
+    return [_UNKNOWN, *sorted(words)]
+
+
+def tokenizer_json(codes: int, scales: int) -> dict[str, Any]:
+    """What a ``tokenizer.json`` would say: words as they stand, then the marks of a chat, of images, scales and codes."""
+    words = vocabulary()
+    marks = [*_TURNS, *_IMAGE, *(f"<S{i}>" for i in range(scales)), *(f"<I{i}>" for i in range(codes))]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [{"id": len(words) + i, "content": name, **flags} for i, name in enumerate(marks)],
+        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": _UNKNOWN},
+    }  # fmt: skip
+
+
+def tokenizer(codes: int, scales: int) -> Tokenizer:
+    """The same, as the loader of a language model reads it."""
+    return load_tokenizer(Path(), "", {"tokenizer": json.dumps(tokenizer_json(codes, scales))})

@@ -1,0 +1,266 @@
+"""What the demo's networks are and how each is trained on the picture book.
+
+``kl`` is the autoencoder; ``mar`` and ``draft`` are trained on its latents; the judge has a file of its own. Every recipe
+writes one fp16 safetensors file whose metadata says all that the state dict does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ...model_loaders.networks.kl import KLAutoencoder, KLConfig
+from ...model_loaders.networks.mar import MAR, MARConfig, initialise
+from ...samplers.mar.diffusion import Tables, tables
+from . import picture_book
+from .training import Schedule, generator, train
+
+RESOLUTION = 64
+TRAIN_SEED = 1
+
+KL = KLConfig(ch=32, ch_mult=(1, 1, 2, 2), blocks=1, z_channels=8, groups=8)
+KL_SCHEDULE = Schedule(steps=3400, batch=24, lr=2e-3, ema=0.997, weight_decay=0.0, decay=0.4)
+KL_WEIGHT = 3e-3
+# A second stage with a tenth of the KL pressure brings back what the first one dropped: eyes, windows, bubbles.
+KL_FINE_SCHEDULE = Schedule(steps=2200, batch=24, lr=1.5e-3, ema=0.997, weight_decay=0.0, decay=0.5)
+KL_FINE_WEIGHT = 3e-4
+# In a third stage only the decoder learns, from latents with up to so much noise on them (they have unit variance). What a MAR
+# makes lies a little off what the encoder makes; a decoder that has seen only the encoder's draws the difference as stains.
+LATENT_NOISE = 0.4
+KL_ROBUST_SCHEDULE = Schedule(steps=1500, batch=24, lr=1e-3, ema=0.997, weight_decay=0.0, decay=0.6)
+
+_CLASSES = len(picture_book.LABELS)
+TARGET = MARConfig(
+    dim=128, encoder_depth=4, decoder_depth=4, heads=4, buffer=4, tokens=64, channels=8, classes=_CLASSES,
+    head_depth=3, head_width=192,
+)  # fmt: skip
+DRAFT = MARConfig(
+    dim=96, encoder_depth=2, decoder_depth=2, heads=4, buffer=4, tokens=64, channels=8, classes=_CLASSES,
+    head_depth=3, head_width=128,
+)  # fmt: skip
+TARGET_SCHEDULE = Schedule(steps=15000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
+DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.35)
+# Small heads explode from t = 999 (samplers/diffusion.py); the checkpoint says so itself.
+T_MAX = 950
+# What suits these models better than the full-size defaults; the command line reads it from the file. At a temperature
+# of 1 a head this small puts some tokens between two of the book's colours.
+DEFAULTS = {"ar_steps": 32, "diffusion_steps": 50, "cfg": 2.0, "temperature": 0.8, "lookahead": 4, "threshold": 0.95, "guided_steps": 5}
+NULL_LABELS = 0.1
+HEAD_REPEATS = 3
+# Most noise on the known tokens of a picture. The tokens a sampler goes on from are its own, a little off; a model that
+# has seen only perfect ones takes a colour between two of the book's for a hint that colours mix.
+CONTEXT_NOISE = 0.5
+
+
+def pictures(count: int, seed: int, resolution: int = RESOLUTION, log: Callable[[str], None] = print) -> tuple[Tensor, Tensor]:
+    """``count`` pictures of the book ``seed``, uint8 [count, 3, resolution, resolution], and their labels int64 [count]."""
+    out = torch.empty(count, 3, resolution, resolution, dtype=torch.uint8)
+    labels = np.empty(count, np.int64)
+    for at in range(0, count, 2000):
+        s = picture_book.scenes(seed, min(2000, count - at), at)
+        rgb, _ = picture_book.render(s, resolution)
+        out[at : at + len(s)] = torch.from_numpy(rgb).permute(0, 3, 1, 2)
+        labels[at : at + len(s)] = s.label
+        if at % 10000 == 0:
+            log(f"drawing the picture book: {at}/{count}")
+    return out, torch.from_numpy(labels)
+
+
+def to_signed(x: Tensor) -> Tensor:
+    """uint8 0..255 to float32 -1..1."""
+    return x.float() / 127.5 - 1
+
+
+def to_rgb(y: Tensor) -> np.ndarray:
+    """Decoder output [N, 3, H, W] in -1..1 to uint8 [N, H, W, 3]."""
+    return ((y.float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+
+
+def save_checkpoint(net: nn.Module, path: Path, **metadata: object) -> None:
+    """Write fp16 safetensors with string metadata."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in net.state_dict().items()}
+    save_file(state, path, metadata={k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()})
+
+
+# ------------------------------------------------------------------------------------------------ autoencoder
+
+
+def reconstruction_loss(y: Tensor, x: Tensor) -> Tensor:
+    """L1 + 2 MSE + 2 L1 of the gradients, mean over values weighted up to 4-fold where the picture has detail.
+
+    y, x: [B, 3, H, W] in -1..1.
+    """
+    detail = (x - F.avg_pool2d(x, 5, 1, 2, count_include_pad=False)).abs().mean(1, keepdim=True)
+    weight = 1 + 3 * (4 * detail).clamp(max=1)
+    plain = (weight * ((y - x).abs() + 2 * (y - x) ** 2)).mean()
+    return plain + F.l1_loss(y.diff(dim=2), x.diff(dim=2)) + F.l1_loss(y.diff(dim=3), x.diff(dim=3))
+
+
+def _kl_stage(
+    net: KLAutoencoder, name: str, schedule: Schedule, weight: float, data: Tensor, work: Path, device: torch.device,
+    log: Callable[[str], None],
+) -> None:  # fmt: skip
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        g = generator(11 if name == "kl" else 12, step)
+        x = to_signed(data[torch.randint(len(data), (schedule.batch,), generator=g)]).to(device)
+        mean, std = module.encode(x)
+        y = module.decode(mean + std * torch.randn(mean.shape, generator=g).to(device)).float()
+        kl = 0.5 * (mean.float() ** 2 + std.float() ** 2 - 1 - 2 * std.float().log()).mean()
+        psnr = 10 * torch.log10(4 / F.mse_loss(y.detach(), x))
+        figures = {"psnr": float(psnr), "sigma": float(std.detach().mean()), "spread": float(mean.detach().std())}
+        return reconstruction_loss(y, x) + weight * kl, figures
+
+    train(name, net, loss, schedule, work, device, log)
+
+
+def train_kl(
+    work: Path, out: Path, device: torch.device, schedule: Schedule = KL_SCHEDULE, fine: Schedule = KL_FINE_SCHEDULE,
+    robust: Schedule = KL_ROBUST_SCHEDULE, count: int = 20000, log: Callable[[str], None] = print, start: KLAutoencoder | None = None,
+) -> KLAutoencoder:  # fmt: skip
+    """Train the autoencoder in two stages, normalise its latents to zero mean and unit variance a channel, make its decoder
+    robust (:func:`train_decoder`), write ``out``.
+
+    ``start`` gives a trained autoencoder, of which only the decoder is trained on: its latents stay what they are.
+    """
+    data, _ = pictures(count, TRAIN_SEED, log=log)
+    if start is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            net = KLAutoencoder(KL)
+        _kl_stage(net, "kl", schedule, KL_WEIGHT, data, work, device, log)
+        _kl_stage(net, "kl-fine", fine, KL_FINE_WEIGHT, data, work, device, log)
+        normalise_latents(net, data[:4000], device)
+    else:
+        net = KLAutoencoder(start.config)
+        net.load_state_dict(start.state_dict())
+    train_decoder(net, data, work, device, robust, log)
+    save_checkpoint(net, out, family="kl", groups=net.config.groups, latent_scale=1.0, name="picture book KL, stride 8")
+    return net
+
+
+def train_decoder(
+    net: KLAutoencoder, data: Tensor, work: Path, device: torch.device, schedule: Schedule = KL_ROBUST_SCHEDULE,
+    log: Callable[[str], None] = print,
+) -> None:  # fmt: skip
+    """Teach the decoder of an autoencoder with normalised latents to bear noise on them; the encoder keeps its weights.
+
+    Args:
+        data: pictures uint8 [N, 3, H, W].
+    """
+
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        g = generator(15, step)
+        x = to_signed(data[torch.randint(len(data), (schedule.batch,), generator=g)]).to(device)
+        with torch.no_grad():
+            mean = module.encode(x)[0].float()
+        off = LATENT_NOISE * torch.rand(schedule.batch, 1, 1, 1, generator=g) * torch.randn(mean.shape, generator=g)
+        y = module.decode(mean + off.to(device)).float()
+        psnr = 10 * torch.log10(4 / F.mse_loss(y.detach(), x))
+        return reconstruction_loss(y, x), {"psnr": float(psnr)}
+
+    train("kl-robust", net, loss, schedule, work, device, log)
+
+
+@torch.no_grad()
+def latents(net: KLAutoencoder, data: Tensor, device: torch.device, chunk: int = 100) -> tuple[Tensor, Tensor]:
+    """Posterior mean and standard deviation of pictures uint8 [N, 3, H, W], each fp32 [N, z, h, w] on the CPU."""
+    parts = [net.encode(to_signed(data[i : i + chunk]).to(device)) for i in range(0, len(data), chunk)]
+    return torch.cat([m.cpu() for m, _ in parts]), torch.cat([s.cpu() for _, s in parts])
+
+
+@torch.no_grad()
+def normalise_latents(net: KLAutoencoder, data: Tensor, device: torch.device) -> None:
+    """Fold per-channel mean and deviation of the latents into the two 1x1 convolutions: exact, and no extra rule to ship."""
+    mean, _ = latents(net, data, device)
+    shift, scale = (f(mean.transpose(0, 1).flatten(1), dim=1).to(device) for f in (torch.mean, torch.std))
+    scale = scale.clamp(min=0.25 * float(scale.max()))  # a channel the KL term switched off stays small
+    z = net.config.z_channels
+    q, p = net.quant_conv, net.post_quant_conv
+    p.bias += p.weight[:, :, 0, 0] @ shift
+    p.weight *= scale[None, :, None, None]
+    q.weight[:z] /= scale[:, None, None, None]
+    q.bias[:z] = (q.bias[:z] - shift) / scale
+    q.bias[z:] -= 2 * scale.log()
+
+
+# ------------------------------------------------------------------------------------------------ MAR
+
+
+def diffusion_loss(out: Tensor, x0: Tensor, x: Tensor, noise: Tensor, t: Tensor, full: Tables) -> tuple[Tensor, Tensor]:
+    """Noise MSE, and the variational bound (nats) that trains the variance logits with the mean detached.
+
+    Args:
+        out: head output [N, 2 C]; x0, x, noise: [N, C]; t: int64 [N] in 0..999; full: the 1000-step tables.
+    """
+    c = x0.shape[1]
+    eps, logits = out[:, :c].float(), out[:, c:].float()
+
+    def at(table: Tensor) -> Tensor:
+        return table.to(torch.float32)[t.cpu()].to(x.device)[:, None]
+
+    low, high = at(full.posterior_log_variance_clipped), at(full.betas.log())
+    logvar = low + (logits + 1) / 2 * (high - low)
+    true_mean = at(full.posterior_mean_coef1) * x0 + at(full.posterior_mean_coef2) * x
+    guess = at(full.sqrt_recip_alphas_cumprod) * x - at(full.sqrt_recipm1_alphas_cumprod) * eps.detach()
+    mean = at(full.posterior_mean_coef1) * guess + at(full.posterior_mean_coef2) * x
+    bound = 0.5 * (logvar - low - 1 + (low - logvar).exp() + (true_mean - mean) ** 2 * (-logvar).exp())
+    return F.mse_loss(eps, noise), bound.clamp(max=20).mean()
+
+
+def train_mar(
+    config: MARConfig, name: str, kl: KLAutoencoder, work: Path, out: Path, device: torch.device, schedule: Schedule,
+    count: int = 30000, log: Callable[[str], None] = print, start: MAR | None = None,
+) -> MAR:  # fmt: skip
+    """Train a MAR on the autoencoder's latents and write ``out``.
+
+    ``start`` gives the weights to begin with (a trained model to be improved); None begins with random ones.
+    The share of masked tokens is 1 - 0.95 u^1.5, u uniform: mostly early steps (which decide the layout), some of all.
+    """
+    data, labels = pictures(count, TRAIN_SEED, log=log)
+    log("encoding the picture book")
+    # The posterior's mean, not a sample: the decoder has learned to bear noise, the MAR need not learn to make it.
+    book = latents(kl, data, device)[0].flatten(2).transpose(1, 2).contiguous()
+    del data
+    full, n, b = tables(), config.tokens, schedule.batch
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        net = initialise(MAR(config))
+    if start is not None:
+        net.load_state_dict(start.state_dict())
+    abar = full.alphas_cumprod.float()
+
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        g = generator(13, step)
+        rows = torch.randint(count, (b,), generator=g)
+        tokens = book[rows].to(device)
+        masked = max(1, round(n * (1 - 0.95 * float(torch.rand((), generator=g)) ** 1.5)))
+        order = torch.rand(b, n, generator=g).argsort(1).to(device)
+        hidden, known = order[:, :masked], order[:, masked:].sort(1).values
+        null = (torch.rand(b, 1, generator=g) < NULL_LABELS).to(device)
+        rows_c = torch.where(null, module.fake_latent, module.class_emb(labels[rows].to(device)))
+        off = CONTEXT_NOISE * torch.rand(b, 1, 1, generator=g) * torch.randn(tokens.shape, generator=g)
+        z = module.decode(module.encode(tokens + off.to(device), known, rows_c), known, hidden).flatten(0, 1)
+        x0 = tokens.gather(1, hidden[..., None].expand(-1, -1, config.channels)).flatten(0, 1).repeat(HEAD_REPEATS, 1)
+        t = torch.randint(1000, (len(x0),), generator=g)
+        noise = torch.randn(x0.shape, generator=g).to(device)
+        a = abar[t].to(device)[:, None]
+        x = a.sqrt() * x0 + (1 - a).sqrt() * noise
+        net_head = module.head
+        embedding = net_head.time_embed(t.to(device)) + net_head.cond_embed(z).repeat(HEAD_REPEATS, 1)
+        mse, bound = diffusion_loss(net_head.denoise(x, net_head.modulations(embedding)), x0, x, noise, t, full)
+        return mse + bound, {"mse": float(mse.detach()), "bound": float(bound.detach())}
+
+    train(name, net, loss, schedule, work, device, log)
+    save_checkpoint(
+        net, out, family="mar", heads=config.heads, latent_scale=1.0, t_max=T_MAX, label_set="picture-book",
+        decoder="demo-kl", name=f"picture book {name}", defaults=DEFAULTS,
+    )  # fmt: skip
+    return net

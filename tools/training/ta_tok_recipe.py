@@ -1,0 +1,250 @@
+"""How the demo's TA-Tok learns to tell what a picture of the book shows.
+
+The official TA-Tok (Tar, arXiv 2506.18898) has a picture encoder that was trained with text before (SigLIP 2), and is trained
+until the features behind its codes are that encoder's again. The demo has no such encoder. In its place stand two heads
+behind the codes, which are thrown away afterwards: one reads the scene's parameters off the mean of the features, so that the
+codes hold what a caption says, the other paints a thumbnail, every feature its own part of it, so that they hold where
+things are. The three scales are learned together, with one codebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...model_loaders.networks.ta_tok import TATok, TATokConfig
+from ...model_loaders.tar import SCALES
+from . import picture_book
+from .recipes import RESOLUTION, TRAIN_SEED, save_checkpoint
+from .training import Schedule, generator, train
+
+# 48 pixels in patches of 8: grids of 6, 3 and 2 codes a side, the demo's 729, 169 and 81.
+TA_TOK = TATokConfig(
+    width=96, code_width=32, codes=256, depth=2, heads=4, hidden=256, places=6, encoder_depth=3, encoder_heads=4,
+    encoder_hidden=256, patch=8, side=6, input_size=48,
+)  # fmt: skip
+SCHEDULE = Schedule(steps=4500, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.45)
+COUNT = 40000
+# The book that is only measured on, and how much of it.
+HELD_SEED, HELD = TRAIN_SEED + 400, 1000
+# What is read off the features, and how many values each has.
+PARAMETERS = {
+    "label": len(picture_book.LABELS), "colour": len(picture_book.COLOURS), "place": len(picture_book.PLACES),
+    "size": len(picture_book.SIZES), "time": len(picture_book.TIMES), "parts": picture_book.PARTS,
+}  # fmt: skip
+# Side of the thumbnail, which the side of every scale's grid divides, and its weight beside the parameters'.
+THUMBNAIL, PAINTING = 12, 10.0
+# Of features to their codes, as in the VQ tokenizer; and of codes being chosen all alike and each with certainty.
+COMMITMENT, SPREAD, SOFTNESS = 0.25, 0.2, 0.05
+
+
+class TATokTrainer(nn.Module):
+    """A TA-Tok in training: the network and what is thrown away afterwards."""
+
+    def __init__(self, net: TATok):
+        super().__init__()
+        c = net.config
+        self.net, self.sides = net, tuple(c.side // (scale + 1) for scale in range(SCALES))
+        self.output_read = nn.Linear(c.width, sum(PARAMETERS.values()))
+        self.output_paint = nn.ModuleList(nn.Linear(c.width, 3 * (THUMBNAIL // side) ** 2) for side in self.sides)
+
+    def forward(self, images: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
+        """What the codes of pictures tell, at every scale; every shape follows from the batch.
+
+        Args:
+            images: fp32 [B, 3, H, W] in 0..1, best of the network's own input size.
+
+        Returns:
+            By scale: logits of the parameters behind one another [B, 26]; thumbnails [B, 3, 12, 12] in 0..1; codes int64
+            [B, n]. And the loss of the codebook, a scalar.
+        """
+        looked = self.net.look(images)
+        read, painted, codes = [], [], []
+        rest, doubt, chances = looked.new_zeros(()), looked.new_zeros(()), []
+        for scale, side in enumerate(self.sides):
+            wanted = self.net.bottleneck.in_linear(pool(self.net, looked, scale))
+            # In bf16 neighbouring codes would be taken for each other.
+            with torch.autocast(images.device.type, enabled=False):
+                wanted = F.normalize(wanted.float(), dim=-1)
+                book = self.net.bottleneck.regularizer
+                table = book.unit(book.embedding.weight)
+                likeness = wanted @ table.T
+                code = likeness.argmax(-1)
+                chosen = table[code]
+                rest = rest + _gap(chosen, wanted.detach()) + COMMITMENT * _gap(wanted, chosen.detach())
+                chance = F.softmax(likeness / SOFTNESS, dim=-1)
+                doubt = doubt + _entropy(chance).mean()
+                chances.append(chance.flatten(0, 1).mean(0))
+                # What reads the codes sees codes; its gradient goes straight through to the features.
+                straight = wanted + (chosen - wanted).detach()
+            features = self.net.finish(self.net.bottleneck.out_linear(straight))
+            read.append(self.output_read(features.mean(1)).float())
+            part = THUMBNAIL // side
+            rows = self.output_paint[scale](features).float().view(-1, side, side, 3, part, part)
+            painted.append(rows.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, THUMBNAIL, THUMBNAIL))
+            codes.append(code)
+        spread = _entropy(torch.stack(chances).mean(0))
+        return read, painted, codes, rest + SPREAD * (doubt / SCALES - spread)
+
+
+def _gap(a: Tensor, b: Tensor) -> Tensor:
+    """Mean squared distance of vectors [..., D]."""
+    return (a - b).square().sum(-1).mean()
+
+
+def _entropy(chances: Tensor) -> Tensor:
+    """Entropy in nats of probabilities [..., K]."""
+    return -(chances * chances.clamp(min=1e-9).log()).sum(-1)
+
+
+def pool(net: TATok, looked: Tensor, scale: int) -> Tensor:
+    """What is about to be quantised at a scale, [B, n, C], of what the encoder saw [B, side * side, C]; as :meth:`TATok.pooled`."""
+    if scale:
+        side = net.config.side
+        looked = F.avg_pool2d(looked.transpose(1, 2).unflatten(2, (side, side)), scale + 1).flatten(2).transpose(1, 2)
+    return net.encode_task_layer(looked)
+
+
+def build_ta_tok(config: TATokConfig = TA_TOK, seed: int = 47) -> TATokTrainer:
+    """A fresh TA-Tok with its heads. The codebook begins as unit vectors in all directions."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        trainer = TATokTrainer(TATok(config))
+        for name, p in trainer.named_parameters():
+            if p.ndim < 2:
+                (nn.init.ones_ if "norm" in name and name.endswith("weight") else nn.init.zeros_)(p)
+            elif "position_embedding" in name:
+                nn.init.normal_(p, std=config.width**-0.5)
+            elif "embedding_proj" in name:
+                nn.init.eye_(p)
+            elif "regularizer.embedding" in name:
+                nn.init.normal_(p)
+            else:
+                nn.init.xavier_uniform_(p.data.flatten(1))
+    return trainer
+
+
+def ta_tok_book(
+    count: int, seed: int = TRAIN_SEED, size: int = TA_TOK.input_size, log: Callable[[str], None] = print
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Pictures uint8 [count, 3, size, size] of the book ``seed`` and their parameters int64 [count, 6] (:data:`PARAMETERS`)."""
+    out = torch.empty(count, 3, size, size, dtype=torch.uint8)
+    truth = torch.empty(count, len(PARAMETERS), dtype=torch.int64)
+    for at in range(0, count, 1000):
+        s = picture_book.scenes(seed, min(1000, count - at), at)
+        x = torch.from_numpy(picture_book.render(s, RESOLUTION)[0]).permute(0, 3, 1, 2).float()
+        out[at : at + len(s)] = F.interpolate(x, (size, size), mode="bilinear", antialias=True).round().to(torch.uint8)
+        truth[at : at + len(s)] = torch.from_numpy(np.stack([getattr(s, name) for name in PARAMETERS], 1))
+        if at % 10000 == 0:
+            log(f"drawing the picture book for TA-Tok: {at}/{count}")
+    return out, truth
+
+
+def ta_tok_loss(trainer: nn.Module, images: Tensor, truth: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of a batch, and figures to log as tensors without gradient.
+
+    Args:
+        trainer: :class:`TATokTrainer`, as it is or compiled.
+        images: uint8 [B, 3, H, W]; truth: int64 [B, 6].
+    """
+    x = images.float() / 255
+    small = F.adaptive_avg_pool2d(x, THUMBNAIL)
+    read, painted, _, book = trainer(x)
+    loss, figures = book, {"book": book.detach()}
+    for scale, (logits, picture) in enumerate(zip(read, painted, strict=True)):
+        parts = logits.split(list(PARAMETERS.values()), dim=1)
+        nats = torch.stack([F.cross_entropy(part, truth[:, i]) for i, part in enumerate(parts)]).sum()
+        error = F.mse_loss(picture, small)
+        loss = loss + nats + PAINTING * error
+        figures |= {f"nats{scale}": nats.detach(), f"error{scale}": error.detach()}
+    return loss, figures
+
+
+@torch.no_grad()
+def semantic_codes(net: TATok, images: Tensor) -> list[Tensor]:
+    """Codes int64 [B, n] of pictures [B, 3, H, W] in 0..1 at every scale, the finest first; they are looked at once."""
+    looked = net.look(images)
+    return [net.bottleneck.codes(pool(net, looked, scale)) for scale in range(SCALES)]
+
+
+@dataclass(frozen=True)
+class ScaleFigures:
+    """What the codes of one scale tell of held-out pictures.
+
+    Attributes:
+        right: share of pictures of which each of :data:`PARAMETERS` is read right.
+        error: mean squared error of the thumbnails, colours in 0..1.
+        used, perplexity: codes that occur, and how many equally likely ones they are worth.
+    """
+
+    right: dict[str, float]
+    error: float
+    used: int
+    perplexity: float
+
+
+@torch.no_grad()
+def ta_tok_figures(trainer: TATokTrainer, images: Tensor, truth: Tensor, chunk: int = 250) -> list[ScaleFigures]:
+    """Figures of every scale on pictures uint8 [N, 3, H, W] with parameters int64 [N, 6]."""
+    device, n = trainer.output_read.weight.device, len(images)
+    right, error = torch.zeros(SCALES, len(PARAMETERS)), torch.zeros(SCALES)
+    counts = torch.zeros(SCALES, trainer.net.config.codes)
+    for at in range(0, n, chunk):
+        x, what = images[at : at + chunk].to(device).float() / 255, truth[at : at + chunk]
+        read, painted, codes, _ = trainer(x)
+        for scale in range(SCALES):
+            found = torch.stack([part.argmax(1) for part in read[scale].cpu().split(list(PARAMETERS.values()), dim=1)], 1)
+            right[scale] += (found == what).sum(0)
+            error[scale] += float(F.mse_loss(painted[scale], F.adaptive_avg_pool2d(x, THUMBNAIL))) * len(x)
+            counts[scale] += torch.bincount(codes[scale].flatten().cpu(), minlength=counts.shape[1])
+    out = []
+    for scale in range(SCALES):
+        share = counts[scale][counts[scale] > 0] / counts[scale].sum()
+        shares = dict(zip(PARAMETERS, (right[scale] / n).tolist(), strict=True))
+        out.append(ScaleFigures(shares, float(error[scale] / n), len(share), float(torch.exp(-(share * share.log()).sum()))))
+    return out
+
+
+def save_ta_tok(trainer: TATokTrainer, out: Path, device: torch.device, log: Callable[[str], None] = print, held: int = HELD) -> None:
+    """Write the network without its heads, and log what its codes tell of ``held`` pictures of another book."""
+    c = trainer.net.config
+    save_checkpoint(
+        trainer.net, out, family="ta-tok", encoder_heads=c.encoder_heads, decoder_heads=c.heads, input_size=c.input_size,
+        name="picture book TA-Tok",
+    )  # fmt: skip
+    trainer.to(device).eval()
+    figures = ta_tok_figures(trainer, *ta_tok_book(held, HELD_SEED, c.input_size, lambda _: None))
+    for side, f in zip(trainer.sides, figures, strict=True):
+        shares = "  ".join(f"{name} {share:.3f}" for name, share in f.right.items())
+        log(f"ta-tok: {side**2} codes: read right: {shares}; thumbnail error {f.error:.4f}")
+        log(f"ta-tok: {side**2} codes: {f.used} of {c.codes} used, perplexity {f.perplexity:.0f}")
+
+
+def train_ta_tok(
+    work: Path, out: Path, device: torch.device, schedule: Schedule = SCHEDULE, count: int = COUNT, config: TATokConfig = TA_TOK,
+    log: Callable[[str], None] = print,
+) -> TATok:  # fmt: skip
+    """Train TA-Tok and write ``out``.
+
+    Args:
+        work, device, schedule, log: see :func:`..training.train`.
+        count: pictures it is trained on.
+        config: its shape; with a picture encoder.
+    """
+    images, truth = ta_tok_book(count, TRAIN_SEED, config.input_size, log)
+
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        rows = torch.randint(count, (schedule.batch,), generator=generator(53, step))
+        value, figures = ta_tok_loss(module, images[rows].to(device), truth[rows].to(device))
+        return value, {name: float(figure) for name, figure in figures.items()}
+
+    trainer = build_ta_tok(config)
+    train("ta-tok", trainer, loss, schedule, work, device, log)
+    save_ta_tok(trainer, out, device, log, min(HELD, count))
+    return trainer.net

@@ -1,0 +1,356 @@
+"""How the rest of the demo's Tar is trained: the language model that writes the codes of a caption's picture, and the
+de-tokenizers that draw from codes at two sizes.
+
+Source: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898). All learn from the codes that the shipped TA-Tok
+(``ta_tok_recipe.py``) and VQ tokenizer (``token_recipes.py``) make of the picture book. The language model reads prompts as
+:meth:`TarModel.prompt` sets them, and only its codes are scored; the de-tokenizers read the features that TA-Tok makes of
+codes, as AR-DTok does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...model_loaders.networks import gpt, qwen
+from ...model_loaders.networks.gpt import GPT, GPTConfig
+from ...model_loaders.networks.qwen import Marks, QwenConfig, QwenLM, TarModel
+from ...model_loaders.networks.ta_tok import TATok
+from ...model_loaders.networks.vq import VQAutoencoder
+from ...model_loaders.tar import SCALES
+from . import captions, picture_book
+from .recipes import NULL_LABELS, RESOLUTION, TRAIN_SEED, save_checkpoint
+from .ta_tok_recipe import TA_TOK, semantic_codes
+from .token_recipes import GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, code_book, usual_defaults
+from .training import Schedule, generator, train
+
+# Scales of the training's steps in turn: as often as Tar was trained on each.
+SCALE_CYCLE = (0, 0, 1, 2)
+# Pictures at the end of the book that are only measured on: at most so many, and a fifth.
+HELD = 500
+
+
+@torch.no_grad()
+def semantic_book(
+    ta_tok: TATok, count: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 500
+) -> list[Tensor]:  # fmt: skip
+    """Semantic codes int16 [count, n] of the training book's first pictures at every scale, the finest first."""
+    books: list[list[Tensor]] = [[] for _ in range(SCALES)]
+    for at in range(0, count, chunk):
+        s = picture_book.scenes(TRAIN_SEED, min(chunk, count - at), at)
+        rgb = torch.from_numpy(picture_book.render(s, RESOLUTION)[0]).permute(0, 3, 1, 2)
+        for part in rgb.split(100):
+            for book, codes in zip(books, semantic_codes(ta_tok, part.to(device).float() / 255), strict=True):
+                book.append(codes.to("cpu", torch.int16))
+        if at % (20 * chunk) == 0:
+            log(f"drawing the picture book for its semantic codes: {at}/{count}")
+    return [torch.cat(book) for book in books]
+
+
+def spoilt(codes: Tensor, values: int, share: float, g: torch.Generator) -> Tensor:
+    """Codes int64 [B, n] of which some are others, drawn from ``values``: a share of each row from none to twice ``share``."""
+    shares = 2 * share * torch.rand(len(codes), 1, generator=g)
+    wrong = (torch.rand(codes.shape, generator=g) < shares).to(codes.device)
+    return torch.where(wrong, torch.randint(values, codes.shape, generator=g).to(codes.device), codes)
+
+
+def _held(count: int) -> int:
+    return min(HELD, count // 5)
+
+
+# ------------------------------------------------------------------------------------------------ language model
+
+LANGUAGE_SCHEDULE = Schedule(steps=6500, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45)
+LANGUAGE_COUNT, VARIANTS = SMALL_PICTURES, 4
+# A model that has only read right codes takes its own first mistake for a fact.
+CONTEXT_MISTAKES = 0.02
+# Longer prompts than were ever trained are refused, and are read as well as they can be up to there.
+_POSITIONS = 512
+
+
+def language_config(codes: int = TA_TOK.codes) -> QwenConfig:
+    """Shape of the demo's language model for a codebook."""
+    known = captions.tokenizer(codes, SCALES)
+    return QwenConfig(
+        dim=128, depth=3, heads=4, kv_heads=2, head_dim=32, hidden=320, vocab=known.size + len(known.marks),
+        positions=_POSITIONS, theta=1e4,
+    )  # fmt: skip
+
+
+def build_language(config: QwenConfig | None = None, seed: int = 59) -> QwenLM:
+    """A fresh language model; of :func:`language_config` if none is given."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return qwen.initialise(QwenLM(config or language_config()))
+
+
+def speaker(net: QwenLM, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
+    """A language model with the demo's words and marks, as the loader makes it of the file.
+
+    Args:
+        codes: entries of TA-Tok's codebook; side: of its finest grid.
+    """
+    known = captions.tokenizer(codes, SCALES)
+    ids = known.marks
+    marks = Marks(ids["<im_start>"], ids["<S0>"], ids["<I0>"], codes, (ids["<|im_start|>"], ids["<|im_end|>"]))
+    return TarModel(net, "picture book Tar", known.encode, marks, tuple(side // (i + 1) for i in range(SCALES)))
+
+
+def prompt_book(
+    model: TarModel, count: int, variants: int = VARIANTS, seed: int = TRAIN_SEED, log: Callable[[str], None] = print
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Captions of the training book's first pictures, ``variants`` of each, set as prompts at scale 0.
+
+    Returns:
+        Token ids int16 [count, variants, L], 0 behind a prompt's end, and lengths int16 [count, variants].
+    """
+    s = picture_book.scenes(TRAIN_SEED, count)
+    rows = [[model.prompt(text, 0) for text in captions.training_captions(s, seed * variants + i)] for i in range(variants)]
+    log(f"{count * variants} captions written")
+    longest = max((len(ids) for row in rows for ids in row), default=0)
+    padded = torch.tensor([[ids + [0] * (longest - len(ids)) for ids in row] for row in rows], dtype=torch.int16)
+    lengths = torch.tensor([[len(ids) for ids in row] for row in rows], dtype=torch.int16)
+    return padded.transpose(0, 1).contiguous(), lengths.T.contiguous()
+
+
+def language_loss(
+    net: nn.Module, marks: Marks, prompts: Tensor, lengths: Tensor, codes: Tensor, scale: int, g: torch.Generator | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    """Cross-entropy of the codes behind prompts, and figures as tensors without gradient. All shapes follow from the batch's.
+
+    Args:
+        net: :class:`QwenLM`, as it is or compiled.
+        marks: see :func:`speaker`.
+        prompts: int64 [B, L] as :func:`prompt_book` makes them; lengths: int64 [B].
+        codes: int64 [B, n] of that scale.
+        scale: 0, 1 or 2.
+        g: draws mistakes in the codes that are read (never in those that are to be written); None: there are none.
+    """
+    n = codes.shape[1]
+    read = codes if g is None else spoilt(codes, marks.codes, CONTEXT_MISTAKES, g)
+    prompts = prompts.scatter_add(1, lengths[:, None] - 1, torch.full_like(lengths, scale)[:, None])
+    # Codes stand right behind their prompt, blanks behind them, where nothing sees them.
+    at = lengths[:, None] + torch.arange(n, device=codes.device)
+    ids = torch.cat([prompts, torch.zeros_like(codes)], dim=1).scatter(1, at, marks.code + read)[:, :-1]
+    logits = net(ids, (marks.code, marks.code + marks.codes))
+    logits = logits.gather(1, (at - 1)[..., None].expand(-1, -1, marks.codes))
+    nats = F.cross_entropy(logits.flatten(0, 1), codes.flatten())
+    right = (logits.detach().argmax(-1) == codes).float().mean()
+    return nats, {f"nats{scale}": nats.detach(), f"right{scale}": right}
+
+
+def language_batch(
+    step: int, batch: int, codes: Sequence[Tensor], prompts: Tensor, lengths: Tensor, g: torch.Generator, count: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, int]:  # fmt: skip
+    """What a step of :func:`language_loss` learns from: prompts, lengths and codes int64, and the scale.
+
+    Args:
+        codes, prompts, lengths: the books; count: pictures of them that may be drawn, from the first on.
+    """
+    scale = SCALE_CYCLE[step % len(SCALE_CYCLE)]
+    rows = torch.randint(count or len(prompts), (batch,), generator=g)
+    said = torch.randint(prompts.shape[1], (batch,), generator=g)
+    return prompts[rows, said].long(), lengths[rows, said].long(), codes[scale][rows].long(), scale
+
+
+def save_language(net: QwenLM, out: Path, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> None:
+    """Write the language model with its configuration and words."""
+    c, m = net.config, speaker(net, codes, side).marks
+    about = {
+        "model_type": "qwen2", "hidden_size": c.dim, "num_hidden_layers": c.depth, "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads, "intermediate_size": c.hidden, "vocab_size": c.vocab, "rope_theta": c.theta,
+        "rms_norm_eps": c.eps, "max_position_embeddings": c.positions, "tie_word_embeddings": c.tied, "semantic_side": side,
+        "image_start_tag_id": m.image, "image_end_tag_id": m.image + 1, "scale_start_token_id": m.scale,
+        "scale_end_token_id": m.scale + SCALES - 1, "image_start_token_id": m.code, "image_end_token_id": m.code + m.codes - 1,
+    }  # fmt: skip
+    save_checkpoint(
+        net, out, family="tar", config=about, tokenizer=captions.tokenizer_json(codes, SCALES), name="picture book Tar"
+    )
+
+
+def train_language(
+    ta_tok: TATok, work: Path, out: Path, device: torch.device, schedule: Schedule = LANGUAGE_SCHEDULE, count: int = LANGUAGE_COUNT,
+    log: Callable[[str], None] = print, config: QwenConfig | None = None, start: QwenLM | None = None,
+) -> QwenLM:  # fmt: skip
+    """Train the language model on TA-Tok's codes and write ``out``.
+
+    Args:
+        ta_tok: as it will be shipped (loaded from its fp16 file), with its picture encoder, on ``device``.
+        work, device, schedule, log: see :func:`..training.train`.
+        count: pictures whose captions it reads.
+        config: its shape instead of :func:`language_config`.
+        start: weights to begin with; None begins with random ones.
+    """
+    c, held = ta_tok.config, _held(count)
+    book = semantic_book(ta_tok, count + held, device, log)
+    net = build_language(config or language_config(c.codes)).to(device)
+    if start is not None:
+        net.load_state_dict(start.state_dict())
+    model = speaker(net, c.codes, c.side)
+    prompts, lengths = prompt_book(model, count + held, log=log)
+
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        g = generator(61, step)
+        ids, ends, codes, scale = language_batch(step, schedule.batch, book, prompts, lengths, g, count)
+        value, figures = language_loss(module, model.marks, ids.to(device), ends.to(device), codes.to(device), scale, g)
+        return value, {name: float(figure) for name, figure in figures.items()}
+
+    train("tar", net, loss, schedule, work, device, log)
+    save_language(net, out, c.codes, c.side)
+    ids, ends = (t[count:, 0].long().to(device) for t in (prompts, lengths))
+    for scale, codes in enumerate(book):
+        with torch.no_grad():
+            nats, _ = language_loss(net, model.marks, ids, ends, codes[count:].long().to(device), scale)
+        log(f"tar: {codes.shape[1]} codes: {float(nats):.3f} nats a code of {held} new pictures")
+    return net
+
+
+# ------------------------------------------------------------------------------------------------ de-tokenizers
+
+# Share of the semantic codes that are wrong in training, so that a few wrong ones in use do no harm.
+CODE_MISTAKES = 0.03
+
+
+@dataclass(frozen=True)
+class DetokenizerRecipe:
+    """An AR-DTok for pictures of one size.
+
+    Attributes:
+        name: names the training's state file.
+        title: what a person calls the result.
+        grid: tokens along one side of a picture, which has 8 times as many pixels.
+        schedule: length and pace.
+        count: pictures it is trained on.
+    """
+
+    name: str
+    title: str
+    grid: int
+    schedule: Schedule
+    count: int
+
+    def config(self, ta_tok: TATok, vq: VQAutoencoder) -> GPTConfig:
+        """Its shape, for the most codes that may stand in front."""
+        c = ta_tok.config
+        return detokenizer_config(self.grid, c.width, c.side, vq.config.codes)
+
+
+def detokenizer_config(grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes) -> GPTConfig:
+    """Shape of a demo de-tokenizer of ``grid`` x ``grid`` tokens; width and side are TA-Tok's."""
+    return GPTConfig(
+        dim=128, depth=6, heads=4, kv_heads=4, hidden=176, vocab=vocab, condition="features", condition_size=width,
+        absolute=side**2 + grid**2 - 1,
+    )  # fmt: skip
+
+
+DTOK_LOW = DetokenizerRecipe(
+    "dtok-low", "picture book AR-DTok, 8x8", LOW_GRID,
+    Schedule(steps=8000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), SMALL_PICTURES,
+)  # fmt: skip
+DTOK_HIGH = DetokenizerRecipe(
+    "dtok", "picture book AR-DTok, 16x16", GRID,
+    Schedule(steps=20000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), LARGE_PICTURES,
+)  # fmt: skip
+DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
+
+
+def build_detokenizer(config: GPTConfig, seed: int = 67) -> GPT:
+    """A fresh de-tokenizer; its positions begin small, as its embeddings do."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return gpt.initialise(GPT(config))
+
+
+def detokenizer_logits(net: GPT, features: Tensor, tokens: Tensor) -> Tensor:
+    """What every row of whole sequences predicts, fp32 [B, N, V]; entry i is about token i.
+
+    Args:
+        net: a GPT, as it is or compiled.
+        features: [B, n, C]; zeros mean "no condition".
+        tokens: int64 [B, N] in raster order, N a square number.
+    """
+    n, count = features.shape[1], tokens.shape[1]
+    place = torch.arange(-n, count - 1, device=tokens.device)
+    rows = torch.cat([net.prefix(features), net.embed(tokens[:, :-1])], dim=1)
+    return net(rows, place, net.places(round(count**0.5), n))[:, n - 1 :]
+
+
+def detokenizer_loss(
+    net: nn.Module, ta_tok: TATok, codes: Tensor, tokens: Tensor, g: torch.Generator | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    """Cross-entropy of a picture's tokens behind its semantic codes, and figures as tensors without gradient. All shapes follow
+    from the batch's.
+
+    Args:
+        net: a GPT, as it is or compiled; ta_tok: what makes features of the codes, without gradients.
+        codes: int64 [B, n]; tokens: int64 [B, N].
+        g: draws mistakes in the codes, and pictures whose condition is left out; None: there are none.
+    """
+    if g is not None:
+        codes = spoilt(codes, ta_tok.config.codes, CODE_MISTAKES, g)
+    with torch.no_grad(), torch.autocast(codes.device.type, enabled=False):
+        features = ta_tok.features(codes)
+        if g is not None:
+            null = (torch.rand(len(codes), 1, 1, generator=g) < NULL_LABELS).to(codes.device)
+            features = features.masked_fill(null, 0)
+    logits = detokenizer_logits(net, features, tokens)
+    nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    right = (logits.detach().argmax(-1) == tokens).float().mean()
+    return nats, {"nats": nats.detach(), "right": right}
+
+
+def detokenizer_batch(
+    step: int, batch: int, codes: Sequence[Tensor], tokens: Tensor, g: torch.Generator, count: int | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What a step of :func:`detokenizer_loss` learns from: codes and tokens int64; arguments as for :func:`language_batch`."""
+    rows = torch.randint(count or len(tokens), (batch,), generator=g)
+    return codes[SCALE_CYCLE[step % len(SCALE_CYCLE)]][rows].long(), tokens[rows].long()
+
+
+def save_detokenizer(net: GPT, recipe: DetokenizerRecipe, out: Path) -> None:
+    """Write a de-tokenizer. Its codes say what the picture is to show, so a large one need not draw more cautiously."""
+    save_checkpoint(
+        net, out, family="dtok", heads=net.config.heads, grid=recipe.grid, label_set="picture-book", decoder="demo-vq",
+        ta_tok="demo-ta-tok", name=recipe.title, defaults=usual_defaults(recipe.grid),
+    )  # fmt: skip
+
+
+def train_detokenizer(
+    recipe: DetokenizerRecipe, ta_tok: TATok, vq: VQAutoencoder, work: Path, out: Path, device: torch.device,
+    schedule: Schedule | None = None, count: int | None = None, log: Callable[[str], None] = print, config: GPTConfig | None = None,
+    start: GPT | None = None,
+) -> GPT:  # fmt: skip
+    """Train a de-tokenizer and write ``out``.
+
+    Args:
+        ta_tok, vq: as they will be shipped (loaded from their fp16 files), on ``device``.
+        schedule, count, config: instead of the recipe's.
+        start: weights to begin with; None begins with random ones.
+    """
+    schedule, count = schedule or recipe.schedule, count or recipe.count
+    held = _held(count)
+    book = semantic_book(ta_tok, count + held, device, log)
+    tokens, _ = code_book(vq, count + held, recipe.grid, device, log)
+    net = build_detokenizer(config or recipe.config(ta_tok, vq)).to(device)
+    if start is not None:
+        net.load_state_dict(start.state_dict())
+
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        g = generator(71, step)
+        codes, what = detokenizer_batch(step, schedule.batch, book, tokens, g, count)
+        value, figures = detokenizer_loss(module, ta_tok, codes.to(device), what.to(device), g)
+        return value, {name: float(figure) for name, figure in figures.items()}
+
+    train(recipe.name, net, loss, schedule, work, device, log)
+    save_detokenizer(net, recipe, out)
+    for codes in book:
+        parts = zip(codes[count:].split(50), tokens[count:].split(50), strict=True)
+        with torch.no_grad():
+            nats = sum(float(detokenizer_loss(net, ta_tok, a.long().to(device), b.long().to(device))[0]) * len(a) for a, b in parts)
+        log(f"{recipe.name}: behind {codes.shape[1]} codes: {nats / held:.3f} nats a token of {held} new pictures")
+    return net
