@@ -54,26 +54,45 @@ from .running import (
 SIZES = {"MAR-B": (768, 12, 12, 6, 1024), "MAR-L": (1024, 16, 16, 8, 1280), "MAR-H": (1280, 20, 16, 12, 1536)}
 # LlamaGen and PAR (Sun et al. 2024, table of models): width, depth, heads, and the grid of the official files.
 TOKEN_SIZES = {
-    "LlamaGen-B": (768, 12, 12, 16), "LlamaGen-L": (1024, 24, 16, 16), "LlamaGen-XL": (1280, 36, 20, 24),
-    "LlamaGen-XXL": (1536, 48, 24, 24), "LlamaGen-3B": (3200, 24, 32, 24),
-}  # fmt: skip
+    "LlamaGen-B": (768, 12, 12, 16),
+    "LlamaGen-L": (1024, 24, 16, 16),
+    "LlamaGen-XL": (1280, 36, 20, 24),
+    "LlamaGen-XXL": (1536, 48, 24, 24),
+    "LlamaGen-3B": (3200, 24, 32, 24),
+}
 # Transition tokens of the PAR that --random stands in for: PAR-4x.
 PAR_SPECIAL = 3
 # Rows of a prompt, where a model draws from text and nothing is to be read; most codes of Tar.
 TEXT_ROWS, CODES = 20, 729
 _COLUMNS = (
-    "batch", "sampler", "seconds", "s / image", "ratio", "spread", "transformer", "head", "sampling", "passes", "head calls",
+    "batch",
+    "sampler",
+    "seconds",
+    "s / image",
+    "ratio",
+    "spread",
+    "transformer",
+    "head",
+    "sampling",
+    "passes",
+    "head calls",
     "accepted",
-)  # fmt: skip
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     model_options(parser)
     sampler_options(parser)
-    parser.add_argument("--random", choices=[*SIZES, *TOKEN_SIZES], help="an official size with random weights instead of --model")
     parser.add_argument(
-        "--prompt", action="append", metavar="TEXT", dest="text", help="what models that read text draw, in turn; may be repeated"
+        "--random", choices=[*SIZES, *TOKEN_SIZES], help="an official size with random weights instead of --model"
+    )
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        dest="text",
+        help="what models that read text draw, in turn; may be repeated",
     )
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
     parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each sampler; default 5")
@@ -85,9 +104,17 @@ def official(size: str) -> MARConfig:
     """Shape of an official size."""
     dim, depth, heads, head_depth, head_width = SIZES[size]
     return MARConfig(
-        dim=dim, encoder_depth=depth, decoder_depth=depth, heads=heads, buffer=64, tokens=256, channels=16, classes=1000,
-        head_depth=head_depth, head_width=head_width,
-    )  # fmt: skip
+        dim=dim,
+        encoder_depth=depth,
+        decoder_depth=depth,
+        heads=heads,
+        buffer=64,
+        tokens=256,
+        channels=16,
+        classes=1000,
+        head_depth=head_depth,
+        head_width=head_width,
+    )
 
 
 def official_gpt(size: str, special: int = 0) -> GPTConfig:
@@ -96,9 +123,16 @@ def official_gpt(size: str, special: int = 0) -> GPTConfig:
     # Two thirds of four times the width, up to the next multiple of 256.
     hidden = -(-(8 * dim // 3) // 256) * 256
     return GPTConfig(
-        dim=dim, depth=depth, heads=heads, kv_heads=heads, hidden=hidden, vocab=16384, condition="class", condition_size=1000,
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        kv_heads=heads,
+        hidden=hidden,
+        vocab=16384,
+        condition="class",
+        condition_size=1000,
         special=special,
-    )  # fmt: skip
+    )
 
 
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:
@@ -184,13 +218,18 @@ def _condition(on: Ready, batch: int) -> AnyCondition:
     return FeatureCondition((torch.randn(count, on.classes, generator=g).to(on.device),) * batch, names)
 
 
-def _conditions(planned: list[Planned], batch: int, options: argparse.Namespace, asked: Mapping[str, str]) -> list[AnyCondition]:
+def _conditions(
+    planned: list[Planned], batch: int, options: argparse.Namespace, asked: Mapping[str, str]
+) -> list[AnyCondition]:
     """What each sampler draws: the prompts in turn, or :func:`_condition`."""
     read: dict[int, AnyCondition] = {}
     if options.text:
         readers = [p for p in planned if p.on.draws_from_text] or planned  # nobody reads: there is a sentence for that
         texts = [options.text[i % len(options.text)] for i in range(batch)]
-        read = {id(p.on): made for p, made in zip(readers, conditions(readers, None, texts, 1, options, 0, asked), strict=True)}
+        read = {
+            id(p.on): made
+            for p, made in zip(readers, conditions(readers, None, texts, 1, options, 0, asked), strict=True)
+        }
     return [read[id(p.on)] if id(p.on) in read else _condition(p.on, batch) for p in planned]
 
 
@@ -213,12 +252,19 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
         phases = {name: round(median(r.phases[name] for r in reports), 6) for name in reports[0].phases}
         counts = {name: round(median(r.counts.get(name, 0) for r in reports)) for name in reports[0].counts}
         entry: dict[str, Any] = {
-            "sampler": p.entry.name, "variant": p.variant, "model": p.on.model.name, "settings": asdict(p.settings),
+            "sampler": p.entry.name,
+            "variant": p.variant,
+            "model": p.on.model.name,
+            "settings": asdict(p.settings),
             "seconds": [round(s, 6) for s in seconds],
-            "median_seconds": round(median(seconds), 6), "seconds_per_image": round(median(seconds) / batch, 6),
-            "ratio": round(median(ratios), 4), "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
-            "counts": counts, "phases": phases, "peak_memory_bytes": reports[-1].peak_memory_bytes,
-        }  # fmt: skip
+            "median_seconds": round(median(seconds), 6),
+            "seconds_per_image": round(median(seconds) / batch, 6),
+            "ratio": round(median(ratios), 4),
+            "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
+            "counts": counts,
+            "phases": phases,
+            "peak_memory_bytes": reports[-1].peak_memory_bytes,
+        }
         if accepted:
             entry["acceptance"] = round(median(accepted), 6)
         out.append(entry)
@@ -243,12 +289,22 @@ def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
         for entry, p in zip(group["runs"], planned, strict=True):
             low, high = entry["ratio_range"]
             phases = {phase: f"{seconds:.3f}" for phase, seconds in entry["phases"].items()}
-            rows.append([
-                str(group["batch"]), p.label, f"{entry['median_seconds']:.3f}", f"{entry['seconds_per_image']:.3f}",
-                f"{entry['ratio']:.2f}x", f"{low:.2f}-{high:.2f}", phases.get("transformer", ""), phases.get("head", ""),
-                phases.get("sampling", ""), str(entry["counts"].get("transformer_passes", "")),
-                str(entry["counts"].get("head_calls", "")), f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else "",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    str(group["batch"]),
+                    p.label,
+                    f"{entry['median_seconds']:.3f}",
+                    f"{entry['seconds_per_image']:.3f}",
+                    f"{entry['ratio']:.2f}x",
+                    f"{low:.2f}-{high:.2f}",
+                    phases.get("transformer", ""),
+                    phases.get("head", ""),
+                    phases.get("sampling", ""),
+                    str(entry["counts"].get("transformer_passes", "")),
+                    str(entry["counts"].get("head_calls", "")),
+                    f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else "",
+                ]
+            )
     kept = [i for i in range(len(_COLUMNS)) if any(row[i] for row in rows[1:])]  # columns nobody has are left out
     rows = [[row[i] for i in kept] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

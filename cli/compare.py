@@ -46,9 +46,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     sampler_options(parser)
     parser.add_argument("--label", help="class names or ids, separated by commas; default class 0")
     parser.add_argument(
-        "--prompt", "--text", action="append", metavar="TEXT", dest="text",
+        "--prompt",
+        "--text",
+        action="append",
+        metavar="TEXT",
+        dest="text",
         help="a prompt, for Tar (with the demo: its Tar) and for text-to-image models; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument("--seed", default="7", help="seed of the noise; default 7")
     parser.add_argument("--batch", default="1", metavar="N", help="images of each label or text; default 1")
     parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture; default compare.png")
@@ -111,7 +115,11 @@ def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], 
     for i, (picture, label, report) in enumerate(zip(pictures, labels, reports, strict=True)):
         judged = "outcome" in report.maps and bool((report.maps["outcome"] != PLAIN).any())
         same = i > 0 and np.array_equal(report.maps["step"], reports[0].maps["step"])
-        for what in ([] if same else ["fixed at step"]) + (["outcome"] if judged else []) + [m for m in ("islands",) if m in report.maps]:
+        for what in (
+            ([] if same else ["fixed at step"])
+            + (["outcome"] if judged else [])
+            + [m for m in ("islands",) if m in report.maps]
+        ):
             cells.append(token_map(report, what, picture))
             names.append(f"{label}: {what}")
     return compare_grid(cells, names, [None] * len(cells), marked=False, title=title)

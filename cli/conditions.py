@@ -27,9 +27,14 @@ _DEMO_TAR, _OFFICIAL_TAR = "demo-tar", "tar-1.5b"
 
 
 def conditions(
-    planned: Sequence[Planned], label: str | None, texts: Sequence[str] | None, repeat: int, options: argparse.Namespace,
-    seed: int = 0, asked: Mapping[str, str] | None = None,
-) -> list[AnyCondition]:  # fmt: skip
+    planned: Sequence[Planned],
+    label: str | None,
+    texts: Sequence[str] | None,
+    repeat: int,
+    options: argparse.Namespace,
+    seed: int = 0,
+    asked: Mapping[str, str] | None = None,
+) -> list[AnyCondition]:
     """What each sampler draws from: labels, or text for the models that read it. Tar writes its codes once for all.
 
     Args:
@@ -47,7 +52,9 @@ def conditions(
     if label is not None and all(p.on.draws_from_text for p in planned):
         raise UserError(f"label: the model of this run ({names}) draws from text; say what with --text.")
     if asked and not any(p.on.family == TAR for p in planned):
-        raise UserError(f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{next(iter(asked))} is about.")
+        raise UserError(
+            f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{next(iter(asked))} is about."
+        )
     made: dict[int, AnyCondition] = {}
     codes: CodeCondition | None = None
     for p in planned:
@@ -57,7 +64,11 @@ def conditions(
             codes = codes or write_codes(texts, repeat, p.on, options, seed, asked or {})
             made[id(p.on)] = _read_codes(codes, p.on, options)
         else:
-            made[id(p.on)] = _encode(texts or (), repeat, p.on, options) if p.on.draws_from_text else _labels(p.on, label or "0", repeat)
+            made[id(p.on)] = (
+                _encode(texts or (), repeat, p.on, options)
+                if p.on.draws_from_text
+                else _labels(p.on, label or "0", repeat)
+            )
     most = max(len(condition) for condition in made.values())
     if most > MOST_IMAGES:
         raise UserError(f"batch: {most} images are more than {MOST_IMAGES}; ask for fewer.")
@@ -75,7 +86,9 @@ def _encode(texts: Sequence[str], repeat: int, on: Ready, options: argparse.Name
     """Prompts, encoded; the encoder, which is larger than most models, is gone afterwards."""
     prompts = [text.strip() for text in texts]
     if not prompts or not all(prompts):
-        raise UserError(f"text: {on.model.name} draws from text; say what with --text, for example --text 'a red boat'.")
+        raise UserError(
+            f"text: {on.model.name} draws from text; say what with --text, for example --text 'a red boat'."
+        )
     from ..model_loaders.text import load_text_encoder
 
     encoder = load_text_encoder(find_file(options.encoder, "t5", models_folder(options.models)), "auto", on.device)
@@ -98,11 +111,18 @@ def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def write_codes(
-    texts: Sequence[str] | None, repeat: int, on: Ready, options: argparse.Namespace, seed: int, asked: Mapping[str, str]
-) -> CodeCondition:  # fmt: skip
+    texts: Sequence[str] | None,
+    repeat: int,
+    on: Ready,
+    options: argparse.Namespace,
+    seed: int,
+    asked: Mapping[str, str],
+) -> CodeCondition:
     """Codes of the prompts; the language model, which is larger than what draws, is gone afterwards."""
     if not texts:
-        raise UserError(f"prompt: {on.model.name} draws from text; say what with --prompt, for example --prompt 'a red boat at sunset'.")
+        raise UserError(
+            f"prompt: {on.model.name} draws from text; say what with --prompt, for example --prompt 'a red boat at sunset'."
+        )
     prompts = [text.strip() for text in texts for _ in range(repeat)]
     if len(prompts) > MOST_IMAGES:
         raise UserError(f"batch: {len(prompts)} images are more than {MOST_IMAGES}; ask for fewer.")
@@ -113,7 +133,9 @@ def write_codes(
     tar = load_tar(path, options.dtype, on.device)
     own = stated_defaults(ck.read_metadata(path)) if path.is_file() else {}
     settings = make(TarPromptSettings, {**{k: v for k, v in own.items() if k in knobs(TarPromptSettings)}, **asked})
-    return drive(tar_prompt(tar, prompts, settings, PairedDraws(seed, range(len(prompts))), seed), "prompt", "codes").condition
+    return drive(
+        tar_prompt(tar, prompts, settings, PairedDraws(seed, range(len(prompts))), seed), "prompt", "codes"
+    ).condition
 
 
 def _read_codes(codes: CodeCondition, on: Ready, options: argparse.Namespace) -> AnyCondition:

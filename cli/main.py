@@ -18,7 +18,10 @@ COMMANDS = {
     "compare": (".compare", "run samplers on the same seed and draw their pictures side by side, with their numbers"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
     "verify": ("..tools.parity.command", "check this code against recorded results of the reference implementations"),
-    "ablation": ("..tools.ablations.command", "judge the demo's pictures under a table of settings (docs/benchmarks.md)"),
+    "ablation": (
+        "..tools.ablations.command",
+        "judge the demo's pictures under a table of settings (docs/benchmarks.md)",
+    ),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints again"),
 }
 
@@ -43,9 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     lines = "\n".join(f"  {name:<12}{help}" for name, (_, help) in COMMANDS.items())
     top = Parser(
-        PROGRAM, description=f"FastAR without ComfyUI. Commands:\n{lines}\n\nEach has its own --help.",
+        PROGRAM,
+        description=f"FastAR without ComfyUI. Commands:\n{lines}\n\nEach has its own --help.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     top.add_argument("command", choices=list(COMMANDS), metavar="command", help="one of the above")
     try:
         name = top.parse_args(args[:1]).command

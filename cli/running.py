@@ -63,40 +63,70 @@ _CHUNK = 8
 def model_options(parser: argparse.ArgumentParser) -> None:
     """Options that say which model and where."""
     parser.add_argument(
-        "--model", default=DEMO, help="demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file"
+        "--model",
+        default=DEMO,
+        help="demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file",
     )
-    parser.add_argument("--decoder", default="auto", help="KL or VQ autoencoder: auto, an entry of the catalogue or a file")
-    parser.add_argument("--grid", metavar="N", help="tokens along one side, for a file that does not say (16, 24, 32, 64)")
     parser.add_argument(
-        "--draft", default="auto", help="draft model of cspd (a smaller one) or mulosd (one that draws a smaller picture): auto (where the "
+        "--decoder", default="auto", help="KL or VQ autoencoder: auto, an entry of the catalogue or a file"
+    )
+    parser.add_argument(
+        "--grid", metavar="N", help="tokens along one side, for a file that does not say (16, 24, 32, 64)"
+    )
+    parser.add_argument(
+        "--draft",
+        default="auto",
+        help="draft model of cspd (a smaller one) or mulosd (one that draws a smaller picture): auto (where the "
         "catalogue has one), an entry of the catalogue or a file; lantern takes one of the model's own size, else the model itself",
-    )  # fmt: skip
-    parser.add_argument("--up-sampler", default="auto", help="learned up-sampler of mulosd.up_sampler=latent: auto (the demo's) or a file")
-    parser.add_argument("--tar", default="auto", help="language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file")
-    parser.add_argument("--ta-tok", default="auto", help="TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file")
-    parser.add_argument("--encoder", default="flan-t5-xl", help="text encoder of text-to-image models; default flan-t5-xl")
+    )
+    parser.add_argument(
+        "--up-sampler",
+        default="auto",
+        help="learned up-sampler of mulosd.up_sampler=latent: auto (the demo's) or a file",
+    )
+    parser.add_argument(
+        "--tar",
+        default="auto",
+        help="language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file",
+    )
+    parser.add_argument(
+        "--ta-tok", default="auto", help="TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"
+    )
+    parser.add_argument(
+        "--encoder", default="flan-t5-xl", help="text encoder of text-to-image models; default flan-t5-xl"
+    )
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "fp32", "bf16", "fp16"), help="weights; default auto"
     )
     parser.add_argument(
-        "--models", type=Path, default=None, metavar="DIR",
+        "--models",
+        type=Path,
+        default=None,
+        metavar="DIR",
         help="folder of weight files, where downloads go too; default ComfyUI's models/fastar, or ~/.cache/fastar",
-    )  # fmt: skip
+    )
 
 
 def sampler_options(parser: argparse.ArgumentParser) -> None:
     """Options that say what is run."""
     parser.add_argument(
-        "--samplers", help="names separated by commas, combinations with a plus, variants of one sampler after a colon "
+        "--samplers",
+        help="names separated by commas, combinations with a plus, variants of one sampler after a colon "
         "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par, for Tar tar,zipar and mulosd with a draft",
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="[SAMPLER.]NAME=VALUE", dest="sets",
+        "--set",
+        action="append",
+        default=[],
+        metavar="[SAMPLER.]NAME=VALUE",
+        dest="sets",
         help="a setting of one sampler (fasthybrid.threshold=0.9), of all that have it (cfg=2), or of what writes Tar's codes "
         "(prompt.detail=169); may be repeated",
-    )  # fmt: skip
-    parser.add_argument("--steps", type=int, metavar="N", help="AR steps of all MAR samplers; the same as --set ar_steps=N")
+    )
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="AR steps of all MAR samplers; the same as --set ar_steps=N"
+    )
 
 
 def whole(text: str, name: str, low: int, high: int) -> int:
@@ -213,7 +243,11 @@ class Ready:
     @property
     def classes(self) -> int:
         """Labels that it knows, if it draws classes; of a text model, or Tar's, the width of a row."""
-        return self.model.net.config.condition_size if isinstance(self.model, TokenModel) else self.model.net.config.classes
+        return (
+            self.model.net.config.condition_size
+            if isinstance(self.model, TokenModel)
+            else self.model.net.config.classes
+        )
 
     @property
     def draws_from_text(self) -> bool:
@@ -252,7 +286,9 @@ def _listed(model: str) -> str | None:
             f"model: {model} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer with --model, for "
             "example ar-dtok-512."
         )
-    return next((family for family, files in FILES.items() if model in {entry.id for entry in hub.entries(files)}), None)
+    return next(
+        (family for family, files in FILES.items() if model in {entry.id for entry in hub.entries(files)}), None
+    )
 
 
 def _kind(options: argparse.Namespace) -> str:
@@ -371,7 +407,9 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
     for p in planned:
         more: dict[str, Any] = {}
         if p.entry.needs_codes and not isinstance(p.on.decoder, VQModel):
-            raise UserError(f"random: {p.entry.name} needs a tokenizer, and random weights come without; name a --model instead.")
+            raise UserError(
+                f"random: {p.entry.name} needs a tokenizer, and random weights come without; name a --model instead."
+            )
         if p.entry.needs_draft:
             more["draft"] = _draft(p, options, made, alone)
         if p.entry.needs_codes == "up_sampler":
@@ -384,7 +422,7 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
 
 def _draft(
     p: Planned, options: argparse.Namespace, made: dict[tuple[str, str], MARModel | TokenModel], alone: bool
-) -> MARModel | TokenModel:  # fmt: skip
+) -> MARModel | TokenModel:
     """The draft model of a sampler.
 
     Args:
@@ -399,7 +437,11 @@ def _draft(
         what = "a small draft model" if family == MAR else "a draft model that draws a smaller picture"
         raise UserError(f"draft: {p.entry.name} needs {what} beside {options.model}; name one with --draft.")
     if (family, choice) not in made:
-        loaders: dict[str, Callable[..., MARModel | TokenModel]] = {MAR: load_mar, LLAMAGEN: load_llamagen, TAR: load_detokenizer}
+        loaders: dict[str, Callable[..., MARModel | TokenModel]] = {
+            MAR: load_mar,
+            LLAMAGEN: load_llamagen,
+            TAR: load_detokenizer,
+        }
         try:
             path = find_file(choice, FILES[family], models_folder(options.models))
             made[family, choice] = loaders[family](path, options.dtype, choose_device(options.device))
@@ -528,7 +570,9 @@ def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[s
         out.append(Planned(entry, settings, own[key], key.partition(":")[2], on))
     of = [p.ready.family if p.ready else p.entry.family for p in out]
     families = list(dict.fromkeys(of))
-    order = sorted(range(len(out)), key=lambda i: (families.index(of[i]), not out[i].entry.baseline or bool(out[i].variant)))
+    order = sorted(
+        range(len(out)), key=lambda i: (families.index(of[i]), not out[i].entry.baseline or bool(out[i].variant))
+    )
     return [out[i] for i in order]
 
 

@@ -99,4 +99,6 @@ def expect_codes(vq: VQModel, model: TokenModel) -> None:
     """
     has, writes = vq.net.config.codes, model.net.config.vocab
     if has != writes:
-        raise UserError(f"decoder: {vq.name} has {has} codes, {model.name} writes {writes}; choose the decoder it was trained with.")
+        raise UserError(
+            f"decoder: {vq.name} has {has} codes, {model.name} writes {writes}; choose the decoder it was trained with."
+        )

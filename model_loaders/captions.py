@@ -26,9 +26,7 @@ LONGEST = 2000
 
 _FILES = "(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
 _SITE = r"[a-zA-Z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
-_DASHES = (
-    r"\-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
-)
+_DASHES = r"\-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
 
 _Rule = tuple[re.Pattern[str], str]
 
@@ -165,9 +163,20 @@ def _without_markup(text: str) -> str:
 # ------------------------------------------------------------------------------------------------ instead of ftfy
 
 _LIGATURES = {
-    "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "ĳ": "ij", "ŉ": "'n", "ǆ": "dž",
-    "ǉ": "lj", "ǌ": "nj", "ǳ": "dz",
-}  # fmt: skip
+    "ﬀ": "ff",
+    "ﬁ": "fi",
+    "ﬂ": "fl",
+    "ﬃ": "ffi",
+    "ﬄ": "ffl",
+    "ﬅ": "st",
+    "ﬆ": "st",
+    "ĳ": "ij",
+    "ŉ": "'n",
+    "ǆ": "dž",
+    "ǉ": "lj",
+    "ǌ": "nj",
+    "ǳ": "dz",
+}
 _PLAIN = str.maketrans(
     {
         **_LIGATURES,

@@ -352,9 +352,16 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> t
 
 
 def load_strictly(
-    net: nn.Module, state: Mapping[str, Tensor], path: Path, what: str, *, dtype: torch.dtype | None = None,
-    fp32: Collection[str] = (), device: str | torch.device = "cpu", field: str = "checkpoint",
-) -> None:  # fmt: skip
+    net: nn.Module,
+    state: Mapping[str, Tensor],
+    path: Path,
+    what: str,
+    *,
+    dtype: torch.dtype | None = None,
+    fp32: Collection[str] = (),
+    device: str | torch.device = "cpu",
+    field: str = "checkpoint",
+) -> None:
     """Give ``net`` its weights: all of them or, if anything is wrong, none.
 
     Args:

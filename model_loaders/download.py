@@ -42,9 +42,16 @@ def readable_size(count: int) -> str:
 
 
 def download(
-    repo: str, file: str, to: Path, *, revision: str | None = None, size: int | None = None, sha256: str | None = None,
-    progress: Callable[[int, int], None] | None = None, field: str = "checkpoint",
-) -> Path:  # fmt: skip
+    repo: str,
+    file: str,
+    to: Path,
+    *,
+    revision: str | None = None,
+    size: int | None = None,
+    sha256: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    field: str = "checkpoint",
+) -> Path:
     """Download ``file`` of ``repo`` to ``to / file``.
 
     An interrupted download leaves a hidden ``.part`` file, and the next call goes on where it ended. The length and,

@@ -42,7 +42,9 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
             found = _PIECE.search(pieces[0].name)
             count = int(found[1]) if found else len(pieces)
             if len(pieces) != count:
-                raise UserError(f"{field}: {folder} holds {len(pieces)} of {count} pieces of its weights; put all of them there")
+                raise UserError(
+                    f"{field}: {folder} holds {len(pieces)} of {count} pieces of its weights; put all of them there"
+                )
             return pieces
     others = sorted(folder.glob("*.safetensors"))
     if len(others) == 1:
@@ -83,7 +85,9 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
             raise ValueError("it is too large")
         return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f"{field}: {path.name} in {path.parent} cannot be read ({_first_line(e)}); get the file again") from e
+        raise UserError(
+            f"{field}: {path.name} in {path.parent} cannot be read ({_first_line(e)}); get the file again"
+        ) from e
 
 
 def parse_json(text: str) -> dict[str, Any]:

@@ -22,13 +22,27 @@ from .download import download, readable_size
 _PACKAGE = Path(__file__).resolve().parents[1]
 # What the input is called that takes a file of this family; messages begin with it.
 FIELDS = {
-    "mar": "checkpoint", "llamagen": "checkpoint", "kl": "decoder", "vq": "decoder", "t5": "encoder",
-    "tar": "checkpoint", "dtok": "checkpoint", "ta-tok": "ta_tok", "upsampler": "up_sampler",
-}  # fmt: skip
+    "mar": "checkpoint",
+    "llamagen": "checkpoint",
+    "kl": "decoder",
+    "vq": "decoder",
+    "t5": "encoder",
+    "tar": "checkpoint",
+    "dtok": "checkpoint",
+    "ta-tok": "ta_tok",
+    "upsampler": "up_sampler",
+}
 _WORDS = {
-    "mar": "a MAR", "llamagen": "a LlamaGen", "kl": "a KL decoder", "vq": "a VQ decoder", "t5": "a text encoder",
-    "tar": "a Tar language model", "dtok": "a Tar de-tokenizer", "ta-tok": "a TA-Tok", "upsampler": "a latent up-sampler",
-}  # fmt: skip
+    "mar": "a MAR",
+    "llamagen": "a LlamaGen",
+    "kl": "a KL decoder",
+    "vq": "a VQ decoder",
+    "t5": "a text encoder",
+    "tar": "a Tar language model",
+    "dtok": "a Tar de-tokenizer",
+    "ta-tok": "a TA-Tok",
+    "upsampler": "a latent up-sampler",
+}
 # Family to the family of its decoders, and the decoder of the files that say nothing.
 _DECODERS = {"mar": ("kl", "kl16"), "llamagen": ("vq", "vq16-c2i"), "dtok": ("vq", "vq16-t2i")}
 _TEXT_DECODER = "vq16-t2i"
@@ -115,9 +129,12 @@ def check(choice: str, family: str, local: Sequence[str]) -> None:
 
 
 def resolve(
-    choice: str, family: str, folders: Sequence[Path], download_to: Path,
+    choice: str,
+    family: str,
+    folders: Sequence[Path],
+    download_to: Path,
     progress: Callable[[int, int], None] | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """The file (or folder) behind a choice, downloaded if it has to be.
 
     Args:
@@ -144,9 +161,15 @@ def resolve(
         return path
     found = _find(entry.file, [*folders, Path(download_to)])
     return found or download(
-        entry.repo or "", entry.file, Path(download_to), revision=entry.revision, size=entry.size, sha256=entry.sha256,
-        progress=progress, field=field,
-    )  # fmt: skip
+        entry.repo or "",
+        entry.file,
+        Path(download_to),
+        revision=entry.revision,
+        size=entry.size,
+        sha256=entry.sha256,
+        progress=progress,
+        field=field,
+    )
 
 
 def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text: bool | None = None) -> str:
@@ -216,7 +239,9 @@ def _entry(choice: str, family: str) -> Entry | None:
     if entry and entry.family != family:
         field, place = FIELDS[family], FIELDS[entry.family]
         if place == field:
-            raise UserError(f"{field}: {name} is {_WORDS[entry.family]}, not {_WORDS[family]}; choose another from the list")
+            raise UserError(
+                f"{field}: {name} is {_WORDS[entry.family]}, not {_WORDS[family]}; choose another from the list"
+            )
         article = "an" if place[0] in "aeiou" else "a"
         raise UserError(f"{field}: {name} is {article} {place}; choose it as {place}")
     return entry
@@ -224,7 +249,7 @@ def _entry(choice: str, family: str) -> Entry | None:
 
 def _several(
     entry: Entry, folders: Sequence[Path], download_to: Path, progress: Callable[[int, int], None] | None, field: str
-) -> Path:  # fmt: skip
+) -> Path:
     """The folder of an entry that is several files; what is missing of it is downloaded."""
     for folder in folders:
         if all(os.path.isfile(folder / entry.file / part) for part in entry.parts if not part.endswith(_OPTIONAL)):
@@ -240,7 +265,12 @@ def _several(
         if not os.path.isfile(to / part):
             try:
                 download(
-                    entry.repo or "", part, to, revision=entry.revision, progress=tell if progress else None, field=field
+                    entry.repo or "",
+                    part,
+                    to,
+                    revision=entry.revision,
+                    progress=tell if progress else None,
+                    field=field,
                 )
             except UserError as e:
                 if not (optional and "status 404" in str(e)):

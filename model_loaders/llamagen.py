@@ -24,9 +24,12 @@ _TABLE = "freqs_cis"
 
 
 def load_llamagen(
-    path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", grid: int | None = None,
+    path: str | Path,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    grid: int | None = None,
     heads: int | None = None,
-) -> TokenModel:  # fmt: skip
+) -> TokenModel:
     """Load a LlamaGen (class- or text-conditional) or a PAR of any size with the official parameter names.
 
     The shape follows from the weights; a PAR is known by its transition tokens, one less than the tokens it decides

@@ -72,9 +72,9 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     tokenizer = load_tokenizer(folder, path.stem if alone else "", file.metadata)
     marks, scales = _marks(file, about, tokenizer, config.vocab)
     side = _number(file, about, "semantic_side", OFFICIAL_SIDE, scales, LARGEST_GRID)
-    generation = _stated(file, "generation_config") or ({} if _stated(file, "config") else read_json(
-        folder / "generation_config.json", "checkpoint"
-    ))  # fmt: skip
+    generation = _stated(file, "generation_config") or (
+        {} if _stated(file, "config") else read_json(folder / "generation_config.json", "checkpoint")
+    )
     penalty = generation.get("repetition_penalty", 1.0)
     with torch.device("meta"):
         net = QwenLM(config)
@@ -134,7 +134,9 @@ def _language_config(file: ck.Checkpoint, about: Mapping[str, Any]) -> QwenConfi
     scaling = about.get("rope_scaling") or rotation
     kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
     if kind not in (None, "default"):
-        raise file.complain(f"turns positions in a way that is not known here ({str(kind)[:40]})", "choose an official Tar")
+        raise file.complain(
+            f"turns positions in a way that is not known here ({str(kind)[:40]})", "choose an official Tar"
+        )
     tied = about.get("tie_word_embeddings")
     names = [name for name in file.state if name != HEAD or not tied]
     if tied is False and HEAD not in file.state:
@@ -143,24 +145,30 @@ def _language_config(file: ck.Checkpoint, about: Mapping[str, Any]) -> QwenConfi
         config = QwenConfig.from_state_dict(
             {name: file.state[name] for name in names},
             heads=_number(file, about, "num_attention_heads", None, 1, 4096),
-            positions=_number(file, about, "max_position_embeddings", 32768, 1, 1 << 24), theta=theta,
+            positions=_number(file, about, "max_position_embeddings", 32768, 1, 1 << 24),
+            theta=theta,
             eps=_number(file, about, "rms_norm_eps", 1e-6, 0.0, 1.0),
-        )  # fmt: skip
+        )
     except KeyError as e:
         raise file.complain(f"does not fit Tar's language model: {e.args[0]} is missing") from e
     except (IndexError, ZeroDivisionError) as e:
         raise file.complain("does not fit Tar's language model: its weights are misshaped") from e
     except ValueError as e:
         misshaped = "unpack" in str(e)
-        raise file.complain("does not fit Tar's language model: " + ("its weights are misshaped" if misshaped else str(e))) from e
+        raise file.complain(
+            "does not fit Tar's language model: " + ("its weights are misshaped" if misshaped else str(e))
+        ) from e
     held = {
-        "hidden_size": config.dim, "num_hidden_layers": config.depth, "num_key_value_heads": config.kv_heads,
+        "hidden_size": config.dim,
+        "num_hidden_layers": config.depth,
+        "num_key_value_heads": config.kv_heads,
         "intermediate_size": config.hidden,
-    }  # fmt: skip
+    }
     for key, value in held.items():
         if _number(file, about, key, value, 0, 1 << 30) != value:
             raise file.complain(
-                f"has {key} = {about[key]} in its configuration, and weights of {value}", "put the configuration of the same model there"
+                f"has {key} = {about[key]} in its configuration, and weights of {value}",
+                "put the configuration of the same model there",
             )
     return config
 
@@ -202,7 +210,9 @@ def _marks(file: ck.Checkpoint, about: Mapping[str, Any], tokenizer: Tokenizer, 
     if None in turn:  # a vocabulary without its added tokens
         turn = _TURN if tokenizer.size == _TEXT_TOKENS else (None, None)
     opening, closing = turn
-    marks = Marks(image, scale, code, codes, (opening, closing) if opening is not None and closing is not None else None)
+    marks = Marks(
+        image, scale, code, codes, (opening, closing) if opening is not None and closing is not None else None
+    )
     most = max(code + codes, scale + scales, image + 1, *(n + 1 for n in marks.turn or ()))
     if codes < 1 or min(image, scale, code) < 0 or most > rows:
         raise file.complain(
@@ -266,7 +276,9 @@ def load_ta_tok(
     except (IndexError, ZeroDivisionError) as e:
         raise file.complain("does not fit a TA-Tok: its weights are misshaped") from e
     except ValueError as e:
-        raise file.complain("does not fit a TA-Tok: " + ("its weights are misshaped" if "unpack" in str(e) else str(e))) from e
+        raise file.complain(
+            "does not fit a TA-Tok: " + ("its weights are misshaped" if "unpack" in str(e) else str(e))
+        ) from e
     if not config.encoder_depth:
         idle |= {name for name in file.state if name.startswith(ENCODING)}
     with torch.device("meta"):
@@ -280,9 +292,13 @@ def load_ta_tok(
 
 
 def load_detokenizer(
-    path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", grid: int | None = None,
-    heads: int | None = None, ta_tok: TATokModel | None = None,
-) -> TokenModel:  # fmt: skip
+    path: str | Path,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    grid: int | None = None,
+    heads: int | None = None,
+    ta_tok: TATokModel | None = None,
+) -> TokenModel:
     """Load an AR-DTok of any size with the official parameter names.
 
     The shape follows from the weights, heads of width 64 as in every official size. Arguments within the file, and the
@@ -317,9 +333,12 @@ def load_detokenizer(
         net = GPT(config)
     ck.load_strictly(net, state, file.path, "a Tar de-tokenizer", dtype=compute, device=device)
     model = TokenModel(
-        net=net.eval().requires_grad_(False), name=ck.metadata_text(file, "name", file.path.stem), grid=side,
-        label_set=ck.metadata_text(file, "label_set", ""), ta_tok=ta_tok,
-    )  # fmt: skip
+        net=net.eval().requires_grad_(False),
+        name=ck.metadata_text(file, "name", file.path.stem),
+        grid=side,
+        label_set=ck.metadata_text(file, "label_set", ""),
+        ta_tok=ta_tok,
+    )
     if ta_tok is not None:
         expect_features(ta_tok, model)
     return model
@@ -357,7 +376,11 @@ def _detokenizer_config(
     what = "a Tar de-tokenizer"
     if any("emb" in name and tensor.ndim != 2 for name, tensor in state.items()):
         raise file.complain(f"does not fit {what}: its embeddings are misshaped")
-    heads = heads or ck.metadata_number(file, "heads", None, 1, 1024, int) or _number(file, arguments, "n_head", None, 1, 1024)
+    heads = (
+        heads
+        or ck.metadata_number(file, "heads", None, 1, 1024, int)
+        or _number(file, arguments, "n_head", None, 1, 1024)
+    )
     try:
         width = state["tok_embeddings.weight"].shape[1]
         config = GPTConfig.from_state_dict(state, heads or max(1, width // 64))
@@ -373,9 +396,12 @@ def _detokenizer_config(
     if not c.absolute:
         raise file.complain(f"does not fit {what}: abs_pe is missing")
     held = {
-        "dim": c.dim, "n_layer": c.depth, "vocab_size": c.vocab, "n_kv_head": c.kv_heads,
+        "dim": c.dim,
+        "n_layer": c.depth,
+        "vocab_size": c.vocab,
+        "n_kv_head": c.kv_heads,
         "cond_dim" if c.condition == "features" else "cond_vocab_size": c.condition_size,
-    }  # fmt: skip
+    }
     for key, value in held.items():
         if _number(file, arguments, key, value, 0, 1 << 30) != value:
             raise file.complain(f"has weights of {key} = {value}, and arguments of {arguments[key]}")
@@ -395,7 +421,9 @@ def _grid(file: ck.Checkpoint, config: GPTConfig, arguments: Mapping[str, Any], 
     if tokens is not None:
         side = math.isqrt(tokens)
         if side**2 != tokens or own not in (None, side) or prefix is not None and rows != tokens + prefix - 1:
-            raise file.complain(f"has {rows} positions, and arguments of {tokens} picture tokens behind {prefix or 'its'} condition rows")
+            raise file.complain(
+                f"has {rows} positions, and arguments of {tokens} picture tokens behind {prefix or 'its'} condition rows"
+            )
         own = side
     if own is None:
         side = math.isqrt(max(0, rows - _OFFICIAL_PREFIX + 1))
@@ -408,7 +436,11 @@ def _grid(file: ck.Checkpoint, config: GPTConfig, arguments: Mapping[str, Any], 
             raise UserError(f"grid: {name} is for {own}x{own} tokens, not {wanted}x{wanted}; choose auto")
     grid = wanted or own or (named.pop() if len(named) == 1 else None)
     if grid is None:
-        raise UserError(f"grid: {name} does not say how large its pictures are; choose 16 (256 pixels), 32 (512) or 64 (1024)")
+        raise UserError(
+            f"grid: {name} does not say how large its pictures are; choose 16 (256 pixels), 32 (512) or 64 (1024)"
+        )
     if grid**2 > rows:
-        raise UserError(f"grid: {grid}x{grid} tokens need at least {grid**2} positions, {name} has {rows}; choose a smaller grid")
+        raise UserError(
+            f"grid: {grid}x{grid} tokens need at least {grid**2} positions, {name} has {rows}; choose a smaller grid"
+        )
     return grid

@@ -123,7 +123,9 @@ def load_text_encoder(
             f"knows {net.shared.num_embeddings} tokens and its tokenizer makes {len(words)}",  # type: ignore[union-attr]
             "put the tokenizer of the same model beside it",
         )
-    return TextEncoder(net.eval().requires_grad_(False), words, path.stem if path.suffix == ".safetensors" else path.name)
+    return TextEncoder(
+        net.eval().requires_grad_(False), words, path.stem if path.suffix == ".safetensors" else path.name
+    )
 
 
 def _transformers() -> Any:
@@ -180,12 +182,18 @@ def _network(t5: Any, file: ck.Checkpoint) -> Any:
         inner, width = state[f"{_ATTENTION}.q.weight"].shape
         gated = f"{_FEED_FORWARD}.wi_0.weight" in state
         config = t5.T5Config(
-            vocab_size=state[_SHARED].shape[0], d_model=width, d_kv=inner // heads, num_heads=heads,
+            vocab_size=state[_SHARED].shape[0],
+            d_model=width,
+            d_kv=inner // heads,
+            num_heads=heads,
             d_ff=state[f"{_FEED_FORWARD}.{'wi_0' if gated else 'wi'}.weight"].shape[0],
             num_layers=len({name.split(".")[2] for name in state if name.startswith("encoder.block.")}),
-            relative_attention_num_buckets=buckets, feed_forward_proj="gated-gelu" if gated else "relu",
-            is_encoder_decoder=False, use_cache=False, dropout_rate=0.0,
-        )  # fmt: skip
+            relative_attention_num_buckets=buckets,
+            feed_forward_proj="gated-gelu" if gated else "relu",
+            is_encoder_decoder=False,
+            use_cache=False,
+            dropout_rate=0.0,
+        )
         with torch.device("meta"):
             return t5.T5EncoderModel(config)
     except KeyError as e:

@@ -59,7 +59,9 @@ def load_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str], field: 
         try:
             return _build(parse_json(metadata["tokenizer"]), "the tokenizer within the file", field)
         except (ValueError, RecursionError) as e:
-            raise UserError(f"{field}: the tokenizer within the file is no JSON ({_first_line(e)}); get the file again") from e
+            raise UserError(
+                f"{field}: the tokenizer within the file is no JSON ({_first_line(e)}); get the file again"
+            ) from e
     for name in ([f"{stem}.tokenizer.json"] if stem else []) + ["tokenizer.json"]:
         if (folder / name).is_file():
             return _build(read_json(folder / name, field), f"{name} in {folder}", field)
@@ -86,11 +88,12 @@ def _from_pairs(folder: Path, field: str) -> dict[str, Any]:
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
-                split, {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+                split,
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
             ],
         },
         "model": {"type": "BPE", "vocab": read_json(folder / "vocab.json", field), "merges": merges},
-    }  # fmt: skip
+    }
 
 
 def _build(about: dict[str, Any], where: str, field: str) -> Tokenizer:
@@ -101,7 +104,14 @@ def _build(about: dict[str, Any], where: str, field: str) -> Tokenizer:
             # Where words are looked up, a mark that is a word too would be found.
             kept = model.get("unk_token")
             model["vocab"] = {word: int(n) for word, n in model["vocab"].items() if word == kept or word not in marks}
-        about = {**about, "model": model, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        about = {
+            **about,
+            "model": model,
+            "added_tokens": [],
+            "post_processor": None,
+            "truncation": None,
+            "padding": None,
+        }
         size = len(model.get("vocab", ()))
         encode = _lookup(about) if _plain(about) else None
     except (KeyError, TypeError, ValueError, AttributeError) as e:
@@ -116,7 +126,11 @@ def _kind(part: Any) -> Any:
 def _plain(about: Mapping[str, Any]) -> bool:
     """Whether it does no more than :func:`_lookup`."""
     words = _kind(about["model"]) == "WordLevel" and about["model"].get("unk_token") in about["model"]["vocab"]
-    return words and _kind(about.get("normalizer")) in (None, "Lowercase") and _kind(about.get("pre_tokenizer")) == "Whitespace"
+    return (
+        words
+        and _kind(about.get("normalizer")) in (None, "Lowercase")
+        and _kind(about.get("pre_tokenizer")) == "Whitespace"
+    )
 
 
 def _lookup(about: Mapping[str, Any]) -> Callable[[str], list[int]]:

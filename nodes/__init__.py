@@ -22,7 +22,11 @@ def make_extension() -> ComfyExtension:
 
         async def get_node_list(self) -> list[type[io.ComfyNode]]:
             return [
-                *loaders.NODES, *conditioning.NODES, *mar_samplers.NODES, *token_samplers.NODES, *comparison.NODES,
-            ]  # fmt: skip
+                *loaders.NODES,
+                *conditioning.NODES,
+                *mar_samplers.NODES,
+                *token_samplers.NODES,
+                *comparison.NODES,
+            ]
 
     return FastARExtension()

@@ -38,13 +38,20 @@ class CompareSettings:
     """Widgets of Compare."""
 
     columns: int = knob(
-        0, "Cells a row; more makes the picture wider. 0 chooses, at most four.", low=0, high=MOST_CELLS, step=1,
-    )  # fmt: skip
+        0,
+        "Cells a row; more makes the picture wider. 0 chooses, at most four.",
+        low=0,
+        high=MOST_CELLS,
+        step=1,
+    )
     baseline: int = knob(
-        0, "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
+        0,
+        "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
         "0 takes the first that has a report; MAR samplers, token samplers on LlamaGen and those on Tar have one each.",
-        low=0, high=MOST_CELLS, step=1,
-    )  # fmt: skip
+        low=0,
+        high=MOST_CELLS,
+        step=1,
+    )
 
 
 def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
@@ -81,18 +88,28 @@ class Compare(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         pairs: list[io.Input] = []
         for i in range(1, PAIRS + 1):
-            pairs.append(io.Image.Input(
-                f"image_{i}", optional=i > 1,
-                tooltip=f"Picture or batch {i}; a list (of a sweep, say) fills a cell an entry. One cell shows a batch as a sheet.",
-            ))  # fmt: skip
-            pairs.append(REPORT.Input(
-                f"report_{i}", optional=True, tooltip=f"The report of the sampler that made image_{i}: its numbers stand under it.",
-            ))  # fmt: skip
+            pairs.append(
+                io.Image.Input(
+                    f"image_{i}",
+                    optional=i > 1,
+                    tooltip=f"Picture or batch {i}; a list (of a sweep, say) fills a cell an entry. One cell shows a batch as a sheet.",
+                )
+            )
+            pairs.append(
+                REPORT.Input(
+                    f"report_{i}",
+                    optional=True,
+                    tooltip=f"The report of the sampler that made image_{i}: its numbers stand under it.",
+                )
+            )
         labels = io.String.Input(
-            "labels", default="", multiline=True, placeholder="labels, one line a picture (optional)",
+            "labels",
+            default="",
+            multiline=True,
+            placeholder="labels, one line a picture (optional)",
             tooltip="One line a cell, in the order of the inputs. An empty line takes the method's name, with the settings in "
             "which cells of one method differ.",
-        )  # fmt: skip
+        )
         return schema(
             node_id="FastARCompare",
             display_name="Compare",
@@ -104,14 +121,14 @@ class Compare(io.ComfyNode):
             inputs=[*pairs, labels, *widgets(CompareSettings)],
             outputs=[
                 io.Image.Output("image", display_name="image", tooltip="All cells as one picture."),
-                io.String.Output("table", display_name="table", tooltip="The numbers of all reports as a Markdown table."),
+                io.String.Output(
+                    "table", display_name="table", tooltip="The numbers of all reports as a Markdown table."
+                ),
             ],
         )
 
     @classmethod
-    def execute(
-        cls, labels: list[str], columns: list[int], baseline: list[int], **pairs: list[Any]
-    ) -> io.NodeOutput:  # fmt: skip
+    def execute(cls, labels: list[str], columns: list[int], baseline: list[int], **pairs: list[Any]) -> io.NodeOutput:
         settings = make(CompareSettings, {"columns": columns[0], "baseline": baseline[0]})
         pictures, reports = _cells(pairs)
         base = _baselines(settings.baseline, reports)
@@ -140,7 +157,9 @@ def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report |
     if not pictures:
         raise UserError("image_1: there is nothing to compare; connect at least one image.")
     if len(pictures) > MOST_CELLS:
-        raise UserError(f"image_1: {len(pictures)} pictures are more than the {MOST_CELLS} cells of one grid; compare fewer.")
+        raise UserError(
+            f"image_1: {len(pictures)} pictures are more than the {MOST_CELLS} cells of one grid; compare fewer."
+        )
     return pictures, reports
 
 
@@ -164,7 +183,9 @@ def _baselines(wanted: int, reports: Sequence[Report | None]) -> list[int | None
 def _family(report: Report, reports: Sequence[Report | None]) -> str:
     """What a report is compared with: samplers that draw from LlamaGen and from Tar alike go with their model."""
     family = family_of(report.sampler)
-    if TAR in families_of(report.sampler) and any(r is not None and r.sampler == TAR and r.model == report.model for r in reports):
+    if TAR in families_of(report.sampler) and any(
+        r is not None and r.sampler == TAR and r.model == report.model for r in reports
+    ):
         return TAR
     return family
 
@@ -187,17 +208,23 @@ class TokenMapSettings:
     """Widgets of Token Map."""
 
     what: str = knob(
-        WHAT[0], "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: "
+        WHAT[0],
+        "What to colour. fixed at step: the AR step that decided a token, dark first, yellow last; outcome: "
         "accepted drafts blue, redone or expanded ones orange, rejected ones vermilion, tokens that had no draft dark grey, given ones "
         "black; accepted, redone, rejected, drafted: that one alone; order: the steps as numbers too; cached: at how many AR steps LazyMAR "
         "took the token from its cache; tokens per step: how many tokens were decided together with it; islands: what MuLo-SD drew "
         "again together, a hue each; waves: in which pass of its island, dark first, yellow last; expanded: accepted drafts that were "
-        "drawn again beside a rejected one.", choices=WHAT,
-    )  # fmt: skip
+        "drawn again beside a rejected one.",
+        choices=WHAT,
+    )
     opacity: float = knob(
-        0.6, "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. Without a "
-        "picture the map is always opaque.", low=0.0, high=1.0, step=0.05,
-    )  # fmt: skip
+        0.6,
+        "Strength of the colours over the picture; higher hides more of it, 1 shows only the map. Usual: 0.6. Without a "
+        "picture the map is always opaque.",
+        low=0.0,
+        high=1.0,
+        step=0.05,
+    )
 
 
 class TokenMap(io.ComfyNode):
@@ -237,9 +264,11 @@ class ReportSettings:
     """Widgets of Report."""
 
     format: str = knob(
-        "text", "text: for reading; json: for programs, always the same names (see the help page); csv: one line for a "
-        "spreadsheet.", choices=("text", "json", "csv"),
-    )  # fmt: skip
+        "text",
+        "text: for reading; json: for programs, always the same names (see the help page); csv: one line for a "
+        "spreadsheet.",
+        choices=("text", "json", "csv"),
+    )
 
 
 class ReportToText(io.ComfyNode):

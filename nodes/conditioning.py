@@ -36,13 +36,19 @@ class LabelSettings:
     """Widgets of Class Label beside the labels."""
 
     label_set: str = knob(
-        "picture-book", "Which names are meant: the one the model was trained on. picture-book: the demo; imagenet-1k: the "
-        "official models.", choices=tuple(label_sets()),
-    )  # fmt: skip
+        "picture-book",
+        "Which names are meant: the one the model was trained on. picture-book: the demo; imagenet-1k: the "
+        "official models.",
+        choices=tuple(label_sets()),
+    )
     images_per_label: int = knob(
-        1, "Pictures of every label; more makes the batch larger, which costs time and memory but less than separate runs. "
-        "Usual: 1 to 8.", low=1, high=MOST_IMAGES, step=1,
-    )  # fmt: skip
+        1,
+        "Pictures of every label; more makes the batch larger, which costs time and memory but less than separate runs. "
+        "Usual: 1 to 8.",
+        low=1,
+        high=MOST_IMAGES,
+        step=1,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -64,20 +70,25 @@ class ClassLabel(io.ComfyNode):
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
             inputs=[
                 io.String.Input(
-                    "labels", default="cat", multiline=True, placeholder="names or ids, separated by commas or lines",
+                    "labels",
+                    default="cat",
+                    multiline=True,
+                    placeholder="names or ids, separated by commas or lines",
                     tooltip="Class names or ids, separated by commas or lines; each is one image of the batch, so more labels "
                     "make more pictures. A name that is not known is answered with the closest ones; all names of the demo are "
                     "on this node's help page. Usual: cat, or 281 for imagenet-1k's tabby.",
                 ),
                 *widgets(LabelSettings),
                 io.Combo.Input(
-                    "add_label", options=[NONE, *_found()], default=NONE,
+                    "add_label",
+                    options=[NONE, *_found()],
+                    default=NONE,
                     tooltip="One more label, found by name: open the list and type a part of it. It comes after those in labels "
                     "(which may then be empty) and must be of the same label_set.",
                 ),
             ],
             outputs=[CONDITION.Output("condition", display_name="condition", tooltip="For the samplers.")],
-        )  # fmt: skip
+        )
 
     @classmethod
     def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
@@ -88,7 +99,9 @@ class ClassLabel(io.ComfyNode):
                 raise UserError(f"add_label: {add_label!r} is not in the list; choose one from it.")
             name, where = _found()[add_label]
             if where != settings.label_set:
-                raise UserError(f"add_label: {name} is a label of {where}; set label_set to {where}, or add_label to {NONE}.")
+                raise UserError(
+                    f"add_label: {name} is a label of {where}; set label_set to {where}, or add_label to {NONE}."
+                )
             text = "\n".join(filter(None, (text.strip(), name)))
         condition = resolve_labels(text, settings.label_set, settings.images_per_label, field="labels")
         if len(condition) > MOST_IMAGES:
@@ -113,13 +126,19 @@ class PromptSettings:
     """Widgets of Text Prompt behind text and encoder."""
 
     images: int = knob(
-        1, "Pictures of the text; more makes the batch larger, which costs time and memory but less than separate runs. Usual: 1 to 4.",
-        low=1, high=MOST_IMAGES, step=1,
-    )  # fmt: skip
+        1,
+        "Pictures of the text; more makes the batch larger, which costs time and memory but less than separate runs. Usual: 1 to 4.",
+        low=1,
+        high=MOST_IMAGES,
+        step=1,
+    )
     dtype: str = knob(
-        AUTO, "Precision of the text encoder. auto: bf16 on a graphics card that has it, else fp32. fp32 is exact and takes twice the "
-        "memory; bf16 is what the official models were trained with.", choices=ENCODER_DTYPES, advanced=True,
-    )  # fmt: skip
+        AUTO,
+        "Precision of the text encoder. auto: bf16 on a graphics card that has it, else fp32. fp32 is exact and takes twice the "
+        "memory; bf16 is what the official models were trained with.",
+        choices=ENCODER_DTYPES,
+        advanced=True,
+    )
 
 
 class TextPrompt(io.ComfyNode):
@@ -138,19 +157,28 @@ class TextPrompt(io.ComfyNode):
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
             inputs=[
                 io.String.Input(
-                    "text", default="a red boat on a calm lake", multiline=True, placeholder="what to draw, in plain words",
+                    "text",
+                    default="a red boat on a calm lake",
+                    multiline=True,
+                    placeholder="what to draw, in plain words",
                     tooltip="One prompt, in plain English; lines are joined. A longer text says more, up to "
                     f"{MAX_TOKENS} tokens (about 90 words): what stands beyond is cut off. Usual: one or two sentences.",
                 ),
                 io.Combo.Input(
-                    "encoder", options=menu, default=usual,
+                    "encoder",
+                    options=menu,
+                    default=usual,
                     tooltip="The text encoder. The official models need flan-t5-xl, which is downloaded once, when the graph runs; or put "
                     "it into models/text_encoders or models/fastar, as a folder or one file. Another size does not fit.",
                 ),
                 *widgets(PromptSettings),
             ],
-            outputs=[CONDITION.Output("condition", display_name="condition", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
-        )  # fmt: skip
+            outputs=[
+                CONDITION.Output(
+                    "condition", display_name="condition", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler."
+                )
+            ],
+        )
 
     @classmethod
     def validate_inputs(cls, encoder: Any = None) -> bool | str:
@@ -167,7 +195,11 @@ class TextPrompt(io.ComfyNode):
         settings = make(PromptSettings, values)
         prompt = " ".join(expect(text, str, "text", "a text node, or type it").split())
         if not clean(prompt):
-            left = "it is empty" if not prompt else "addresses, file names and signs are left out, and nothing else is there"
+            left = (
+                "it is empty"
+                if not prompt
+                else "addresses, file names and signs are left out, and nothing else is there"
+            )
             raise UserError(f"text: {left}; say in words what to draw.")
         compute = choose_dtype(settings.dtype, host.text_device())
         name = next(name for name, kind in DTYPES.items() if kind == compute)
@@ -198,9 +230,13 @@ class TarImages:
     """The widget of Tar Prompt that is none of the sampler's."""
 
     images: int = knob(
-        1, "Pictures of the text, each with codes of its own; more makes the batch larger, which costs time and memory but less than "
-        "separate runs. Usual: 1 to 4.", low=1, high=MOST_IMAGES, step=1,
-    )  # fmt: skip
+        1,
+        "Pictures of the text, each with codes of its own; more makes the batch larger, which costs time and memory but less than "
+        "separate runs. Usual: 1 to 4.",
+        low=1,
+        high=MOST_IMAGES,
+        step=1,
+    )
 
 
 def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images: int) -> float:
@@ -231,7 +267,10 @@ class TarPrompt(io.ComfyNode):
             inputs=[
                 TAR.Input("tar", tooltip="The language model, from Load Tar."),
                 io.String.Input(
-                    "text", default="a red boat at sunset", multiline=True, placeholder="what to draw",
+                    "text",
+                    default="a red boat at sunset",
+                    multiline=True,
+                    placeholder="what to draw",
                     tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is read as text; an empty "
                     "one is a picture without a wish. Usual: one or two sentences.",
                 ),
@@ -240,8 +279,12 @@ class TarPrompt(io.ComfyNode):
                 *widgets(TarImages),
                 *sampling,
             ],
-            outputs=[CONDITION.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")],
-        )  # fmt: skip
+            outputs=[
+                CONDITION.Output(
+                    "condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler."
+                )
+            ],
+        )
 
     @classmethod
     def execute(cls, tar: Any, text: Any, seed: Any, images: Any = 1, **values: Any) -> io.NodeOutput:
@@ -250,7 +293,9 @@ class TarPrompt(io.ComfyNode):
         number, count = checked_seed(seed), make(TarImages, {"images": images}).images
         settings = make(TarPromptSettings, values)
         host.bring(loaded, _prompt_bytes(loaded.model, settings, typed, count))
-        done: TarPrompted = host.drive(tar_prompt(loaded.model, [typed] * count, settings, PairedDraws(number, range(count)), number))
+        done: TarPrompted = host.drive(
+            tar_prompt(loaded.model, [typed] * count, settings, PairedDraws(number, range(count)), number)
+        )
         return io.NodeOutput(done.condition)
 
 
@@ -259,17 +304,27 @@ class ImageToCodesSettings:
     """Widgets of Image to Codes behind ta_tok."""
 
     detail: str = knob(
-        DETAILS[0], "How many semantic codes tell what the picture shows; fewer keeps less of it. Usual: 729, on which Tar was trained "
-        "most. A TA-Tok with another grid writes its own three numbers in their place.", choices=DETAILS, symbol="scale",
-    )  # fmt: skip
+        DETAILS[0],
+        "How many semantic codes tell what the picture shows; fewer keeps less of it. Usual: 729, on which Tar was trained "
+        "most. A TA-Tok with another grid writes its own three numbers in their place.",
+        choices=DETAILS,
+        symbol="scale",
+    )
     images: int = knob(
-        1, "How often each picture is drawn again; more makes the batch larger, which costs time and memory but less than separate runs. "
-        "Usual: 1 to 4.", low=1, high=MOST_IMAGES, step=1,
-    )  # fmt: skip
+        1,
+        "How often each picture is drawn again; more makes the batch larger, which costs time and memory but less than separate runs. "
+        "Usual: 1 to 4.",
+        low=1,
+        high=MOST_IMAGES,
+        step=1,
+    )
     dtype: str = knob(
-        AUTO, "Precision of TA-Tok. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 or fp32. fp32 is "
-        "exact and takes twice the memory.", choices=(AUTO, *DTYPES), advanced=True,
-    )  # fmt: skip
+        AUTO,
+        "Precision of TA-Tok. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 or fp32. fp32 is "
+        "exact and takes twice the memory.",
+        choices=(AUTO, *DTYPES),
+        advanced=True,
+    )
 
 
 class ImageToCodes(io.ComfyNode):
@@ -288,16 +343,25 @@ class ImageToCodes(io.ComfyNode):
             "the content, not the pixels.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             inputs=[
-                io.Image.Input("image", tooltip="Pictures of any size; each is stretched to a square. One entry of the condition each."),
+                io.Image.Input(
+                    "image",
+                    tooltip="Pictures of any size; each is stretched to a square. One entry of the condition each.",
+                ),
                 io.Combo.Input(
-                    "ta_tok", options=menu, default=chosen,
+                    "ta_tok",
+                    options=menu,
+                    default=chosen,
                     tooltip="The TA-Tok that looks at the pictures: the one that the de-tokenizer was trained with. Entries marked as a "
                     "download are fetched when the graph runs, once, into models/fastar.",
                 ),
                 *widgets(ImageToCodesSettings),
             ],
-            outputs=[CONDITION.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")],
-        )  # fmt: skip
+            outputs=[
+                CONDITION.Output(
+                    "condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler."
+                )
+            ],
+        )
 
     @classmethod
     def validate_inputs(cls, ta_tok: Any = None) -> bool | str:
@@ -313,7 +377,9 @@ class ImageToCodes(io.ComfyNode):
         settings = make(ImageToCodesSettings, values)
         pictures = expect_image(image, "image")
         if len(pictures) * settings.images > MOST_IMAGES:
-            raise UserError(f"images: {len(pictures)} pictures {settings.images} times are more than {MOST_IMAGES} at once; ask for fewer.")
+            raise UserError(
+                f"images: {len(pictures)} pictures {settings.images} times are more than {MOST_IMAGES} at once; ask for fewer."
+            )
         x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
         x = x.movedim(-1, 1).float().nan_to_num(0.0).clamp(0, 1)
         compute = choose_model_dtype(settings.dtype, host.device(), bf16=True)
@@ -330,7 +396,9 @@ class ImageToCodes(io.ComfyNode):
             found.append(model.codes(x[at : at + _LOOK], DETAILS.index(settings.detail) + 1).cpu())
         tell(len(x), len(x))
         each = [(codes, f"picture {i + 1}") for i, codes in enumerate(torch.cat(found)) for _ in range(settings.images)]
-        return io.NodeOutput(CodeCondition(tuple(codes for codes, _ in each), tuple(title for _, title in each), model.net.config.codes))
+        return io.NodeOutput(
+            CodeCondition(tuple(codes for codes, _ in each), tuple(title for _, title in each), model.net.config.codes)
+        )
 
 
 NODES: list[type[io.ComfyNode]] = [ClassLabel, TextPrompt, TarPrompt, ImageToCodes]

@@ -120,7 +120,9 @@ class Managed(Protocol):
     patcher: ModelPatcher
 
 
-def to_device(loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Managed] = ()) -> None:
+def to_device(
+    loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Managed] = ()
+) -> None:
     """Bring a model, and the decoder for its previews, onto the compute device.
 
     Args:
@@ -146,7 +148,9 @@ class Keep:
         place: where its weights compute and where they wait; a text encoder's by default.
     """
 
-    def __init__(self, place: tuple[Callable[[], torch.device], Callable[[], torch.device]] = (text_device, text_offload_device)) -> None:
+    def __init__(
+        self, place: tuple[Callable[[], torch.device], Callable[[], torch.device]] = (text_device, text_offload_device)
+    ) -> None:
         self._place = place
         self._key: Any = None
         self._loaded: Loaded | None = None
@@ -201,9 +205,7 @@ def previews_wanted() -> bool:
     return args.preview_method != LatentPreviewMethod.NoPreviews
 
 
-def drive(
-    sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], Tensor] = attrgetter("latents")
-) -> Any:  # fmt: skip
+def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], Tensor] = attrgetter("latents")) -> Any:
     """Run a sampler generator to its end with progress bar, cancel and live preview.
 
     Args:
@@ -241,7 +243,9 @@ def drive(
 def _preview(canvas: Canvas | None, step: Any, latents: Callable[[Any], Tensor]) -> tuple[str, Image.Image, int] | None:
     """What ProgressBar takes as a picture. Short memory costs the preview, not the run."""
     try:
-        return ("JPEG", Image.fromarray(canvas.draw(latents(step), step.decided)), args.preview_size) if canvas else None
+        return (
+            ("JPEG", Image.fromarray(canvas.draw(latents(step), step.decided)), args.preview_size) if canvas else None
+        )
     except RuntimeError as problem:
         if not _out_of_memory(problem):
             raise
@@ -386,9 +390,14 @@ class FastARVAE:
         return self._decode(latents).movedim(1, -1)
 
     def decode_tiled(
-        self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16, tile_t: int | None = None,
+        self,
+        samples: Tensor,
+        tile_x: int = 64,
+        tile_y: int = 64,
+        overlap: int = 16,
+        tile_t: int | None = None,
         overlap_t: int | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
         latents = self._checked(samples)
         tile = (max(1, tile_y), max(1, tile_x))
@@ -414,9 +423,14 @@ class FastARVAE:
         return self.encode_tiled(pixel_samples, 256, 256, 64)
 
     def encode_tiled(
-        self, pixel_samples: Tensor, tile_x: int = 512, tile_y: int = 512, overlap: int = 64, tile_t: int | None = None,
+        self,
+        pixel_samples: Tensor,
+        tile_x: int = 512,
+        tile_y: int = 512,
+        overlap: int = 64,
+        tile_t: int | None = None,
         overlap_t: int | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         pixels, stride = self._fitted(pixel_samples), self.downscale_ratio
         tile = tuple(max(1, side // stride) * stride for side in (tile_y, tile_x))
@@ -454,7 +468,9 @@ class FastARVAE:
                 x = F.pad(x, (0, stride - size, 0, 0) if dim == 3 else (0, 0, 0, stride - size), mode="replicate")
         return x
 
-    def _in_chunks(self, x: Tensor, work: Callable[[Tensor], Tensor], memory: Callable[[Any, torch.dtype], float]) -> Tensor:
+    def _in_chunks(
+        self, x: Tensor, work: Callable[[Tensor], Tensor], memory: Callable[[Any, torch.dtype], float]
+    ) -> Tensor:
         need = memory(x.shape, self.vae_dtype)
         _load([self.patcher], need)
         chunk = max(1, int(mm.get_free_memory(self.device) / max(1.0, need)))
@@ -465,14 +481,27 @@ class FastARVAE:
         return torch.cat(parts)
 
     def _tiled(
-        self, x: Tensor, work: Callable[[Tensor], Tensor], tile: tuple[int, ...], overlap: int, scale: float, channels: int
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        work: Callable[[Tensor], Tensor],
+        tile: tuple[int, ...],
+        overlap: int,
+        scale: float,
+        channels: int,
+    ) -> Tensor:
         across = comfy.utils.get_tiled_scale_steps(x.shape[3], x.shape[2], tile[1], tile[0], overlap)
         bar = comfy.utils.ProgressBar(len(x) * across)
         return comfy.utils.tiled_scale(
-            x, work, tile[1], tile[0], overlap, upscale_amount=scale, out_channels=channels, output_device=self.output_device,
+            x,
+            work,
+            tile[1],
+            tile[0],
+            overlap,
+            upscale_amount=scale,
+            out_channels=channels,
+            output_device=self.output_device,
             pbar=bar,
-        )  # fmt: skip
+        )
 
 
 def _out_of_memory(problem: RuntimeError) -> bool:

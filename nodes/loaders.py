@@ -69,13 +69,19 @@ def _up_sampler(decoder: str) -> dict[str, host.Loaded]:
     found = hub.up_sampler_for(decoder)
     if found is None:
         return {}
-    return {UP_SAMPLER: host.Loaded.of(load_upsampler(_resolve(found, "upsampler", (host.FOLDER,)), AUTO, host.offload_device()))}
+    return {
+        UP_SAMPLER: host.Loaded.of(
+            load_upsampler(_resolve(found, "upsampler", (host.FOLDER,)), AUTO, host.offload_device())
+        )
+    }
 
 
 def make_vae(model: KLModel | VQModel) -> host.FastARVAE:
     """An autoencoder for core's VAE nodes."""
     c = model.net.config
-    return host.FastARVAE(model.net, model.name, c.stride, c.code_channels if isinstance(model, VQModel) else c.z_channels, c.ch)
+    return host.FastARVAE(
+        model.net, model.name, c.stride, c.code_channels if isinstance(model, VQModel) else c.z_channels, c.ch
+    )
 
 
 def _valid(choices: list[tuple[Any, str, tuple[str, ...]]]) -> bool | str:
@@ -107,17 +113,23 @@ class LoadMAR(io.ComfyNode):
             search_aliases=["mar loader", "masked autoregressive", "load checkpoint", "fastar demo"],
             inputs=[
                 io.Combo.Input(
-                    "checkpoint", options=_menu("mar", MAR_FOLDERS), default="demo",
+                    "checkpoint",
+                    options=_menu("mar", MAR_FOLDERS),
+                    default="demo",
                     tooltip="demo is built in and needs no network. Your own files go into models/fastar (.safetensors, .pth). "
                     "Entries with a size are downloaded when the graph runs; larger models draw better and slower.",
                 ),
                 io.Combo.Input(
-                    "decoder", options=[AUTO, *_menu("kl", KL_FOLDERS)], default=AUTO,
+                    "decoder",
+                    options=[AUTO, *_menu("kl", KL_FOLDERS)],
+                    default=AUTO,
                     tooltip="The autoencoder that turns latents into pictures. auto takes the one the checkpoint was trained "
                     "with; another of the same latents may sharpen or blur.",
                 ),
                 io.Combo.Input(
-                    "dtype", options=[AUTO, *DTYPES], default=AUTO,
+                    "dtype",
+                    options=[AUTO, *DTYPES],
+                    default=AUTO,
                     tooltip="Precision of the MAR. auto: fp16 on a graphics card made for it, else fp32. fp32 is exact and "
                     "needs twice the memory; bf16 is coarser and may show. The diffusion arithmetic and the decoder are fp32.",
                 ),
@@ -126,7 +138,7 @@ class LoadMAR(io.ComfyNode):
                 MAR.Output("model", display_name="model", tooltip="For MAR Sampler and its accelerated relatives."),
                 io.Vae.Output("vae", display_name="vae", tooltip="For VAE Decode and VAE Encode."),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def validate_inputs(cls, checkpoint: Any = None, decoder: Any = None) -> bool | str:
@@ -160,34 +172,51 @@ class LoadLlamaGen(io.ComfyNode):
             category="FastAR/load",
             description="Loads a LlamaGen (for classes or text) or a PAR, and the VQ tokenizer that turns its tokens into pictures. "
             "Official models are downloaded when the graph runs, once, into models/fastar.",
-            search_aliases=["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"],
+            search_aliases=[
+                "llamagen loader",
+                "par loader",
+                "autoregressive",
+                "vqgan",
+                "load checkpoint",
+                "fastar demo",
+            ],
             inputs=[
                 io.Combo.Input(
-                    "checkpoint", options=models, default=models[0],
+                    "checkpoint",
+                    options=models,
+                    default=models[0],
                     tooltip="Entries that begin with demo are built in and need no network. Your own files go into models/fastar "
                     "(.safetensors, .pt). Entries with a size are downloaded when the graph runs; larger models draw better and slower.",
                 ),
                 io.Combo.Input(
-                    "decoder", options=[AUTO, *_menu("vq", VQ_FOLDERS)], default=AUTO,
+                    "decoder",
+                    options=[AUTO, *_menu("vq", VQ_FOLDERS)],
+                    default=AUTO,
                     tooltip="The VQ tokenizer that turns tokens into pictures. auto takes the one the checkpoint was trained with; "
                     "another one's codes mean something else.",
                 ),
                 io.Combo.Input(
-                    "grid", options=[AUTO, *map(str, GRIDS)], default=AUTO,
+                    "grid",
+                    options=[AUTO, *map(str, GRIDS)],
+                    default=AUTO,
                     tooltip="Tokens along one side of the picture. auto takes what the file or its name says. Only for files that say "
                     "nothing: 16 for 256 pixels, 24 for 384, 32 for 512. Another one than it was trained with draws nonsense.",
                 ),
                 io.Combo.Input(
-                    "dtype", options=[AUTO, *DTYPES], default=AUTO,
+                    "dtype",
+                    options=[AUTO, *DTYPES],
+                    default=AUTO,
                     tooltip="Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made "
                     "with, else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
                 ),
             ],
             outputs=[
-                TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler."),
+                TOKEN_MODEL.Output(
+                    "model", display_name="model", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler."
+                ),
                 io.Vae.Output("vae", display_name="vae", tooltip="For VAE Decode and VAE Encode."),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def validate_inputs(cls, checkpoint: Any = None, decoder: Any = None) -> bool | str:
@@ -223,19 +252,23 @@ class LoadTar(io.ComfyNode):
             search_aliases=["tar loader", "text to image", "language model", "qwen", "load checkpoint"],
             inputs=[
                 io.Combo.Input(
-                    "checkpoint", options=models, default=usual(models, "demo-tar", "tar-1.5b"),
+                    "checkpoint",
+                    options=models,
+                    default=usual(models, "demo-tar", "tar-1.5b"),
                     tooltip="Entries that begin with demo are built in and need no network. Your own go into models/fastar, as a folder "
                     "with config.json and tokenizer. Entries with a size are downloaded when the graph runs. 7b follows prompts better "
                     "than 1.5b, takes five times the memory and is slower.",
                 ),
                 io.Combo.Input(
-                    "dtype", options=[AUTO, *DTYPES], default=AUTO,
+                    "dtype",
+                    options=[AUTO, *DTYPES],
+                    default=AUTO,
                     tooltip="Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 "
                     "or fp32. fp32 is exact and takes twice the memory.",
                 ),
             ],
             outputs=[TAR.Output("tar", display_name="tar", tooltip="For Tar Prompt.")],
-        )  # fmt: skip
+        )
 
     @classmethod
     def validate_inputs(cls, checkpoint: Any = None) -> bool | str:
@@ -263,27 +296,38 @@ class LoadTarDetokenizer(io.ComfyNode):
             search_aliases=["ar-dtok", "detokenizer", "tar decoder", "ta-tok", "vqgan", "load checkpoint"],
             inputs=[
                 io.Combo.Input(
-                    "checkpoint", options=models, default=usual(models, "demo-dtok", "demo-dtok-low", "ar-dtok-512"),
+                    "checkpoint",
+                    options=models,
+                    default=usual(models, "demo-dtok", "demo-dtok-low", "ar-dtok-512"),
                     tooltip="The number is the side of the picture in pixels; larger is sharper and slower: 256, 1024 and 4096 tokens. "
                     "Entries that begin with demo are built in. Your own files go into models/fastar (.pth, .safetensors).",
                 ),
                 io.Combo.Input(
-                    "ta_tok", options=[AUTO, *_menu("ta-tok", TAR_FOLDERS)], default=AUTO,
+                    "ta_tok",
+                    options=[AUTO, *_menu("ta-tok", TAR_FOLDERS)],
+                    default=AUTO,
                     tooltip="What turns semantic codes into the features it draws from. auto takes the one it was trained with; another "
                     "one's codes mean something else. It takes memory only while the codes are read.",
                 ),
                 io.Combo.Input(
-                    "decoder", options=[AUTO, *_menu("vq", VQ_FOLDERS)], default=AUTO,
+                    "decoder",
+                    options=[AUTO, *_menu("vq", VQ_FOLDERS)],
+                    default=AUTO,
                     tooltip="The VQ tokenizer that turns tokens into pictures. auto takes the one the checkpoint was trained with; "
                     "another one's codes mean something else.",
                 ),
                 io.Combo.Input(
-                    "dtype", options=[AUTO, *DTYPES], default=AUTO,
+                    "dtype",
+                    options=[AUTO, *DTYPES],
+                    default=AUTO,
                     tooltip="Precision of the de-tokenizer and of TA-Tok. auto: bf16 on a graphics card that has it, which is what they "
                     "were made with, else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
                 ),
                 io.Combo.Input(
-                    "grid", options=[AUTO, *map(str, GRIDS)], default=AUTO, advanced=True,
+                    "grid",
+                    options=[AUTO, *map(str, GRIDS)],
+                    default=AUTO,
+                    advanced=True,
                     tooltip="Tokens along one side of the picture. auto takes what the file or its name says. Only for files that say "
                     "nothing: 16 for 256 pixels, 32 for 512, 64 for 1024. Another one than it was trained with draws nonsense.",
                 ),
@@ -292,7 +336,7 @@ class LoadTarDetokenizer(io.ComfyNode):
                 TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler."),
                 io.Vae.Output("vae", display_name="vae", tooltip="For VAE Decode and VAE Encode."),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def validate_inputs(cls, checkpoint: Any = None, ta_tok: Any = None, decoder: Any = None) -> bool | str:
@@ -309,7 +353,9 @@ class LoadTarDetokenizer(io.ComfyNode):
         if ta_tok != AUTO or model.net.config.condition == "features":
             own = ta_tok == AUTO and "ta-tok" in inside
             chosen = hub.ta_tok_for(checkpoint, path) if ta_tok == AUTO else ta_tok
-            reader = load_ta_tok(path if own else _resolve(chosen, "ta-tok", TAR_FOLDERS), computes, waits, encoder=False)
+            reader = load_ta_tok(
+                path if own else _resolve(chosen, "ta-tok", TAR_FOLDERS), computes, waits, encoder=False
+            )
             expect_features(reader, model)
             model, parts[TA_TOK] = replace(model, ta_tok=reader), host.Loaded.of(reader)
         own = decoder == AUTO and "vq" in inside

@@ -43,36 +43,46 @@ def _model(name: str, tooltip: str) -> io.Input:
 
 def _preset() -> io.Input:
     return io.Combo.Input(
-        "preset", options=list(presets.NAMES), default=presets.AS_SET, advanced=True,
+        "preset",
+        options=list(presets.NAMES),
+        default=presets.AS_SET,
+        advanced=True,
         tooltip="as set: the numbers above. exact, balanced and fast put measured numbers in their place, the demo's own for the demo "
         "and the papers' for full-size models; the report says which.",
-    )  # fmt: skip
+    )
 
 
 def _cache() -> io.Input:
     return CACHE.Input(
-        "cache", optional=True,
+        "cache",
+        optional=True,
         tooltip="From LazyMAR Cache: reuse most of the transformer's work from step to step. Unconnected: everything is computed.",
-    )  # fmt: skip
+    )
 
 
 def _edit() -> list[io.Input]:
     return [
         io.Latent.Input(
-            "latent", optional=True,
+            "latent",
+            optional=True,
             tooltip="A picture to change, from VAE Encode with the vae of the same loader. Needs a mask, here or on the latent itself.",
         ),
         io.Mask.Input(
-            "mask", optional=True,
+            "mask",
+            optional=True,
             tooltip="Where the picture is drawn anew; the rest comes back unchanged. A token is redrawn if any of it is painted over.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _outputs() -> list[io.Output]:
     return [
-        io.Latent.Output("latent", display_name="latent", tooltip="Decode it with VAE Decode and the vae of the same loader."),
-        REPORT.Output("report", display_name="report", tooltip="What the sampler did; for Compare, Token Map and Report."),
+        io.Latent.Output(
+            "latent", display_name="latent", tooltip="Decode it with VAE Decode and the vae of the same loader."
+        ),
+        REPORT.Output(
+            "report", display_name="report", tooltip="What the sampler did; for Compare, Token Map and Report."
+        ),
     ]
 
 
@@ -95,7 +105,9 @@ def _edit_of(latent: Any, mask: Any) -> Edit | None:
     if latent is None and mask is None:
         return None
     if latent is None:
-        raise UserError("latent: there is a mask but no picture to change; connect VAE Encode's output, or remove the mask.")
+        raise UserError(
+            "latent: there is a mask but no picture to change; connect VAE Encode's output, or remove the mask."
+        )
     if not isinstance(latent, dict) or not isinstance(latent.get("samples"), torch.Tensor):
         raise UserError("latent: it got no LATENT; connect the output of VAE Encode.")
     mask = latent.get("noise_mask") if mask is None else mask
@@ -105,7 +117,9 @@ def _edit_of(latent: Any, mask: Any) -> Edit | None:
     return Edit(latent["samples"], area[None] if area.ndim == 2 else area[:, 0] if area.ndim == 4 else area)
 
 
-def _sample(method: Any, kind: type[MARSettings], loaded: host.Loaded, others: list[host.Loaded], inputs: dict[str, Any]) -> io.NodeOutput:
+def _sample(
+    method: Any, kind: type[MARSettings], loaded: host.Loaded, others: list[host.Loaded], inputs: dict[str, Any]
+) -> io.NodeOutput:
     """Check what all MAR samplers share, make room, run.
 
     Args:
@@ -137,7 +151,9 @@ def _sample(method: Any, kind: type[MARSettings], loaded: host.Loaded, others: l
     return io.NodeOutput({"samples": host.to_output(done.latents)}, done.report)
 
 
-def _inputs(settings: type[MARSettings], models: list[io.Input], sockets: list[io.Input], preset: bool) -> list[io.Input]:
+def _inputs(
+    settings: type[MARSettings], models: list[io.Input], sockets: list[io.Input], preset: bool
+) -> list[io.Input]:
     condition = CONDITION.Input("condition", tooltip="What to draw, one entry an image, from Class Label.")
     return [*models, condition, seed(), *widgets(settings), *([_preset()] if preset else []), *sockets]
 
@@ -156,14 +172,23 @@ class MARSampler(io.ComfyNode):
             category="FastAR/sample",
             description="Plain MAR, as published: at every AR step the transformer says what the next tokens depend on and "
             "a full diffusion makes each. The baseline that the accelerators are compared with.",
-            search_aliases=["masked autoregressive", "mar", "autoregressive sampler", "baseline sampler", "disa", "inpaint"],
+            search_aliases=[
+                "masked autoregressive",
+                "mar",
+                "autoregressive sampler",
+                "baseline sampler",
+                "disa",
+                "inpaint",
+            ],
             inputs=_inputs(PlainMARSettings, [_model("model", _ONE)], [_cache(), *_edit()], preset=False),
             outputs=_outputs(),
         )
 
     @classmethod
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
-        return _sample(mar, PlainMARSettings, expect_model(model, host.Loaded, MARModel, "model", "Load MAR"), [], inputs)
+        return _sample(
+            mar, PlainMARSettings, expect_model(model, host.Loaded, MARModel, "model", "Load MAR"), [], inputs
+        )
 
 
 class FastHybridSampler(io.ComfyNode):
@@ -184,7 +209,9 @@ class FastHybridSampler(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
-        return _sample(fasthybrid, FastHybridSettings, expect_model(model, host.Loaded, MARModel, "model", "Load MAR"), [], inputs)
+        return _sample(
+            fasthybrid, FastHybridSettings, expect_model(model, host.Loaded, MARModel, "model", "Load MAR"), [], inputs
+        )
 
 
 class LazyMARSampler(io.ComfyNode):
@@ -205,7 +232,9 @@ class LazyMARSampler(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
-        return _sample(lazymar, LazyMARSettings, expect_model(model, host.Loaded, MARModel, "model", "Load MAR"), [], inputs)
+        return _sample(
+            lazymar, LazyMARSettings, expect_model(model, host.Loaded, MARModel, "model", "Load MAR"), [], inputs
+        )
 
 
 @dataclass(frozen=True)
@@ -213,9 +242,11 @@ class PresetFor:
     """A widget of LazyMAR Cache."""
 
     preset_for: str = knob(
-        "demo", "Which model the preset is meant for; this node does not see it. Without a preset it changes nothing.",
-        choices=("demo", "full size"), advanced=True,
-    )  # fmt: skip
+        "demo",
+        "Which model the preset is meant for; this node does not see it. Without a preset it changes nothing.",
+        choices=("demo", "full size"),
+        advanced=True,
+    )
 
 
 class LazyMARCache(io.ComfyNode):
@@ -246,7 +277,10 @@ class CSpDSampler(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         models = [
-            _model("draft", "A small MAR that drafts tokens, from its own Load MAR; same tokens, grid and classes as the target."),
+            _model(
+                "draft",
+                "A small MAR that drafts tokens, from its own Load MAR; same tokens, grid and classes as the target.",
+            ),
             _model("target", "The MAR whose pictures are wanted; it verifies the drafts."),
         ]
         return schema(

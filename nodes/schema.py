@@ -60,10 +60,14 @@ def widget(name: str, default: Any, about: Knob) -> io.Input:
 def seed() -> io.Input:
     """The seed widget, as KSampler's."""
     return io.Int.Input(
-        "seed", default=0, min=0, max=SEED_LIMIT, control_after_generate=True,
+        "seed",
+        default=0,
+        min=0,
+        max=SEED_LIMIT,
+        control_after_generate=True,
         tooltip="Decides all randomness: token order and noise. Samplers with the same seed draw the same picture, as far as "
         "their methods allow; image i of a batch uses (seed, i), so it is the same picture made alone.",
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------------------------------------------ checks

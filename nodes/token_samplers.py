@@ -57,19 +57,28 @@ def _inputs(settings: type[TokenSettings], models: dict[str, str], preset: str =
     """
     sockets = [
         *(TOKEN_MODEL.Input(name, tooltip=tooltip) for name, tooltip in models.items()),
-        CONDITION.Input("condition", tooltip="What to draw, one entry an image: from Class Label; for text-to-image models from "
-                        "Text Prompt (LlamaGen); for Tar's de-tokenizers from Tar Prompt or Image to Codes."),
-    ]  # fmt: skip
+        CONDITION.Input(
+            "condition",
+            tooltip="What to draw, one entry an image: from Class Label; for text-to-image models from "
+            "Text Prompt (LlamaGen); for Tar's de-tokenizers from Tar Prompt or Image to Codes.",
+        ),
+    ]
     chosen = io.Combo.Input(
-        "preset", options=list(presets.NAMES), default=presets.AS_SET, advanced=True, tooltip=f"as set: the numbers above. {preset}",
-    )  # fmt: skip
+        "preset",
+        options=list(presets.NAMES),
+        default=presets.AS_SET,
+        advanced=True,
+        tooltip=f"as set: the numbers above. {preset}",
+    )
     return [*sockets, seed(), *widgets(settings), *([chosen] if preset else [])]
 
 
 def _outputs(vae: str = "the same loader") -> list[io.Output]:
     return [
         io.Latent.Output("latent", display_name="latent", tooltip=f"Decode it with VAE Decode and the vae of {vae}."),
-        REPORT.Output("report", display_name="report", tooltip="What the sampler did; for Compare, Token Map and Report."),
+        REPORT.Output(
+            "report", display_name="report", tooltip="What the sampler did; for Compare, Token Map and Report."
+        ),
     ]
 
 
@@ -80,7 +89,9 @@ def _together(model: TokenModel, settings: TokenSettings) -> int:
     return math.ceil(model.grid / settings.window) if isinstance(settings, ZipARSettings) else 1
 
 
-def _work_bytes(model: TokenModel, images: int, settings: TokenSettings, prefix: int, together: int | None = None, block: int = 0) -> float:
+def _work_bytes(
+    model: TokenModel, images: int, settings: TokenSettings, prefix: int, together: int | None = None, block: int = 0
+) -> float:
     """Upper estimate of working memory: the cache, the rows of the largest pass (``block`` more than the prefix), and logits on their
     way to a token."""
     c, size = model.net.config, next(model.net.parameters()).element_size()
@@ -141,7 +152,9 @@ def _condition(value: Any, loaded: host.Loaded) -> AnyCondition:
     if isinstance(value, AnyCondition):
         return value
     kind = loaded.model.net.config.condition
-    return expect(value, {"class": Condition, "text": TextCondition}.get(kind, CodeCondition), "condition", SOURCES[kind])
+    return expect(
+        value, {"class": Condition, "text": TextCondition}.get(kind, CodeCondition), "condition", SOURCES[kind]
+    )
 
 
 def _read(what: AnyCondition, loaded: host.Loaded) -> AnyCondition:
@@ -172,7 +185,9 @@ class LlamaGenSampler(io.ComfyNode):
             description="Plain LlamaGen, as published: one token after another, row by row. The baseline that PAR and ZipAR are "
             "compared with. Also draws from the codes of Tar.",
             search_aliases=["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"],
-            inputs=_inputs(LlamaGenSettings, {"model": f"The model to sample: a LlamaGen from {LOADER}, or {DETOKENIZER}'s."}),
+            inputs=_inputs(
+                LlamaGenSettings, {"model": f"The model to sample: a LlamaGen from {LOADER}, or {DETOKENIZER}'s."}
+            ),
             outputs=_outputs(),
         )
 
@@ -193,7 +208,10 @@ class PARSampler(io.ComfyNode):
             description="Cuts the picture into regions and decides the same cell of all of them in one pass: distant tokens depend "
             "little on each other (CVPR 2025). Needs a PAR; on a plain LlamaGen it shows the paper's ablations.",
             search_aliases=["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"],
-            inputs=_inputs(PARSettings, {"model": f"The PAR to sample, from {LOADER}; a plain LlamaGen for the ablations of grouping."}),
+            inputs=_inputs(
+                PARSettings,
+                {"model": f"The PAR to sample, from {LOADER}; a plain LlamaGen for the ablations of grouping."},
+            ),
             outputs=_outputs(),
         )
 
@@ -219,8 +237,18 @@ class ZipARSampler(io.ComfyNode):
             category="FastAR/sample",
             description="Starts a row as soon as the row above is a window of tokens ahead, so that several rows grow in one pass: "
             "neighbours matter, the far end of the row above hardly does (ICML 2025). Works with any LlamaGen and with Tar, untrained.",
-            search_aliases=["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"],
-            inputs=_inputs(ZipARSettings, {"model": f"The model to sample: a LlamaGen from {LOADER}, or {DETOKENIZER}'s."}, _WINDOWS),
+            search_aliases=[
+                "zipar",
+                "parallel decoding",
+                "spatial locality",
+                "accelerated llamagen",
+                "accelerated tar",
+            ],
+            inputs=_inputs(
+                ZipARSettings,
+                {"model": f"The model to sample: a LlamaGen from {LOADER}, or {DETOKENIZER}'s."},
+                _WINDOWS,
+            ),
             outputs=_outputs(),
         )
 
@@ -280,20 +308,30 @@ class MuLoSDSampler(io.ComfyNode):
             category="FastAR/sample",
             description="Drafts the picture small, enlarges it, checks all of it in one pass of the large model, and draws again only what "
             "is unlikely, with its surroundings, many places at once (CVPR 2026). Lossy: pictures differ from the large model's own.",
-            search_aliases=["mulo-sd", "mulosd", "multi-scale", "speculative decoding", "accelerated tar", "accelerated llamagen"],
+            search_aliases=[
+                "mulo-sd",
+                "mulosd",
+                "multi-scale",
+                "speculative decoding",
+                "accelerated tar",
+                "accelerated llamagen",
+            ],
             inputs=[
                 *_inputs(MuLoSDSettings, models, _SHARES),
                 io.UpscaleModel.Input(
-                    "upscale_model", optional=True,
+                    "upscale_model",
+                    optional=True,
                     tooltip="Enlarges the draft, from Load Upscale Model; without one it is enlarged bicubically. Sharper drafts lose "
                     "fewer tokens. One of the same factor as the two models fits best; any other is brought to the size.",
                 ),
             ],
             outputs=_outputs("the target's loader"),
-        )  # fmt: skip
+        )
 
     @classmethod
-    def execute(cls, target: Any, draft: Any, condition: Any, seed: Any, upscale_model: Any = None, **inputs: Any) -> io.NodeOutput:
+    def execute(
+        cls, target: Any, draft: Any, condition: Any, seed: Any, upscale_model: Any = None, **inputs: Any
+    ) -> io.NodeOutput:
         large, small = _model(target, "target"), _model(draft, "draft")
         assert large.vae is not None
         what, number = _condition(condition, large), checked_seed(seed)
@@ -309,20 +347,26 @@ class MuLoSDSampler(io.ComfyNode):
         vq = VQModel(large.vae.first_stage_model, large.vae.name)
         up = up_sampling(
             settings.up_sampler, vq, upscaler, upscaler.name if upscaler else "", learned.model if learned else None
-        )  # fmt: skip
+        )
         what = _read(what, large)
         images, grid = len(what), large.model.grid
         others = [part for part in (small, large.vae, upscaler, learned) if part is not None]
         work = cls._work_bytes(large, small, upscaler, settings, what)
         host.to_device(large, work, (images, large.vae.latent_channels, grid, grid), others)
-        sampler = mulosd(large.model, what, settings, PairedDraws(number, range(images)), number, draft=small.model, up_sampler=up)
+        sampler = mulosd(
+            large.model, what, settings, PairedDraws(number, range(images)), number, draft=small.model, up_sampler=up
+        )
         done: TokenSampled = host.drive(sampler, large.vae, partial(_canvas, large.vae))
         return io.NodeOutput({"samples": host.to_output(_vectors(large.vae, done.codes))}, done.report)
 
     @staticmethod
     def _work_bytes(
-        large: host.Loaded, small: host.Loaded, upscaler: host.Upscaler | None, settings: MuLoSDSettings, what: AnyCondition
-    ) -> float:  # fmt: skip
+        large: host.Loaded,
+        small: host.Loaded,
+        upscaler: host.Upscaler | None,
+        settings: MuLoSDSettings,
+        what: AnyCondition,
+    ) -> float:
         """Upper estimate: both caches, the pass over the whole draft, the widest wave, neighbours, and what enlarging takes."""
         assert large.vae is not None
         images, model, rows = len(what), large.model, _rows(what)

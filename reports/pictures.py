@@ -20,9 +20,19 @@ Colour = tuple[int, int, int]
 
 # What token_map can draw, in the order a menu shows it; only ever appended.
 WHAT = (
-    "fixed at step", "outcome", "accepted", "redone", "order", "cached", "rejected", "drafted", "tokens per step", "islands", "waves",
+    "fixed at step",
+    "outcome",
+    "accepted",
+    "redone",
+    "order",
+    "cached",
+    "rejected",
+    "drafted",
+    "tokens per step",
+    "islands",
+    "waves",
     "expanded",
-)  # fmt: skip
+)
 
 # Outcome value to word and colour.
 OUTCOMES: dict[int, tuple[str, Colour]] = {
@@ -171,9 +181,14 @@ _LABEL, _BODY, _TAG = 18, 15, 13
 
 
 def _draw_cell(
-    picture: np.ndarray, label: list[str], numbers: list[tuple[str, str]], first: bool, shape: tuple[int, int],
-    head: int, tall: int,
-) -> Image.Image:  # fmt: skip
+    picture: np.ndarray,
+    label: list[str],
+    numbers: list[tuple[str, str]],
+    first: bool,
+    shape: tuple[int, int],
+    head: int,
+    tall: int,
+) -> Image.Image:
     """One cell of (width, height); ``head`` pixels of label and ``tall`` pixels of picture stand above the numbers."""
     width, height = shape
     cell = Image.new("RGB", shape, PANEL)
@@ -197,9 +212,14 @@ def _draw_cell(
 
 
 def compare_grid(
-    pictures: Sequence[np.ndarray], labels: Sequence[str], reports: Sequence[Report | None], columns: int = 0,
-    baseline: Baseline = 0, marked: bool = True, title: str = "",
-) -> np.ndarray:  # fmt: skip
+    pictures: Sequence[np.ndarray],
+    labels: Sequence[str],
+    reports: Sequence[Report | None],
+    columns: int = 0,
+    baseline: Baseline = 0,
+    marked: bool = True,
+    title: str = "",
+) -> np.ndarray:
     """Pictures side by side: the label above each, its numbers underneath, baselines first and marked.
 
     Args:
@@ -228,7 +248,9 @@ def compare_grid(
     bases = [baseline] * n if isinstance(baseline, int) else list(baseline)
     wrong = next((b for b in bases if b is not None and not 0 <= b < n), None)
     if wrong is not None or len(bases) != n:
-        raise UserError(f"baseline: {len(bases) if wrong is None else wrong} is outside 0 to {n - 1}, the pictures given.")
+        raise UserError(
+            f"baseline: {len(bases) if wrong is None else wrong} is outside 0 to {n - 1}, the pictures given."
+        )
     order = cell_order(bases)
     measured = against(reports, bases)
     shown = [_cell_picture(_checked(pictures[i], f"picture {i + 1}")) for i in order]
@@ -247,9 +269,9 @@ def compare_grid(
         tall = max(shown[k].shape[0] for k in these)
         lines = max(len(numbers[k]) for k in these)
         height = _PAD + head + tall + _PAD + (lines * _line(_BODY) + _PAD // 2 if lines else 0)
-        rows.append([
-            _draw_cell(shown[k], titles[k], numbers[k], tagged[k], (width, height), head, tall) for k in these
-        ])  # fmt: skip
+        rows.append(
+            [_draw_cell(shown[k], titles[k], numbers[k], tagged[k], (width, height), head, tall) for k in these]
+        )
     return _arrange(rows, columns * (width + _GAP) + _GAP, title)
 
 
@@ -295,13 +317,20 @@ def _oklch(lightness: np.ndarray, chroma: np.ndarray, degrees: np.ndarray) -> np
     """OKLab lightness, chroma and hue [...] to uint8 sRGB [..., 3] (Ottosson 2020)."""
     lightness, chroma, hue = (x[..., None] for x in (lightness, chroma, np.radians(degrees)))
     lab = np.concatenate([lightness, chroma * np.cos(hue), chroma * np.sin(hue)], axis=-1)
-    to_lms = np.array([
-        [1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480],
-    ])  # fmt: skip
-    to_rgb = np.array([
-        [4.0767416621, -3.3077115913, 0.2309699292], [-1.2684380046, 2.6097574011, -0.3413193965],
-        [-0.0041960863, -0.7034186147, 1.7076147010],
-    ])  # fmt: skip
+    to_lms = np.array(
+        [
+            [1, 0.3963377774, 0.2158037573],
+            [1, -0.1055613458, -0.0638541728],
+            [1, -0.0894841775, -1.2914855480],
+        ]
+    )
+    to_rgb = np.array(
+        [
+            [4.0767416621, -3.3077115913, 0.2309699292],
+            [-1.2684380046, 2.6097574011, -0.3413193965],
+            [-0.0041960863, -0.7034186147, 1.7076147010],
+        ]
+    )
     linear = np.clip((lab @ to_lms.T) ** 3 @ to_rgb.T, 0, 1)
     rgb = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
     return np.round(rgb * 255).astype(np.uint8)
@@ -442,7 +471,7 @@ def _write_islands(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
 
 def token_map(
     report: Report, what: str, image: np.ndarray | None = None, opacity: float = 0.6, size: int = 384
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """What happened to every token, as a coloured grid over the picture, with a legend underneath.
 
     Args:

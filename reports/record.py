@@ -19,10 +19,24 @@ PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
 
 # Order of the counts wherever they are listed.
 COUNTS = (
-    "transformer_passes", "transformer_tokens", "head_calls", "head_rows", "decoder_passes",
-    "accepted", "rejected", "restarts", "cached_tokens", "cache_bytes",
-    "drafted_steps", "accepted_steps", "draft_passes", "draft_head_calls", "expanded", "islands", "waves",
-)  # fmt: skip
+    "transformer_passes",
+    "transformer_tokens",
+    "head_calls",
+    "head_rows",
+    "decoder_passes",
+    "accepted",
+    "rejected",
+    "restarts",
+    "cached_tokens",
+    "cache_bytes",
+    "drafted_steps",
+    "accepted_steps",
+    "draft_passes",
+    "draft_head_calls",
+    "expanded",
+    "islands",
+    "waves",
+)
 VERSION = 1
 
 
@@ -92,9 +106,13 @@ class Report:
     def to_dict(self, baseline: Report | None = None) -> dict[str, Any]:
         """The stable JSON form of one run (docs/report.md)."""
         out: dict[str, Any] = {
-            "sampler": self.sampler, "model": self.model, "settings": self.settings, "seed": self.seed,
-            "images": self.images, "seconds": round(self.seconds, 6),
-        }  # fmt: skip
+            "sampler": self.sampler,
+            "model": self.model,
+            "settings": self.settings,
+            "seed": self.seed,
+            "images": self.images,
+            "seconds": round(self.seconds, 6),
+        }
         ratio = self.speedup(baseline) if baseline else None
         if ratio is not None:
             out["speedup"] = round(ratio, 4)
@@ -157,9 +175,15 @@ def against(reports: Sequence[Report | None], baseline: Baseline) -> list[Report
 
 
 _COLUMNS = (
-    ("sampler", "sampler"), ("speedup", "speed-up"), ("seconds", "seconds"), ("transformer_passes", "passes"),
-    ("head_calls", "head calls"), ("head_rows", "head rows"), ("acceptance", "accepted"), ("restarts", "restarts"),
-)  # fmt: skip
+    ("sampler", "sampler"),
+    ("speedup", "speed-up"),
+    ("seconds", "seconds"),
+    ("transformer_passes", "passes"),
+    ("head_calls", "head calls"),
+    ("head_rows", "head rows"),
+    ("acceptance", "accepted"),
+    ("restarts", "restarts"),
+)
 
 
 def _cells(reports: Sequence[Report], labels: Sequence[str] | None, baseline: Baseline) -> list[dict[str, str]]:
@@ -206,7 +230,9 @@ def to_json(reports: Sequence[Report], baseline: Baseline = 0) -> str:
 
 def to_text(report: Report) -> str:
     """One run told to a person: settings, counts and phases, a line each."""
-    lines = [f"{report.sampler} on {report.model}, {report.images} image{'s' * (report.images != 1)}, seed {report.seed}"]
+    lines = [
+        f"{report.sampler} on {report.model}, {report.images} image{'s' * (report.images != 1)}, seed {report.seed}"
+    ]
     lines.append(f"seconds: {report.seconds:.3f} on {report.device}")
     lines += [f"  {name}: {seconds:.3f} s" for name, seconds in report.phases.items()]
     lines += [f"{name.replace('_', ' ')}: {report.counts[name]}" for name in COUNTS if name in report.counts]

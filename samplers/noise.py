@@ -73,7 +73,9 @@ class PairedNoise:
         return torch.stack([torch.randn(tokens, channels, generator=g) for g in self._generators(f"{stream}/first")])
 
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
-        return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in self._generators(f"{stream}/steps")])
+        return torch.stack(
+            [torch.randn(count, tokens, channels, generator=g) for g in self._generators(f"{stream}/steps")]
+        )
 
 
 # ------------------------------------------------------------------------------------------------ counted numbers

@@ -49,8 +49,20 @@ PRESETS: dict[type, tuple[Values, Values]] = {
     CacheSettings: (
         {
             "exact": {"refresh_period": 1},
-            "balanced": {"refresh_period": 5, "start_step": 4, "computed_ratio": 0.3, "head_cache": True, "head_period": 4},
-            "fast": {"refresh_period": 9, "start_step": 4, "computed_ratio": 0.05, "head_cache": True, "head_period": 7},
+            "balanced": {
+                "refresh_period": 5,
+                "start_step": 4,
+                "computed_ratio": 0.3,
+                "head_cache": True,
+                "head_period": 4,
+            },
+            "fast": {
+                "refresh_period": 9,
+                "start_step": 4,
+                "computed_ratio": 0.05,
+                "head_cache": True,
+                "head_period": 7,
+            },
         },
         {
             "exact": {"refresh_period": 1},

@@ -104,15 +104,29 @@ SAMPLERS: dict[str, Entry] = {
         Entry("tar", "Tar", llamagen, LlamaGenSettings, baseline=True, family=TAR, demo=_TAR_DEMO),
         Entry("zipar", "ZipAR", zipar, ZipARSettings, family=LLAMAGEN, demo=_PLAIN_DEMO, also=(TAR, _TAR_DEMO)),
         Entry(
-            "mulosd", "MuLo-SD", mulosd, MuLoSDSettings, needs_draft=True, needs_codes="up_sampler", family=LLAMAGEN,
-            demo=_LARGE_DEMO, also=(TAR, _LARGE_TAR),
+            "mulosd",
+            "MuLo-SD",
+            mulosd,
+            MuLoSDSettings,
+            needs_draft=True,
+            needs_codes="up_sampler",
+            family=LLAMAGEN,
+            demo=_LARGE_DEMO,
+            also=(TAR, _LARGE_TAR),
         ),
         Entry(
-            "lantern", "LANTERN-style comparison", lantern, LanternSettings, needs_draft=True, needs_codes="vq", family=LLAMAGEN,
-            demo=_PLAIN_DEMO, also=(TAR, _TAR_DEMO),
+            "lantern",
+            "LANTERN-style comparison",
+            lantern,
+            LanternSettings,
+            needs_draft=True,
+            needs_codes="vq",
+            family=LLAMAGEN,
+            demo=_PLAIN_DEMO,
+            also=(TAR, _TAR_DEMO),
         ),
     )
-}  # fmt: skip
+}
 
 
 def find(name: str) -> Entry:

@@ -7,7 +7,17 @@ from fastar_nodes.model_loaders.networks.qwen import Marks, QwenConfig, QwenLM, 
 from torch import Tensor
 
 TINY = QwenConfig(
-    dim=24, depth=2, heads=6, kv_heads=2, head_dim=4, hidden=20, vocab=40, tied=True, positions=64, theta=100.0, eps=1e-6
+    dim=24,
+    depth=2,
+    heads=6,
+    kv_heads=2,
+    head_dim=4,
+    hidden=20,
+    vocab=40,
+    tied=True,
+    positions=64,
+    theta=100.0,
+    eps=1e-6,
 )
 
 
@@ -23,10 +33,17 @@ def tiny_qwen(config: QwenConfig = TINY, seed: int = 0) -> QwenLM:
 MARKS = Marks(image=15, scale=16, code=20, codes=20)
 
 
-def tiny_tar(config: QwenConfig = TINY, seed: int = 0, sides: tuple[int, ...] = (4, 2, 1), penalty: float = 1.0) -> TarModel:
+def tiny_tar(
+    config: QwenConfig = TINY, seed: int = 0, sides: tuple[int, ...] = (4, 2, 1), penalty: float = 1.0
+) -> TarModel:
     """A language model whose tokenizer knows words of up to 14 letters, by their length."""
     return TarModel(
-        tiny_qwen(config, seed), "tiny", lambda text: [min(14, len(word)) for word in text.split()], MARKS, sides, penalty
+        tiny_qwen(config, seed),
+        "tiny",
+        lambda text: [min(14, len(word)) for word in text.split()],
+        MARKS,
+        sides,
+        penalty,
     )
 
 

@@ -14,22 +14,55 @@ from qwen_reference import tiny_qwen
 from safetensors.torch import save_file
 
 WORDS = ["[UNK]", "a", "red", "blue", "boat", "cat", "at", "sunset", "the", "moon", ".", "!", "user", "assistant"]
-ADDED = {"<im_start>": 15, "<im_end>": 14, **{f"<S{i}>": 16 + i for i in range(3)}, **{f"<I{i}>": 20 + i for i in range(20)}}
+ADDED = {
+    "<im_start>": 15,
+    "<im_end>": 14,
+    **{f"<S{i}>": 16 + i for i in range(3)},
+    **{f"<I{i}>": 20 + i for i in range(20)},
+}
 IDS = {
-    "image_start_tag_id": 15, "image_end_tag_id": 14, "scale_start_token_id": 16, "scale_end_token_id": 18,
-    "image_start_token_id": 20, "image_end_token_id": 39,
-}  # fmt: skip
+    "image_start_tag_id": 15,
+    "image_end_tag_id": 14,
+    "scale_start_token_id": 16,
+    "scale_end_token_id": 18,
+    "image_start_token_id": 20,
+    "image_end_token_id": 39,
+}
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen2", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
-    "intermediate_size": 20, "rope_theta": 100.0, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
-    "tie_word_embeddings": True, "vocab_size": 40, "semantic_side": 4, "torch_dtype": "float32", "rope_scaling": None,
-}  # fmt: skip
-DTOK = GPTConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=20, condition="features", condition_size=24, absolute=19)
+    "model_type": "qwen2",
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "rope_theta": 100.0,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+    "vocab_size": 40,
+    "semantic_side": 4,
+    "torch_dtype": "float32",
+    "rope_scaling": None,
+}
+DTOK = GPTConfig(
+    dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=20, condition="features", condition_size=24, absolute=19
+)
 
 TA_TOK = TATokConfig(
-    width=24, code_width=10, codes=30, depth=2, heads=12, hidden=16, places=4, encoder_depth=2, encoder_heads=3,
-    encoder_hidden=20, patch=3, side=5, input_size=16,
-)  # fmt: skip
+    width=24,
+    code_width=10,
+    codes=30,
+    depth=2,
+    heads=12,
+    hidden=16,
+    places=4,
+    encoder_depth=2,
+    encoder_heads=3,
+    encoder_hidden=20,
+    patch=3,
+    side=5,
+    input_size=16,
+)
 OF_CODES = replace(TA_TOK, encoder_depth=0, encoder_heads=0, encoder_hidden=0, patch=0, side=0, input_size=0)
 
 
@@ -37,12 +70,17 @@ def words(added: dict[str, int] = ADDED, **changes: Any) -> dict[str, Any]:
     """A tokenizer.json that looks words up."""
     entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
     return {
-        "version": "1.0", "truncation": None, "padding": None,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
         "added_tokens": [{"id": i, "content": name, **entry} for name, i in added.items()],
-        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "normalizer": {"type": "Lowercase"},
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
         "model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(WORDS)}, "unk_token": "[UNK]"},
         **changes,
-    }  # fmt: skip
+    }
 
 
 def language_model(folder: Path, config: dict[str, Any] | None = None, tokenizer: dict[str, Any] | None = None) -> Path:

@@ -161,7 +161,7 @@ OURS = {
     "model_loaders/networks": {"model_loaders.networks"},
     "cli": {"cli", "samplers", "model_loaders", "reports", "demo"},
     "demo": {"demo", "samplers", "model_loaders", "reports"},
-}  # fmt: skip
+}
 # What of others', beside the standard library.
 OTHERS = {
     "__init__": set(),

@@ -101,12 +101,18 @@ class GPTConfig:
             raise KeyError(_CLASS)
         rows, columns = state[key].shape
         return GPTConfig(
-            dim=dim, depth=len({k.split(".")[1] for k in state if k.startswith("layers.")}), heads=heads,
-            kv_heads=kv_heads, hidden=state["layers.0.feed_forward.w1.weight"].shape[0], vocab=vocab,
-            condition=kinds[key], condition_size=rows - 1 if key in (_CLASS, _CODES) else columns,
-            text_rows=rows if key == _TEXT else 0, absolute=absolute,
+            dim=dim,
+            depth=len({k.split(".")[1] for k in state if k.startswith("layers.")}),
+            heads=heads,
+            kv_heads=kv_heads,
+            hidden=state["layers.0.feed_forward.w1.weight"].shape[0],
+            vocab=vocab,
+            condition=kinds[key],
+            condition_size=rows - 1 if key in (_CLASS, _CODES) else columns,
+            text_rows=rows if key == _TEXT else 0,
+            absolute=absolute,
             special=state[_SPECIAL].shape[0] if _SPECIAL in state else 0,
-        )  # fmt: skip
+        )
 
 
 # ------------------------------------------------------------------------------------------------ pieces
@@ -395,7 +401,7 @@ class GPT(nn.Module):
 
     def start(
         self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, picture: Tensor | None = None
-    ) -> tuple[Tensor, Cache]:  # fmt: skip
+    ) -> tuple[Tensor, Cache]:
         """Run the prefix, together with the first cells of a picture, and make the cache.
 
         Args:
@@ -425,7 +431,9 @@ class GPT(nn.Module):
 
         def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if collapsed:  # the keys are zero, as the cache is
-                values[layer][:, :, :1] = (v[:, :, :n].float() * share[:, None, :, None]).sum(2, keepdim=True).type_as(v)
+                values[layer][:, :, :1] = (
+                    (v[:, :, :n].float() * share[:, None, :, None]).sum(2, keepdim=True).type_as(v)
+                )
             else:
                 keys[layer][:, :, :n], values[layer][:, :, :n] = k[:, :, :n], v[:, :, :n]
             if m:
@@ -433,7 +441,9 @@ class GPT(nn.Module):
             if behind is None:
                 return attend(q, k, v, causal=True)
             before = attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], causal=True)
-            return torch.cat([before, attend(q[:, :, n:], keys[layer][:, :, :end], values[layer][:, :, :end], behind)], dim=1)
+            return torch.cat(
+                [before, attend(q[:, :, n:], keys[layer][:, :, :end], values[layer][:, :, :end], behind)], dim=1
+            )
 
         x = x if picture is None else torch.cat([x, picture], dim=1)
         h = self._blocks(x, places.rows(torch.arange(-n, m, device=x.device)), look)
@@ -441,9 +451,15 @@ class GPT(nn.Module):
         return torch.cat([last, h[:, n:]], dim=1) if m else last, cache
 
     def step(
-        self, x: Tensor, place: Tensor, slot: Tensor, cache: Cache, end: int, rows: Tensor | None = None,
+        self,
+        x: Tensor,
+        place: Tensor,
+        slot: Tensor,
+        cache: Cache,
+        end: int,
+        rows: Tensor | None = None,
         mask: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Feed rows behind what the cache holds, and write them into it.
 
         Args:
@@ -456,7 +472,9 @@ class GPT(nn.Module):
         h = self.advance(x, place, slot, cache, end, mask)
         return self.logits(h if rows is None else h[:, rows])
 
-    def advance(self, x: Tensor, place: Tensor, slot: Tensor, cache: Cache, end: int, mask: Tensor | None = None) -> Tensor:
+    def advance(
+        self, x: Tensor, place: Tensor, slot: Tensor, cache: Cache, end: int, mask: Tensor | None = None
+    ) -> Tensor:
         """Feed rows behind what the cache holds, and write them into it.
 
         Args:

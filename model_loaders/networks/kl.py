@@ -57,9 +57,14 @@ class KLConfig:
             return frozenset(i for i in range(levels) if f"{side}.{i}.attn.0.q.weight" in state)
 
         return KLConfig(
-            ch, mult, blocks, state["post_quant_conv.weight"].shape[1],
-            attention("encoder.down"), attention("decoder.up"), groups,
-        )  # fmt: skip
+            ch,
+            mult,
+            blocks,
+            state["post_quant_conv.weight"].shape[1],
+            attention("encoder.down"),
+            attention("decoder.up"),
+            groups,
+        )
 
 
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
@@ -159,7 +164,10 @@ class Encoder(nn.Module):
                 level.downsample = Down(b)
             self.down.append(level)
         self.mid = _Mid(widths[-1], c.groups)
-        self.norm_out, self.conv_out = group_norm(widths[-1], c.groups), nn.Conv2d(widths[-1], out_channels, 3, padding=1)
+        self.norm_out, self.conv_out = (
+            group_norm(widths[-1], c.groups),
+            nn.Conv2d(widths[-1], out_channels, 3, padding=1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)

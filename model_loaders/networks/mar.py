@@ -76,11 +76,17 @@ class MARConfig:
         if math.isqrt(tokens) ** 2 != tokens:
             raise ValueError(f"{tokens} tokens are no square grid")
         return MARConfig(
-            dim=dim, encoder_depth=count("encoder_blocks."), decoder_depth=count("decoder_blocks."), heads=heads,
-            buffer=state["encoder_pos_embed_learned"].shape[1] - tokens, tokens=tokens,
-            channels=state["z_proj.weight"].shape[1], classes=state["class_emb.weight"].shape[0],
-            head_depth=count("diffloss.net.res_blocks."), head_width=state["diffloss.net.input_proj.weight"].shape[0],
-        )  # fmt: skip
+            dim=dim,
+            encoder_depth=count("encoder_blocks."),
+            decoder_depth=count("decoder_blocks."),
+            heads=heads,
+            buffer=state["encoder_pos_embed_learned"].shape[1] - tokens,
+            tokens=tokens,
+            channels=state["z_proj.weight"].shape[1],
+            classes=state["class_emb.weight"].shape[0],
+            head_depth=count("diffloss.net.res_blocks."),
+            head_width=state["diffloss.net.input_proj.weight"].shape[0],
+        )
 
 
 class Attention(nn.Module):
@@ -303,7 +309,9 @@ class MAR(nn.Module):
         full.scatter_(1, (at + buffer)[..., None].expand(-1, -1, x.shape[2]), x[:, buffer:])
         return full[:, : buffer + length] + self.decoder_pos_embed_learned
 
-    def decode(self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None, there: Tensor | None = None) -> Tensor:
+    def decode(
+        self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None, there: Tensor | None = None
+    ) -> Tensor:
         """Conditions z for the head.
 
         Args:
@@ -366,7 +374,12 @@ def initialise(net: MAR) -> MAR:
             nn.init.xavier_uniform_(m.weight)
             nn.init.zeros_(m.bias)
     for name, p in net.named_parameters():
-        if "embed_learned" in name or name in ("class_emb.weight", "fake_latent", "mask_token") or "time_embed.mlp" in name and p.ndim == 2:
+        if (
+            "embed_learned" in name
+            or name in ("class_emb.weight", "fake_latent", "mask_token")
+            or "time_embed.mlp" in name
+            and p.ndim == 2
+        ):
             nn.init.normal_(p, std=0.02)
         elif "adaLN_modulation" in name or "final_layer.linear" in name:
             nn.init.zeros_(p)

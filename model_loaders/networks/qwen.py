@@ -61,7 +61,11 @@ class QwenConfig:
 
     @staticmethod
     def from_state_dict(
-        state: Mapping[str, Tensor], heads: int | None = None, positions: int = 32768, theta: float = 1e6, eps: float = 1e-6
+        state: Mapping[str, Tensor],
+        heads: int | None = None,
+        positions: int = 32768,
+        theta: float = 1e6,
+        eps: float = 1e-6,
     ) -> QwenConfig:
         """Read the shape off official parameter names.
 
@@ -78,15 +82,27 @@ class QwenConfig:
         inner, own = (state[f"{_FIRST}self_attn.{part}_proj.weight"].shape[0] for part in "qk")
         heads = heads or inner // _HEAD_DIM
         if heads < 1 or inner % heads:
-            raise ValueError(f"{heads} attention heads do not fit queries of {inner} numbers; num_attention_heads must be right")
+            raise ValueError(
+                f"{heads} attention heads do not fit queries of {inner} numbers; num_attention_heads must be right"
+            )
         head_dim = inner // heads
         if head_dim % 2 or own % head_dim or own < head_dim or heads % (own // head_dim):
-            raise ValueError(f"{heads} attention heads do not fit keys of {own} numbers; num_attention_heads must be right")
+            raise ValueError(
+                f"{heads} attention heads do not fit keys of {own} numbers; num_attention_heads must be right"
+            )
         return QwenConfig(
-            dim=dim, depth=len({name.split(".")[2] for name in state if name.startswith(_LAYERS)}), heads=heads,
-            kv_heads=own // head_dim, head_dim=head_dim, hidden=state[f"{_FIRST}mlp.gate_proj.weight"].shape[0],
-            vocab=vocab, tied=HEAD not in state, positions=positions, theta=theta, eps=eps,
-        )  # fmt: skip
+            dim=dim,
+            depth=len({name.split(".")[2] for name in state if name.startswith(_LAYERS)}),
+            heads=heads,
+            kv_heads=own // head_dim,
+            head_dim=head_dim,
+            hidden=state[f"{_FIRST}mlp.gate_proj.weight"].shape[0],
+            vocab=vocab,
+            tied=HEAD not in state,
+            positions=positions,
+            theta=theta,
+            eps=eps,
+        )
 
 
 # ------------------------------------------------------------------------------------------------ pieces
@@ -121,7 +137,8 @@ class _Attention(nn.Module):
     def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """x [R, n, C] to queries [R, heads, n, D], keys and values [R, kv heads, n, D], the first two rotated."""
         q, k, v = (
-            part(x).reshape(*x.shape[:2], -1, self.head_dim).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj)
+            part(x).reshape(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+            for part in (self.q_proj, self.k_proj, self.v_proj)
         )
         return rotate(q, *turn), rotate(k, *turn), v
 
@@ -363,7 +380,9 @@ class TarModel:
         """
         if not 0 <= scale < len(self.sides):
             have = " or ".join(str(side**2) for side in self.sides)
-            raise UserError(f"detail: {self.name} knows {len(self.sides)} of the scales ({have} codes); choose a finer one.")
+            raise UserError(
+                f"detail: {self.name} knows {len(self.sides)} of the scales ({have} codes); choose a finer one."
+            )
         if not isinstance(text, str):
             raise UserError(f"text: a prompt must be text, not {type(text).__name__}.")
         m = self.marks
@@ -388,7 +407,9 @@ class TarModel:
         m = self.marks
         marks = {m.image, *range(m.scale, m.scale + len(self.sides)), *(m.turn or ())}
         if any(i in marks or self.span[0] <= i < self.span[1] for i in ids):
-            raise UserError(f"text: it holds one of the marks that {self.name} keeps for itself; write it in another way.")
+            raise UserError(
+                f"text: it holds one of the marks that {self.name} keeps for itself; write it in another way."
+            )
         wrong = next((i for i in ids if not 0 <= i < self.net.config.vocab), None)
         if wrong is not None:
             raise UserError(

@@ -69,7 +69,10 @@ class TATokConfig:
 
     @staticmethod
     def from_state_dict(
-        state: Mapping[str, Tensor], heads: int | None = None, encoder_heads: int | None = None, input_size: int | None = None
+        state: Mapping[str, Tensor],
+        heads: int | None = None,
+        encoder_heads: int | None = None,
+        input_size: int | None = None,
     ) -> TATokConfig:
         """Read the shape off official parameter names.
 
@@ -92,7 +95,13 @@ class TATokConfig:
         if places < 1 or places**2 != rows:
             raise ValueError(f"{rows} positions are no square grid")
         of_codes = TATokConfig(
-            width, code_width, codes, _layers(state, _DECODER), heads, state[f"{_DECODER}0.mlp.fc1.weight"].shape[0], places
+            width,
+            code_width,
+            codes,
+            _layers(state, _DECODER),
+            heads,
+            state[f"{_DECODER}0.mlp.fc1.weight"].shape[0],
+            places,
         )
         if not any(name.startswith("encoder.") for name in state):
             return of_codes
@@ -110,9 +119,13 @@ class TATokConfig:
         whole = any(name.startswith(_LAST) for name in state)
         return replace(
             of_codes,
-            encoder_depth=_layers(state, _ENCODER) - whole, encoder_heads=encoder_heads,
-            encoder_hidden=state[f"{_ENCODER}0.mlp.fc1.weight"].shape[0], patch=patch, side=side, input_size=input_size,
-        )  # fmt: skip
+            encoder_depth=_layers(state, _ENCODER) - whole,
+            encoder_heads=encoder_heads,
+            encoder_hidden=state[f"{_ENCODER}0.mlp.fc1.weight"].shape[0],
+            patch=patch,
+            side=side,
+            input_size=input_size,
+        )
 
 
 def _layers(state: Mapping[str, Tensor], prefix: str) -> int:
@@ -139,7 +152,9 @@ class _Attention(nn.Module):
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -200,7 +215,9 @@ class SimVQ(nn.Module):
 
     def unit(self, rows: Tensor) -> Tensor:
         """Unit vectors fp32 [..., width] of rows [..., width] of the table."""
-        return F.normalize(F.linear(rows.float(), self.embedding_proj.weight.float(), self.embedding_proj.bias.float()), dim=-1)
+        return F.normalize(
+            F.linear(rows.float(), self.embedding_proj.weight.float(), self.embedding_proj.bias.float()), dim=-1
+        )
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Unit vectors fp32 [..., width] of codes int64 [...]."""
@@ -251,7 +268,9 @@ class TATok(nn.Module):
         self.config = c = config
         if c.encoder_depth:
             patches = nn.Conv2d(3, c.width, c.patch, stride=c.patch)
-            self.encoder = _Tower(patches, c.side**2, c.width, c.encoder_depth, c.encoder_heads, c.encoder_hidden, norm=False)
+            self.encoder = _Tower(
+                patches, c.side**2, c.width, c.encoder_depth, c.encoder_heads, c.encoder_hidden, norm=False
+            )
             self.encode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh())
             self.scale_layer = _Scale()
         self.decoder = _Decoder(c)
@@ -262,7 +281,10 @@ class TATok(nn.Module):
 
     def look(self, images: Tensor) -> Tensor:
         """Features [B, side * side, C] of the picture encoder, before anything is pooled; pictures as in :meth:`codes`."""
-        x, size = (images.float() - self.scale_layer.shift.float()) / self.scale_layer.scale.float(), self.config.input_size
+        x, size = (
+            (images.float() - self.scale_layer.shift.float()) / self.scale_layer.scale.float(),
+            self.config.input_size,
+        )
         if x.shape[-2:] != (size, size):
             x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
         parts = self.encoder.embeddings
@@ -326,7 +348,9 @@ class TATokModel:
         """
         c = self.net.config
         if not self.sees:
-            raise UserError(f"ta_tok: {self.name} holds no picture encoder, only the side of the codes; load a whole one.")
+            raise UserError(
+                f"ta_tok: {self.name} holds no picture encoder, only the side of the codes; load a whole one."
+            )
         if images.ndim != 4 or images.shape[1] != 3 or not images.numel():
             raise UserError(f"image: pictures have 3 channels, not a shape of {'x'.join(map(str, images.shape))}.")
         if not 1 <= pool <= c.side:

@@ -61,7 +61,11 @@ class ChannelNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(c))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * (x.float().square().mean(1, keepdim=True) + EPS).rsqrt().type_as(x) * self.weight[:, None, None].type_as(x)
+        return (
+            x
+            * (x.float().square().mean(1, keepdim=True) + EPS).rsqrt().type_as(x)
+            * self.weight[:, None, None].type_as(x)
+        )
 
 
 class Block(nn.Module):

@@ -69,9 +69,14 @@ class VQConfig:
         blocks = sum(k.startswith("encoder.conv_blocks.0.res.") and k.endswith(".conv1.weight") for k in state)
         codes, code_channels = state["quantize.embedding.weight"].shape
         return VQConfig(
-            ch, tuple(width // ch for width in widths), blocks, state["post_quant_conv.weight"].shape[0],
-            codes, code_channels, groups,
-        )  # fmt: skip
+            ch,
+            tuple(width // ch for width in widths),
+            blocks,
+            state["post_quant_conv.weight"].shape[0],
+            codes,
+            code_channels,
+            groups,
+        )
 
 
 class _Level(nn.Module):

@@ -119,9 +119,16 @@ class TracedDenoiser(Denoiser):
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def advance(
-        self, k: int, x: Tensor, eps: Tensor, logits: Tensor, noise: Tensor, draft: Tensor | None, pull: tuple[float, ...],
+        self,
+        k: int,
+        x: Tensor,
+        eps: Tensor,
+        logits: Tensor,
+        noise: Tensor,
+        draft: Tensor | None,
+        pull: tuple[float, ...],
         space: str,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         i = len(self.table) - 1 - k
         mean = self.table.posterior_mean(i, x, self.table.predict_x0(i, x, eps))
         self._steps.append((x, mean, 0.5 * self.table.log_variance(i, logits)))
@@ -228,7 +235,9 @@ def _some(z: Conditions, rows: Tensor) -> Conditions:
 class _Both:
     """What all modes share: two models on one canvas, the pre-fill, the record."""
 
-    def __init__(self, run: Run, draft: MARModel, transformer: Transformer, draft_transformer: Transformer, rolls: Rolls | None):
+    def __init__(
+        self, run: Run, draft: MARModel, transformer: Transformer, draft_transformer: Transformer, rolls: Rolls | None
+    ):
         assert isinstance(run.settings, CSpDSettings)
         self.settings = s = run.settings
         self.transformer, self.draft_transformer = transformer, draft_transformer
@@ -252,7 +261,10 @@ class _Both:
                 return self.alone(run, step, z)
         new = self.decide(run, step)
         drafts = self.draft_run.report.counts
-        both = {name: drafts.get(name, 0) for name in ("transformer_passes", "transformer_tokens", "head_calls", "head_rows")}
+        both = {
+            name: drafts.get(name, 0)
+            for name in ("transformer_passes", "transformer_tokens", "head_calls", "head_rows")
+        }
         run.report.add(**both, draft_passes=both["transformer_passes"], draft_head_calls=both["head_calls"])
         drafts.clear()
         if step + 1 == run.plan.steps:
@@ -293,7 +305,9 @@ class _Both:
 class Published(_Both):
     """Mode ``published``: draft AR steps one by one, judge them a segment at a time, rewrite the rejected."""
 
-    def __init__(self, run: Run, draft: MARModel, transformer: Transformer, draft_transformer: Transformer, rolls: Rolls | None):
+    def __init__(
+        self, run: Run, draft: MARModel, transformer: Transformer, draft_transformer: Transformer, rolls: Rolls | None
+    ):
         super().__init__(run, draft, transformer, draft_transformer, rolls)
         self.inner = self.settings.inner_temperature or INNER_TEMPERATURE
         self.first = self.prefill  # first AR step that is not verified yet
@@ -327,7 +341,9 @@ class Published(_Both):
                 if not len(todo):
                     break
                 normals, uniforms = self.rolls.again(rows[0][todo], rows[1][todo], attempt, tokens.shape[1])
-                mine, theirs = (LastStep(Gaussian(g.kernel.mean[todo], g.kernel.log_std[todo]), g.rest[todo]) for g in (q, p))
+                mine, theirs = (
+                    LastStep(Gaussian(g.kernel.mean[todo], g.kernel.log_std[todo]), g.rest[todo]) for g in (q, p)
+                )
                 drawn = theirs.kernel.mean + theirs.kernel.log_std.exp() * normals
                 hit = published_keep(drawn, mine, theirs) > uniforms
                 tokens[todo[hit]] = drawn[hit]
@@ -345,7 +361,9 @@ class Segments(_Both):
     judged by the same dice, so that their tokens do not depend on it.
     """
 
-    def __init__(self, run: Run, draft: MARModel, transformer: Transformer, draft_transformer: Transformer, rolls: Rolls | None):
+    def __init__(
+        self, run: Run, draft: MARModel, transformer: Transformer, draft_transformer: Transformer, rolls: Rolls | None
+    ):
         super().__init__(run, draft, transformer, draft_transformer, rolls)
         s, table = self.settings, run.tables
         self.inner = s.inner_temperature or 1.0
@@ -365,7 +383,11 @@ class Segments(_Both):
         steps = range(step, min(step + self.length, run.plan.steps))
         drafted = [self.draft(run, s) for s in steps]
         where = run.plan.ahead(step, len(steps))
-        shown = torch.zeros(run.tokens.shape[:2], dtype=torch.bool, device=where.device) if run.drafted is None else run.drafted
+        shown = (
+            torch.zeros(run.tokens.shape[:2], dtype=torch.bool, device=where.device)
+            if run.drafted is None
+            else run.drafted
+        )
         run.drafted = shown.scatter(1, where, True)
         # A transformer that remembers must see final tokens only, so it is asked step by step, as far as drafts hold.
         together = getattr(self.transformer, "several", None) if len(steps) > 1 else None
@@ -373,10 +395,16 @@ class Segments(_Both):
         kept = 0
         for group in groups:
             with run.clock.phase("transformer"):
-                zs = together(run, step, len(group)) if together else [self.transformer(run, group[0], run.plan.ahead(group[0]))]
+                zs = (
+                    together(run, step, len(group))
+                    if together
+                    else [self.transformer(run, group[0], run.plan.ahead(group[0]))]
+                )
             judge = self.lossless if self.settings.mode == "lossless" else self.paper
             with run.clock.phase("head"):
-                for s, (tokens, ok) in zip(group, judge(run, group, [drafted[s - step] for s in group], zs), strict=False):
+                for s, (tokens, ok) in zip(
+                    group, judge(run, group, [drafted[s - step] for s in group], zs), strict=False
+                ):
                     self.ready[s] = tokens
                     self.write(run, run.plan.ahead(s), tokens)
                     self.record(run, run.plan.ahead(s), ok)
@@ -407,7 +435,9 @@ class Segments(_Both):
         log_std = log_std + (math.log(temperature) if temperature else -math.inf)
         log_std[:, -1] = -math.inf
         width = torch.full((len(path),), count, device=path.device)
-        done = self.real.verify(rows, torch.arange(len(path), device=path.device), Drafts(path, Gaussian(mean, log_std), width))
+        done = self.real.verify(
+            rows, torch.arange(len(path), device=path.device), Drafts(path, Gaussian(mean, log_std), width)
+        )
         run.report.add(drafted_steps=len(path) * count)
         for block in blocks:
             shape = len(run.tokens), len(block) // len(run.tokens)
@@ -471,11 +501,14 @@ def _check(draft: MARModel, target: MARModel) -> None:
     """
     d, t = draft.net.config, target.net.config
     pairs = (
-        ("numbers a token", d.channels, t.channels), ("latent scale", draft.latent_scale, target.latent_scale),
-        ("patch", draft.patch, target.patch), ("tokens", d.tokens, t.tokens), ("classes", d.classes, t.classes),
+        ("numbers a token", d.channels, t.channels),
+        ("latent scale", draft.latent_scale, target.latent_scale),
+        ("patch", draft.patch, target.patch),
+        ("tokens", d.tokens, t.tokens),
+        ("classes", d.classes, t.classes),
         ("label set", draft.label_set or target.label_set, target.label_set or draft.label_set),
         ("device", next(draft.net.parameters()).device, next(target.net.parameters()).device),
-    )  # fmt: skip
+    )
     for what, theirs, ours in pairs:
         if theirs != ours:
             raise UserError(
@@ -485,10 +518,18 @@ def _check(draft: MARModel, target: MARModel) -> None:
 
 
 def cspd(
-    model: MARModel, condition: Condition, settings: CSpDSettings, noise: Noise, seed: int | None = None,
-    transformer: Transformer | None = None, edit: Edit | None = None, *, draft: MARModel,
-    draft_transformer: Transformer | None = None, rolls: Rolls | None = None,
-) -> Sampler:  # fmt: skip
+    model: MARModel,
+    condition: Condition,
+    settings: CSpDSettings,
+    noise: Noise,
+    seed: int | None = None,
+    transformer: Transformer | None = None,
+    edit: Edit | None = None,
+    *,
+    draft: MARModel,
+    draft_transformer: Transformer | None = None,
+    rolls: Rolls | None = None,
+) -> Sampler:
     """CSpD with ``model`` as target.
 
     Args:
@@ -512,5 +553,7 @@ def cspd(
     run.report.model = f"{model.name}, drafted by {draft.name}"
     kind = Published if settings.mode == "published" else Segments
     with torch.no_grad():
-        decide: Decide = kind(run, draft, transformer or FullTransformer(), draft_transformer or FullTransformer(), rolls)
+        decide: Decide = kind(
+            run, draft, transformer or FullTransformer(), draft_transformer or FullTransformer(), rolls
+        )
     return (yield from loop(run, decide))

@@ -26,17 +26,26 @@ class Denoiser:
         low, high = table.posterior_log_variance_clipped, table.betas.log()
         middle, slope = (low + high) / 4, (high - low) / 4
         columns = (
-            table.sqrt_recip_alphas_cumprod, table.sqrt_recipm1_alphas_cumprod, table.posterior_mean_coef1,
-            table.posterior_mean_coef2, slope,
-        )  # fmt: skip
+            table.sqrt_recip_alphas_cumprod,
+            table.sqrt_recipm1_alphas_cumprod,
+            table.posterior_mean_coef1,
+            table.posterior_mean_coef2,
+            slope,
+        )
         self.scalars = list(zip(*(column.flip(0).tolist() for column in columns), strict=True))
         deviation = middle.exp().flip(0) * run.settings.temperature
         self.deviation = deviation.to(run.tokens.device, torch.float32)[:, None, None]
 
     def __call__(
-        self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, draft: Tensor | None = None,
-        pull: tuple[float, ...] = (), space: str = "mean",
-    ) -> Tensor:  # fmt: skip
+        self,
+        z: Conditions,
+        scale: Tensor,
+        first: Tensor,
+        noise: Tensor,
+        draft: Tensor | None = None,
+        pull: tuple[float, ...] = (),
+        space: str = "mean",
+    ) -> Tensor:
         """Denoise N rows.
 
         Args:
@@ -73,9 +82,16 @@ class Denoiser:
         return noise * self.deviation
 
     def advance(
-        self, k: int, x: Tensor, eps: Tensor, logits: Tensor, noise: Tensor, draft: Tensor | None, pull: tuple[float, ...],
+        self,
+        k: int,
+        x: Tensor,
+        eps: Tensor,
+        logits: Tensor,
+        noise: Tensor,
+        draft: Tensor | None,
+        pull: tuple[float, ...],
         space: str,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """x [N, channels] after executed step ``k``.
 
         The posterior's mean is linear in x, eps and the draft, so it is summed at once and x0 never stands alone.

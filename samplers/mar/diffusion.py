@@ -27,7 +27,9 @@ def cosine_betas(steps: int = STEPS) -> Tensor:
     def abar(t: float) -> float:
         return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
 
-    return torch.tensor([min(1 - abar((i + 1) / steps) / abar(i / steps), 0.999) for i in range(steps)], dtype=torch.float64)
+    return torch.tensor(
+        [min(1 - abar((i + 1) / steps) / abar(i / steps), 0.999) for i in range(steps)], dtype=torch.float64
+    )
 
 
 def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
@@ -104,9 +106,17 @@ def tables_at(timesteps: tuple[int, ...]) -> Tables:
     variance = betas * (1 - before) / (1 - abar)
     floor = torch.cat([variance[1:2], variance[1:]]) if len(kept) > 1 else variance.clamp(min=1e-20)
     return Tables(
-        kept, betas, abar, before, (1 / abar).sqrt(), (1 / abar - 1).sqrt(), variance, floor.log(),
-        betas * before.sqrt() / (1 - abar), (1 - before) * (1 - betas).sqrt() / (1 - abar),
-    )  # fmt: skip
+        kept,
+        betas,
+        abar,
+        before,
+        (1 / abar).sqrt(),
+        (1 / abar - 1).sqrt(),
+        variance,
+        floor.log(),
+        betas * before.sqrt() / (1 - abar),
+        (1 - before) * (1 - betas).sqrt() / (1 - abar),
+    )
 
 
 def guide(out: Tensor, null: Tensor | None, scale: Tensor | float, channels: int) -> tuple[Tensor, Tensor]:

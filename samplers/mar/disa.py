@@ -13,7 +13,11 @@ def annealed_steps(first: int, last: int, curve: str, ar_steps: int) -> list[int
     """
     if not last or ar_steps == 1:
         return [first] * ar_steps
-    shapes = {"linear": lambda u: 1 - u, "cosine": lambda u: math.cos(math.pi / 2 * u), "two-stage": lambda u: float(u < 0.5)}
+    shapes = {
+        "linear": lambda u: 1 - u,
+        "cosine": lambda u: math.cos(math.pi / 2 * u),
+        "two-stage": lambda u: float(u < 0.5),
+    }
     shape = shapes[curve]
     # Rounded before it is cut: 1 - u of a whole fraction may fall short of it by the last bit.
     return [last + math.floor(round(shape(s / (ar_steps - 1)) * (first - last), 9)) for s in range(ar_steps)]

@@ -47,7 +47,9 @@ class Edit:
             raise UserError(f"mask: it has the shape {list(self.mask.shape)}; connect a MASK [batch, height, width].")
         for name, x in (("latent", self.latents), ("mask", self.mask)):
             if len(x) not in (1, images):
-                raise UserError(f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or as many.")
+                raise UserError(
+                    f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or as many."
+                )
             if not bool(x.isfinite().all()):
                 raise UserError(f"{name}: it holds numbers that are not finite; make it again.")
         start = self.latents.to(device, torch.float32).expand(images, -1, -1, -1)

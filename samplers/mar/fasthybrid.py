@@ -106,9 +106,13 @@ class LookaheadHead:
         position = run.plan.ahead(step)[image, column]
         scale = self.scale[run.plan.starts[step] + column][:, None]
         self.draft[image, position] = self.few(
-            rows_of(z, image, column), scale, *self.few_noise(image, position), draft=self.draft[image, position],
-            pull=self.pull, space=self.settings.guidance_space,
-        )  # fmt: skip
+            rows_of(z, image, column),
+            scale,
+            *self.few_noise(image, position),
+            draft=self.draft[image, position],
+            pull=self.pull,
+            space=self.settings.guidance_space,
+        )
 
     def __call__(self, run: Run, step: int, z: Conditions) -> Tensor:
         where = run.plan.ahead(step)
@@ -129,9 +133,14 @@ class LookaheadHead:
 
 
 def fasthybrid(
-    model: MARModel, condition: Condition, settings: FastHybridSettings, noise: Noise, seed: int | None = None,
-    transformer: Transformer | None = None, edit: Edit | None = None,
-) -> Sampler:  # fmt: skip
+    model: MARModel,
+    condition: Condition,
+    settings: FastHybridSettings,
+    noise: Noise,
+    seed: int | None = None,
+    transformer: Transformer | None = None,
+    edit: Edit | None = None,
+) -> Sampler:
     """FastHybrid on MAR.
 
     With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is made and thrown away,

@@ -114,7 +114,9 @@ class _Cache:
     def bytes(self) -> int:
         """Bytes of all stored tensors."""
         pairs = (t for pair in (*self.encoder, *self.decoder) for t in pair)
-        return sum(t.untyped_storage().nbytes() for t in (self.canvas, self.values, self.residual, *pairs) if t is not None)
+        return sum(
+            t.untyped_storage().nbytes() for t in (self.canvas, self.values, self.residual, *pairs) if t is not None
+        )
 
 
 class LazyTransformer:
@@ -151,7 +153,12 @@ class LazyTransformer:
         if self.step < 0:
             self._begin(run)
         s = self.settings
-        stale = self.cache is None or step < s.start_step or step < self.step or self._period(step) > self._period(self.step)
+        stale = (
+            self.cache is None
+            or step < s.start_step
+            or step < self.step
+            or self._period(step) > self._period(self.step)
+        )
         z = self._refresh(run, step, wanted) if stale else self._reuse(run, step, wanted)
         self.step, self.known = step, run.plan.starts[step]
         # Whoever asks for all that is left may be asking for the last time.
@@ -192,10 +199,14 @@ class LazyTransformer:
         self._introduce(run)
         s, c, net, batch = self.settings, run.model.net.config, run.model.net, len(run.tokens)
         if s.block > c.decoder_depth:
-            raise UserError(f"block: {s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or use 0.")
+            raise UserError(
+                f"block: {s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or use 0."
+            )
         # The paper's 4th block has a quarter of the smallest MAR's decoder in front of it.
         self.block = s.block - 1 if s.block else min(3, c.decoder_depth // 4)
-        self.share = self.ratios or [computed_ratio(k / run.plan.steps, s.computed_ratio) for k in range(run.plan.steps)]
+        self.share = self.ratios or [
+            computed_ratio(k / run.plan.steps, s.computed_ratio) for k in range(run.plan.steps)
+        ]
         if self.spare is None:
             self.spare = max(1, round((c.buffer + c.tokens) * _SPARE / _SPARE_OF))
         self.rows = net.class_rows(run.labels, batch)
@@ -277,7 +288,9 @@ class LazyTransformer:
             new, tokens, asked = (torch.cat([x, x]) for x in (new, tokens, asked))
         x, encoder_rows = self._encode(run, step, tokens, new)
         x, decoder_rows = self._decode(run, step, x, asked, new)
-        run.report.add(transformer_passes=1, transformer_tokens=cache.live * encoder_rows + round(cache.live * decoder_rows))
+        run.report.add(
+            transformer_passes=1, transformer_tokens=cache.live * encoder_rows + round(cache.live * decoder_rows)
+        )
         if cache.residual is not None:
             x = torch.cat([x, x + pick(cache.residual, wanted)])
             asked = torch.cat([wanted, wanted])
@@ -377,7 +390,9 @@ class LazyTransformer:
             first = run.plan.reveal[:, decided:] if strategy == "predicted-only" else run.plan.reveal[:, :decided]
             score.scatter_(1, first.repeat(len(values) // len(first), 1) + c.buffer, _FIRST)
         # A row that must be computed has its place already. Equal scores: the lower row first.
-        keep = torch.cat([must, score.scatter_(1, must, torch.inf).argsort(dim=1, stable=True)[:, : n - must.shape[1]]], dim=1)
+        keep = torch.cat(
+            [must, score.scatter_(1, must, torch.inf).argsort(dim=1, stable=True)[:, : n - must.shape[1]]], dim=1
+        )
         if self.cached is not None:
             left = torch.ones_like(score[: len(self.cached)], dtype=torch.int32)
             self.cached += left.scatter_(1, keep[: len(self.cached)], 0)[:, c.buffer :]
@@ -402,9 +417,13 @@ class LazyTransformer:
 
 
 def lazymar(
-    model: MARModel, condition: Condition, settings: LazyMARSettings, noise: Noise, seed: int | None = None,
+    model: MARModel,
+    condition: Condition,
+    settings: LazyMARSettings,
+    noise: Noise,
+    seed: int | None = None,
     edit: Edit | None = None,
-) -> Sampler:  # fmt: skip
+) -> Sampler:
     """LazyMAR on plain MAR. With ``refresh_period`` 1 it is plain MAR bit for bit.
 
     Args:
@@ -418,9 +437,13 @@ def lazymar(
 
 
 def fasthybrid_lazymar(
-    model: MARModel, condition: Condition, settings: FastHybridLazyMARSettings, noise: Noise, seed: int | None = None,
+    model: MARModel,
+    condition: Condition,
+    settings: FastHybridLazyMARSettings,
+    noise: Noise,
+    seed: int | None = None,
     edit: Edit | None = None,
-) -> Sampler:  # fmt: skip
+) -> Sampler:
     """FastHybrid whose z come from LazyMAR's transformer. With ``refresh_period`` 1 it is FastHybrid bit for bit.
 
     Args:
@@ -434,9 +457,15 @@ def fasthybrid_lazymar(
 
 
 def cspd_lazymar(
-    model: MARModel, condition: Condition, settings: CSpDLazyMARSettings, noise: Noise, seed: int | None = None,
-    edit: Edit | None = None, *, draft: MARModel,
-) -> Sampler:  # fmt: skip
+    model: MARModel,
+    condition: Condition,
+    settings: CSpDLazyMARSettings,
+    noise: Noise,
+    seed: int | None = None,
+    edit: Edit | None = None,
+    *,
+    draft: MARModel,
+) -> Sampler:
     """CSpD whose models, target and draft, both run through LazyMAR's transformer. With ``refresh_period`` 1 it is CSpD.
 
     Args:

@@ -56,9 +56,15 @@ class CachedDenoiser(Denoiser):
         return out
 
     def __call__(
-        self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, draft: Tensor | None = None,
-        pull: tuple[float, ...] = (), space: str = "mean",
-    ) -> Tensor:  # fmt: skip
+        self,
+        z: Conditions,
+        scale: Tensor,
+        first: Tensor,
+        noise: Tensor,
+        draft: Tensor | None = None,
+        pull: tuple[float, ...] = (),
+        space: str = "mean",
+    ) -> Tensor:
         layers = [m for m in self.head.res_blocks if isinstance(m, HeadBlock)]
         head, n, channels = self.head, len(first), first.shape[1]
         last, dtype = head.final_layer, head.input_proj.weight.dtype

@@ -138,7 +138,9 @@ class Run:
             return made
         grid = self.model.net.config.grid
         cells = self.drawn.view(-1, 1, grid, grid)
-        return torch.where(cells.repeat_interleave(self.model.patch, 2).repeat_interleave(self.model.patch, 3), made, self.start)
+        return torch.where(
+            cells.repeat_interleave(self.model.patch, 2).repeat_interleave(self.model.patch, 3), made, self.start
+        )
 
     @property
     def guided(self) -> bool:
@@ -160,9 +162,14 @@ class Run:
 
 
 def begin(
-    name: str, model: MARModel, condition: Condition, settings: MARSettings, noise: Noise, seed: int | None,
+    name: str,
+    model: MARModel,
+    condition: Condition,
+    settings: MARSettings,
+    noise: Noise,
+    seed: int | None,
     edit: Edit | None = None,
-) -> Run:  # fmt: skip
+) -> Run:
     """Check the inputs and set up a generation."""
     c, parameter = model.net.config, next(model.net.parameters())
     device = parameter.device
@@ -202,7 +209,9 @@ def loop(run: Run, decide: Decide) -> Sampler:
     batch, length = run.tokens.shape[:2]
     grid = run.model.net.config.grid
     fixed_at = torch.full((batch, length), -1, dtype=torch.int32, device=run.tokens.device)
-    decided = torch.zeros(batch, length, dtype=torch.bool, device=run.tokens.device) if run.drawn is None else ~run.drawn
+    decided = (
+        torch.zeros(batch, length, dtype=torch.bool, device=run.tokens.device) if run.drawn is None else ~run.drawn
+    )
     pause = PauseClock()
     for step in range(run.plan.steps):
         new = decide(run, step)
@@ -226,4 +235,3 @@ def loop(run: Run, decide: Decide) -> Sampler:
 def rows_of(z: Conditions, image: Tensor, column: Tensor) -> Conditions:
     """Rows (image, column) of conditions [B, M, C] as [N, C]."""
     return Conditions(z.cond[image, column], None if z.null is None else z.null[image, column])
-

@@ -31,9 +31,13 @@ class PlainHead:
     def __init__(self, run: Run, transformer: Transformer):
         self.transformer, self.noise = transformer, RowNoise(run, "full", run.tables)
         s = run.settings
-        last, curve = (s.diffusion_steps_end, s.diffusion_steps_curve) if isinstance(s, PlainMARSettings) else (0, "linear")
+        last, curve = (
+            (s.diffusion_steps_end, s.diffusion_steps_curve) if isinstance(s, PlainMARSettings) else (0, "linear")
+        )
         if last > s.diffusion_steps:
-            raise UserError(f"diffusion_steps_end: {last} is more than diffusion_steps, {s.diffusion_steps}; lower it, or 0 to keep them.")
+            raise UserError(
+                f"diffusion_steps_end: {last} is more than diffusion_steps, {s.diffusion_steps}; lower it, or 0 to keep them."
+            )
         self.counts = annealed_steps(s.diffusion_steps, last, curve, run.plan.steps)
         self.denoisers: dict[int, Denoiser] = {}
         # Without noise there is nothing to speculate on.
@@ -47,7 +51,9 @@ class PlainHead:
             table = run.tables if count == run.settings.diffusion_steps else tables(count, run.t_max)
             made = self.transformer.denoiser(run, table)
             if self.window and type(made) is not Denoiser:
-                raise UserError("speculation: it needs the diffusion head uncached; switch the cache's head_cache off, or set it to 0.")
+                raise UserError(
+                    "speculation: it needs the diffusion head uncached; switch the cache's head_cache off, or set it to 0."
+                )
             self.denoisers[count] = SpeculativeDenoiser(run, made.table, self.window) if self.window else made
         return self.denoisers[count]
 
@@ -64,14 +70,21 @@ class PlainHead:
         noise = noise if len(kept) == len(noise) else noise[kept]
         if isinstance(denoise, SpeculativeDenoiser):
             assert self.keys is not None
-            return denoise.speculate(rows, scale, first, noise, Dice(self.keys[image, where.flatten()])).view(batch, n, -1)
+            return denoise.speculate(rows, scale, first, noise, Dice(self.keys[image, where.flatten()])).view(
+                batch, n, -1
+            )
         return denoise(rows, scale, first, noise).view(batch, n, -1)
 
 
 def mar(
-    model: MARModel, condition: Condition, settings: MARSettings, noise: Noise, seed: int | None = None,
-    transformer: Transformer | None = None, edit: Edit | None = None,
-) -> Sampler:  # fmt: skip
+    model: MARModel,
+    condition: Condition,
+    settings: MARSettings,
+    noise: Noise,
+    seed: int | None = None,
+    transformer: Transformer | None = None,
+    edit: Edit | None = None,
+) -> Sampler:
     """Plain MAR.
 
     Args:

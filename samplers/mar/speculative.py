@@ -95,7 +95,10 @@ class SpeculativeDenoiser(Denoiser):
         def constant(values: Tensor) -> Tensor:  # [S, 1], highest timestep first
             return values.flip(0).to(run.tokens.device, torch.float32)[:, None]
 
-        self._recip, self._recipm1 = constant(table.sqrt_recip_alphas_cumprod), constant(table.sqrt_recipm1_alphas_cumprod)
+        self._recip, self._recipm1 = (
+            constant(table.sqrt_recip_alphas_cumprod),
+            constant(table.sqrt_recipm1_alphas_cumprod),
+        )
         self._coef1, self._coef2 = constant(table.posterior_mean_coef1), constant(table.posterior_mean_coef2)
         low, high = table.posterior_log_variance_clipped, table.betas.log()
         self._low, self._half = constant(low), constant((high - low) / 2)

@@ -34,7 +34,10 @@ class FullTransformer:
         starts, sizes = plan.starts[step : step + count], plan.sizes[step : step + count]
         # Entries of the batch: the steps one after the other, images inside. Shorter prefixes are padded.
         known = torch.cat([plan.reveal[:, : starts[-1]]] * count)
-        there = torch.arange(starts[-1], device=known.device) < torch.tensor(starts, device=known.device).repeat_interleave(batch)[:, None]
+        there = (
+            torch.arange(starts[-1], device=known.device)
+            < torch.tensor(starts, device=known.device).repeat_interleave(batch)[:, None]
+        )
         asked = [plan.ahead(s) for s in range(step, step + count)]
         most = max(sizes)
         wanted = torch.cat([torch.cat([a, a[:, :1].expand(-1, most - a.shape[1])], 1) for a in asked])
@@ -43,7 +46,9 @@ class FullTransformer:
             known, there, wanted, tokens = (torch.cat([x, x]) for x in (known, there, wanted, tokens))
             rows = torch.cat([rows, net.class_rows(None, len(rows))])
         z = net.decode(net.encode(tokens, known, rows, there), known, wanted, there)
-        run.report.add(transformer_passes=1, transformer_tokens=len(rows) * (2 * net.config.buffer + known.shape[1] + length))
+        run.report.add(
+            transformer_passes=1, transformer_tokens=len(rows) * (2 * net.config.buffer + known.shape[1] + length)
+        )
         cond, null = z.chunk(2) if run.guided else (z, None)
         parts = zip(cond.split(batch), sizes, [None] * count if null is None else null.split(batch), strict=True)
         return [Conditions(c[:, :n], None if u is None else u[:, :n]) for c, n, u in parts]

@@ -90,8 +90,12 @@ def given(model: TokenModel, condition: AnyCondition, device: torch.device) -> G
             )
         condition = features_of(condition, model.ta_tok)
     if not isinstance(condition, kind):
-        found = next((text for other, text in _KINDS.values() if isinstance(condition, other)), type(condition).__name__)
-        raise UserError(f"condition: it holds {found}, {model.name} draws from {name}; connect the node that makes those.")
+        found = next(
+            (text for other, text in _KINDS.values() if isinstance(condition, other)), type(condition).__name__
+        )
+        raise UserError(
+            f"condition: it holds {found}, {model.name} draws from {name}; connect the node that makes those."
+        )
     if isinstance(condition, Condition):
         return Given(condition.class_ids(c.condition_size, model.label_set, device), None, 1)
     entries = condition.codes if isinstance(condition, CodeCondition) else condition.features

@@ -50,7 +50,9 @@ class PairedDraws:
         """Key of every image [B, 1, 1], and what every value adds to it [values]; made once for a run."""
         name = (stream, values, device)
         if name not in self._made:
-            digests = (hashlib.sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest() for image in self.images)
+            digests = (
+                hashlib.sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest() for image in self.images
+            )
             keys = [int.from_bytes(digest[:8], "little", signed=True) for digest in digests]
             steps = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
             self._made[name] = torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 1, 1), steps

@@ -136,9 +136,11 @@ def islands(region: np.ndarray) -> np.ndarray:
     index = np.arange(region.size).reshape(region.shape)
     pairs = []
     for a, b in (
-        (np.s_[:, :, :-1], np.s_[:, :, 1:]), (np.s_[:, :-1], np.s_[:, 1:]),
-        (np.s_[:, :-1, :-1], np.s_[:, 1:, 1:]), (np.s_[:, :-1, 1:], np.s_[:, 1:, :-1]),
-    ):  # fmt: skip
+        (np.s_[:, :, :-1], np.s_[:, :, 1:]),
+        (np.s_[:, :-1], np.s_[:, 1:]),
+        (np.s_[:, :-1, :-1], np.s_[:, 1:, 1:]),
+        (np.s_[:, :-1, 1:], np.s_[:, 1:, :-1]),
+    ):
         touching = region[a] & region[b]
         pairs.append(np.stack([index[a][touching], index[b][touching]]))
     one, other = np.concatenate(pairs, axis=1)

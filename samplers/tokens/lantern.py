@@ -123,13 +123,23 @@ class _Side:
     def probabilities(self, logits: Tensor) -> Tensor:
         """fp32 [..., V] that tokens are drawn from; at temperature 0 the untempered ones, by which greedy drafts are judged."""
         s = self.run.settings
-        return logits.softmax(-1) if s.temperature == 0 else allowed(logits / max(s.temperature, 1e-5), s.top_k, s.top_p).softmax(-1)
+        return (
+            logits.softmax(-1)
+            if s.temperature == 0
+            else allowed(logits / max(s.temperature, 1e-5), s.top_k, s.top_p).softmax(-1)
+        )
 
 
 def lantern(
-    target: TokenModel, condition: AnyCondition, settings: LanternSettings, noise: Draws, seed: int | None = None, *,
-    draft: TokenModel, vq: VQModel,
-) -> TokenSampler:  # fmt: skip
+    target: TokenModel,
+    condition: AnyCondition,
+    settings: LanternSettings,
+    noise: Draws,
+    seed: int | None = None,
+    *,
+    draft: TokenModel,
+    vq: VQModel,
+) -> TokenSampler:
     """The comparison described above.
 
     With ``neighbours`` 0 the pictures have exactly the target's distribution, and at temperature 0 they are the target's.
@@ -159,7 +169,9 @@ def lantern(
         )
     k = pooling(settings, target.net.config.vocab)
     run = begin("lantern", target, condition, settings, noise, seed, raster(target.grid))
-    drafter = begin("lantern", draft, condition, replace(settings, cfg=settings.draft_cfg), noise, seed, raster(target.grid))
+    drafter = begin(
+        "lantern", draft, condition, replace(settings, cfg=settings.draft_cfg), noise, seed, raster(target.grid)
+    )
     drafter.report, report, clock = run.report, run.report, run.clock
     batch, count, device = len(run.tokens), target.tokens, run.tokens.device
     run.tokens = drafter.tokens = torch.zeros(batch, count + 1, dtype=torch.int64, device=device)
@@ -204,7 +216,9 @@ def lantern(
                 report.add(draft_passes=1)
                 with clock.phase("sampling"):
                     at = (known + j).clamp(max=count)[:, None]
-                    run.tokens.scatter_(1, at, draw(logits, drafter.settings, noise.gumbel("draft", at, logits.shape[-1])))
+                    run.tokens.scatter_(
+                        1, at, draw(logits, drafter.settings, noise.gumbel("draft", at, logits.shape[-1]))
+                    )
                     likely.append(sides[1].probabilities(logits))
             with clock.phase("transformer"):
                 logits = sides[0].feed(known[:, None] + torch.arange(-1, gamma, device=device), most + gamma)
@@ -221,7 +235,10 @@ def lantern(
                     if settings.drafts == CERTAIN:
                         rest = certain_rest(p, x, lent, table).log()
                     else:
-                        counted, rest = counted / q.gather(-1, x[..., None])[..., 0], drafted_rest(p, q, x, lent, table).log()
+                        counted, rest = (
+                            counted / q.gather(-1, x[..., None])[..., 0],
+                            drafted_rest(p, q, x, lent, table).log(),
+                        )
                     # The Gumbel number of one value, made uniform again.
                     roll = noise.gumbel("accept", at.clamp(max=count), 1)[..., 0].double().neg().exp().neg().exp()
                     kept = roll <= counted

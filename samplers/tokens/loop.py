@@ -165,7 +165,9 @@ class TokenRun:
             mask = torch.arange(end, device=x.device) <= (place + cache.prefix)[:, None, :, None]
         if len(fed) == 1:
             return self.model.net.advance(x, place[0], slot[0], cache, end, None if mask is None else mask[0, 0])
-        return self.model.net.advance(x, halves(place), halves(slot), cache, end, None if mask is None else halves(mask))
+        return self.model.net.advance(
+            x, halves(place), halves(slot), cache, end, None if mask is None else halves(mask)
+        )
 
     def take(self, at: Laid, logits: Tensor, guided: bool) -> None:
         """Draw a pass's tokens from its logits [R, m, V]."""
@@ -188,9 +190,14 @@ class TokenRun:
 
 
 def begin(
-    name: str, model: TokenModel, condition: AnyCondition, settings: TokenSettings, draws: Draws, seed: int | None,
+    name: str,
+    model: TokenModel,
+    condition: AnyCondition,
+    settings: TokenSettings,
+    draws: Draws,
+    seed: int | None,
     schedule: Schedule,
-) -> TokenRun:  # fmt: skip
+) -> TokenRun:
     """Check the inputs and set up a generation.
 
     Raises:
@@ -217,7 +224,9 @@ def raster_only(name: str, model: TokenModel) -> None:
         UserError: the model was trained in PAR's order.
     """
     if model.regions > 1:
-        raise UserError(f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler.")
+        raise UserError(
+            f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler."
+        )
 
 
 def decode(run: TokenRun) -> TokenSampler:
@@ -240,7 +249,13 @@ def decode(run: TokenRun) -> TokenSampler:
             with clock.phase("sampling"):
                 run.take(at, logits, run.guided[k])
         pause.start()
-        pause.stop((yield TokenStep(k + 1, len(laid), run.codes(), run.decided.clone().view(1, *shape[1:]).expand(shape), report)))
+        pause.stop(
+            (
+                yield TokenStep(
+                    k + 1, len(laid), run.codes(), run.decided.clone().view(1, *shape[1:]).expand(shape), report
+                )
+            )
+        )
     clock.stop(report, pause.seconds)
     if device.type == "cuda":
         report.peak_memory_bytes = torch.cuda.max_memory_allocated(device)

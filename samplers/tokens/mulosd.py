@@ -67,9 +67,13 @@ def same_codes(target: TokenModel, draft: TokenModel, codes: int, name: str) -> 
         raster_only(name, model)
     a, b = target.net.config.vocab, draft.net.config.vocab
     if a != b:
-        raise UserError(f"draft: {draft.name} writes {b} codes, {target.name} {a}; choose two models of one VQ tokenizer.")
+        raise UserError(
+            f"draft: {draft.name} writes {b} codes, {target.name} {a}; choose two models of one VQ tokenizer."
+        )
     if a != codes:
-        raise UserError(f"decoder: it has {codes} codes, {target.name} writes {a}; choose the VQ tokenizer that it was trained with.")
+        raise UserError(
+            f"decoder: it has {codes} codes, {target.name} writes {a}; choose the VQ tokenizer that it was trained with."
+        )
 
 
 def pooling(settings: MuLoSDSettings | LanternSettings, codes: int) -> int:
@@ -80,7 +84,9 @@ def pooling(settings: MuLoSDSettings | LanternSettings, codes: int) -> int:
     """
     k = neighbours_of(settings, codes)
     if k >= max(1, codes - 1):
-        raise UserError(f"neighbours: {k} is all of the {codes} codes, so that nothing could be rejected; choose fewer, or -1.")
+        raise UserError(
+            f"neighbours: {k} is all of the {codes} codes, so that nothing could be rejected; choose fewer, or -1."
+        )
     return k
 
 
@@ -366,7 +372,11 @@ class _Work:
                 # One image alone has nothing to fill up, and needs no slot for the last cell.
                 slots = self.count - (len(self.tokens) == 1)
                 hidden, self.cache = net.start(rows, self.grid, slots, lengths, x)
-                run.report.add(transformer_passes=1, transformer_tokens=len(x) * (rows.shape[1] + x.shape[1]), cache_bytes=self.cache.bytes)
+                run.report.add(
+                    transformer_passes=1,
+                    transformer_tokens=len(x) * (rows.shape[1] + x.shape[1]),
+                    cache_bytes=self.cache.bytes,
+                )
                 return hidden
             run.report.add(transformer_passes=1, transformer_tokens=len(x) * x.shape[1])
             place = torch.arange(refresh, last - 1, device=x.device)
@@ -415,9 +425,12 @@ class _Work:
         """Counts and maps of a cycle."""
         rows = np.s_[:, first // self.grid : first // self.grid + down.shape[1]]
         self.run.report.add(
-            accepted=int((~down).sum()), rejected=int(down.sum()), expanded=int((region & ~down).sum()),
-            islands=int(numbered.max(axis=(1, 2)).sum()), waves=int(wave.max()) + 1,
-        )  # fmt: skip
+            accepted=int((~down).sum()),
+            rejected=int(down.sum()),
+            expanded=int((region & ~down).sum()),
+            islands=int(numbered.max(axis=(1, 2)).sum()),
+            waves=int(wave.max()) + 1,
+        )
         maps = self.maps
         maps.step[rows] = self.done - 1 + np.maximum(wave, 0)
         maps.outcome[rows] = np.where(down, REJECTED, np.where(region, EXPANDED, ACCEPTED))
@@ -451,9 +464,15 @@ class _Work:
 
 
 def mulosd(
-    target: TokenModel, condition: AnyCondition, settings: MuLoSDSettings, noise: Draws, seed: int | None = None, *,
-    draft: TokenModel, up_sampler: UpSampling,
-) -> TokenSampler:  # fmt: skip
+    target: TokenModel,
+    condition: AnyCondition,
+    settings: MuLoSDSettings,
+    noise: Draws,
+    seed: int | None = None,
+    *,
+    draft: TokenModel,
+    up_sampler: UpSampling,
+) -> TokenSampler:
     """MuLo-SD on a LlamaGen or on Tar's de-tokenizer.
 
     Args:
@@ -482,13 +501,24 @@ def mulosd(
     # As much of the picture is guided in the draft as in the target.
     until = settings.cfg_interval // factor**2 if settings.cfg_interval >= 0 else -1
     plan = draft_schedule(draft.grid, settings.draft_window)
-    drafter = begin("mulosd", draft, condition, replace(settings, cfg_interval=until), _OwnStream(noise, "draft"), seed, plan)
+    drafter = begin(
+        "mulosd", draft, condition, replace(settings, cfg_interval=until), _OwnStream(noise, "draft"), seed, plan
+    )
     drafter.report, report, device = run.report, run.report, run.tokens.device
     with torch.inference_mode():
         table = geometry.codebook_neighbours(up_sampler.vq.quantize, k, device)
     shape = (len(run.tokens), target.grid, target.grid)
     run.tokens = torch.zeros(shape[0], target.tokens + 1, dtype=torch.int64, device=device)
-    work = _Work(run, drafter, settings, up_sampler, factor, table, torch.zeros_like(run.tokens, dtype=torch.bool), _Maps.of(shape))
+    work = _Work(
+        run,
+        drafter,
+        settings,
+        up_sampler,
+        factor,
+        table,
+        torch.zeros_like(run.tokens, dtype=torch.bool),
+        _Maps.of(shape),
+    )
     pause = PauseClock()
     for step in work.cycles():
         pause.start()

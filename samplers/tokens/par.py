@@ -30,7 +30,9 @@ def par_groups(grid: int, n: int) -> list[list[int]]:
     """
     m = math.isqrt(n)
     if m * m != n or grid % m:
-        raise UserError(f"group: {n} regions do not tile a grid of {grid} x {grid}; choose a square whose root divides {grid}.")
+        raise UserError(
+            f"group: {n} regions do not tile a grid of {grid} x {grid}; choose a square whose root divides {grid}."
+        )
     cells = np.arange(grid * grid).reshape(m, grid // m, m, grid // m)
     return cells.transpose(1, 3, 0, 2).reshape(-1, n).tolist()
 
@@ -106,5 +108,7 @@ def par(
     elif settings.group > model.tokens:
         raise UserError(f"group: {settings.group} is more than the picture's {model.tokens} tokens.")
     else:
-        schedule = ablation_schedule(model.grid, settings.group, settings.grouping == ADJACENT, settings.sequential_start)
+        schedule = ablation_schedule(
+            model.grid, settings.group, settings.grouping == ADJACENT, settings.sequential_start
+        )
     return (yield from decode(begin("par", model, condition, settings, noise, seed, schedule)))

@@ -77,7 +77,7 @@ class Schedule:
 
 def next_token_passes(
     groups: Iterable[Sequence[int]], grid: int, clocks: Sequence[int] | None = None, start: int = 0, again: int = 0
-) -> tuple[Pass, ...]:  # fmt: skip
+) -> tuple[Pass, ...]:
     """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another.
 
     Cell c is predicted by a row at c - 1. Where that cell's token is not known yet, another one stands in for it: the

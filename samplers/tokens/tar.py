@@ -137,4 +137,6 @@ def tar_prompt(
     report.maps["step"] = np.broadcast_to(np.arange(total, dtype=np.int32).reshape(1, side, side), shape).copy()
     report.maps["outcome"] = np.full(shape, PLAIN, np.uint8)
     # Copied to the host for whoever draws: the language model's device may be needed by then.
-    return TarPrompted(codes.clone(), report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.marks.codes))
+    return TarPrompted(
+        codes.clone(), report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.marks.codes)
+    )

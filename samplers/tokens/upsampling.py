@@ -117,7 +117,9 @@ class LatentUpSampling(PixelUpSampling):
         super().__init__(vq)
         own, theirs = vq.net.config.code_channels, model.net.config.channels
         if own != theirs:
-            raise UserError(f"up_sampler: {model.name} reads vectors of {theirs} numbers, {vq.name} has {own}; use one trained for it.")
+            raise UserError(
+                f"up_sampler: {model.name} reads vectors of {theirs} numbers, {vq.name} has {own}; use one trained for it."
+            )
         self.name, self._net, self._title = f"{LATENT}, {model.name}", model.net, model.name
 
     def fits(self, factor: int) -> None:
@@ -134,8 +136,12 @@ class LatentUpSampling(PixelUpSampling):
 
 
 def up_sampling(
-    kind: str, vq: VQModel, enlarge: Enlarge | None = None, enlarge_name: str = "upscale model", model: UpSamplerModel | None = None
-) -> UpSampling:  # fmt: skip
+    kind: str,
+    vq: VQModel,
+    enlarge: Enlarge | None = None,
+    enlarge_name: str = "upscale model",
+    model: UpSamplerModel | None = None,
+) -> UpSampling:
     """The plug that the setting ``up_sampler`` names.
 
     Args:

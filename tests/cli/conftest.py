@@ -29,13 +29,21 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     folder = tmp_path_factory.mktemp("weights")
     kl = KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4))
     return Files(
-        write(MAR(MAR_SIZE), folder / "tiny.safetensors", 1, heads=2, latent_scale=1.0, t_max=950,
-              label_set="picture-book", name="tiny mar"),
+        write(
+            MAR(MAR_SIZE),
+            folder / "tiny.safetensors",
+            1,
+            heads=2,
+            latent_scale=1.0,
+            t_max=950,
+            label_set="picture-book",
+            name="tiny mar",
+        ),
         write(kl, folder / "tiny-kl.safetensors", 2, groups=4, name="tiny kl"),
         write_gpt(folder / "llamagen.safetensors", 3),
         write_gpt(folder / "par.safetensors", 4, config=replace(GPT_SIZE, special=3)),
         write_vq(folder / "vq.safetensors"),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

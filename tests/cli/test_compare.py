@@ -21,10 +21,25 @@ def args(files, *more):
 
 
 def test_picture_table_and_json(cli, files, tmp_path):
-    answer = cli(*args(
-        files, "--label", "Cat, 3", "--batch", "2", "--seed", "11", "--set", "fasthybrid.threshold=0.5",
-        "--out", "made/here.png", "--json", "report.json", "--maps", "maps.png",
-    ))  # fmt: skip
+    answer = cli(
+        *args(
+            files,
+            "--label",
+            "Cat, 3",
+            "--batch",
+            "2",
+            "--seed",
+            "11",
+            "--set",
+            "fasthybrid.threshold=0.5",
+            "--out",
+            "made/here.png",
+            "--json",
+            "report.json",
+            "--maps",
+            "maps.png",
+        )
+    )
     assert answer.code == 0, answer.err
     assert "| MAR " in answer.out and "| FastHybrid threshold 0.5 " in answer.out and "made/here.png" in answer.out
 
@@ -119,7 +134,7 @@ def test_the_baseline_comes_first(cli, files):
         (("--dtype", "int4"), ["dtype"]),
         (("--nosuch",), ["--nosuch"]),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_sentence(cli, files, sentence, tmp_path, more, words):
     text = sentence(cli(*args(files, "--models", tmp_path, *more)))
     for word in words:
@@ -185,5 +200,7 @@ def test_settings_of_all_and_of_one(files):
     mar, fast = plan("mar,fasthybrid", ["cfg=2", "fasthybrid.cfg=4", "fasthybrid.lookahead=3"], 9, {})
     assert (mar.settings.cfg, fast.settings.cfg, fast.settings.lookahead, fast.settings.ar_steps) == (2, 4, 3, 9)
     assert mar.label == "MAR" and fast.label == "FastHybrid cfg 4 lookahead 3"
-    both, again = (plan(name, [f"{name}.threshold=0.9"], 9, {})[0] for name in ("fasthybrid+lazymar", "lazymar+fasthybrid"))
+    both, again = (
+        plan(name, [f"{name}.threshold=0.9"], 9, {})[0] for name in ("fasthybrid+lazymar", "lazymar+fasthybrid")
+    )
     assert both == again and both.settings.threshold == 0.9 and both.entry.name == "fasthybrid+lazymar"

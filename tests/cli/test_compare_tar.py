@@ -38,7 +38,9 @@ READER = replace(OF_CODES, codes=20)
 
 
 def drawer(grid: int) -> GPT:
-    return GPT(GPTConfig(**{**GPT_SIZE.__dict__, "condition": "features", "condition_size": 24, "absolute": 16 + grid**2 - 1}))
+    return GPT(
+        GPTConfig(**{**GPT_SIZE.__dict__, "condition": "features", "condition_size": 24, "absolute": 16 + grid**2 - 1})
+    )
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +58,9 @@ def tar(tmp_path_factory) -> TarFiles:
     parts = {"ta_tok.": load_file(folder / "ta-tok.safetensors"), "vq.": load_file(vq)}
     state = load_file(low) | {prefix + name: t for prefix, part in parts.items() for name, t in part.items()}
     save_file(state, folder / "whole.safetensors", {"heads": "2", "grid": "4", "name": "whole", "groups": "4"})
-    return TarFiles(folder / "tar.safetensors", folder / "ta-tok.safetensors", low, high, folder / "whole.safetensors", vq)
+    return TarFiles(
+        folder / "tar.safetensors", folder / "ta-tok.safetensors", low, high, folder / "whole.safetensors", vq
+    )
 
 
 @pytest.fixture
@@ -70,7 +74,11 @@ def tar_demo(tiny_demo: Path, tar: TarFiles) -> Path:
 
 def table(answer):
     assert answer.code == 0, answer.err
-    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in answer.out.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in answer.out.splitlines()
+        if line.startswith("| ")
+    ]
     return {row[0]: dict(zip(rows[0], row, strict=False)) for row in rows[1:]}
 
 
@@ -84,16 +92,39 @@ def args(tar: TarFiles, *more):
 
 def test_a_prompt_draws_with_the_demos_tar(cli, tar_demo, tmp_path):
     answer = cli(
-        "compare", "--model", "demo", "--prompt", "a red boat at sunset", "--samplers", "zipar,mulosd,tar", "--set", "zipar.window=2",
-        "--set", "acceptance_target=0.5", "--batch", 2, "--device", "cpu", "--json", "c.json", "--maps", "m.png",
-    )  # fmt: skip
+        "compare",
+        "--model",
+        "demo",
+        "--prompt",
+        "a red boat at sunset",
+        "--samplers",
+        "zipar,mulosd,tar",
+        "--set",
+        "zipar.window=2",
+        "--set",
+        "acceptance_target=0.5",
+        "--batch",
+        2,
+        "--device",
+        "cpu",
+        "--json",
+        "c.json",
+        "--maps",
+        "m.png",
+    )
     rows = table(answer)
     assert [name.split(" ")[0] for name in rows] == ["Tar", "ZipAR", "MuLo-SD"] and rows["Tar"]["speed-up"] == "1.00x"
     told = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
-    assert {run["model"] for run in told.values()} == {"tiny high"} and told["tar"]["counts"]["transformer_passes"] == 64
+    assert {run["model"] for run in told.values()} == {"tiny high"} and told["tar"]["counts"][
+        "transformer_passes"
+    ] == 64
     assert told["zipar"]["counts"]["transformer_passes"] == 28 and told["mulosd"]["counts"]["draft_passes"] == 16
     assert told["mulosd"]["speedup"] == pytest.approx(told["tar"]["seconds"] / told["mulosd"]["seconds"], rel=1e-3)
-    assert told["tar"]["settings"]["top_k"] == 0 and told["tar"]["settings"]["cfg"] == 2.0 and told["mulosd"]["images"] == 2
+    assert (
+        told["tar"]["settings"]["top_k"] == 0
+        and told["tar"]["settings"]["cfg"] == 2.0
+        and told["mulosd"]["images"] == 2
+    )
     assert 0.3 < told["mulosd"]["acceptance"] < 0.7
     assert np.asarray(Image.open("compare.png")).std() > 5 and Image.open("m.png").width > 3 * 320
 
@@ -111,23 +142,57 @@ def test_exact_mulosd_draws_tars_picture(cli, tar_demo):
 
 
 def test_llamagens_of_two_sizes_and_a_comparison(cli, tiny_demo, tmp_path):
-    rows = table(cli("compare", "--label", "cat", "--samplers", "llamagen,zipar,mulosd,lantern", "--set", "lantern.neighbours=3",
-                     "--device", "cpu", "--json", "c.json"))  # fmt: skip
+    rows = table(
+        cli(
+            "compare",
+            "--label",
+            "cat",
+            "--samplers",
+            "llamagen,zipar,mulosd,lantern",
+            "--set",
+            "lantern.neighbours=3",
+            "--device",
+            "cpu",
+            "--json",
+            "c.json",
+        )
+    )
     assert [name.split(" ")[0] for name in rows] == ["LlamaGen", "ZipAR", "MuLo-SD", "LANTERN-style"]
     told = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
     # The larger of the two is drafted by the smaller, and sets the size of all.
-    assert {run["model"] for run in told.values()} == {"tiny llamagen"} and told["llamagen"]["counts"]["transformer_passes"] == 64
+    assert {run["model"] for run in told.values()} == {"tiny llamagen"} and told["llamagen"]["counts"][
+        "transformer_passes"
+    ] == 64
     assert told["mulosd"]["counts"]["draft_passes"] == 16 and told["lantern"]["counts"]["draft_passes"] > 16
 
 
 def test_tar_and_llamagen_side_by_side_are_two_families(cli, tar_demo, tmp_path):
-    rows = table(cli("compare", "--prompt", "cat", "--samplers", "tar,zipar,llamagen", "--device", "cpu", "--json", "c.json"))
-    assert list(rows) == ["Tar", "ZipAR", "LlamaGen"] and rows["Tar"]["speed-up"] == rows["LlamaGen"]["speed-up"] == "1.00x"
-    assert [run["model"] for run in json.loads((tmp_path / "c.json").read_text())["runs"]] == ["tiny high"] * 2 + ["tiny llamagen"]
+    rows = table(
+        cli("compare", "--prompt", "cat", "--samplers", "tar,zipar,llamagen", "--device", "cpu", "--json", "c.json")
+    )
+    assert (
+        list(rows) == ["Tar", "ZipAR", "LlamaGen"]
+        and rows["Tar"]["speed-up"] == rows["LlamaGen"]["speed-up"] == "1.00x"
+    )
+    assert [run["model"] for run in json.loads((tmp_path / "c.json").read_text())["runs"]] == ["tiny high"] * 2 + [
+        "tiny llamagen"
+    ]
 
 
 def test_a_learned_up_sampler(cli, tar_demo, sentence, tmp_path):
-    more = ("compare", "--prompt", "cat", "--samplers", "mulosd", "--set", "up_sampler=latent", "--device", "cpu", "--json", "c.json")
+    more = (
+        "compare",
+        "--prompt",
+        "cat",
+        "--samplers",
+        "mulosd",
+        "--set",
+        "up_sampler=latent",
+        "--device",
+        "cpu",
+        "--json",
+        "c.json",
+    )
     assert "no learned up-sampler for tiny vq" in sentence(cli(*more))
     made = write(UpSampler(UpSamplerConfig(4, 6, 1)), tar_demo / "upsampler.safetensors", 9, name="learned")
     assert cli(*more).code == 0
@@ -137,17 +202,44 @@ def test_a_learned_up_sampler(cli, tar_demo, sentence, tmp_path):
 
 
 def test_bench_of_tar(cli, tar_demo, tmp_path):
-    answer = cli("bench", "--samplers", "tar,mulosd,zipar,lantern", "--repeats", 2, "--device", "cpu", "--json", "times.json",
-                 "--set", "lantern.neighbours=3")  # fmt: skip
+    answer = cli(
+        "bench",
+        "--samplers",
+        "tar,mulosd,zipar,lantern",
+        "--repeats",
+        2,
+        "--device",
+        "cpu",
+        "--json",
+        "times.json",
+        "--set",
+        "lantern.neighbours=3",
+    )
     assert answer.code == 0, answer.err
     runs = {run["sampler"]: run for run in json.loads((tmp_path / "times.json").read_text())["batches"][0]["runs"]}
-    assert list(runs) == ["tar", "mulosd", "zipar", "lantern"] and {run["model"] for run in runs.values()} == {"tiny high"}
+    assert list(runs) == ["tar", "mulosd", "zipar", "lantern"] and {run["model"] for run in runs.values()} == {
+        "tiny high"
+    }
     assert runs["tar"]["ratio"] == 1.0 and runs["mulosd"]["counts"]["draft_passes"] == 16
 
 
 def test_bench_draws_prompts(cli, tar_demo, sentence, tmp_path):
     """Acceptance, and so how many passes there are, depends on what is drawn."""
-    both = ("bench", "--prompt", "a red boat", "--prompt", "cat", "--batch", "1,3", "--repeats", 1, "--device", "cpu", "--json", "t.json")
+    both = (
+        "bench",
+        "--prompt",
+        "a red boat",
+        "--prompt",
+        "cat",
+        "--batch",
+        "1,3",
+        "--repeats",
+        1,
+        "--device",
+        "cpu",
+        "--json",
+        "t.json",
+    )
     assert cli(*both, "--samplers", "tar,mulosd,llamagen", "--set", "prompt.detail=81").code == 0
     told = json.loads((tmp_path / "t.json").read_text())["batches"]
     assert [group["batch"] for group in told] == [1, 3]
@@ -156,7 +248,9 @@ def test_bench_draws_prompts(cli, tar_demo, sentence, tmp_path):
     assert [group["runs"][0]["counts"]["transformer_tokens"] for group in told] == [2 * (1 + 63), 3 * 2 * (1 + 63)]
     assert told[0]["runs"][2]["model"] == "tiny llamagen", "classes as before"
     assert "draw classes" in sentence(cli("bench", "--prompt", "cat", "--samplers", "llamagen", "--device", "cpu"))
-    assert "name one with --prompt" in sentence(cli("bench", "--samplers", "tar", "--set", "prompt.detail=81", "--device", "cpu"))
+    assert "name one with --prompt" in sentence(
+        cli("bench", "--samplers", "tar", "--set", "prompt.detail=81", "--device", "cpu")
+    )
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -187,8 +281,11 @@ def test_settings_of_the_prompt(tar, monkeypatch):
     assert conditions.write_codes(["cat"], 1, on, options, 0, asked) == "codes"
     # What is asked for goes before what the file says suits it.
     assert {name: seen[0][name] for name in ("detail", "temperature", "top_k", "top_p")} == {
-        "detail": "81", "temperature": 0.5, "top_k": 15, "top_p": 0.95
-    }  # fmt: skip
+        "detail": "81",
+        "temperature": 0.5,
+        "top_k": 15,
+        "top_p": 0.95,
+    }
 
 
 def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
@@ -206,20 +303,23 @@ def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
     assert itself[0].entry.run.keywords["draft"] is ready.model
 
 
-@pytest.mark.parametrize(("more", "words_"), [
-    (("--samplers", "mulosd"), ["draft: mulosd needs a draft model that draws a smaller picture", "--draft"]),
-    (("--samplers", "llamagen"), ["llamagen samples a LlamaGen or a PAR", "high.safetensors is not one"]),
-    (("--samplers", "tar,par"), ["par samples a LlamaGen or a PAR"]),
-    (("--label", "cat", "--samplers", "tar"), ["label", "draws from text"]),
-    (("--set", "prompt.detail=5"), ["detail: '5' is not one of 729, 169, 81"]),
-    (("--set", "prompt.colour=5"), ["colour: no such setting"]),
-    (("--set", "prompt.detail"), ["not of the form prompt.name=value"]),
-    (("--set", "mulosd.tau=0"), ["mulosd is not among the samplers"]),
-    (("--set", "tau=0"), ["no sampler of this run has a setting tau"]),
-    (("--tar", "nowhere.safetensors"), ["checkpoint", "nowhere.safetensors"]),
-    (("--prompt", "cat " * 100), ["text: the prompt takes", "shorten it"]),
-    (("--samplers", "lantern", "--set", "neighbours=23"), ["neighbours: 23 is all of the 24 codes"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "words_"),
+    [
+        (("--samplers", "mulosd"), ["draft: mulosd needs a draft model that draws a smaller picture", "--draft"]),
+        (("--samplers", "llamagen"), ["llamagen samples a LlamaGen or a PAR", "high.safetensors is not one"]),
+        (("--samplers", "tar,par"), ["par samples a LlamaGen or a PAR"]),
+        (("--label", "cat", "--samplers", "tar"), ["label", "draws from text"]),
+        (("--set", "prompt.detail=5"), ["detail: '5' is not one of 729, 169, 81"]),
+        (("--set", "prompt.colour=5"), ["colour: no such setting"]),
+        (("--set", "prompt.detail"), ["not of the form prompt.name=value"]),
+        (("--set", "mulosd.tau=0"), ["mulosd is not among the samplers"]),
+        (("--set", "tau=0"), ["no sampler of this run has a setting tau"]),
+        (("--tar", "nowhere.safetensors"), ["checkpoint", "nowhere.safetensors"]),
+        (("--prompt", "cat " * 100), ["text: the prompt takes", "shorten it"]),
+        (("--samplers", "lantern", "--set", "neighbours=23"), ["neighbours: 23 is all of the 24 codes"]),
+    ],
+)
 def test_bad_input_is_one_sentence(cli, tar, sentence, more, words_):
     said = sentence(cli(*args(tar, *more)))
     for word in words_:
@@ -231,18 +331,34 @@ def test_parts_that_do_not_fit(cli, tar, sentence, tmp_path):
     assert "draft: tiny high draws 8 x 8 tokens" in same and "no whole multiple" in same
     wide = tmp_path / "wide.safetensors"
     save_file(tiny_ta_tok(replace(READER, width=36)).state_dict(), wide, {"name": "wide"})
-    assert "ta_tok: wide makes features of 36 numbers, tiny high reads 24" in sentence(cli(*args(tar, "--ta-tok", wide)))
+    assert "ta_tok: wide makes features of 36 numbers, tiny high reads 24" in sentence(
+        cli(*args(tar, "--ta-tok", wide))
+    )
     more = tmp_path / "more.safetensors"
     save_file(tiny_ta_tok(replace(READER, codes=30)).state_dict(), more, {"name": "more"})
     assert "a codebook of 20, more has 30" in sentence(cli(*args(tar, "--ta-tok", more)))
-    other = write(VQAutoencoder(replace(VQ_SIZE, codes=30)), tmp_path / "other.safetensors", 7, groups=4, name="other vq")
+    other = write(
+        VQAutoencoder(replace(VQ_SIZE, codes=30)), tmp_path / "other.safetensors", 7, groups=4, name="other vq"
+    )
     assert "decoder: other vq has 30 codes" in sentence(cli(*args(tar, "--decoder", other)))
     said = sentence(cli(*args(tar, "--samplers", "mulosd", "--draft", write_gpt(tmp_path / "llamagen.safetensors", 3))))
     assert said.startswith("draft: llamagen.safetensors holds a LlamaGen, not a Tar de-tokenizer")
 
 
 def test_what_needs_words_and_what_does_not(cli, tar, files, sentence, tar_demo):
-    lone = ("compare", "--model", tar.high, "--tar", tar.tar, "--ta-tok", tar.ta_tok, "--decoder", tar.vq, "--device", "cpu")
+    lone = (
+        "compare",
+        "--model",
+        tar.high,
+        "--tar",
+        tar.tar,
+        "--ta-tok",
+        tar.ta_tok,
+        "--decoder",
+        tar.vq,
+        "--device",
+        "cpu",
+    )
     assert "prompt: tiny high draws from text; say what with --prompt" in sentence(cli(*lone))
     plain = ("compare", "--model", files.llamagen, "--decoder", files.vq, "--device", "cpu", "--samplers", "llamagen")
     assert "no sampler of this run draws from Tar's codes" in sentence(cli(*plain, "--set", "prompt.detail=81"))

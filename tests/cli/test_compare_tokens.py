@@ -25,15 +25,38 @@ def args(files, model, *more):
 
 def table(answer):
     assert answer.code == 0, answer.err
-    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in answer.out.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in answer.out.splitlines()
+        if line.startswith("| ")
+    ]
     return {row[0]: dict(zip(rows[0], row, strict=False)) for row in rows[1:]}
 
 
 def test_all_families_of_the_demo_in_one_run(cli, tiny_demo, tmp_path):
     answer = cli(
-        "compare", "--label", "boat", "--samplers", "zipar,par,fasthybrid,mar,llamagen", "--set", "window=2", "--steps", 3,
-        "--set", "diffusion_steps=4", "--device", "cpu", "--batch", 2, "--out", "c.png", "--json", "c.json", "--maps", "m.png",
-    )  # fmt: skip
+        "compare",
+        "--label",
+        "boat",
+        "--samplers",
+        "zipar,par,fasthybrid,mar,llamagen",
+        "--set",
+        "window=2",
+        "--steps",
+        3,
+        "--set",
+        "diffusion_steps=4",
+        "--device",
+        "cpu",
+        "--batch",
+        2,
+        "--out",
+        "c.png",
+        "--json",
+        "c.json",
+        "--maps",
+        "m.png",
+    )
     rows = table(answer)
     # Family by family in the order they are named, in each the baseline first.
     assert list(rows) == ["LlamaGen", "ZipAR", "PAR", "MAR", "FastHybrid"]
@@ -45,15 +68,32 @@ def test_all_families_of_the_demo_in_one_run(cli, tiny_demo, tmp_path):
         assert told[name]["speedup"] == pytest.approx(told[base]["seconds"] / told[name]["seconds"], rel=1e-3)
     # The PAR has one size; the LlamaGen of that size is compared with it.
     assert {name: told[name]["model"] for name in ("par", "zipar")} == {"par": "tiny par", "zipar": "tiny llamagen"}
-    assert told["llamagen"]["tokens_per_pass"] == 1 and told["par"]["tokens_per_pass"] == pytest.approx(16 / 7, rel=1e-3)
-    assert told["llamagen"]["counts"]["cache_bytes"] > 0 and set(told["par"]["phases"]) == {"transformer", "sampling", "decoder"}
+    assert told["llamagen"]["tokens_per_pass"] == 1 and told["par"]["tokens_per_pass"] == pytest.approx(
+        16 / 7, rel=1e-3
+    )
+    assert told["llamagen"]["counts"]["cache_bytes"] > 0 and set(told["par"]["phases"]) == {
+        "transformer",
+        "sampling",
+        "decoder",
+    }
     assert told["zipar"]["settings"]["cfg"] == 2.0 and told["zipar"]["settings"]["top_k"] == 0  # the file's own
     assert np.asarray(Image.open("c.png")).std() > 5 and Image.open("m.png").width > 4 * 320
 
 
 def test_without_par_the_demo_is_the_larger_llamagen(cli, tiny_demo):
-    rows = table(cli("compare", "--samplers", "llamagen,zipar,zipar:exact", "--set", "zipar.window=2", "--set", "zipar:exact.preset=exact",
-                     "--device", "cpu"))  # fmt: skip
+    rows = table(
+        cli(
+            "compare",
+            "--samplers",
+            "llamagen,zipar,zipar:exact",
+            "--set",
+            "zipar.window=2",
+            "--set",
+            "zipar:exact.preset=exact",
+            "--device",
+            "cpu",
+        )
+    )
     assert [row["passes"] for row in rows.values()] == ["64", "28", "64"]
 
 
@@ -75,7 +115,11 @@ def test_a_par_file_is_sampled_by_par(cli, files):
     [
         ("par", ("--samplers", "llamagen"), ["tiny par was trained in PAR's order"]),
         ("llamagen", ("--samplers", "par"), ["grouping", "plain LlamaGen"]),
-        ("llamagen", ("--samplers", "llamagen,fasthybrid"), ["fasthybrid samples a MAR", "llamagen.safetensors is not one"]),
+        (
+            "llamagen",
+            ("--samplers", "llamagen,fasthybrid"),
+            ["fasthybrid samples a MAR", "llamagen.safetensors is not one"],
+        ),
         ("llamagen", ("--samplers", "mar"), ["mar samples a MAR", "llamagen.safetensors is not one"]),
         ("vq", ("--samplers", "zipar"), ["holds a VQ autoencoder, not a LlamaGen", "decoder"]),
         ("llamagen", ("--steps", "4"), ["steps", "no sampler of this run"]),
@@ -88,7 +132,7 @@ def test_a_par_file_is_sampled_by_par(cli, files):
         ("par", ("--set", "par.grouping=mine"), ["grouping", "'mine'"]),
         ("llamagen", ("--draft", "x", "--samplers", "cspd"), ["cspd samples a MAR"]),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_one_sentence(cli, files, sentence, tmp_path, model, more, words):
     said = sentence(cli(*args(files, getattr(files, model), *more, "--models", tmp_path)))
     for word in words:
@@ -98,17 +142,23 @@ def test_bad_input_is_one_sentence(cli, files, sentence, tmp_path, model, more, 
 
 def test_a_catalogued_model_of_another_family_is_told_before_it_is_downloaded(cli, sentence, tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", None)
-    said = sentence(cli("compare", "--model", "mar-base", "--samplers", "zipar", "--models", tmp_path, "--device", "cpu"))
+    said = sentence(
+        cli("compare", "--model", "mar-base", "--samplers", "zipar", "--models", tmp_path, "--device", "cpu")
+    )
     assert "zipar samples a LlamaGen or a PAR" in said and "mar-base is not one" in said
 
 
 def test_two_families_cannot_share_a_decoder(cli, tiny_demo, files, sentence):
-    assert "two families" in sentence(cli("compare", "--samplers", "mar,llamagen", "--decoder", files.kl, "--device", "cpu"))
+    assert "two families" in sentence(
+        cli("compare", "--samplers", "mar,llamagen", "--decoder", files.kl, "--device", "cpu")
+    )
 
 
 def test_a_demo_that_is_not_there_says_so(cli, tiny_demo, sentence):
     (tiny_demo / "par.safetensors").unlink()
-    assert "the built-in demo-par is missing" in sentence(cli("compare", "--samplers", "llamagen,par", "--device", "cpu"))
+    assert "the built-in demo-par is missing" in sentence(
+        cli("compare", "--samplers", "llamagen,par", "--device", "cpu")
+    )
 
 
 def test_a_tokenizer_of_other_codes_is_named(cli, files, sentence, tmp_path):
@@ -127,7 +177,24 @@ def test_prompts_for_models_that_read_them(cli, files, sentence, tmp_path, monke
             return [torch.ones(len(prompt.split()), 6) for prompt in prompts]
 
     monkeypatch.setattr(text, "load_text_encoder", lambda path, *more: asked.append((path, *more)) or Encoder())
-    rows = table(cli(*args(files, model, "--text", "a red boat", "--text", "cat", "--batch", 2, "--encoder", files.vq, "--json", "t.json")))
+    rows = table(
+        cli(
+            *args(
+                files,
+                model,
+                "--text",
+                "a red boat",
+                "--text",
+                "cat",
+                "--batch",
+                2,
+                "--encoder",
+                files.vq,
+                "--json",
+                "t.json",
+            )
+        )
+    )
     assert list(rows) == ["LlamaGen", "ZipAR"] and asked == [(files.vq, "auto", torch.device("cpu"))]
     told = json.loads((tmp_path / "t.json").read_text())["runs"][0]
     assert told["images"] == 4 and told["settings"]["cfg"] == 7.5 and told["settings"]["top_k"] == 1000

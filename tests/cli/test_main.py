@@ -86,9 +86,13 @@ def test_benchmark_sizes_are_the_official_ones(mar_fixtures):
         assert bench.official(size) == MARConfig.from_state_dict(state)
 
 
-@pytest.mark.parametrize("size, file, special", [
-    *((name, f"c2i_{name.rpartition('-')[2]}", 0) for name in bench.TOKEN_SIZES), ("LlamaGen-XL", "par_XL_4x", bench.PAR_SPECIAL),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "size, file, special",
+    [
+        *((name, f"c2i_{name.rpartition('-')[2]}", 0) for name in bench.TOKEN_SIZES),
+        ("LlamaGen-XL", "par_XL_4x", bench.PAR_SPECIAL),
+    ],
+)
 def test_benchmark_sizes_of_tokens_are_the_official_ones(root, size, file, special):
     told = json.loads((root / "tests" / "parity" / "llamagen" / f"keys_{file}.json").read_text())
     state = {name: torch.empty(shape, device="meta") for name, shape in told["keys"].items()}
@@ -97,9 +101,22 @@ def test_benchmark_sizes_of_tokens_are_the_official_ones(root, size, file, speci
 
 def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):
     answer = cli(
-        "bench", "--samplers", "llamagen,par,mar,zipar", "--repeats", 2, "--steps", 2, "--set", "diffusion_steps=4", "--set", "window=2",
-        "--device", "cpu", "--json", "times.json",
-    )  # fmt: skip
+        "bench",
+        "--samplers",
+        "llamagen,par,mar,zipar",
+        "--repeats",
+        2,
+        "--steps",
+        2,
+        "--set",
+        "diffusion_steps=4",
+        "--set",
+        "window=2",
+        "--device",
+        "cpu",
+        "--json",
+        "times.json",
+    )
     assert answer.code == 0, answer.err
     told = json.loads((tmp_path / "times.json").read_text())
     runs = {run["sampler"]: run for run in told["batches"][0]["runs"]}
@@ -126,7 +143,9 @@ def test_bench_checks_before_it_loads(cli, sentence):
 def test_train_demo_answers_what_it_cannot_do(cli, sentence, tmp_path):
     assert "jury" in sentence(cli("train-demo", "--only", "jury"))
     assert "train kl first" in sentence(cli("train-demo", "--only", "mar", "--out", "empty", "--device", "cpu"))
-    assert "train vq first" in sentence(cli("train-demo", "--only", "par,llamagen", "--out", "empty", "--device", "cpu"))
+    assert "train vq first" in sentence(
+        cli("train-demo", "--only", "par,llamagen", "--out", "empty", "--device", "cpu")
+    )
     (tmp_path / "file").write_text("x")
     assert "no folder" in sentence(cli("train-demo", "--out", "file", "--device", "cpu"))
 
@@ -139,9 +158,20 @@ def test_train_demo_trains_what_was_named(cli, tmp_path):
     torch.manual_seed(0)
     recipes.save_checkpoint(KLAutoencoder(recipes.KL), tmp_path / "out" / "kl.safetensors", family="kl", groups=8)
     answer = cli(
-        "train-demo", "--only", "mar-draft", "--out", "out", "--work", "state", "--steps", 1, "--pictures", 64,
-        "--device", "cpu",
-    )  # fmt: skip
+        "train-demo",
+        "--only",
+        "mar-draft",
+        "--out",
+        "out",
+        "--work",
+        "state",
+        "--steps",
+        1,
+        "--pictures",
+        64,
+        "--device",
+        "cpu",
+    )
     assert answer.code == 0, answer.err
     assert load_mar(tmp_path / "out" / "mar-draft.safetensors").net.config == recipes.DRAFT
     assert not (tmp_path / "out" / "mar.safetensors").exists()
@@ -178,7 +208,9 @@ def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
     from fastar_nodes.tools.training.recipes import save_checkpoint
 
     made = []
-    save_checkpoint(KLAutoencoder(recipes.KL), tmp_path / "out" / "kl.safetensors", family="kl", groups=recipes.KL.groups)
+    save_checkpoint(
+        KLAutoencoder(recipes.KL), tmp_path / "out" / "kl.safetensors", family="kl", groups=recipes.KL.groups
+    )
 
     def train_vq(work, out, device, schedule, count, log, kl):
         assert kl.config == recipes.KL
@@ -246,7 +278,12 @@ def test_train_demo_trains_tar_in_order(cli, sentence, tmp_path, monkeypatch):
     monkeypatch.setattr(tar_recipes, "train_detokenizer", train_detokenizer)
     common = ("--out", "out", "--steps", 3, "--pictures", 64, "--device", "cpu")
     assert "train ta-tok first" in sentence(cli("train-demo", "--only", "tar", *common))
-    save_checkpoint(VQAutoencoder(token_recipes.VQ), tmp_path / "out" / "vq.safetensors", family="vq", groups=token_recipes.VQ.groups)
+    save_checkpoint(
+        VQAutoencoder(token_recipes.VQ),
+        tmp_path / "out" / "vq.safetensors",
+        family="vq",
+        groups=token_recipes.VQ.groups,
+    )
     assert "train ta-tok first" in sentence(cli("train-demo", "--only", "dtok", *common))
     answer = cli("train-demo", "--only", "dtok,tar,dtok-low,ta-tok", *common)
     assert answer.code == 0, answer.err

@@ -34,8 +34,9 @@ def test_all_recorded_cases_agree(cli, mar_fixtures):
         assert sum(name.startswith(f"mar/{kind}.") for name in found) == count, kind
     for line in answer.out.splitlines():
         name, error, tolerance, _ = line.split()
-        assert float(error) <= float(tolerance) and (float(tolerance) <= 1e-4 or ".s1" in name or ".s2" in name
-                                                    or name.endswith((".a", ".b")))  # fmt: skip
+        assert float(error) <= float(tolerance) and (
+            float(tolerance) <= 1e-4 or ".s1" in name or ".s2" in name or name.endswith((".a", ".b"))
+        )
     above = verdicts(cli("verify", mar_fixtures.parent))  # with a folder a family
     assert found.items() <= above.items() and {*above.values()} <= {"ok", "not yet"}
 
@@ -157,12 +158,16 @@ def test_cases_of_another_size_are_read_from_their_tensors(cli, tmp_path, cfg):
     left = [1 + (cfg - 1) * (tokens - max(1, tokens - end)) / tokens for end in plan.ends]
     save_file(
         {
-            "e.orders": orders, "e.labels": labels, "e.n_pred": torch.tensor(plan.sizes),
-            "e.cfg_iter": torch.tensor(left, dtype=torch.float64), "e.init_noise_cat": torch.cat(firsts),
-            "e.step_noise_cat_f16": torch.cat(rows, 1).half(), "e.out": out.contiguous(),
+            "e.orders": orders,
+            "e.labels": labels,
+            "e.n_pred": torch.tensor(plan.sizes),
+            "e.cfg_iter": torch.tensor(left, dtype=torch.float64),
+            "e.init_noise_cat": torch.cat(firsts),
+            "e.step_noise_cat_f16": torch.cat(rows, 1).half(),
+            "e.out": out.contiguous(),
         },
         folder / "sample_tokens.safetensors",
-    )  # fmt: skip
+    )
     answer = cli("verify", folder)
     assert answer.code == 0 and verdicts(answer) == {"mar/sample_tokens.e": "ok"}, answer
 

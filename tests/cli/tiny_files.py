@@ -12,13 +12,19 @@ from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from safetensors.torch import save_file
 
 MAR_SIZE = MARConfig(
-    dim=16, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=16, channels=4, classes=10, head_depth=1,
+    dim=16,
+    encoder_depth=1,
+    decoder_depth=2,
+    heads=2,
+    buffer=2,
+    tokens=16,
+    channels=4,
+    classes=10,
+    head_depth=1,
     head_width=16,
-)  # fmt: skip
+)
 
-GPT_SIZE = GPTConfig(
-    dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10
-)  # fmt: skip
+GPT_SIZE = GPTConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10)
 VQ_SIZE = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=24, code_channels=4, groups=4)
 
 

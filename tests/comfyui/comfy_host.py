@@ -55,7 +55,10 @@ def find_python(core: Path) -> str:
     """An interpreter that can run it: $COMFYUI_PYTHON, the checkout's own environment, or this one."""
     own = [core / d / s for d in (".venv", "venv") for s in ("bin/python", "Scripts/python.exe")]
     for candidate in [os.environ.get("COMFYUI_PYTHON"), *map(str, filter(Path.exists, own)), sys.executable]:
-        if candidate and not subprocess.run([candidate, "-c", "import aiohttp, torchsde"], capture_output=True).returncode:
+        if (
+            candidate
+            and not subprocess.run([candidate, "-c", "import aiohttp, torchsde"], capture_output=True).returncode
+        ):
             return candidate
     raise Missing(f"no interpreter for {core}; set COMFYUI_PYTHON")
 
@@ -83,13 +86,27 @@ class Comfy:
         self.log_file = self.base / "server.log"
         self.process = subprocess.Popen(
             [
-                python, str(self.core / "main.py"), "--cpu", "--listen", "127.0.0.1", "--port", str(self.port),
-                "--base-directory", str(self.base), "--disable-api-nodes", "--disable-auto-launch",
-                "--database-url", "sqlite:///:memory:", "--preview-method", "auto",
+                python,
+                str(self.core / "main.py"),
+                "--cpu",
+                "--listen",
+                "127.0.0.1",
+                "--port",
+                str(self.port),
+                "--base-directory",
+                str(self.base),
+                "--disable-api-nodes",
+                "--disable-auto-launch",
+                "--database-url",
+                "sqlite:///:memory:",
+                "--preview-method",
+                "auto",
             ],
-            stdout=self.log_file.open("w"), stderr=subprocess.STDOUT, cwd=self.base,
+            stdout=self.log_file.open("w"),
+            stderr=subprocess.STDOUT,
+            cwd=self.base,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+        )
 
     def __enter__(self) -> Comfy:
         began = time.monotonic()
@@ -133,7 +150,7 @@ class Comfy:
     def post(self, path: str, data: Any) -> Any:
         request = urllib.request.Request(
             self.url + path, json.dumps(data).encode(), {"Content-Type": "application/json"}, method="POST"
-        )  # fmt: skip
+        )
         with urllib.request.urlopen(request, timeout=60) as answer:
             text = answer.read()
         return json.loads(text) if text else None
@@ -196,10 +213,12 @@ class Events:
     def __init__(self, comfy: Comfy, client: str):
         self.socket = socket.create_connection(("127.0.0.1", comfy.port), timeout=60)
         key = base64.b64encode(os.urandom(16)).decode()
-        self.socket.sendall((
-            f"GET /ws?clientId={client} HTTP/1.1\r\nHost: 127.0.0.1:{comfy.port}\r\nUpgrade: websocket\r\n"
-            f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        ).encode())  # fmt: skip
+        self.socket.sendall(
+            (
+                f"GET /ws?clientId={client} HTTP/1.1\r\nHost: 127.0.0.1:{comfy.port}\r\nUpgrade: websocket\r\n"
+                f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+            ).encode()
+        )
         self.stream = self.socket.makefile("rb")
         assert b"101" in self.stream.readline()
         while self.stream.readline().strip():

@@ -21,7 +21,12 @@ from PIL import Image
 
 playwright = pytest.importorskip("playwright.sync_api", reason="NOT TESTED IN A BROWSER: playwright is not installed")
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    os.environ.get("CHROMIUM")
+    or shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
 READY = """() => Boolean(window.app?.graph && window.app.extensionManager
     && Object.keys(LiteGraph.registered_node_types).length > 50)"""
 # Title bars stand above a node's position, outside its size.
@@ -34,9 +39,15 @@ def browser() -> Iterator[Any]:
     if not CHROMIUM:
         pytest.skip("NOT TESTED IN A BROWSER: no chromium on the path; set CHROMIUM")
     options = [
-        "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
-        "--disable-sync", "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    ]  # fmt: skip
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--no-first-run",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    ]
     with playwright.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=options)
         yield browser
@@ -72,8 +83,11 @@ def _overlaps(boxes: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [
         (a["type"], b["type"])
         for a, b in itertools.combinations(boxes, 2)
-        if a["x"] < b["x"] + b["w"] and b["x"] < a["x"] + a["w"] and a["y"] < b["y"] + b["h"] and b["y"] < a["y"] + a["h"]
-    ]  # fmt: skip
+        if a["x"] < b["x"] + b["w"]
+        and b["x"] < a["x"] + a["w"]
+        and a["y"] < b["y"] + b["h"]
+        and b["y"] < a["y"] + a["h"]
+    ]
 
 
 def _show_all(page: Any) -> None:
@@ -81,9 +95,9 @@ def _show_all(page: Any) -> None:
     scale, x, y = page.evaluate("[app.canvas.ds.scale, ...app.canvas.ds.offset]")
     boxes = page.evaluate(BOXES)
     right, bottom = (max(b[at] + b[size] for b in boxes) for at, size in (("x", "w"), ("y", "h")))
-    page.set_viewport_size({
-        "width": max(1900, round((right + x) * scale) + 60), "height": max(1100, round((bottom + y) * scale) + 60)
-    })  # fmt: skip
+    page.set_viewport_size(
+        {"width": max(1900, round((right + x) * scale) + 60), "height": max(1100, round((bottom + y) * scale) + 60)}
+    )
     page.wait_for_timeout(1000)
 
 

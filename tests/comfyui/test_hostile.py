@@ -13,8 +13,16 @@ LATENT = {"class_type": "EmptyLatentImage", "width": 64, "height": 64, "batch_si
 
 CASES = {
     "NaN": (graph(n3={"cfg": float("nan")}), "cfg: ", "finite"),
-    "huge temperature": (graph(n4={"temperature": ["9", 0]}, n9={**FLOAT, "value": 1e18}), "temperature: ", "outside 0 to 2"),
-    "linked number out of range": (graph(n3={"ar_steps": ["9", 0]}, n9={**INT, "value": 999999}), "ar_steps: ", "outside 1 to 4096"),
+    "huge temperature": (
+        graph(n4={"temperature": ["9", 0]}, n9={**FLOAT, "value": 1e18}),
+        "temperature: ",
+        "outside 0 to 2",
+    ),
+    "linked number out of range": (
+        graph(n3={"ar_steps": ["9", 0]}, n9={**INT, "value": 999999}),
+        "ar_steps: ",
+        "outside 1 to 4096",
+    ),
     "more steps than tokens": (graph(n3={"ar_steps": 65}), "ar_steps: ", "1 to 64"),
     "negative seed": (graph(n3={"seed": ["9", 0]}, n9={**INT, "value": -1}), "seed: ", "outside"),
     "lookahead over a link": (graph(n4={"lookahead": ["9", 0]}, n9={**INT, "value": -5}), "lookahead: ", "outside"),
@@ -28,23 +36,42 @@ CASES = {
     "labels of another set": (graph(n2={"labels": "1", "label_set": "imagenet-1k"}), "condition: ", "picture-book"),
     "picked label of another set": (graph(n2={"add_label": "goldfish (imagenet-1k)"}), "add_label: ", "label_set"),
     "too many images": (graph(n2={"labels": "cat,boat", "images_per_label": 200}), "labels: ", "256"),
-    "images per label over a link": (graph(n2={"images_per_label": ["9", 0]}, n9={**INT, "value": 0}), "images_per_label: ", "outside"),
+    "images per label over a link": (
+        graph(n2={"images_per_label": ["9", 0]}, n9={**INT, "value": 0}),
+        "images_per_label: ",
+        "outside",
+    ),
     "baseline beyond the cells": (graph(n7={"baseline": 5}), "baseline: ", "only 2"),
     "baseline without report": (graph(n7={"report_1": None, "baseline": 1}), "baseline: ", "no report"),
     "report without image": (graph(n7={"image_2": None}), "report_2: ", "image_2"),
     "a mask without a picture": (graph(n4={"mask": ["9", 0]}, n9=MASK), "latent: ", "no picture to change"),
-    "a picture without a mask": (graph(n3={"latent": ["9", 0]}, n9=LATENT), "mask: ", "nothing of the latent would be kept"),
-    "another model's picture": (graph(n3={"latent": ["9", 0], "mask": ["10", 0]}, n9=LATENT, n10=MASK), "latent: ", "VAE Encode"),
+    "a picture without a mask": (
+        graph(n3={"latent": ["9", 0]}, n9=LATENT),
+        "mask: ",
+        "nothing of the latent would be kept",
+    ),
+    "another model's picture": (
+        graph(n3={"latent": ["9", 0], "mask": ["10", 0]}, n9=LATENT, n10=MASK),
+        "latent: ",
+        "VAE Encode",
+    ),
     "a number for a latent": (graph(n3={"latent": 5, "mask": ["9", 0]}, n9=MASK), "latent: ", "VAE Encode"),
     "an empty mask": (graph(n4={"latent": ["3", 0], "mask": ["9", 0]}, n9={**MASK, "value": 0.0}), "mask: ", "empty"),
     "a number for a cache": (graph(n4={"cache": 5}), "cache: ", "LazyMAR Cache"),
     "more diffusion steps at the end": (graph(n3={"diffusion_steps_end": 9}), "diffusion_steps_end: ", "more than"),
-    "speculation over a link": (graph(n3={"speculation": ["9", 0]}, n9={**INT, "value": 65}), "speculation: ", "outside 0 to 64"),
-    "latents of another model": (
-        graph(n5={"samples": ["9", 0]}, n9={"class_type": "EmptyLatentImage", "width": 64, "height": 64, "batch_size": 1}),
-        "samples: ", "channels",
+    "speculation over a link": (
+        graph(n3={"speculation": ["9", 0]}, n9={**INT, "value": 65}),
+        "speculation: ",
+        "outside 0 to 64",
     ),
-}  # fmt: skip
+    "latents of another model": (
+        graph(
+            n5={"samples": ["9", 0]}, n9={"class_type": "EmptyLatentImage", "width": 64, "height": 64, "batch_size": 1}
+        ),
+        "samples: ",
+        "channels",
+    ),
+}
 
 
 def is_sentence(said: str, begins: str, holds: str) -> bool:
@@ -54,7 +81,12 @@ def is_sentence(said: str, begins: str, holds: str) -> bool:
 
 def test_models_that_are_none(comfy, info):
     about = info["FastARCSpD"]
-    node = {"class_type": "FastARCSpD", **defaults(about, ar_steps=8, diffusion_steps=8), "target": ["1", 0], "condition": ["2", 0]}
+    node = {
+        "class_type": "FastARCSpD",
+        **defaults(about, ar_steps=8, diffusion_steps=8),
+        "target": ["1", 0],
+        "condition": ["2", 0],
+    }
     said = comfy.complaint(graph(n5={"samples": ["9", 0]}, n9={**node, "draft": "demo-draft"}))
     assert is_sentence(said, "draft: ", "Load MAR"), said
     said = comfy.complaint(graph(n5={"samples": ["9", 0]}, n9={**node, "draft": ["1", 0], "target": 3}))

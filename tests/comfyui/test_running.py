@@ -21,12 +21,24 @@ TOLD = {
     "fasthybrid_vs_mar": ["MAR", "FastHybrid"],
     "lazymar_vs_mar": ["MAR", "LazyMAR"],
     "cspd_draft_and_target": ["target alone", "draft alone", "CSpD lossless", "CSpD published"],
-    "mar_accelerators_side_by_side": ["MAR", "FastHybrid", "LazyMAR", "CSpD", "FastHybrid + LazyMAR", "MAR, speculation"],
+    "mar_accelerators_side_by_side": [
+        "MAR",
+        "FastHybrid",
+        "LazyMAR",
+        "CSpD",
+        "FastHybrid + LazyMAR",
+        "MAR, speculation",
+    ],
     "mar_masked_edit": ["anew by MAR", "anew by FastHybrid"],
     "par_vs_llamagen": ["LlamaGen: one by one", "PAR: four regions", "LlamaGen, non-local", "LlamaGen, adjacent"],
     "zipar_windows": ["LlamaGen", "ZipAR, window 16", *(f"ZipAR, window {n} " for n in (8, 4, 2, 1))],
     "all_families_one_subject": ["MAR", "FastHybrid", "LlamaGen", "PAR"],
-    "tar_text_to_image": ["128 pixels, all codes", "64 pixels, all codes", "128 pixels, fewer codes", "128 pixels, fewest codes"],
+    "tar_text_to_image": [
+        "128 pixels, all codes",
+        "64 pixels, all codes",
+        "128 pixels, fewer codes",
+        "128 pixels, fewest codes",
+    ],
     "mulosd_vs_serial": ["serial: one by one", "ZipAR, window 4", "MuLo-SD"],
     "mulosd_llamagen": ["LlamaGen", "the draft, enlarged", "MuLo-SD"],
 }
@@ -51,7 +63,11 @@ def test_every_shared_workflow_runs(comfy, info, name):
     assert maps.width >= 384 and np.asarray(maps).std() > 10
     # A graph may show a report's text too.
     texts = {key: value["text"][0] for key, value in outputs.items() if prompt[key]["class_type"] == "PreviewAny"}
-    (table,) = (text for key, text in texts.items() if prompt[prompt[key]["inputs"]["source"][0]]["class_type"] == "FastARCompare")
+    (table,) = (
+        text
+        for key, text in texts.items()
+        if prompt[prompt[key]["inputs"]["source"][0]]["class_type"] == "FastARCompare"
+    )
     assert len(table.splitlines()) == 2 + len(TOLD[name]) and "1.00x" in table
     for line, words in zip(table.splitlines()[2:], TOLD[name], strict=True):
         assert line.startswith(f"| {words}"), table
@@ -72,7 +88,9 @@ def test_pictures_are_decoded_and_the_same_for_the_same_seed(comfy):
 
 def test_all_drafts_redone_is_plain_mar(comfy):
     save = {"class_type": "SaveImage", "filename_prefix": "exact"}
-    outputs = comfy.run(graph(n4={"threshold": 1.01}, n9={**save, "images": ["5", 0]}, n10={**save, "images": ["6", 0]}))
+    outputs = comfy.run(
+        graph(n4={"threshold": 1.01}, n9={**save, "images": ["5", 0]}, n10={**save, "images": ["6", 0]})
+    )
     a, b = (np.asarray(comfy.picture(outputs[key]["images"][0]), int) for key in ("9", "10"))
     assert np.abs(a - b).max() <= 1
 
@@ -84,11 +102,17 @@ def test_what_makes_an_accelerator_exact(comfy, info):
     lazy = defaults(about, **{k: v for k, v in plain.items() if k in about["input"]["required"]}, preset="exact")
     save = {"class_type": "SaveImage", "filename_prefix": "exact"}
     decode = {"class_type": "VAEDecode", "vae": ["1", 1]}
-    outputs = comfy.run(graph(
-        n4={"preset": "exact", "cache": ["9", 0]}, n9=cache, n10={"class_type": "FastARLazyMAR", **lazy},
-        n11={**decode, "samples": ["10", 0]}, n12={**save, "images": ["5", 0]}, n13={**save, "images": ["6", 0]},
-        n14={**save, "images": ["11", 0]},
-    ))  # fmt: skip
+    outputs = comfy.run(
+        graph(
+            n4={"preset": "exact", "cache": ["9", 0]},
+            n9=cache,
+            n10={"class_type": "FastARLazyMAR", **lazy},
+            n11={**decode, "samples": ["10", 0]},
+            n12={**save, "images": ["5", 0]},
+            n13={**save, "images": ["6", 0]},
+            n14={**save, "images": ["11", 0]},
+        )
+    )
     plain, both, own = (np.asarray(comfy.picture(outputs[key]["images"][0]), int) for key in ("12", "13", "14"))
     assert np.abs(plain - both).max() <= 1 and np.array_equal(plain, own)
 
@@ -96,15 +120,26 @@ def test_what_makes_an_accelerator_exact(comfy, info):
 def test_an_edit_leaves_the_rest_alone(comfy):
     """The picture of 3 is redrawn at the bottom by 4, with core's mask nodes and through core's VAE Encode."""
     solid = {"class_type": "SolidMask", "width": 64, "height": 64}
-    where = {"class_type": "MaskComposite", "destination": ["9", 0], "source": ["10", 0], "x": 0, "y": 32, "operation": "add"}
+    where = {
+        "class_type": "MaskComposite",
+        "destination": ["9", 0],
+        "source": ["10", 0],
+        "x": 0,
+        "y": 32,
+        "operation": "add",
+    }
     save = {"class_type": "SaveImage", "filename_prefix": "edit"}
     prompt = graph(
-        n2={"labels": "sunset"}, n4={"latent": ["12", 0], "mask": ["11", 0], "condition": ["15", 0], "seed": 8},
-        n9={**solid, "value": 0.0}, n10={**solid, "value": 1.0, "height": 32}, n11=where,
+        n2={"labels": "sunset"},
+        n4={"latent": ["12", 0], "mask": ["11", 0], "condition": ["15", 0], "seed": 8},
+        n9={**solid, "value": 0.0},
+        n10={**solid, "value": 1.0, "height": 32},
+        n11=where,
         n15={"class_type": "FastARClassLabel", **graph()["2"]["inputs"], "labels": "house"},
         n12={"class_type": "VAEEncode", "pixels": ["5", 0], "vae": ["1", 1]},
-        n13={**save, "images": ["5", 0]}, n14={**save, "images": ["6", 0]},
-    )  # fmt: skip
+        n13={**save, "images": ["5", 0]},
+        n14={**save, "images": ["6", 0]},
+    )
     outputs = comfy.run(prompt)
     before, after = (np.asarray(comfy.picture(outputs[key]["images"][0]), float) for key in ("13", "14"))
     moved = np.abs(before - after).mean(axis=(1, 2))
@@ -185,13 +220,15 @@ def _round_trip(comfy, picture: Image.Image, kind: str = "", **sizes: int) -> np
     """A picture through core's VAE Encode and VAE Decode."""
     name = f"{uuid.uuid4().hex}.png"
     picture.save(comfy.base / "input" / name)
-    outputs = comfy.run({
-        "1": graph()["1"],
-        "2": {"class_type": "LoadImage", "inputs": {"image": name}},
-        "3": {"class_type": f"VAEEncode{kind}", "inputs": {"pixels": ["2", 0], "vae": ["1", 1], **sizes}},
-        "4": {"class_type": f"VAEDecode{kind}", "inputs": {"samples": ["3", 0], "vae": ["1", 1], **sizes}},
-        "5": {"class_type": "SaveImage", "inputs": {"images": ["4", 0], "filename_prefix": "trip"}},
-    })  # fmt: skip
+    outputs = comfy.run(
+        {
+            "1": graph()["1"],
+            "2": {"class_type": "LoadImage", "inputs": {"image": name}},
+            "3": {"class_type": f"VAEEncode{kind}", "inputs": {"pixels": ["2", 0], "vae": ["1", 1], **sizes}},
+            "4": {"class_type": f"VAEDecode{kind}", "inputs": {"samples": ["3", 0], "vae": ["1", 1], **sizes}},
+            "5": {"class_type": "SaveImage", "inputs": {"images": ["4", 0], "filename_prefix": "trip"}},
+        }
+    )
     return np.asarray(comfy.picture(outputs["5"]["images"][0]), float)
 
 
@@ -292,7 +329,9 @@ def test_own_files_in_the_model_folder(comfy):
         comfy.run(graph(n1={"checkpoint": "mine.safetensors", "decoder": "my-kl.safetensors"}))
         swapped = comfy.complaint(graph(n1={"checkpoint": "my-kl.safetensors"}))
         assert swapped.startswith("checkpoint: my-kl.safetensors")
-        assert comfy.complaint(graph(n1={"checkpoint": "notes.safetensors"})).startswith("checkpoint: notes.safetensors")
+        assert comfy.complaint(graph(n1={"checkpoint": "notes.safetensors"})).startswith(
+            "checkpoint: notes.safetensors"
+        )
     finally:
         for file in folder.iterdir():
             file.unlink()

@@ -19,7 +19,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 GRID, SIDE = 16, 64
-SIZE: dict[str, Any] = dict(dim=32, depth=2, heads=2, kv_heads=2, hidden=48, vocab=64, condition="class", condition_size=10)
+SIZE: dict[str, Any] = dict(
+    dim=32, depth=2, heads=2, kv_heads=2, hidden=48, vocab=64, condition="class", condition_size=10
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +40,9 @@ def files(comfy) -> Path:
         state = {}
         for key, p in net.state_dict().items():
             scale = 1.0 if "embed" in key else 1.0 / max(1, p[0].numel()) ** 0.5 if p.ndim > 1 else 0.1
-            state[key] = torch.randn(p.shape, generator=g) * scale + (1.0 if p.ndim == 1 and key.endswith("weight") else 0.0)
+            state[key] = torch.randn(p.shape, generator=g) * scale + (
+                1.0 if p.ndim == 1 and key.endswith("weight") else 0.0
+            )
         save_file(state, folder / f"{name}.safetensors", {**metadata, "label_set": "picture-book"})
     return folder
 
@@ -109,7 +113,9 @@ def test_previews_arrive_and_a_cancel_stops(comfy, info):
     try:
         # Large enough to last: 256 passes over many pictures.
         wanted = prompt(info, llamagen={"seed": 77}, label={"labels": "boat", "images_per_label": 200})
-        queued = comfy.queue({key: wanted[key] for key in ("plain", "label", "llamagen", "see llamagen", "show llamagen")}, client)
+        queued = comfy.queue(
+            {key: wanted[key] for key in ("plain", "label", "llamagen", "see llamagen", "show llamagen")}, client
+        )
         for kind, data in events:
             if kind == "preview" and data[0]["node_id"] == "llamagen":
                 seen.append(np.asarray(Image.open(io.BytesIO(data[1])).convert("RGB"), int))
@@ -122,13 +128,16 @@ def test_previews_arrive_and_a_cancel_stops(comfy, info):
     assert seen and (np.abs(seen[0] - 128) < 12).all(-1).mean() > 0.02, "nothing was grey: the picture was done"
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"llamagen": {"model": ["trained", 0]}}, "use the PAR Sampler"),
-    ({"par": {"model": ["plain", 0]}}, "plain LlamaGen"),
-    ({"plain": {"grid": "8"}}, "is for 16x16 tokens, not 8x8"),
-    ({"plain": {"decoder": "tiny-llamagen.safetensors"}}, "holds a LlamaGen, not a VQ autoencoder"),
-    ({"label": {"label_set": "imagenet-1k", "labels": "1"}}, "picture-book"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"llamagen": {"model": ["trained", 0]}}, "use the PAR Sampler"),
+        ({"par": {"model": ["plain", 0]}}, "plain LlamaGen"),
+        ({"plain": {"grid": "8"}}, "is for 16x16 tokens, not 8x8"),
+        ({"plain": {"decoder": "tiny-llamagen.safetensors"}}, "holds a LlamaGen, not a VQ autoencoder"),
+        ({"label": {"label_set": "imagenet-1k", "labels": "1"}}, "picture-book"),
+    ],
+)
 def test_mistakes_are_one_sentence(comfy, info, changes, words):
     said = comfy.complaint(prompt(info, **changes))
     assert words in said and "Traceback" not in said

@@ -238,9 +238,13 @@ def run(root: Path, folder: Path, **environment: str) -> tuple[bool, str, float]
     """Resolve kl16 in a fresh interpreter, where huggingface_hub reads its environment."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "PROXY" not in k.upper()}
     out = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(root), str(folder)], env={**clean, **environment}, capture_output=True,
-        text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", SCRIPT, str(root), str(folder)],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     return tuple(json.loads(out.stdout))
 
 

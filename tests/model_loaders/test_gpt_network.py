@@ -46,7 +46,11 @@ def test_the_state_dict_says_its_own_shape(name):
 
 def test_shapes_that_make_no_sense_are_refused():
     state = GPT(SHAPES["class"]).state_dict()
-    for heads, sentence in ((None, "width 32 is none of the official"), (5, "heads: 5 does not fit"), (16, "heads: 16 does not fit")):
+    for heads, sentence in (
+        (None, "width 32 is none of the official"),
+        (5, "heads: 5 does not fit"),
+        (16, "heads: 16 does not fit"),
+    ):
         with pytest.raises(ValueError, match=sentence):
             GPTConfig.from_state_dict(state, heads)
     with pytest.raises(ValueError, match="heads: 1 does not fit the attention weights"):
@@ -75,7 +79,9 @@ def test_cached_logits_are_the_uncached_ones(name, pieces):
         out.append(net.step(net.embed(halves[:, place]), place, slot, cache, end, mask=None if count == 1 else mask))
         at += count
     torch.testing.assert_close(torch.cat(out, 1), whole, rtol=1e-4, atol=1e-4)
-    assert cache.bytes == 4 * sum(2 * 4 * config.kv_heads * (cache.prefix + 9) * config.head_dim for _ in range(config.depth))
+    assert cache.bytes == 4 * sum(
+        2 * 4 * config.kv_heads * (cache.prefix + 9) * config.head_dim for _ in range(config.depth)
+    )
     assert cache.prefix == (n if config.absolute else 1)
 
 
@@ -106,7 +112,9 @@ def test_a_text_takes_one_slot_whatever_its_length_and_padding():
         alone, own = net.prefill(net.prefix(texts[i : i + 1, :n], guided=True), 2, 3)
         for half in range(2):
             torch.testing.assert_close(logits[2 * half + i], alone[half], rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(cache.values[1][2 * half + i, :, 0], own.values[1][half, :, 0], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                cache.values[1][2 * half + i, :, 0], own.values[1][half, :, 0], rtol=1e-5, atol=1e-5
+            )
 
 
 def test_prefix_keys_are_zero_and_so_are_transition_tokens():
@@ -122,7 +130,11 @@ def test_prefix_keys_are_zero_and_so_are_transition_tokens():
 @pytest.mark.parametrize("mask", [None, "causal", "drawn"])
 def test_grouped_heads_are_repeated_keys(mask):
     g = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(2, 6, 4, 8, generator=g), torch.randn(2, 2, 4, 8, generator=g), torch.randn(2, 2, 4, 8, generator=g)
+    q, k, v = (
+        torch.randn(2, 6, 4, 8, generator=g),
+        torch.randn(2, 2, 4, 8, generator=g),
+        torch.randn(2, 2, 4, 8, generator=g),
+    )
     drawn = torch.rand(4, 4, generator=g) > 0.4
     drawn |= torch.eye(4, dtype=torch.bool)
     repeated = [x.repeat_interleave(3, dim=1) for x in (k, v)]
@@ -136,7 +148,10 @@ def test_grouped_heads_are_repeated_keys(mask):
 @pytest.mark.parametrize(("wide", "out"), [(8, 6), (8, 7), (2048, 4)])
 def test_a_product_is_the_same_whichever_way_it_goes(monkeypatch, rows, wide, out):
     monkeypatch.setattr(gpt, "LARGE_WEIGHT", 1)
-    layer, x = Linear(wide, out).requires_grad_(False), torch.randn(rows, wide, generator=torch.Generator().manual_seed(0))
+    layer, x = (
+        Linear(wide, out).requires_grad_(False),
+        torch.randn(rows, wide, generator=torch.Generator().manual_seed(0)),
+    )
     for given in (x, x.T.contiguous().T, x[:, None], x[None]):
         got = layer(given)
         assert got.shape == (*given.shape[:-1], out)

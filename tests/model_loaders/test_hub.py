@@ -44,40 +44,72 @@ def test_catalogue_is_sound() -> None:
         for file in (e.file, *e.parts):
             assert not os.path.isabs(file) and ".." not in file
         tar = e.family in ("ta-tok", "dtok")
-        assert e.parts or e.file.endswith(".safetensors" if e.built_in or e.family in ("mar", "kl") else ".pth" if tar else ".pt")
+        assert e.parts or e.file.endswith(
+            ".safetensors" if e.built_in or e.family in ("mar", "kl") else ".pth" if tar else ".pt"
+        )
         assert "(" not in e.id
     parameters = {
-        "mar-base": 207_924_768, "mar-large": 478_326_304, "mar-huge": 942_403_104, "kl16": 66_456_019,
-        "llamagen-b-256": 110_888_448, "llamagen-b-384": 110_888_448, "llamagen-l-256": 342_910_976,
-        "llamagen-l-384": 342_910_976, "llamagen-xl-384": 774_699_520, "llamagen-xxl-384": 1_410_972_672,
-        "llamagen-3b-384": 3_096_659_200, "llamagen-t2i-xl-256": 777_923_840, "llamagen-t2i-xl-512": 777_923_840,
-        "vq16-c2i": 71_948_939, "vq16-t2i": 71_948_939, "vq8-c2i": 70_175_371,
-    }  # fmt: skip
+        "mar-base": 207_924_768,
+        "mar-large": 478_326_304,
+        "mar-huge": 942_403_104,
+        "kl16": 66_456_019,
+        "llamagen-b-256": 110_888_448,
+        "llamagen-b-384": 110_888_448,
+        "llamagen-l-256": 342_910_976,
+        "llamagen-l-384": 342_910_976,
+        "llamagen-xl-384": 774_699_520,
+        "llamagen-xxl-384": 1_410_972_672,
+        "llamagen-3b-384": 3_096_659_200,
+        "llamagen-t2i-xl-256": 777_923_840,
+        "llamagen-t2i-xl-512": 777_923_840,
+        "vq16-c2i": 71_948_939,
+        "vq16-t2i": 71_948_939,
+        "vq8-c2i": 70_175_371,
+    }
     assert {e.id: e.size for e in everything if e.size and not e.parts} == {k: 4 * v for k, v in parameters.items()}
 
 
 def test_menu() -> None:
     assert hub.menu("mar", []) == [
-        "demo", "demo-draft", BASE, "mar-large (download 1.91 GB)", "mar-huge (download 3.77 GB)"
-    ]  # fmt: skip
-    assert hub.menu("mar", ["zebra.safetensors", "big\\mar-huge.safetensors", "a/mar-base.safetensors"]) == [
-        "demo", "demo-draft", "zebra.safetensors", "big\\mar-huge.safetensors", "a/mar-base.safetensors",
+        "demo",
+        "demo-draft",
+        BASE,
         "mar-large (download 1.91 GB)",
-    ]  # fmt: skip
+        "mar-huge (download 3.77 GB)",
+    ]
+    assert hub.menu("mar", ["zebra.safetensors", "big\\mar-huge.safetensors", "a/mar-base.safetensors"]) == [
+        "demo",
+        "demo-draft",
+        "zebra.safetensors",
+        "big\\mar-huge.safetensors",
+        "a/mar-base.safetensors",
+        "mar-large (download 1.91 GB)",
+    ]
     assert hub.menu("kl", []) == ["demo-kl", "kl16 (download 266 MB)"]
 
 
 def test_menu_of_llamagen_and_par() -> None:
     entries = [text for text in hub.menu("llamagen", []) if not text.startswith("demo")]
     assert entries == [
-        "llamagen-b-256 (download 444 MB)", "llamagen-b-384 (download 444 MB)", "llamagen-l-256 (download 1.37 GB)",
-        "llamagen-l-384 (download 1.37 GB)", "llamagen-xl-384 (download 3.10 GB)", "llamagen-xxl-384 (download 5.64 GB)",
-        "llamagen-3b-384 (download 12.39 GB)", "llamagen-t2i-xl-256 (download 3.11 GB)", "llamagen-t2i-xl-512 (download 3.11 GB)",
-        "par-xl-4x (download)", "par-xxl-4x (download)", "par-3b-4x (download)", "par-3b-16x (download)",
-    ]  # fmt: skip
+        "llamagen-b-256 (download 444 MB)",
+        "llamagen-b-384 (download 444 MB)",
+        "llamagen-l-256 (download 1.37 GB)",
+        "llamagen-l-384 (download 1.37 GB)",
+        "llamagen-xl-384 (download 3.10 GB)",
+        "llamagen-xxl-384 (download 5.64 GB)",
+        "llamagen-3b-384 (download 12.39 GB)",
+        "llamagen-t2i-xl-256 (download 3.11 GB)",
+        "llamagen-t2i-xl-512 (download 3.11 GB)",
+        "par-xl-4x (download)",
+        "par-xxl-4x (download)",
+        "par-3b-4x (download)",
+        "par-3b-16x (download)",
+    ]
     assert [text for text in hub.menu("vq", ["a/vq_ds16_t2i.pt"]) if not text.startswith("demo")] == [
-        "a/vq_ds16_t2i.pt", "vq16-c2i (download 288 MB)", "vq8-c2i (download 281 MB)"
-    ]  # fmt: skip
+        "a/vq_ds16_t2i.pt",
+        "vq16-c2i (download 288 MB)",
+        "vq8-c2i (download 281 MB)",
+    ]
 
 
 def test_a_menu_leaves_out_built_in_files_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +128,16 @@ def test_a_menu_leaves_out_built_in_files_that_are_not_here(tmp_path: Path, monk
 
 def test_a_menu_leaves_out_what_is_catalogued_for_another(tmp_path: Path) -> None:
     local = ["c2i_B_256.pt", "sub/vq_ds16_c2i.pt", "kl16.safetensors", "mar-base.safetensors", "my.pt"]
-    shown = {"mar": "mar-base.safetensors", "kl": "kl16.safetensors", "llamagen": "c2i_B_256.pt", "vq": "sub/vq_ds16_c2i.pt"}
+    shown = {
+        "mar": "mar-base.safetensors",
+        "kl": "kl16.safetensors",
+        "llamagen": "c2i_B_256.pt",
+        "vq": "sub/vq_ds16_c2i.pt",
+    }
     for family, own in shown.items():
-        assert [name for name in hub.menu(family, local) if name in local] == [name for name in local if name in (own, "my.pt")]
+        assert [name for name in hub.menu(family, local) if name in local] == [
+            name for name in local if name in (own, "my.pt")
+        ]
         for name in local:  # what a saved graph may hold stays valid; the loader says what is wrong with it
             hub.check(name, family, local)
 
@@ -112,9 +151,13 @@ def test_check_knows_every_text_a_menu_ever_showed() -> None:
             hub.check(choice, "mar", local)
     with pytest.raises(UserError, match="^checkpoint: kl16 is a decoder; choose it as decoder$"):
         hub.check("kl16", "mar", local)
-    with pytest.raises(UserError, match="^checkpoint: par-xl-4x is a LlamaGen, not a MAR; choose another from the list$"):
+    with pytest.raises(
+        UserError, match="^checkpoint: par-xl-4x is a LlamaGen, not a MAR; choose another from the list$"
+    ):
         hub.check("par-xl-4x", "mar", local)
-    with pytest.raises(UserError, match="^decoder: kl16 is a KL decoder, not a VQ decoder; choose another from the list$"):
+    with pytest.raises(
+        UserError, match="^decoder: kl16 is a KL decoder, not a VQ decoder; choose another from the list$"
+    ):
         hub.check("kl16 (download 266 MB)", "vq", local)
     with pytest.raises(UserError, match="^checkpoint: flan-t5-xl is an encoder; choose it as encoder$"):
         hub.check("flan-t5-xl", "llamagen", local)
@@ -162,11 +205,21 @@ def test_local_files(tmp_path: Path, without_hub: None) -> None:
 @pytest.mark.parametrize(
     "choice",
     [
-        "../secret.safetensors", "sub/../../secret.safetensors", "..\\secret.safetensors", "..", "", " ", "/etc/passwd",
-        "C:\\secret.safetensors", "C:secret.safetensors", "\\\\server\\share\\x", "//server/share/x", "x\0.safetensors",
+        "../secret.safetensors",
+        "sub/../../secret.safetensors",
+        "..\\secret.safetensors",
+        "..",
+        "",
+        " ",
+        "/etc/passwd",
+        "C:\\secret.safetensors",
+        "C:secret.safetensors",
+        "\\\\server\\share\\x",
+        "//server/share/x",
+        "x\0.safetensors",
         "{outside}/secret.safetensors",
     ],
-)  # fmt: skip
+)
 def test_names_stay_inside(tmp_path: Path, without_hub: None, choice: str) -> None:
     (tmp_path / "secret.safetensors").write_bytes(b"x")
     (tmp_path / "models" / "sub").mkdir(parents=True)
@@ -223,7 +276,10 @@ def test_without_huggingface_hub(tmp_path: Path, without_hub: None) -> None:
 
 def test_drafts_and_up_samplers_that_belong_to_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {e.id: e for family in hub.FIELDS for e in hub.entries(family)}
-    assert hub.draft_for("demo") == "demo-draft" and hub.draft_for("llamagen-t2i-xl-512 (download 3.11 GB)") == "llamagen-t2i-xl-256"
+    assert (
+        hub.draft_for("demo") == "demo-draft"
+        and hub.draft_for("llamagen-t2i-xl-512 (download 3.11 GB)") == "llamagen-t2i-xl-256"
+    )
     assert {hub.draft_for(name) for name in ("ar-dtok-512", "ar-dtok-1024 (download)")} == {"ar-dtok-256"}
     assert hub.draft_for("ar-dtok-256") is None and hub.draft_for("mine.safetensors") is None
     for e in ids.values():

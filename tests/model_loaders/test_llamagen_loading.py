@@ -43,7 +43,9 @@ def tiny(tmp_path: Path):
 # ---------------------------------------------------------------------------------------------------- layouts
 
 
-@pytest.mark.parametrize("config", [TINY, TEXT, PAR, replace(PAR, special=15)], ids=["class", "text", "par 4x", "par 16x"])
+@pytest.mark.parametrize(
+    "config", [TINY, TEXT, PAR, replace(PAR, special=15)], ids=["class", "text", "par 4x", "par 16x"]
+)
 def test_every_kind_loads(tiny, config: GPTConfig) -> None:
     model = load_llamagen(tiny(config=config))
     assert model.net.config == config and (model.grid, model.name, model.label_set) == (4, "tiny", "")
@@ -94,7 +96,12 @@ def test_dtype(tiny, name: str) -> None:
 
 
 def test_bf16_where_hardware_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for capability, expected in (((6, 1), torch.float32), ((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)):
+    for capability, expected in (
+        ((6, 1), torch.float32),
+        ((7, 5), torch.float16),
+        ((8, 0), torch.bfloat16),
+        ((9, 0), torch.bfloat16),
+    ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
         assert choose_dtype("auto", "cuda:0", bf16=True) == expected
     assert choose_dtype("auto", "cuda:0") == torch.float16 and choose_dtype("auto", "cpu", bf16=True) == torch.float32
@@ -106,10 +113,16 @@ def test_bf16_where_hardware_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "grid"),
     [
-        ("c2i_B_256", TINY, 16), ("c2i_L_384", TINY, 24), ("t2i_XL_stage1_256", TEXT, 16), ("t2i_XL_stage2_512", TEXT, 32),
-        ("my-fine_tune.512px", TINY, 32), ("PAR-XL-4x", PAR, 24), ("par-3b-16x (1)", PAR, 24), ("PAR-256", PAR, 16),
+        ("c2i_B_256", TINY, 16),
+        ("c2i_L_384", TINY, 24),
+        ("t2i_XL_stage1_256", TEXT, 16),
+        ("t2i_XL_stage2_512", TEXT, 32),
+        ("my-fine_tune.512px", TINY, 32),
+        ("PAR-XL-4x", PAR, 24),
+        ("par-3b-16x (1)", PAR, 24),
+        ("PAR-256", PAR, 16),
     ],
-)  # fmt: skip
+)
 def test_grid_from_the_name(tiny, tmp_path: Path, name: str, config: GPTConfig, grid: int) -> None:
     save_file(weights(config), tmp_path / f"{name}.safetensors")
     assert load_llamagen(tmp_path / f"{name}.safetensors", heads=2).grid == grid
@@ -145,7 +158,9 @@ def test_grid_given_by_hand(tmp_path: Path) -> None:
 def test_a_wrong_grid_is_refused(tiny) -> None:
     with pytest.raises(UserError, match="^grid: tiny.safetensors is for 4x4 tokens, not 8x8; choose auto$"):
         load_llamagen(tiny(), grid=8)
-    with pytest.raises(UserError, match="^grid: 5x5 tokens cannot be parted into the 2x2 regions of the PAR tiny.safetensors"):
+    with pytest.raises(
+        UserError, match="^grid: 5x5 tokens cannot be parted into the 2x2 regions of the PAR tiny.safetensors"
+    ):
         load_llamagen(tiny(config=PAR, grid="5"))
 
 
@@ -183,18 +198,30 @@ def poison(state: dict) -> None:
     [
         (lambda s: s.pop("norm.weight"), r"1 missing \(norm.weight\)"),
         (lambda s: s.pop("layers.0.attention.wqkv.weight"), "layers.0.attention.wqkv.weight is missing"),
-        (lambda s: [s.pop(k) for k in list(s) if k.startswith("layers.0.")], "layers.0.attention.wqkv.weight is missing"),
+        (
+            lambda s: [s.pop(k) for k in list(s) if k.startswith("layers.0.")],
+            "layers.0.attention.wqkv.weight is missing",
+        ),
         (lambda s: s.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
         (lambda s: s.update({"layers.7.ffn_norm.weight": torch.ones(16)}), "1 unexpected .*layers.7.*7 missing"),
         (lambda s: s.update({"output.weight": torch.ones(19, 16)}), r"output.weight is 19x16, not 20x16"),
         (lambda s: s.update({"layers.0.feed_forward.w1.weight": torch.ones(9, 16)}), "misshaped"),
-        (lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(47, 16)}), "does not fit the attention weights"),
+        (
+            lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(47, 16)}),
+            "does not fit the attention weights",
+        ),
         (lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(())}), "weights are misshaped"),
         (lambda s: s.update({"tok_embeddings.weight": torch.ones(20)}), "embeddings are misshaped"),
         (lambda s: s.update({"tok_embeddings.weight": torch.ones(20, 0)}), "misshaped|missing or empty"),
         (lambda s: s.update({"cls_embedding.embedding_table.weight": torch.ones(1, 16)}), "missing or empty"),
-        (lambda s: s.update({"cls_embedding.embedding_table.weight": torch.ones(1, 2, 16)}), "embeddings are misshaped"),
-        (lambda s: s.update({"spe_tok_embeddings.special_embeddings.weight": torch.ones(4, 16)}), "4 transition tokens"),
+        (
+            lambda s: s.update({"cls_embedding.embedding_table.weight": torch.ones(1, 2, 16)}),
+            "embeddings are misshaped",
+        ),
+        (
+            lambda s: s.update({"spe_tok_embeddings.special_embeddings.weight": torch.ones(4, 16)}),
+            "4 transition tokens",
+        ),
         (lambda s: s.update({"spe_tok_embeddings.special_embeddings.weight": torch.ones(3, 9)}), "misshaped"),
         (poison, "NaN or infinite weights in layers.1.attention.wqkv.weight"),
     ],
@@ -212,7 +239,9 @@ def test_the_other_family(tmp_path: Path) -> None:
         load_llamagen(tmp_path / "vq.safetensors")
     assert str(error.value) == "checkpoint: vq.safetensors holds a VQ autoencoder, not a LlamaGen; choose it as decoder"
     save_file({"class_emb.weight": torch.ones(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match=r"holds no weights of a LlamaGen \(but class_emb.weight\); choose another file"):
+    with pytest.raises(
+        UserError, match=r"holds no weights of a LlamaGen \(but class_emb.weight\); choose another file"
+    ):
         load_llamagen(tmp_path / "x.safetensors")
 
 

@@ -14,9 +14,17 @@ from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, initialise
 from safetensors.torch import load_file, save_file
 
 TINY = MARConfig(
-    dim=8, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=4, channels=4, classes=3,
-    head_depth=1, head_width=8,
-)  # fmt: skip
+    dim=8,
+    encoder_depth=1,
+    decoder_depth=2,
+    heads=2,
+    buffer=2,
+    tokens=4,
+    channels=4,
+    classes=3,
+    head_depth=1,
+    head_width=8,
+)
 KL_TINY = KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, encoder_attention=frozenset({1}), groups=4)
 
 
@@ -69,8 +77,13 @@ def test_full_size_mar_keys(mar_fixtures: Path, size: str, shape: tuple, paramet
     official = keys(mar_fixtures / f"mar_{size}_keys.json")
     config = MARConfig.from_state_dict(official)
     assert (
-        config.dim, config.encoder_depth, config.decoder_depth, config.heads, config.head_depth, config.head_width
-    ) == shape  # fmt: skip
+        config.dim,
+        config.encoder_depth,
+        config.decoder_depth,
+        config.heads,
+        config.head_depth,
+        config.head_width,
+    ) == shape
     assert (config.tokens, config.buffer, config.channels, config.classes) == (256, 64, 16, 1000)
     with torch.device("meta"):
         ours = MAR(config).state_dict()
@@ -95,8 +108,12 @@ def test_reference_mar_loads(mar_fixtures: Path) -> None:
         load_mar(path)
     model = load_mar(path, heads=4)
     assert (model.name, model.latent_scale, model.t_max, model.patch, model.label_set) == (
-        "tiny_mar_f16", 0.2325, 999, 1, ""
-    )  # fmt: skip
+        "tiny_mar_f16",
+        0.2325,
+        999,
+        1,
+        "",
+    )
     stored = load_file(path)
     assert all(torch.equal(v, stored[k].float()) for k, v in model.net.state_dict().items())
     assert not model.net.training and not any(p.requires_grad for p in model.net.parameters())

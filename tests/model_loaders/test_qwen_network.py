@@ -23,17 +23,30 @@ PROMPTS = [[3, 7, 1, 0, 14, 2], [5, 5, 9], [11, 4, 6, 8], [2]]
 )
 def test_logits_are_those_of_the_plain_one(config: QwenConfig) -> None:
     net, ids = tiny_qwen(config), [3, 39, 0, 17, 17, 22, 8]
-    torch.testing.assert_close(net(torch.tensor([ids]))[0].double(), plain_logits(net.state_dict(), config, ids), **CLOSE)
+    torch.testing.assert_close(
+        net(torch.tensor([ids]))[0].double(), plain_logits(net.state_dict(), config, ids), **CLOSE
+    )
 
 
 @pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
 def test_logits_are_those_of_transformers(config: QwenConfig) -> None:
-    tf = pytest.importorskip("transformers", reason="transformers is not installed: the network is compared with the plain one alone")
-    theirs = tf.Qwen2ForCausalLM(tf.Qwen2Config(
-        vocab_size=config.vocab, hidden_size=config.dim, intermediate_size=config.hidden, num_hidden_layers=config.depth,
-        num_attention_heads=config.heads, num_key_value_heads=config.kv_heads, max_position_embeddings=config.positions,
-        rms_norm_eps=config.eps, rope_theta=config.theta, tie_word_embeddings=config.tied,
-    )).eval()  # fmt: skip
+    tf = pytest.importorskip(
+        "transformers", reason="transformers is not installed: the network is compared with the plain one alone"
+    )
+    theirs = tf.Qwen2ForCausalLM(
+        tf.Qwen2Config(
+            vocab_size=config.vocab,
+            hidden_size=config.dim,
+            intermediate_size=config.hidden,
+            num_hidden_layers=config.depth,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            max_position_embeddings=config.positions,
+            rms_norm_eps=config.eps,
+            rope_theta=config.theta,
+            tie_word_embeddings=config.tied,
+        )
+    ).eval()
     net = tiny_qwen(config)
     missing = theirs.load_state_dict(net.state_dict(), strict=False)
     assert not missing.unexpected_keys and set(missing.missing_keys) <= {HEAD}
@@ -82,7 +95,9 @@ def test_images_of_one_prompt_share_its_pass() -> None:
 def test_prompts_of_one_length_need_no_mask() -> None:
     net = tiny_qwen()
     _, cache = net.prefill(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2]), 3, SPAN)
-    assert cache.seen is None and cache.bytes == 2 * 2 * 2 * 2 * 5 * 4 * 4  # both, layers, rows, heads, slots, width, bytes
+    assert (
+        cache.seen is None and cache.bytes == 2 * 2 * 2 * 2 * 5 * 4 * 4
+    )  # both, layers, rows, heads, slots, width, bytes
     assert net.prefill(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 1]), 3, SPAN)[1].seen is not None
 
 
@@ -153,7 +168,9 @@ def test_initialisation() -> None:
 def test_prompts_with_and_without_a_chat() -> None:
     model = tiny_tar()
     assert model.prompt("a red boat", 0) == [1, 3, 4, 15, 16] and model.prompt("", 2) == [15, 18]
-    chat = replace(model, marks=replace(model.marks, turn=(12, 13)), words=lambda text: [text.count("x") + 1] if text else [])
+    chat = replace(
+        model, marks=replace(model.marks, turn=(12, 13)), words=lambda text: [text.count("x") + 1] if text else []
+    )
     # A turn: opened, "system..." as one piece, closed, a line end; the user's with the prompt; the assistant's, opened.
     assert chat.prompt("xx", 1) == [12, 1, 13, 1, 12, 3, 13, 1, 12, 1, 15, 17]
     asked: list[str] = []
@@ -170,7 +187,10 @@ def test_a_tokenizer_that_makes_marks_of_text_is_refused(made: int) -> None:
 def test_prompts_that_do_not_fit() -> None:
     model = tiny_tar()
     assert len(model.prompt("a " * 46, 0)) == 48
-    with pytest.raises(UserError, match="^text: the prompt takes 49 tokens with what stands around it, tiny has room for 48; shorten it.$"):
+    with pytest.raises(
+        UserError,
+        match="^text: the prompt takes 49 tokens with what stands around it, tiny has room for 48; shorten it.$",
+    ):
         model.prompt("a " * 47, 0)
     assert model.prompt("a " * 58, 1)
     with pytest.raises(UserError, match=r"^detail: tiny knows 1 of the scales \(16 codes\)"):

@@ -14,16 +14,30 @@ from tar_files import TA_TOK as TINY
 from torch import Tensor
 
 OFFICIAL = TATokConfig(
-    width=1152, code_width=1536, codes=65536, depth=3, heads=12, hidden=3072, places=16, encoder_depth=26, encoder_heads=16,
-    encoder_hidden=4304, patch=14, side=27, input_size=384,
-)  # fmt: skip
+    width=1152,
+    code_width=1536,
+    codes=65536,
+    depth=3,
+    heads=12,
+    hidden=3072,
+    places=16,
+    encoder_depth=26,
+    encoder_heads=16,
+    encoder_hidden=4304,
+    patch=14,
+    side=27,
+    input_size=384,
+)
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
 def layer_names(prefix: str, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
     out: dict[str, tuple[int, ...]] = {}
     for part in ("k", "v", "q", "out"):
-        out |= {f"{prefix}self_attn.{part}_proj.weight": (width, width), f"{prefix}self_attn.{part}_proj.bias": (width,)}
+        out |= {
+            f"{prefix}self_attn.{part}_proj.weight": (width, width),
+            f"{prefix}self_attn.{part}_proj.bias": (width,),
+        }
     for n in (1, 2):
         out |= {f"{prefix}layer_norm{n}.{w}": (width,) for w in ("weight", "bias")}
     out |= {f"{prefix}mlp.fc1.weight": (hidden, width), f"{prefix}mlp.fc1.bias": (hidden,)}
@@ -33,8 +47,14 @@ def layer_names(prefix: str, width: int, hidden: int) -> dict[str, tuple[int, ..
 def head_names(prefix: str, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
     """The attention-pool head, which nothing uses."""
     out: dict[str, tuple[int, ...]] = {f"{prefix}head.probe": (1, 1, width)}
-    out |= {f"{prefix}head.attention.in_proj_weight": (3 * width, width), f"{prefix}head.attention.in_proj_bias": (3 * width,)}
-    out |= {f"{prefix}head.attention.out_proj.weight": (width, width), f"{prefix}head.attention.out_proj.bias": (width,)}
+    out |= {
+        f"{prefix}head.attention.in_proj_weight": (3 * width, width),
+        f"{prefix}head.attention.in_proj_bias": (3 * width,),
+    }
+    out |= {
+        f"{prefix}head.attention.out_proj.weight": (width, width),
+        f"{prefix}head.attention.out_proj.bias": (width,),
+    }
     out |= {f"{prefix}head.layernorm.{w}": (width,) for w in ("weight", "bias")}
     out |= {f"{prefix}head.mlp.fc1.weight": (hidden, width), f"{prefix}head.mlp.fc1.bias": (hidden,)}
     return out | {f"{prefix}head.mlp.fc2.weight": (width, hidden), f"{prefix}head.mlp.fc2.bias": (width,)}
@@ -44,14 +64,18 @@ def official_names(c: TATokConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the official file, written down from its layout."""
     e, d, w = "encoder.", "decoder.vision_model.", c.width
     out: dict[str, tuple[int, ...]] = {
-        f"{e}embeddings.patch_embedding.weight": (w, 3, c.patch, c.patch), f"{e}embeddings.patch_embedding.bias": (w,),
+        f"{e}embeddings.patch_embedding.weight": (w, 3, c.patch, c.patch),
+        f"{e}embeddings.patch_embedding.bias": (w,),
         f"{e}embeddings.position_embedding.weight": (c.side**2, w),
-        f"{d}embeddings.patch_embedding.weight": (w, c.code_width), f"{d}embeddings.patch_embedding.bias": (w,),
+        f"{d}embeddings.patch_embedding.weight": (w, c.code_width),
+        f"{d}embeddings.patch_embedding.bias": (w,),
         f"{d}embeddings.position_embedding.weight": (c.places**2, w),
-        "bottleneck.in_linear.weight": (c.code_width, w), "bottleneck.in_linear.bias": (c.code_width,),
+        "bottleneck.in_linear.weight": (c.code_width, w),
+        "bottleneck.in_linear.bias": (c.code_width,),
         "bottleneck.regularizer.embedding.weight": (c.codes, c.code_width),
-        "scale_layer.shift": (1, 3, 1, 1), "scale_layer.scale": (1, 3, 1, 1),
-    }  # fmt: skip
+        "scale_layer.shift": (1, 3, 1, 1),
+        "scale_layer.scale": (1, 3, 1, 1),
+    }
     for name in ("bottleneck.out_linear", "bottleneck.regularizer.embedding_proj"):
         out |= {f"{name}.weight": (c.code_width, c.code_width), f"{name}.bias": (c.code_width,)}
     for name in ("encode_task_layer.0", "decode_task_layer.0", "decode_task_layer.2"):
@@ -132,9 +156,11 @@ def plain_look(net: TATok, image: Tensor) -> Tensor:
     x = (image.double() - 0.5) / 0.5
     weight, p = s["encoder.embeddings.patch_embedding.weight"].double().flatten(1), c.patch
     rows = [
-        weight @ x[:, i * p : i * p + p, j * p : j * p + p].flatten() + s["encoder.embeddings.patch_embedding.bias"].double()
-        for i in range(c.side) for j in range(c.side)
-    ]  # fmt: skip
+        weight @ x[:, i * p : i * p + p, j * p : j * p + p].flatten()
+        + s["encoder.embeddings.patch_embedding.bias"].double()
+        for i in range(c.side)
+        for j in range(c.side)
+    ]
     out = torch.stack(rows) + s["encoder.embeddings.position_embedding.weight"].double()
     for n in range(c.encoder_depth):
         out = plain_layer(s, f"encoder.encoder.layers.{n}.", out, c.encoder_heads)
@@ -154,7 +180,11 @@ def test_codes_are_those_of_the_plain_one(pool: int) -> None:
     for i in range(2):
         grid = plain_look(net, images[i]).view(c.side, c.side, -1)
         # What is left at the right and below does not count.
-        boxes = [grid[a * pool : a * pool + pool, b * pool : b * pool + pool].mean((0, 1)) for a in range(side) for b in range(side)]
+        boxes = [
+            grid[a * pool : a * pool + pool, b * pool : b * pool + pool].mean((0, 1))
+            for a in range(side)
+            for b in range(side)
+        ]
         z = (torch.stack(boxes) @ s["encode_task_layer.0.weight"].T + s["encode_task_layer.0.bias"]).tanh()
         z = z @ s["bottleneck.in_linear.weight"].T + s["bottleneck.in_linear.bias"]
         likeness = (z / z.norm(dim=-1, keepdim=True)) @ (book / book.norm(dim=-1, keepdim=True)).T

@@ -44,7 +44,11 @@ def refused(load, path: Path, pattern: str, **options) -> str:
     with pytest.raises(UserError, match=pattern) as error:
         load(path, **options)
     text = str(error.value)
-    assert "\n" not in text and len(text) < 1200 and text.split(":")[0] in ("checkpoint", "ta_tok", "decoder", "grid", "dtype", "text")
+    assert (
+        "\n" not in text
+        and len(text) < 1200
+        and text.split(":")[0] in ("checkpoint", "ta_tok", "decoder", "grid", "dtype", "text")
+    )
     return text
 
 
@@ -66,7 +70,12 @@ def same(a, b) -> bool:
 
 def test_layouts(folder: Path, tmp_path: Path) -> None:
     model = load_tar(folder)
-    assert model.net.config == TINY and model.name == "Tar-tiny" and model.sides == (4, 2, 1) and model.repetition_penalty == 1.0
+    assert (
+        model.net.config == TINY
+        and model.name == "Tar-tiny"
+        and model.sides == (4, 2, 1)
+        and model.repetition_penalty == 1.0
+    )
     assert model.marks == Marks(image=15, scale=16, code=20, codes=20) and model.span == (20, 40)
     expected = tiny_qwen().state_dict()
     assert all(torch.equal(v, expected[k]) for k, v in model.net.state_dict().items())
@@ -143,10 +152,17 @@ def test_repetition_penalty_of_the_checkpoint(folder: Path, value: object, expec
 
 def test_rotations_as_newer_transformers_write_them(folder: Path) -> None:
     config = {k: v for k, v in {**CONFIG, **IDS}.items() if not k.startswith("rope")}
-    for rotation in ({"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}, {"rope_theta": 100, "rope_scaling": None}):
+    for rotation in (
+        {"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}},
+        {"rope_theta": 100, "rope_scaling": None},
+    ):
         (folder / "config.json").write_text(json.dumps({**config, **rotation}))
         assert load_tar(folder).net.config.theta == 100.0
-    for rotation in ({"rope_scaling": {"type": "yarn", "factor": 4}}, {"rope_parameters": {"rope_type": "yarn"}}, {"rope_scaling": "x"}):
+    for rotation in (
+        {"rope_scaling": {"type": "yarn", "factor": 4}},
+        {"rope_parameters": {"rope_type": "yarn"}},
+        {"rope_scaling": "x"},
+    ):
         (folder / "config.json").write_text(json.dumps({**config, **rotation}))
         refused(load_tar, folder, "^checkpoint: .* turns positions in a way that is not known here")
 
@@ -185,9 +201,17 @@ def test_official_ids_by_arithmetic(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(words({})))
     model = load_tar(folder)
-    assert model.marks == Marks(151_665, 151_667, 151_670, 65_536) and model.sides == (27, 13, 9) and model.span == (151_670, 217_206)
+    assert (
+        model.marks == Marks(151_665, 151_667, 151_670, 65_536)
+        and model.sides == (27, 13, 9)
+        and model.span == (151_670, 217_206)
+    )
     save_file({**state, "model.embed_tokens.weight": torch.ones(217_205, 2)}, folder / "model.safetensors")
-    refused(load_tar, folder, "^checkpoint: .* knows 217205 tokens and nothing says which .*choose a Tar, not a plain language model")
+    refused(
+        load_tar,
+        folder,
+        "^checkpoint: .* knows 217205 tokens and nothing says which .*choose a Tar, not a plain language model",
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,7 +250,9 @@ def test_marks_typed_by_a_person_are_text(folder: Path) -> None:
     # A vocabulary that lists its marks as words, too.
     listed = {**words()["model"]["vocab"], "<S0>": 16, "I5": 25, "im_start": 15}
     for model in (words()["model"], {**words()["model"], "vocab": listed}):
-        (folder / "tokenizer.json").write_text(json.dumps(words({**words_added(), "im_start": 15, "I5": 25}, model=model)))
+        (folder / "tokenizer.json").write_text(
+            json.dumps(words({**words_added(), "im_start": 15, "I5": 25}, model=model))
+        )
         tar = load_tar(folder)
         for text in ("<im_start><S0><I5> a cat", "<|im_end|> <I19>", "im_start I5"):
             assert all(i < 14 for i in tar.prompt(text, 0)[:-2]), text
@@ -240,14 +266,26 @@ def words_added() -> dict[str, int]:
     return {entry["content"]: entry["id"] for entry in words()["added_tokens"]}
 
 
-@pytest.mark.parametrize("text", [
-    "", "   \n", "A red boat at sunset!", "naïve 猫 🙂👩‍🚀", "\ud83d a", "<I3>x", "a " * 5000, "snake_case 12.5",
-    "x² हिन्दी cafe\u0301",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   \n",
+        "A red boat at sunset!",
+        "naïve 猫 🙂👩‍🚀",
+        "\ud83d a",
+        "<I3>x",
+        "a " * 5000,
+        "snake_case 12.5",
+        "x² हिन्दी cafe\u0301",
+    ],
+)
 def test_words_are_looked_up_as_the_library_does(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     ours = load_tar(folder).words(text)
     assert all(0 <= i < 14 for i in ours)
-    library = pytest.importorskip("tokenizers", reason="tokenizers is not installed: the look-up of words is not compared")
+    library = pytest.importorskip(
+        "tokenizers", reason="tokenizers is not installed: the look-up of words is not compared"
+    )
     made = library.Tokenizer.from_str(json.dumps({**words(), "added_tokens": []}))
     clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert ours == made.encode(clean, add_special_tokens=False).ids
@@ -258,7 +296,11 @@ def test_the_demos_tokenizer_needs_no_library(folder: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert load_tar(folder).prompt("a red cat", 0) == [1, 2, 5, 15, 16]
     (folder / "tokenizer.json").write_text(json.dumps(words(pre_tokenizer=None)))
-    refused(load_tar, folder, "^checkpoint: .* needs the Python package tokenizers, which ComfyUI brings.*pip install tokenizers")
+    refused(
+        load_tar,
+        folder,
+        "^checkpoint: .* needs the Python package tokenizers, which ComfyUI brings.*pip install tokenizers",
+    )
 
 
 def qwen_like(folder: Path) -> None:
@@ -274,7 +316,9 @@ def qwen_like(folder: Path) -> None:
 
 
 def test_vocabulary_and_merges(folder: Path) -> None:
-    library = pytest.importorskip("tokenizers", reason="tokenizers is not installed: Qwen's tokenizer cannot be tested here")
+    library = pytest.importorskip(
+        "tokenizers", reason="tokenizers is not installed: Qwen's tokenizer cannot be tested here"
+    )
     (folder / "tokenizer.json").unlink()
     qwen_like(folder)
     made = load_tokenizer(folder, "", {})
@@ -284,15 +328,29 @@ def test_vocabulary_and_merges(folder: Path) -> None:
     assert made.encode("<I3>") == [vocabulary[sign] for sign in "<I3>"], "what a person types is text"
     assert made.encode("🙂") and len(made.encode("🙂" * 100)) == 400 and made.encode("") == []
     # The same as one file, as transformers writes it.
-    about = json.loads(library.Tokenizer(library.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))).to_str())
+    about = json.loads(
+        library.Tokenizer(library.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))).to_str()
+    )
     about["normalizer"] = {"type": "NFC"}
     about["added_tokens"] = [
-        {"id": i, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        {
+            "id": i,
+            "content": name,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
         for name, i in made.marks.items()
     ]
     (folder / "tokenizer.json").write_text(json.dumps(about))
     again = load_tokenizer(folder, "", {})
-    assert again.marks == made.marks and again.size == made.size and again.encode("<|im_end|>") == made.encode("<|im_end|>")
+    assert (
+        again.marks == made.marks
+        and again.size == made.size
+        and again.encode("<|im_end|>") == made.encode("<|im_end|>")
+    )
 
 
 def test_qwen_marks_of_a_vocabulary_alone() -> None:
@@ -301,10 +359,20 @@ def test_qwen_marks_of_a_vocabulary_alone() -> None:
     assert marks.turn == (151_644, 151_645) and scales == 3
 
 
-@pytest.mark.parametrize("text", [
-    "", "{", "[]", "{}", '{"model": 3}', '{"model": {"type": "WordLevel", "vocab": {"a": "x"}, "unk_token": "a"}}',
-    '{"model": {"vocab": {}}, "added_tokens": [3]}', "[" * 100000, '{"model": {"type": "nosuch"}}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"model": 3}',
+        '{"model": {"type": "WordLevel", "vocab": {"a": "x"}, "unk_token": "a"}}',
+        '{"model": {"vocab": {}}, "added_tokens": [3]}',
+        "[" * 100000,
+        '{"model": {"type": "nosuch"}}',
+    ],
+)
 def test_damaged_tokenizers(folder: Path, text: str) -> None:
     (folder / "tokenizer.json").write_text(text)
     refused(load_tar, folder, "^checkpoint: .*(tokenizer.json|tokenizers)")
@@ -338,9 +406,15 @@ def test_other_files(folder: Path, tmp_path: Path) -> None:
     refused(load_tar, folder, "holds a Tar de-tokenizer, not a language model; load it with Load Tar De-tokenizer$")
     save_file(tiny_ta_tok().state_dict(), folder / "model.safetensors")
     refused(load_tar, folder, "holds a TA-Tok, not a language model")
-    refused(load_detokenizer, folder / "model.safetensors", "holds a TA-Tok, not a Tar de-tokenizer; choose it as ta_tok$")
+    refused(
+        load_detokenizer, folder / "model.safetensors", "holds a TA-Tok, not a Tar de-tokenizer; choose it as ta_tok$"
+    )
     save_file(tiny_qwen().state_dict(), folder / "model.safetensors")
-    refused(load_detokenizer, folder / "model.safetensors", "holds a language model, not a Tar de-tokenizer; load it with Load Tar$")
+    refused(
+        load_detokenizer,
+        folder / "model.safetensors",
+        "holds a language model, not a Tar de-tokenizer; load it with Load Tar$",
+    )
     refused(load_ta_tok, folder / "model.safetensors", "^ta_tok: .*holds a language model, not a TA-Tok")
     (folder / "config.json").write_text("{")
     refused(load_tar, folder, "^checkpoint: config.json in .* cannot be read")
@@ -361,14 +435,20 @@ def test_ta_tok_in_the_official_nesting(tmp_path: Path) -> None:
     state |= {k: torch.ones(s) for k, s in layer_names("encoder.encoder.layers.2.", 24, 20).items()}
     state |= {f"encoder.post_layernorm.{w}": torch.ones(24) for w in ("weight", "bias")}
     state["teacher.something"] = torch.full((3,), float("nan"))
-    args = {"input_size": 16, "bottleneck": {"name": "bottleneck", "args": {"bottleneck_dim": 10}}, "teacher": "google/siglip2"}
+    args = {
+        "input_size": 16,
+        "bottleneck": {"name": "bottleneck", "args": {"bottleneck_dim": 10}},
+        "teacher": "google/siglip2",
+    }
     torch.save({"model": {"name": "ta_tok", "args": args, "sd": state}}, tmp_path / "ta_tok.pth")
     refused(load_ta_tok, tmp_path / "ta_tok.pth", "may lack an entry encoder_heads")  # 24 / 64 is no head count
     half = load_ta_tok(tmp_path / "ta_tok.pth", encoder=False)
     assert half.net.config == OF_CODES and not half.sees and half.name == "ta_tok"
     codes = torch.randint(30, (1, 9))
     assert torch.equal(half.net.features(codes), net.features(codes))
-    save_file({k: v for k, v in state.items() if k != "teacher.something"}, tmp_path / "own.safetensors", metadata=TA_TOK)
+    save_file(
+        {k: v for k, v in state.items() if k != "teacher.something"}, tmp_path / "own.safetensors", metadata=TA_TOK
+    )
     whole = load_ta_tok(tmp_path / "own.safetensors")
     assert whole.net.config == TINY_TA_TOK and whole.sees
     image = torch.rand(1, 3, 20, 16)
@@ -386,7 +466,9 @@ def test_input_size_from_the_arguments(tmp_path: Path) -> None:
         torch.save({"model": {"name": "x", "args": {"input_size": size}, "sd": state}}, tmp_path / "t.pth")
         with pytest.raises(UserError, match="12 attention heads do not fit the width 64"):
             load_ta_tok(tmp_path / "t.pth")
-        save_file(state, tmp_path / "t.safetensors", metadata={"decoder_heads": "2", "args": json.dumps({"input_size": size})})
+        save_file(
+            state, tmp_path / "t.safetensors", metadata={"decoder_heads": "2", "args": json.dumps({"input_size": size})}
+        )
         assert load_ta_tok(tmp_path / "t.safetensors").net.config.input_size == expected
 
 
@@ -398,7 +480,10 @@ def test_input_size_from_the_arguments(tmp_path: Path) -> None:
         (lambda s: s.pop("bottleneck.in_linear.weight"), "1 missing"),
         (lambda s: s.pop("decoder.vision_model.encoder.layers.0.mlp.fc1.weight"), "fc1.weight is missing"),
         (lambda s: s.update({"bottleneck.regularizer.embedding.weight": torch.ones(30)}), "misshaped"),
-        (lambda s: s.update({"decoder.vision_model.embeddings.position_embedding.weight": torch.ones(15, 24)}), "no square grid"),
+        (
+            lambda s: s.update({"decoder.vision_model.embeddings.position_embedding.weight": torch.ones(15, 24)}),
+            "no square grid",
+        ),
         (lambda s: s.update({"bottleneck.out_linear.weight": torch.ones(10, 9)}), "10x9, not 10x10"),
         (lambda s: s.update({"bottleneck.out_linear.bias": torch.full((10,), float("inf"))}), "NaN or infinite"),
     ],
@@ -419,8 +504,15 @@ def test_ta_tok_metadata_that_makes_no_sense(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- de-tokenizers
 
 ARGS = {
-    "n_layer": 2, "n_head": 2, "dim": 16, "vocab_size": 20, "cond_dim": 24, "cls_token_num": 4, "max_seq_len": 16, "model_type": "clip_cond"
-}  # fmt: skip
+    "n_layer": 2,
+    "n_head": 2,
+    "dim": 16,
+    "vocab_size": 20,
+    "cond_dim": 24,
+    "cls_token_num": 4,
+    "max_seq_len": 16,
+    "model_type": "clip_cond",
+}
 
 
 def test_detokenizer_in_the_official_nesting(tmp_path: Path) -> None:
@@ -480,11 +572,25 @@ def test_grid(tmp_path: Path) -> None:
     assert load_detokenizer(write("x_512px.safetensors", 1100)).grid == 32
     assert load_detokenizer(write("a.safetensors", 19, grid="4")).grid == 4
     assert load_detokenizer(write("a.safetensors", 19), grid=3).grid == 3
-    refused(load_detokenizer, write("a.safetensors", 19), "^grid: a.safetensors does not say how large its pictures are; choose 16")
+    refused(
+        load_detokenizer,
+        write("a.safetensors", 19),
+        "^grid: a.safetensors does not say how large its pictures are; choose 16",
+    )
     refused(load_detokenizer, write("b_256_512.safetensors", 2000), "^grid: .*does not say how large")
-    refused(load_detokenizer, tmp_path / "a.safetensors", "^grid: 5x5 tokens need at least 25 positions, a.safetensors has 19", grid=5)
+    refused(
+        load_detokenizer,
+        tmp_path / "a.safetensors",
+        "^grid: 5x5 tokens need at least 25 positions, a.safetensors has 19",
+        grid=5,
+    )
     refused(load_detokenizer, tmp_path / "a.safetensors", "^grid: 1 tokens a side is outside 2 to 128", grid=1)
-    refused(load_detokenizer, write("c.safetensors", 984), "^grid: c.safetensors is for 16x16 tokens, not 32x32; choose auto$", grid=32)
+    refused(
+        load_detokenizer,
+        write("c.safetensors", 984),
+        "^grid: c.safetensors is for 16x16 tokens, not 32x32; choose auto$",
+        grid=32,
+    )
     refused(load_detokenizer, write("c.safetensors", 19, grid="x"), "grid = x")
 
 
@@ -498,7 +604,10 @@ def test_grid(tmp_path: Path) -> None:
         (lambda s: s.update({"tok_embeddings.weight": torch.ones(20)}), "embeddings are misshaped"),
         (lambda s: s.update({"clip_proj.weight": torch.ones(16)}), "misshaped"),
         (lambda s: s.update(abs_pe=torch.ones(19)), "misshaped"),
-        (lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(47, 16)}), "does not fit the attention weights"),
+        (
+            lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(47, 16)}),
+            "does not fit the attention weights",
+        ),
         (lambda s: s["output.weight"].fill_(float("nan")), "NaN or infinite weights in output.weight"),
     ],
 )
@@ -545,7 +654,10 @@ def test_parts_are_checked(tmp_path: Path) -> None:
     model = load_detokenizer(tmp_path / "d.safetensors", ta_tok=ta_tok)
     assert model.ta_tok is ta_tok
     other = TATokModel(tiny_ta_tok(replace(TINY_TA_TOK, width=36)), "other")
-    with pytest.raises(UserError, match="^ta_tok: other makes features of 36 numbers, d reads 24; choose the TA-Tok it was trained with.$"):
+    with pytest.raises(
+        UserError,
+        match="^ta_tok: other makes features of 36 numbers, d reads 24; choose the TA-Tok it was trained with.$",
+    ):
         load_detokenizer(tmp_path / "d.safetensors", ta_tok=other)
     codes = replace(DTOK, condition="codes", condition_size=30)
     save_file(detokenizer_state(codes), tmp_path / "c.safetensors", metadata={"heads": "2", "grid": "4"})
@@ -561,7 +673,9 @@ def test_parts_are_checked(tmp_path: Path) -> None:
 def test_one_file_with_all_parts(tmp_path: Path) -> None:
     vq = VQAutoencoder(VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, codes=20, groups=4))
     state = detokenizer_state()
-    state |= {f"ta_tok.{k}": v for k, v in tiny_ta_tok().state_dict().items()} | {f"vq.{k}": v for k, v in vq.state_dict().items()}
+    state |= {f"ta_tok.{k}": v for k, v in tiny_ta_tok().state_dict().items()} | {
+        f"vq.{k}": v for k, v in vq.state_dict().items()
+    }
     path = tmp_path / "demo.safetensors"
     save_file(state, path, metadata={"heads": "2", "grid": "4", "groups": "4", **TA_TOK})
     assert parts_inside(path) == {"ta-tok", "vq"}
@@ -571,7 +685,9 @@ def test_one_file_with_all_parts(tmp_path: Path) -> None:
     assert model.net.config == DTOK and ta_tok.net.config == TINY_TA_TOK and decoder.net.config.codes == 20
     save_file(detokenizer_state(), path)
     assert parts_inside(path) == frozenset() == parts_inside(tmp_path / "gone")
-    refused(load_ta_tok, path, "^ta_tok: demo.safetensors holds a Tar de-tokenizer, not a TA-Tok; choose it as checkpoint$")
+    refused(
+        load_ta_tok, path, "^ta_tok: demo.safetensors holds a Tar de-tokenizer, not a TA-Tok; choose it as checkpoint$"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- catalogue
@@ -582,9 +698,10 @@ def test_catalogue(tmp_path: Path) -> None:
     assert official == ["tar-1.5b (download 3.29 GB)", "tar-7b (download 16.17 GB)"]
     local = ["Tar-1.5B/model.safetensors", "ta_tok.pth", "sub/ar_dtok_lp_512px.pth", "vq_ds16_t2i.pt", "my.pt"]
     shown = {
-        "tar": ["Tar-1.5B", "my.pt", "tar-7b (download 16.17 GB)"], "ta-tok": ["ta_tok.pth", "my.pt"],
+        "tar": ["Tar-1.5B", "my.pt", "tar-7b (download 16.17 GB)"],
+        "ta-tok": ["ta_tok.pth", "my.pt"],
         "dtok": ["sub/ar_dtok_lp_512px.pth", "my.pt", "ar-dtok-256 (download)", "ar-dtok-1024 (download)"],
-    }  # fmt: skip
+    }
     for family, expected in shown.items():
         assert [text for text in hub.menu(family, local) if not text.startswith("demo")] == expected
     assert hub.decoder_for("ar-dtok-256", None, "dtok") == hub.decoder_for("mine.pth", None, "dtok") == "vq16-t2i"
@@ -610,7 +727,9 @@ def test_a_part_that_the_repository_does_not_have(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(hub, "download", download)
     assert hub.resolve("tar-1.5b", "tar", [], tmp_path) == tmp_path / "Tar-1.5B"
-    assert sorted(p.name for p in (tmp_path / "Tar-1.5B").iterdir()) == sorted(part for part in entry.parts if not part.endswith("?"))
+    assert sorted(p.name for p in (tmp_path / "Tar-1.5B").iterdir()) == sorted(
+        part for part in entry.parts if not part.endswith("?")
+    )
     assert hub.resolve("tar-1.5b", "tar", [tmp_path], tmp_path / "x") == tmp_path / "Tar-1.5B"
     answers[0] = "no connection: timed out"
     with pytest.raises(UserError, match="no connection"):

@@ -20,7 +20,9 @@ WORDS = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat
 
 
 def transformers_here():
-    return pytest.importorskip("transformers", reason="transformers is not installed: the text encoder cannot be tested here")
+    return pytest.importorskip(
+        "transformers", reason="transformers is not installed: the text encoder cannot be tested here"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,10 @@ def change(folder: Path, how) -> None:
     save_file(state, folder / "model.safetensors")
 
 
-Q, BIAS = "encoder.block.0.layer.0.SelfAttention.q.weight", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+Q, BIAS = (
+    "encoder.block.0.layer.0.SelfAttention.q.weight",
+    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +224,11 @@ def test_the_catalogued_folder_is_found_or_completed(tmp_path: Path, monkeypatch
         path.write_bytes(b"0123456789")
     arguments = ("t5", [tmp_path / "none"], tmp_path)
     assert hub.resolve("flan-t5-xl", *arguments, lambda *n: told.append(n)) == tmp_path / "flan-t5-xl"
-    assert asked == list(entry.parts[2:]) and told[0] == (25, entry.size) and told[-1] == (10 * len(entry.parts) - 5, entry.size)
+    assert (
+        asked == list(entry.parts[2:])
+        and told[0] == (25, entry.size)
+        and told[-1] == (10 * len(entry.parts) - 5, entry.size)
+    )
     for choice in (entry.id, entry.label, "flan-t5-xl (download 1 GB)"):
         assert hub.resolve(choice, "t5", [tmp_path / "none", tmp_path], tmp_path / "x") == tmp_path / "flan-t5-xl"
     assert len(asked) == len(entry.parts) - 2
@@ -229,7 +238,9 @@ def test_menu_and_folders_of_ones_own(tmp_path: Path) -> None:
     local = ["mine/model-00001-of-00002.safetensors", "mine/model-00002-of-00002.safetensors", "one.safetensors"]
     assert hub.menu("t5", local) == ["mine", "one.safetensors", "flan-t5-xl (download 11.40 GB)"]
     assert hub.menu("t5", ["sub\\flan-t5-xl\\model-00001-of-00002.safetensors"]) == ["sub\\flan-t5-xl"]
-    assert "flan-t5-xl/model-00001-of-00002.safetensors" not in hub.menu("mar", ["flan-t5-xl/model-00001-of-00002.safetensors"])
+    assert "flan-t5-xl/model-00001-of-00002.safetensors" not in hub.menu(
+        "mar", ["flan-t5-xl/model-00001-of-00002.safetensors"]
+    )
     for choice in (*hub.menu("t5", local), *local):
         hub.check(choice, "t5", local)
     (tmp_path / "mine").mkdir()

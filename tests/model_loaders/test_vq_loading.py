@@ -68,10 +68,14 @@ def test_published_layouts(tiny, tmp_path: Path) -> None:
         lambda s: {"model": {f"module.{k}": v for k, v in s.items()}},
         # The training dump: the moving average is what upstream evaluates.
         lambda s: {
-            "model": {k: v + 1 for k, v in s.items()}, "ema": s, "optimizer": {"state": {}}, "steps": 1,
-            "discriminator": {"main.0.weight": torch.zeros(1)}, "args": argparse.Namespace(vq_model="VQ-8"),
+            "model": {k: v + 1 for k, v in s.items()},
+            "ema": s,
+            "optimizer": {"state": {}},
+            "steps": 1,
+            "discriminator": {"main.0.weight": torch.zeros(1)},
+            "args": argparse.Namespace(vq_model="VQ-8"),
         },
-    ):  # fmt: skip
+    ):
         torch.save(wrap(state), tmp_path / "vq_ds8.pt")
         model = load_vq(tmp_path / "vq_ds8.pt")
         assert model.name == "vq_ds8" and torch.equal(model.net.quant_conv.weight, state["quant_conv.weight"])
@@ -99,7 +103,10 @@ def widen(state: dict) -> None:
         (lambda s: s.update({"post_quant_conv.weight": torch.ones(5, 8, 1, 1)}), "misshaped"),
         (widen, "widths 8, 20 are no multiples of 8"),
         (lambda s: s["decoder.conv_in.bias"].fill_(float("nan")), "NaN or infinite weights in decoder.conv_in.bias"),
-        (lambda s: s["quantize.embedding.weight"][3].fill_(float("inf")), "infinite weights in quantize.embedding.weight"),
+        (
+            lambda s: s["quantize.embedding.weight"][3].fill_(float("inf")),
+            "infinite weights in quantize.embedding.weight",
+        ),
         (lambda s: s.update({"quant_conv.bias": torch.ones(8, dtype=torch.int64)}), "holds int64"),
     ],
 )
@@ -137,9 +144,13 @@ def test_a_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_other_family(tiny, root: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="^decoder: vq.safetensors holds a VQ autoencoder, not a KL autoencoder; choose another"):
+    with pytest.raises(
+        UserError, match="^decoder: vq.safetensors holds a VQ autoencoder, not a KL autoencoder; choose another"
+    ):
         load_kl(tiny())
-    with pytest.raises(UserError, match="^checkpoint: vq.safetensors holds a VQ autoencoder, not a MAR; choose another"):
+    with pytest.raises(
+        UserError, match="^checkpoint: vq.safetensors holds a VQ autoencoder, not a MAR; choose another"
+    ):
         load_mar(tiny())
     with pytest.raises(UserError, match="^decoder: .* holds a KL autoencoder, not a VQ autoencoder; choose another"):
         load_vq(root / "tests" / "parity" / "mar" / "tiny_vae_f16.safetensors")
@@ -147,4 +158,6 @@ def test_the_other_family(tiny, root: Path, tmp_path: Path) -> None:
     save_file(gpt, tmp_path / "gpt.safetensors")
     with pytest.raises(UserError) as error:
         load_vq(tmp_path / "gpt.safetensors")
-    assert str(error.value) == "decoder: gpt.safetensors holds a LlamaGen, not a VQ autoencoder; choose it as checkpoint"
+    assert (
+        str(error.value) == "decoder: gpt.safetensors holds a LlamaGen, not a VQ autoencoder; choose it as checkpoint"
+    )

@@ -38,9 +38,12 @@ def test_full_size_keys(root: Path, name: str, mult: tuple, count: int) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        TINY, VQConfig(4, (1,), 1, 3, 7, 2, 2), VQConfig(4, (1, 3), 3, 3, 7, 8, 2), VQConfig(8, (2, 1, 1, 1), 2, 4, 9, 8, 8),
+        TINY,
+        VQConfig(4, (1,), 1, 3, 7, 2, 2),
+        VQConfig(4, (1, 3), 3, 3, 7, 8, 2),
+        VQConfig(8, (2, 1, 1, 1), 2, 4, 9, 8, 8),
     ],
-)  # fmt: skip
+)
 def test_the_shape_is_read_off_any_state_dict(config: VQConfig) -> None:
     with torch.device("meta"):
         net = VQAutoencoder(config)
@@ -68,7 +71,9 @@ def test_encode_gives_vectors_and_their_codes(net: VQAutoencoder) -> None:
     vectors, codes = net.encode(x)
     assert torch.equal(net.vectors(codes), vectors) and codes.dtype == torch.int64
     features = F.normalize(net.features(x), dim=1)
-    distance = (features[:, None] - F.normalize(net.quantize.embedding.weight, dim=1)[None, :, :, None, None]).norm(dim=2)
+    distance = (features[:, None] - F.normalize(net.quantize.embedding.weight, dim=1)[None, :, :, None, None]).norm(
+        dim=2
+    )
     assert torch.equal(distance.argmin(1), codes)
 
 

@@ -34,8 +34,9 @@ class FakeOutput:
 
 def _type(kind: str) -> Any:
     return SimpleNamespace(
-        Input=type(f"{kind}Input", (FakeInput,), {"kind": kind}), Output=type(f"{kind}Output", (FakeOutput,), {"kind": kind})
-    )  # fmt: skip
+        Input=type(f"{kind}Input", (FakeInput,), {"kind": kind}),
+        Output=type(f"{kind}Output", (FakeOutput,), {"kind": kind}),
+    )
 
 
 @dataclass
@@ -101,28 +102,51 @@ def install() -> None:
     """Put the fakes where ``import`` finds them."""
     cpu = torch.device("cpu")
     io = SimpleNamespace(
-        **{k: _type(k.upper()) for k in ("Int", "Float", "Boolean", "String", "Combo", "Image", "Latent", "Mask", "Vae", "UpscaleModel")},
-        Custom=_type, Schema=Schema, NodeOutput=NodeOutput, ComfyNode=object, Input=FakeInput, Output=FakeOutput,
-    )  # fmt: skip
+        **{
+            k: _type(k.upper())
+            for k in ("Int", "Float", "Boolean", "String", "Combo", "Image", "Latent", "Mask", "Vae", "UpscaleModel")
+        },
+        Custom=_type,
+        Schema=Schema,
+        NodeOutput=NodeOutput,
+        ComfyNode=object,
+        Input=FakeInput,
+        Output=FakeOutput,
+    )
     modules = {
-        "comfy": {}, "comfy_api": {},
+        "comfy": {},
+        "comfy_api": {},
         "comfy_api.latest": {"io": io, "ComfyExtension": object},
         "comfy.model_management": {
-            "get_torch_device": lambda: cpu, "unet_offload_device": lambda: cpu, "vae_device": lambda: cpu,
-            "vae_offload_device": lambda: cpu, "text_encoder_device": lambda: cpu, "text_encoder_offload_device": lambda: cpu,
-            "intermediate_device": lambda: cpu, "get_free_memory": lambda device: 1e9,
-            "load_models_gpu": lambda models, **about: state.loaded.append((models, about)), "soft_empty_cache": lambda: None,
-            "dtype_size": lambda dtype: dtype.itemsize, "throw_exception_if_processing_interrupted": _check,
+            "get_torch_device": lambda: cpu,
+            "unet_offload_device": lambda: cpu,
+            "vae_device": lambda: cpu,
+            "vae_offload_device": lambda: cpu,
+            "text_encoder_device": lambda: cpu,
+            "text_encoder_offload_device": lambda: cpu,
+            "intermediate_device": lambda: cpu,
+            "get_free_memory": lambda device: 1e9,
+            "load_models_gpu": lambda models, **about: state.loaded.append((models, about)),
+            "soft_empty_cache": lambda: None,
+            "dtype_size": lambda dtype: dtype.itemsize,
+            "throw_exception_if_processing_interrupted": _check,
         },
-        "comfy.utils": {"ProgressBar": Progress, "tiled_scale": _tiled_scale}, "comfy.text_encoders": {"__path__": []},
-        "comfy.cli_args": {"args": SimpleNamespace(preview_method=Preview.Auto, preview_size=512), "LatentPreviewMethod": Preview},
+        "comfy.utils": {"ProgressBar": Progress, "tiled_scale": _tiled_scale},
+        "comfy.text_encoders": {"__path__": []},
+        "comfy.cli_args": {
+            "args": SimpleNamespace(preview_method=Preview.Auto, preview_size=512),
+            "LatentPreviewMethod": Preview,
+        },
         "comfy.model_patcher": {"ModelPatcher": Patcher},
         "folder_paths": {
-            "models_dir": "models", "folder_names_and_paths": {"vae": (["models/vae"], set())}, "supported_pt_extensions": set(),
-            "get_filename_list": lambda kind: [], "get_folder_paths": lambda kind: [f"models/{kind}"],
+            "models_dir": "models",
+            "folder_names_and_paths": {"vae": (["models/vae"], set())},
+            "supported_pt_extensions": set(),
+            "get_filename_list": lambda kind: [],
+            "get_folder_paths": lambda kind: [f"models/{kind}"],
             "add_model_folder_path": lambda *a, **k: None,
         },
-    }  # fmt: skip
+    }
     for name, content in modules.items():
         module = sys.modules.setdefault(name, ModuleType(name))
         for key, value in content.items():

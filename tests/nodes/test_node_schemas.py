@@ -44,25 +44,53 @@ ORDER = {
     "FastARClassLabel": ["labels", "label_set", "images_per_label", "add_label"],
     "FastARMARSampler": [*MAR_MAIN, *MAR_MORE, "diffusion_steps_end", "diffusion_steps_curve", "speculation"],
     "FastARFastHybrid": [
-        *MAR_MAIN, "lookahead", "threshold", "guided_steps", *MAR_MORE, "guidance_schedule", "guidance_space", "similarity",
-        "accepted", "verify", "preset",
+        *MAR_MAIN,
+        "lookahead",
+        "threshold",
+        "guided_steps",
+        *MAR_MORE,
+        "guidance_schedule",
+        "guidance_space",
+        "similarity",
+        "accepted",
+        "verify",
+        "preset",
     ],
     "FastARLazyMAR": [*MAR_MAIN, *LAZY_MAIN, *MAR_MORE, *LAZY_MORE, "preset"],
     "FastARLazyMARCache": [*LAZY_MAIN, *LAZY_MORE, "preset", "preset_for"],
     "FastARCSpD": [
-        *MAR_MAIN, "draft_length", "prefill_ratio", "mode", *MAR_MORE, "inner_temperature", "alignment", "speculation", "preset",
+        *MAR_MAIN,
+        "draft_length",
+        "prefill_ratio",
+        "mode",
+        *MAR_MORE,
+        "inner_temperature",
+        "alignment",
+        "speculation",
+        "preset",
     ],
     "FastARLlamaGenSampler": [*TOKENS_MAIN, *TOKENS_MORE],
     "FastARPAR": [*TOKENS_MAIN, "grouping", *TOKENS_MORE, "sequential_start", "group"],
     "FastARZipAR": [*TOKENS_MAIN, "window", *TOKENS_MORE, "mask_undecoded", "preset"],
     "FastARMuLoSD": [
-        *TOKENS_MAIN, "tau", "expansion", *TOKENS_MORE, "acceptance_target", "neighbours", "draft_rows", "draft_window", "resample_window",
-        "resample_order", "up_sampler", "repair", "preset",
+        *TOKENS_MAIN,
+        "tau",
+        "expansion",
+        *TOKENS_MORE,
+        "acceptance_target",
+        "neighbours",
+        "draft_rows",
+        "draft_window",
+        "resample_window",
+        "resample_order",
+        "up_sampler",
+        "repair",
+        "preset",
     ],
     "FastARCompare": ["labels", "columns", "baseline"],
     "FastARTokenMap": ["what", "opacity"],
     "FastARReport": ["format"],
-}  # fmt: skip
+}
 EDIT = ["latent", "mask"]
 SAMPLED = ["latent", "report"]
 SOCKETS = {
@@ -100,9 +128,11 @@ SETTINGS = {
     "FastARMuLoSD": MuLoSDSettings,
 }
 # What a graph may leave unconnected.
-OPTIONAL = {
-    ("FastARCompare", name) for name in SOCKETS["FastARCompare"][0] if name != "image_1"
-} | {(node, name) for node in SOCKETS for name in ("cache", *EDIT, "upscale_model")} | {("FastARTokenMap", "image")}
+OPTIONAL = (
+    {("FastARCompare", name) for name in SOCKETS["FastARCompare"][0] if name != "image_1"}
+    | {(node, name) for node in SOCKETS for name in ("cache", *EDIT, "upscale_model")}
+    | {("FastARTokenMap", "image")}
+)
 
 
 def test_every_node_is_listed_here():
@@ -121,16 +151,16 @@ def test_sockets_keep_their_places(node):
     own = [i for i in NODES[node].inputs if i.kind not in WIDGETS]
     assert [i.id for i in own] == inputs
     assert [o.id for o in NODES[node].outputs] == outputs
-    assert {i.id for i in own if i.about.get("optional")} == {
-        name for name in inputs if (node, name) in OPTIONAL
-    }
+    assert {i.id for i in own if i.about.get("optional")} == {name for name in inputs if (node, name) in OPTIONAL}
 
 
 @pytest.mark.parametrize("node", NODES)
 def test_everything_has_a_tooltip_and_a_help_page(root, node):
     for part in [*NODES[node].inputs, *NODES[node].outputs]:
         assert part.about.get("tooltip"), f"{node}.{part.id}"
-    assert (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8").startswith(f"# {NODES[node].display_name}\n")
+    assert (
+        (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8").startswith(f"# {NODES[node].display_name}\n")
+    )
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -154,7 +184,11 @@ def test_widgets_say_what_the_settings_say(node):
             assert widget.kind == "BOOLEAN"
         else:
             assert widget.kind == ("INT" if isinstance(default, int) else "FLOAT")
-            assert (widget.about["min"], widget.about["max"], widget.about["step"]) == (about.low, about.high, about.step)
+            assert (widget.about["min"], widget.about["max"], widget.about["step"]) == (
+                about.low,
+                about.high,
+                about.step,
+            )
 
 
 def test_an_older_comfyui_gets_no_argument_it_does_not_know(monkeypatch):

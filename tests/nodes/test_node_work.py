@@ -54,7 +54,13 @@ def steps(total: int, sent: list, closed: list) -> Generator:
     try:
         for i in range(total):
             decided.view(-1)[: i + 1] = True
-            sent.append((yield SimpleNamespace(done=i + 1, total=total, latents=torch.ones(1, 2, 2, 2), decided=decided.clone())))
+            sent.append(
+                (
+                    yield SimpleNamespace(
+                        done=i + 1, total=total, latents=torch.ones(1, 2, 2, 2), decided=decided.clone()
+                    )
+                )
+            )
     finally:
         closed.append(True)
     return "result"
@@ -98,7 +104,9 @@ def test_short_memory_costs_the_preview_only():
 
 def test_a_sampler_that_fails_says_so():
     def broken():
-        yield SimpleNamespace(done=1, total=2, latents=torch.zeros(1, 2, 2, 2), decided=torch.ones(1, 2, 2, dtype=torch.bool))
+        yield SimpleNamespace(
+            done=1, total=2, latents=torch.zeros(1, 2, 2, 2), decided=torch.ones(1, 2, 2, dtype=torch.bool)
+        )
         raise UserError("cfg: no")
 
     with pytest.raises(UserError, match="cfg"):
@@ -181,10 +189,20 @@ def test_seeds_that_are_none(value):
 
 def a_model(tokens: int = 16, classes: int = 10, label_set: str = "") -> host.Loaded:
     config = MARConfig(
-        dim=16, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=tokens, channels=2, classes=classes, head_depth=1,
+        dim=16,
+        encoder_depth=1,
+        decoder_depth=2,
+        heads=2,
+        buffer=2,
+        tokens=tokens,
+        channels=2,
+        classes=classes,
+        head_depth=1,
         head_width=16,
-    )  # fmt: skip
-    return host.Loaded.of(MARModel(initialise(MAR(config)).eval(), "tiny", latent_scale=0.5, label_set=label_set), tiny_vae())
+    )
+    return host.Loaded.of(
+        MARModel(initialise(MAR(config)).eval(), "tiny", latent_scale=0.5, label_set=label_set), tiny_vae()
+    )
 
 
 def values(settings: type, **changes):
@@ -209,7 +227,9 @@ def sample(node: type, what=(1,), seed: int = 3, sockets=None, **changes):
     wanted = {"ar_steps": 4, "diffusion_steps": 4} | changes
     extra = {name: wanted.pop(name) for name in ("preset", "cache", "latent", "mask") if name in wanted}
     condition = from_ids(list(what))
-    done = node.execute(**(sockets or models(node)), condition=condition, seed=seed, **values(SAMPLERS[node], **wanted), **extra)
+    done = node.execute(
+        **(sockets or models(node)), condition=condition, seed=seed, **values(SAMPLERS[node], **wanted), **extra
+    )
     return done.result[0]["samples"], done.result[1]
 
 
@@ -225,7 +245,7 @@ def test_noise_beyond_reason_is_refused_before_it_is_made():
     with pytest.raises(UserError, match="GB of noise"):
         mar_samplers.MARSampler.execute(
             model=a_model(4096), condition=from_ids([1] * 256), seed=0, **values(MARSettings, diffusion_steps=1000)
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("bad", ["text", 5, None, {"samples": 1}, SimpleNamespace(model=3)])
@@ -340,12 +360,27 @@ UNEVEN = torch.stack([half()[0], torch.ones(8, 8)])
 EDITS = {
     "a mask without a picture": ({"mask": half()}, "^latent: .*no picture to change"),
     "a picture without a mask": ({"latent": PICTURE}, "^mask: .*nothing of the latent would be kept"),
-    "text for a latent": ({"latent": "cat.png", "mask": half()}, "^latent: it got no LATENT; connect the output of VAE Encode"),
+    "text for a latent": (
+        {"latent": "cat.png", "mask": half()},
+        "^latent: it got no LATENT; connect the output of VAE Encode",
+    ),
     "a latent of nothing": ({"latent": {"samples": 1}, "mask": half()}, "^latent: it got no LATENT"),
-    "a latent of another model": ({"latent": {"samples": torch.zeros(1, 4, 8, 8)}, "mask": half()}, "^latent: .*VAE Encode"),
-    "latents of too many pictures": ({"latent": {"samples": torch.zeros(3, 2, 4, 4)}, "mask": half()}, "^latent: .*3 entries"),
-    "a latent that is not finite": ({"latent": {"samples": torch.full((1, 2, 4, 4), torch.nan)}, "mask": half()}, "^latent: .*finite"),
-    "text for a mask": ({"latent": PICTURE, "mask": "m"}, "^mask: it got the text 'm'; connect the output of a node that gives a MASK"),
+    "a latent of another model": (
+        {"latent": {"samples": torch.zeros(1, 4, 8, 8)}, "mask": half()},
+        "^latent: .*VAE Encode",
+    ),
+    "latents of too many pictures": (
+        {"latent": {"samples": torch.zeros(3, 2, 4, 4)}, "mask": half()},
+        "^latent: .*3 entries",
+    ),
+    "a latent that is not finite": (
+        {"latent": {"samples": torch.full((1, 2, 4, 4), torch.nan)}, "mask": half()},
+        "^latent: .*finite",
+    ),
+    "text for a mask": (
+        {"latent": PICTURE, "mask": "m"},
+        "^mask: it got the text 'm'; connect the output of a node that gives a MASK",
+    ),
     "an empty mask": ({"latent": PICTURE, "mask": torch.zeros(1, 8, 8)}, "^mask: it is empty; paint"),
     "a mask of no size": ({"latent": PICTURE, "mask": torch.zeros(1, 0, 8)}, "^mask: .*shape"),
     "a mask that is a line": ({"latent": PICTURE, "mask": torch.ones(8)}, "^mask: .*shape"),
@@ -376,7 +411,9 @@ def test_a_preset_sets_the_accelerator_and_leaves_the_picture(node, label_set):
         told = sample(node, sockets=sockets, preset=name, cfg=1.5)[1].settings
         meant = presets.values(SAMPLERS[node], name, demo)
         assert meant and told == values(SAMPLERS[node], ar_steps=4, diffusion_steps=4, cfg=1.5) | meant
-    assert sample(node, sockets=sockets, preset="as set")[1].settings == values(SAMPLERS[node], ar_steps=4, diffusion_steps=4)
+    assert sample(node, sockets=sockets, preset="as set")[1].settings == values(
+        SAMPLERS[node], ar_steps=4, diffusion_steps=4
+    )
     with pytest.raises(UserError, match="^preset: 'best' is not one of as set, exact"):
         sample(node, sockets=sockets, preset="best")
 
@@ -421,7 +458,13 @@ def compare(**about):
 
 def test_compare_measures_against_the_first_report():
     image = torch.rand(1, 8, 8, 3)
-    pairs = {"image_1": [image], "image_2": [image], "report_2": [report("mar", 4.0)], "image_3": [image], "report_3": [report("x", 2.0)]}
+    pairs = {
+        "image_1": [image],
+        "image_2": [image],
+        "report_2": [report("mar", 4.0)],
+        "image_3": [image],
+        "report_3": [report("x", 2.0)],
+    }
     grid, table = compare(**pairs)
     assert grid.shape[0] == 1 and grid.shape[3] == 3 and 0 <= grid.min() and grid.max() <= 1
     lines = table.splitlines()
@@ -458,21 +501,29 @@ def test_combinations_have_a_title():
 def test_pictures_of_every_sampler_are_compared():
     """Reports as the samplers really make them, with one map each."""
     (cache,) = mar_samplers.LazyMARCache.execute(**values(CacheSettings, refresh_period=3, start_step=1)).result
-    runs = [sample(node, ar_steps=8) for node in SAMPLERS] + [sample(mar_samplers.FastHybridSampler, ar_steps=8, cache=cache)]
+    runs = [sample(node, ar_steps=8) for node in SAMPLERS] + [
+        sample(mar_samplers.FastHybridSampler, ar_steps=8, cache=cache)
+    ]
     pairs = {}
     for i, (samples, told) in enumerate(runs, 1):
         pairs |= {f"image_{i}": [tiny_vae().decode(samples)], f"report_{i}": [told]}
     _, table = compare(**pairs)
     lines = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
     assert len(lines) == 5 and lines[0] == "MAR" and "LazyMAR" in lines and lines[4].startswith("FastHybrid")
-    for (samples, told), what, words in zip(runs, ("order", "outcome", "cached", "rejected", "cached"), range(5), strict=True):
-        (image,) = comparison.TokenMap.execute(report=told, image=tiny_vae().decode(samples), what=what, opacity=0.5).result
+    for (samples, told), what, words in zip(
+        runs, ("order", "outcome", "cached", "rejected", "cached"), range(5), strict=True
+    ):
+        (image,) = comparison.TokenMap.execute(
+            report=told, image=tiny_vae().decode(samples), what=what, opacity=0.5
+        ).result
         assert image.shape[0] == 1, words
 
 
 def test_nothing_is_marked_where_nothing_is_measured(monkeypatch):
     seen = []
-    monkeypatch.setattr(comparison, "compare_grid", lambda *a, **k: seen.append(k["marked"]) or np.zeros((8, 8, 3), np.uint8))
+    monkeypatch.setattr(
+        comparison, "compare_grid", lambda *a, **k: seen.append(k["marked"]) or np.zeros((8, 8, 3), np.uint8)
+    )
     image = torch.rand(1, 8, 8, 3)
     compare(image_1=[image], image_2=[image])
     compare(image_1=[image], image_2=[image], report_2=[report("mar")])
@@ -483,7 +534,9 @@ def test_token_map_and_report():
     told = report("fasthybrid")
     told.maps["step"] = np.zeros((2, 4, 4), np.int32)
     told.maps["outcome"] = np.ones((2, 4, 4), np.uint8)
-    (image,) = comparison.TokenMap.execute(report=told, image=torch.rand(2, 8, 8, 3), what="outcome", opacity=0.5).result
+    (image,) = comparison.TokenMap.execute(
+        report=told, image=torch.rand(2, 8, 8, 3), what="outcome", opacity=0.5
+    ).result
     assert image.shape[0] == 2 and image.shape[2] == 384
     (bare,) = comparison.TokenMap.execute(report=told, what="fixed at step", opacity=1.0).result
     assert bare.shape[0] == 2

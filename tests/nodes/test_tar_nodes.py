@@ -52,7 +52,9 @@ def values(settings: type, **changes):
 
 def prompt(tar=None, text="a red boat", seed=3, images=2, **changes):
     loaded = host.Loaded.of(tiny_tar()) if tar is None else tar
-    return conditioning.TarPrompt.execute(tar=loaded, text=text, seed=seed, images=images, **values(TarPromptSettings, **changes)).result[0]
+    return conditioning.TarPrompt.execute(
+        tar=loaded, text=text, seed=seed, images=images, **values(TarPromptSettings, **changes)
+    ).result[0]
 
 
 # ------------------------------------------------------------------------------------------------ prompts
@@ -71,9 +73,14 @@ def test_a_prompt_becomes_the_codes_that_a_script_gets():
 def test_room_is_made_for_the_language_models_cache_and_cancel_stops_it():
     loaded = host.Loaded.of(tiny_tar())
     prompt(loaded, images=64)
-    (patchers, about), = fake_comfy.state.loaded
-    report = finish_prompt(tar_prompt(loaded.model, ["a red boat"] * 64, TarPromptSettings(), PairedDraws(3, range(64)))).report
-    assert patchers == [loaded.patcher] and report.counts["cache_bytes"] < about["memory_required"] < 100 * report.counts["cache_bytes"]
+    ((patchers, about),) = fake_comfy.state.loaded
+    report = finish_prompt(
+        tar_prompt(loaded.model, ["a red boat"] * 64, TarPromptSettings(), PairedDraws(3, range(64)))
+    ).report
+    assert (
+        patchers == [loaded.patcher]
+        and report.counts["cache_bytes"] < about["memory_required"] < 100 * report.counts["cache_bytes"]
+    )
     fake_comfy.state.interrupt_at, fake_comfy.state.asked = 3, 0
     Progress.told.clear()
     with pytest.raises(Interrupted):
@@ -81,20 +88,25 @@ def test_room_is_made_for_the_language_models_cache_and_cancel_stops_it():
     assert len(Progress.told) == 3
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"tar": 5}, "^tar: it got the number 5; connect the output of Load Tar"),
-    ({"tar": a_model()}, "^tar: it got a TokenModel; connect the output of Load Tar"),
-    ({"text": 5}, "^text: it got the number 5"),
-    ({"text": "word " * 60}, "^text: the prompt takes 62 tokens .*shorten it"),
-    ({"seed": -1}, "^seed: "),
-    ({"images": 0}, "^images: "),
-    ({"detail": "700"}, "^detail: "),
-    ({"top_p": 2.0}, "^top_p: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"tar": 5}, "^tar: it got the number 5; connect the output of Load Tar"),
+        ({"tar": a_model()}, "^tar: it got a TokenModel; connect the output of Load Tar"),
+        ({"text": 5}, "^text: it got the number 5"),
+        ({"text": "word " * 60}, "^text: the prompt takes 62 tokens .*shorten it"),
+        ({"seed": -1}, "^seed: "),
+        ({"images": 0}, "^images: "),
+        ({"detail": "700"}, "^detail: "),
+        ({"top_p": 2.0}, "^top_p: "),
+    ],
+)
 def test_prompts_that_cannot_be(changes, words):
     with pytest.raises(UserError, match=words) as problem:
         prompt(**changes)
-    assert "\n" not in str(problem.value) and not fake_comfy.state.loaded, "something was loaded before the mistake was told"
+    assert "\n" not in str(problem.value) and not fake_comfy.state.loaded, (
+        "something was loaded before the mistake was told"
+    )
 
 
 def test_an_empty_prompt_and_marks_that_are_typed_are_text():
@@ -105,7 +117,9 @@ def test_an_empty_prompt_and_marks_that_are_typed_are_text():
 # ------------------------------------------------------------------------------------------------ loaders
 
 
-def write(path: Path, net: torch.nn.Module, prefixes: dict[str, torch.nn.Module] | None = None, **metadata: object) -> None:
+def write(
+    path: Path, net: torch.nn.Module, prefixes: dict[str, torch.nn.Module] | None = None, **metadata: object
+) -> None:
     state = dict(net.state_dict())
     for prefix, other in (prefixes or {}).items():
         state |= {prefix + name: t for name, t in other.state_dict().items()}
@@ -124,7 +138,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(tmp_path / "silent.safetensors", random(GPT(replace(DRAWER, absolute=79))), heads=2)
     write(tmp_path / "reader.safetensors", reader, name="tiny reader")
     write(tmp_path / "wide.safetensors", tiny_ta_tok(replace(READER, width=36)), name="wide reader")
-    write(tmp_path / "seer.safetensors", tiny_ta_tok(replace(TA_TOK, codes=20)), encoder_heads=3, input_size=16, name="seer")
+    write(
+        tmp_path / "seer.safetensors",
+        tiny_ta_tok(replace(TA_TOK, codes=20)),
+        encoder_heads=3,
+        input_size=16,
+        name="seer",
+    )
     write(tmp_path / "vq.safetensors", vq, groups=4, name="tiny vq")
     write(tmp_path / "other.safetensors", random(VQAutoencoder(replace(VQ_SIZE, codes=30))), groups=4, name="other vq")
     monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
@@ -134,8 +154,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def load(checkpoint="drawer.safetensors", ta_tok="reader.safetensors", decoder="vq.safetensors", dtype="fp32", **changes):
-    return loaders.LoadTarDetokenizer.execute(checkpoint=checkpoint, ta_tok=ta_tok, decoder=decoder, dtype=dtype, **changes).result
+def load(
+    checkpoint="drawer.safetensors", ta_tok="reader.safetensors", decoder="vq.safetensors", dtype="fp32", **changes
+):
+    return loaders.LoadTarDetokenizer.execute(
+        checkpoint=checkpoint, ta_tok=ta_tok, decoder=decoder, dtype=dtype, **changes
+    ).result
 
 
 def draw(node, model, condition, seed=5, **changes):
@@ -156,22 +180,27 @@ def test_from_files_to_pictures(folder):
     reading, drawing = (patchers for patchers, _ in fake_comfy.state.loaded)
     assert reading == [model.parts["ta_tok"].patcher] and drawing == [model.patcher, vae.patcher]
     whole, _ = load("whole.safetensors", "auto", "auto")
-    assert whole.vae.name == "whole drawer" and torch.equal(draw(token_samplers.LlamaGenSampler, whole, codes)[0], samples)
+    assert whole.vae.name == "whole drawer" and torch.equal(
+        draw(token_samplers.LlamaGenSampler, whole, codes)[0], samples
+    )
     assert load("silent.safetensors", grid="8")[0].model.grid == 8
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"ta_tok": "wide.safetensors"}, "^ta_tok: wide reader makes features of 36 numbers, tiny drawer reads 24"),
-    ({"decoder": "other.safetensors"}, "^decoder: other vq has 30 codes, tiny drawer writes 23"),
-    ({"checkpoint": "reader.safetensors"}, "^checkpoint: reader.safetensors holds a TA-Tok"),
-    ({"ta_tok": "drawer.safetensors"}, "^ta_tok: drawer.safetensors holds a Tar de-tokenizer"),
-    ({"checkpoint": "silent.safetensors"}, "^grid: silent.safetensors does not say"),
-    ({"grid": "8"}, "^grid: drawer.safetensors is for 4x4 tokens, not 8x8; choose auto"),
-    ({"grid": "7"}, "^grid: '7' is none of auto"),
-    ({"checkpoint": 5}, "^checkpoint: 5 is no file name"),
-    ({"ta_tok": "gone.safetensors"}, "^ta_tok: "),
-    ({"dtype": "int4"}, "^dtype: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"ta_tok": "wide.safetensors"}, "^ta_tok: wide reader makes features of 36 numbers, tiny drawer reads 24"),
+        ({"decoder": "other.safetensors"}, "^decoder: other vq has 30 codes, tiny drawer writes 23"),
+        ({"checkpoint": "reader.safetensors"}, "^checkpoint: reader.safetensors holds a TA-Tok"),
+        ({"ta_tok": "drawer.safetensors"}, "^ta_tok: drawer.safetensors holds a Tar de-tokenizer"),
+        ({"checkpoint": "silent.safetensors"}, "^grid: silent.safetensors does not say"),
+        ({"grid": "8"}, "^grid: drawer.safetensors is for 4x4 tokens, not 8x8; choose auto"),
+        ({"grid": "7"}, "^grid: '7' is none of auto"),
+        ({"checkpoint": 5}, "^checkpoint: 5 is no file name"),
+        ({"ta_tok": "gone.safetensors"}, "^ta_tok: "),
+        ({"dtype": "int4"}, "^dtype: "),
+    ],
+)
 def test_what_the_loader_refuses(folder, changes, words):
     with pytest.raises(UserError, match=words) as problem:
         load(**changes)
@@ -214,7 +243,11 @@ def test_pictures_become_codes_each_for_itself(folder):
     assert len(made) == 10 and made.size == 20 and all(codes.shape == (25,) for codes in made.codes)
     for i in (0, 9):
         alone = codes_of(pictures[i : i + 1], images=2)
-        assert torch.equal(alone.codes[0], made.codes[i]) and torch.equal(*alone.codes) and alone.names == ("picture 1",) * 2
+        assert (
+            torch.equal(alone.codes[0], made.codes[i])
+            and torch.equal(*alone.codes)
+            and alone.names == ("picture 1",) * 2
+        )
     assert codes_of(pictures[..., :1], detail="169").codes[0].shape == (4,)
     assert [patchers for patchers, _ in fake_comfy.state.loaded[:1]] == [[conditioning._ta_tok._loaded.patcher]]
     assert Progress.told[-1][:2] == (10, 10)
@@ -226,14 +259,17 @@ def test_cancel_between_pictures(folder):
         codes_of(torch.rand(20, 8, 8, 3))
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"image": 5}, "^image: it got the number 5"),
-    ({"ta_tok": "reader.safetensors"}, "^ta_tok: tiny reader holds no picture encoder"),
-    ({"ta_tok": "gone"}, "^ta_tok: "),
-    ({"ta_tok": None}, "^ta_tok: it got nothing"),
-    ({"images": 200}, "^images: 2 pictures 200 times"),
-    ({"detail": "5"}, "^detail: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"image": 5}, "^image: it got the number 5"),
+        ({"ta_tok": "reader.safetensors"}, "^ta_tok: tiny reader holds no picture encoder"),
+        ({"ta_tok": "gone"}, "^ta_tok: "),
+        ({"ta_tok": None}, "^ta_tok: it got nothing"),
+        ({"images": 200}, "^images: 2 pictures 200 times"),
+        ({"detail": "5"}, "^detail: "),
+    ],
+)
 def test_pictures_that_cannot_be_read(folder, changes, words):
     with pytest.raises(UserError, match=words):
         codes_of(**{"image": torch.rand(2, 8, 8, 3)} | changes)
@@ -245,10 +281,14 @@ def test_pictures_that_cannot_be_read(folder, changes, words):
 def mulosd(target=None, draft=None, condition=None, seed=5, upscale_model=None, **changes):
     extra = {name: changes.pop(name) for name in ("preset",) if name in changes}
     done = token_samplers.MuLoSDSampler.execute(
-        target=drawer() if target is None else target, draft=drawer("small", 1) if draft is None else draft,
-        condition=prompt() if condition is None else condition, seed=seed, upscale_model=upscale_model,
-        **values(MuLoSDSettings, **{"top_k": 0, **changes}), **extra,
-    )  # fmt: skip
+        target=drawer() if target is None else target,
+        draft=drawer("small", 1) if draft is None else draft,
+        condition=prompt() if condition is None else condition,
+        seed=seed,
+        upscale_model=upscale_model,
+        **values(MuLoSDSettings, **{"top_k": 0, **changes}),
+        **extra,
+    )
     return done.result[0]["samples"], done.result[1]
 
 
@@ -261,14 +301,20 @@ def test_mulosd_draws_checks_and_repairs():
     assert samples.shape == (2, 4, 6, 6) and report.sampler == "mulosd" and report.model == "tiny large"
     assert 0 < report.acceptance < 1 and report.counts["draft_passes"] < report.counts["transformer_passes"]
     told = [(done, total) for done, total, _ in Progress.told]
-    assert [done for done, _ in told] == list(range(1, report.counts["transformer_passes"] + 1)) and told[-1][0] == told[-1][1]
+    assert [done for done, _ in told] == list(range(1, report.counts["transformer_passes"] + 1)) and told[-1][
+        0
+    ] == told[-1][1]
     assert Progress.told[-1][2][1].size == (240, 120)  # two pictures of 12 pixels, enlarged
     (reading, _), (patchers, about) = fake_comfy.state.loaded
     assert reading == [large.parts["ta_tok"].patcher]
-    assert patchers == [large.patcher, small.patcher, large.vae.patcher], "the draft, or the decoder that enlarges, is not there"
+    assert patchers == [large.patcher, small.patcher, large.vae.patcher], (
+        "the draft, or the decoder that enlarges, is not there"
+    )
     assert report.counts["cache_bytes"] < about["memory_required"]
     for what in ("islands", "waves", "expanded", "outcome"):
-        image = comparison.TokenMap.execute(report=report, image=large.vae.decode(samples), what=what, opacity=0.5).result[0]
+        image = comparison.TokenMap.execute(
+            report=report, image=large.vae.decode(samples), what=what, opacity=0.5
+        ).result[0]
         assert image.shape[0] == 2 and image.std() > 0.01
 
 
@@ -333,11 +379,20 @@ def test_an_upscale_model_enlarges_the_draft(patcher):
     samples, report = mulosd(large, small, codes, upscale_model=model, tau=0.0)
     assert report.settings["up_sampler"] == "pixel, Tiny x3" and report.acceptance == 1
     (seen,) = model.seen
-    assert seen.shape == (2, 3, 6, 6) and 0 <= seen.min() and seen.max() <= 1 and fake_comfy.state.tiles == [(512, 512, 32, 3)]
+    assert (
+        seen.shape == (2, 3, 6, 6)
+        and 0 <= seen.min()
+        and seen.max() <= 1
+        and fake_comfy.state.tiles == [(512, 512, 32, 3)]
+    )
     net = large.vae.first_stage_model
     # By 3, cut off at 1, and brought to a factor of 2.
-    big = torch.nn.functional.interpolate((seen.repeat_interleave(3, 2).repeat_interleave(3, 3) * 1.5).clamp(0, 1) * 2 - 1, size=(12, 12),
-                                          mode="bicubic", antialias=True)  # fmt: skip
+    big = torch.nn.functional.interpolate(
+        (seen.repeat_interleave(3, 2).repeat_interleave(3, 3) * 1.5).clamp(0, 1) * 2 - 1,
+        size=(12, 12),
+        mode="bicubic",
+        antialias=True,
+    )
     assert torch.equal(samples, net.vectors(net.encode(big.clamp(-1, 1))[1]))
     patchers = fake_comfy.state.loaded[-1][0]
     assert len(patchers) == 4 and patchers[3].model is model.model
@@ -366,13 +421,20 @@ def test_a_learned_up_sampler_comes_with_its_decoder(folder, monkeypatch, tmp_pa
     write(package / "demo" / "checkpoints" / "vq.safetensors", random(VQAutoencoder(VQ_SIZE)), groups=4, name="tiny vq")
     without, _ = load(decoder="demo-vq")
     torch.manual_seed(0)
-    write(package / "demo" / "checkpoints" / "upsampler.safetensors", initialise(UpSampler(UpSamplerConfig(4, 6, 1))), name="learned")
+    write(
+        package / "demo" / "checkpoints" / "upsampler.safetensors",
+        initialise(UpSampler(UpSamplerConfig(4, 6, 1))),
+        name="learned",
+    )
     made, _ = load(decoder="demo-vq")
     assert "up_sampler" not in without.parts and made.parts["up_sampler"].model.name == "learned"
     large = replace_grid(made)
     fake_comfy.state.loaded.clear()
     _, report = mulosd(large, drawer("small", 1), prompt(), up_sampler="latent", acceptance_target=0.5)
-    assert report.settings["up_sampler"] == "latent, learned" and large.parts["up_sampler"].patcher in fake_comfy.state.loaded[-1][0]
+    assert (
+        report.settings["up_sampler"] == "latent, learned"
+        and large.parts["up_sampler"].patcher in fake_comfy.state.loaded[-1][0]
+    )
 
 
 def replace_grid(loaded: host.Loaded) -> host.Loaded:
@@ -389,26 +451,44 @@ def other_codebook() -> host.Loaded:
 
 
 REFUSED = {
-    "no target": ({"target": 5}, "^target: it got the number 5; connect the output of Load LlamaGen / PAR or Load Tar De-tokenizer"),
+    "no target": (
+        {"target": 5},
+        "^target: it got the number 5; connect the output of Load LlamaGen / PAR or Load Tar De-tokenizer",
+    ),
     "a language model": ({"draft": host.Loaded.of(tiny_tar())}, "^draft: it got a TarModel"),
     "a picture": ({"condition": torch.zeros(2)}, "^condition: it got a tensor .*Tar Prompt"),
-    "labels": ({"condition": from_ids([1])}, "^condition: it holds class labels, tiny large draws from semantic features"),
+    "labels": (
+        {"condition": from_ids([1])},
+        "^condition: it holds class labels, tiny large draws from semantic features",
+    ),
     "codes of others": (
         {"condition": CodeCondition((torch.zeros(16, dtype=torch.int64),), ("x",), 65536)},
         "^condition: its codes are of a codebook of 65536",
     ),
     "the same size": ({"draft": drawer("large", 1)}, "^draft: tiny large draws 6 x 6 tokens, .* no whole multiple"),
-    "another family": ({"draft": a_model(grid=3)}, "^condition: it holds semantic features, tiny draws from class labels"),
-    "another codebook": ({"draft": other_codebook()}, "^draft: its decoder is another vq, tiny large's is tiny vq.*same decoder"),
-    "no upscale model": ({"upscale_model": 5}, "^upscale_model: it got the number 5; connect the output of Load Upscale Model"),
-    "an upscale model for latents": ({"upscale_model": Upscale(), "up_sampler": "latent"}, "^up_sampler: 'latent' has no use"),
+    "another family": (
+        {"draft": a_model(grid=3)},
+        "^condition: it holds semantic features, tiny draws from class labels",
+    ),
+    "another codebook": (
+        {"draft": other_codebook()},
+        "^draft: its decoder is another vq, tiny large's is tiny vq.*same decoder",
+    ),
+    "no upscale model": (
+        {"upscale_model": 5},
+        "^upscale_model: it got the number 5; connect the output of Load Upscale Model",
+    ),
+    "an upscale model for latents": (
+        {"upscale_model": Upscale(), "up_sampler": "latent"},
+        "^up_sampler: 'latent' has no use",
+    ),
     "no learned one": ({"up_sampler": "latent"}, "^up_sampler: there is no learned up-sampler for tiny vq"),
     "no decoder": ({"draft": host.Loaded.of(drawer("small").model)}, "^draft: it came without its decoder"),
     "all neighbours": ({"neighbours": 22}, "^neighbours: 22 is all of the 23 codes"),
     "tau": ({"tau": 2.0}, "^tau: "),
     "a preset": ({"preset": "best"}, "^preset: 'best'"),
     "a seed": ({"seed": 1.5}, "^seed: "),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -438,12 +518,18 @@ def test_codes_need_the_de_tokenizers_ta_tok():
 
 def test_tar_has_a_baseline_of_its_own():
     codes = prompt()
-    reports = [draw(token_samplers.ZipARSampler, drawer(), codes)[1], draw(token_samplers.LlamaGenSampler, drawer(), codes)[1],
-               mulosd(condition=codes)[1], draw(token_samplers.LlamaGenSampler, a_model(), from_ids([1, 2]))[1],
-               draw(token_samplers.ZipARSampler, a_model(), from_ids([1, 2]))[1]]  # fmt: skip
+    reports = [
+        draw(token_samplers.ZipARSampler, drawer(), codes)[1],
+        draw(token_samplers.LlamaGenSampler, drawer(), codes)[1],
+        mulosd(condition=codes)[1],
+        draw(token_samplers.LlamaGenSampler, a_model(), from_ids([1, 2]))[1],
+        draw(token_samplers.ZipARSampler, a_model(), from_ids([1, 2]))[1],
+    ]
     for report, seconds in zip(reports, (2.0, 4.0, 1.0, 3.0, 1.5), strict=True):
         report.seconds = seconds
-    pairs = {f"image_{i}": [torch.rand(1, 8, 8, 3)] for i in range(1, 6)} | {f"report_{i}": [r] for i, r in enumerate(reports, 1)}
+    pairs = {f"image_{i}": [torch.rand(1, 8, 8, 3)] for i in range(1, 6)} | {
+        f"report_{i}": [r] for i, r in enumerate(reports, 1)
+    }
     _, text = comparison.Compare.execute(labels=[""], columns=[0], baseline=[0], **pairs).result
     rows = [[cell.strip() for cell in line.strip("| ").split("|")][:2] for line in text.splitlines()[2:]]
     assert [row[0].split(" ")[0] for row in rows] == ["ZipAR", "Tar", "MuLo-SD", "LlamaGen", "ZipAR"]

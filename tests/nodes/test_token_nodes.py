@@ -40,7 +40,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def random(net: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     g = torch.Generator().manual_seed(seed)
     for name, p in net.state_dict().items():
-        p.copy_(torch.randn(p.shape, generator=g) * (1.0 if "embed" in name else 0.3) + (1.0 if p.ndim == 1 and "weight" in name else 0))
+        p.copy_(
+            torch.randn(p.shape, generator=g) * (1.0 if "embed" in name else 0.3)
+            + (1.0 if p.ndim == 1 and "weight" in name else 0)
+        )
     return net.eval().requires_grad_(False)
 
 
@@ -66,8 +69,12 @@ def sample(node: type, model=None, condition=None, seed: int = 3, **changes):
     extra = {name: changes.pop(name) for name in ("preset",) if name in changes}
     condition = from_ids([1, 2]) if condition is None else condition
     done = node.execute(
-        model=fitting(node) if model is None else model, condition=condition, seed=seed, **values(SAMPLERS[node], **changes), **extra
-    )  # fmt: skip
+        model=fitting(node) if model is None else model,
+        condition=condition,
+        seed=seed,
+        **values(SAMPLERS[node], **changes),
+        **extra,
+    )
     return done.result[0]["samples"], done.result[1]
 
 
@@ -101,7 +108,10 @@ def test_progress_counts_passes_and_previews_show_the_canvas(node):
     passes = sample(node)[1].counts["transformer_passes"]
     told = [(done, total) for done, total, _ in Progress.told]
     assert told == [(k + 1, passes) for k in range(passes)]
-    assert Progress.told[-1][2][0] == "JPEG" and Progress.told[-1][2][1].size == (256, 128)  # two pictures of 8 pixels, enlarged
+    assert Progress.told[-1][2][0] == "JPEG" and Progress.told[-1][2][1].size == (
+        256,
+        128,
+    )  # two pictures of 8 pixels, enlarged
 
 
 def test_cancel_stops_before_the_next_pass():
@@ -164,15 +174,47 @@ def test_the_wrong_thing_on_a_socket(node, bad):
 
 TEXT = TextCondition((torch.ones(2, 6),), ("two",))
 REFUSED = {
-    "a MAR": (token_samplers.ZipARSampler, {"model": host.Loaded(object.__new__(MARModel), None)}, "^model: it got a MARModel; connect"),
-    "a PAR to LlamaGen": (token_samplers.LlamaGenSampler, {"model": a_model(special=3)}, "^model: tiny .*use the PAR Sampler"),
-    "a PAR to ZipAR": (token_samplers.ZipARSampler, {"model": a_model(special=3)}, "^model: tiny .*use the PAR Sampler"),
+    "a MAR": (
+        token_samplers.ZipARSampler,
+        {"model": host.Loaded(object.__new__(MARModel), None)},
+        "^model: it got a MARModel; connect",
+    ),
+    "a PAR to LlamaGen": (
+        token_samplers.LlamaGenSampler,
+        {"model": a_model(special=3)},
+        "^model: tiny .*use the PAR Sampler",
+    ),
+    "a PAR to ZipAR": (
+        token_samplers.ZipARSampler,
+        {"model": a_model(special=3)},
+        "^model: tiny .*use the PAR Sampler",
+    ),
     "a LlamaGen to PAR": (token_samplers.PARSampler, {"model": a_model()}, "^grouping: tiny is a plain LlamaGen"),
-    "an ablation of a PAR": (token_samplers.PARSampler, {"grouping": NON_LOCAL}, "^grouping: tiny was trained for its own groups"),
-    "text for classes": (token_samplers.LlamaGenSampler, {"condition": TEXT}, "^condition: it holds text, tiny draws from class labels"),
-    "labels for text": (token_samplers.LlamaGenSampler, {"model": a_model(TEXT_SIZE)}, "^condition: it holds class labels, tiny draws"),
-    "a label too many": (token_samplers.LlamaGenSampler, {"condition": from_ids([10])}, "^condition: label 10 is outside"),
-    "no decoder": (token_samplers.LlamaGenSampler, {"model": replace(a_model(), vae=None)}, "^model: it came without its decoder"),
+    "an ablation of a PAR": (
+        token_samplers.PARSampler,
+        {"grouping": NON_LOCAL},
+        "^grouping: tiny was trained for its own groups",
+    ),
+    "text for classes": (
+        token_samplers.LlamaGenSampler,
+        {"condition": TEXT},
+        "^condition: it holds text, tiny draws from class labels",
+    ),
+    "labels for text": (
+        token_samplers.LlamaGenSampler,
+        {"model": a_model(TEXT_SIZE)},
+        "^condition: it holds class labels, tiny draws",
+    ),
+    "a label too many": (
+        token_samplers.LlamaGenSampler,
+        {"condition": from_ids([10])},
+        "^condition: label 10 is outside",
+    ),
+    "no decoder": (
+        token_samplers.LlamaGenSampler,
+        {"model": replace(a_model(), vae=None)},
+        "^model: it came without its decoder",
+    ),
     "a seed": (token_samplers.LlamaGenSampler, {"seed": -1}, "^seed: "),
     "a window": (token_samplers.ZipARSampler, {"window": 0}, "^window: "),
 }
@@ -231,18 +273,27 @@ def test_a_llamagen_and_its_decoder_are_loaded(folder):
     assert sample(token_samplers.LlamaGenSampler, load()[0])[0].shape == (2, 4, 4, 4)
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"checkpoint": "silent.safetensors"}, "^grid: silent.safetensors does not say .*choose 16"),
-    ({"grid": "8"}, "^grid: plain.safetensors is for 4x4 tokens, not 8x8; choose auto"),
-    ({"grid": "7"}, "^grid: '7' is none of auto, 8, 12, 16"),
-    ({"grid": None}, "^grid: None is none of auto"),
-    ({"checkpoint": "vq.safetensors"}, "^checkpoint: vq.safetensors holds a VQ autoencoder, not a LlamaGen; choose it as decoder"),
-    ({"decoder": "plain.safetensors"}, "^decoder: plain.safetensors holds a LlamaGen, not a VQ autoencoder; choose it as checkpoint"),
-    ({"decoder": "other.safetensors"}, "^decoder: other vq has 30 codes, plain one writes 23"),
-    ({"checkpoint": "gone.safetensors"}, "^checkpoint: "),
-    ({"checkpoint": 5}, "^checkpoint: 5 is no file name"),
-    ({"dtype": "int4"}, "^dtype: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"checkpoint": "silent.safetensors"}, "^grid: silent.safetensors does not say .*choose 16"),
+        ({"grid": "8"}, "^grid: plain.safetensors is for 4x4 tokens, not 8x8; choose auto"),
+        ({"grid": "7"}, "^grid: '7' is none of auto, 8, 12, 16"),
+        ({"grid": None}, "^grid: None is none of auto"),
+        (
+            {"checkpoint": "vq.safetensors"},
+            "^checkpoint: vq.safetensors holds a VQ autoencoder, not a LlamaGen; choose it as decoder",
+        ),
+        (
+            {"decoder": "plain.safetensors"},
+            "^decoder: plain.safetensors holds a LlamaGen, not a VQ autoencoder; choose it as checkpoint",
+        ),
+        ({"decoder": "other.safetensors"}, "^decoder: other vq has 30 codes, plain one writes 23"),
+        ({"checkpoint": "gone.safetensors"}, "^checkpoint: "),
+        ({"checkpoint": 5}, "^checkpoint: 5 is no file name"),
+        ({"dtype": "int4"}, "^dtype: "),
+    ],
+)
 def test_what_the_loader_refuses(folder, changes, words):
     with pytest.raises(UserError, match=words) as problem:
         load(**changes)
@@ -268,7 +319,9 @@ def encoders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
 
     def load_text_encoder(path, dtype, device, tokenizer):
         loaded.append((path.name, dtype, tokenizer))
-        return SimpleNamespace(net=torch.nn.Linear(1, 1), encode=lambda texts: [torch.ones(len(text.split()), 6) for text in texts])
+        return SimpleNamespace(
+            net=torch.nn.Linear(1, 1), encode=lambda texts: [torch.ones(len(text.split()), 6) for text in texts]
+        )
 
     monkeypatch.setattr(conditioning, "load_text_encoder", load_text_encoder)
     monkeypatch.setattr(conditioning, "_encoder", host.Keep())
@@ -301,15 +354,18 @@ def test_a_prompt_is_encoded_and_the_encoder_kept_while_it_is_loaded(encoders):
     assert len(encoders) == 3, "ComfyUI unloaded it, and it was kept all the same"
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"text": "  \n"}, "^text: it is empty"),
-    ({"text": "http://boat.com #### boat.png"}, "^text: addresses, file names"),
-    ({"text": 5}, "^text: it got the number 5"),
-    ({"encoder": "gone.safetensors"}, "^encoder: "),
-    ({"encoder": None}, "^encoder: "),
-    ({"images": 0}, "^images: "),
-    ({"dtype": "fp16"}, "^dtype: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"text": "  \n"}, "^text: it is empty"),
+        ({"text": "http://boat.com #### boat.png"}, "^text: addresses, file names"),
+        ({"text": 5}, "^text: it got the number 5"),
+        ({"encoder": "gone.safetensors"}, "^encoder: "),
+        ({"encoder": None}, "^encoder: "),
+        ({"images": 0}, "^images: "),
+        ({"dtype": "fp16"}, "^dtype: "),
+    ],
+)
 def test_prompts_that_cannot_be(encoders, changes, words):
     with pytest.raises(UserError, match=words):
         prompt(**changes)
@@ -327,13 +383,21 @@ def test_every_family_is_compared_with_its_own_baseline():
     reports += [sample(token_samplers.LlamaGenSampler)[1], sample(token_samplers.PARSampler)[1]]
     for report, seconds in zip(reports, (4.0, 1.0, 2.0, 3.0, 0.5), strict=True):
         report.seconds = seconds * report.images
-    pairs = {f"image_{i}": [torch.rand(1, 8, 8, 3)] for i in range(1, 6)} | {f"report_{i}": [r] for i, r in enumerate(reports, 1)}
+    pairs = {f"image_{i}": [torch.rand(1, 8, 8, 3)] for i in range(1, 6)} | {
+        f"report_{i}": [r] for i, r in enumerate(reports, 1)
+    }
 
     def table(**about):
         _, text = comparison.Compare.execute(**{"labels": [""], "columns": [0], "baseline": [0]} | pairs | about).result
         return [[cell.strip() for cell in line.strip("| ").split("|")][:2] for line in text.splitlines()[2:]]
 
-    assert table() == [["MAR", "1.00x"], ["FastHybrid", "2.00x"], ["ZipAR", "1.00x"], ["LlamaGen", "0.33x"], ["PAR", "2.00x"]]
+    assert table() == [
+        ["MAR", "1.00x"],
+        ["FastHybrid", "2.00x"],
+        ["ZipAR", "1.00x"],
+        ["LlamaGen", "0.33x"],
+        ["PAR", "2.00x"],
+    ]
     assert table(baseline=[4])[:2] == [["LlamaGen", "1.00x"], ["MAR", "0.75x"]]
     alone = table(report_2=[None], report_4=[None], report_5=[None])
     assert alone == [["MAR", "1.00x"], ["FastHybrid", "2.00x"]]
@@ -344,7 +408,9 @@ def test_every_family_is_compared_with_its_own_baseline():
 def test_maps_of_token_reports(node, what):
     model = fitting(node)
     samples, report = sample(node, model)
-    image = comparison.TokenMap.execute(report=report, image=model.vae.decode(samples), what=what, opacity=0.5).result[0]
+    image = comparison.TokenMap.execute(report=report, image=model.vae.decode(samples), what=what, opacity=0.5).result[
+        0
+    ]
     assert image.shape[0] == 2 and image.std() > 0.01
 
 

@@ -16,15 +16,31 @@ FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 GRAPHS = sorted(path.name for path in FOLDER.glob("*.json"))
 # In core since before 0.14, or drawn by the editor alone.
 CORE = {
-    "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny", "PrimitiveInt", "LoadImage", "MarkdownNote",
-    "SolidMask", "MaskComposite", "EmptyImage", "ImageCompositeMasked", "PrimitiveStringMultiline",
-}  # fmt: skip
+    "VAEDecode",
+    "VAEEncode",
+    "SaveImage",
+    "PreviewImage",
+    "PreviewAny",
+    "PrimitiveInt",
+    "LoadImage",
+    "MarkdownNote",
+    "SolidMask",
+    "MaskComposite",
+    "EmptyImage",
+    "ImageCompositeMasked",
+    "PrimitiveStringMultiline",
+}
 # What has to be equal for two runs to be compared: steps and guidance of a MAR; guidance, temperature and top-k of tokens.
 SAMPLERS = {
     "MAR": ("FastARMARSampler", "FastARFastHybrid", "FastARLazyMAR", "FastARCSpD"),
     "tokens": ("FastARLlamaGenSampler", "FastARPAR", "FastARZipAR", "FastARMuLoSD"),
 }
-LOADERS = {"FastARLoadMAR": "mar", "FastARLoadLlamaGen": "llamagen", "FastARLoadTar": "tar", "FastARLoadTarDetokenizer": "dtok"}
+LOADERS = {
+    "FastARLoadMAR": "mar",
+    "FastARLoadLlamaGen": "llamagen",
+    "FastARLoadTar": "tar",
+    "FastARLoadTarDetokenizer": "dtok",
+}
 PROMPT = "FastARTarPrompt"
 
 
@@ -94,7 +110,9 @@ def test_groups_hold_whole_nodes_and_do_not_touch(graph):
         assert not (ax < bx + bw and bx < ax + aw and ay < by + bh and by < ay + ah)
     for node in (n for n in graph["nodes"] if n["type"] != "MarkdownNote"):
         (x, y), (w, h) = node["pos"], node["size"]
-        assert [gx <= x and x + w <= gx + gw and gy <= y - 30 and y + h <= gy + gh for gx, gy, gw, gh in boxes].count(True) == 1, node
+        assert [gx <= x and x + w <= gx + gw and gy <= y - 30 and y + h <= gy + gh for gx, gy, gw, gh in boxes].count(
+            True
+        ) == 1, node
 
 
 def test_a_new_graph_needs_no_file_and_no_download(graph):
@@ -115,8 +133,9 @@ def test_a_note_says_what_to_do(graph):
 def families(graph):
     """Widget values of a graph's samplers behind the seed, by family."""
     found = {
-        family: [n["widgets_values"][2:5] for n in graph["nodes"] if n["type"] in kinds] for family, kinds in SAMPLERS.items()
-    }  # fmt: skip
+        family: [n["widgets_values"][2:5] for n in graph["nodes"] if n["type"] in kinds]
+        for family, kinds in SAMPLERS.items()
+    }
     return {family: values for family, values in found.items() if values}
 
 
@@ -154,15 +173,23 @@ def test_samplers_share_label_and_seed(graph):
         prompts = [nodes[source] for source in set(sources) if nodes[source]["type"] == PROMPT]
         if len(prompts) > 1:  # in several details: one text, one seed, one model
             fed = [{i["name"]: links[i["link"]][1] for i in n["inputs"] if i["link"] is not None} for n in prompts]
-            assert len(prompts) == len(set(sources)) and all(f == fed[0] and {"tar", "text", "seed"} <= set(f) for f in fed)
+            assert len(prompts) == len(set(sources)) and all(
+                f == fed[0] and {"tar", "text", "seed"} <= set(f) for f in fed
+            )
         else:
             assert len(set(sources)) == (2 if edits else 1)
 
 
 def test_prompts_have_the_samplers_seed(graph):
     links = {link[0]: link for link in graph["links"]}
-    kinds = [PROMPT, *(kind for kinds in SAMPLERS.values() for kind in kinds)] if PROMPT in {n["type"] for n in graph["nodes"]} else []
-    seeds = {links[i["link"]][1] for n in graph["nodes"] if n["type"] in kinds for i in n["inputs"] if i["name"] == "seed"}
+    kinds = (
+        [PROMPT, *(kind for kinds in SAMPLERS.values() for kind in kinds)]
+        if PROMPT in {n["type"] for n in graph["nodes"]}
+        else []
+    )
+    seeds = {
+        links[i["link"]][1] for n in graph["nodes"] if n["type"] in kinds for i in n["inputs"] if i["name"] == "seed"
+    }
     assert len(seeds) <= 1
 
 
@@ -207,7 +234,10 @@ def test_every_compared_picture_stands_beside_its_own_numbers(graph):
 
 def test_windows_and_groupings_are_what_the_titles_say():
     """Of the token graphs, whose samplers differ in one widget."""
-    for name, kind, widget in (("zipar_windows", "FastARZipAR", "window"), ("par_vs_llamagen", "FastARPAR", "grouping")):
+    for name, kind, widget in (
+        ("zipar_windows", "FastARZipAR", "window"),
+        ("par_vs_llamagen", "FastARPAR", "grouping"),
+    ):
         graph = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         # The seed is followed by its control.
         at = [i.id for i in NODES[kind].inputs if i.kind in WIDGETS].index(widget) + 1

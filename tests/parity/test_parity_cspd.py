@@ -29,7 +29,9 @@ def copied(mar_fixtures, tmp_path):
 
 
 def test_ratios_draws_and_whole_runs_agree(mar_fixtures):
-    assert verdicts(mar_fixtures) == {f"{tag}.{kind}": "ok" for tag in ("t1", "t42") for kind in ("ratio", "again", "run")}
+    assert verdicts(mar_fixtures) == {
+        f"{tag}.{kind}": "ok" for tag in ("t1", "t42") for kind in ("ratio", "again", "run")
+    }
 
 
 def test_the_records_hold_accepted_and_rejected_drafts(mar_fixtures):

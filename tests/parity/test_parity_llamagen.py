@@ -43,20 +43,33 @@ def test_all_recorded_cases_agree():
     found = verdicts(FOLDER)
     assert set(found.values()) == {"ok"}, found
     kinds = {
-        "c2i.greedy": 3, "t2i.greedy": 2, "par_4x.greedy": 3, "zipar_c2i": 12, "zipar_t2i": 9, "ziparmasked_c2i": 9,
-        "ziparmasked_t2i": 6, "gpt_c2i_tiny": 4, "gpt_t2i_tiny": 5, "par_4x_tiny": 3, "sampler": 7, "keys": 10,
-    }  # fmt: skip
+        "c2i.greedy": 3,
+        "t2i.greedy": 2,
+        "par_4x.greedy": 3,
+        "zipar_c2i": 12,
+        "zipar_t2i": 9,
+        "ziparmasked_c2i": 9,
+        "ziparmasked_t2i": 6,
+        "gpt_c2i_tiny": 4,
+        "gpt_t2i_tiny": 5,
+        "par_4x_tiny": 3,
+        "sampler": 7,
+        "keys": 10,
+    }
     counted = {kind: sum(name.startswith(f"llamagen/{kind}") for name in found) for kind in kinds}
     assert counted == kinds
     assert sum(name.endswith(".sampled") for name in found) == 3 + 6
 
 
-@pytest.mark.parametrize(("file", "tensor", "case"), [
-    ("gpt_c2i_tiny_io", "c2i__full_logits", "gpt_c2i_tiny.full_logits"),
-    ("gpt_c2i_tiny_io", "c2i__l0_attn", "gpt_c2i_tiny.inside"),
-    ("gpt_c2i_tiny_io", "c2i__cached_logits", "gpt_c2i_tiny.cached_logits"),
-    ("gpt_c2i_tiny_io", "c2i__greedy__cfg4__tokens", "c2i.greedy.cfg4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "tensor", "case"),
+    [
+        ("gpt_c2i_tiny_io", "c2i__full_logits", "gpt_c2i_tiny.full_logits"),
+        ("gpt_c2i_tiny_io", "c2i__l0_attn", "gpt_c2i_tiny.inside"),
+        ("gpt_c2i_tiny_io", "c2i__cached_logits", "gpt_c2i_tiny.cached_logits"),
+        ("gpt_c2i_tiny_io", "c2i__greedy__cfg4__tokens", "c2i.greedy.cfg4"),
+    ],
+)
 def test_a_changed_number_fails_its_case(tmp_path, file, tensor, case):
     copy(tmp_path, "gpt_c2i_tiny.safetensors", "gpt_c2i_tiny_io.safetensors")
 
@@ -79,7 +92,13 @@ def test_other_weights_fail(tmp_path):
 
 
 def test_damaged_and_missing_files_fail_without_a_traceback(tmp_path):
-    copy(tmp_path, "gpt_c2i_tiny_io.safetensors", "zipar_t2i_tiny_io.safetensors", "sampler_io.safetensors", "keys_c2i_B.json")
+    copy(
+        tmp_path,
+        "gpt_c2i_tiny_io.safetensors",
+        "zipar_t2i_tiny_io.safetensors",
+        "sampler_io.safetensors",
+        "keys_c2i_B.json",
+    )
     data = (tmp_path / "sampler_io.safetensors").read_bytes()
     (tmp_path / "sampler_io.safetensors").write_bytes(data[: len(data) // 2])
     keys = json.loads((tmp_path / "keys_c2i_B.json").read_text())
@@ -100,6 +119,14 @@ def test_cases_of_another_size_are_read_from_their_own_tensors(tmp_path):
     table = torch.cat([torch.zeros(1, 4, 2), torch.stack([places.table[1:, 0, ::2], places.table[1:, 1, 1::2]], -1)])
     logits = net(torch.cat([net.prefix(cond), net.embed(tokens)], 1), torch.arange(-1, 16), places)
     save_file(net.state_dict(), tmp_path / "gpt_other.safetensors")
-    io = {"cond": cond, "tokens": tokens, "freqs_cis": table, "c2i.full_logits": logits, "c2i.cached_logits": logits[:, :16].contiguous()}
+    io = {
+        "cond": cond,
+        "tokens": tokens,
+        "freqs_cis": table,
+        "c2i.full_logits": logits,
+        "c2i.cached_logits": logits[:, :16].contiguous(),
+    }
     save_file(io, tmp_path / "gpt_other_io.safetensors")
-    assert verdicts(tmp_path) == {f"llamagen/gpt_other.{name}": "ok" for name in ("full_logits", "cached_logits", "inside")}
+    assert verdicts(tmp_path) == {
+        f"llamagen/gpt_other.{name}": "ok" for name in ("full_logits", "cached_logits", "inside")
+    }

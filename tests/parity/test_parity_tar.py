@@ -40,18 +40,32 @@ def test_all_recorded_cases_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["emb", "projected_z", "indices", "regularized_z", "output", "codes_entry", "codes_decoded", "sd.out_linear.weight"]
+    "name",
+    [
+        "emb",
+        "projected_z",
+        "indices",
+        "regularized_z",
+        "output",
+        "codes_entry",
+        "codes_decoded",
+        "sd.out_linear.weight",
+    ],
 )
 def test_a_changed_number_fails_its_case_alone(tmp_path: Path, name: str) -> None:
     shutil.copytree(FOLDER, tmp_path / "tar")
     spoil(tmp_path / "tar" / "simvq_bottleneck.safetensors", name, 0.01 if name.startswith("sd.") else 3e-4)
-    assert [case for case, verdict in verdicts(tmp_path / "tar").items() if verdict == "FAIL"] == ["tar/simvq_bottleneck"]
+    assert [case for case, verdict in verdicts(tmp_path / "tar").items() if verdict == "FAIL"] == [
+        "tar/simvq_bottleneck"
+    ]
 
 
 def test_a_changed_filter_fails_its_case_alone(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, tmp_path / "tar")
     spoil(tmp_path / "tar" / "sampling_filter.safetensors", "probs_t1.0_k10_p1.0")
-    assert [case for case, verdict in verdicts(tmp_path / "tar").items() if verdict == "FAIL"] == ["tar/sampling_filter.t1.0_k10_p1.0"]
+    assert [case for case, verdict in verdicts(tmp_path / "tar").items() if verdict == "FAIL"] == [
+        "tar/sampling_filter.t1.0_k10_p1.0"
+    ]
 
 
 # ------------------------------------------------------------------------------------- other sizes, same layout
@@ -61,7 +75,15 @@ def test_a_changed_filter_fails_its_case_alone(tmp_path: Path) -> None:
 def detokenizer(folder: Path) -> None:
     """A grid of 3 x 3 behind 5 condition rows: what the plain, uncached network says of it."""
     config = replace(DTOK, absolute=5 + 9 - 1)
-    about = {"dim": 16, "n_layer": 2, "n_head": 2, "vocab_size": 20, "cond_dim": 24, "cls_token_num": 5, "max_seq_len": 9}
+    about = {
+        "dim": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "vocab_size": 20,
+        "cond_dim": 24,
+        "cls_token_num": 5,
+        "max_seq_len": 9,
+    }
     save_file(detokenizer_state(config), folder / "ar_tiny_state.safetensors", metadata={"config": json.dumps(about)})
     net = GPT(config)
     net.load_state_dict(detokenizer_state(config))
@@ -78,10 +100,17 @@ def detokenizer(folder: Path) -> None:
         both = logits(torch.cat([cond, cond * 0]), torch.cat([greedy, greedy]))[:, -1]
         greedy = torch.cat([greedy, (both[2:] + 2.5 * (both[:2] - both[2:])).argmax(-1, keepdim=True)], 1)
     io = {
-        "cond": cond, "cond4": cond[:, :2], "idx": idx, "logits_full": logits(cond, idx[:, :-1]),
-        "logits_full_uncond": logits(cond * 0, idx[:, :-1]), "logits_full_cond4": logits(cond[:, :2], idx[:, :-1]), "greedy_cfg2.5": greedy,
-    }  # fmt: skip
-    save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in io.items()}, folder / "ar_tiny_io.safetensors")
+        "cond": cond,
+        "cond4": cond[:, :2],
+        "idx": idx,
+        "logits_full": logits(cond, idx[:, :-1]),
+        "logits_full_uncond": logits(cond * 0, idx[:, :-1]),
+        "logits_full_cond4": logits(cond[:, :2], idx[:, :-1]),
+        "greedy_cfg2.5": greedy,
+    }
+    save_file(
+        {k: v.clone(memory_format=torch.contiguous_format) for k, v in io.items()}, folder / "ar_tiny_io.safetensors"
+    )
 
 
 def test_a_detokenizer_of_another_size(tmp_path: Path) -> None:
@@ -100,7 +129,10 @@ def test_variants_of_another_size(tmp_path: Path) -> None:
     idx = torch.randint(20, (2, 8), generator=g)
     kinds: dict[str, tuple[GPTConfig, torch.Tensor]] = {
         "ar_tiny_gqa": (replace(DTOK, heads=4, kv_heads=2), torch.randn(2, 4, 24, generator=g)),
-        "ar_tiny_indice": (replace(DTOK, heads=4, kv_heads=4, condition="codes", condition_size=7), torch.randint(7, (2, 4), generator=g)),
+        "ar_tiny_indice": (
+            replace(DTOK, heads=4, kv_heads=4, condition="codes", condition_size=7),
+            torch.randint(7, (2, 4), generator=g),
+        ),
     }
     for name, (config, cond) in kinds.items():
         state = detokenizer_state(config)
@@ -133,18 +165,37 @@ def test_ta_tok_and_vq_of_another_size(tmp_path: Path) -> None:
     io["indices_big"] = net.codes(io["img_big"])
     for pool in (1, 2):
         codes = net.codes(img, pool)
-        io |= {f"indices_ps{pool}": codes, f"vq_feats_ps{pool}": net.pooled(img, pool), f"rec_ps{pool}": net.features(codes)}
+        io |= {
+            f"indices_ps{pool}": codes,
+            f"vq_feats_ps{pool}": net.pooled(img, pool),
+            f"rec_ps{pool}": net.features(codes),
+        }
         io[f"decoded_from_indices_ps{pool}"] = net.features(codes)
-    save_file({k: v.clone(memory_format=torch.contiguous_format) for k, v in io.items()}, tmp_path / "tatok_tiny_io.safetensors")
+    save_file(
+        {k: v.clone(memory_format=torch.contiguous_format) for k, v in io.items()},
+        tmp_path / "tatok_tiny_io.safetensors",
+    )
     vq = VQAutoencoder(VQConfig(ch=32, ch_mult=(1, 1), blocks=1, z_channels=8, codes=20))
     save_file(vq.state_dict(), tmp_path / "vq_tiny_state.safetensors")
     x = torch.rand(1, 3, 8, 12)
     quant, indices = vq.encode(x)
-    save_file({
-        "x": x, "prequant": vq.features(x), "indices": indices, "quant": quant, "decoded": vq.decode(quant),
-        "rand_codes": indices.clone(), "rand_entry": quant.clone(), "rand_decoded": vq.decode_codes(indices),
-    }, tmp_path / "vq_tiny_io.safetensors")  # fmt: skip
-    expected = [*(f"tatok_tiny.{way}.pool{p}" for p in (1, 2) for way in ("encode", "decode")), "tatok_tiny.encode.resized"]
+    save_file(
+        {
+            "x": x,
+            "prequant": vq.features(x),
+            "indices": indices,
+            "quant": quant,
+            "decoded": vq.decode(quant),
+            "rand_codes": indices.clone(),
+            "rand_entry": quant.clone(),
+            "rand_decoded": vq.decode_codes(indices),
+        },
+        tmp_path / "vq_tiny_io.safetensors",
+    )
+    expected = [
+        *(f"tatok_tiny.{way}.pool{p}" for p in (1, 2) for way in ("encode", "decode")),
+        "tatok_tiny.encode.resized",
+    ]
     expected += ["vq_tiny.encode", "vq_tiny.decode"]
     assert verdicts(tmp_path) == {f"tar/{name}": "ok" for name in expected}
     spoil(tmp_path / "tatok_tiny_io.safetensors", "rec_ps2")
@@ -154,12 +205,20 @@ def test_ta_tok_and_vq_of_another_size(tmp_path: Path) -> None:
 
 
 def test_key_lists(tmp_path: Path) -> None:
-    shapes = {k: [list(v.shape), "float32"] for k, v in detokenizer_state(replace(DTOK, dim=384, heads=6, kv_heads=6)).items()}
+    shapes = {
+        k: [list(v.shape), "float32"] for k, v in detokenizer_state(replace(DTOK, dim=384, heads=6, kv_heads=6)).items()
+    }
     args = {"n_head": 6, "max_seq_len": 16, "cls_token_num": 4}
     count = sum(torch.Size(shape).numel() for shape, _ in shapes.values())
-    whole = {k: [list(v.shape), "float32"] for k, v in tiny_ta_tok(replace(TA_TOK, width=768, encoder_heads=12)).state_dict().items()}
+    whole = {
+        k: [list(v.shape), "float32"]
+        for k, v in tiny_ta_tok(replace(TA_TOK, width=768, encoder_heads=12)).state_dict().items()
+    }
     total = sum(torch.Size(shape).numel() for shape, _ in whole.values()) - 6
-    listed = {"d": {"INFERRED_args": args, "params": count, "tensors": shapes}, "ta_tok": {"params": total, "tensors": whole}}
+    listed = {
+        "d": {"INFERRED_args": args, "params": count, "tensors": shapes},
+        "ta_tok": {"params": total, "tensors": whole},
+    }
     (tmp_path / "full_size_shapes.json").write_text(json.dumps(listed))
     assert verdicts(tmp_path) == {"tar/keys.d": "ok", "tar/keys.ta_tok": "ok"}
     shapes["more"] = [[], "float32"]

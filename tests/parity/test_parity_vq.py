@@ -37,10 +37,15 @@ def test_all_recorded_cases_agree() -> None:
 @pytest.mark.parametrize(
     ("tensor", "spoilt"),
     [
-        ("decode_3x5", "decode"), ("zq_4x4", "decode"), ("post_quant_4x4", "decode"), ("indices_4x4", "decode"),
-        ("enc_h", "encode"), ("enc_indices", "encode"), ("recon", "encode"),
+        ("decode_3x5", "decode"),
+        ("zq_4x4", "decode"),
+        ("post_quant_4x4", "decode"),
+        ("indices_4x4", "decode"),
+        ("enc_h", "encode"),
+        ("enc_indices", "encode"),
+        ("recon", "encode"),
     ],
-)  # fmt: skip
+)
 def test_a_changed_number_fails_its_case_alone(copy: Path, tensor: str, spoilt: str) -> None:
     data = load_file(copy / "vq8_tiny_io.safetensors")
     flat = data[tensor].view(-1)
@@ -53,7 +58,9 @@ def test_a_changed_number_fails_its_case_alone(copy: Path, tensor: str, spoilt: 
 def test_other_weights_fail(copy: Path) -> None:
     state = load_file(copy / "vq8_tiny.safetensors")
     state["decoder.mid.1.proj_out.weight"] += 0.05
-    state["encoder.conv_blocks.0.downsample.conv.weight"] = state["encoder.conv_blocks.0.downsample.conv.weight"].flip(2)
+    state["encoder.conv_blocks.0.downsample.conv.weight"] = state["encoder.conv_blocks.0.downsample.conv.weight"].flip(
+        2
+    )
     save_file(state, copy / "vq8_tiny.safetensors")
     found = verdicts(copy)
     assert found["llamagen/vq8_tiny.decode"] == found["llamagen/vq8_tiny.encode"] == "FAIL"
@@ -68,8 +75,11 @@ def test_damaged_and_missing_files_fail_alone(copy: Path) -> None:
     data = (copy / "vq8_tiny_io.safetensors").read_bytes()
     (copy / "vq9_io.safetensors").write_bytes(data[: len(data) // 2])
     assert verdicts(copy) == {
-        "llamagen/vq8_tiny": "FAIL", "llamagen/vq9": "FAIL", "llamagen/keys.vq_16": "ok", "llamagen/keys.vq_8": "FAIL"
-    }  # fmt: skip
+        "llamagen/vq8_tiny": "FAIL",
+        "llamagen/vq9": "FAIL",
+        "llamagen/keys.vq_16": "ok",
+        "llamagen/keys.vq_8": "FAIL",
+    }
 
 
 @torch.no_grad()

@@ -45,10 +45,14 @@ def test_many_islands_are_told_apart():
 def test_waves_run_from_dark_to_light_and_leave_the_rest_blank(monkeypatch):
     told = []
     strip = p._ramp_strip
-    monkeypatch.setattr(p, "_ramp_strip", lambda w, h, left, right: told.append((left, right)) or strip(w, h, left, right))
+    monkeypatch.setattr(
+        p, "_ramp_strip", lambda w, h, left, right: told.append((left, right)) or strip(w, h, left, right)
+    )
     (picture,) = p.token_map(mapped(waves=np.array([[[-1, 0], [1, 4]]], np.int32)), "waves", size=64)
     assert corner(picture, 0, 0) == p.OUTCOMES[GIVEN][1]
-    assert [corner(picture, *at) for at in ((0, 1), (1, 0), (1, 1))] == [tuple(c) for c in p.ramp(np.array([0, 0.25, 1])).tolist()]
+    assert [corner(picture, *at) for at in ((0, 1), (1, 0), (1, 1))] == [
+        tuple(c) for c in p.ramp(np.array([0, 0.25, 1])).tolist()
+    ]
     p.token_map(mapped(waves=np.full((1, 2, 2), -1, np.int32)), "waves", size=64)
     assert told == [("wave 1", "5"), ("no waves", "")]
 
@@ -57,7 +61,11 @@ def test_expanded_is_redones_colour():
     grid = np.array([[[ACCEPTED, REJECTED], [EXPANDED, EXPANDED]]], np.uint8)
     (picture,) = p.token_map(mapped(outcome=grid), "expanded", size=64)
     assert corner(picture, 1, 0) == (230, 159, 0) and corner(picture, 0, 0) == p.BACKGROUND
-    assert [text for text, _ in p._swatches(grid[0], "outcome")[2]] == ["accepted 1 (25 %)", "rejected 1 (25 %)", "expanded 2 (50 %)"]
+    assert [text for text, _ in p._swatches(grid[0], "outcome")[2]] == [
+        "accepted 1 (25 %)",
+        "rejected 1 (25 %)",
+        "expanded 2 (50 %)",
+    ]
 
 
 def test_a_report_without_islands_says_so():

@@ -47,9 +47,15 @@ def test_a_sheet_holds_every_picture_at_its_place(n, columns, gap):
 
 
 @pytest.mark.parametrize(
-    "bad", [np.zeros((0, 4, 4, 3), np.uint8), np.zeros((1, 4, 4, 3)), np.zeros((4, 4, 3), np.uint8),
-            np.zeros((1, 4, 4, 4), np.uint8), [1, 2]],
-)  # fmt: skip
+    "bad",
+    [
+        np.zeros((0, 4, 4, 3), np.uint8),
+        np.zeros((1, 4, 4, 3)),
+        np.zeros((4, 4, 3), np.uint8),
+        np.zeros((1, 4, 4, 4), np.uint8),
+        [1, 2],
+    ],
+)
 def test_what_is_no_picture_is_refused(bad):
     with pytest.raises(UserError, match="^pictures: it holds"):
         p.contact_sheet(bad, 1)
@@ -129,8 +135,12 @@ def test_numbers_appear_only_where_known():
     assert full.shape[0] - some.shape[0] == 2 * line
     lines = p._numbers(report(transformer_passes=32, head_calls=3200, accepted=3, rejected=1), report(seconds=5.0))
     assert lines == [
-        ("speed-up", "2.50x"), ("seconds", "2.00"), ("transformer passes", "32"), ("head calls", "3,200"), ("acceptance", "75.0 %")
-    ]  # fmt: skip
+        ("speed-up", "2.50x"),
+        ("seconds", "2.00"),
+        ("transformer passes", "32"),
+        ("head calls", "3,200"),
+        ("acceptance", "75.0 %"),
+    ]
     assert p._numbers(report(), None) == [("seconds", "2.00")]
 
 
@@ -163,8 +173,11 @@ def test_grid_errors(args, words):
 # ------------------------------------------------------------------------------------------------ token maps
 
 OKABE_ITO = {  # blue, orange, sky blue, vermillion of the published palette
-    ACCEPTED: (0, 114, 178), REDONE: (230, 159, 0), DRAFTED: (86, 180, 233), REJECTED: (213, 94, 0),
-}  # fmt: skip
+    ACCEPTED: (0, 114, 178),
+    REDONE: (230, 159, 0),
+    DRAFTED: (86, 180, 233),
+    REJECTED: (213, 94, 0),
+}
 
 
 def mapped(**maps) -> Report:
@@ -228,7 +241,9 @@ def test_steps_run_from_dark_to_light_evenly():
 
 def test_given_tokens_are_blank_in_every_map():
     blank = p.OUTCOMES[GIVEN][1]
-    assert max(blank) < 50 and np.abs(np.subtract(blank, p.OUTCOMES[PLAIN][1])).min() > 20  # nearly black, and no other grey
+    assert (
+        max(blank) < 50 and np.abs(np.subtract(blank, p.OUTCOMES[PLAIN][1])).min() > 20
+    )  # nearly black, and no other grey
     step = np.array([[[-1, 4], [-1, 9]]], np.int32)
     (picture,) = p.token_map(mapped(step=step), "fixed at step", size=64)
     assert tuple(picture[16, 16]) == tuple(picture[48, 16]) == blank
@@ -247,7 +262,9 @@ def test_given_tokens_are_blank_in_every_map():
 def test_cached_is_a_ramp_from_seldom_to_often(monkeypatch):
     told = []
     strip = p._ramp_strip
-    monkeypatch.setattr(p, "_ramp_strip", lambda w, h, left, right: told.append((left, right)) or strip(w, h, left, right))
+    monkeypatch.setattr(
+        p, "_ramp_strip", lambda w, h, left, right: told.append((left, right)) or strip(w, h, left, right)
+    )
     cached = np.array([[[0, 3], [6, 12]]], np.int32)
     (picture,) = p.token_map(mapped(cached=cached), "cached", size=64)
     centres = [tuple(picture[y, x]) for y, x in ((16, 16), (16, 48), (48, 16), (48, 48))]

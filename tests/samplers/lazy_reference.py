@@ -106,17 +106,21 @@ class OneBranch:
         block = net.decoder_blocks[self.block]
         q, k, v = qkv(block, x)
         before = self.values[self.block]
-        cosine = (torch.nn.functional.cosine_similarity(v, before, dim=-1).mean(-1) * 2**17).round().tolist()  # ties stay ties
+        cosine = (
+            (torch.nn.functional.cosine_similarity(v, before, dim=-1).mean(-1) * 2**17).round().tolist()
+        )  # ties stay ties
         must = {c.buffer + p for p in (*new, *wanted)}
         total = c.buffer + c.tokens
         undecided = {c.buffer + p for p in range(c.tokens) if p not in known}
         decided = {c.buffer + p for p in known}
         others = [r for r in range(total) if r not in must]
         score = {
-            "lazymar": cosine, "min-similarity": [-x for x in cosine], "random": order.tolist(),
+            "lazymar": cosine,
+            "min-similarity": [-x for x in cosine],
+            "random": order.tolist(),
             "predicted-only": [float(r not in undecided) for r in range(total)],
             "unpredicted-only": [float(r not in decided) for r in range(total)],
-        }[s.strategy]  # fmt: skip
+        }[s.strategy]
         others.sort(key=lambda r: score[r])
         n = max(len(must) + self.spare, int(total * share))
         if s.strategy.endswith("-only"):
@@ -197,7 +201,17 @@ class SlowLazy:
         self.last = -1
 
 
-def slow_head(net, z: Tensor, z_null: Tensor | None, scale: float, first: Tensor, noise: Tensor, table, period: int, temperature: float):
+def slow_head(
+    net,
+    z: Tensor,
+    z_null: Tensor | None,
+    scale: float,
+    first: Tensor,
+    noise: Tensor,
+    table,
+    period: int,
+    temperature: float,
+):
     """One token [channels] by the head cache, diffusion index counted down, everything by the head's own layers."""
     head, c = net.head, net.config.channels
     steps = len(table)

@@ -41,7 +41,9 @@ def cosine_tables(timesteps: list[int]) -> list[tuple[int, float, float]]:
     return out
 
 
-def diffuse(net, z: Tensor, z_null: Tensor | None, scale: float, first: Tensor, noise: Tensor, timesteps, temperature: float) -> Tensor:
+def diffuse(
+    net, z: Tensor, z_null: Tensor | None, scale: float, first: Tensor, noise: Tensor, timesteps, temperature: float
+) -> Tensor:
     """One token [channels] by ancestral sampling with learned-range variance."""
     c = net.config.channels
     table = cosine_tables(timesteps)
@@ -79,14 +81,24 @@ def reference_mar(model, labels, settings, noise, timesteps) -> Tensor:
         for s in range(settings.ar_steps):
             after = max(1, min(left - 1, math.floor(c.tokens * math.cos(math.pi / 2 * (s + 1) / settings.ar_steps))))
             now = reveal[len(known) :] if s + 1 == settings.ar_steps else reveal[len(known) : c.tokens - after]
-            scale = settings.cfg if settings.cfg_schedule == "constant" else 1 + (settings.cfg - 1) * (c.tokens - after) / c.tokens
+            scale = (
+                settings.cfg
+                if settings.cfg_schedule == "constant"
+                else 1 + (settings.cfg - 1) * (c.tokens - after) / c.tokens
+            )
             z = full_z(net, tokens, known, net.class_emb.weight[label])
             null = full_z(net, tokens, known, net.fake_latent[0]) if settings.cfg != 1 else None
             new = {
                 p: diffuse(
-                    net, z[p], None if null is None else null[p], scale, first[b, p], steps[b, :, p], timesteps,
+                    net,
+                    z[p],
+                    None if null is None else null[p],
+                    scale,
+                    first[b, p],
+                    steps[b, :, p],
+                    timesteps,
                     settings.temperature,
-                )  # fmt: skip
+                )
                 for p in now
             }
             for p, token in new.items():

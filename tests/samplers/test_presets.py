@@ -38,7 +38,15 @@ from fastar_nodes.samplers.tokens.zipar import zipar
 from tiny_tokens import UP
 from tokens_reference import tiny_gpt
 
-KINDS = (FastHybridSettings, CacheSettings, LazyMARSettings, FastHybridLazyMARSettings, CSpDSettings, ZipARSettings, MuLoSDSettings)
+KINDS = (
+    FastHybridSettings,
+    CacheSettings,
+    LazyMARSettings,
+    FastHybridLazyMARSettings,
+    CSpDSettings,
+    ZipARSettings,
+    MuLoSDSettings,
+)
 REAL = presets.NAMES[1:]
 SMALL = {"ar_steps": 8, "diffusion_steps": 6, "cfg": 2.0}
 
@@ -99,7 +107,9 @@ def run(sampler, model, settings):
 def test_exact_caches_are_plain_mar_bit_for_bit(model, demo):
     plain = run(mar, model, MARSettings(**SMALL))
     assert torch.equal(run(lazymar, model, presets.apply(LazyMARSettings(**SMALL), "exact", demo)), plain)
-    assert not torch.equal(run(lazymar, model, presets.apply(LazyMARSettings(**SMALL), "fast", demo)), plain), "nothing was tested"
+    assert not torch.equal(run(lazymar, model, presets.apply(LazyMARSettings(**SMALL), "fast", demo)), plain), (
+        "nothing was tested"
+    )
 
 
 @pytest.mark.parametrize("demo", [True, False])
@@ -109,7 +119,9 @@ def test_exact_caches_are_plain_mar_bit_for_bit(model, demo):
 def test_exact_fasthybrid_is_plain_mar_within_rounding(model, demo, sampler, kind):
     plain = run(mar, model, MARSettings(**SMALL))
     assert torch.allclose(run(sampler, model, presets.apply(kind(**SMALL), "exact", demo)), plain, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(run(sampler, model, presets.apply(kind(**SMALL), "fast", demo)), plain, atol=1e-2), "nothing was tested"
+    assert not torch.allclose(run(sampler, model, presets.apply(kind(**SMALL), "fast", demo)), plain, atol=1e-2), (
+        "nothing was tested"
+    )
 
 
 @pytest.mark.parametrize("demo", [True, False])
@@ -138,7 +150,9 @@ def test_exact_mulosd_is_the_targets_own_picture_token_for_token(demo):
 
     def codes(preset):
         chosen = presets.apply(unlike, preset, demo)
-        return finish(mulosd(target, from_ids([1, 3]), chosen, PairedDraws(5, range(2)), 5, draft=draft, up_sampler=UP)).codes
+        return finish(
+            mulosd(target, from_ids([1, 3]), chosen, PairedDraws(5, range(2)), 5, draft=draft, up_sampler=UP)
+        ).codes
 
     plain = finish(llamagen(target, from_ids([1, 3]), LlamaGenSettings(**few), PairedDraws(5, range(2)), 5)).codes
     assert torch.equal(codes("exact"), plain)

@@ -42,7 +42,10 @@ CASES = {
     "mar, raster, constant cfg": (mar, MARSettings(**FEW, order="raster", cfg_schedule="constant")),
     "fasthybrid": (fasthybrid, HYBRID),
     "fasthybrid, no guidance": (fasthybrid, dataclasses.replace(HYBRID, cfg=1.0)),
-    "fasthybrid, x0, step, keep": (fasthybrid, dataclasses.replace(HYBRID, guidance_space="x0", verify="step", accepted="keep")),
+    "fasthybrid, x0, step, keep": (
+        fasthybrid,
+        dataclasses.replace(HYBRID, guidance_space="x0", verify="step", accepted="keep"),
+    ),
     "mar, annealed": (mar, PlainMARSettings(**FEW, diffusion_steps_end=3)),
     "mar, speculation": (mar, PlainMARSettings(**FEW, speculation=3)),
     "cspd": (DRAFTED, CSPD),
@@ -51,15 +54,24 @@ CASES = {
     "cspd, paper": (DRAFTED, dataclasses.replace(CSPD, mode="paper")),
     "cspd, paper, no alignment": (DRAFTED, dataclasses.replace(CSPD, mode="paper", alignment=False, cfg=1.0)),
     "cspd, published": (DRAFTED, dataclasses.replace(CSPD, mode="published")),
-    "cspd, published, no alignment": (DRAFTED, dataclasses.replace(CSPD, mode="published", alignment=False, draft_length=1)),
+    "cspd, published, no alignment": (
+        DRAFTED,
+        dataclasses.replace(CSPD, mode="published", alignment=False, draft_length=1),
+    ),
     "lazymar": (lazymar, LazyMARSettings(**FEW, **LAZY)),
     "lazymar, no guidance": (lazymar, dataclasses.replace(LazyMARSettings(**FEW, **LAZY), cfg=1.0)),
     "lazymar, cached head": (lazymar, LazyMARSettings(**FEW | {"diffusion_steps": 24}, **LAZY)),
-    "lazymar, both branches": (lazymar, LazyMARSettings(**FEW, **LAZY, strategy="predicted-only", condition_cache=False)),
+    "lazymar, both branches": (
+        lazymar,
+        LazyMARSettings(**FEW, **LAZY, strategy="predicted-only", condition_cache=False),
+    ),
     "lazymar, random": (lazymar, LazyMARSettings(**FEW, **LAZY, strategy="random")),
     "fasthybrid+lazymar": (fasthybrid_lazymar, FastHybridLazyMARSettings(**dataclasses.asdict(HYBRID), **LAZY)),
     "cspd+lazymar": (partial(cspd_lazymar, draft=tiny_mar(1)), CSpDLazyMARSettings(**dataclasses.asdict(CSPD), **LAZY)),
-    "fasthybrid, without position": (fasthybrid, dataclasses.replace(HYBRID, similarity="without position", threshold=0.9)),
+    "fasthybrid, without position": (
+        fasthybrid,
+        dataclasses.replace(HYBRID, similarity="without position", threshold=0.9),
+    ),
 }
 
 
@@ -74,7 +86,9 @@ def run(case, model, images=(0, 1, 2), labels=(1, 4, 0), seed=5):
 
 
 def test_every_registered_sampler_is_in_the_contract():
-    assert {s.run for s in SAMPLERS.values() if s.family == MAR} <= {getattr(sampler, "func", sampler) for sampler, _ in CASES.values()}
+    assert {s.run for s in SAMPLERS.values() if s.family == MAR} <= {
+        getattr(sampler, "func", sampler) for sampler, _ in CASES.values()
+    }
 
 
 def test_same_seed_same_picture(case, model):
@@ -98,8 +112,15 @@ def test_an_image_does_not_depend_on_its_batch(case, model):
 
 def test_touches_nothing_global(case, model):
     def state():
-        return (torch.random.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(), torch.get_default_dtype(),
-                torch.is_grad_enabled(), torch.get_num_threads(), torch.is_deterministic_algorithms_warn_only_enabled())  # fmt: skip
+        return (
+            torch.random.get_rng_state().tolist(),
+            np.random.get_state()[1].tolist(),
+            random.getstate(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.get_num_threads(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
 
     before, weights = state(), {k: v.clone() for k, v in model.net.state_dict().items()}
     sampler, settings = case
@@ -116,7 +137,9 @@ def test_yields_every_step_and_can_be_left_at_any(case, model):
     seen = []
     for step in sampler(model, from_ids((1, 2)), settings, PairedNoise(1, (0, 1))):
         seen.append(step)
-        assert step.total == settings.ar_steps and step.latents.shape == (2, 4, 4, 4) and step.decided.shape == (2, 4, 4)
+        assert (
+            step.total == settings.ar_steps and step.latents.shape == (2, 4, 4, 4) and step.decided.shape == (2, 4, 4)
+        )
     assert [s.done for s in seen] == list(range(1, settings.ar_steps + 1))
     counts = [int(s.decided.sum()) for s in seen]
     assert counts == sorted(counts) and counts[-1] == 32 and counts[0] < 32

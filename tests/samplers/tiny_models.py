@@ -13,9 +13,17 @@ from torch import Tensor, nn
 def tiny_mar(seed: int = 0, tokens: int = 16, heads: int = 2, **shape: int) -> MARModel:
     """A random MAR; ``shape`` changes other fields of its config."""
     config = MARConfig(
-        dim=16, encoder_depth=2, decoder_depth=2, heads=heads, buffer=2, tokens=tokens, channels=4, classes=5,
-        head_depth=2, head_width=16,
-    )  # fmt: skip
+        dim=16,
+        encoder_depth=2,
+        decoder_depth=2,
+        heads=heads,
+        buffer=2,
+        tokens=tokens,
+        channels=4,
+        classes=5,
+        head_depth=2,
+        head_width=16,
+    )
     config = replace(config, **shape)
     g = torch.Generator().manual_seed(seed)
     net = MAR(config).eval().requires_grad_(False)

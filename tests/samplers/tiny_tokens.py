@@ -14,7 +14,9 @@ CODES = 23
 def tiny_vq(codes: int = CODES) -> VQModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = VQAutoencoder(VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=codes, code_channels=4, groups=4))
+        net = VQAutoencoder(
+            VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=codes, code_channels=4, groups=4)
+        )
     return VQModel(net.eval().requires_grad_(False), "tiny vq")
 
 

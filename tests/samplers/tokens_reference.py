@@ -22,7 +22,11 @@ KINDS = {
 def tiny_gpt(kind: str = "class", grid: int = 4, special: int = 0, seed: int = 0) -> TokenModel:
     """A random network of a few thousand weights whose tokens differ from cell to cell."""
     shape = {"kv_heads": 2, **KINDS[kind]}
-    net = GPT(GPTConfig(dim=16, depth=2, heads=2, hidden=24, vocab=23, special=special, **shape)).eval().requires_grad_(False)
+    net = (
+        GPT(GPTConfig(dim=16, depth=2, heads=2, hidden=24, vocab=23, special=special, **shape))
+        .eval()
+        .requires_grad_(False)
+    )
     g = torch.Generator().manual_seed(seed)
     for name, p in net.state_dict().items():
         scale = 1.0 if "embed" in name or name == "abs_pe" else 1.5 / p.shape[-1] ** 0.5
@@ -36,7 +40,10 @@ def condition_of(kind: str, images: tuple[int, ...] = (0, 1, 2)):
         return from_ids([(1, 4, 0)[i] for i in images])
     g = [torch.Generator().manual_seed(50 + i) for i in images]
     if kind == "text":
-        return TextCondition(tuple(torch.randn((3, 7, 1)[i], 6, generator=r) for i, r in zip(images, g, strict=True)), ("",) * len(images))
+        return TextCondition(
+            tuple(torch.randn((3, 7, 1)[i], 6, generator=r) for i, r in zip(images, g, strict=True)),
+            ("",) * len(images),
+        )
     return FeatureCondition(tuple(torch.randn(4, 6, generator=r) for r in g), ("",) * len(images))
 
 

@@ -18,7 +18,11 @@ def ks(x: Tensor, y: Tensor) -> float:
     gap = torch.searchsorted(x, pooled, right=True) / len(x) - torch.searchsorted(y, pooled, right=True) / len(y)
     root = math.sqrt(len(x) * len(y) / (len(x) + len(y)))
     t = (root + 0.12 + 0.11 / root) * float(gap.abs().max())
-    return min(1.0, max(0.0, 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * t) ** 2) for k in range(1, 101)))) if t > 0.2 else 1.0
+    return (
+        min(1.0, max(0.0, 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * t) ** 2) for k in range(1, 101))))
+        if t > 0.2
+        else 1.0
+    )
 
 
 def least_ks(x: Tensor, y: Tensor) -> float:
@@ -26,7 +30,9 @@ def least_ks(x: Tensor, y: Tensor) -> float:
     return min(1.0, x.shape[1] * min(ks(a, b) for a, b in zip(x.T, y.T, strict=True)))
 
 
-def energy(x: Tensor, y: Tensor, permutations: int = 999, directions: int = 12, blocks: int = 250, grid: int = 200) -> float:
+def energy(
+    x: Tensor, y: Tensor, permutations: int = 999, directions: int = 12, blocks: int = 250, grid: int = 200
+) -> float:
     """Permutation p-value of the energy distance 2 E|x - y| - E|x - x'| - E|y - y'| of x and y, both [n, d].
 
     In one dimension it is 2 times the integral of (F - G)^2, in d a constant times the mean of that over all directions

@@ -25,11 +25,24 @@ def bench(tmp_path_factory):
     torch.manual_seed(0)
     kl = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=2, groups=4)
     mar = MARConfig(
-        dim=16, encoder_depth=1, decoder_depth=1, heads=2, buffer=2, tokens=64, channels=2, classes=10, head_depth=1, head_width=16
+        dim=16,
+        encoder_depth=1,
+        decoder_depth=1,
+        heads=2,
+        buffer=2,
+        tokens=64,
+        channels=2,
+        classes=10,
+        head_depth=1,
+        head_width=16,
     )
     recipes.save_checkpoint(KLAutoencoder(kl), folder / "kl.safetensors", groups=4)
-    recipes.save_checkpoint(initialise(MAR(mar)), folder / "mar.safetensors", heads=2, label_set="picture-book", t_max=950)
-    recipes.save_checkpoint(initialise(MAR(mar)), folder / "mar-draft.safetensors", heads=2, label_set="picture-book", t_max=950)
+    recipes.save_checkpoint(
+        initialise(MAR(mar)), folder / "mar.safetensors", heads=2, label_set="picture-book", t_max=950
+    )
+    recipes.save_checkpoint(
+        initialise(MAR(mar)), folder / "mar-draft.safetensors", heads=2, label_set="picture-book", t_max=950
+    )
     recipes.save_checkpoint(Judge(), folder / "judge.safetensors", tolerance=0.05)
     return ablations.MARBench(tables.Ground(100, folder))
 
@@ -76,7 +89,16 @@ def test_a_table_is_printed_with_its_floors(bench, monkeypatch):
     results = tables.run_table(bench, "small", log=lambda text: None, keep=kept)
     text = tables.to_markdown(results, bench.floors("small"))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    heads = ["setting", "class %", "scene %", "whole %", "Frechet", "accepted %", "transformer rows an image", "head rows an image"]
+    heads = [
+        "setting",
+        "class %",
+        "scene %",
+        "whole %",
+        "Frechet",
+        "accepted %",
+        "transformer rows an image",
+        "head rows an image",
+    ]
     assert lines[0] == [*heads, "s an image"] and {len(line) for line in lines} == {9}
     assert [line[0] for line in lines[2:]] == ["*real pictures*", "*rebuilt pictures*", "plain", "fast"]
     assert lines[4][5] == "" and float(lines[5][5]) > 0 and float(lines[4][7]) == 64 * 3 * 2
@@ -118,6 +140,8 @@ def test_mistakes_are_sentences(bench, capsys):
         tables.run_table(bench, "nothing")
     assert main(["ablation", "mar-settings,nothing"]) == 2
     told = capsys.readouterr().err
-    assert "there is no 'nothing'; there are mar, fasthybrid-threshold" in told and "zipar" in told, "all families' tables"
+    assert "there is no 'nothing'; there are mar, fasthybrid-threshold" in told and "zipar" in told, (
+        "all families' tables"
+    )
     assert main(["ablation", "fasthybrid-threshold", "--images", "many"]) == 2
     assert "images: 'many' is not a whole number" in capsys.readouterr().err

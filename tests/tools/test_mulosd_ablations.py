@@ -31,7 +31,9 @@ def folder(tmp_path_factory):
     for name, grid, seed in ((LOW, 8, 2), (HIGH, 16, 3)):
         write_gpt(folder, name, grid, seed, cfg=1.5, top_k=0)
     net = UpSampler(UpSamplerConfig(VQ.code_channels, 8, 1))
-    recipes.save_checkpoint(scattered(net, 5), folder / "upsampler.safetensors", family="upsampler", name="tiny up-sampler")
+    recipes.save_checkpoint(
+        scattered(net, 5), folder / "upsampler.safetensors", family="upsampler", name="tiny up-sampler"
+    )
     return folder
 
 
@@ -49,11 +51,21 @@ def row(sampler="mulosd", **settings):
 # ------------------------------------------------------------------------------------------------ what a picture takes
 
 
-@pytest.mark.parametrize("chosen", [
-    row(tau=0.001), row(tau=0.01, expansion=0), row(tau=0.001, draft_rows=2), row(tau=0.001, draft_rows=3), row(tau=0.0),
-    row("lantern", draft_length=3, delta=0.3, neighbours=6), row("lantern", draft_length=40, neighbours=8, delta=0.5, top_k=4),
-    row("zipar", window=1), row("llamagen"),
-], ids=lambda chosen: f"{chosen.sampler} {chosen.settings}")  # fmt: skip
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        row(tau=0.001),
+        row(tau=0.01, expansion=0),
+        row(tau=0.001, draft_rows=2),
+        row(tau=0.001, draft_rows=3),
+        row(tau=0.0),
+        row("lantern", draft_length=3, delta=0.3, neighbours=6),
+        row("lantern", draft_length=40, neighbours=8, delta=0.5, top_k=4),
+        row("zipar", window=1),
+        row("llamagen"),
+    ],
+    ids=lambda chosen: f"{chosen.sampler} {chosen.settings}",
+)
 def test_forwards_of_a_picture_are_what_it_takes_alone(bench, chosen):
     settings = make(find(chosen.sampler).settings, chosen.settings)
     _, together = bench.draw(chosen, settings, range(3))
@@ -72,9 +84,14 @@ def test_a_line_says_what_was_kept_and_what_it_took(bench):
     assert result.again == (counts["rejected"] + counts["expanded"]) / judged
     # A row of eight, then three more in each pass of the others' eight rows, a cell behind each other.
     assert result.draft_forwards == counts["draft_passes"] == 8 + 6 + 8
-    assert result.draft_forwards < result.forwards < counts["transformer_passes"], "a batch takes as many as its slowest"
+    assert result.draft_forwards < result.forwards < counts["transformer_passes"], (
+        "a batch takes as many as its slowest"
+    )
     assert list(cells) == ["accepted %", "drawn again %", "islands", "forwards", "of the draft", "s an image"]
-    assert cells["accepted %"] == f"{100 * counts['accepted'] / judged:.1f}" and cells["islands"] == f"{counts['islands'] / 100:.1f}"
+    assert (
+        cells["accepted %"] == f"{100 * counts['accepted'] / judged:.1f}"
+        and cells["islands"] == f"{counts['islands'] / 100:.1f}"
+    )
 
 
 def test_the_two_ends(bench):
@@ -110,7 +127,9 @@ def test_settings_are_valid_and_rows_of_a_comparison_differ_in_one_thing():
     for line in rows:
         made = make(SAMPLERS[line.sampler].settings, {**common, **line.settings})
         assert line.model in RECIPES
-        if line.sampler == "mulosd" and line.title.startswith(("local", "k =", "one", "islands", "draft", "learned", "the rest discarded")):
+        if line.sampler == "mulosd" and line.title.startswith(
+            ("local", "k =", "one", "islands", "draft", "learned", "the rest discarded")
+        ):
             assert made.tau == mulosd_ablations.TAU or ", tau" in line.title, line.title
 
 
@@ -132,9 +151,13 @@ def test_the_learned_up_sampler_is_loaded_only_where_it_is_asked_for(folder, tmp
         shutil.copy(folder / f"{name}.safetensors", tmp_path)
     here = LlamaGenRepairBench(Ground(100, tmp_path))
     learned = row(tau=0.0, up_sampler="latent")
-    assert here.needs(row(tau=0.0)) == ("vq", HIGH, LOW) and here.needs(row("llamagen")) == here.needs(row("lantern")) == ("vq", HIGH)
+    assert here.needs(row(tau=0.0)) == ("vq", HIGH, LOW) and here.needs(row("llamagen")) == here.needs(
+        row("lantern")
+    ) == ("vq", HIGH)
     assert here.needs(learned) == ("vq", HIGH, LOW, "upsampler")
-    with pytest.raises(UserError, match=r"^tables: the demo's upsampler.safetensors is missing.*train-demo --only upsampler\.$"):
+    with pytest.raises(
+        UserError, match=r"^tables: the demo's upsampler.safetensors is missing.*train-demo --only upsampler\.$"
+    ):
         here.expect("mulosd-llamagen")
     (here.ground.checkpoints / f"{LOW}.safetensors").unlink()
     with pytest.raises(UserError, match=f"^tables: the demo's {LOW}.safetensors is missing"):

@@ -28,7 +28,12 @@ def test_prompts_read_as_captions_of_the_book() -> None:
 
 def test_training_captions_say_nothing_false() -> None:
     """Every word that names a value of a parameter names the scene's."""
-    for name, values in (("label", words._THINGS), ("size", words._SIZES), ("place", words._PLACES), ("time", words._TIMES)):
+    for name, values in (
+        ("label", words._THINGS),
+        ("size", words._SIZES),
+        ("place", words._PLACES),
+        ("time", words._TIMES),
+    ):
         wrong = [
             (caption, phrase)
             for caption, truth in zip(TRAINED, getattr(BOOK, name), strict=True)
@@ -54,7 +59,14 @@ def test_captions_say_some_of_it_in_many_ways() -> None:
 
 def test_every_word_is_known() -> None:
     known = words.tokenizer(16, 3)
-    for text in [*TRAINED, "You are a helpful assistant.", "system", "user", "assistant", *book.scenes(2, 300).captions()]:
+    for text in [
+        *TRAINED,
+        "You are a helpful assistant.",
+        "system",
+        "user",
+        "assistant",
+        *book.scenes(2, 300).captions(),
+    ]:
         unknown = [w for w in re.findall(r"\w+|[^\w\s]", text) if known.encode(w) == [0]]
         assert set(unknown) <= {words._STRANGE}, text
     assert known.encode("a zebra") == [known.encode("a")[0], 0]
@@ -71,13 +83,24 @@ def test_held_out_wishes_are_in_no_training_caption() -> None:
     assert len(asked) > 150 and not asked & trained
     assert all(words.held_out(dict(zip(words.SAID, row, strict=True))) for row in asked)
     assert not words.held_out(wish(label=7, colour=0)) and not words.held_out(wish(label=7, size=1, place=0, time=0))
-    composed = [wish(a, b, c, d, e) for a in range(10) for b in range(5) for c in range(2) for d in range(-1, 3) for e in range(-1, 3)]
+    composed = [
+        wish(a, b, c, d, e)
+        for a in range(10)
+        for b in range(5)
+        for c in range(2)
+        for d in range(-1, 3)
+        for e in range(-1, 3)
+    ]
     assert np.mean([words.held_out(w) for w in composed]) == pytest.approx(0.25, abs=0.03)
 
 
 def test_held_out_prompts_are_the_same_everywhere() -> None:
     told = words.wishes(94)
-    first = ["a large red sunset on the left", "small red mountains on the right at sunset", "a small red flower in the middle by day"]
+    first = [
+        "a large red sunset on the left",
+        "small red mountains on the right at sunset",
+        "a small red flower in the middle by day",
+    ]
     assert told.captions()[:3] == first
     pairs = list(zip(told.label.tolist(), told.colour.tolist(), strict=True))
     assert len(set(pairs[:47])) == 47 and pairs[47:] == pairs[:47], "every thing in every colour in turn"
@@ -88,7 +111,9 @@ def test_held_out_prompts_are_the_same_everywhere() -> None:
 
 def test_wishes_are_fulfilled_where_said() -> None:
     s = book.scenes(9, 4)
-    told = words.Wishes(s.label, (s.colour + 1) % 5, np.full(4, -1), s.place, np.array([s.time[0], -1, -1, (s.time[3] + 1) % 3]))
+    told = words.Wishes(
+        s.label, (s.colour + 1) % 5, np.full(4, -1), s.place, np.array([s.time[0], -1, -1, (s.time[3] + 1) % 3])
+    )
     right = told.fulfilled(s)
     assert right["label"].all() and not right["colour"].any() and right["size"].all() and right["place"].all()
     assert right["time"].tolist() == [True, True, True, False]

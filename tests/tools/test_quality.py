@@ -84,7 +84,9 @@ def test_the_judge_sees_a_torn_thing(judge, real):
 
 
 def asked(s: book.Scenes, **changes: np.ndarray) -> Wishes:
-    return Wishes(**{name: changes.get(name, getattr(s, name)) for name in ("label", "colour", "size", "place", "time")})
+    return Wishes(
+        **{name: changes.get(name, getattr(s, name)) for name in ("label", "colour", "size", "place", "time")}
+    )
 
 
 def test_real_pictures_agree_with_their_prompts(judge, real):

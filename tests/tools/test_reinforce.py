@@ -28,9 +28,11 @@ CPU = torch.device("cpu")
 JUDGE = Path(fastar_nodes.__file__).parent / "demo" / "checkpoints" / "judge.safetensors"
 TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
 TINY = replace(
-    token_recipes.GPT_LOW, name="tiny", count=64,
+    token_recipes.GPT_LOW,
+    name="tiny",
+    count=64,
     config=GPTConfig(dim=32, depth=1, heads=2, kv_heads=2, hidden=32, vocab=32, condition="class", condition_size=10),
-)  # fmt: skip
+)
 QUIET = {"log": lambda text: None}
 
 
@@ -100,7 +102,9 @@ def test_marks_find_the_rows_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_better_or_rarer_than_others_gains() -> None:
     learner = reinforce.Learner(GPT(TINY.config))
     s = picture_book.scenes(7, 6, labels=np.full(6, 3))
-    s = replace(s, colour=np.array([0, 0, 0, 0, 0, 1]), parts=s.parts * 0, place=s.place * 0, size=s.size * 0, time=s.time * 0)
+    s = replace(
+        s, colour=np.array([0, 0, 0, 0, 0, 1]), parts=s.parts * 0, place=s.place * 0, size=s.size * 0, time=s.time * 0
+    )
     errors, labels = torch.full((6, 8), 0.1), torch.full((6,), 3)
     errors[1, 5] = 0.9
     live = torch.ones(6, 8, dtype=torch.bool)
@@ -163,7 +167,9 @@ def rewarded(token: int):
         codes = critic.pop()
         errors = (codes != token).float().mean(2) / grid
         full, ones = torch.ones(len(labels), grid, dtype=torch.bool), torch.ones(len(labels))
-        return reinforce.Marks(errors, full, full[:, 0], ones, picture_book.scenes(1, len(labels), labels=labels.numpy()))
+        return reinforce.Marks(
+            errors, full, full[:, 0], ones, picture_book.scenes(1, len(labels), labels=labels.numpy())
+        )
 
     return marks
 
@@ -181,7 +187,11 @@ def test_a_gpt_learns_what_is_rewarded(tmp_path, vq, monkeypatch: pytest.MonkeyP
         assert torch.equal(start.state_dict()[name], value), name
     settings, condition = LlamaGenSettings(cfg=1.0, top_k=0), from_ids([i % 10 for i in range(40)])
     share = [
-        float((finish(llamagen(TokenModel(n, "", 8), condition, settings, PairedDraws(1, range(40)))).codes == 5).float().mean())
+        float(
+            (finish(llamagen(TokenModel(n, "", 8), condition, settings, PairedDraws(1, range(40)))).codes == 5)
+            .float()
+            .mean()
+        )
         for n in (start, net)
     ]
     assert share[1] > 2 * share[0] + 0.05, share
@@ -195,7 +205,9 @@ def test_real_pictures_are_not_forgotten(tmp_path, vq, monkeypatch: pytest.Monke
     monkeypatch.setattr(reinforce.Learner, "advantages", lambda self, m, labels: torch.zeros(len(labels), 8))
     said: list[str] = []
     schedule = Schedule(steps=30, batch=10, lr=2e-2, warmup=1, ema=0.0, weight_decay=0.0)
-    net = reinforce.reinforce(TINY, start, vq, critic, tmp_path, tmp_path / "gpt.safetensors", CPU, schedule, 64, log=said.append)
+    net = reinforce.reinforce(
+        TINY, start, vq, critic, tmp_path, tmp_path / "gpt.safetensors", CPU, schedule, 64, log=said.append
+    )
     book, labels = token_recipes.code_book(vq, 64, 8, CPU, lambda line: None)
     layout = token_recipes.Layout.of(8)
 
@@ -210,7 +222,9 @@ def test_real_pictures_are_not_forgotten(tmp_path, vq, monkeypatch: pytest.Monke
 
 def test_variety_is_counted_on_pictures_drawn_as_the_file_asks(tmp_path, vq, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn_with, noted = [], []
-    monkeypatch.setattr(reinforce, "llamagen", lambda model, what, s, draws: drawn_with.append(s) or llamagen(model, what, s, draws))
+    monkeypatch.setattr(
+        reinforce, "llamagen", lambda model, what, s, draws: drawn_with.append(s) or llamagen(model, what, s, draws)
+    )
     monkeypatch.setattr(reinforce.Learner, "note", lambda self, labels, s: noted.append((len(labels), len(s))) or 0.0)
     once = Schedule(steps=1, batch=10, lr=1e-3)
     reinforce.reinforce(TINY, gpt(), vq, Judge().eval(), tmp_path, tmp_path / "gpt.safetensors", CPU, once, 64, **QUIET)

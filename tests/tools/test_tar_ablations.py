@@ -25,9 +25,20 @@ from fastar_nodes.tools.training.tar_recipes import DETOKENIZERS
 from tiny_tables import VQ, new_folder, scattered
 
 TA_TOK = TATokConfig(
-    width=16, code_width=8, codes=16, depth=1, heads=2, hidden=16, places=6, encoder_depth=1, encoder_heads=2,
-    encoder_hidden=16, patch=4, side=6, input_size=24,
-)  # fmt: skip
+    width=16,
+    code_width=8,
+    codes=16,
+    depth=1,
+    heads=2,
+    hidden=16,
+    places=6,
+    encoder_depth=1,
+    encoder_heads=2,
+    encoder_hidden=16,
+    patch=4,
+    side=6,
+    input_size=24,
+)
 LOW, HIGH = "dtok-low", "dtok"
 FEWEST = {"detail": "81"}
 
@@ -40,7 +51,9 @@ def folder(tmp_path_factory):
     trainer = ta_tok_recipe.build_ta_tok(TA_TOK)
     scattered(trainer.net, 2)
     ta_tok_recipe.save_ta_tok(trainer, folder / "ta-tok.safetensors", torch.device("cpu"), lambda text: None, held=5)
-    language = replace(tar_recipes.language_config(TA_TOK.codes), dim=16, depth=1, heads=2, kv_heads=1, head_dim=8, hidden=16)
+    language = replace(
+        tar_recipes.language_config(TA_TOK.codes), dim=16, depth=1, heads=2, kv_heads=1, head_dim=8, hidden=16
+    )
     net = scattered(tar_recipes.build_language(language), 3)
     tar_recipes.save_language(net, folder / "tar.safetensors", TA_TOK.codes, TA_TOK.side)
     for seed, (name, recipe) in enumerate(DETOKENIZERS.items()):
@@ -69,7 +82,9 @@ def test_real_pictures_show_what_the_prompts_ask_for():
     for name in ("colour", "place", "size", "time"):
         left = getattr(wanted, name) == UNSAID
         assert name == "colour" or 0 < left.sum() < 200
-        assert np.array_equal(getattr(shown, name)[left], getattr(own, name)[left]), "what is left open is the book's own"
+        assert np.array_equal(getattr(shown, name)[left], getattr(own, name)[left]), (
+            "what is left open is the book's own"
+        )
     # They stand where such things stand in the book, within its jitter.
     assert np.abs(shown.x - (shown.place - 1) * picture_book.PLACE_STEP).max() <= picture_book.JITTER + 1e-6
     assert np.abs(shown.scale - np.array(picture_book.SCALES)[shown.size]).max() <= picture_book.JITTER + 1e-6
@@ -81,7 +96,17 @@ def test_figures_are_of_prompts_beside_real_pictures_of_them(bench):
     assert ground.prompts == wishes(100, tables.SEED).captions() and len(set(ground.prompts)) > 50
     same = ground.figures(ground.real(tables.TEST_SEED))
     assert same.frechet == pytest.approx(0, abs=1e-6) and same.images == 100 and 0 <= same.agreement.both <= 1
-    assert list(same.cells()) == ["thing %", "colour %", "both %", "place %", "size %", "time %", "all %", "whole %", "Frechet"]
+    assert list(same.cells()) == [
+        "thing %",
+        "colour %",
+        "both %",
+        "place %",
+        "size %",
+        "time %",
+        "all %",
+        "whole %",
+        "Frechet",
+    ]
     assert list(bench.floors("tar")) == ["real", "VQ-rebuilt", "real 128-pixel", "VQ-rebuilt 128-pixel"]
 
 
@@ -105,15 +130,24 @@ def test_codes_are_written_once_for_all_that_draw_them(bench, monkeypatch):
 def test_a_pictures_own_codes_are_ta_toks(bench):
     done, rgb = bench.row(row(prompt={**FEWEST, "codes": OF_PICTURES}), {})
     x = torch.from_numpy(bench.ground.real(tables.TEST_SEED + 1)).permute(0, 3, 1, 2) / 255
-    assert torch.equal(torch.stack(bench.codes(row(prompt={**FEWEST, "codes": OF_PICTURES}))[0].codes), bench.ta_tok.codes(x, 3).cpu())
+    assert torch.equal(
+        torch.stack(bench.codes(row(prompt={**FEWEST, "codes": OF_PICTURES}))[0].codes), bench.ta_tok.codes(x, 3).cpu()
+    )
     assert done.prompt_seconds is None and done.work()["prompt s an image"] == "" and done.codes == 4
     assert not np.array_equal(rgb, bench.row(row(), {})[1])
 
 
 def test_a_row_says_what_it_took(bench):
     low = bench.row(row(), {})[0]
-    assert low.steps == 64 and low.settings["top_p"] == tar_recipes.usual_defaults(8)["top_p"], "the file's own settings"
-    assert low.work()["codes"] == "4" and list(low.work()) == ["codes", "prompt s an image", "steps (forwards)", "s an image"]
+    assert low.steps == 64 and low.settings["top_p"] == tar_recipes.usual_defaults(8)["top_p"], (
+        "the file's own settings"
+    )
+    assert low.work()["codes"] == "4" and list(low.work()) == [
+        "codes",
+        "prompt s an image",
+        "steps (forwards)",
+        "s an image",
+    ]
     assert f"| x | {low.figures.cells()['thing %']} |" in to_markdown([low], {})
 
 
@@ -147,7 +181,9 @@ def test_a_missing_file_is_told_in_a_sentence(folder, tmp_path):
     with pytest.raises(UserError, match=r"^tables: the demo's tar.safetensors is missing.*train-demo --only tar\.$"):
         here.expect("tar")
     own = row(prompt={**FEWEST, "codes": OF_PICTURES})
-    assert "tar" not in here.needs(own) and here.row(own, {})[0].codes == 4, "a picture's own codes need no language model"
+    assert "tar" not in here.needs(own) and here.row(own, {})[0].codes == 4, (
+        "a picture's own codes need no language model"
+    )
     with pytest.raises(UserError, match="^tables: the demo's tar.safetensors is missing"):
         here.row(row(), {})
 
@@ -155,7 +191,16 @@ def test_a_missing_file_is_told_in_a_sentence(folder, tmp_path):
 def test_the_command_runs_them(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tables, "CHECKPOINTS", folder)
     monkeypatch.setitem(TarBench.tables, "small", ({"cfg": 1.0}, (Row("few", "tar", {}, LOW, FEWEST),)))
-    files = ["--out", str(tmp_path / "f.json"), "--sheet", str(tmp_path / "s.png"), "--images", "100", "--device", "cpu"]
+    files = [
+        "--out",
+        str(tmp_path / "f.json"),
+        "--sheet",
+        str(tmp_path / "s.png"),
+        "--images",
+        "100",
+        "--device",
+        "cpu",
+    ]
     assert main(["ablation", "small", *files]) == 0
     assert "| *VQ-rebuilt pictures* |" in capsys.readouterr().out and (tmp_path / "s.png").is_file()
     figures = json.loads((tmp_path / "f.json").read_text())

@@ -35,9 +35,20 @@ from fastar_nodes.tools.training.training import Schedule, generator
 
 CPU = torch.device("cpu")
 TINY = TATokConfig(
-    width=24, code_width=8, codes=16, depth=1, heads=2, hidden=16, places=6, encoder_depth=1, encoder_heads=2,
-    encoder_hidden=16, patch=4, side=6, input_size=24,
-)  # fmt: skip
+    width=24,
+    code_width=8,
+    codes=16,
+    depth=1,
+    heads=2,
+    hidden=16,
+    places=6,
+    encoder_depth=1,
+    encoder_heads=2,
+    encoder_hidden=16,
+    patch=4,
+    side=6,
+    input_size=24,
+)
 TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
 FEW = Schedule(steps=4, batch=4, lr=1e-3, muon_lr=1e-3)
 QUIET = {"log": lambda text: None}
@@ -59,7 +70,10 @@ def sharp(net: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for name, p in net.named_parameters():
             if p.ndim > 1:
-                p.copy_(torch.randn(p.shape, generator=g) * (1 if "emb" in name or name == "abs_pe" else 3 * p.shape[1] ** -0.5))
+                p.copy_(
+                    torch.randn(p.shape, generator=g)
+                    * (1 if "emb" in name or name == "abs_pe" else 3 * p.shape[1] ** -0.5)
+                )
     return net.eval().requires_grad_(False)
 
 
@@ -73,11 +87,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     vq = load_vq(folder / "vq.safetensors", "fp32")
     ta_tok_recipe.train_ta_tok(folder / "work", folder / "ta-tok.safetensors", config=TINY, **about)
     ta_tok = load_ta_tok(folder / "ta-tok.safetensors", "fp32")
-    tar_recipes.train_language(ta_tok.net, folder / "work", folder / "tar.safetensors", config=small_language(), **about)
+    tar_recipes.train_language(
+        ta_tok.net, folder / "work", folder / "tar.safetensors", config=small_language(), **about
+    )
     for recipe in tar_recipes.DETOKENIZERS.values():
         out, config = folder / f"{recipe.name}.safetensors", small_detokenizer(recipe.grid)
         tar_recipes.train_detokenizer(recipe, ta_tok.net, vq.net, folder / "work", out, config=config, **about)
-    return SimpleNamespace(folder=folder, said=said, vq=vq, ta_tok=ta_tok, tar=load_tar(folder / "tar.safetensors", "fp32"))
+    return SimpleNamespace(
+        folder=folder, said=said, vq=vq, ta_tok=ta_tok, tar=load_tar(folder / "tar.safetensors", "fp32")
+    )
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -116,13 +134,30 @@ def test_a_trained_model_can_be_improved(made) -> None:
     """Training that starts from a model's weights, at a rate of zero, returns them."""
     still, work = replace(FEW, steps=2, lr=0.0, muon_lr=0.0), made.folder / "again"
     again = tar_recipes.train_language(
-        made.ta_tok.net, work, work / "tar.safetensors", CPU, still, 10, config=small_language(), start=made.tar.net, **QUIET
+        made.ta_tok.net,
+        work,
+        work / "tar.safetensors",
+        CPU,
+        still,
+        10,
+        config=small_language(),
+        start=made.tar.net,
+        **QUIET,
     )
     first = load_detokenizer(made.folder / "dtok-low.safetensors", "fp32").net
     low = tar_recipes.train_detokenizer(
-        tar_recipes.DTOK_LOW, made.ta_tok.net, made.vq.net, work, work / "low.safetensors", CPU, still, 10,
-        config=small_detokenizer(8), start=first, **QUIET,
-    )  # fmt: skip
+        tar_recipes.DTOK_LOW,
+        made.ta_tok.net,
+        made.vq.net,
+        work,
+        work / "low.safetensors",
+        CPU,
+        still,
+        10,
+        config=small_detokenizer(8),
+        start=first,
+        **QUIET,
+    )
     for old, new in ((made.tar.net, again), (first, low)):
         for name, value in old.state_dict().items():
             torch.testing.assert_close(new.state_dict()[name], value, msg=name)
@@ -132,9 +167,15 @@ def test_the_files_fit_the_parcel() -> None:
     """At most 6.8 MB in fp16 for all five files of Tar, their headers included."""
     ta_tok = ta_tok_recipe.build_ta_tok().net
     vq = SimpleNamespace(config=token_recipes.VQ)
-    nets = [ta_tok, tar_recipes.build_language(), UpSampler(UpSamplerConfig(8, upsampler_recipe.WIDTH, upsampler_recipe.BLOCKS))]
+    nets = [
+        ta_tok,
+        tar_recipes.build_language(),
+        UpSampler(UpSamplerConfig(8, upsampler_recipe.WIDTH, upsampler_recipe.BLOCKS)),
+    ]
     nets += [GPT(recipe.config(ta_tok, vq)) for recipe in tar_recipes.DETOKENIZERS.values()]
-    numbers, names = (sum(f(t) for net in nets for t in net.state_dict().values()) for f in (torch.Tensor.numel, lambda _: 1))
+    numbers, names = (
+        sum(f(t) for net in nets for t in net.state_dict().values()) for f in (torch.Tensor.numel, lambda _: 1)
+    )
     assert 2 * numbers + 150 * names + 50_000 < 6.8e6
     for recipe in tar_recipes.DETOKENIZERS.values():
         assert recipe.grid * token_recipes.VQ.stride in token_recipes.VQ_PICTURES
@@ -156,7 +197,9 @@ def test_the_book_holds_pictures_as_ta_tok_sees_them(pictures) -> None:
     with torch.no_grad():
         net.look(full), net.look(pictures[0].float() / 255)
     torch.testing.assert_close(seen[0], seen[1], atol=1.01 / 255, rtol=0)  # rounded to 256 levels of -1..1
-    assert torch.equal(pictures[1][:, 0], torch.from_numpy(s.label)) and torch.equal(pictures[1][:, 2], torch.from_numpy(s.place))
+    assert torch.equal(pictures[1][:, 0], torch.from_numpy(s.label)) and torch.equal(
+        pictures[1][:, 2], torch.from_numpy(s.place)
+    )
     assert all(int(pictures[1][:, i].max()) < values for i, values in enumerate(ta_tok_recipe.PARAMETERS.values()))
 
 
@@ -177,7 +220,9 @@ def test_the_heads_read_what_a_detokenizer_reads(pictures, monkeypatch: pytest.M
     with torch.no_grad():
         read, _, codes, _ = trainer(x)
         for logits, code in zip(read, codes, strict=True):
-            torch.testing.assert_close(trainer.output_read(trainer.net.features(code).mean(1)), logits, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                trainer.output_read(trainer.net.features(code).mean(1)), logits, atol=1e-4, rtol=1e-4
+            )
         places = lambda rows: torch.arange(rows.shape[1])[None, :, None].expand(len(rows), -1, TINY.width).float()  # noqa: E731
         monkeypatch.setattr(trainer.net, "finish", places)
         for head in trainer.output_paint:
@@ -185,7 +230,9 @@ def test_the_heads_read_what_a_detokenizer_reads(pictures, monkeypatch: pytest.M
             head.bias.zero_()
         for picture, side in zip(trainer(x)[1], trainer.sides, strict=True):
             part = ta_tok_recipe.THUMBNAIL // side
-            wanted = torch.arange(side**2).view(side, side).repeat_interleave(part, 0).repeat_interleave(part, 1).float()
+            wanted = (
+                torch.arange(side**2).view(side, side).repeat_interleave(part, 0).repeat_interleave(part, 1).float()
+            )
             assert torch.equal(picture, wanted.expand(12, 3, -1, -1))
         head, part = trainer.output_paint[1], 4
         head.weight.zero_()
@@ -199,7 +246,11 @@ def test_every_part_learns_and_a_step_helps(pictures) -> None:
     trainer = ta_tok_recipe.build_ta_tok(TINY)
     loss, figures = ta_tok_recipe.ta_tok_loss(trainer, *pictures)
     loss.backward()
-    dead = [name for name, p in trainer.named_parameters() if p.grad is None or not float(p.grad.abs().sum()) and "k_proj.bias" not in name]
+    dead = [
+        name
+        for name, p in trainer.named_parameters()
+        if p.grad is None or not float(p.grad.abs().sum()) and "k_proj.bias" not in name
+    ]
     assert not dead, dead
     assert set(figures) == {"book", *(f"{what}{scale}" for what in ("nats", "error") for scale in range(3))}
     # Of the loss without its jumps: the codes that were chosen stay.
@@ -217,14 +268,20 @@ def test_quantisation_passes_the_gradient_and_moves_both_sides(pictures, monkeyp
     sees = trainer.net.encoder.embeddings.patch_embedding.weight
     read, _, _, towards = trainer(pictures[0].float() / 255)
     for logits in read:
-        of_book, of_encoder = torch.autograd.grad(logits.square().sum(), (book, sees), retain_graph=True, allow_unused=True)
-        assert of_book is None and float(of_encoder.abs().sum()) > 0, "what reads the codes moves the encoder, not the codes"
+        of_book, of_encoder = torch.autograd.grad(
+            logits.square().sum(), (book, sees), retain_graph=True, allow_unused=True
+        )
+        assert of_book is None and float(of_encoder.abs().sum()) > 0, (
+            "what reads the codes moves the encoder, not the codes"
+        )
     moves = torch.autograd.grad(towards, (book, sees), retain_graph=True)
     assert all(float(g.abs().sum()) > 0 for g in moves), "codes and features move towards each other"
     monkeypatch.setattr(ta_tok_recipe, "COMMITMENT", 0.0)
     _, towards = trainer(pictures[0].float() / 255)[2:]
     moves = torch.autograd.grad(towards, (book, sees), allow_unused=True)
-    assert float(moves[0].abs().sum()) > 0 and not float(moves[1].abs().sum()), "features come less: by the commitment alone"
+    assert float(moves[0].abs().sum()) > 0 and not float(moves[1].abs().sum()), (
+        "features come less: by the commitment alone"
+    )
 
 
 def test_codes_that_are_chosen_alike_cost(pictures) -> None:
@@ -283,7 +340,9 @@ def test_prompts_are_those_of_the_pictures() -> None:
 
 def test_a_step_draws_prompts_with_their_own_codes() -> None:
     books = [torch.arange(20, dtype=torch.int16)[:, None].expand(-1, n) for n in (36, 9, 4)]
-    prompts = torch.arange(20, dtype=torch.int16)[:, None, None].expand(-1, 3, 5) + torch.tensor([0, 100, 200])[None, :, None]
+    prompts = (
+        torch.arange(20, dtype=torch.int16)[:, None, None].expand(-1, 3, 5) + torch.tensor([0, 100, 200])[None, :, None]
+    )
     lengths = prompts[..., 0]
     variants, drawn = set(), set()
     for step in range(8):
@@ -298,7 +357,9 @@ def test_a_step_draws_prompts_with_their_own_codes() -> None:
 def test_mistakes_are_few_and_drawn_by_row() -> None:
     codes = torch.full((2000, 36), 5)
     out = tar_recipes.spoilt(codes, 16, 0.1, generator(1, 0))
-    assert float((out != 5).float().mean()) == pytest.approx(0.1 * 15 / 16, abs=0.01) and set(out.unique().tolist()) == set(range(16))
+    assert float((out != 5).float().mean()) == pytest.approx(0.1 * 15 / 16, abs=0.01) and set(
+        out.unique().tolist()
+    ) == set(range(16))
     by_row = (out != 5).float().mean(1)
     assert float(by_row.var()) > 1.3 * 0.1 * 0.9 / 36, "some rows have more of them than others"
     assert torch.equal(tar_recipes.spoilt(codes, 16, 0.0, generator(1, 0)), codes)
@@ -331,7 +392,9 @@ def test_a_detokenizer_learns_what_it_will_be_asked(scale: int) -> None:
     codes = torch.randint(16, (2, (36, 9, 4)[scale]), generator=torch.Generator().manual_seed(3))
     model = TokenModel(net, "sharp", 8, ta_tok=TATokModel(ta_tok, "sharp"))
     condition = CodeCondition(tuple(codes), ("one", "two"), TINY.codes)
-    tokens = finish(llamagen(model, condition, LlamaGenSettings(cfg=1.0, top_k=1), PairedDraws(0, range(2)))).codes.flatten(1)
+    tokens = finish(
+        llamagen(model, condition, LlamaGenSettings(cfg=1.0, top_k=1), PairedDraws(0, range(2)))
+    ).codes.flatten(1)
     _, figures = tar_recipes.detokenizer_loss(net, ta_tok, codes, tokens)
     assert float(figures["right"]) == 1
     _, figures = tar_recipes.detokenizer_loss(net, ta_tok, codes.flip(0), tokens)
@@ -373,5 +436,12 @@ def test_the_tar_of_the_recipe_is_the_loaders(tmp_path: Path) -> None:
     net = tar_recipes.build_language()
     tar_recipes.save_language(net, tmp_path / "tar.safetensors")
     model = load_tar(tmp_path / "tar.safetensors", "fp32")
-    assert isinstance(model, TarModel) and model.net.config == net.config and model.marks.codes == 256 and model.sides == (6, 3, 2)
-    torch.testing.assert_close(model.net.model.embed_tokens.weight, net.model.embed_tokens.weight.detach(), atol=1e-3, rtol=1e-2)
+    assert (
+        isinstance(model, TarModel)
+        and model.net.config == net.config
+        and model.marks.codes == 256
+        and model.sides == (6, 3, 2)
+    )
+    torch.testing.assert_close(
+        model.net.model.embed_tokens.weight, net.model.embed_tokens.weight.detach(), atol=1e-3, rtol=1e-2
+    )

@@ -47,7 +47,9 @@ def test_a_row_takes_its_settings_from_the_models_file(bench):
     assert (plain.steps, plain.tokens_a_step) == (64, 1.0)
     assert plain.counts["transformer_tokens"] == 64 * 2 * 100
     free, other = bench.row(Row("x", "llamagen", {"cfg": 1.0}, LOW), {"cfg": 3.0, "temperature": 0.5})
-    assert free.settings == {"cfg": 1.0, "top_k": 20, "temperature": 0.5}, "a row goes before its table, that before the file"
+    assert free.settings == {"cfg": 1.0, "top_k": 20, "temperature": 0.5}, (
+        "a row goes before its table, that before the file"
+    )
     assert free.counts["transformer_tokens"] == 64 * 100 and not np.array_equal(rgb, other)
 
 
@@ -76,7 +78,9 @@ def test_steps_are_of_a_batch_not_of_all(folder):
 
 def test_a_window_of_a_whole_row_is_the_raster(bench):
     common, rows = token_ablations.TABLES["zipar"]
-    made = {row.title: bench.row(row, common) for row in (rows[0], rows[1], next(r for r in rows if r.title == "window 2"))}
+    made = {
+        row.title: bench.row(row, common) for row in (rows[0], rows[1], next(r for r in rows if r.title == "window 2"))
+    }
     (raster, a), (whole, b), (narrow, c) = made.values()
     assert np.array_equal(a, b) and whole.figures == raster.figures and whole.steps == 256
     assert not np.array_equal(a, c) and narrow.steps == 2 * 16 + 14 * 2
@@ -93,7 +97,10 @@ def test_every_size_has_its_floors(bench):
     small, large, both = (bench.floors(name) for name in ("par", "zipar", "llamagen"))
     assert list(small) == ["real", "VQ-rebuilt"] and list(large) == ["real 128-pixel", "VQ-rebuilt 128-pixel"]
     assert both == {**small, **large}
-    assert small["real"].frechet < small["VQ-rebuilt"].frechet and large["real 128-pixel"].frechet < large["VQ-rebuilt 128-pixel"].frechet
+    assert (
+        small["real"].frechet < small["VQ-rebuilt"].frechet
+        and large["real 128-pixel"].frechet < large["VQ-rebuilt 128-pixel"].frechet
+    )
     assert small["real"].frechet > 0, "real pictures beside other real pictures"
 
 
@@ -121,7 +128,9 @@ def test_every_row_of_pars_table_can_be_drawn(bench):
     text = tables.to_markdown(results, bench.floors("par"))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     work = ["steps (forwards)", "tokens a forward", "transformer rows an image", "s an image", "cache kB an image"]
-    assert lines[0] == ["setting", "class %", "scene %", "whole %", "Frechet", *work] and {len(line) for line in lines} == {10}
+    assert lines[0] == ["setting", "class %", "scene %", "whole %", "Frechet", *work] and {
+        len(line) for line in lines
+    } == {10}
     assert [line[0] for line in lines[2:4]] == ["*real pictures*", "*VQ-rebuilt pictures*"]
     row = next(line for line in lines if line[0] == "PAR, 4 regions")
     # The condition, four first tokens, three transition tokens and all groups but the last, in both halves.
@@ -137,7 +146,9 @@ def test_only_the_files_that_a_table_needs_have_to_be_there(folder, tmp_path):
     bench.expect("llamagen-settings")
     assert bench.row(token_ablations.TABLES["llamagen-settings"][1][0], {})[0].steps == 64
     for name, file in (("zipar", "llamagen"), ("par", "par")):
-        with pytest.raises(UserError, match=rf"^tables: the demo's {file}.safetensors is missing.*train-demo --only {file}\.$"):
+        with pytest.raises(
+            UserError, match=rf"^tables: the demo's {file}.safetensors is missing.*train-demo --only {file}\.$"
+        ):
             bench.expect(name)
 
 
@@ -153,7 +164,16 @@ def test_the_command_runs_tables_of_both_families(folder, tmp_path, monkeypatch,
     monkeypatch.setattr(tables, "CHECKPOINTS", folder)
     rows = (Row("plain", "llamagen", {}, LOW), Row("together", "par", {}, PAR))
     monkeypatch.setitem(token_ablations.TABLES, "small", ({}, rows))
-    files = ["--out", str(tmp_path / "f.json"), "--sheet", str(tmp_path / "s.png"), "--images", "100", "--device", "cpu"]
+    files = [
+        "--out",
+        str(tmp_path / "f.json"),
+        "--sheet",
+        str(tmp_path / "s.png"),
+        "--images",
+        "100",
+        "--device",
+        "cpu",
+    ]
     # The MAR's files are missing here, which is told before anything is drawn.
     assert main(["ablation", "small,mar", *files]) == 2
     told = capsys.readouterr()

@@ -22,9 +22,7 @@ from fastar_nodes.tools.training.training import Schedule
 
 CPU = torch.device("cpu")
 TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
-TINY_GPT = GPTConfig(
-    dim=32, depth=2, heads=2, kv_heads=2, hidden=32, vocab=32, condition="class", condition_size=10
-)  # fmt: skip
+TINY_GPT = GPTConfig(dim=32, depth=2, heads=2, kv_heads=2, hidden=32, vocab=32, condition="class", condition_size=10)
 FEW = Schedule(steps=3, batch=4, lr=1e-3, muon_lr=1e-3)
 QUIET = {"log": lambda text: None}
 
@@ -66,7 +64,9 @@ def test_a_gpt_is_written_loadable(tokenizer, tmp_path, special: int) -> None:
 
 
 @pytest.mark.parametrize("special", [0, 3])
-def test_tokens_are_learned_in_the_order_they_are_decided(tmp_path, monkeypatch: pytest.MonkeyPatch, special: int) -> None:
+def test_tokens_are_learned_in_the_order_they_are_decided(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, special: int
+) -> None:
     seen, real = [], recipes.sequence_logits
     cells = torch.arange(64, dtype=torch.int16).expand(5, -1)
     monkeypatch.setattr(recipes, "code_book", lambda *_: (cells, torch.arange(5)))
@@ -113,7 +113,9 @@ def test_no_row_sees_what_it_predicts() -> None:
         for at in (0, 3, 4, 7, 30, 63):
             other = tokens.clone()
             other[0, at] = (other[0, at] + 1) % 32
-            moved = (recipes.sequence_logits(model.net, layout, places, torch.tensor([2]), other) - before).abs().amax((0, 2)) > 1e-6
+            moved = (recipes.sequence_logits(model.net, layout, places, torch.tensor([2]), other) - before).abs().amax(
+                (0, 2)
+            ) > 1e-6
             n = model.regions
             end = at if n == 1 or at < n - 1 else max(n, at // n * n + n) - 1
             assert not moved[: end + 1].any(), (special, at)
@@ -124,7 +126,10 @@ def test_a_tokenizer_can_begin_as_an_autoencoder() -> None:
     """Its features are the latents, and vectors of length 1 are drawn as latents of unit variance in that direction."""
     torch.manual_seed(0)
     shape = {"ch": 8, "ch_mult": (1, 2), "blocks": 1, "groups": 4}
-    kl, net = KLAutoencoder(KLConfig(**shape, z_channels=8)).eval(), VQAutoencoder(VQConfig(**shape, z_channels=8, codes=16)).eval()
+    kl, net = (
+        KLAutoencoder(KLConfig(**shape, z_channels=8)).eval(),
+        VQAutoencoder(VQConfig(**shape, z_channels=8, codes=16)).eval(),
+    )
     recipes.begin_with(net, kl)
     x = torch.rand(2, 3, 16, 16) * 2 - 1
     with torch.no_grad():

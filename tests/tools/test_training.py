@@ -20,7 +20,16 @@ from torch import nn
 CPU = torch.device("cpu")
 TINY_KL = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=2, groups=4)
 TINY_MAR = MARConfig(
-    dim=16, encoder_depth=1, decoder_depth=1, heads=2, buffer=2, tokens=64, channels=2, classes=10, head_depth=1, head_width=16
+    dim=16,
+    encoder_depth=1,
+    decoder_depth=1,
+    heads=2,
+    buffer=2,
+    tokens=64,
+    channels=2,
+    classes=10,
+    head_depth=1,
+    head_width=16,
 )
 QUIET = {"log": lambda text: None}
 
@@ -85,7 +94,9 @@ def test_a_trained_autoencoder_gets_another_decoder_and_keeps_its_latents(tmp_pa
     torch.manual_seed(1)
     start, few = KLAutoencoder(TINY_KL).eval(), Schedule(steps=3, batch=4, lr=1e-2, warmup=1, weight_decay=0.0, ema=0.0)
     before = {k: v.clone() for k, v in start.state_dict().items()}
-    made = recipes.train_kl(tmp_path, tmp_path / "kl.safetensors", CPU, robust=few, count=40, start=start, **QUIET).state_dict()
+    made = recipes.train_kl(
+        tmp_path, tmp_path / "kl.safetensors", CPU, robust=few, count=40, start=start, **QUIET
+    ).state_dict()
     for name, value in before.items():
         assert torch.equal(start.state_dict()[name], value), "the model that was given stays what it was"
         decodes = name.startswith(("decoder.", "post_quant_conv."))
@@ -134,7 +145,9 @@ def test_pictures_are_the_books(tmp_path):
     from fastar_nodes.tools.training import picture_book as book
 
     s = book.scenes(9, 5)
-    assert np.array_equal(data.permute(0, 2, 3, 1).numpy(), book.render(s, 64)[0]) and labels.tolist() == s.label.tolist()
+    assert (
+        np.array_equal(data.permute(0, 2, 3, 1).numpy(), book.render(s, 64)[0]) and labels.tolist() == s.label.tolist()
+    )
 
 
 def test_a_trained_mar_can_be_improved(tmp_path):
@@ -142,7 +155,9 @@ def test_a_trained_mar_can_be_improved(tmp_path):
     torch.manual_seed(1)
     kl = KLAutoencoder(TINY_KL).eval()
     few = Schedule(steps=2, batch=8, lr=1e-3)
-    first = recipes.train_mar(TINY_MAR, "mar", kl, tmp_path / "a", tmp_path / "a.safetensors", CPU, few, count=60, **QUIET)
+    first = recipes.train_mar(
+        TINY_MAR, "mar", kl, tmp_path / "a", tmp_path / "a.safetensors", CPU, few, count=60, **QUIET
+    )
     still = Schedule(steps=2, batch=8, lr=0.0)
     again = recipes.train_mar(
         TINY_MAR, "mar", kl, tmp_path / "b", tmp_path / "b.safetensors", CPU, still, count=60, start=first, **QUIET

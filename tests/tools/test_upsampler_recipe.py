@@ -35,7 +35,9 @@ def test_training_improves_and_what_it_writes_loads(tmp_path):
     vq, out, lines = tiny_vq(), tmp_path / "up.safetensors", []
     weights = {k: v.clone() for k, v in vq.state_dict().items()}
     # Small steps, for the rounding of bf16 differs between processors and large ones let it decide the result.
-    net = train_upsampler(vq, tmp_path, out, CPU, Schedule(steps=40, batch=4, lr=2e-3, warmup=2, ema=0.5), 6, 8, lines.append)
+    net = train_upsampler(
+        vq, tmp_path, out, CPU, Schedule(steps=40, batch=4, lr=2e-3, warmup=2, ema=0.5), 6, 8, lines.append
+    )
     assert all(torch.equal(v, weights[k]) for k, v in vq.state_dict().items()), "the tokenizer stays as it is"
     again = load_upsampler(out)
     assert again.name == "picture book up-sampler" and again.net.config == net.config

@@ -96,8 +96,14 @@ TABLES: dict[str, Table] = {
     "lazymar-tokens": (
         _COMMON,
         (
-            *(Row(f"ratio {r:g}", "lazymar", {**_LAZY, "head_cache": False, "computed_ratio": r}) for r in (1.0, 0.6, 0.3, 0.15, 0.05)),
-            *(Row(f"refresh every {n}", "lazymar", {**_LAZY, "head_cache": False, "refresh_period": n}) for n in (2, 5, 9, 32)),
+            *(
+                Row(f"ratio {r:g}", "lazymar", {**_LAZY, "head_cache": False, "computed_ratio": r})
+                for r in (1.0, 0.6, 0.3, 0.15, 0.05)
+            ),
+            *(
+                Row(f"refresh every {n}", "lazymar", {**_LAZY, "head_cache": False, "refresh_period": n})
+                for n in (2, 5, 9, 32)
+            ),
             *(Row(f"head period {n}", "lazymar", {**_LAZY, "head_period": n}) for n in (2, 4, 7, 14)),
         ),
     ),
@@ -107,11 +113,23 @@ TABLES: dict[str, Table] = {
             Row("MAR", "mar", {}),
             *(Row(m, "cspd", {**_DRAFT, "mode": m}) for m in ("lossless", "paper", "published")),
             Row("published, no alignment", "cspd", {**_DRAFT, "mode": "published", "alignment": False}),
-            *(Row(f"published, pre-fill {100 * r:g} %", "cspd", {**_DRAFT, "mode": "published", "prefill_ratio": r}) for r in (0.0, 0.05)),
-            *(Row(f"published, gamma {n}", "cspd", {**_DRAFT, "mode": "published", "draft_length": n}) for n in (4, 16, 32)),
+            *(
+                Row(f"published, pre-fill {100 * r:g} %", "cspd", {**_DRAFT, "mode": "published", "prefill_ratio": r})
+                for r in (0.0, 0.05)
+            ),
+            *(
+                Row(f"published, gamma {n}", "cspd", {**_DRAFT, "mode": "published", "draft_length": n})
+                for n in (4, 16, 32)
+            ),
             *(Row(f"published, cfg {c:g}", "cspd", {**_DRAFT, "mode": "published", "cfg": c}) for c in (1.0, 4.0)),
-            *(Row(f"published, temperature {t:g}", "cspd", {**_DRAFT, "mode": "published", "temperature": t}) for t in (0.6, 1.0)),
-            *(Row(f"published, inner T {t:g}", "cspd", {**_DRAFT, "mode": "published", "inner_temperature": t}) for t in (1.0, 10.0)),
+            *(
+                Row(f"published, temperature {t:g}", "cspd", {**_DRAFT, "mode": "published", "temperature": t})
+                for t in (0.6, 1.0)
+            ),
+            *(
+                Row(f"published, inner T {t:g}", "cspd", {**_DRAFT, "mode": "published", "inner_temperature": t})
+                for t in (1.0, 10.0)
+            ),
         ),
     ),
     "accelerators": (
@@ -168,5 +186,7 @@ class MARBench(Bench):
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         entry = find(row.sampler)
         more = {"draft": self.small} if entry.needs_draft else {}
-        done = finish(entry.run(self.mar, self.ground.condition(images), settings, PairedNoise(SEED, images), SEED, **more))
+        done = finish(
+            entry.run(self.mar, self.ground.condition(images), settings, PairedNoise(SEED, images), SEED, **more)
+        )
         return to_rgb(self.kl.net.decode(done.latents)), done.report

@@ -169,7 +169,10 @@ class RepairBench(TokenBench):
         if needed != "up_sampler":
             return {}
         learned = self.learned if settings.up_sampler == LATENT else None
-        return {"draft": self.model(self.drafter), "up_sampler": up_sampling(settings.up_sampler, self.vq, model=learned)}
+        return {
+            "draft": self.model(self.drafter),
+            "up_sampler": up_sampling(settings.up_sampler, self.vq, model=learned),
+        }
 
     def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> RepairResult:
         plain, made = Bench.result(self, row, settings, judged, reports), make(find(row.sampler).settings, settings)
@@ -186,7 +189,12 @@ class RepairBench(TokenBench):
             again = (counts["rejected"] + counts["expanded"]) / (counts["accepted"] + counts["rejected"])
             islands = counts["islands"] / len(forwards)
         return RepairResult(
-            **vars(plain), model=row.model, forwards=float(forwards.mean()), draft_forwards=drafted, again=again, islands=islands
+            **vars(plain),
+            model=row.model,
+            forwards=float(forwards.mean()),
+            draft_forwards=drafted,
+            again=again,
+            islands=islands,
         )
 
 

@@ -131,7 +131,9 @@ class Ground:
         """
         path = self.checkpoints / f"{name}.safetensors"
         if not path.is_file():
-            raise UserError(f"tables: the demo's {path.name} is missing, which this run needs; make it with train-demo --only {name}.")
+            raise UserError(
+                f"tables: the demo's {path.name} is missing, which this run needs; make it with train-demo --only {name}."
+            )
         return path
 
     def condition(self, images: range) -> Condition:
@@ -247,12 +249,14 @@ def bench_of(name: str, kinds: Sequence[type[Bench]]) -> type[Bench]:
     for kind in kinds:
         if name in kind.tables:
             return kind
-    raise UserError(f"table: there is no {name!r}; there are {', '.join(table for kind in kinds for table in kind.tables)}.")
+    raise UserError(
+        f"table: there is no {name!r}; there are {', '.join(table for kind in kinds for table in kind.tables)}."
+    )
 
 
 def run_table(
     bench: Bench, name: str, log: Callable[[str], None] = print, keep: list[np.ndarray] | None = None
-) -> list[Result]:  # fmt: skip
+) -> list[Result]:
     """All lines of a table.
 
     Args:
@@ -284,4 +288,6 @@ def to_markdown(results: Sequence[Result], floors: Mapping[str, Judged]) -> str:
     every = dict.fromkeys(heading for _, cells in rows for heading in cells)
     heads = [heading for heading in every if any(cells.get(heading) for _, cells in rows)]
     lines = [f"| {' | '.join(['setting', *heads])} |", "|---" * (1 + len(heads)) + "|"]
-    return "\n".join(lines + [f"| {' | '.join([title, *(cells.get(heading, '') for heading in heads)])} |" for title, cells in rows])
+    return "\n".join(
+        lines + [f"| {' | '.join([title, *(cells.get(heading, '') for heading in heads)])} |" for title, cells in rows]
+    )

@@ -66,7 +66,10 @@ TABLES: dict[str, Table] = {
         (
             *(_tar(f"prompt: temperature {t:g}", prompt={"temperature": t}) for t in (0.0, 0.5, 0.7, 0.9, 1.0)),
             *(_tar(f"prompt: top-p {p:g}", prompt={"top_p": p}) for p in (0.8, 0.9, 0.95, 1.0)),
-            *(_tar(f"prompt: repetition penalty {r:g}", prompt={"repetition_penalty": r}) for r in (1.0, 1.05, 1.1, 1.3)),
+            *(
+                _tar(f"prompt: repetition penalty {r:g}", prompt={"repetition_penalty": r})
+                for r in (1.0, 1.05, 1.1, 1.3)
+            ),
             *(_tar(f"cfg {c:g}", cfg=c) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
             *(_tar(f"temperature {t:g}", temperature=t) for t in (0.7, 0.9, 1.0)),
             *(_tar(f"top-p {p:g}", top_p=p) for p in (0.7, 0.8, 0.9, 1.0)),
@@ -95,9 +98,15 @@ class PromptFigures:
         """A table's columns: heading to cell."""
         a = self.agreement
         shares = {
-            "thing %": a.thing, "colour %": a.colour, "both %": a.both, "place %": a.place, "size %": a.size, "time %": a.time,
-            "all %": a.everything, "whole %": self.whole,
-        }  # fmt: skip
+            "thing %": a.thing,
+            "colour %": a.colour,
+            "both %": a.both,
+            "place %": a.place,
+            "size %": a.size,
+            "time %": a.time,
+            "all %": a.everything,
+            "whole %": self.whole,
+        }
         return {**{heading: percent(share) for heading, share in shares.items()}, "Frechet": f"{self.frechet:.2f}"}
 
 
@@ -131,7 +140,9 @@ class PromptGround(Ground):
         """Figures of pictures uint8 [images, S, S, 3] of all prompts, beside real ones of that size."""
         seen = read(self.judge, shrunk(rgb))
         agreement = prompt_agreement(self.judge, rgb, self.wanted)
-        return PromptFigures(agreement, float((seen.whole > 0.5).mean()), frechet(seen.features, self.reference(rgb.shape[1])))
+        return PromptFigures(
+            agreement, float((seen.whole > 0.5).mean()), frechet(seen.features, self.reference(rgb.shape[1]))
+        )
 
 
 # ------------------------------------------------------------------------------------------------ the benches
@@ -202,7 +213,9 @@ class TarBench(TokenBench):
             UserError: no such setting, or out of range.
         """
         known = knobs(TarPromptSettings)
-        stated = {} if "codes" in row.prompt else json.loads(read_metadata(self.ground.file(LANGUAGE)).get("defaults", "{}"))
+        stated = (
+            {} if "codes" in row.prompt else json.loads(read_metadata(self.ground.file(LANGUAGE)).get("defaults", "{}"))
+        )
         own = {name: value for name, value in row.prompt.items() if name != "codes"}
         return make(TarPromptSettings, {**{name: value for name, value in stated.items() if name in known}, **own})
 
@@ -221,7 +234,9 @@ class TarBench(TokenBench):
         else:
             for at in range(0, len(prompts), BATCH):
                 some = prompts[at : at + BATCH]
-                done = finish_prompt(tar_prompt(self.language, some, settings, PairedDraws(SEED, range(at, at + len(some))), SEED))
+                done = finish_prompt(
+                    tar_prompt(self.language, some, settings, PairedDraws(SEED, range(at, at + len(some))), SEED)
+                )
                 parts += list(done.condition.codes)
                 seconds += done.report.seconds
         size = self.ta_tok.net.config.codes if real else self.language.marks.codes
@@ -230,15 +245,21 @@ class TarBench(TokenBench):
 
     def condition(self, row: Row, images: range) -> AnyCondition:
         codes = self.codes(row)[0]
-        some = CodeCondition(codes.codes[images.start : images.stop], codes.names[images.start : images.stop], codes.size)
+        some = CodeCondition(
+            codes.codes[images.start : images.stop], codes.names[images.start : images.stop], codes.size
+        )
         return features_of(some, self.ta_tok)  # here, so that no sampler's seconds hold it
 
     def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
         plain, (codes, seconds) = Bench.result(self, row, settings, judged, reports), self.codes(row)
         return PromptResult(
-            **vars(plain), model=row.model, prompt=vars(self.asked(row)) | row.prompt, codes=len(codes.codes[0]),
-            prompt_seconds=None if seconds is None else seconds / len(codes), steps=reports[0].counts["transformer_passes"],
-        )  # fmt: skip
+            **vars(plain),
+            model=row.model,
+            prompt=vars(self.asked(row)) | row.prompt,
+            codes=len(codes.codes[0]),
+            prompt_seconds=None if seconds is None else seconds / len(codes),
+            steps=reports[0].counts["transformer_passes"],
+        )
 
 
 class TarRepairBench(RepairBench, TarBench):

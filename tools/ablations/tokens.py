@@ -62,7 +62,10 @@ TABLES: dict[str, Table] = {
             *(Row(f"cfg {c:g}", "llamagen", {"cfg": c}, GPT_LOW.name) for c in (1.0, 1.5, 2.0, 3.0)),
             *(Row(f"top-p {p:g}", "llamagen", {"top_p": p}, GPT_LOW.name) for p in (0.7, 0.8, 0.9, 1.0)),
             # One way of leaving out what is unlikely at a time.
-            *(Row(f"temperature {t:g}, top-p 1", "llamagen", {**_ALL, "temperature": t}, GPT_LOW.name) for t in (0.6, 0.7, 0.8, 0.9)),
+            *(
+                Row(f"temperature {t:g}, top-p 1", "llamagen", {**_ALL, "temperature": t}, GPT_LOW.name)
+                for t in (0.6, 0.7, 0.8, 0.9)
+            ),
             *(Row(f"top-k {k}, top-p 1", "llamagen", {**_ALL, "top_k": k}, GPT_LOW.name) for k in (100, 20)),
         ),
     ),
@@ -73,9 +76,13 @@ TABLES: dict[str, Table] = {
             Row(f"PAR, {_N} regions", "par", {}, PAR.name),
             Row("PAR, no sequential start", "par", _NO_START, PAR.name),
             Row("ablation on LlamaGen: non-local", "par", _SCATTERED, GPT_LOW.name),
-            Row("ablation on LlamaGen: non-local, no sequential start", "par", {**_SCATTERED, **_NO_START}, GPT_LOW.name),
+            Row(
+                "ablation on LlamaGen: non-local, no sequential start", "par", {**_SCATTERED, **_NO_START}, GPT_LOW.name
+            ),
             Row("ablation on LlamaGen: adjacent", "par", _NEIGHBOURS, GPT_LOW.name),
-            Row("ablation on LlamaGen: adjacent, no sequential start", "par", {**_NEIGHBOURS, **_NO_START}, GPT_LOW.name),
+            Row(
+                "ablation on LlamaGen: adjacent, no sequential start", "par", {**_NEIGHBOURS, **_NO_START}, GPT_LOW.name
+            ),
             Row("ablation on LlamaGen: adjacent, n = 2", "par", {**_NEIGHBOURS, "group": 2}, GPT_LOW.name),
         ),
     ),
@@ -157,7 +164,10 @@ class TokenBench(Bench):
                 codes = (self.vq.net.encode(part.to(self.device))[1] for part in from_rgb(real).split(_CHUNK))
                 rebuilt = np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes])
                 size = "" if side == RESOLUTION else f" {side}-pixel"
-                self._floors[side] = {f"real{size}": self.ground.figures(real), f"VQ-rebuilt{size}": self.ground.figures(rebuilt)}
+                self._floors[side] = {
+                    f"real{size}": self.ground.figures(real),
+                    f"VQ-rebuilt{size}": self.ground.figures(rebuilt),
+                }
             out.update(self._floors[side])
         return out
 
@@ -171,8 +181,14 @@ class TokenBench(Bench):
 
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         condition, draws = self.condition(row, images), PairedDraws(SEED, images)
-        done = finish(find(row.sampler).run(self.model(row.model), condition, settings, draws, SEED, **self.companions(row, settings)))
-        return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in done.codes.split(_CHUNK)]), done.report
+        done = finish(
+            find(row.sampler).run(
+                self.model(row.model), condition, settings, draws, SEED, **self.companions(row, settings)
+            )
+        )
+        return np.concatenate(
+            [to_rgb(self.vq.net.decode_codes(part)) for part in done.codes.split(_CHUNK)]
+        ), done.report
 
     def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
         plain = super().result(row, settings, judged, reports)

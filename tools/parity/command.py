@@ -17,7 +17,13 @@ from ...errors import UserError
 from .cases import Case, judge
 
 # Files that only Tar's folder holds: its tokenizer's case has the name of LlamaGen's.
-TAR = ("ar_tiny_*.safetensors", "mulosd_geometry.json", "tatok_*.safetensors", "simvq_*.safetensors", "full_size_shapes.json")
+TAR = (
+    "ar_tiny_*.safetensors",
+    "mulosd_geometry.json",
+    "tatok_*.safetensors",
+    "simvq_*.safetensors",
+    "full_size_shapes.json",
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -182,9 +182,14 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         table = tables_at(tuple(round(HIGHEST * i / (steps - 1)) for i in range(steps)))
         ar_steps, length = _schedule(tokens, [len(v.guess) for v in found], len(LABELS))
         settings = CSpDSettings(
-            ar_steps=ar_steps, diffusion_steps=steps, cfg=CFG, draft_length=length, prefill_ratio=PREFILL, mode="published",
+            ar_steps=ar_steps,
+            diffusion_steps=steps,
+            cfg=CFG,
+            draft_length=length,
+            prefill_ratio=PREFILL,
+            mode="published",
             inner_temperature=inner,
-        )  # fmt: skip
+        )
         run = begin("cspd", model, from_ids(LABELS), settings, _RecordedNoise(data, tag, inter), None)
         recorded = _RecordedRun(**vars(run), table=table)
         decide = Published(recorded, draft, FullTransformer(), FullTransformer(), None)

@@ -96,18 +96,34 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         of = TOKENS if tag == BASELINE else tag  # the baseline used the same noise
         # The null half's noise, which upstream draws and throws away, may be left out.
         noise = recorded(
-            {"x.orders": data[f"{of}.orders"], "x.n_pred": data[f"{of}.n_pred"], "x.init_noise_cat": data[f"{of}.init_noise_cat_f16"],
-             "x.step_noise_cat_f16": steps}, "x", steps.shape[1] > len(data[f"{of}.init_noise_cat_f16"]),
-        )  # fmt: skip
+            {
+                "x.orders": data[f"{of}.orders"],
+                "x.n_pred": data[f"{of}.n_pred"],
+                "x.init_noise_cat": data[f"{of}.init_noise_cat_f16"],
+                "x.step_noise_cat_f16": steps,
+            },
+            "x",
+            steps.shape[1] > len(data[f"{of}.init_noise_cat_f16"]),
+        )
         fresh = [] if tag == BASELINE else data[f"{of}.force_fresh"].nonzero()[:, 0].tolist()
         # Fresh from the beginning to the start step, then once a period.
         start = next((k for k, s in enumerate(fresh) if s + 1 not in fresh), 0)
         later = [s for s in fresh if s > start]
         settings = LazyMARSettings(
-            ar_steps=len(data[f"{of}.n_pred"]), diffusion_steps=len(steps), cfg=CFG, t_max=HIGHEST, start_step=start,
-            refresh_period=later[0] - start if later else 4096 if fresh else 1, block=BLOCK, head_cache=tag not in (BASELINE, TOKENS),
-        )  # fmt: skip
-        kept = {} if tag == BASELINE else dict(zip(data[f"{of}.prune_step"].tolist(), data[f"{of}.prune_keep_mask"].bool(), strict=True))
+            ar_steps=len(data[f"{of}.n_pred"]),
+            diffusion_steps=len(steps),
+            cfg=CFG,
+            t_max=HIGHEST,
+            start_step=start,
+            refresh_period=later[0] - start if later else 4096 if fresh else 1,
+            block=BLOCK,
+            head_cache=tag not in (BASELINE, TOKENS),
+        )
+        kept = (
+            {}
+            if tag == BASELINE
+            else dict(zip(data[f"{of}.prune_step"].tolist(), data[f"{of}.prune_keep_mask"].bool(), strict=True))
+        )
         begun = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None)
         table = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
         state = _RecordedRun(**vars(begun), table=table)
@@ -127,7 +143,9 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
             ours = torch.zeros_like(theirs).scatter(1, keep, True)
             yield exact(theirs.gather(1, must), torch.ones_like(must))
             yield exact(theirs.sum(1), ours.sum(1))
-            lowest = [got.scores[step].where(mask, torch.inf).sort(1).values[:, : keep.shape[1]] for mask in (ours, theirs)]
+            lowest = [
+                got.scores[step].where(mask, torch.inf).sort(1).values[:, : keep.shape[1]] for mask in (ours, theirs)
+            ]
             yield Check(lowest[0], lowest[1], SCORE_TOLERANCE)
 
     def conditions(tag: str) -> Iterator[Check]:

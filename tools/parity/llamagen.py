@@ -33,8 +33,12 @@ _SAMPLED = re.compile(r"(.+)\.sampled\.seed(\d+)_cfg([\d.]+)_k(\d+)_p([\d.]+)_t(
 def cases(folder: Path) -> list[Case]:
     """Every case whose files are in ``folder``, cheap to list: no weights are read yet."""
     known: dict[str, Callable[[Path, str], Iterable[Case]]] = {
-        "gpt": _gpt, "par": _par, "zipar": _zipar, "ziparmasked": _zipar, "sampler": _filters,
-    }  # fmt: skip
+        "gpt": _gpt,
+        "par": _par,
+        "zipar": _zipar,
+        "ziparmasked": _zipar,
+        "sampler": _filters,
+    }
     out: list[Case] = []
     for path in sorted(folder.glob("*_io.safetensors")):
         stem = path.name.removesuffix("_io.safetensors")
@@ -122,7 +126,10 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
         what: AnyCondition = _condition(io)
         if suffix == "_nomask":
             what = TextCondition(tuple(io["caption_embs"]), ("",) * len(io["caption_embs"]))
-        yield Check(_replay(model, what, raster(model.grid), io["tokens"], "uncond" in suffix), io[f"{tag}.cached_logits{suffix}"])
+        yield Check(
+            _replay(model, what, raster(model.grid), io["tokens"], "uncond" in suffix),
+            io[f"{tag}.cached_logits{suffix}"],
+        )
 
     for key in sorted(io):
         for kind, make in (("full_logits", full), ("cached_logits", cached)):
@@ -219,9 +226,12 @@ class _Multinomial:
 
 
 def _runs(
-    folder: Path, weights: str, runs: dict[str, Tensor], io: dict[str, Tensor],
+    folder: Path,
+    weights: str,
+    runs: dict[str, Tensor],
+    io: dict[str, Tensor],
     schedule: Callable[[str, TokenModel], Schedule],
-) -> Iterator[Case]:  # fmt: skip
+) -> Iterator[Case]:
     """Recorded generations."""
 
     def generated(model: TokenModel, run: str, settings: TokenSettings, seed: int) -> Tensor:

@@ -268,9 +268,13 @@ def _sampling(folder: Path) -> Iterator[Case]:
         fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max)) == executed]
         count = next((n for n in fitting if n % 5 == 0), fitting[0])
         settings = MARSettings(
-            ar_steps=len(scales), diffusion_steps=count, cfg=round(cfg, 6), t_max=t_max,
-            cfg_schedule="constant" if constant else "linear", temperature=TEMPERATURES.get(tag, 1.0),
-        )  # fmt: skip
+            ar_steps=len(scales),
+            diffusion_steps=count,
+            cfg=round(cfg, 6),
+            t_max=t_max,
+            cfg_schedule="constant" if constant else "linear",
+            temperature=TEMPERATURES.get(tag, 1.0),
+        )
         noise = _Recorded(data, tag, guided=settings.cfg != 1)
         out = finish(mar(model, from_ids(data[f"{tag}.labels"].tolist()), settings, noise)).latents
         want = data[f"{tag}.out"]

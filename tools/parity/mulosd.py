@@ -28,8 +28,9 @@ def cases(folder: Path) -> list[Case]:
     """Every case whose files are in ``folder``."""
     out: list[Case] = []
     known: dict[str, tuple[str, Callable[[Path], Iterable[Case]]]] = {
-        GEOMETRY: ("tar/mulosd_geometry", _geometry), LANTERN: ("llamagen/lantern_accept", _lantern),
-    }  # fmt: skip
+        GEOMETRY: ("tar/mulosd_geometry", _geometry),
+        LANTERN: ("llamagen/lantern_accept", _lantern),
+    }
     for file, (name, make) in known.items():
         if (folder / file).is_file():
             try:
@@ -58,8 +59,9 @@ def _grid(case: dict[str, Any]) -> Iterator[Check]:
     islands = geometry.islands(region)
     yield exact(torch.from_numpy(region.ravel().nonzero()[0]), torch.tensor(case["R_X"], dtype=torch.int64))
     for got, first, want in (
-        (islands, 1, case["islands"]), (geometry.waves(islands, case["window"]), 0, case["waves"]),
-    ):  # fmt: skip
+        (islands, 1, case["islands"]),
+        (geometry.waves(islands, case["window"]), 0, case["waves"]),
+    ):
         recorded = np.full(down.size, first - 1)
         for number, cells in enumerate(want):
             recorded[cells] = first + number
@@ -76,7 +78,10 @@ def _lantern(path: Path) -> Iterator[Case]:
         if m := _JUDGED.fullmatch(key):
             k, delta = (int(m[4]), float(m[5])) if m[4] else (0, 0.0)
             how = _greedy if m[2] == "greedy" else _sampled
-            yield Case(f"llamagen/lantern_accept.{key.removesuffix('.best')}", partial(how, data, m[1], key.removesuffix("best"), k, delta))
+            yield Case(
+                f"llamagen/lantern_accept.{key.removesuffix('.best')}",
+                partial(how, data, m[1], key.removesuffix("best"), k, delta),
+            )
 
 
 def _nearest(data: dict[str, Tensor]) -> Iterator[Check]:

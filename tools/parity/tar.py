@@ -41,10 +41,16 @@ Tensors = dict[str, Tensor]
 def cases(folder: Path) -> list[Case]:
     """Every case whose files are in ``folder``, cheap to list."""
     known: dict[str, Callable[[Path], Iterable[Case]]] = {
-        "ar_tiny_io": _detokenizer, "ar_tiny_fixedpe": _variant, "ar_tiny_gqa": _variant, "ar_tiny_indice": _variant,
-        "ar_tiny_class": _names, "vq_tiny_io": _vq, "simvq_bottleneck": _codebook, "tatok_tiny_io": _ta_tok,
+        "ar_tiny_io": _detokenizer,
+        "ar_tiny_fixedpe": _variant,
+        "ar_tiny_gqa": _variant,
+        "ar_tiny_indice": _variant,
+        "ar_tiny_class": _names,
+        "vq_tiny_io": _vq,
+        "simvq_bottleneck": _codebook,
+        "tatok_tiny_io": _ta_tok,
         "sampling_filter": _filters,
-    }  # fmt: skip
+    }
     out: list[Case] = []
     for stem, make in known.items():
         path = folder / f"{stem}.safetensors"
@@ -56,7 +62,9 @@ def cases(folder: Path) -> list[Case]:
     listed = folder / "full_size_shapes.json"
     if listed.is_file():
         try:
-            out += [Case(f"tar/keys.{name}", partial(_key_list, name, about)) for name, about in read_json(listed).items()]
+            out += [
+                Case(f"tar/keys.{name}", partial(_key_list, name, about)) for name, about in read_json(listed).items()
+            ]
         except Exception as e:
             out.append(Case("tar/keys", _fails(e)))
     return out
@@ -278,7 +286,9 @@ def _filters(path: Path) -> Iterator[Case]:
         yield Check(allowed(io["logits"] / temperature, top_k, top_p).softmax(-1), io[key])
 
     for m in filter(None, map(_FILTER.fullmatch, sorted(io))):
-        yield Case(f"tar/{path.stem}.{m[0].removeprefix('probs_')}", partial(checks, m[0], float(m[1]), int(m[2]), float(m[3])))
+        yield Case(
+            f"tar/{path.stem}.{m[0].removeprefix('probs_')}", partial(checks, m[0], float(m[1]), int(m[2]), float(m[3]))
+        )
 
 
 def _key_list(name: str, about: Mapping[str, Any]) -> Iterator[Check]:
@@ -293,7 +303,9 @@ def _key_list(name: str, about: Mapping[str, Any]) -> Iterator[Check]:
     if "tok_embeddings.weight" in state:
         config, stated = GPTConfig.from_state_dict(state), about["INFERRED_args"]
         found = [config.heads, config.absolute]
-        yield exact(torch.tensor(found), torch.tensor([stated["n_head"], stated["max_seq_len"] + stated["cls_token_num"] - 1]))
+        yield exact(
+            torch.tensor(found), torch.tensor([stated["n_head"], stated["max_seq_len"] + stated["cls_token_num"] - 1])
+        )
         with torch.device("meta"):
             net = GPT(config)
     elif TABLE in state:

@@ -24,18 +24,28 @@ UNSAID = -1
 SUNSET = picture_book.LABELS.index("sunset")
 # How each value may be called; the first is how prompts of the book have it.
 _THINGS = (
-    ("sunset", "sundown"), ("mountains", "mountain", "peaks"), ("flower", "blossom"), ("fish",), ("house", "cottage", "home"), ("tree",),
-    ("planet",), ("boat", "ship", "sailboat"), ("balloon", "hot air balloon"), ("cat", "kitty"),
-)  # fmt: skip
+    ("sunset", "sundown"),
+    ("mountains", "mountain", "peaks"),
+    ("flower", "blossom"),
+    ("fish",),
+    ("house", "cottage", "home"),
+    ("tree",),
+    ("planet",),
+    ("boat", "ship", "sailboat"),
+    ("balloon", "hot air balloon"),
+    ("cat", "kitty"),
+)
 _SIZES = (("small", "little", "tiny"), ("large", "big", "huge"))
 _PLACES = (
-    ("on the left", "at the left", "to the left", "left"), ("in the middle", "in the center", "in the centre"),
+    ("on the left", "at the left", "to the left", "left"),
+    ("in the middle", "in the center", "in the centre"),
     ("on the right", "at the right", "to the right", "right"),
-)  # fmt: skip
+)
 _TIMES = (
-    ("by day", "during the day", "in daylight", "in the daytime"), ("at sunset", "at dusk", "in the evening"),
+    ("by day", "during the day", "in daylight", "in the daytime"),
+    ("at sunset", "at dusk", "in the evening"),
     ("at night", "by night", "in the night"),
-)  # fmt: skip
+)
 _LEADS = ("a picture of", "an image of", "a drawing of", "a painting of", "a photo of", "draw", "show me", "there is")
 # Stands for any word that is not known.
 _STRANGE, _UNKNOWN = "lovely", "[UNK]"
@@ -61,11 +71,17 @@ class Wishes:
 
     def captions(self) -> list[str]:
         """The prompts, worded as the book's captions: ``a red boat at sunset``."""
-        return [_plain(dict(zip(SAID, row, strict=True))) for row in np.stack([getattr(self, f.name) for f in fields(self)], 1).tolist()]
+        return [
+            _plain(dict(zip(SAID, row, strict=True)))
+            for row in np.stack([getattr(self, f.name) for f in fields(self)], 1).tolist()
+        ]
 
     def fulfilled(self, scenes: Scenes) -> dict[str, np.ndarray]:
         """Of N scenes, bool [N] by parameter: whether it is what was asked for; unsaid is True."""
-        return {f.name: (getattr(self, f.name) == UNSAID) | (getattr(self, f.name) == getattr(scenes, f.name)) for f in fields(self)}
+        return {
+            f.name: (getattr(self, f.name) == UNSAID) | (getattr(self, f.name) == getattr(scenes, f.name))
+            for f in fields(self)
+        }
 
 
 def held_out(wish: dict[str, int]) -> bool:
@@ -89,9 +105,15 @@ def wishes(count: int, seed: int = 0) -> Wishes:
         count: how many, at least 0; 47 go once through things and colours.
         seed: of what else they say; the same wishes on every machine.
     """
-    colours = [(thing, colour) for colour in range(len(picture_book.COLOURS)) for thing in range(len(picture_book.LABELS))]
+    colours = [
+        (thing, colour) for colour in range(len(picture_book.COLOURS)) for thing in range(len(picture_book.LABELS))
+    ]
     # A sunset is red or yellow, and at sunset without saying.
-    pairs = [(thing, colour) for thing, colour in colours if thing != SUNSET or picture_book.COLOURS[colour] in ("red", "yellow")]
+    pairs = [
+        (thing, colour)
+        for thing, colour in colours
+        if thing != SUNSET or picture_book.COLOURS[colour] in ("red", "yellow")
+    ]
     r, rows = Random(seed), []
     for i in range(count):
         wish = dict(zip(SAID, (*pairs[i % len(pairs)], UNSAID, UNSAID, UNSAID), strict=True))
@@ -161,7 +183,8 @@ def training_wish(scene: Sequence[int], r: Random) -> dict[str, int]:
     """What a training caption says of a scene (label, colour, size, place, time): some of it, and no held-out wish."""
     everything = r.random() < 0.15
     wish = {
-        name: value if everything or r.random() < SAID[name] else UNSAID for name, value in zip(SAID, scene, strict=True)
+        name: value if everything or r.random() < SAID[name] else UNSAID
+        for name, value in zip(SAID, scene, strict=True)
     }
     if scene[0] == SUNSET:
         wish["time"] = UNSAID
@@ -193,11 +216,16 @@ def tokenizer_json(codes: int, scales: int) -> dict[str, Any]:
     marks = [*_TURNS, *_IMAGE, *(f"<S{i}>" for i in range(scales)), *(f"<I{i}>" for i in range(codes))]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
-        "version": "1.0", "truncation": None, "padding": None,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
         "added_tokens": [{"id": len(words) + i, "content": name, **flags} for i, name in enumerate(marks)],
-        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "normalizer": {"type": "Lowercase"},
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
         "model": {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": _UNKNOWN},
-    }  # fmt: skip
+    }
 
 
 def tokenizer(codes: int, scales: int) -> Tokenizer:

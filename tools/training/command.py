@@ -144,8 +144,13 @@ def run(options: argparse.Namespace) -> int:
         ),
         **{name: partial(gpt, recipe) for name, recipe in token_recipes.RECIPES.items()},
         "upsampler": lambda: upsampler_recipe.train_upsampler(
-            tokenizer(), options.work, out / FILES["upsampler"], device,
-            short(upsampler_recipe.SCHEDULE), log=log, **few,
+            tokenizer(),
+            options.work,
+            out / FILES["upsampler"],
+            device,
+            short(upsampler_recipe.SCHEDULE),
+            log=log,
+            **few,
         ),
         "ta-tok": lambda: ta_tok_recipe.train_ta_tok(
             options.work, out / FILES["ta-tok"], device, short(ta_tok_recipe.SCHEDULE), log=log, **few

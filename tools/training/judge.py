@@ -88,7 +88,16 @@ def read(judge: Judge, rgb: np.ndarray) -> Verdict:
     place = np.clip(np.round(x / picture_book.PLACE_STEP) + 1, 0, 2).astype(np.int64)
     size = (scale > sum(picture_book.SCALES) / 2).astype(np.int64)
     scenes = Scenes(
-        best["label"], best["colour"], place, size, best["time"], best["parts"], x, y, scale, np.full(len(x), 0.5, np.float32)
+        best["label"],
+        best["colour"],
+        place,
+        size,
+        best["time"],
+        best["parts"],
+        x,
+        y,
+        scale,
+        np.full(len(x), 0.5, np.float32),
     )
     return Verdict(torch.cat(features).numpy(), scenes, out["whole"].sigmoid().numpy()[:, 0])
 
@@ -107,7 +116,10 @@ def _broken(z: Tensor, label: Tensor, g: torch.Generator) -> Tensor:
     kind = torch.rand(n, generator=g)
     for i in range(n):
         h, w = (int(v) for v in torch.randint(2, 6, (2,), generator=g))
-        top, left = int(torch.randint(1, side - h + 1, (1,), generator=g)), int(torch.randint(0, side - w + 1, (1,), generator=g))
+        top, left = (
+            int(torch.randint(1, side - h + 1, (1,), generator=g)),
+            int(torch.randint(0, side - w + 1, (1,), generator=g)),
+        )
         block = (slice(None), slice(top, min(side, top + h)), slice(left, left + w))
         if kind[i] < 0.65:
             z[i][block] = z[other[i]][block]
@@ -159,7 +171,7 @@ def _data(kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[st
 
 def reading_loss(
     out: dict[str, Tensor], truth: dict[str, Tensor], where: Tensor, readable: Tensor, timed: Tensor
-) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
+) -> tuple[Tensor, dict[str, float]]:
     """What a judge loses on B pictures, and the shares it reads rightly.
 
     Args:
@@ -191,9 +203,14 @@ def placed(s: Scenes) -> Tensor:
 
 
 def train_judge(
-    kl: KLAutoencoder, work: Path, out: Path, device: torch.device, schedule: Schedule = SCHEDULE, count: int = 8000,
+    kl: KLAutoencoder,
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule = SCHEDULE,
+    count: int = 8000,
     log: Callable[[str], None] = print,
-) -> Judge:  # fmt: skip
+) -> Judge:
     """Train the judge, set its agreement tolerance on held-out pictures (``quality.py``) and write ``out``."""
     from .quality import redraw_error
 

@@ -31,7 +31,7 @@ JITTER = 0.02
 _RGB = np.array(
     [(0.89, 0.18, 0.18), (0.99, 0.86, 0.24), (0.24, 0.66, 0.30), (0.18, 0.40, 0.88), (0.97, 0.96, 0.93)],
     dtype=np.float32,
-)  # fmt: skip
+)
 _RED, _YELLOW, _WHITE = COLOURS.index("red"), COLOURS.index("yellow"), COLOURS.index("white")
 # What a sunset may be coloured.
 _SUN_COLOURS = np.array([_RED, _YELLOW])
@@ -122,9 +122,17 @@ def scenes(seed: int, count: int, start: int = 0, labels: Sequence[int] | None =
     x = (place - 1) * PLACE_STEP + spread(6) * JITTER
     scale = np.where(size == 1, SCALES[1], SCALES[0]) + spread(7) * JITTER
     return Scenes(
-        label, colour, place, size, time, parts,
-        x.astype(np.float32), spread(8) * JITTER, scale.astype(np.float32), _uniform(seed, index, 9).astype(np.float32),
-    )  # fmt: skip
+        label,
+        colour,
+        place,
+        size,
+        time,
+        parts,
+        x.astype(np.float32),
+        spread(8) * JITTER,
+        scale.astype(np.float32),
+        _uniform(seed, index, 9).astype(np.float32),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ drawing
@@ -149,7 +157,9 @@ class _Canvas:
         self.u, self.v = (self.x - s.x[:, None, None]) / scale, (self.y - s.y[:, None, None]) / scale
         self.unit = scale
 
-    def paint(self, distance: _Field, colour: np.ndarray, opacity: np.ndarray | float = 1.0, thing: bool = False) -> None:
+    def paint(
+        self, distance: _Field, colour: np.ndarray, opacity: np.ndarray | float = 1.0, thing: bool = False
+    ) -> None:
         """Cover where ``distance`` (world units, negative inside) is negative. colour: [3] or [n, 3]."""
         if thing and not self.things:
             return
@@ -198,15 +208,42 @@ def _is(values: np.ndarray, *wanted: int) -> np.ndarray:
 
 
 # Sky top, sky bottom, ground, water, deep water top, deep water bottom, space top, space bottom; by time of day.
-_SKY = np.array([[(0.40, 0.68, 0.95), (0.80, 0.92, 0.99)], [(0.55, 0.32, 0.58), (0.99, 0.70, 0.45)],
-                 [(0.05, 0.07, 0.22), (0.18, 0.22, 0.46)]], np.float32)  # fmt: skip
+_SKY = np.array(
+    [
+        [(0.40, 0.68, 0.95), (0.80, 0.92, 0.99)],
+        [(0.55, 0.32, 0.58), (0.99, 0.70, 0.45)],
+        [(0.05, 0.07, 0.22), (0.18, 0.22, 0.46)],
+    ],
+    np.float32,
+)
 _MEADOW = np.array([(0.52, 0.78, 0.38), (0.50, 0.50, 0.26), (0.12, 0.26, 0.24)], np.float32)
 _SEA = np.array([(0.14, 0.50, 0.72), (0.46, 0.30, 0.52), (0.08, 0.14, 0.34)], np.float32)
-_DEEP = np.array([[(0.45, 0.86, 0.90), (0.08, 0.48, 0.66)], [(0.66, 0.50, 0.72), (0.28, 0.22, 0.50)],
-                  [(0.12, 0.28, 0.46), (0.02, 0.08, 0.20)]], np.float32)  # fmt: skip
-_SPACE = np.array([[(0.16, 0.22, 0.46), (0.28, 0.36, 0.62)], [(0.24, 0.10, 0.26), (0.44, 0.18, 0.32)],
-                   [(0.02, 0.02, 0.07), (0.07, 0.06, 0.16)]], np.float32)  # fmt: skip
-_STARS = ((-0.82, 0.78), (-0.42, 0.52), (-0.10, 0.86), (0.34, 0.66), (0.72, 0.84), (0.90, 0.40), (-0.90, 0.26), (0.12, 0.38))
+_DEEP = np.array(
+    [
+        [(0.45, 0.86, 0.90), (0.08, 0.48, 0.66)],
+        [(0.66, 0.50, 0.72), (0.28, 0.22, 0.50)],
+        [(0.12, 0.28, 0.46), (0.02, 0.08, 0.20)],
+    ],
+    np.float32,
+)
+_SPACE = np.array(
+    [
+        [(0.16, 0.22, 0.46), (0.28, 0.36, 0.62)],
+        [(0.24, 0.10, 0.26), (0.44, 0.18, 0.32)],
+        [(0.02, 0.02, 0.07), (0.07, 0.06, 0.16)],
+    ],
+    np.float32,
+)
+_STARS = (
+    (-0.82, 0.78),
+    (-0.42, 0.52),
+    (-0.10, 0.86),
+    (0.34, 0.66),
+    (0.72, 0.84),
+    (0.90, 0.40),
+    (-0.90, 0.26),
+    (0.12, 0.38),
+)
 _LOW_STARS = ((-0.7, -0.5), (-0.25, -0.82), (0.4, -0.66), (0.85, -0.3), (0.8, -0.9), (-0.95, -0.9))
 
 
@@ -265,9 +302,13 @@ def _mountains(c: _Canvas, ink: np.ndarray) -> None:
         c.part(_convex(c.u, v, ((x - half, -0.40), (x + half, -0.40), (x, top))), shade, when)
         cap = 0.34
         c.part(
-            _convex(c.u, v, ((x - half * cap, top - (top + 0.4) * cap), (x + half * cap, top - (top + 0.4) * cap), (x, top))),
-            np.array((0.99, 0.99, 1.0)), when, line=0.0,
-        )  # fmt: skip
+            _convex(
+                c.u, v, ((x - half * cap, top - (top + 0.4) * cap), (x + half * cap, top - (top + 0.4) * cap), (x, top))
+            ),
+            np.array((0.99, 0.99, 1.0)),
+            when,
+            line=0.0,
+        )
     hill = 0.06 * np.sin(c.x * 3.1 + c.s.drift[:, None, None] * 5)
     c.paint(c.y + 0.37 - hill, _MEADOW[c.s.time])
 
@@ -290,12 +331,17 @@ def _flower(c: _Canvas, ink: np.ndarray) -> None:
 def _fish(c: _Canvas, ink: np.ndarray) -> None:
     _gradient(c, _DEEP)
     drift = c.s.drift[:, None, None]
-    c.paint(c.y + 0.82 + 0.05 * np.sin(c.x * 4 + drift * 6), np.array((0.86, 0.76, 0.52)) * np.array((1, 0.85, 0.5))[c.s.time][:, None])
+    c.paint(
+        c.y + 0.82 + 0.05 * np.sin(c.x * 4 + drift * 6),
+        np.array((0.86, 0.76, 0.52)) * np.array((1, 0.85, 0.5))[c.s.time][:, None],
+    )
     for wx, wh in ((-0.78, 0.55), (0.74, 0.42)):
         weed = np.abs(c.x - wx - 0.05 * np.sin(c.y * 9 + drift * 6)) - 0.05
         c.paint(np.maximum(weed, c.y + 0.95 - wh), np.array((0.10, 0.44, 0.30)))
     for i, (bx, by) in enumerate(((0.55, 0.45), (0.62, 0.68), (0.48, 0.86))):
-        c.paint(np.abs(_disc(c.x, c.y, bx * (2 * drift - 1), by, 0.05 + 0.012 * i)) - 0.014, np.array((0.92, 0.98, 1.0)))
+        c.paint(
+            np.abs(_disc(c.x, c.y, bx * (2 * drift - 1), by, 0.05 + 0.012 * i)) - 0.014, np.array((0.92, 0.98, 1.0))
+        )
     c.part(_convex(c.u, c.v, ((0.30, 0.0), (0.60, -0.26), (0.60, 0.26))), ink * 0.85)
     c.part(_convex(c.u, c.v, ((-0.12, 0.18), (0.20, 0.18), (0.16, 0.40))), ink * 0.85)
     body = _oval(c.u, c.v, 0, 0, 0.44, 0.26)
@@ -324,12 +370,19 @@ def _tree(c: _Canvas, ink: np.ndarray) -> None:
     v = c.v + 0.04
     c.part(_box(c.u, v, 0, -0.42, 0.075, 0.24), np.array((0.45, 0.28, 0.16)))
     round_, pine, fruit = _is(c.s.parts, 0, 2), _is(c.s.parts, 1), _is(c.s.parts, 2)
-    crown = np.minimum(_disc(c.u, v, 0, 0.24, 0.28), np.minimum(_disc(c.u, v, -0.22, 0.02, 0.24), _disc(c.u, v, 0.22, 0.02, 0.24)))
+    crown = np.minimum(
+        _disc(c.u, v, 0, 0.24, 0.28), np.minimum(_disc(c.u, v, -0.22, 0.02, 0.24), _disc(c.u, v, 0.22, 0.02, 0.24))
+    )
     c.part(crown, ink, round_)
     for y, half in ((-0.22, 0.42), (0.04, 0.34), (0.30, 0.24)):
         c.part(_convex(c.u, v, ((-half, y), (half, y), (0, y + 0.36))), ink, pine)
     for x, y in ((-0.20, 0.06), (0.04, 0.28), (0.22, 0.02)):
-        c.part(_disc(c.u, v, x, y, 0.065), np.where(c.s.colour[:, None] == _RED, (1.0, 0.9, 0.3), (0.88, 0.12, 0.14)), fruit, line=0.0)
+        c.part(
+            _disc(c.u, v, x, y, 0.065),
+            np.where(c.s.colour[:, None] == _RED, (1.0, 0.9, 0.3), (0.88, 0.12, 0.14)),
+            fruit,
+            line=0.0,
+        )
 
 
 def _planet(c: _Canvas, ink: np.ndarray) -> None:
@@ -364,9 +417,16 @@ def _balloon(c: _Canvas, ink: np.ndarray) -> None:
     _land(c, -0.62)
     v = c.v - 0.10
     for side in (-1, 1):
-        c.part(np.abs(c.u * 1.0 - side * (0.10 + (v + 0.58) * 0.42)) - 0.012 + 10 * np.clip(np.abs(v + 0.42) - 0.16, 0, None),
-               np.array((0.35, 0.25, 0.2)), line=0.012)  # fmt: skip
-    bag = np.minimum(_disc(c.u, v, 0, 0.14, 0.42), _convex(c.u, v, ((-0.12, -0.40), (0.12, -0.40), (0.385, -0.02), (-0.385, -0.02))))
+        c.part(
+            np.abs(c.u * 1.0 - side * (0.10 + (v + 0.58) * 0.42))
+            - 0.012
+            + 10 * np.clip(np.abs(v + 0.42) - 0.16, 0, None),
+            np.array((0.35, 0.25, 0.2)),
+            line=0.012,
+        )
+    bag = np.minimum(
+        _disc(c.u, v, 0, 0.14, 0.42), _convex(c.u, v, ((-0.12, -0.40), (0.12, -0.40), (0.385, -0.02), (-0.385, -0.02)))
+    )
     c.part(bag, ink)
     pale = np.where(c.s.colour[:, None] == _WHITE, (0.86, 0.30, 0.28), (0.99, 0.95, 0.86))
     c.part(np.maximum(np.abs(c.u) - 0.11, bag), pale, _is(c.s.parts, 1), line=0.0)
@@ -394,8 +454,17 @@ def _cat(c: _Canvas, ink: np.ndarray) -> None:
 
 
 _DRAW: tuple[Callable[[_Canvas, np.ndarray], None], ...] = (
-    _sunset, _mountains, _flower, _fish, _house, _tree, _planet, _boat, _balloon, _cat,
-)  # fmt: skip
+    _sunset,
+    _mountains,
+    _flower,
+    _fish,
+    _house,
+    _tree,
+    _planet,
+    _boat,
+    _balloon,
+    _cat,
+)
 
 
 def render(s: Scenes, resolution: int = 64, things: bool = True) -> tuple[np.ndarray, np.ndarray]:

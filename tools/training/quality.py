@@ -82,7 +82,13 @@ def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray,
     v = read(judge, rgb)
     right = v.scenes.label == labels
     scene = right & (redraw_error(rgb, v.scenes) <= tolerance)
-    return Figures(len(rgb), float(right.mean()), float(scene.mean()), float((v.whole > 0.5).mean()), frechet(v.features, reference))
+    return Figures(
+        len(rgb),
+        float(right.mean()),
+        float(scene.mean()),
+        float((v.whole > 0.5).mean()),
+        frechet(v.features, reference),
+    )
 
 
 # ------------------------------------------------------------------------------------------------ prompts
@@ -146,6 +152,12 @@ def prompt_agreement(judge: Judge, rgb: np.ndarray, wanted: Wishes) -> Agreement
         return float(right[name][said].mean()) if said.any() else None
 
     return Agreement(
-        len(rgb), share("label"), share("colour"), float((right["label"] & right["colour"]).mean()), share("place"), share("size"),
-        share("time"), float(np.logical_and.reduce(list(right.values())).mean()),
-    )  # fmt: skip
+        len(rgb),
+        share("label"),
+        share("colour"),
+        float((right["label"] & right["colour"]).mean()),
+        share("place"),
+        share("size"),
+        share("time"),
+        float(np.logical_and.reduce(list(right.values())).mean()),
+    )

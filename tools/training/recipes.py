@@ -38,20 +38,44 @@ KL_ROBUST_SCHEDULE = Schedule(steps=1500, batch=24, lr=1e-3, ema=0.997, weight_d
 
 _CLASSES = len(picture_book.LABELS)
 TARGET = MARConfig(
-    dim=128, encoder_depth=4, decoder_depth=4, heads=4, buffer=4, tokens=64, channels=8, classes=_CLASSES,
-    head_depth=3, head_width=192,
-)  # fmt: skip
+    dim=128,
+    encoder_depth=4,
+    decoder_depth=4,
+    heads=4,
+    buffer=4,
+    tokens=64,
+    channels=8,
+    classes=_CLASSES,
+    head_depth=3,
+    head_width=192,
+)
 DRAFT = MARConfig(
-    dim=96, encoder_depth=2, decoder_depth=2, heads=4, buffer=4, tokens=64, channels=8, classes=_CLASSES,
-    head_depth=3, head_width=128,
-)  # fmt: skip
+    dim=96,
+    encoder_depth=2,
+    decoder_depth=2,
+    heads=4,
+    buffer=4,
+    tokens=64,
+    channels=8,
+    classes=_CLASSES,
+    head_depth=3,
+    head_width=128,
+)
 TARGET_SCHEDULE = Schedule(steps=15000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
 DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.35)
 # Small heads explode from t = 999 (samplers/diffusion.py); the checkpoint says so itself.
 T_MAX = 950
 # What suits these models better than the full-size defaults; the command line reads it from the file. At a temperature
 # of 1 a head this small puts some tokens between two of the book's colours.
-DEFAULTS = {"ar_steps": 32, "diffusion_steps": 50, "cfg": 2.0, "temperature": 0.8, "lookahead": 4, "threshold": 0.95, "guided_steps": 5}
+DEFAULTS = {
+    "ar_steps": 32,
+    "diffusion_steps": 50,
+    "cfg": 2.0,
+    "temperature": 0.8,
+    "lookahead": 4,
+    "threshold": 0.95,
+    "guided_steps": 5,
+}
 NULL_LABELS = 0.1
 HEAD_REPEATS = 3
 # Most noise on the known tokens of a picture. The tokens a sampler goes on from are its own, a little off; a model that
@@ -59,7 +83,9 @@ HEAD_REPEATS = 3
 CONTEXT_NOISE = 0.5
 
 
-def pictures(count: int, seed: int, resolution: int = RESOLUTION, log: Callable[[str], None] = print) -> tuple[Tensor, Tensor]:
+def pictures(
+    count: int, seed: int, resolution: int = RESOLUTION, log: Callable[[str], None] = print
+) -> tuple[Tensor, Tensor]:
     """``count`` pictures of the book ``seed``, uint8 [count, 3, resolution, resolution], and their labels int64 [count]."""
     out = torch.empty(count, 3, resolution, resolution, dtype=torch.uint8)
     labels = np.empty(count, np.int64)
@@ -105,9 +131,15 @@ def reconstruction_loss(y: Tensor, x: Tensor) -> Tensor:
 
 
 def _kl_stage(
-    net: KLAutoencoder, name: str, schedule: Schedule, weight: float, data: Tensor, work: Path, device: torch.device,
+    net: KLAutoencoder,
+    name: str,
+    schedule: Schedule,
+    weight: float,
+    data: Tensor,
+    work: Path,
+    device: torch.device,
     log: Callable[[str], None],
-) -> None:  # fmt: skip
+) -> None:
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(11 if name == "kl" else 12, step)
         x = to_signed(data[torch.randint(len(data), (schedule.batch,), generator=g)]).to(device)
@@ -122,9 +154,16 @@ def _kl_stage(
 
 
 def train_kl(
-    work: Path, out: Path, device: torch.device, schedule: Schedule = KL_SCHEDULE, fine: Schedule = KL_FINE_SCHEDULE,
-    robust: Schedule = KL_ROBUST_SCHEDULE, count: int = 20000, log: Callable[[str], None] = print, start: KLAutoencoder | None = None,
-) -> KLAutoencoder:  # fmt: skip
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule = KL_SCHEDULE,
+    fine: Schedule = KL_FINE_SCHEDULE,
+    robust: Schedule = KL_ROBUST_SCHEDULE,
+    count: int = 20000,
+    log: Callable[[str], None] = print,
+    start: KLAutoencoder | None = None,
+) -> KLAutoencoder:
     """Train the autoencoder in two stages, normalise its latents to zero mean and unit variance a channel, make its decoder
     robust (:func:`train_decoder`), write ``out``.
 
@@ -147,9 +186,13 @@ def train_kl(
 
 
 def train_decoder(
-    net: KLAutoencoder, data: Tensor, work: Path, device: torch.device, schedule: Schedule = KL_ROBUST_SCHEDULE,
+    net: KLAutoencoder,
+    data: Tensor,
+    work: Path,
+    device: torch.device,
+    schedule: Schedule = KL_ROBUST_SCHEDULE,
     log: Callable[[str], None] = print,
-) -> None:  # fmt: skip
+) -> None:
     """Teach the decoder of an autoencoder with normalised latents to bear noise on them; the encoder keeps its weights.
 
     Args:
@@ -216,9 +259,17 @@ def diffusion_loss(out: Tensor, x0: Tensor, x: Tensor, noise: Tensor, t: Tensor,
 
 
 def train_mar(
-    config: MARConfig, name: str, kl: KLAutoencoder, work: Path, out: Path, device: torch.device, schedule: Schedule,
-    count: int = 30000, log: Callable[[str], None] = print, start: MAR | None = None,
-) -> MAR:  # fmt: skip
+    config: MARConfig,
+    name: str,
+    kl: KLAutoencoder,
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule,
+    count: int = 30000,
+    log: Callable[[str], None] = print,
+    start: MAR | None = None,
+) -> MAR:
     """Train a MAR on the autoencoder's latents and write ``out``.
 
     ``start`` gives the weights to begin with (a trained model to be improved); None begins with random ones.
@@ -260,7 +311,15 @@ def train_mar(
 
     train(name, net, loss, schedule, work, device, log)
     save_checkpoint(
-        net, out, family="mar", heads=config.heads, latent_scale=1.0, t_max=T_MAX, label_set="picture-book",
-        decoder="demo-kl", name=f"picture book {name}", defaults=DEFAULTS,
-    )  # fmt: skip
+        net,
+        out,
+        family="mar",
+        heads=config.heads,
+        latent_scale=1.0,
+        t_max=T_MAX,
+        label_set="picture-book",
+        decoder="demo-kl",
+        name=f"picture book {name}",
+        defaults=DEFAULTS,
+    )
     return net

@@ -57,9 +57,12 @@ ADVANTAGE = 4.0
 # How much each step still remembers of how often an attribute was drawn before it.
 MEMORY = 0.95
 ATTRIBUTES = {
-    "colour": len(picture_book.COLOURS), "time": len(picture_book.TIMES), "parts": picture_book.PARTS,
-    "place": len(picture_book.PLACES), "size": len(picture_book.SIZES),
-}  # fmt: skip
+    "colour": len(picture_book.COLOURS),
+    "time": len(picture_book.TIMES),
+    "parts": picture_book.PARTS,
+    "place": len(picture_book.PLACES),
+    "size": len(picture_book.SIZES),
+}
 # Pictures that the memory holds, as it were.
 _CLASSES, _SEEN = len(picture_book.LABELS), 300
 
@@ -68,7 +71,9 @@ _CLASSES, _SEEN = len(picture_book.LABELS), 300
 
 
 @torch.no_grad()
-def slipped(net: GPT, layout: Layout, places: Places, labels: Tensor, codes: Tensor, most: float, g: torch.Generator) -> Tensor:
+def slipped(
+    net: GPT, layout: Layout, places: Places, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
+) -> Tensor:
     """Codes int64 [B, N] with some of them replaced, in two rounds, by what the model draws there behind the others.
 
     Args:
@@ -109,9 +114,15 @@ def drawn(vq: VQAutoencoder, codes: Tensor, chunk: int = 20) -> Tensor:
 
 
 def train_critic(
-    net: GPT, grid: int, vq: VQAutoencoder, work: Path, device: torch.device, schedule: Schedule = CRITIC_SCHEDULE,
-    count: int = CRITIC_PICTURES, log: Callable[[str], None] = print,
-) -> Judge:  # fmt: skip
+    net: GPT,
+    grid: int,
+    vq: VQAutoencoder,
+    work: Path,
+    device: torch.device,
+    schedule: Schedule = CRITIC_SCHEDULE,
+    count: int = CRITIC_PICTURES,
+    log: Callable[[str], None] = print,
+) -> Judge:
     """Train a critic of what ``net`` draws on a ``grid`` x ``grid`` picture: clean pictures, ones that only went through the
     tokenizer, ones with slips of the model's own, all of which it has to read, and ones with a foreign block in them, which
     it has to recognise."""
@@ -177,7 +188,13 @@ def marks(critic: Judge, rgb: np.ndarray, labels: Tensor, grid: int) -> Marks:
     errors = error / cover.sum(1, keepdim=True).clamp(min=1) / UNIT
     errors = errors * (MOST / errors.sum(1, keepdim=True).clamp(min=MOST))
     right = torch.from_numpy(verdict.scenes.label) == labels
-    return Marks(errors, _from_above((cover > 1).flip(1).cummax(1).values.flip(1)), right, torch.from_numpy(verdict.whole), verdict.scenes)
+    return Marks(
+        errors,
+        _from_above((cover > 1).flip(1).cummax(1).values.flip(1)),
+        right,
+        torch.from_numpy(verdict.whole),
+        verdict.scenes,
+    )
 
 
 def _from_above(rows: Tensor) -> Tensor:
@@ -261,9 +278,17 @@ class Learner(nn.Module):
 
 
 def reinforce(
-    recipe: TokenRecipe, start: GPT, vq: VQAutoencoder, critic: Judge, work: Path, out: Path, device: torch.device,
-    schedule: Schedule = SCHEDULE, count: int | None = None, log: Callable[[str], None] = print,
-) -> GPT:  # fmt: skip
+    recipe: TokenRecipe,
+    start: GPT,
+    vq: VQAutoencoder,
+    critic: Judge,
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule = SCHEDULE,
+    count: int | None = None,
+    log: Callable[[str], None] = print,
+) -> GPT:
     """Train a LlamaGen on pictures it draws, and on real ones beside them, and write ``out``.
 
     Its own pictures are drawn without guidance, at temperature 1, from the whole distribution; beside them some as the file asks for,
@@ -291,7 +316,9 @@ def reinforce(
         """Codes [B, G, G] of new pictures of ``what``, and what the critic says of them."""
         with torch.autocast(device.type, enabled=False), torch.no_grad():
             draws = PairedDraws(seed, range(step * len(what), (step + 1) * len(what)))
-            codes = finish(llamagen(TokenModel(net, recipe.title, grid), from_ids(what.tolist()), settings, draws)).codes
+            codes = finish(
+                llamagen(TokenModel(net, recipe.title, grid), from_ids(what.tolist()), settings, draws)
+            ).codes
             return codes, marks(critic, drawn(vq, codes).permute(0, 2, 3, 1).numpy(), what, grid)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
@@ -313,9 +340,13 @@ def reinforce(
         value = (weight * nats(labels.to(device), tokens)).mean() + REAL * known
         good, better = (marked.right & (marked.errors.sum(1) <= 1) for marked in (m, asked))
         return value, {
-            "right": float(m.right.float().mean()), "scenes": float(good.float().mean()), "whole": float(m.whole.mean()),
-            "as asked": float(better.float().mean()), "apart": apart, "nats": float(known.detach()),
-        }  # fmt: skip
+            "right": float(m.right.float().mean()),
+            "scenes": float(good.float().mean()),
+            "whole": float(m.whole.mean()),
+            "as asked": float(better.float().mean()),
+            "apart": apart,
+            "nats": float(known.detach()),
+        }
 
     learner = Learner(net)
     train(f"{recipe.name}-reinforce", learner, loss, schedule, work, device, log)

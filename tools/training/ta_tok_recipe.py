@@ -26,18 +26,33 @@ from .training import Schedule, generator, train
 
 # 48 pixels in patches of 8: grids of 6, 3 and 2 codes a side, the demo's 729, 169 and 81.
 TA_TOK = TATokConfig(
-    width=96, code_width=32, codes=256, depth=2, heads=4, hidden=256, places=6, encoder_depth=3, encoder_heads=4,
-    encoder_hidden=256, patch=8, side=6, input_size=48,
-)  # fmt: skip
+    width=96,
+    code_width=32,
+    codes=256,
+    depth=2,
+    heads=4,
+    hidden=256,
+    places=6,
+    encoder_depth=3,
+    encoder_heads=4,
+    encoder_hidden=256,
+    patch=8,
+    side=6,
+    input_size=48,
+)
 SCHEDULE = Schedule(steps=4500, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.45)
 COUNT = 40000
 # The book that is only measured on, and how much of it.
 HELD_SEED, HELD = TRAIN_SEED + 400, 1000
 # What is read off the features, and how many values each has.
 PARAMETERS = {
-    "label": len(picture_book.LABELS), "colour": len(picture_book.COLOURS), "place": len(picture_book.PLACES),
-    "size": len(picture_book.SIZES), "time": len(picture_book.TIMES), "parts": picture_book.PARTS,
-}  # fmt: skip
+    "label": len(picture_book.LABELS),
+    "colour": len(picture_book.COLOURS),
+    "place": len(picture_book.PLACES),
+    "size": len(picture_book.SIZES),
+    "time": len(picture_book.TIMES),
+    "parts": picture_book.PARTS,
+}
 # Side of the thumbnail, which the side of every scale's grid divides, and its weight beside the parameters'.
 THUMBNAIL, PAINTING = 12, 10.0
 # Of features to their codes, as in the VQ tokenizer; and of codes being chosen all alike and each with certainty.
@@ -132,7 +147,7 @@ def build_ta_tok(config: TATokConfig = TA_TOK, seed: int = 47) -> TATokTrainer:
 
 def ta_tok_book(
     count: int, seed: int = TRAIN_SEED, size: int = TA_TOK.input_size, log: Callable[[str], None] = print
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Pictures uint8 [count, 3, size, size] of the book ``seed`` and their parameters int64 [count, 6] (:data:`PARAMETERS`)."""
     out = torch.empty(count, 3, size, size, dtype=torch.uint8)
     truth = torch.empty(count, len(PARAMETERS), dtype=torch.int64)
@@ -199,7 +214,9 @@ def ta_tok_figures(trainer: TATokTrainer, images: Tensor, truth: Tensor, chunk: 
         x, what = images[at : at + chunk].to(device).float() / 255, truth[at : at + chunk]
         read, painted, codes, _ = trainer(x)
         for scale in range(SCALES):
-            found = torch.stack([part.argmax(1) for part in read[scale].cpu().split(list(PARAMETERS.values()), dim=1)], 1)
+            found = torch.stack(
+                [part.argmax(1) for part in read[scale].cpu().split(list(PARAMETERS.values()), dim=1)], 1
+            )
             right[scale] += (found == what).sum(0)
             error[scale] += float(F.mse_loss(painted[scale], F.adaptive_avg_pool2d(x, THUMBNAIL))) * len(x)
             counts[scale] += torch.bincount(codes[scale].flatten().cpu(), minlength=counts.shape[1])
@@ -207,17 +224,26 @@ def ta_tok_figures(trainer: TATokTrainer, images: Tensor, truth: Tensor, chunk: 
     for scale in range(SCALES):
         share = counts[scale][counts[scale] > 0] / counts[scale].sum()
         shares = dict(zip(PARAMETERS, (right[scale] / n).tolist(), strict=True))
-        out.append(ScaleFigures(shares, float(error[scale] / n), len(share), float(torch.exp(-(share * share.log()).sum()))))
+        out.append(
+            ScaleFigures(shares, float(error[scale] / n), len(share), float(torch.exp(-(share * share.log()).sum())))
+        )
     return out
 
 
-def save_ta_tok(trainer: TATokTrainer, out: Path, device: torch.device, log: Callable[[str], None] = print, held: int = HELD) -> None:
+def save_ta_tok(
+    trainer: TATokTrainer, out: Path, device: torch.device, log: Callable[[str], None] = print, held: int = HELD
+) -> None:
     """Write the network without its heads, and log what its codes tell of ``held`` pictures of another book."""
     c = trainer.net.config
     save_checkpoint(
-        trainer.net, out, family="ta-tok", encoder_heads=c.encoder_heads, decoder_heads=c.heads, input_size=c.input_size,
+        trainer.net,
+        out,
+        family="ta-tok",
+        encoder_heads=c.encoder_heads,
+        decoder_heads=c.heads,
+        input_size=c.input_size,
         name="picture book TA-Tok",
-    )  # fmt: skip
+    )
     trainer.to(device).eval()
     figures = ta_tok_figures(trainer, *ta_tok_book(held, HELD_SEED, c.input_size, lambda _: None))
     for side, f in zip(trainer.sides, figures, strict=True):
@@ -227,9 +253,14 @@ def save_ta_tok(trainer: TATokTrainer, out: Path, device: torch.device, log: Cal
 
 
 def train_ta_tok(
-    work: Path, out: Path, device: torch.device, schedule: Schedule = SCHEDULE, count: int = COUNT, config: TATokConfig = TA_TOK,
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule = SCHEDULE,
+    count: int = COUNT,
+    config: TATokConfig = TA_TOK,
     log: Callable[[str], None] = print,
-) -> TATok:  # fmt: skip
+) -> TATok:
     """Train TA-Tok and write ``out``.
 
     Args:

@@ -38,7 +38,7 @@ HELD = 500
 @torch.no_grad()
 def semantic_book(
     ta_tok: TATok, count: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 500
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Semantic codes int16 [count, n] of the training book's first pictures at every scale, the finest first."""
     books: list[list[Tensor]] = [[] for _ in range(SCALES)]
     for at in range(0, count, chunk):
@@ -77,9 +77,16 @@ def language_config(codes: int = TA_TOK.codes) -> QwenConfig:
     """Shape of the demo's language model for a codebook."""
     known = captions.tokenizer(codes, SCALES)
     return QwenConfig(
-        dim=128, depth=3, heads=4, kv_heads=2, head_dim=32, hidden=320, vocab=known.size + len(known.marks),
-        positions=_POSITIONS, theta=1e4,
-    )  # fmt: skip
+        dim=128,
+        depth=3,
+        heads=4,
+        kv_heads=2,
+        head_dim=32,
+        hidden=320,
+        vocab=known.size + len(known.marks),
+        positions=_POSITIONS,
+        theta=1e4,
+    )
 
 
 def build_language(config: QwenConfig | None = None, seed: int = 59) -> QwenLM:
@@ -103,14 +110,16 @@ def speaker(net: QwenLM, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> 
 
 def prompt_book(
     model: TarModel, count: int, variants: int = VARIANTS, seed: int = TRAIN_SEED, log: Callable[[str], None] = print
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Captions of the training book's first pictures, ``variants`` of each, set as prompts at scale 0.
 
     Returns:
         Token ids int16 [count, variants, L], 0 behind a prompt's end, and lengths int16 [count, variants].
     """
     s = picture_book.scenes(TRAIN_SEED, count)
-    rows = [[model.prompt(text, 0) for text in captions.training_captions(s, seed * variants + i)] for i in range(variants)]
+    rows = [
+        [model.prompt(text, 0) for text in captions.training_captions(s, seed * variants + i)] for i in range(variants)
+    ]
     log(f"{count * variants} captions written")
     longest = max((len(ids) for row in rows for ids in row), default=0)
     padded = torch.tensor([[ids + [0] * (longest - len(ids)) for ids in row] for row in rows], dtype=torch.int16)
@@ -119,8 +128,14 @@ def prompt_book(
 
 
 def language_loss(
-    net: nn.Module, marks: Marks, prompts: Tensor, lengths: Tensor, codes: Tensor, scale: int, g: torch.Generator | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    net: nn.Module,
+    marks: Marks,
+    prompts: Tensor,
+    lengths: Tensor,
+    codes: Tensor,
+    scale: int,
+    g: torch.Generator | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of the codes behind prompts, and figures as tensors without gradient. All shapes follow from the batch's.
 
     Args:
@@ -145,8 +160,14 @@ def language_loss(
 
 
 def language_batch(
-    step: int, batch: int, codes: Sequence[Tensor], prompts: Tensor, lengths: Tensor, g: torch.Generator, count: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, int]:  # fmt: skip
+    step: int,
+    batch: int,
+    codes: Sequence[Tensor],
+    prompts: Tensor,
+    lengths: Tensor,
+    g: torch.Generator,
+    count: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, int]:
     """What a step of :func:`language_loss` learns from: prompts, lengths and codes int64, and the scale.
 
     Args:
@@ -162,21 +183,41 @@ def save_language(net: QwenLM, out: Path, codes: int = TA_TOK.codes, side: int =
     """Write the language model with its configuration and words."""
     c, m = net.config, speaker(net, codes, side).marks
     about = {
-        "model_type": "qwen2", "hidden_size": c.dim, "num_hidden_layers": c.depth, "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads, "intermediate_size": c.hidden, "vocab_size": c.vocab, "rope_theta": c.theta,
-        "rms_norm_eps": c.eps, "max_position_embeddings": c.positions, "tie_word_embeddings": c.tied, "semantic_side": side,
-        "image_start_tag_id": m.image, "image_end_tag_id": m.image + 1, "scale_start_token_id": m.scale,
-        "scale_end_token_id": m.scale + SCALES - 1, "image_start_token_id": m.code, "image_end_token_id": m.code + m.codes - 1,
-    }  # fmt: skip
+        "model_type": "qwen2",
+        "hidden_size": c.dim,
+        "num_hidden_layers": c.depth,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads,
+        "intermediate_size": c.hidden,
+        "vocab_size": c.vocab,
+        "rope_theta": c.theta,
+        "rms_norm_eps": c.eps,
+        "max_position_embeddings": c.positions,
+        "tie_word_embeddings": c.tied,
+        "semantic_side": side,
+        "image_start_tag_id": m.image,
+        "image_end_tag_id": m.image + 1,
+        "scale_start_token_id": m.scale,
+        "scale_end_token_id": m.scale + SCALES - 1,
+        "image_start_token_id": m.code,
+        "image_end_token_id": m.code + m.codes - 1,
+    }
     save_checkpoint(
         net, out, family="tar", config=about, tokenizer=captions.tokenizer_json(codes, SCALES), name="picture book Tar"
     )
 
 
 def train_language(
-    ta_tok: TATok, work: Path, out: Path, device: torch.device, schedule: Schedule = LANGUAGE_SCHEDULE, count: int = LANGUAGE_COUNT,
-    log: Callable[[str], None] = print, config: QwenConfig | None = None, start: QwenLM | None = None,
-) -> QwenLM:  # fmt: skip
+    ta_tok: TATok,
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule = LANGUAGE_SCHEDULE,
+    count: int = LANGUAGE_COUNT,
+    log: Callable[[str], None] = print,
+    config: QwenConfig | None = None,
+    start: QwenLM | None = None,
+) -> QwenLM:
     """Train the language model on TA-Tok's codes and write ``out``.
 
     Args:
@@ -240,22 +281,37 @@ class DetokenizerRecipe:
         return detokenizer_config(self.grid, c.width, c.side, vq.config.codes)
 
 
-def detokenizer_config(grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes) -> GPTConfig:
+def detokenizer_config(
+    grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes
+) -> GPTConfig:
     """Shape of a demo de-tokenizer of ``grid`` x ``grid`` tokens; width and side are TA-Tok's."""
     return GPTConfig(
-        dim=128, depth=6, heads=4, kv_heads=4, hidden=176, vocab=vocab, condition="features", condition_size=width,
+        dim=128,
+        depth=6,
+        heads=4,
+        kv_heads=4,
+        hidden=176,
+        vocab=vocab,
+        condition="features",
+        condition_size=width,
         absolute=side**2 + grid**2 - 1,
-    )  # fmt: skip
+    )
 
 
 DTOK_LOW = DetokenizerRecipe(
-    "dtok-low", "picture book AR-DTok, 8x8", LOW_GRID,
-    Schedule(steps=8000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), SMALL_PICTURES,
-)  # fmt: skip
+    "dtok-low",
+    "picture book AR-DTok, 8x8",
+    LOW_GRID,
+    Schedule(steps=8000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45),
+    SMALL_PICTURES,
+)
 DTOK_HIGH = DetokenizerRecipe(
-    "dtok", "picture book AR-DTok, 16x16", GRID,
-    Schedule(steps=20000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), LARGE_PICTURES,
-)  # fmt: skip
+    "dtok",
+    "picture book AR-DTok, 16x16",
+    GRID,
+    Schedule(steps=20000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45),
+    LARGE_PICTURES,
+)
 DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
 
 
@@ -282,7 +338,7 @@ def detokenizer_logits(net: GPT, features: Tensor, tokens: Tensor) -> Tensor:
 
 def detokenizer_loss(
     net: nn.Module, ta_tok: TATok, codes: Tensor, tokens: Tensor, g: torch.Generator | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of a picture's tokens behind its semantic codes, and figures as tensors without gradient. All shapes follow
     from the batch's.
 
@@ -306,7 +362,7 @@ def detokenizer_loss(
 
 def detokenizer_batch(
     step: int, batch: int, codes: Sequence[Tensor], tokens: Tensor, g: torch.Generator, count: int | None = None
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """What a step of :func:`detokenizer_loss` learns from: codes and tokens int64; arguments as for :func:`language_batch`."""
     rows = torch.randint(count or len(tokens), (batch,), generator=g)
     return codes[SCALE_CYCLE[step % len(SCALE_CYCLE)]][rows].long(), tokens[rows].long()
@@ -315,16 +371,32 @@ def detokenizer_batch(
 def save_detokenizer(net: GPT, recipe: DetokenizerRecipe, out: Path) -> None:
     """Write a de-tokenizer. Its codes say what the picture is to show, so a large one need not draw more cautiously."""
     save_checkpoint(
-        net, out, family="dtok", heads=net.config.heads, grid=recipe.grid, label_set="picture-book", decoder="demo-vq",
-        ta_tok="demo-ta-tok", name=recipe.title, defaults=usual_defaults(recipe.grid),
-    )  # fmt: skip
+        net,
+        out,
+        family="dtok",
+        heads=net.config.heads,
+        grid=recipe.grid,
+        label_set="picture-book",
+        decoder="demo-vq",
+        ta_tok="demo-ta-tok",
+        name=recipe.title,
+        defaults=usual_defaults(recipe.grid),
+    )
 
 
 def train_detokenizer(
-    recipe: DetokenizerRecipe, ta_tok: TATok, vq: VQAutoencoder, work: Path, out: Path, device: torch.device,
-    schedule: Schedule | None = None, count: int | None = None, log: Callable[[str], None] = print, config: GPTConfig | None = None,
+    recipe: DetokenizerRecipe,
+    ta_tok: TATok,
+    vq: VQAutoencoder,
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule | None = None,
+    count: int | None = None,
+    log: Callable[[str], None] = print,
+    config: GPTConfig | None = None,
     start: GPT | None = None,
-) -> GPT:  # fmt: skip
+) -> GPT:
     """Train a de-tokenizer and write ``out``.
 
     Args:
@@ -351,6 +423,9 @@ def train_detokenizer(
     for codes in book:
         parts = zip(codes[count:].split(50), tokens[count:].split(50), strict=True)
         with torch.no_grad():
-            nats = sum(float(detokenizer_loss(net, ta_tok, a.long().to(device), b.long().to(device))[0]) * len(a) for a, b in parts)
+            nats = sum(
+                float(detokenizer_loss(net, ta_tok, a.long().to(device), b.long().to(device))[0]) * len(a)
+                for a, b in parts
+            )
         log(f"{recipe.name}: behind {codes.shape[1]} codes: {nats / held:.3f} nats a token of {held} new pictures")
     return net

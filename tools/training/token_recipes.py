@@ -59,9 +59,16 @@ def defaults(grid: int) -> dict[str, float]:
 
 def _gpt(special: int = 0) -> GPTConfig:
     return GPTConfig(
-        dim=128, depth=6, heads=4, kv_heads=4, hidden=176, vocab=VQ.codes, condition="class",
-        condition_size=_CLASSES, special=special,
-    )  # fmt: skip
+        dim=128,
+        depth=6,
+        heads=4,
+        kv_heads=4,
+        hidden=176,
+        vocab=VQ.codes,
+        condition="class",
+        condition_size=_CLASSES,
+        special=special,
+    )
 
 
 @dataclass(frozen=True)
@@ -88,17 +95,30 @@ class TokenRecipe:
 
 
 GPT_LOW = TokenRecipe(
-    "llamagen-low", "picture book GPT, 8x8", _gpt(), LOW_GRID,
-    Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), SMALL_PICTURES,
-)  # fmt: skip
+    "llamagen-low",
+    "picture book GPT, 8x8",
+    _gpt(),
+    LOW_GRID,
+    Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45),
+    SMALL_PICTURES,
+)
 GPT_HIGH = TokenRecipe(
-    "llamagen", "picture book GPT, 16x16", _gpt(), GRID,
-    Schedule(steps=30000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), LARGE_PICTURES, reinforced=True,
-)  # fmt: skip
+    "llamagen",
+    "picture book GPT, 16x16",
+    _gpt(),
+    GRID,
+    Schedule(steps=30000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45),
+    LARGE_PICTURES,
+    reinforced=True,
+)
 PAR = TokenRecipe(
-    "par", "picture book PAR, 4 regions, 8x8", _gpt(special=3), LOW_GRID,
-    Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45), SMALL_PICTURES,
-)  # fmt: skip
+    "par",
+    "picture book PAR, 4 regions, 8x8",
+    _gpt(special=3),
+    LOW_GRID,
+    Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45),
+    SMALL_PICTURES,
+)
 RECIPES = {recipe.name: recipe for recipe in (GPT_LOW, GPT_HIGH, PAR)}
 
 
@@ -159,7 +179,9 @@ def begin_with(net: VQAutoencoder, kl: KLAutoencoder) -> None:
     own, given, deepest = net.state_dict(), kl.state_dict(), len(net.config.ch_mult) - 1
     channels = net.config.code_channels
     if given["quant_conv.weight"].shape[0] != 2 * channels or net.config.z_channels != channels:
-        raise ValueError(f"an autoencoder of {given['quant_conv.weight'].shape[0] // 2} channels does not fit codes of {channels}")
+        raise ValueError(
+            f"an autoencoder of {given['quant_conv.weight'].shape[0] // 2} channels does not fit codes of {channels}"
+        )
     middle = {"block_1": "0", "attn_1": "1", "block_2": "2"}
     for name, value in given.items():
         side, part, *rest = name.split(".")
@@ -188,9 +210,14 @@ def begin_with(net: VQAutoencoder, kl: KLAutoencoder) -> None:
 
 
 def train_vq(
-    work: Path, out: Path, device: torch.device, schedule: Schedule = VQ_SCHEDULE, count: int | None = None,
-    log: Callable[[str], None] = print, kl: KLAutoencoder | None = None,
-) -> VQAutoencoder:  # fmt: skip
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule = VQ_SCHEDULE,
+    count: int | None = None,
+    log: Callable[[str], None] = print,
+    kl: KLAutoencoder | None = None,
+) -> VQAutoencoder:
     """Train the tokenizer on small and large pictures in turn and write ``out``.
 
     Args:
@@ -220,7 +247,11 @@ def train_vq(
         module.note(codes)
         y = module.net.render(vectors).float()
         psnr = 10 * torch.log10(4 / F.mse_loss(y.detach(), x))
-        figures = {f"psnr{side}": float(psnr), "gap": float(towards.detach()), "idle": float((module.idle > PATIENCE / 2).sum())}
+        figures = {
+            f"psnr{side}": float(psnr),
+            "gap": float(towards.detach()),
+            "idle": float((module.idle > PATIENCE / 2).sum()),
+        }
         return reconstruction_loss(y, x) + towards, figures
 
     train("vq", module, loss, schedule, work, device, log)
@@ -232,7 +263,9 @@ def train_vq(
 
 
 @torch.no_grad()
-def tokenizer_figures(net: VQAutoencoder, data: Tensor, device: torch.device, chunk: int = 50) -> tuple[float, int, float]:
+def tokenizer_figures(
+    net: VQAutoencoder, data: Tensor, device: torch.device, chunk: int = 50
+) -> tuple[float, int, float]:
     """How well pictures uint8 [N, 3, H, W] come back: PSNR in dB, codes used, and their perplexity."""
     error, counts = 0.0, torch.zeros(net.config.codes)
     for part in data.split(chunk):
@@ -306,7 +339,7 @@ def sequence_logits(net: GPT, layout: Layout, places: Places, labels: Tensor, to
 @torch.no_grad()
 def code_book(
     vq: VQAutoencoder, count: int, grid: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 500
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Codes int16 [count, grid * grid] of the training book's pictures in raster order, and their labels int64 [count]."""
     side = grid * vq.config.stride
     codes, labels = torch.empty(count, grid * grid, dtype=torch.int16), torch.empty(count, dtype=torch.int64)
@@ -323,9 +356,16 @@ def code_book(
 
 
 def train_gpt(
-    recipe: TokenRecipe, vq: VQAutoencoder, work: Path, out: Path, device: torch.device, schedule: Schedule | None = None,
-    count: int | None = None, log: Callable[[str], None] = print, start: GPT | None = None,
-) -> GPT:  # fmt: skip
+    recipe: TokenRecipe,
+    vq: VQAutoencoder,
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule | None = None,
+    count: int | None = None,
+    log: Callable[[str], None] = print,
+    start: GPT | None = None,
+) -> GPT:
     """Train a GPT or PAR on the tokenizer's codes and write ``out``.
 
     Args:
@@ -361,6 +401,13 @@ def train_gpt(
 def save_gpt(recipe: TokenRecipe, net: GPT, out: Path) -> None:
     """Write a recipe's model with all that its file says of it."""
     save_checkpoint(
-        net, out, family="llamagen", heads=recipe.config.heads, grid=recipe.grid, label_set="picture-book", decoder="demo-vq",
-        name=recipe.title, defaults=defaults(recipe.grid),
-    )  # fmt: skip
+        net,
+        out,
+        family="llamagen",
+        heads=recipe.config.heads,
+        grid=recipe.grid,
+        label_set="picture-book",
+        decoder="demo-vq",
+        name=recipe.title,
+        defaults=defaults(recipe.grid),
+    )

@@ -70,7 +70,9 @@ def _optimisers(module: nn.Module, s: Schedule) -> list[torch.optim.Optimizer]:
     ]
     if hidden:
         assert muon is not None
-        out.append(muon(hidden, lr=s.muon_lr, weight_decay=s.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+        out.append(
+            muon(hidden, lr=s.muon_lr, weight_decay=s.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        )
     for o in out:
         for g in o.param_groups:
             g["peak"] = g["lr"]

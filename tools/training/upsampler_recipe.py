@@ -30,7 +30,7 @@ FEATURES, CODES, COMMITMENT = 0.5, 1.0, 0.25
 @torch.no_grad()
 def code_pairs(
     vq: VQAutoencoder, count: int, grid: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 250
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """The training book at two sizes.
 
     Returns:
@@ -46,14 +46,18 @@ def code_pairs(
         end = at + len(s)
         for out, pixels in ((low, small), (high, side)):
             pictures = torch.from_numpy(picture_book.render(s, pixels)[0]).permute(0, 3, 1, 2)
-            out[at:end] = torch.cat([vq.encode(to_signed(part).to(device))[1].to("cpu", torch.int16) for part in pictures.split(50)])
+            out[at:end] = torch.cat(
+                [vq.encode(to_signed(part).to(device))[1].to("cpu", torch.int16) for part in pictures.split(50)]
+            )
         rgb[at:end] = pictures
         if at % (20 * chunk) == 0:
             log(f"drawing and encoding the picture book at two sizes: {at}/{count}")
     return low, high, rgb
 
 
-def upsampler_loss(net: nn.Module, vq: VQAutoencoder, low: Tensor, high: Tensor, pictures: Tensor) -> tuple[Tensor, dict[str, float]]:
+def upsampler_loss(
+    net: nn.Module, vq: VQAutoencoder, low: Tensor, high: Tensor, pictures: Tensor
+) -> tuple[Tensor, dict[str, float]]:
     """Loss of a batch, and figures to log.
 
     Args:
@@ -76,9 +80,15 @@ def upsampler_loss(net: nn.Module, vq: VQAutoencoder, low: Tensor, high: Tensor,
 
 
 def train_upsampler(
-    vq: VQAutoencoder, work: Path, out: Path, device: torch.device, schedule: Schedule = SCHEDULE, count: int = COUNT,
-    grid: int = LOW_GRID, log: Callable[[str], None] = print,
-) -> UpSampler:  # fmt: skip
+    vq: VQAutoencoder,
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule = SCHEDULE,
+    count: int = COUNT,
+    grid: int = LOW_GRID,
+    log: Callable[[str], None] = print,
+) -> UpSampler:
     """Train the up-sampler and write ``out``.
 
     Args:

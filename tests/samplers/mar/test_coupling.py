@@ -24,7 +24,10 @@ def dice(n: int = N, seed: int = 0) -> Dice:
 
 
 def retry_with(keys: Dice, channels: int):
-    return lambda rows, first, count: (keys.of(rows).normal(7, first, count, channels), keys.of(rows).uniform(8, first, count))
+    return lambda rows, first, count: (
+        keys.of(rows).normal(7, first, count, channels),
+        keys.of(rows).uniform(8, first, count),
+    )
 
 
 def drafts(mean: list[float], std: list[float], seed: int = 1) -> tuple[torch.Tensor, Gaussian]:
@@ -52,7 +55,9 @@ def test_reflection_is_exact_and_accepts_as_often_as_any_coupling_can(shift):
     # A rejected draft keeps its noise but for the mirrored direction.
     e = torch.tensor(direction)
     across = lambda x, mean: (x - mean) / 0.5 - ((x - mean) / 0.5 @ e)[:, None] * e  # noqa: E731
-    torch.testing.assert_close(across(out.value, p.mean)[~out.accepted], across(y, q.mean)[~out.accepted], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        across(out.value, p.mean)[~out.accepted], across(y, q.mean)[~out.accepted], rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("wide", [0.5, 0.9, 1.02, 1.6])
@@ -70,7 +75,9 @@ def test_reshaping_is_exact_and_accepts_as_often_as_any_coupling_can(wide):
 
 def test_any_two_gaussians_exactly():
     y, q = drafts([0.3, -1.0, 2.0, 0.0], [0.5, 1.0, 0.2, 3.0])
-    p = Gaussian(torch.tensor([0.5, -1.2, 2.0, 1.0]).expand(N, -1), torch.tensor([0.6, 0.9, 0.21, 3.0]).log().expand(N, -1))
+    p = Gaussian(
+        torch.tensor([0.5, -1.2, 2.0, 1.0]).expand(N, -1), torch.tensor([0.6, 0.9, 0.21, 3.0]).log().expand(N, -1)
+    )
     keys = dice()
     uniforms = keys.uniform(3, count=2)
     out = couple(y, q, p, uniforms, retry_with(keys, 4))
@@ -134,9 +141,12 @@ def test_rows_do_not_depend_on_their_batch():
     together = couple(y, q, p, keys.uniform(0, count=2), retry_with(keys, 2)).value
     some = torch.arange(0, N, 997)
     alone = couple(
-        y[some], Gaussian(q.mean[some], q.log_std[some]), Gaussian(p.mean[some], p.log_std[some]),
-        keys.of(some).uniform(0, count=2), retry_with(keys.of(some), 2),
-    ).value  # fmt: skip
+        y[some],
+        Gaussian(q.mean[some], q.log_std[some]),
+        Gaussian(p.mean[some], p.log_std[some]),
+        keys.of(some).uniform(0, count=2),
+        retry_with(keys.of(some), 2),
+    ).value
     assert torch.equal(alone, together[some])
 
 

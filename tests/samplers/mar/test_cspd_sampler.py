@@ -64,7 +64,11 @@ def nearly(model: MARModel, amount: float) -> MARModel:
 
 def many(seed: int, off: float | None = None, **changes) -> torch.Tensor:
     """20,000 tokens: of the toy target alone, or with a draft whose centres are ``off``."""
-    few, labels, noise = {"ar_steps": 4, "diffusion_steps": 8, "cfg": 2.0}, from_ids([1] * IMAGES), ManyImages(seed, IMAGES)
+    few, labels, noise = (
+        {"ar_steps": 4, "diffusion_steps": 8, "cfg": 2.0},
+        from_ids([1] * IMAGES),
+        ManyImages(seed, IMAGES),
+    )
     if off is None:
         return pictures(finish(mar(toy_mar(), labels, MARSettings(**few), noise)))
     made = CSpDSettings(**{**few, "prefill_ratio": 0.0, "draft_length": 3, **changes})
@@ -99,7 +103,9 @@ def test_a_draft_that_is_the_target_is_always_accepted(model, mode, length, spec
     assert result.report.counts["rejected"] == 0 and result.report.counts["accepted"] == 3 * 15
     if not speculation:
         plain = finish(mar(model, LABELS, MARSettings(**FEW), NOISE))
-        torch.testing.assert_close(result.latents, plain.latents, rtol=1e-4, atol=1e-4 * float(plain.latents.abs().max()))
+        torch.testing.assert_close(
+            result.latents, plain.latents, rtol=1e-4, atol=1e-4 * float(plain.latents.abs().max())
+        )
     segments = {1: 5, 3: 2, 50: 1}[length]
     assert result.report.counts["transformer_passes"] - result.report.counts["draft_passes"] == 1 + segments
 
@@ -131,7 +137,10 @@ def test_what_comes_out_does_not_depend_on_the_draft_length(model, mode):
 
 def test_everything_pre_filled_is_plain_mar_bit_for_bit(model, other):
     for mode in ("lossless", "paper", "published"):
-        result, plain = run(model, other, mode=mode, prefill_ratio=1.0), finish(mar(model, LABELS, MARSettings(**FEW), NOISE))
+        result, plain = (
+            run(model, other, mode=mode, prefill_ratio=1.0),
+            finish(mar(model, LABELS, MARSettings(**FEW), NOISE)),
+        )
         assert torch.equal(result.latents, plain.latents) and result.report.counts == plain.report.counts
         assert (result.report.maps["outcome"] == PLAIN).all()
 
@@ -169,7 +178,9 @@ class Remembers:
         self.full, self.asked = FullTransformer(), []
 
     def __call__(self, run, step, wanted):
-        self.asked.append((step, run.tokens.gather(1, run.plan.known(step)[..., None].expand(-1, -1, run.tokens.shape[2]))))
+        self.asked.append(
+            (step, run.tokens.gather(1, run.plan.known(step)[..., None].expand(-1, -1, run.tokens.shape[2])))
+        )
         return self.full(run, step, wanted)
 
     def denoiser(self, run, table):
@@ -198,7 +209,10 @@ def test_lazymars_transformer_serves_both_models(model, mode):
     draft = nearly(model, 0.003)
     full, settings = run(model, draft, mode=mode), CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0, mode=mode)
     scale = float(full.latents.abs().max())
-    for cache, close in ((CacheSettings(refresh_period=1), 1e-4), (CacheSettings(start_step=1, refresh_period=2), None)):
+    for cache, close in (
+        (CacheSettings(refresh_period=1), 1e-4),
+        (CacheSettings(start_step=1, refresh_period=2), None),
+    ):
         plugs = LazyTransformer(cache), LazyTransformer(cache)
         result = finish(cspd(model, LABELS, settings, NOISE, 5, plugs[0], draft=draft, draft_transformer=plugs[1]))
         assert result.report.sampler == "cspd+lazymar" and bool(result.latents.isfinite().all())
@@ -279,7 +293,10 @@ def test_published_accepts_more_with_a_wider_inner_temperature(model):
 def test_shared_noise_accepts_more(mode):
     """The paper's table 3."""
     labels, noise = from_ids([1] * 50), ManyImages(3, 50)
-    on, off = (run(toy_mar(), toy_mar(off=0.05), labels=labels, noise=noise, mode=mode, alignment=a, ar_steps=4) for a in (True, False))
+    on, off = (
+        run(toy_mar(), toy_mar(off=0.05), labels=labels, noise=noise, mode=mode, alignment=a, ar_steps=4)
+        for a in (True, False)
+    )
     assert on.report.acceptance > 1.5 * off.report.acceptance
 
 
@@ -309,7 +326,9 @@ def test_a_draft_of_another_kind_is_refused_before_any_work(model, draft, says):
     named = dataclasses.replace(model, label_set="picture-book")
     with pytest.raises(UserError, match=f"^draft: .*{says}; take a draft"):
         next(cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=draft(model)))
-    next(cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=model))  # a draft without a label set is taken at its word
+    next(
+        cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=model)
+    )  # a draft without a label set is taken at its word
 
 
 # ------------------------------------------------------------------------------------------------ criteria
@@ -347,22 +366,29 @@ def test_the_papers_ratio_in_full_is_the_paths_density_ratio(seed, steps):
 
 def test_the_published_ratio_is_the_papers_with_sigma_upside_down():
     path, q, p = kernels(5, 6, 0)
-    one, two = (
-        LastStep(Gaussian(k.mean[:, -1], k.log_std[:, -1]), k.log_std[:, :-1].sum(1)) for k in (q, p)
-    )  # fmt: skip
+    one, two = (LastStep(Gaussian(k.mean[:, -1], k.log_std[:, -1]), k.log_std[:, :-1].sum(1)) for k in (q, p))
     sigma = (q.log_std - p.log_std)[:, :-1].sum((1, 2))
     torch.testing.assert_close(published_ratio(path[:, -1], one, two, 1.0), paper_ratio(path, q, p) - 2 * sigma)
     keep = published_keep(path[:, -1], one, two)
-    torch.testing.assert_close(keep, (1 - 1 / (paper_ratio(path, q, p) - 2 * sigma).exp()).clamp(min=0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        keep, (1 - 1 / (paper_ratio(path, q, p) - 2 * sigma).exp()).clamp(min=0), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_traced_path_is_the_denoisers_own(model):
     made, table = begin("mar", model, LABELS, MARSettings(**FEW, temperature=0.7), NOISE, None), tables(9, 950)
     g = torch.Generator().manual_seed(2)
     z = Conditions(torch.randn(5, 16, generator=g), torch.randn(5, 16, generator=g))
-    scale, first, noise = torch.full((5, 1), 2.0), torch.randn(5, 4, generator=g), torch.randn(len(table), 5, 4, generator=g)
+    scale, first, noise = (
+        torch.full((5, 1), 2.0),
+        torch.randn(5, 4, generator=g),
+        torch.randn(len(table), 5, 4, generator=g),
+    )
     with torch.no_grad():
-        trace, plain = TracedDenoiser(made, table).trace(z, scale, first, noise), Denoiser(made, table)(z, scale, first, noise)
+        trace, plain = (
+            TracedDenoiser(made, table).trace(z, scale, first, noise),
+            Denoiser(made, table)(z, scale, first, noise),
+        )
     assert torch.equal(trace.path[:, -1], plain) and torch.equal(trace.path[:, 0], first)
     steps = trace.kernel.mean + 0.7 * trace.kernel.log_std.exp() * noise.transpose(0, 1)
     torch.testing.assert_close(trace.path[:, 1:-1], steps[:, :-1], rtol=1e-4, atol=1e-4)

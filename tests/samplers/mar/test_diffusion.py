@@ -61,7 +61,9 @@ def test_guidance_leaves_the_variance_alone():
     assert torch.equal(guide(out, null, 1.0, 4)[0].round(decimals=4), out[:, :4].round(decimals=4))
 
 
-@pytest.mark.parametrize(("count", "t_max", "name"), [(0, 999, "diffusion steps"), (1001, 999, "diffusion steps"), (10, 1000, "t_max")])
+@pytest.mark.parametrize(
+    ("count", "t_max", "name"), [(0, 999, "diffusion steps"), (1001, 999, "diffusion steps"), (10, 1000, "t_max")]
+)
 def test_out_of_range_says_which(count, t_max, name):
     with pytest.raises(UserError, match=name):
         tables(count, t_max)

@@ -37,7 +37,9 @@ def test_steps_fall_from_the_first_to_the_last(a, b, curve, ar_steps):
 
 @given(st.integers(1, 1000), st.sampled_from(CURVES), st.integers(1, 300))
 def test_0_keeps_the_steps(first, curve, ar_steps):
-    assert annealed_steps(first, 0, curve, ar_steps) == [first] * ar_steps == annealed_steps(first, first, curve, ar_steps)
+    assert (
+        annealed_steps(first, 0, curve, ar_steps) == [first] * ar_steps == annealed_steps(first, first, curve, ar_steps)
+    )
 
 
 def test_the_references_formula():

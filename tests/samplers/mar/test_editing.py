@@ -29,7 +29,10 @@ SAMPLERS = {
     "mar": (mar, MARSettings(**FEW)),
     "mar, annealed, speculation": (mar, PlainMARSettings(**FEW, diffusion_steps_end=3, speculation=3)),
     "fasthybrid": (fasthybrid, FastHybridSettings(**FEW, lookahead=3, threshold=0.97, guided_steps=3)),
-    **{f"cspd, {mode}": (DRAFTED, CSpDSettings(**FEW, draft_length=2, mode=mode)) for mode in ("lossless", "paper", "published")},
+    **{
+        f"cspd, {mode}": (DRAFTED, CSpDSettings(**FEW, draft_length=2, mode=mode))
+        for mode in ("lossless", "paper", "published")
+    },
 }
 
 
@@ -76,7 +79,9 @@ def test_every_step_shows_what_is_given(sampler, model):
 
 def test_what_is_given_matters(sampler, model):
     drawn = left_half().bool()[:, None].expand(2, 4, -1, -1)
-    one, two = (run(sampler, model, Edit(picture(1, seed), left_half())).latents[drawn] for seen, seed in ((0, 0), (1, 1)))
+    one, two = (
+        run(sampler, model, Edit(picture(1, seed), left_half())).latents[drawn] for seen, seed in ((0, 0), (1, 1))
+    )
     assert float((one - two).abs().max()) > 1e-3
 
 
@@ -112,16 +117,31 @@ def test_masks_may_differ_between_images_if_they_are_as_large(sampler, model):
     [
         (Edit(torch.zeros(1, 4, 4, 4), torch.zeros(1, 4, 4)), "^mask: it is empty"),
         (Edit(torch.zeros(1, 4, 4, 4), torch.full((1, 4, 4), 0.5)), "^mask: it is empty"),
-        (Edit(torch.zeros(1, 4, 4, 5), torch.ones(1, 4, 4)), r"^latent: it has the shape \[1, 4, 4, 5\], tiny makes \[batch, 4, 4, 4\]"),
+        (
+            Edit(torch.zeros(1, 4, 4, 5), torch.ones(1, 4, 4)),
+            r"^latent: it has the shape \[1, 4, 4, 5\], tiny makes \[batch, 4, 4, 4\]",
+        ),
         (Edit(torch.zeros(1, 8, 4, 4), torch.ones(1, 4, 4)), r"^latent: it has the shape \[1, 8, 4, 4\]"),
         (Edit(torch.zeros(4, 4, 4), torch.ones(1, 4, 4)), "^latent: it has the shape"),
         (Edit(torch.zeros(1, 4, 4, 4), torch.ones(4, 4)), "^mask: it has the shape"),
         (Edit(torch.zeros(1, 4, 4, 4), torch.ones(1, 0, 4)), "^mask: it has the shape"),
-        (Edit(torch.zeros(3, 4, 4, 4), torch.ones(1, 4, 4)), "^latent: its batch has 3 entries, the condition asks for 2"),
+        (
+            Edit(torch.zeros(3, 4, 4, 4), torch.ones(1, 4, 4)),
+            "^latent: its batch has 3 entries, the condition asks for 2",
+        ),
         (Edit(torch.zeros(1, 4, 4, 4), torch.ones(3, 4, 4)), "^mask: its batch has 3 entries"),
-        (Edit(torch.full((1, 4, 4, 4), torch.nan), torch.ones(1, 4, 4)), "^latent: it holds numbers that are not finite"),
-        (Edit(torch.zeros(1, 4, 4, 4), torch.full((1, 4, 4), torch.inf)), "^mask: it holds numbers that are not finite"),
-        (Edit(torch.zeros(1, 4, 4, 4), torch.stack([torch.ones(4, 4), torch.eye(4)])), r"different numbers of tokens \(4 to 16\)"),
+        (
+            Edit(torch.full((1, 4, 4, 4), torch.nan), torch.ones(1, 4, 4)),
+            "^latent: it holds numbers that are not finite",
+        ),
+        (
+            Edit(torch.zeros(1, 4, 4, 4), torch.full((1, 4, 4), torch.inf)),
+            "^mask: it holds numbers that are not finite",
+        ),
+        (
+            Edit(torch.zeros(1, 4, 4, 4), torch.stack([torch.ones(4, 4), torch.eye(4)])),
+            r"different numbers of tokens \(4 to 16\)",
+        ),
     ],
 )
 def test_what_does_not_fit_says_so(sampler, model, edit, says):
@@ -139,8 +159,12 @@ def test_a_mask_of_any_size_covers_every_token_it_touches(height, width, spot):
     _, drawn = Edit(picture(), mask).tokens(model, 1, torch.device("cpu"))
     rows, columns = drawn.view(4, 4).nonzero(as_tuple=True)
     # The cells a mask's value lies over, by area.
-    over = {(i, j) for i in range(4) for j in range(4) if y * 4 < (i + 1) * height and (y + 1) * 4 > i * height
-            and x * 4 < (j + 1) * width and (x + 1) * 4 > j * width}  # fmt: skip
+    over = {
+        (i, j)
+        for i in range(4)
+        for j in range(4)
+        if y * 4 < (i + 1) * height and (y + 1) * 4 > i * height and x * 4 < (j + 1) * width and (x + 1) * 4 > j * width
+    }
     assert set(zip(rows.tolist(), columns.tolist(), strict=True)) == over
 
 

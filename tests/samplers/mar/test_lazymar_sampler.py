@@ -91,7 +91,9 @@ def as_slow(model, changed, edit=None):
 
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
-@pytest.mark.parametrize("exact", [{"refresh_period": 1}, ALL_OFF, {"start_step": 9, "head_cache": False}], ids=("period", "off", "start"))
+@pytest.mark.parametrize(
+    "exact", [{"refresh_period": 1}, ALL_OFF, {"start_step": 9, "head_cache": False}], ids=("period", "off", "start")
+)
 def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
     base = {**BASE, "cfg": cfg, "diffusion_steps": 20}
     plain, ours = finish(mar(deep, LABELS, MARSettings(**base), NOISE)), lazy(deep, base, **exact)
@@ -125,8 +127,18 @@ def test_equals_the_slow_reference(deep, strategy, cfg):
     assert (plain.latents - got.latents).abs().max() > 1e-3, "the caches must matter for this to say anything"
 
 
-@pytest.mark.parametrize("off", [("encoder_cache",), ("condition_cache",), ("token_cache",), ("encoder_cache", "condition_cache"),
-                                 ("encoder_cache", "token_cache"), ("condition_cache", "token_cache")], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "off",
+    [
+        ("encoder_cache",),
+        ("condition_cache",),
+        ("token_cache",),
+        ("encoder_cache", "condition_cache"),
+        ("encoder_cache", "token_cache"),
+        ("condition_cache", "token_cache"),
+    ],
+    ids=str,
+)
 def test_each_cache_alone_equals_the_slow_reference(deep, off):
     as_slow(deep, LazyMARSettings(**BASE, **NO_HEAD, **dict.fromkeys(off, False)))
 
@@ -176,11 +188,18 @@ def drive(model, plug, base, calls, reach=1, drawn=None):
     return run, out
 
 
-caches = st.fixed_dictionaries({
-    "refresh_period": st.integers(2, 8), "start_step": st.integers(0, 5), "computed_ratio": st.sampled_from([0.0, 0.05, 0.5, 1.0]),
-    "strategy": st.sampled_from(STRATEGIES), "condition_cache": st.booleans(), "encoder_cache": st.booleans(),
-    "token_cache": st.booleans(), "block": st.integers(0, 5),
-})  # fmt: skip
+caches = st.fixed_dictionaries(
+    {
+        "refresh_period": st.integers(2, 8),
+        "start_step": st.integers(0, 5),
+        "computed_ratio": st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+        "strategy": st.sampled_from(STRATEGIES),
+        "condition_cache": st.booleans(),
+        "encoder_cache": st.booleans(),
+        "token_cache": st.booleans(),
+        "block": st.integers(0, 5),
+    }
+)
 
 
 @FEW
@@ -288,7 +307,9 @@ def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
         numbers = live * c.dim * (rows * (2 * 3 + 1 + 1) + 2 * c.encoder_depth * (c.buffer + run.plan.starts[8]))
         numbers += 2 * c.tokens * c.dim if kept.residual is not None else 0
         assert kept.bytes == 4 * numbers == run.report.counts["cache_bytes"]
-        assert kept.bytes <= 4 * live * c.dim * 2 * rows * (c.encoder_depth + c.decoder_depth), "specification B's least"
+        assert kept.bytes <= 4 * live * c.dim * 2 * rows * (c.encoder_depth + c.decoder_depth), (
+            "specification B's least"
+        )
 
 
 def test_the_report_adds_up(deep):
@@ -335,10 +356,22 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     noise = torch.randn(len(table), n, c.channels, generator=g)
     with torch.no_grad():
         got = CachedDenoiser(run, table, period)(z, scale, first, noise)
-        want = torch.stack([
-            slow_head(model.net, z.cond[i], z.null[i] if guided else None, float(scale[i]), first[i], noise[:, i], table, period, 0.9)
-            for i in range(n)
-        ])  # fmt: skip
+        want = torch.stack(
+            [
+                slow_head(
+                    model.net,
+                    z.cond[i],
+                    z.null[i] if guided else None,
+                    float(scale[i]),
+                    first[i],
+                    noise[:, i],
+                    table,
+                    period,
+                    0.9,
+                )
+                for i in range(n)
+            ]
+        )
         full = Denoiser(run, table)(z, scale, first, noise)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert (full - got).abs().max() > 1e-3, "the cache must matter for this to say anything"
@@ -361,7 +394,9 @@ def test_a_period_of_one_is_the_plain_head_even_with_drafts(model, space):
     scale, first, draft = torch.full((2, 1), 2.0), torch.randn(2, 4, generator=g), torch.randn(2, 4, generator=g)
     noise, pull = torch.randn(len(table), 2, 4, generator=g), tuple(0.9 - 0.1 * k for k in range(len(table)))
     with torch.no_grad():
-        both = [d(z, scale, first, noise, draft, pull, space) for d in (Denoiser(run, table), CachedDenoiser(run, table, 1))]
+        both = [
+            d(z, scale, first, noise, draft, pull, space) for d in (Denoiser(run, table), CachedDenoiser(run, table, 1))
+        ]
     torch.testing.assert_close(*both, rtol=1e-5, atol=1e-5)
 
 
@@ -384,7 +419,9 @@ def test_a_run_through_the_plug_says_so(deep):
     both = FastHybridLazyMARSettings(**BASE, **QUICK, lookahead=3)
     report = finish(fasthybrid_lazymar(deep, LABELS, both, NOISE)).report
     assert report.sampler == "fasthybrid+lazymar" and report.settings == dataclasses.asdict(both)
-    apart = finish(fasthybrid(deep, LABELS, FastHybridSettings(**BASE, lookahead=3), NOISE, transformer=LazyTransformer(cache))).report
+    apart = finish(
+        fasthybrid(deep, LABELS, FastHybridSettings(**BASE, lookahead=3), NOISE, transformer=LazyTransformer(cache))
+    ).report
     assert apart.sampler == report.sampler and apart.settings == report.settings and apart.counts == report.counts
 
 
@@ -411,9 +448,13 @@ def test_the_chosen_block_is_a_quarter_in_or_the_fourth():
         config = SimpleNamespace(decoder_depth=depth, buffer=1, tokens=4)
         net = SimpleNamespace(config=config, class_rows=lambda labels, batch: torch.zeros(batch, 2))
         run = SimpleNamespace(
-            model=SimpleNamespace(net=net), tokens=torch.zeros(1, 4, 2), labels=None, guided=False, plan=SimpleNamespace(steps=2),
+            model=SimpleNamespace(net=net),
+            tokens=torch.zeros(1, 4, 2),
+            labels=None,
+            guided=False,
+            plan=SimpleNamespace(steps=2),
             report=SimpleNamespace(sampler="mar", settings={}),
-        )  # fmt: skip
+        )
         plug = LazyTransformer(CacheSettings())
         plug._begin(run)
         assert plug.block == block

@@ -24,9 +24,13 @@ FEW = MARSettings(ar_steps=5, diffusion_steps=9, cfg=2.5)
 
 
 CHANGES = [
-    {}, {"cfg": 1.0}, {"cfg_schedule": "constant"}, {"temperature": 0.8}, {"ar_steps": 16},
+    {},
+    {"cfg": 1.0},
+    {"cfg_schedule": "constant"},
+    {"temperature": 0.8},
+    {"ar_steps": 16},
     {"t_max": 999, "diffusion_steps": 30},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
@@ -68,7 +72,10 @@ def test_mask_schedule_decides_every_token_once(sizes):
     assert all(a - b >= 1 for a, b in zip(left, left[1:], strict=False))
 
 
-@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n), st.integers(1, 80))), st.integers(0, 99))
+@given(
+    st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n), st.integers(1, 80))),
+    st.integers(0, 99),
+)
 def test_plan_partitions_the_picture(sizes, seed):
     tokens, steps, reach = sizes
     plan = Plan(PairedNoise(seed, (0, 1)).orders(tokens), MARSettings(ar_steps=steps))

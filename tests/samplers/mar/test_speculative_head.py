@@ -51,7 +51,9 @@ def test_a_rejected_step_taken_as_it_is_would_be_seen(plain, monkeypatch):
     def careless(draft, q: Gaussian, p: Gaussian, uniforms, retry) -> Coupled:
         normals, _ = retry(torch.arange(len(draft)), 0, 1)
         accepted = torch.zeros(len(draft), dtype=torch.bool)
-        return Coupled(torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * normals[:, 0]), accepted)
+        return Coupled(
+            torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * normals[:, 0]), accepted
+        )
 
     monkeypatch.setattr("fastar_nodes.samplers.mar.speculative.couple", careless)
     assert energy(plain, many(2, speculation=8)) <= 0.001
@@ -70,7 +72,9 @@ def test_off_at_0_and_without_noise(model):
     assert torch.equal(still.latents, cold.latents) and still.report.counts == cold.report.counts
 
 
-@pytest.mark.parametrize("change", [{}, {"cfg": 1.0}, {"temperature": 0.8}, {"t_max": 999, "diffusion_steps": 30}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"cfg": 1.0}, {"temperature": 0.8}, {"t_max": 999, "diffusion_steps": 30}], ids=str
+)
 def test_a_window_of_one_takes_the_heads_own_steps(model, change):
     off, one = run(model, **change), run(model, speculation=1, **change)
     scale = float(off.latents.abs().max())
@@ -113,7 +117,10 @@ def test_fewer_rows_than_the_budget_change_nothing(model, monkeypatch):
 def test_with_annealed_steps(model):
     annealed = run(model, speculation=4, diffusion_steps=12, diffusion_steps_end=3)
     assert torch.isfinite(annealed.latents).all()
-    assert annealed.report.counts["head_calls"] < run(model, diffusion_steps=12, diffusion_steps_end=3).report.counts["head_calls"]
+    assert (
+        annealed.report.counts["head_calls"]
+        < run(model, diffusion_steps=12, diffusion_steps_end=3).report.counts["head_calls"]
+    )
 
 
 def test_a_cached_head_cannot_be_verified_with(model):

@@ -23,9 +23,7 @@ def plain_expansion(down: np.ndarray, radius: int) -> set[int]:
     """R_X of one grid bool [h, w]."""
     h, w = down.shape
     hit = [c for c in range(h * w) if down[c // w, c % w]]
-    near = {
-        u for u in range(h * w) for t in hit if abs(u // w - t // w) <= radius and abs(u % w - t % w) <= radius
-    }  # fmt: skip
+    near = {u for u in range(h * w) for t in hit if abs(u // w - t // w) <= radius and abs(u % w - t % w) <= radius}
     return {u for u in near if u >= min(hit)}
 
 
@@ -50,9 +48,11 @@ def plain_waves(islands: list[list[int]], w: int, window: int | None) -> list[li
     left, out = [set(island) for island in islands], []
     while any(left):
         wave = sorted(
-            u for island in left for u in island
+            u
+            for island in left
+            for u in island
             if not any(v // w == u // w and v < u or v // w < u // w and v % w < u % w + reach for v in island)
-        )  # fmt: skip
+        )
         out.append(wave)
         left = [island - set(wave) for island in left]
     return out
@@ -60,17 +60,23 @@ def plain_waves(islands: list[list[int]], w: int, window: int | None) -> list[li
 
 def listed(numbers: np.ndarray, first: int) -> list[list[int]]:
     """Cells of every number of one grid."""
-    return [np.flatnonzero(numbers.ravel() == n).tolist() for n in range(first, int(numbers.max(initial=first - 1)) + 1)]
+    return [
+        np.flatnonzero(numbers.ravel() == n).tolist() for n in range(first, int(numbers.max(initial=first - 1)) + 1)
+    ]
 
 
-grids = arrays.arrays(bool, st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)), elements=st.booleans() | st.just(False))
+grids = arrays.arrays(
+    bool, st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)), elements=st.booleans() | st.just(False)
+)
 radii, windows = st.integers(0, 4), st.none() | st.integers(1, 10)
 
 
 # ------------------------------------------------------------------------------------------------ recorded and referenced
 
 
-@pytest.mark.parametrize("case", GOLDEN, ids=lambda c: f"{c['H']}x{c['W']}, l {c['l']}, window {c['window']}, {len(c['R_T'])} rejected")
+@pytest.mark.parametrize(
+    "case", GOLDEN, ids=lambda c: f"{c['H']}x{c['W']}, l {c['l']}, window {c['window']}, {len(c['R_T'])} rejected"
+)
 def test_recorded_grids(case):
     down = np.zeros((1, case["H"], case["W"]), bool)
     down.reshape(-1)[case["R_T"]] = True
@@ -132,7 +138,9 @@ def test_waves_cover_the_region_once_without_gaps_and_in_order(down, radius, win
             rows, columns = np.nonzero(parts == island)
             found = image[rows, columns]
             assert set(found.tolist()) == set(range(int(found.max()) + 1)), "no wave of an island is empty"
-            assert len({*zip(rows.tolist(), found.tolist(), strict=True)}) == len(found), "at most one cell a row and wave"
+            assert len({*zip(rows.tolist(), found.tolist(), strict=True)}) == len(found), (
+                "at most one cell a row and wave"
+            )
             if window is None:
                 assert found.tolist() == list(range(len(found)))
             for row in range(int(rows.max()) + 1):
@@ -157,7 +165,9 @@ def test_expansion_grows_with_the_radius_and_with_rejections(down, radius, data)
     flat = down.reshape(len(down), -1)
     first = np.where(flat.any(1), flat.argmax(1), flat.shape[1])
     index = np.arange(flat.shape[1])
-    assert not region.reshape(flat.shape)[index < first[:, None]].any(), "what stands before the first rejection is kept"
+    assert not region.reshape(flat.shape)[index < first[:, None]].any(), (
+        "what stands before the first rejection is kept"
+    )
     more = down | (data.draw(arrays.arrays(bool, down.shape)) & (index >= first[:, None]).reshape(down.shape))
     assert (region <= geometry.expand(more, radius)).all()
     assert (region <= geometry.suffix(down)).all()
@@ -232,8 +242,12 @@ def test_pooling_adds_the_neighbours_probabilities():
     pool = geometry.pooled(p, codes, table)
     for i in range(2):
         for j in range(5):
-            assert float(pool[i, j]) == pytest.approx(sum(float(p[i, j, c]) for c in table[codes[i, j]].tolist()), abs=1e-6)
-    assert torch.equal(geometry.pooled(p, codes, geometry.neighbours(vectors(7), 0)), p.gather(-1, codes[..., None])[..., 0])
+            assert float(pool[i, j]) == pytest.approx(
+                sum(float(p[i, j, c]) for c in table[codes[i, j]].tolist()), abs=1e-6
+            )
+    assert torch.equal(
+        geometry.pooled(p, codes, geometry.neighbours(vectors(7), 0)), p.gather(-1, codes[..., None])[..., 0]
+    )
 
 
 @settings(deadline=None, max_examples=60)

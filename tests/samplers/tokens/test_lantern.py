@@ -28,10 +28,17 @@ KINDS = ("class", "text", "features", "class, grouped heads")
 TARGETS = {kind: tiny_gpt(kind) for kind in KINDS}
 DRAFTS = {kind: tiny_gpt(kind, seed=1) for kind in KINDS}
 CASES = {
-    "itself": {}, "other": {"draft": "other"}, "certain": {"drafts": CERTAIN}, "long": {"draft_length": 9, "draft": "other"},
-    "lambda": {"delta": 3.0, "neighbours": 5}, "greedy": {"temperature": 0.0, "draft": "other"}, "guided at first": {"cfg_interval": 6},
-    "one": {"draft_length": 1, "draft_cfg": 2.5}, "plain": {"neighbours": 0, "draft": "other"}, "no guidance": {"cfg": 1.0},
-}  # fmt: skip
+    "itself": {},
+    "other": {"draft": "other"},
+    "certain": {"drafts": CERTAIN},
+    "long": {"draft_length": 9, "draft": "other"},
+    "lambda": {"delta": 3.0, "neighbours": 5},
+    "greedy": {"temperature": 0.0, "draft": "other"},
+    "guided at first": {"cfg_interval": 6},
+    "one": {"draft_length": 1, "draft_cfg": 2.5},
+    "plain": {"neighbours": 0, "draft": "other"},
+    "no guidance": {"cfg": 1.0},
+}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,7 +46,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def steps(kind="class", images=(0, 1, 2), seed=5, draft="itself", **changes):
     chosen = LanternSettings(**{**FEW, "draft_length": 3, "neighbours": 2, **changes})
     model = TARGETS[kind] if draft == "itself" else DRAFTS[kind]
-    return lantern(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed, draft=model, vq=VQ)
+    return lantern(
+        TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed, draft=model, vq=VQ
+    )
 
 
 def run(*args, **options):
@@ -52,13 +61,22 @@ P = torch.tensor([0.40, 0.05, 0.15, 0.10, 0.30])
 NEAREST = torch.tensor([[1, 2, 3, 4], [2, 0, 3, 4], [3, 1, 0, 4], [4, 2, 1, 0], [3, 2, 1, 0]], dtype=torch.int32)
 
 
-@pytest.mark.parametrize(("x", "k", "delta", "count", "lent"), [
-    (1, 4, 0.1, 0.05, False),  # its nearest has 0.15 already
-    (1, 4, 0.2, 0.20, True), (1, 4, 0.6, 0.60, True), (1, 1, 0.6, 0.20, True), (1, 0, 0.6, 0.05, False),
-    (3, 4, 0.46, 0.55, True), (3, 4, 0.3, 0.40, True), (3, 4, 1.0, 1.0, True),
-    (0, 4, 1.15, 0.45, True),  # 0.15 of its own 0.40 is 0.06
-    (0, 4, 1.1, 0.40, False), (1, 4, 9.0, 0.20, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("x", "k", "delta", "count", "lent"),
+    [
+        (1, 4, 0.1, 0.05, False),  # its nearest has 0.15 already
+        (1, 4, 0.2, 0.20, True),
+        (1, 4, 0.6, 0.60, True),
+        (1, 1, 0.6, 0.20, True),
+        (1, 0, 0.6, 0.05, False),
+        (3, 4, 0.46, 0.55, True),
+        (3, 4, 0.3, 0.40, True),
+        (3, 4, 1.0, 1.0, True),
+        (0, 4, 1.15, 0.45, True),  # 0.15 of its own 0.40 is 0.06
+        (0, 4, 1.1, 0.40, False),
+        (1, 4, 9.0, 0.20, True),
+    ],
+)
 def test_neighbours_lend_while_it_stays_within_delta(x, k, delta, count, lent):
     counted, any_lent = relaxed(P, torch.tensor(x), NEAREST[:, :k], delta)
     assert float(counted) == pytest.approx(count, abs=1e-6) and bool(any_lent) is lent
@@ -98,16 +116,22 @@ def test_relaxed_is_its_definition(seed, k, delta):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("draft", ["itself", "other"])
-@pytest.mark.parametrize("change", [{}, {"draft_length": 1}, {"draft_length": 20}, {"cfg_interval": 5}, {"drafts": CERTAIN}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"draft_length": 1}, {"draft_length": 20}, {"cfg_interval": 5}, {"drafts": CERTAIN}], ids=str
+)
 def test_greedy_without_neighbours_is_the_target(kind, draft, change):
     greedy = {**FEW, "temperature": 0.0, "cfg_interval": change.get("cfg_interval", -1)}
-    plain = finish(llamagen(TARGETS[kind], condition_of(kind), LlamaGenSettings(**greedy), PairedDraws(5, (0, 1, 2)))).codes
+    plain = finish(
+        llamagen(TARGETS[kind], condition_of(kind), LlamaGenSettings(**greedy), PairedDraws(5, (0, 1, 2)))
+    ).codes
     assert torch.equal(run(kind, draft=draft, temperature=0.0, neighbours=0, **change).codes, plain)
 
 
 def test_the_target_with_its_own_guidance_accepts_every_draft_of_its_own():
     counts = run(draft_cfg=2.5, draft_length=5).report.counts
-    assert counts["rejected"] == 0 and counts["transformer_passes"] - counts["draft_passes"] == 1 + 3  # 1 + 6 + 6 + 3 cells
+    assert (
+        counts["rejected"] == 0 and counts["transformer_passes"] - counts["draft_passes"] == 1 + 3
+    )  # 1 + 6 + 6 + 3 cells
 
 
 @pytest.mark.parametrize("drafts", [DRAFTED, CERTAIN])
@@ -126,8 +150,11 @@ def test_without_neighbours_the_distribution_is_the_targets(drafts):
 
     with torch.no_grad():
         first = probabilities([])
-        joint = {(a, b): float(first[a] * probabilities([a])[b]) for a in first.nonzero()[:, 0].tolist()
-                 for b in probabilities([a]).nonzero()[:, 0].tolist()}  # fmt: skip
+        joint = {
+            (a, b): float(first[a] * probabilities([a])[b])
+            for a in first.nonzero()[:, 0].tolist()
+            for b in probabilities([a]).nonzero()[:, 0].tolist()
+        }
     assert len(joint) == 9 and abs(sum(joint.values()) - 1) < 1e-5
     seen = {pair: 0 for pair in joint}
     for pair in codes[:, :2].tolist():
@@ -153,8 +180,15 @@ def test_an_image_does_not_depend_on_its_batch(kind, case):
 @pytest.mark.parametrize("case", CASES)
 def test_touches_nothing_global_and_waits_once_a_cycle(case):
     def state():
-        return (torch.random.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(), torch.is_grad_enabled(),
-                torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.get_num_threads())  # fmt: skip
+        return (
+            torch.random.get_rng_state().tolist(),
+            np.random.get_state()[1].tolist(),
+            random.getstate(),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+        )
 
     before, going = state(), steps(**CASES[case])
     first = next(going)
@@ -187,11 +221,17 @@ def test_yields_every_cycle_and_reports_what_adds_up(case):
     assert seen[-1].decided.all() and torch.equal(seen[-1].codes, result.codes)
     assert all(s.total >= s.done and not s.codes[~s.decided].any() for s in seen) and seen[-1].total == seen[-1].done
     for earlier, later in zip(seen, seen[1:], strict=False):
-        assert later.decided[earlier.decided].all() and torch.equal(later.codes[earlier.decided], earlier.codes[earlier.decided])
-    assert seen[-1].done == counts["transformer_passes"] and counts["transformer_passes"] - counts["draft_passes"] == len(seen)
+        assert later.decided[earlier.decided].all() and torch.equal(
+            later.codes[earlier.decided], earlier.codes[earlier.decided]
+        )
+    assert seen[-1].done == counts["transformer_passes"] and counts["transformer_passes"] - counts[
+        "draft_passes"
+    ] == len(seen)
     for value, name in ((ACCEPTED, "accepted"), (REJECTED, "rejected")):
         assert (maps["outcome"] == value).sum() == counts[name]
-    assert {*np.unique(maps["outcome"]).tolist()} <= {ACCEPTED, REJECTED, PLAIN} and (maps["outcome"][:, 0, 0] == PLAIN).all()
+    assert {*np.unique(maps["outcome"]).tolist()} <= {ACCEPTED, REJECTED, PLAIN} and (
+        maps["outcome"][:, 0, 0] == PLAIN
+    ).all()
     assert maps["step"].min() == 0 and maps["step"].max() == seen[-1].done - 1
     assert (np.diff(maps["step"].reshape(3, -1), axis=1) >= 0).all(), "in raster order"
     assert report.sampler == "lantern" and 0 <= int(result.codes.min()) and int(result.codes.max()) < 23
@@ -203,19 +243,33 @@ def test_neighbours_and_delta_accept_more():
     assert run(draft="other", drafts=CERTAIN).report.acceptance < run(draft="other").report.acceptance
 
 
-@pytest.mark.parametrize(("change", "sentence"), [
-    ({"draft": other_vocabulary(DRAFTS["class"], 9)}, "draft: other writes 9 codes, tiny 23"),
-    ({"vq": tiny_vq(31)}, "decoder: it has 31 codes, tiny writes 23"),
-    ({"draft": tiny_gpt(grid=2)}, "draft: tiny draws 2 x 2 tokens, tiny 4 x 4; this comparison drafts at the same size"),
-    ({"draft": tiny_gpt(special=3)}, "model: tiny was trained in PAR's order, which the LANTERN-style comparison does not follow"),
-    ({"draft": DRAFTS["text"]}, "condition: it holds class labels, tiny draws from text"),
-    ({"settings": LanternSettings(neighbours=22)}, "neighbours: 22 is all of the 23 codes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"draft": other_vocabulary(DRAFTS["class"], 9)}, "draft: other writes 9 codes, tiny 23"),
+        ({"vq": tiny_vq(31)}, "decoder: it has 31 codes, tiny writes 23"),
+        (
+            {"draft": tiny_gpt(grid=2)},
+            "draft: tiny draws 2 x 2 tokens, tiny 4 x 4; this comparison drafts at the same size",
+        ),
+        (
+            {"draft": tiny_gpt(special=3)},
+            "model: tiny was trained in PAR's order, which the LANTERN-style comparison does not follow",
+        ),
+        ({"draft": DRAFTS["text"]}, "condition: it holds class labels, tiny draws from text"),
+        ({"settings": LanternSettings(neighbours=22)}, "neighbours: 22 is all of the 23 codes"),
+    ],
+)
 def test_what_does_not_fit_says_so_before_any_work(change, sentence):
     wired = {
-        "target": TARGETS["class"], "condition": condition_of("class"), "settings": LanternSettings(), "noise": PairedDraws(1, (0, 1, 2)),
-        "draft": DRAFTS["class"], "vq": VQ, **change,
-    }  # fmt: skip
+        "target": TARGETS["class"],
+        "condition": condition_of("class"),
+        "settings": LanternSettings(),
+        "noise": PairedDraws(1, (0, 1, 2)),
+        "draft": DRAFTS["class"],
+        "vq": VQ,
+        **change,
+    }
     with pytest.raises(UserError, match=sentence):
         next(lantern(**wired))
 

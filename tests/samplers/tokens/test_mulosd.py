@@ -69,13 +69,23 @@ class Fixed:
     def down(self, codes: torch.Tensor, factor: int) -> torch.Tensor:
         return codes[:, ::factor, ::factor]
 
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(kind="class", images=(0, 1, 2), seed=5, small=3, up=UP, **changes):
     chosen = MuLoSDSettings(**{**FEW, "tau": 0.2, "draft_window": 2, "resample_window": 2, **changes})
-    return finish(mulosd(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed, draft=DRAFTS[kind, small],
-                         up_sampler=up))  # fmt: skip
+    return finish(
+        mulosd(
+            TARGETS[kind],
+            condition_of(kind, images),
+            chosen,
+            PairedDraws(seed, images),
+            seed,
+            draft=DRAFTS[kind, small],
+            up_sampler=up,
+        )
+    )
 
 
 def serial(kind="class", images=(0, 1, 2), seed=5, **changes):
@@ -103,7 +113,11 @@ def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple
 
         def mixed(logits, cell):
             cond, null = logits
-            return null + chosen.cfg * (cond - null) if chosen.cfg_interval < 0 or cell - 1 <= chosen.cfg_interval else cond
+            return (
+                null + chosen.cfg * (cond - null)
+                if chosen.cfg_interval < 0 or cell - 1 <= chosen.cfg_interval
+                else cond
+            )
 
         def feed(cells, tokens=tokens, halves=halves):
             rows = [{c: h.feed(net.tok_embeddings.weight[tokens[c]], c, c) for c in cells} for h in halves]
@@ -119,7 +133,11 @@ def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple
         down = np.zeros((grid, grid), bool)
         for cell, logits in known.items():
             scaled = logits / chosen.temperature
-            kept = scaled >= scaled.topk(chosen.top_k).values[-1] if chosen.top_k else torch.ones_like(scaled, dtype=torch.bool)
+            kept = (
+                scaled >= scaled.topk(chosen.top_k).values[-1]
+                if chosen.top_k
+                else torch.ones_like(scaled, dtype=torch.bool)
+            )
             scaled = scaled.masked_fill(~kept, -torch.inf)
             order = scaled.softmax(-1).sort(descending=True)
             beyond = order.values.cumsum(-1) - order.values > chosen.top_p
@@ -143,9 +161,16 @@ def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("change", [
-    {}, {"resample_window": 0, "tau": 0.1}, {"expansion": 0, "tau": 0.05}, {"cfg_interval": 12, "top_k": 0, "top_p": 1.0, "tau": 0.15},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"resample_window": 0, "tau": 0.1},
+        {"expansion": 0, "tau": 0.05},
+        {"cfg_interval": 12, "top_k": 0, "top_p": 1.0, "tau": 0.15},
+    ],
+    ids=str,
+)
 def test_equals_a_plain_program_without_a_cache(kind, change):
     draws = PairedDraws(5, (0, 1, 2))
     drafts = torch.randint(CODES, (3, GRID, GRID), generator=torch.Generator().manual_seed(3))
@@ -223,7 +248,9 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("small", "rows"), [(3, 0), (3, 1), (3, 2), (2, 0), (2, 1)])
-@pytest.mark.parametrize("change", [{"expansion": 0}, {"expansion": 2, "cfg": 1.0}, {"cfg_interval": 7}, {"temperature": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"expansion": 0}, {"expansion": 2, "cfg": 1.0}, {"cfg_interval": 7}, {"temperature": 0.0}], ids=str
+)
 def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, change):
     result = run(kind, small=small, draft_rows=rows, tau=1.01, resample_window=0, **change)
     assert torch.equal(result.codes, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
@@ -233,9 +260,16 @@ def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, cha
 
 
 @settings(deadline=None, max_examples=8)
-@given(st.integers(0, 2**64 - 1), st.integers(0, 3), st.sampled_from([ONE_BY_ONE, AT_ONCE]), st.sampled_from([SUFFIX, LOCAL]))
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 3),
+    st.sampled_from([ONE_BY_ONE, AT_ONCE]),
+    st.sampled_from([SUFFIX, LOCAL]),
+)
 def test_so_it_is_whatever_the_other_settings(seed, rows, order, repair):
-    result = run(images=(1,), seed=seed, draft_rows=rows, tau=1.01, resample_window=0, resample_order=order, repair=repair)
+    result = run(
+        images=(1,), seed=seed, draft_rows=rows, tau=1.01, resample_window=0, resample_order=order, repair=repair
+    )
     assert torch.equal(result.codes, serial(images=(1,), seed=seed))
 
 
@@ -249,8 +283,13 @@ def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
     slow = reference_codes(draft, condition_of(kind), ZipARSettings(**FEW), own, windowed(small, 1).passes)
     assert torch.equal(drawn, slow) and torch.equal(result.codes, UP.up(drawn, GRID // small))
     counts = result.report.counts
-    assert counts["transformer_passes"] == counts["draft_passes"] + 1 and counts["draft_passes"] == len(windowed(small, 1).passes)
-    assert counts["accepted"] == 3 * GRID**2 and counts["rejected"] == counts["expanded"] == counts["islands"] == counts["waves"] == 0
+    assert counts["transformer_passes"] == counts["draft_passes"] + 1 and counts["draft_passes"] == len(
+        windowed(small, 1).passes
+    )
+    assert (
+        counts["accepted"] == 3 * GRID**2
+        and counts["rejected"] == counts["expanded"] == counts["islands"] == counts["waves"] == 0
+    )
 
 
 def test_a_draft_like_the_greedy_target_is_never_rejected():
@@ -271,17 +310,26 @@ def test_tau_and_neighbours_move_acceptance_as_said():
 def test_guidance_ends_at_the_same_part_of_the_draft():
     """The cfg_interval of 8 tokens is one of 2 on a grid of half the side."""
     own = module._OwnStream(PairedDraws(5, (0, 1, 2)), "draft")
-    drawn = finish(llamagen(DRAFTS["class", 3], condition_of("class"), LlamaGenSettings(**FEW, cfg_interval=2), own)).codes
+    drawn = finish(
+        llamagen(DRAFTS["class", 3], condition_of("class"), LlamaGenSettings(**FEW, cfg_interval=2), own)
+    ).codes
     assert torch.equal(run(tau=0.0, draft_window=0, cfg_interval=8).codes, UP.up(drawn, 2))
 
 
 # ------------------------------------------------------------------------------------------------ what every sampler must do
 
 CASES = {
-    "whole": {}, "rows": {"draft_rows": 1}, "raster": {"resample_window": 0}, "no guidance": {"cfg": 1.0, "draft_rows": 2},
-    "guided at first": {"cfg_interval": 9}, "suffix": {"repair": SUFFIX}, "one by one": {"resample_order": ONE_BY_ONE},
-    "rate": {"acceptance_target": 0.7}, "a third": {"small": 2, "draft_rows": 1}, "greedy": {"temperature": 0.0},
-}  # fmt: skip
+    "whole": {},
+    "rows": {"draft_rows": 1},
+    "raster": {"resample_window": 0},
+    "no guidance": {"cfg": 1.0, "draft_rows": 2},
+    "guided at first": {"cfg_interval": 9},
+    "suffix": {"repair": SUFFIX},
+    "one by one": {"resample_order": ONE_BY_ONE},
+    "rate": {"acceptance_target": 0.7},
+    "a third": {"small": 2, "draft_rows": 1},
+    "greedy": {"temperature": 0.0},
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -299,14 +347,23 @@ def steps_of(case, images=(0, 1, 2)):
     options = dict(CASES[case])
     draft = DRAFTS["class", options.pop("small", 3)]
     chosen = MuLoSDSettings(**{**FEW, "tau": 0.2, "draft_window": 2, "resample_window": 2, **options})
-    return mulosd(TARGETS["class"], condition_of("class", images), chosen, PairedDraws(5, images), 5, draft=draft, up_sampler=UP)
+    return mulosd(
+        TARGETS["class"], condition_of("class", images), chosen, PairedDraws(5, images), 5, draft=draft, up_sampler=UP
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_touches_nothing_global_and_asks_the_device_for_nothing_but_the_map(case):
     def state():
-        return (torch.random.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(), torch.is_grad_enabled(),
-                torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.get_num_threads())  # fmt: skip
+        return (
+            torch.random.get_rng_state().tolist(),
+            np.random.get_state()[1].tolist(),
+            random.getstate(),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+        )
 
     nets = [TARGETS["class"].net, DRAFTS["class", 3].net, VQ.net]
     before, weights = state(), [{k: v.clone() for k, v in net.state_dict().items()} for net in nets]
@@ -324,7 +381,9 @@ def test_touches_nothing_global_and_asks_the_device_for_nothing_but_the_map(case
     with NoAnswers():
         finish(steps)
     assert state() == before
-    assert all(torch.equal(v, old[k]) for net, old in zip(nets, weights, strict=True) for k, v in net.state_dict().items())
+    assert all(
+        torch.equal(v, old[k]) for net, old in zip(nets, weights, strict=True) for k, v in net.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -338,7 +397,11 @@ def test_yields_every_pass_and_can_be_left_at_any(case):
             result = end.value
     assert [s.done for s in seen] == list(range(1, len(seen) + 1)), "one step a pass of either model"
     assert len(seen) == result.report.counts["transformer_passes"]
-    assert all(s.total >= s.done for s in seen) and seen[-1].total == seen[-1].done and (np.diff([s.total for s in seen]) >= 0).all()
+    assert (
+        all(s.total >= s.done for s in seen)
+        and seen[-1].total == seen[-1].done
+        and (np.diff([s.total for s in seen]) >= 0).all()
+    )
     for s in seen:
         assert s.codes.shape == s.decided.shape == (3, GRID, GRID) and not s.codes[~s.decided].any()
         assert 0 <= int(s.codes.min()) and int(s.codes.max()) < CODES
@@ -363,7 +426,9 @@ def test_report_adds_up(case):
     assert {*np.unique(outcome).tolist()} <= {ACCEPTED, REJECTED, EXPANDED}
     assert (outcome == REJECTED).sum() == counts["rejected"] and (outcome == EXPANDED).sum() == counts["expanded"]
     assert (outcome == ACCEPTED).sum() == counts["accepted"] - counts["expanded"]
-    assert np.array_equal(maps["islands"] > 0, outcome != ACCEPTED) and np.array_equal(maps["waves"] >= 0, outcome != ACCEPTED)
+    assert np.array_equal(maps["islands"] > 0, outcome != ACCEPTED) and np.array_equal(
+        maps["waves"] >= 0, outcome != ACCEPTED
+    )
     assert counts["islands"] == sum(int(m.max()) for m in maps["islands"])
     cycles = -(-(2 if "small" in CASES[case] else 3) // (CASES[case].get("draft_rows") or 3))
     target = counts["transformer_passes"] - counts["draft_passes"]
@@ -467,7 +532,11 @@ def test_pixels_are_decoded_enlarged_and_encoded():
 
     other = PixelUpSampling(VQ, enlarge, "model x")
     assert other.up(codes, 2).shape == (2, 4, 6) and other.name == "pixel, model x"
-    assert given_pictures[0].shape == small.shape and 0 <= float(given_pictures[0].min()) and float(given_pictures[0].max()) <= 1
+    assert (
+        given_pictures[0].shape == small.shape
+        and 0 <= float(given_pictures[0].min())
+        and float(given_pictures[0].max()) <= 1
+    )
     for bad in (lambda x: x[:, :1], lambda x: x[0]):
         with pytest.raises(UserError, match="upscale_model: it made .* of pictures"):
             PixelUpSampling(VQ, bad).up(codes, 2)
@@ -514,7 +583,10 @@ def test_the_learned_one_in_a_run():
 
 
 def test_the_setting_names_the_plug():
-    assert up_sampling(PIXEL, VQ).name == "pixel, bicubic" and up_sampling(PIXEL, VQ, lambda x: x).name == "pixel, upscale model"
+    assert (
+        up_sampling(PIXEL, VQ).name == "pixel, bicubic"
+        and up_sampling(PIXEL, VQ, lambda x: x).name == "pixel, upscale model"
+    )
     for options, sentence in (
         ({"kind": LATENT}, "up_sampler: there is no learned up-sampler for tiny vq"),
         ({"kind": LATENT, "enlarge": lambda x: x, "model": learned()}, "has no use for the upscale model"),
@@ -527,24 +599,39 @@ def test_the_setting_names_the_plug():
 # ------------------------------------------------------------------------------------------------ what does not fit
 
 
-@pytest.mark.parametrize(("change", "sentence"), [
-    ({"draft": other_vocabulary(DRAFTS["class", 3], 9)}, "draft: other writes 9 codes, tiny 23; choose two models of one VQ tokenizer"),
-    ({"up_sampler": PixelUpSampling(tiny_vq(31))}, "decoder: it has 31 codes, tiny writes 23"),
-    ({"draft": tiny_gpt(grid=4)}, "draft: tiny draws 4 x 4 tokens, tiny 6 x 6, which is no whole multiple above 1"),
-    ({"draft": tiny_gpt(grid=6)}, "draws 6 x 6 tokens"), ({"draft": tiny_gpt(grid=12)}, "draws 12 x 12 tokens"),
-    ({"draft": tiny_gpt(grid=2, special=3)}, "model: tiny was trained in PAR's order"),
-    ({"target": tiny_gpt(grid=6, special=3)}, "model: tiny was trained in PAR's order"),
-    ({"draft": tiny_gpt("text", 3)}, "condition: it holds class labels, tiny draws from text"),
-    ({"draft": tiny_gpt(grid=2), "up_sampler": LatentUpSampling(VQ, learned())}, "doubles the side, and 3 is no power of two"),
-    ({"settings": MuLoSDSettings(neighbours=22)}, "neighbours: 22 is all of the 23 codes"),
-    ({"settings": MuLoSDSettings(neighbours=1000)}, "neighbours: 1000 is all of the 23 codes"),
-    ({"noise": PairedDraws(1, (0,))}, "condition: it asks for 3 images, the draws are for 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"draft": other_vocabulary(DRAFTS["class", 3], 9)},
+            "draft: other writes 9 codes, tiny 23; choose two models of one VQ tokenizer",
+        ),
+        ({"up_sampler": PixelUpSampling(tiny_vq(31))}, "decoder: it has 31 codes, tiny writes 23"),
+        ({"draft": tiny_gpt(grid=4)}, "draft: tiny draws 4 x 4 tokens, tiny 6 x 6, which is no whole multiple above 1"),
+        ({"draft": tiny_gpt(grid=6)}, "draws 6 x 6 tokens"),
+        ({"draft": tiny_gpt(grid=12)}, "draws 12 x 12 tokens"),
+        ({"draft": tiny_gpt(grid=2, special=3)}, "model: tiny was trained in PAR's order"),
+        ({"target": tiny_gpt(grid=6, special=3)}, "model: tiny was trained in PAR's order"),
+        ({"draft": tiny_gpt("text", 3)}, "condition: it holds class labels, tiny draws from text"),
+        (
+            {"draft": tiny_gpt(grid=2), "up_sampler": LatentUpSampling(VQ, learned())},
+            "doubles the side, and 3 is no power of two",
+        ),
+        ({"settings": MuLoSDSettings(neighbours=22)}, "neighbours: 22 is all of the 23 codes"),
+        ({"settings": MuLoSDSettings(neighbours=1000)}, "neighbours: 1000 is all of the 23 codes"),
+        ({"noise": PairedDraws(1, (0,))}, "condition: it asks for 3 images, the draws are for 1"),
+    ],
+)
 def test_what_does_not_fit_says_so_before_any_work(change, sentence):
     wired = {
-        "target": TARGETS["class"], "condition": condition_of("class"), "settings": MuLoSDSettings(), "noise": PairedDraws(1, (0, 1, 2)),
-        "draft": DRAFTS["class", 3], "up_sampler": UP, **change,
-    }  # fmt: skip
+        "target": TARGETS["class"],
+        "condition": condition_of("class"),
+        "settings": MuLoSDSettings(),
+        "noise": PairedDraws(1, (0, 1, 2)),
+        "draft": DRAFTS["class", 3],
+        "up_sampler": UP,
+        **change,
+    }
     with pytest.raises(UserError, match=sentence):
         next(mulosd(**wired))
 
@@ -554,18 +641,43 @@ def test_features_of_another_width_say_so():
     config = dataclasses.replace(draft.net.config, condition_size=5)
     draft = dataclasses.replace(draft, net=type(draft.net)(config).eval(), name="narrow")
     with pytest.raises(UserError, match="condition: its rows hold 6 numbers, narrow reads 5"):
-        next(mulosd(TARGETS["features"], condition_of("features"), MuLoSDSettings(), PairedDraws(1, (0, 1, 2)), draft=draft, up_sampler=UP))
+        next(
+            mulosd(
+                TARGETS["features"],
+                condition_of("features"),
+                MuLoSDSettings(),
+                PairedDraws(1, (0, 1, 2)),
+                draft=draft,
+                up_sampler=UP,
+            )
+        )
 
 
 def test_settings_begin_like_every_token_samplers_and_every_default_is_allowed():
     names = [f.name for f in dataclasses.fields(MuLoSDSettings)]
     assert names[:5] == [f.name for f in dataclasses.fields(TokenSettings)]
-    assert names[5:] == ["tau", "expansion", "acceptance_target", "neighbours", "draft_rows", "draft_window", "resample_window",
-                         "resample_order", "up_sampler", "repair"]  # fmt: skip
+    assert names[5:] == [
+        "tau",
+        "expansion",
+        "acceptance_target",
+        "neighbours",
+        "draft_rows",
+        "draft_window",
+        "resample_window",
+        "resample_order",
+        "up_sampler",
+        "repair",
+    ]
     defaults = {name: default for name, (default, _) in knobs(MuLoSDSettings).items()}
     assert make(MuLoSDSettings, defaults) == MuLoSDSettings()
     assert neighbours_of(MuLoSDSettings(), 16384) == 1000 and neighbours_of(MuLoSDSettings(), 512) == 31
     assert neighbours_of(MuLoSDSettings(neighbours=0), 512) == 0
-    for name, value in {"tau": 1.5, "expansion": -1, "neighbours": -2, "acceptance_target": 1.1, "draft_rows": -1}.items():
+    for name, value in {
+        "tau": 1.5,
+        "expansion": -1,
+        "neighbours": -2,
+        "acceptance_target": 1.1,
+        "draft_rows": -1,
+    }.items():
         with pytest.raises(UserError, match=f"^{name}: .* outside"):
             make(MuLoSDSettings, {name: value})

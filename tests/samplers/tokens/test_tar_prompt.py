@@ -107,16 +107,29 @@ def test_steps_and_report() -> None:
         except StopIteration as end:
             out = end.value
             break
-    assert [(s.done, s.total) for s in steps] == [(i, 16) for i in range(1, 17)] and all(isinstance(s, CodeStep) for s in steps)
+    assert [(s.done, s.total) for s in steps] == [(i, 16) for i in range(1, 17)] and all(
+        isinstance(s, CodeStep) for s in steps
+    )
     for s in steps:
         assert torch.equal(s.codes[:, : s.done], out.codes[:, : s.done]) and not s.codes[:, s.done :].any()
     report = out.report
-    assert (report.sampler, report.model, report.images, report.seed, report.device) == ("tar-prompt", "tiny", 4, 1, "cpu")
+    assert (report.sampler, report.model, report.images, report.seed, report.device) == (
+        "tar-prompt",
+        "tiny",
+        4,
+        1,
+        "cpu",
+    )
     # Three prompts of 5 rows were read (two are the same), then every image feeds all codes but the last.
     assert report.counts["transformer_passes"] == 16 and report.counts["transformer_tokens"] == 3 * 5 + 15 * 4
-    assert report.counts["cache_bytes"] == model.cache_bytes(4, 0, 5) and set(report.phases) == {"transformer", "sampling"}
+    assert report.counts["cache_bytes"] == model.cache_bytes(4, 0, 5) and set(report.phases) == {
+        "transformer",
+        "sampling",
+    }
     assert report.maps["step"].shape == (4, 4, 4) and report.maps["step"][3].ravel().tolist() == list(range(16))
-    assert report.seconds > 0 and report.to_dict()["settings"]["repetition_penalty"] == 1.0, "what was used, not what was asked for"
+    assert report.seconds > 0 and report.to_dict()["settings"]["repetition_penalty"] == 1.0, (
+        "what was used, not what was asked for"
+    )
     assert out.condition.names == PROMPTS and out.condition.size == 20
     assert all(torch.equal(a, b) for a, b in zip(out.condition.codes, out.codes, strict=True))
     out.codes.add_(1)  # an ordinary tensor, and a copy
@@ -138,7 +151,13 @@ def test_settings() -> None:
     defaults = {name: default for name, (default, _) in knobs(TarPromptSettings).items()}
     assert defaults == {"detail": "729", "temperature": 1.0, "top_p": 0.95, "top_k": 1200, "repetition_penalty": 0.0}
     assert make(TarPromptSettings, defaults) == TarPromptSettings()
-    for name, value in {"top_p": 1.1, "temperature": -1, "top_k": 1.5, "repetition_penalty": 3, "detail": "100"}.items():
+    for name, value in {
+        "top_p": 1.1,
+        "temperature": -1,
+        "top_k": 1.5,
+        "repetition_penalty": 3,
+        "detail": "100",
+    }.items():
         with pytest.raises(UserError, match=f"^{name}: "):
             make(TarPromptSettings, {name: value})
 
@@ -159,7 +178,9 @@ def test_a_strong_penalty_writes_every_code_once() -> None:
     flat.net.load_state_dict({k: v * 0.02 for k, v in flat.net.state_dict().items()})
     few = replace(flat, marks=replace(flat.marks, codes=16))
     for row in run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=2.0)).codes.tolist():
-        assert len(set(row)) > len(set(run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=1.0)).codes[0].tolist()))
+        assert len(set(row)) > len(
+            set(run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=1.0)).codes[0].tolist())
+        )
 
 
 # ---------------------------------------------------------------------------------------------------- prompts
@@ -183,7 +204,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> TarModel:
     return load_tar(language_model(tmp_path_factory.mktemp("models") / "tar"))
 
 
-@pytest.mark.parametrize("text", ["", "   ", "\n\n", "🙂👩‍🚀", "\ud83d", "<im_start><S0><I3><|im_end|>", "\0", "猫", "a\tb\r\nc"])
+@pytest.mark.parametrize(
+    "text", ["", "   ", "\n\n", "🙂👩‍🚀", "\ud83d", "<im_start><S0><I3><|im_end|>", "\0", "猫", "a\tb\r\nc"]
+)
 def test_prompts_of_every_kind(loaded: TarModel, text: str) -> None:
     settings = replace(DRAWN, detail="169")
     out = run(loaded, [text], settings)
@@ -193,7 +216,9 @@ def test_prompts_of_every_kind(loaded: TarModel, text: str) -> None:
 
 def test_a_very_long_prompt(loaded: TarModel) -> None:
     text = ("a red boat at sunset. " * 500)[:10_000]
-    with pytest.raises(UserError, match=r"^text: the prompt takes 2\d\d\d tokens with .*, tar has room for 60; shorten it.$"):
+    with pytest.raises(
+        UserError, match=r"^text: the prompt takes 2\d\d\d tokens with .*, tar has room for 60; shorten it.$"
+    ):
         run(loaded, [text], replace(DRAWN, detail="169"))
     # A model with the official room reads all of it.
     roomy = tiny_tar(replace(TINY, positions=32768))
@@ -228,7 +253,9 @@ def test_codes_become_features_and_a_picture(tmp_path: Path) -> None:
     by_hand = finish(llamagen(load_detokenizer(path), features, LlamaGenSettings(), draws))
     assert torch.equal(made.codes, by_hand.codes) and made.codes.shape == (4, 4, 4)
     # Fewer codes stand in fewer rows, at the same network.
-    few = finish(llamagen(model, run(tiny_tar(), settings=replace(DRAWN, detail="169")).condition, LlamaGenSettings(), draws))
+    few = finish(
+        llamagen(model, run(tiny_tar(), settings=replace(DRAWN, detail="169")).condition, LlamaGenSettings(), draws)
+    )
     assert few.codes.shape == (4, 4, 4) and not torch.equal(few.codes, made.codes)
     same = CodeCondition((prompted.codes[0], prompted.codes[0].clone()), ("x", "y"))
     first, second = features_of(same, ta_tok).features
@@ -238,13 +265,19 @@ def test_codes_become_features_and_a_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("condition", "words"),
     [
-        (CodeCondition((torch.zeros(16, dtype=torch.int64),), ("",), 65536), "of a codebook of 65536, ta has 20; use the TA-Tok"),
+        (
+            CodeCondition((torch.zeros(16, dtype=torch.int64),), ("",), 65536),
+            "of a codebook of 65536, ta has 20; use the TA-Tok",
+        ),
         (CodeCondition((torch.tensor([0, 1, 2, 20]),), ("",)), "code 20 is outside ta's 0 to 19"),
         (CodeCondition((torch.tensor([0, -1, 2, 3]),), ("",)), "code -1 is outside ta's 0 to 19"),
         (CodeCondition((torch.tensor([0, 1, 2]),), ("",)), "3 codes are no square grid"),
         (CodeCondition((), ()), "it is empty"),
         (CodeCondition((torch.zeros(0, dtype=torch.int64),), ("",)), "an image has no rows at all"),
-        (CodeCondition((torch.zeros(4, dtype=torch.int64), torch.zeros(16, dtype=torch.int64)), ("", "")), "images have 4 to 16 codes"),
+        (
+            CodeCondition((torch.zeros(4, dtype=torch.int64), torch.zeros(16, dtype=torch.int64)), ("", "")),
+            "images have 4 to 16 codes",
+        ),
     ],
 )
 def test_codes_that_do_not_fit(tmp_path: Path, condition: CodeCondition, words: str) -> None:
@@ -255,7 +288,9 @@ def test_codes_that_do_not_fit(tmp_path: Path, condition: CodeCondition, words: 
 
 def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
     _, path = parts(tmp_path)
-    with pytest.raises(UserError, match="^condition: it holds semantic codes, d draws from semantic features; load it with the TA-Tok"):
+    with pytest.raises(
+        UserError, match="^condition: it holds semantic codes, d draws from semantic features; load it with the TA-Tok"
+    ):
         given(load_detokenizer(path), run(tiny_tar()).condition, torch.device("cpu"))
 
 

@@ -32,17 +32,28 @@ def test_labels_pass_as_they_are():
     assert made.condition.tolist() == [4, 0] and made.lengths is None and made.rows == 1
 
 
-@pytest.mark.parametrize(("kind", "condition", "sentence"), [
-    ("text", TextCondition((), ()), "condition: it is empty"),
-    ("text", TextCondition(features(0), ("",)), "condition: an image has no rows at all"),
-    ("text", TextCondition(features(8), ("",)), "condition: a text has 8 tokens, tiny reads 7; shorten it"),
-    ("text", TextCondition(features(3, width=5), ("",)), "condition: its rows hold 5 numbers, tiny reads 6"),
-    ("text", FeatureCondition(features(3), ("",)), "condition: it holds semantic features, tiny draws from text"),
-    ("features", CodeCondition((torch.tensor([1]),), ("",)), "it holds semantic codes, tiny draws from semantic features"),
-    ("features", FeatureCondition(features(3, 4), ("", "")), "condition: images have 3 to 4 codes"),
-    ("features", FeatureCondition(features(50), ("",)), "grid: 4 x 4 tokens behind 50 condition rows need 65 positions, tiny has 64"),
-    ("class", Condition((9,), ("nine",)), "label 9 is outside the model's 0 to 4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "condition", "sentence"),
+    [
+        ("text", TextCondition((), ()), "condition: it is empty"),
+        ("text", TextCondition(features(0), ("",)), "condition: an image has no rows at all"),
+        ("text", TextCondition(features(8), ("",)), "condition: a text has 8 tokens, tiny reads 7; shorten it"),
+        ("text", TextCondition(features(3, width=5), ("",)), "condition: its rows hold 5 numbers, tiny reads 6"),
+        ("text", FeatureCondition(features(3), ("",)), "condition: it holds semantic features, tiny draws from text"),
+        (
+            "features",
+            CodeCondition((torch.tensor([1]),), ("",)),
+            "it holds semantic codes, tiny draws from semantic features",
+        ),
+        ("features", FeatureCondition(features(3, 4), ("", "")), "condition: images have 3 to 4 codes"),
+        (
+            "features",
+            FeatureCondition(features(50), ("",)),
+            "grid: 4 x 4 tokens behind 50 condition rows need 65 positions, tiny has 64",
+        ),
+        ("class", Condition((9,), ("nine",)), "label 9 is outside the model's 0 to 4"),
+    ],
+)
 def test_what_does_not_fit_is_refused(kind, condition, sentence):
     with pytest.raises(UserError, match=sentence):
         given(tiny_gpt(kind), condition, CPU)
@@ -57,7 +68,11 @@ def test_labels_of_another_list_are_refused():
 @pytest.mark.parametrize("kind", [LlamaGenSettings, PARSettings, ZipARSettings])
 def test_settings_begin_alike_and_every_default_is_allowed(kind):
     names = [f.name for f in dataclasses.fields(kind)]
-    assert names[:5] == [f.name for f in dataclasses.fields(TokenSettings)] == ["cfg", "temperature", "top_k", "top_p", "cfg_interval"]
+    assert (
+        names[:5]
+        == [f.name for f in dataclasses.fields(TokenSettings)]
+        == ["cfg", "temperature", "top_k", "top_p", "cfg_interval"]
+    )
     defaults = {name: default for name, (default, _) in knobs(kind).items()}
     assert make(kind, defaults) == kind()
     for name, value in {"cfg": 0.9, "top_p": 1.1, "temperature": -1, "top_k": -1, "cfg_interval": -2}.items():

@@ -39,14 +39,17 @@ CASES = {
     "par, non-local": (par, PLAIN, PARSettings(**FEW, grouping=NON_LOCAL), ablation_schedule(4, 4, False, True)),
     "par, adjacent": (par, PLAIN, PARSettings(**FEW, grouping=ADJACENT, group=3), ablation_schedule(4, 3, True, True)),
     "par, adjacent, at once": (
-        par, tiny_gpt("features"), PARSettings(**FEW, grouping=ADJACENT, sequential_start=False), ablation_schedule(4, 4, True, False),
+        par,
+        tiny_gpt("features"),
+        PARSettings(**FEW, grouping=ADJACENT, sequential_start=False),
+        ablation_schedule(4, 4, True, False),
     ),
     "zipar": (zipar, PLAIN, ZipARSettings(**FEW, window=2), windowed(4, 2)),
     "zipar, guided at first": (zipar, PLAIN, ZipARSettings(**FEW, window=1, cfg_interval=2), windowed(4, 1)),
     "zipar, text": (zipar, tiny_gpt("text"), ZipARSettings(**FEW, window=2), windowed(4, 2)),
     "zipar, grouped heads": (zipar, tiny_gpt("class, grouped heads"), ZipARSettings(**FEW, window=3), windowed(4, 3)),
     "zipar, features": (zipar, tiny_gpt("features"), ZipARSettings(**FEW, window=2), windowed(4, 2)),
-}  # fmt: skip
+}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -98,8 +101,15 @@ def test_touches_nothing_global_and_never_asks_the_device(case):
     sampler, model, chosen, _ = case
 
     def state():
-        return (torch.random.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(), torch.is_grad_enabled(),
-                torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.get_num_threads())  # fmt: skip
+        return (
+            torch.random.get_rng_state().tolist(),
+            np.random.get_state()[1].tolist(),
+            random.getstate(),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+        )
 
     before, weights = state(), {k: v.clone() for k, v in model.net.state_dict().items()}
     steps = sampler(model, condition_of(kind_of(model)), chosen, DRAWS)
@@ -109,7 +119,9 @@ def test_touches_nothing_global_and_never_asks_the_device(case):
 
     class NoAnswers(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "masked_select", "equal"), func
+            assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "masked_select", "equal"), (
+                func
+            )
             return func(*args, **(kwargs or {}))
 
     with NoAnswers():
@@ -178,7 +190,13 @@ def test_wrong_input_says_so(case):
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.integers(4, 12), st.integers(0, 2**64 - 1), st.sampled_from([1.0, 3.0]), st.sampled_from([-1, 0, 5]), st.booleans())
+@given(
+    st.integers(4, 12),
+    st.integers(0, 2**64 - 1),
+    st.sampled_from([1.0, 3.0]),
+    st.sampled_from([-1, 0, 5]),
+    st.booleans(),
+)
 def test_zipar_with_a_full_window_is_llamagen_token_for_token(window, seed, cfg, interval, masked):
     common = {"cfg": cfg, "cfg_interval": interval, "top_k": 0}
     draws = PairedDraws(seed, (0, 3))
@@ -206,7 +224,9 @@ def test_a_text_may_be_padded_by_its_neighbours_only():
     """The one slot of a collapsed text is exact: the same tokens alone, where nothing is padded."""
     model, what = tiny_gpt("text"), condition_of("text")
     for i, features in enumerate(what.features):
-        alone = finish(llamagen(model, TextCondition((features,), ("",)), LlamaGenSettings(**FEW), PairedDraws(5, (i,))))
+        alone = finish(
+            llamagen(model, TextCondition((features,), ("",)), LlamaGenSettings(**FEW), PairedDraws(5, (i,)))
+        )
         assert torch.equal(alone.codes[0], run(CASES["llamagen, text"]).codes[i])
 
 

@@ -129,16 +129,29 @@ def test_a_row_starts_when_the_row_above_is_a_window_ahead(grid, window):
     assert filled == [grid] * grid
 
 
-@pytest.mark.parametrize(("grid", "window", "passes"), [
-    (16, 3, 74), (16, 4, 88), (16, 8, 144), (24, 4, 136), (24, 8, 224), (24, 12, 312), (24, 16, 400), (32, 4, 184),
-    (32, 8, 304), (32, 16, 544),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("grid", "window", "passes"),
+    [
+        (16, 3, 74),
+        (16, 4, 88),
+        (16, 8, 144),
+        (24, 4, 136),
+        (24, 8, 224),
+        (24, 12, 312),
+        (24, 16, 400),
+        (32, 4, 184),
+        (32, 8, 304),
+        (32, 16, 544),
+    ],
+)
 def test_zipars_passes(grid, window, passes):
     assert len(windowed(grid, window).passes) == passes == grid + (grid - 2) * window + grid
     assert max(len(p.place) for p in windowed(grid, window).passes) <= math.ceil(grid / window) + 1
 
 
-@pytest.mark.parametrize(("grid", "n", "passes"), [(24, 4, 147), (24, 16, 51), (16, 4, 67), (16, 16, 31), (8, 4, 19), (8, 16, 19)])
+@pytest.mark.parametrize(
+    ("grid", "n", "passes"), [(24, 4, 147), (24, 16, 51), (16, 4, 67), (16, 16, 31), (8, 4, 19), (8, 16, 19)]
+)
 def test_pars_passes(grid, n, passes):
     """n + (G * G - n) / n; the paper's table says 40 where this and the authors' code say 51."""
     assert len(par_schedule(grid, n).passes) == passes == n + (grid * grid - n) // n
