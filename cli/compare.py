@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from ..errors import UserError
-from ..reports.pictures import compare_grid, token_map
+from ..reports.grid import compare_grid
+from ..reports.maps import token_map
 from ..reports.record import PLAIN, Report, to_json, to_table
 from ..samplers.mar.loop import Sampled
 from ..samplers.registry import MAR

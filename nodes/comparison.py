@@ -12,7 +12,8 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..errors import UserError
-from ..reports.pictures import WHAT, cell_order, compare_grid, token_map
+from ..reports.grid import cell_order, compare_grid
+from ..reports.maps import WHAT, token_map
 from ..reports.record import Report, to_csv, to_json, to_table, to_text
 from ..samplers.registry import SAMPLERS, TAR, families_of, family_of
 from ..samplers.settings import knob, make

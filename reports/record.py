@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# Outcomes of a token, the values of the map "outcome"; colours are in pictures.py.
+# Outcomes of a token, the values of the map "outcome"; colours are in maps.py.
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
 
 # Order of the counts wherever they are listed.

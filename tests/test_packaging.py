@@ -124,7 +124,7 @@ print(json.dumps({
 EVERYTHING = (
     "samplers.registry,samplers.labels,model_loaders.hub,model_loaders.mar,model_loaders.autoencoders,"
     "model_loaders.llamagen,model_loaders.text,model_loaders.tar,samplers.tokens.tar,"
-    "reports.pictures,cli.main,cli.compare,tools.parity.command,cli.bench,tools.training.command,tools.training.picture_book,nodes"
+    "reports.grid,reports.maps,cli.main,cli.compare,tools.parity.command,cli.bench,tools.training.command,tools.training.picture_book,nodes"
 )
 
 

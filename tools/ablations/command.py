@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from ...cli.running import choose_device, output, whole
-from ...reports.pictures import contact_sheet
+from ...reports.drawing import contact_sheet
 from .mar import MARBench
 from .mulosd import LlamaGenRepairBench
 from .tables import Bench, Ground, bench_of, run_table, to_markdown

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig, UpSamplerModel, initialise
-from fastar_nodes.reports.pictures import token_map
+from fastar_nodes.reports.maps import token_map
 from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.settings import knobs, make

@@ -1,0 +1,117 @@
+"""Shared drawing for grids and token maps: colours, text layout and image helpers.
+
+Requires numpy and Pillow only. Images are uint8 RGB arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image, ImageFont
+
+from ..errors import UserError
+
+Colour = tuple[int, int, int]
+
+BACKGROUND: Colour = (22, 22, 25)
+PANEL: Colour = (34, 34, 39)
+EDGE: Colour = (58, 58, 66)
+TEXT: Colour = (238, 238, 240)
+QUIET: Colour = (164, 164, 172)
+ACCENT: Colour = (86, 180, 233)
+
+PAD = 12  # pixels inside a cell or legend
+LABEL_SIZE, BODY_SIZE, TAG_SIZE = 18, 15, 13  # font sizes in pixels
+
+
+@lru_cache(maxsize=16)
+def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's default font at ``size`` pixels, or its bitmap font where no scalable font is available."""
+    try:
+        return ImageFont.load_default(size)
+    except (TypeError, OSError, ImportError):  # Pillow before 10.1, or built without FreeType
+        return ImageFont.load_default()
+
+
+def line_height(size: int) -> int:
+    """Height in pixels of a line of text."""
+    return round(size * 1.4)
+
+
+def text_width(text: str, size: int) -> float:
+    """Width in pixels of ``text`` at font size ``size``."""
+    return font(size).getlength(text)
+
+
+def shorten(text: str, size: int, max_width: float) -> str:
+    """Truncate ``text`` with an ellipsis to at most ``max_width`` pixels."""
+    if text_width(text, size) <= max_width:
+        return text
+    while text and text_width(text + "...", size) > max_width:
+        text = text[:-1]
+    return text.rstrip() + "..."
+
+
+def wrap(text: str, size: int, max_width: float, lines: int) -> list[str]:
+    """Break ``text`` into at most ``lines`` lines of ``max_width`` pixels; the last line is shortened if words remain."""
+    out: list[str] = []
+    words = text.split()
+    while words and len(out) + 1 < lines:
+        n = 1
+        while n < len(words) and text_width(" ".join(words[: n + 1]), size) <= max_width:
+            n += 1
+        out.append(shorten(" ".join(words[:n]), size, max_width))
+        words = words[n:]
+    return [*out, shorten(" ".join(words), size, max_width)] if words else out
+
+
+def check_batch(pictures: np.ndarray, name: str) -> np.ndarray:
+    """Return ``pictures`` if it is a non-empty uint8 array [N, H, W, 3].
+
+    Raises:
+        UserError: wrong type, shape or dtype, or an empty array.
+    """
+    if not isinstance(pictures, np.ndarray):
+        raise UserError(f"{name}: it holds a {type(pictures).__name__}, not uint8 pictures [N, H, W, 3].")
+    if pictures.ndim != 4 or pictures.shape[3] != 3 or pictures.dtype != np.uint8:
+        found = f"{pictures.dtype} {list(pictures.shape)}"
+        raise UserError(f"{name}: it holds {found}, not uint8 pictures [N, H, W, 3].")
+    if 0 in pictures.shape:
+        raise UserError(f"{name}: it holds no picture.")
+    return pictures
+
+
+def resize(picture: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Resize uint8 [H, W, 3]: nearest neighbour for integer factors, Lanczos otherwise."""
+    h, w = picture.shape[:2]
+    if (h, w) == (height, width):
+        return picture
+    integer = width % w == 0 and height % h == 0
+    resample = Image.Resampling.NEAREST if integer else Image.Resampling.LANCZOS
+    return np.asarray(Image.fromarray(picture).resize((width, height), resample))
+
+
+def contact_sheet(pictures: np.ndarray, columns: int = 0, gap: int = 2) -> np.ndarray:
+    """Tile a batch into one image in row-major order.
+
+    Args:
+        pictures: uint8 [N, H, W, 3].
+        columns: images per row; 0 for a near-square sheet.
+        gap: pixels between neighbours.
+
+    Returns:
+        uint8 [H', W', 3].
+
+    Raises:
+        UserError: ``pictures`` is not a non-empty uint8 batch.
+    """
+    n, h, w, _ = check_batch(pictures, "pictures").shape
+    columns = min(n, columns) if columns > 0 else math.ceil(math.sqrt(n))
+    rows = math.ceil(n / columns)
+    sheet = np.full((rows * (h + gap) - gap, columns * (w + gap) - gap, 3), PANEL, np.uint8)
+    for i, picture in enumerate(pictures):
+        y, x = i // columns * (h + gap), i % columns * (w + gap)
+        sheet[y : y + h, x : x + w] = picture
+    return sheet

@@ -1,0 +1,326 @@
+"""Token maps: per-token outcomes, steps and counts of a report drawn over the image, with a legend.
+
+Outcome colours come from a palette for colour-blind readers (Okabe & Ito 2008). The ramp for steps and counts is uniform
+in OKLab (Ottosson 2020), so equal differences look equal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from ..errors import UserError
+from .drawing import (
+    BACKGROUND,
+    EDGE,
+    PAD,
+    TAG_SIZE,
+    TEXT,
+    Colour,
+    check_batch,
+    font,
+    line_height,
+    resize,
+    text_width,
+)
+from .record import ACCEPTED, CACHED, DRAFTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
+
+# Maps that token_map draws, in menu order. Append only: saved graphs refer to these names.
+WHAT = (
+    "fixed at step",
+    "outcome",
+    "accepted",
+    "redone",
+    "order",
+    "cached",
+    "rejected",
+    "drafted",
+    "tokens per step",
+    "islands",
+    "waves",
+    "expanded",
+)
+
+# Outcome value to name and colour.
+OUTCOMES: dict[int, tuple[str, Colour]] = {
+    ACCEPTED: ("accepted", (0, 114, 178)),
+    REDONE: ("redone", (230, 159, 0)),
+    DRAFTED: ("drafted", (86, 180, 233)),
+    REJECTED: ("rejected", (213, 94, 0)),
+    EXPANDED: ("expanded", (230, 159, 0)),  # same colour as redone: both are resampled, and no report has both
+    CACHED: ("cached", (168, 168, 168)),
+    PLAIN: ("plain", (74, 74, 82)),
+    GIVEN: ("given", (40, 40, 46)),
+}
+_BLANK: Colour = OUTCOMES[GIVEN][1]  # tokens without a value in a numeric map
+
+_Legend = list[tuple[str, Colour]]
+
+# OKLab to LMS' and LMS to linear sRGB.
+_OKLAB_TO_LMS = np.array(
+    [
+        [1, 0.3963377774, 0.2158037573],
+        [1, -0.1055613458, -0.0638541728],
+        [1, -0.0894841775, -1.2914855480],
+    ]
+)
+_LMS_TO_RGB = np.array(
+    [
+        [4.0767416621, -3.3077115913, 0.2309699292],
+        [-1.2684380046, 2.6097574011, -0.3413193965],
+        [-0.0041960863, -0.7034186147, 1.7076147010],
+    ]
+)
+
+
+def token_map(
+    report: Report, what: str, image: np.ndarray | None = None, opacity: float = 0.6, size: int = 384
+) -> np.ndarray:
+    """Draw one map of a report as a coloured token grid over the images, with a legend below.
+
+    Args:
+        report: report of the sampler run.
+        what: one of :data:`WHAT`. "fixed at step" (or "step") colours the AR step at which a token was fixed; "order"
+            also writes its number, from 1. "cached" colours the number of AR steps at which the token's rows came from a
+            cache, "tokens per step" the number of tokens fixed at the same step. "outcome" shows all outcomes, the name
+            of an outcome only that one. "islands" gives each island of resampled tokens a hue and a number, "waves"
+            colours the wave in which a token was resampled.
+        image: backdrop, uint8 [B, H, W, 3], or one image for all; None for the bare map.
+        opacity: weight of the map, from 0 (backdrop only) to 1 (map only). A bare map is always opaque.
+        size: width in pixels, at least 64; the height follows from the token grid.
+
+    Returns:
+        uint8 [B, height + legend, size, 3].
+
+    Raises:
+        UserError: the report has no such map, the backdrop has another batch size, or a number is out of range.
+    """
+    grids = _select_map(report, what)
+    if not 0 <= opacity <= 1:
+        raise UserError(f"opacity: {opacity:g} is outside 0 to 1.")
+    if size < 64:
+        raise UserError(f"size: {size} is too small for a map; 64 is the least.")
+    batch, h, w = grids.shape
+    if image is not None and len(check_batch(image, "image")) not in (1, batch):
+        raise UserError(f"image: it holds {len(image)} pictures, the report is of {batch}; connect those of that run.")
+    height = max(1, round(size * h / w))
+    # Token row of every pixel row, token column of every pixel column.
+    ys, xs = np.arange(height) * h // height, np.arange(size) * w // size
+    numeric = what in ("step", "fixed at step", "order", "cached", "tokens per step", "waves")
+    low, high = _range(grids)
+
+    def colour(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Legend]:
+        if numeric:
+            colours = ramp(np.clip((grid - low) / max(1, high - low), 0, 1))
+            colours[grid < 0] = _BLANK
+            return colours, np.ones(grid.shape), []
+        return _colour_islands(grid) if what == "islands" else _colour_outcomes(grid, what)
+
+    coloured = [colour(grid) for grid in grids]
+    legends = [_legend_rows(legend, size) for _, _, legend in coloured]
+    strip = 14 + line_height(TAG_SIZE) * max([1, *(len(rows) for rows in legends)])
+    out = np.empty((batch, height + strip, size, 3), np.uint8)
+    for i, (grid, (colours, weight, _)) in enumerate(zip(grids, coloured, strict=True)):
+        backdrop = None if image is None else image[i % len(image)]
+        picture = _blend(colours[ys][:, xs], (opacity * weight)[ys][:, xs, None], backdrop)
+        _grid_lines(picture, ys, xs)
+        write = {"order": _write_steps, "islands": _write_islands}.get(what)
+        out[i, :height] = write(picture, grid) if write else picture
+        if numeric:
+            out[i, height:] = _ramp_strip(size, strip, *_ramp_ends(what, low, high))
+        else:
+            out[i, height:] = _legend_strip(size, strip, legends[i])
+    return out
+
+
+def ramp(t: np.ndarray) -> np.ndarray:
+    """Colours of values in 0..1, uint8 [..., 3]: dark blue over teal to yellow, linear in OKLab lightness and hue."""
+    t = np.clip(np.asarray(t, np.float64), 0, 1)
+    return _oklch(0.30 + 0.62 * t, 0.09 + 0.02 * t, 290 - 185 * t)
+
+
+def hues(number: np.ndarray) -> np.ndarray:
+    """Colours of numbers from 1, uint8 [..., 3]: consecutive numbers differ in hue by the golden angle, and in lightness."""
+    number = np.asarray(number)
+    return _oklch(0.62 + 0.09 * (number % 3), np.full(number.shape, 0.12), number * 137.508)
+
+
+def _oklch(lightness: np.ndarray, chroma: np.ndarray, degrees: np.ndarray) -> np.ndarray:
+    """OKLab lightness, chroma and hue [...] to uint8 sRGB [..., 3] (Ottosson 2020)."""
+    lightness, chroma, hue = (x[..., None] for x in (lightness, chroma, np.radians(degrees)))
+    lab = np.concatenate([lightness, chroma * np.cos(hue), chroma * np.sin(hue)], axis=-1)
+    linear = np.clip((lab @ _OKLAB_TO_LMS.T) ** 3 @ _LMS_TO_RGB.T, 0, 1)
+    rgb = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    return np.round(rgb * 255).astype(np.uint8)
+
+
+# ------------------------------------------------------------------------------------------------ values and colours
+
+
+def _select_map(report: Report, what: str) -> np.ndarray:
+    """The array [B, h, w] that ``what`` draws.
+
+    Raises:
+        UserError: unknown name, or the report has no such map.
+    """
+    if what == "step":
+        what = "fixed at step"
+    if what not in WHAT:
+        raise UserError(f"what: {what!r} is no token map; there are {', '.join(WHAT)}.")
+    stepwise = what in ("fixed at step", "order", "tokens per step")
+    name = "step" if stepwise else what if what in ("cached", "islands", "waves") else "outcome"
+    if name not in report.maps:
+        have = ", ".join(sorted(report.maps)) or "none at all"
+        raise UserError(f"what: the {report.sampler} report has no map for {what!r}; its maps: {have}.")
+    found = np.asarray(report.maps[name])
+    return _tokens_per_step(found) if what == "tokens per step" else found
+
+
+def _tokens_per_step(step: np.ndarray) -> np.ndarray:
+    """Number of tokens of the same image fixed at the same step, int32 [B, h, w]; -1 for given tokens."""
+    out = np.full(step.shape, -1, np.int32)
+    for count, grid in zip(out, step, strict=True):
+        fixed = grid >= 0
+        count[fixed] = np.bincount(grid[fixed])[grid[fixed]]
+    return out
+
+
+def _range(grids: np.ndarray) -> tuple[int, int]:
+    """Smallest and largest non-negative value; (0, -1) if all are negative."""
+    high = int(grids.max())
+    return int(grids[grids >= 0].min()) if high >= 0 else 0, high
+
+
+def _ramp_ends(what: str, low: int, high: int) -> tuple[str, str]:
+    """Texts at the ends of the ramp."""
+    if what == "cached":
+        return f"cached {low} times", f"{high}"
+    if what == "tokens per step":
+        return f"{low} at a time", f"{high}"
+    if what == "waves":
+        return (f"wave {low + 1}", f"{high + 1}") if high >= 0 else ("no waves", "")
+    return f"step {low + 1}", f"{high + 1}"
+
+
+def _colour_outcomes(grid: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray, _Legend]:
+    """Colours [h, w, 3], weights [h, w] and legend of an outcome map [h, w]; other outcomes than ``what`` are dimmed."""
+    colours, weight = np.zeros((*grid.shape, 3), np.uint8), np.ones(grid.shape)
+    legend = []
+    for value, (name, colour) in OUTCOMES.items():
+        mask = grid == value
+        if what not in ("outcome", name):
+            colours[mask], weight[mask] = BACKGROUND, 0.75
+            continue
+        colours[mask] = colour
+        count = int(mask.sum())
+        if count or what == name:
+            legend.append((f"{name} {count} ({100 * count / grid.size:.0f} %)", colour))
+    if what != "outcome":
+        legend.append((f"of {grid.size} tokens", BACKGROUND))
+    return colours, weight, legend
+
+
+def _colour_islands(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Legend]:
+    """Colours, weights and legend of a map of island numbers [h, w]; tokens outside islands (0) are dimmed."""
+    mask = grid > 0
+    colours = np.where(mask[..., None], hues(grid), np.array(BACKGROUND, np.uint8)).astype(np.uint8)
+    count, tokens = int(grid.max(initial=0)), int(mask.sum())
+    text = f"{count} island{'s' * (count != 1)}, {tokens} of {grid.size} tokens ({100 * tokens / grid.size:.0f} %)"
+    return colours, np.where(mask, 1.0, 0.75), [(text, BACKGROUND)]
+
+
+# ------------------------------------------------------------------------------------------------ drawing
+
+
+def _blend(colours: np.ndarray, weight: np.ndarray, backdrop: np.ndarray | None) -> np.ndarray:
+    """Blend map colours uint8 [H, W, 3] over a backdrop with weights [H, W, 1]; without a backdrop the map is opaque."""
+    paint = colours.astype(np.float32)
+    if backdrop is not None:
+        height, width = colours.shape[:2]
+        under = resize(backdrop, width, height).astype(np.float32)
+        # Desaturate the backdrop below the map, so that its hues do not mix with the map's.
+        grey = under @ np.array([[0.299], [0.587], [0.114]], np.float32)
+        under += (grey - under) * np.minimum(1, 2 * weight)
+        paint = under * (1 - weight) + paint * weight
+    return np.round(paint).astype(np.uint8)
+
+
+def _grid_lines(picture: np.ndarray, ys: np.ndarray, xs: np.ndarray) -> None:
+    """Darken the first row and column of every token, in place; ys, xs: token index of every pixel row and column."""
+    picture[1:][np.diff(ys) > 0] = (picture[1:][np.diff(ys) > 0] * 0.6).astype(np.uint8)
+    cut = np.flatnonzero(np.diff(xs) > 0) + 1
+    picture[:, cut] = (picture[:, cut] * 0.6).astype(np.uint8)
+
+
+def _legend_rows(legend: _Legend, width: int) -> list[_Legend]:
+    """Break legend entries into rows of at most ``width`` pixels."""
+    rows: list[_Legend] = [[]]
+    used = float(PAD)
+    for entry in legend:
+        need = TAG_SIZE + 6 + text_width(entry[0], TAG_SIZE) + 14
+        if rows[-1] and used + need > width:
+            rows.append([])
+            used = PAD
+        rows[-1].append(entry)
+        used += need
+    return rows
+
+
+def _legend_strip(width: int, height: int, rows: list[_Legend]) -> np.ndarray:
+    """Legend of an outcome or island map, uint8 [height, width, 3]."""
+    strip = Image.new("RGB", (width, height), BACKGROUND)
+    draw = ImageDraw.Draw(strip)
+    for k, row in enumerate(rows):
+        x, y = float(PAD), 8 + k * line_height(TAG_SIZE)
+        for text, colour in row:
+            if colour != BACKGROUND:
+                draw.rectangle((x, y + 1, x + TAG_SIZE - 1, y + TAG_SIZE), fill=colour, outline=EDGE)
+                x += TAG_SIZE + 6
+            draw.text((x, y), text, TEXT, font=font(TAG_SIZE))
+            x += text_width(text, TAG_SIZE) + 14
+    return np.asarray(strip)
+
+
+def _ramp_strip(width: int, height: int, left: str, right: str) -> np.ndarray:
+    """Legend of a numeric map: the ramp between its end texts, uint8 [height, width, 3]."""
+    strip = Image.new("RGB", (width, height), BACKGROUND)
+    draw = ImageDraw.Draw(strip)
+    a, b = round(PAD + text_width(left, TAG_SIZE) + 8), round(width - PAD - text_width(right, TAG_SIZE) - 8)
+    draw.text((PAD, 8), left, TEXT, font=font(TAG_SIZE))
+    draw.text((b + 8, 8), right, TEXT, font=font(TAG_SIZE))
+    out = np.array(strip)
+    if b > a:
+        out[10 : 8 + TAG_SIZE + 1, a:b] = ramp(np.linspace(0, 1, b - a))[None]
+    return out
+
+
+def _write_steps(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Write the step number, from 1, at the centre of every token that is large enough."""
+    size = min(15, int(picture.shape[1] / grid.shape[1] * 0.42))
+    if size < 8:
+        return picture
+    return _write(picture, grid, [(y, x, int(step) + 1) for (y, x), step in np.ndenumerate(grid) if step >= 0], size)
+
+
+def _write_islands(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Write each island's number on its token nearest to the centroid."""
+    numbers = []
+    for number in range(1, int(grid.max(initial=0)) + 1):
+        cells = np.argwhere(grid == number)
+        if len(cells):
+            y, x = cells[((cells - cells.mean(0)) ** 2).sum(1).argmin()]
+            numbers.append((y, x, number))
+    return _write(picture, grid, numbers, max(9, min(16, int(picture.shape[1] / grid.shape[1] * 0.6))))
+
+
+def _write(picture: np.ndarray, grid: np.ndarray, numbers: list[tuple[int, int, int]], size: int) -> np.ndarray:
+    """Write numbers (token row, token column, number) at token centres."""
+    if not isinstance(font(size), ImageFont.FreeTypeFont):  # bitmap fonts support neither anchor nor stroke
+        return picture
+    image = Image.fromarray(picture)
+    draw = ImageDraw.Draw(image)
+    cell = picture.shape[1] / grid.shape[1]
+    for y, x, number in numbers:
+        centre = ((x + 0.5) * cell, (y + 0.5) * picture.shape[0] / grid.shape[0])
+        draw.text(centre, str(number), TEXT, font=font(size), anchor="mm", stroke_width=1, stroke_fill=(0, 0, 0))
+    return np.asarray(image)

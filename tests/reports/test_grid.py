@@ -1,0 +1,197 @@
+"""Contact sheets and comparison grids: geometry, order, numbers and errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports import drawing
+from fastar_nodes.reports import grid as p
+from fastar_nodes.reports.maps import token_map
+from fastar_nodes.reports.record import Report
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def report(sampler="mar", seconds=2.0, images=1, **counts) -> Report:
+    out = Report(sampler, "tiny", {}, 7, images, "cpu", seconds)
+    out.add(**counts)
+    return out
+
+
+def flat(colour, n=1, h=64, w=64) -> np.ndarray:
+    return np.full((n, h, w, 3), colour, np.uint8)
+
+
+RED, GREEN, BLUE, WHITE = (200, 10, 10), (10, 200, 10), (10, 10, 200), (250, 250, 250)
+
+
+def where(canvas: np.ndarray, colour) -> tuple[int, int, int, int]:
+    """Bounding box (top, bottom, left, right), ends exclusive, of exactly this colour."""
+    ys, xs = np.nonzero((canvas == np.array(colour)).all(-1))
+    return ys.min(), ys.max() + 1, xs.min(), xs.max() + 1
+
+
+# ------------------------------------------------------------------------------------------------ contact sheet
+
+
+@given(n=st.integers(1, 9), columns=st.integers(0, 5), gap=st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_sheet_holds_every_picture_at_its_place(n, columns, gap):
+    batch = np.random.default_rng(n).integers(0, 256, (n, 3, 5, 3), dtype=np.uint8)
+    sheet = p.contact_sheet(batch, columns, gap)
+    across = min(n, columns) if columns else int(np.ceil(np.sqrt(n)))
+    down = -(-n // across)
+    assert sheet.shape == (down * (3 + gap) - gap, across * (5 + gap) - gap, 3)
+    for i in range(n):
+        y, x = i // across * (3 + gap), i % across * (5 + gap)
+        assert (sheet[y : y + 3, x : x + 5] == batch[i]).all()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        np.zeros((0, 4, 4, 3), np.uint8),
+        np.zeros((1, 4, 4, 3)),
+        np.zeros((4, 4, 3), np.uint8),
+        np.zeros((1, 4, 4, 4), np.uint8),
+        [1, 2],
+    ],
+)
+def test_what_is_no_picture_is_refused(bad):
+    with pytest.raises(UserError, match="^pictures: it holds"):
+        p.contact_sheet(bad, 1)
+
+
+# ------------------------------------------------------------------------------------------------ grid
+
+
+def test_cells_stand_in_a_row_and_are_equally_wide():
+    grid = p.compare_grid([flat(RED), flat(GREEN), flat(BLUE)], ["a", "b", "c"], [None] * 3)
+    boxes = [where(grid, colour) for colour in (RED, GREEN, BLUE)]
+    assert all(box[:2] == boxes[0][:2] for box in boxes)  # one height
+    widths = {right - left for *_, left, right in boxes}
+    assert widths == {384} and boxes[0][1] - boxes[0][0] == 384  # 64 px, enlarged six times
+    assert boxes[1][2] - boxes[0][2] == boxes[2][2] - boxes[1][2]
+    assert grid.dtype == np.uint8 and grid.shape[1] == boxes[2][3] + boxes[0][2]  # the same margin left and right
+    assert grid[0, 0].max() < 40  # a dark canvas
+
+
+def test_small_pictures_stay_crisp():
+    picture = np.random.default_rng(0).integers(60, 256, (1, 32, 32, 3), dtype=np.uint8)
+    grid = p.compare_grid([picture], ["noise"], [None])
+    factor = 11
+    large = picture[0].repeat(factor, 0).repeat(factor, 1)
+    starts = [
+        (y, x)
+        for y in range(20, 80)
+        for x in range(20, 60)
+        if (grid[y, x : x + 352] == large[0]).all() and (grid[y : y + 352, x : x + 352] == large).all()
+    ]
+    assert len(starts) == 1
+
+
+def test_the_baseline_is_first_and_marked():
+    args = [flat(RED), flat(GREEN)], ["a", "b"]
+    reports = [report("a", 4.0), report("b", 1.0)]
+    first, second = (p.compare_grid(*args, reports, baseline=b) for b in (0, 1))
+    assert where(first, RED)[2] < where(first, GREEN)[2]
+    assert where(second, GREEN)[2] < where(second, RED)[2]
+    edge = np.array(p.ACCENT)
+    assert (first[20, 30:200] == edge).all() and not (first[20, -200:-30] == edge).any()
+    unmarked = p.compare_grid(*args, [None, None], marked=False)
+    assert not (unmarked[20] == edge).all(-1).any()
+
+
+def test_columns_and_rows():
+    cells = [flat(c) for c in (RED, GREEN, BLUE)]
+    column = p.compare_grid(cells, ["a", "b", "c"], [None] * 3, columns=1)
+    assert where(column, RED)[1] < where(column, GREEN)[0] and where(column, RED)[2] == where(column, BLUE)[2]
+    two = p.compare_grid(cells, ["a", "b", "c"], [None] * 3, columns=2)
+    assert where(two, BLUE)[2] == where(two, RED)[2] and where(two, BLUE)[0] > where(two, GREEN)[1]
+    many = p.compare_grid([flat(RED)] * 9, list("abcdefghi"), [None] * 9)
+    assert many.shape[1] < 4 * 430 + 20  # at most four a row
+
+
+def test_unequal_sizes_and_counts_fit():
+    cells = [flat(RED, 5), flat(GREEN, 1, 256, 256), flat(BLUE, 2, 40, 90), flat(WHITE, 1, 700, 500)]
+    grid = p.compare_grid(cells, ["a", "b", "c", "d"], [report(seconds=1.0), None, report("x", 3.0, accepted=1), None])
+    top, bottom, left, right = where(grid, WHITE)
+    assert (bottom - top, right - left) == (700, 500)  # large pictures are not touched
+    assert where(grid, GREEN)[1] - where(grid, GREEN)[0] == 256
+    assert {box[0] for box in (where(grid, c) for c in (RED, GREEN, BLUE, WHITE))} == {top}  # aligned at the top
+
+
+def _ink(grid: np.ndarray) -> int:
+    """Pixels of bright text."""
+    return int((grid.min(-1) > 150).sum())
+
+
+def test_numbers_appear_only_where_known():
+    bare = p.compare_grid([flat(RED)], ["a"], [None])
+    some = p.compare_grid([flat(RED)], ["a"], [report(transformer_passes=32)])
+    full = p.compare_grid([flat(RED)], ["a"], [report(transformer_passes=32, head_calls=3200, accepted=3, rejected=1)])
+    assert bare.shape[0] < some.shape[0] < full.shape[0]
+    assert _ink(bare) < _ink(some) < _ink(full)
+    line = round(p.BODY_SIZE * 1.4)
+    assert full.shape[0] - some.shape[0] == 2 * line
+    lines = p._numbers(report(transformer_passes=32, head_calls=3200, accepted=3, rejected=1), report(seconds=5.0))
+    assert lines == [
+        ("speed-up", "2.50x"),
+        ("seconds", "2.00"),
+        ("transformer passes", "32"),
+        ("head calls", "3,200"),
+        ("acceptance", "75.0 %"),
+    ]
+    assert p._numbers(report(), None) == [("seconds", "2.00")]
+
+
+def test_long_labels_wrap_and_are_shortened():
+    words = "a really long label that goes on and on until it cannot possibly fit into two lines of one narrow cell"
+    short, long = (p.compare_grid([flat(RED)], [text], [None]) for text in ("short", words))
+    assert long.shape[1] == short.shape[1] and long.shape[0] == short.shape[0] + round(p.LABEL_SIZE * 1.4)
+    lines = p.wrap(words, p.LABEL_SIZE, 380, 2)
+    assert len(lines) == 2 and lines[1].endswith("...") and all(p.text_width(t, p.LABEL_SIZE) <= 380 for t in lines)
+    assert p.wrap("x" * 500, p.LABEL_SIZE, 380, 2)[0].endswith("...")
+    titled = p.compare_grid([flat(RED)], ["short"], [None], title="cat, seed 7")
+    assert titled.shape[0] > short.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (([], [], []), "nothing to compare"),
+        (([flat(RED)], [], [None]), "0 labels"),
+        (([flat(RED)], ["a"], []), "0 reports"),
+        (([flat(RED)], ["a"], [None], 0, 1), "baseline: 1"),
+        (([flat(RED).astype(float)], ["a"], [None]), "picture 1: it holds float64"),
+    ],
+)
+def test_grid_errors(args, words):
+    with pytest.raises(UserError, match=words):
+        p.compare_grid(*args)
+
+
+def test_an_old_pillow_draws_with_its_one_small_font(monkeypatch):
+    scalable = drawing.ImageFont.load_default
+
+    def old(*size):
+        if size:
+            raise TypeError("load_default() takes no arguments")
+        return (
+            drawing.ImageFont.load_default_imagefont()
+            if hasattr(drawing.ImageFont, "load_default_imagefont")
+            else scalable()
+        )
+
+    monkeypatch.setattr(drawing.ImageFont, "load_default", old)
+    drawing.font.cache_clear()
+    try:
+        grid = p.compare_grid([flat(RED)], ["a rather long label " * 9], [report(head_calls=3)])
+        assert where(grid, RED)[3] - where(grid, RED)[2] == 384 and _ink(grid) > 20
+        steps = report()
+        steps.maps["step"] = np.arange(4).reshape(1, 2, 2)
+        maps = token_map(steps, "order", size=64)
+        assert maps.shape[2] == 64
+    finally:
+        drawing.font.cache_clear()

@@ -1,0 +1,236 @@
+"""Token maps: colours, legends, numbers and errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports import maps as p
+from fastar_nodes.reports.record import (
+    ACCEPTED,
+    CACHED,
+    DRAFTED,
+    EXPANDED,
+    GIVEN,
+    PLAIN,
+    REDONE,
+    REJECTED,
+    Report,
+)
+
+
+def mapped(**maps) -> Report:
+    out = Report("fasthybrid", "tiny", {}, 7, 1, "cpu", 2.0)
+    out.maps.update(maps)
+    return out
+
+
+OKABE_ITO = {  # blue, orange, sky blue, vermillion of the published palette
+    ACCEPTED: (0, 114, 178),
+    REDONE: (230, 159, 0),
+    DRAFTED: (86, 180, 233),
+    REJECTED: (213, 94, 0),
+}
+
+
+def test_outcome_colours():
+    grid = np.array([[[ACCEPTED, REDONE], [DRAFTED, REJECTED], [CACHED, PLAIN]]], np.uint8)
+    (picture,) = p.token_map(mapped(outcome=grid), "outcome", size=64)
+    assert picture.shape[1] == 64 and picture.shape[0] > 96
+    centres = {int(grid[0, y, x]): tuple(picture[32 * y + 16, 32 * x + 16]) for y in range(3) for x in range(2)}
+    for value, colour in OKABE_ITO.items():
+        assert centres[value] == colour
+    grey = np.array([centres[CACHED], centres[PLAIN]], int)
+    assert (np.ptp(grey, axis=1) < 10).all() and grey[0, 0] - grey[1, 0] > 60  # two distinct greys
+    assert len(set(centres.values())) == 6
+
+
+def test_the_backdrop_shines_through_without_its_own_hue():
+    grid = np.full((1, 2, 2), ACCEPTED, np.uint8)
+    backdrop = np.zeros((1, 64, 64, 3), np.uint8)
+    backdrop[:, :, 32:] = (255, 0, 0)
+    r = mapped(outcome=grid)
+    none, some, full = (p.token_map(r, "outcome", backdrop, opacity, 64)[0] for opacity in (0.0, 0.6, 1.0))
+    assert tuple(none[16, 16]) == (0, 0, 0) and tuple(none[16, 48]) == (255, 0, 0)
+    assert tuple(full[16, 16]) == tuple(full[16, 48]) == (0, 114, 178)
+    left, right = some[16, 16].astype(int), some[16, 48].astype(int)
+    assert right.sum() > left.sum() and np.ptp(right - left) <= 1  # lighter, not redder
+
+
+def test_one_outcome_alone_and_its_share():
+    grid = np.array([[[ACCEPTED, ACCEPTED], [ACCEPTED, REDONE]]], np.uint8)
+    (accepted,) = p.token_map(mapped(outcome=grid), "accepted", size=64)
+    (redone,) = p.token_map(mapped(outcome=grid), "redone", size=64)
+    assert tuple(accepted[16, 16]) == (0, 114, 178) and tuple(accepted[48, 48]) == p.BACKGROUND
+    assert tuple(redone[48, 48]) == (230, 159, 0) and tuple(redone[16, 16]) == p.BACKGROUND
+    _, _, legend = p._colour_outcomes(grid[0], "accepted")
+    assert legend[0] == ("accepted 3 (75 %)", (0, 114, 178))
+    _, _, legend = p._colour_outcomes(grid[0], "outcome")
+    assert [text for text, _ in legend] == ["accepted 3 (75 %)", "redone 1 (25 %)"]
+
+
+def test_steps_run_from_dark_to_light_evenly():
+    colours = p.ramp(np.linspace(0, 1, 64)).astype(float) / 255
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    luminance = linear @ [0.2126, 0.7152, 0.0722]
+    lightness = 116 * np.cbrt(luminance) - 16
+    steps = np.diff(lightness)
+    assert (steps > 0).all() and steps.max() < 2.2 * steps.min()  # CIE lightness, another measure than the one built on
+    grid = np.array([[[0, 1], [2, 3]]], np.int32)
+    (picture,) = p.token_map(mapped(step=grid), "fixed at step", size=64)
+    centres = [tuple(picture[y, x]) for y, x in ((16, 16), (16, 48), (48, 16), (48, 48))]
+    assert centres == [tuple(c) for c in p.ramp(np.array([0, 1 / 3, 2 / 3, 1]))]
+    assert (p.token_map(mapped(step=grid), "step", size=64)[0] == picture).all()
+    (numbered,) = p.token_map(mapped(step=grid), "order", size=64)
+    changed = (numbered != picture).any(-1)
+    assert changed[:64].any() and not changed[64:].any()  # numbers in the map, the same legend
+
+
+def test_given_tokens_are_blank_in_every_map():
+    blank = p.OUTCOMES[GIVEN][1]
+    assert (
+        max(blank) < 50 and np.abs(np.subtract(blank, p.OUTCOMES[PLAIN][1])).min() > 20
+    )  # nearly black, and no other grey
+    step = np.array([[[-1, 4], [-1, 9]]], np.int32)
+    (picture,) = p.token_map(mapped(step=step), "fixed at step", size=64)
+    assert tuple(picture[16, 16]) == tuple(picture[48, 16]) == blank
+    # The ramp runs over the tokens that were decided, however late the first of them.
+    first, last = p.ramp(np.array([0.0, 1.0]))
+    assert tuple(picture[16, 48]) == tuple(first) and tuple(picture[48, 48]) == tuple(last)
+    (numbered,) = p.token_map(mapped(step=step), "order", size=64)
+    changed = (numbered != picture).any(-1)
+    assert changed[:64, 33:].any() and not changed[:, :32].any()  # no number on what was given
+    (outcome,) = p.token_map(mapped(outcome=np.array([[[GIVEN, ACCEPTED]]], np.uint8)), "outcome", size=64)
+    assert tuple(outcome[16, 16]) == blank and tuple(outcome[16, 48]) == OKABE_ITO[ACCEPTED]
+    nothing = p.token_map(mapped(step=np.full((2, 2, 2), -1, np.int32)), "fixed at step", size=64)
+    assert (nothing[:, 16, 16] == blank).all()
+
+
+def test_cached_is_a_ramp_from_seldom_to_often(monkeypatch):
+    ends = []
+    strip = p._ramp_strip
+    monkeypatch.setattr(
+        p, "_ramp_strip", lambda w, h, left, right: ends.append((left, right)) or strip(w, h, left, right)
+    )
+    cached = np.array([[[0, 3], [6, 12]]], np.int32)
+    (picture,) = p.token_map(mapped(cached=cached), "cached", size=64)
+    centres = [tuple(picture[y, x]) for y, x in ((16, 16), (16, 48), (48, 16), (48, 48))]
+    assert centres == [tuple(c) for c in p.ramp(np.array([0, 0.25, 0.5, 1]))]
+    never = p.token_map(mapped(cached=np.zeros((2, 2, 2), np.int32)), "cached", size=64)
+    assert (never[:, 16, 16] == p.ramp(np.array(0.0))).all()
+    assert ends == [("cached 0 times", "12"), ("cached 0 times", "0"), ("cached 0 times", "0")]
+    with pytest.raises(UserError, match="no map for 'cached'; its maps: step"):
+        p.token_map(mapped(step=cached), "cached")
+
+
+@pytest.mark.parametrize(("what", "value"), [("rejected", REJECTED), ("drafted", DRAFTED)])
+def test_rejected_and_drafted_alone(what, value):
+    grid = np.array([[[value, ACCEPTED], [PLAIN, GIVEN]]], np.uint8)
+    (picture,) = p.token_map(mapped(outcome=grid), what, size=64)
+    assert tuple(picture[16, 16]) == OKABE_ITO[value]
+    assert all(tuple(picture[y, x]) == p.BACKGROUND for y, x in ((16, 48), (48, 16), (48, 48)))
+    assert p._colour_outcomes(grid[0], what)[2] == [
+        (f"{what} 1 (25 %)", OKABE_ITO[value]),
+        ("of 4 tokens", p.BACKGROUND),
+    ]
+
+
+def test_the_menu_only_grows():
+    assert p.WHAT[:8] == ("fixed at step", "outcome", "accepted", "redone", "order", "cached", "rejected", "drafted")
+
+
+def test_grid_lines_are_thin():
+    grid = np.full((1, 4, 4), ACCEPTED, np.uint8)
+    (picture,) = p.token_map(mapped(outcome=grid), "outcome", size=64)
+    other = (picture[:64] != np.array((0, 114, 178))).any(-1)
+    assert list(np.flatnonzero(other[8])) == [16, 32, 48] and list(np.flatnonzero(other[:, 8])) == [16, 32, 48]
+
+
+def test_a_batch_and_one_backdrop_for_all():
+    grid = np.random.default_rng(0).integers(0, 3, (3, 5, 7)).astype(np.uint8)
+    maps = p.token_map(mapped(outcome=grid), "outcome", np.full((1, 64, 64, 3), (200, 10, 10), np.uint8), size=210)
+    assert maps.shape[0] == 3 and maps.shape[2] == 210 and maps.dtype == np.uint8
+    assert maps.shape[1] > 150  # 210 * 5 / 7 and the legend
+
+
+@pytest.mark.parametrize(
+    ("r", "what", "options", "words"),
+    [
+        (mapped(step=np.zeros((1, 2, 2))), "outcome", {}, "no map for 'outcome'; its maps: step"),
+        (mapped(), "fixed at step", {}, "none at all"),
+        (mapped(), "colourful", {}, "'colourful' is no token map; there are fixed at step, outcome"),
+        (
+            mapped(step=np.zeros((2, 2, 2))),
+            "step",
+            {"image": np.zeros((3, 64, 64, 3), np.uint8)},
+            "holds 3 pictures, the report is of 2",
+        ),
+        (mapped(step=np.zeros((1, 2, 2))), "step", {"opacity": 1.5}, "opacity: 1.5"),
+        (mapped(step=np.zeros((1, 2, 2))), "step", {"opacity": float("nan")}, "opacity: nan"),
+        (mapped(step=np.zeros((1, 2, 2))), "step", {"size": 8}, "size: 8"),
+    ],
+)
+def test_map_errors(r, what, options, words):
+    with pytest.raises(UserError, match=words):
+        p.token_map(r, what, **options)
+
+
+# ------------------------------------------------------------------------------------------------ islands and waves
+
+
+def corner(picture: np.ndarray, y: int, x: int, cell: int = 32) -> tuple[int, ...]:
+    """Colour near the lower right of a cell, beside any number."""
+    return tuple(picture[cell * y + cell - 4, cell * x + cell - 4].tolist())
+
+
+def test_every_island_has_a_hue_and_its_number():
+    grid = np.zeros((1, 4, 4), np.int32)
+    grid[0, 0, :2], grid[0, 2:, 3], grid[0, 3, 0] = 1, 2, 3
+    (picture,) = p.token_map(mapped(islands=grid), "islands", size=128)
+    found = [corner(picture, *at) for at in ((0, 0), (2, 3), (3, 0))]
+    assert found == [tuple(c) for c in p.hues(np.array([1, 2, 3])).tolist()] and len(set(found)) == 3
+    assert corner(picture, 0, 1) == found[0] and corner(picture, 3, 3) == found[1]
+    assert corner(picture, 1, 1) == p.BACKGROUND
+    # A number on exactly one cell of each island, and on no other.
+    cells = picture[:128].reshape(4, 32, 4, 32, 3)[:, 2:30, :, 2:30]
+    bright = (cells.min(-1) > 225).any((1, 3))
+    assert all(bright[grid[0] == n].sum() == 1 for n in (1, 2, 3)) and not bright[grid[0] == 0].any()
+    assert p._colour_islands(grid[0])[2] == [("3 islands, 5 of 16 tokens (31 %)", p.BACKGROUND)]
+    assert p._colour_islands(grid[0] * 0)[2] == [("0 islands, 0 of 16 tokens (0 %)", p.BACKGROUND)]
+
+
+def test_many_islands_are_ends_apart():
+    colours = p.hues(np.arange(1, 13)).astype(int)
+    apart = [np.abs(a - b).sum() for i, a in enumerate(colours) for b in colours[:i]]
+    assert min(apart) > 30 and all(np.abs(a - b).sum() > 90 for a, b in zip(colours, colours[1:], strict=False))
+
+
+def test_waves_run_from_dark_to_light_and_leave_the_rest_blank(monkeypatch):
+    ends = []
+    strip = p._ramp_strip
+    monkeypatch.setattr(
+        p, "_ramp_strip", lambda w, h, left, right: ends.append((left, right)) or strip(w, h, left, right)
+    )
+    (picture,) = p.token_map(mapped(waves=np.array([[[-1, 0], [1, 4]]], np.int32)), "waves", size=64)
+    assert corner(picture, 0, 0) == p.OUTCOMES[GIVEN][1]
+    assert [corner(picture, *at) for at in ((0, 1), (1, 0), (1, 1))] == [
+        tuple(c) for c in p.ramp(np.array([0, 0.25, 1])).tolist()
+    ]
+    p.token_map(mapped(waves=np.full((1, 2, 2), -1, np.int32)), "waves", size=64)
+    assert ends == [("wave 1", "5"), ("no waves", "")]
+
+
+def test_expanded_is_redones_colour():
+    grid = np.array([[[ACCEPTED, REJECTED], [EXPANDED, EXPANDED]]], np.uint8)
+    (picture,) = p.token_map(mapped(outcome=grid), "expanded", size=64)
+    assert corner(picture, 1, 0) == (230, 159, 0) and corner(picture, 0, 0) == p.BACKGROUND
+    assert [text for text, _ in p._colour_outcomes(grid[0], "outcome")[2]] == [
+        "accepted 1 (25 %)",
+        "rejected 1 (25 %)",
+        "expanded 2 (50 %)",
+    ]
+
+
+def test_a_report_without_islands_says_so():
+    with pytest.raises(UserError, match="no map for 'islands'; its maps: outcome"):
+        p.token_map(mapped(outcome=np.zeros((1, 2, 2), np.uint8)), "islands")
