@@ -1,5 +1,10 @@
-"""The one exception whose message is meant for a person. Every room may import this module; it imports nothing."""
+"""The exception for invalid user input, and helpers for its messages. Every package may import this module."""
 
 
 class UserError(ValueError):
-    """Bad input, told in one sentence: which field or file, what was found, what to do."""
+    """Invalid input. The message is one sentence: the field or file, what was found, and the remedy."""
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an exception's message, at most 160 characters; its class name if the message is empty."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

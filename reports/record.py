@@ -1,4 +1,4 @@
-"""What a sampler did, in numbers that compare. Torch-free apart from timing; knows nothing of models."""
+"""Reports: counts, timings and token maps of one sampler run, and their text, table, CSV and JSON forms."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-# Outcomes of a token, the values of the map "outcome"; colours are in maps.py.
+# Outcomes of a token: the values of the map "outcome".
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
 
-# Order of the counts wherever they are listed.
+# Counts in the order in which they are listed.
 COUNTS = (
     "transformer_passes",
     "transformer_tokens",
@@ -46,25 +46,25 @@ class Report:
 
     Attributes:
         sampler: the sampler's command-line name, for example "fasthybrid".
-        model: what a person calls the model.
+        model: display name of the model.
         settings: setting name to value.
         seed: the seed, or None when noise was injected.
-        images: pictures in the batch.
+        images: batch size.
         device: torch device type.
         seconds: wall time of the sampler, without the decoder.
-        phases: seconds by phase ("transformer", "head", CSpD's "draft", "sampling" of discrete tokens, later "decoder").
-        counts: see :data:`COUNTS`; counts that do not apply are absent. ``transformer_passes`` counts sequential passes
-            (both guidance branches are one), ``transformer_tokens`` the rows they computed, ``head_calls`` sequential
-            head evaluations, ``head_rows`` the rows they computed; accepted, rejected, restarts and cached_tokens are
-            sums over the batch; ``drafted_steps`` and ``accepted_steps`` are diffusion steps, not tokens; ``draft_passes``
-            and ``draft_head_calls`` say how many of the passes and head calls were a draft model's. ``expanded`` (MuLo-SD) are
-            accepted drafts that were made again beside a rejected one, ``islands`` what hangs together of both, over the batch,
-            ``waves`` in how many goes all images' islands were made again.
-        peak_memory_bytes: peak of allocated device memory during the run; None where the device does not tell.
-        maps: name to array [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 where it was given), "outcome"
-            uint8 (see above), "cached" int32 (at how many AR steps the token's decoder rows came from a cache),
-            "islands" int32 (number from 1 in its image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
-        similarity: recorded similarities of all verified drafts, float32 [n]; for threshold plots.
+        phases: seconds per phase: "transformer", "head", "draft" (CSpD), "sampling" (discrete tokens), "decoder".
+        counts: name from :data:`COUNTS` to a sum over the batch; counts that do not apply are absent.
+            ``transformer_passes`` counts sequential passes (conditional and unconditional branch together are one),
+            ``transformer_tokens`` their rows; ``head_calls`` counts sequential head evaluations, ``head_rows`` their rows.
+            ``drafted_steps`` and ``accepted_steps`` count diffusion steps, not tokens. ``draft_passes`` and
+            ``draft_head_calls`` are the passes and head calls of the draft model, included in the totals. MuLo-SD:
+            ``expanded`` counts accepted drafts resampled because of a rejected neighbour, ``islands`` connected regions of
+            resampled tokens, ``waves`` the sequential passes that resampled them.
+        peak_memory_bytes: peak of allocated device memory during the run; None if the device does not report it.
+        maps: name to array [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens),
+            "outcome" uint8 (see above), "cached" int32 (number of AR steps at which the token's decoder rows came from a
+            cache), "islands" int32 (number from 1 within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
+        similarity: similarities of all verified drafts, float32 [n].
     """
 
     sampler: str
@@ -81,24 +81,24 @@ class Report:
     similarity: np.ndarray | None = None
 
     def add(self, **counts: int) -> None:
-        """Add to counts; a first mention creates the count."""
+        """Add to counts; a new name starts at 0."""
         for name, n in counts.items():
             self.counts[name] = self.counts.get(name, 0) + int(n)
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted drafts as a fraction of verified ones, or None."""
-        seen = self.counts.get("accepted", 0) + self.counts.get("rejected", 0)
-        return self.counts.get("accepted", 0) / seen if seen else None
+        """Accepted drafts as a fraction of verified drafts, 0..1; None if no draft was verified."""
+        verified = self.counts.get("accepted", 0) + self.counts.get("rejected", 0)
+        return self.counts.get("accepted", 0) / verified if verified else None
 
     @property
     def tokens_per_pass(self) -> float | None:
-        """Tokens of an image that a sequential pass of the transformer decides on average, or None if that is not known."""
+        """Mean number of tokens per image that one sequential transformer pass fixes, or None without a "step" map."""
         passes, step = self.counts.get("transformer_passes", 0), self.maps.get("step")
         return float((step >= 0).sum()) / len(step) / passes if passes and step is not None and len(step) else None
 
     def speedup(self, baseline: Report) -> float | None:
-        """Baseline's seconds an image over ours."""
+        """Seconds per image of ``baseline`` over seconds per image of this run, or None if either has no time."""
         if not (self.seconds and baseline.seconds):
             return None
         return (baseline.seconds / baseline.images) / (self.seconds / self.images)
@@ -127,7 +127,7 @@ class Report:
 
 
 class Clock:
-    """Adds up seconds by phase without stopping the device: CUDA events there, the wall clock elsewhere."""
+    """Measures seconds per phase: CUDA events on CUDA devices, without synchronisation, and wall time elsewhere."""
 
     def __init__(self, device: torch.device):
         self._cuda = device.type == "cuda"
@@ -153,7 +153,7 @@ class Clock:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
 
     def stop(self, report: Report, paused: float = 0.0) -> None:
-        """Write seconds and phases into the report; ``paused`` seconds were spent by whoever drove the sampler."""
+        """Write seconds and phases into the report; ``paused`` seconds, spent by the caller between steps, are deducted."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
             for name, a, b in self._open:
@@ -164,14 +164,14 @@ class Clock:
 
 # ------------------------------------------------------------------------------------------------ text forms
 
-# What reports are measured against: one of them for all, or one for each; None is measured against nothing.
+# Index of the baseline of all reports, or one index per report; None for no baseline.
 Baseline = int | Sequence[int | None]
 
 
 def against(reports: Sequence[Report | None], baseline: Baseline) -> list[Report | None]:
-    """The report that each is measured against."""
-    which = [baseline] * len(reports) if isinstance(baseline, int) else baseline
-    return [None if i is None else reports[i] for i in which]
+    """The baseline of each report, or None."""
+    indices = [baseline] * len(reports) if isinstance(baseline, int) else baseline
+    return [None if i is None else reports[i] for i in indices]
 
 
 _COLUMNS = (
@@ -203,7 +203,7 @@ def _cells(reports: Sequence[Report], labels: Sequence[str] | None, baseline: Ba
 
 
 def to_table(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
-    """A Markdown table, one row a run; columns nobody has are left out."""
+    """A Markdown table with one row per run; empty columns are omitted."""
     rows = _cells(reports, labels, baseline)
     columns = [(key, title) for key, title in _COLUMNS if any(row[key] for row in rows)]
     lines = [[title for _, title in columns], *([row[key] for key, _ in columns] for row in rows)]
@@ -213,7 +213,7 @@ def to_table(reports: Sequence[Report], labels: Sequence[str] | None = None, bas
 
 
 def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
-    """The same table as CSV."""
+    """The table of :func:`to_table` as CSV, with all columns."""
     out = io.StringIO()
     writer = csv.DictWriter(out, [key for key, _ in _COLUMNS], lineterminator="\n")
     writer.writeheader()
@@ -222,14 +222,14 @@ def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, basel
 
 
 def to_json(reports: Sequence[Report], baseline: Baseline = 0) -> str:
-    """The documented JSON: {"version", "device", "runs": [...]}."""
+    """The JSON of docs/report.md: {"version", "device", "runs": [...]}."""
     device = reports[0].device if reports else ""
     runs = [r.to_dict(base) for r, base in zip(reports, against(reports, baseline), strict=True)]
     return json.dumps({"version": VERSION, "device": device, "runs": runs}, indent=2)
 
 
 def to_text(report: Report) -> str:
-    """One run told to a person: settings, counts and phases, a line each."""
+    """One run as text: seconds, phases, counts and settings, one per line."""
     lines = [
         f"{report.sampler} on {report.model}, {report.images} image{'s' * (report.images != 1)}, seed {report.seed}"
     ]

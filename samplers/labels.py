@@ -1,4 +1,4 @@
-"""Names of class labels: which lists there are, and from what a person types to a :class:`Condition`."""
+"""Class label sets, and parsing of label text into a :class:`Condition`."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from pathlib import Path
 from ..errors import UserError
 from .conditioning import Condition
 
-# The picture book's classes in id order (demo/picture_book.py draws them; a test compares the two).
+# Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 
 
 @lru_cache(maxsize=1)
 def label_sets() -> dict[str, tuple[str, ...]]:
-    """Name of a label set to its class names in id order. Names are unique within a set, whatever their case."""
+    """Label set name to class names in id order. Names are unique within a set, ignoring case."""
     imagenet = (Path(__file__).parent / "imagenet_1k.txt").read_text(encoding="utf-8").splitlines()
     return {"picture-book": PICTURE_BOOK, "imagenet-1k": tuple(imagenet)}
 
 
 def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "label") -> Condition:
-    """What a person typed as a condition.
+    """Parse class names or ids into a condition.
 
     Args:
-        text: names or class ids, one an image, separated by commas or new lines; case and outer spaces do not matter.
-        label_set: which names are meant, one of :func:`label_sets`; "" when only ids are known.
-        repeat: images of every label, next to each other; at least 1.
-        field: what the input is called where the person typed, for messages.
+        text: names or class ids, one per image, separated by commas, semicolons or new lines; case and surrounding
+            spaces are ignored.
+        label_set: one of :func:`label_sets`, or "" if only ids are valid.
+        repeat: consecutive images per label, at least 1.
+        field: name of the input, for messages.
+
+    Returns:
+        A condition with one class id per image.
 
     Raises:
-        UserError: nothing typed, an unknown label set, a name or id that is not in it (with the closest names).
+        UserError: empty text, ``repeat`` below 1, an unknown label set, or a name or id not in it (with the closest names).
     """
     words = [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
     if not words:
@@ -58,7 +62,7 @@ def _class_id(word: str, names: tuple[str, ...], label_set: str, field: str) -> 
     key = " ".join(word.lower().replace("_", " ").split())
     if key in lower:
         return lower[key]
-    # Names that contain the word ("corgi", "crane") are closer than names that are spelled alike.
+    # Names that contain the word ("corgi", "crane") come before names with similar spelling.
     close = [name for name in names if key in re.split(r"[^a-z]+", name.lower())]
     close += [names[lower[k]] for k in difflib.get_close_matches(key, lower, 4, 0.6)]
     close = list(dict.fromkeys(close))[:4]
