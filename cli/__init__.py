@@ -1,1 +1,1 @@
-"""The command line: thin, like the nodes, and without ComfyUI. One file a command."""
+"""Command line: one file per command, without ComfyUI."""

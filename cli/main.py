@@ -1,4 +1,4 @@
-"""Which command; and what a person reads when something is wrong: one sentence, never a traceback."""
+"""The command line: selects the command and reports errors in one sentence, without a traceback."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from ..errors import UserError
 
 PROGRAM = "python -m fastar_nodes"
 
-# Command to (module, one line of help). A module has `arguments(parser)` and `run(options) -> exit code`.
+# Command: (module, help). A module has `arguments(parser)` and `run(options) -> exit code`.
+# The modules of tools/ are not part of the shipped pack.
 COMMANDS = {
-    "compare": (".compare", "run samplers on the same seed and draw their pictures side by side, with their numbers"),
+    "compare": (".compare", "run samplers with one seed; draw the images side by side, with their figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
-    "verify": ("..tools.parity.command", "check this code against recorded results of the reference implementations"),
-    "ablation": (
-        "..tools.ablations.command",
-        "judge the demo's pictures under a table of settings (docs/benchmarks.md)",
-    ),
-    "train-demo": ("..tools.training.command", "train the built-in demo checkpoints again"),
+    "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
+    "ablation": ("..tools.ablations.command", "measure the demo's image quality over a table of settings"),
+    "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
 }
+DEVELOPMENT = tuple(name for name, (module, _) in COMMANDS.items() if module.startswith("..tools."))
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that answers a mistake with one sentence."""
+    """ArgumentParser that reports an error in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the sentence and exit with code 2."""
+        """Print the message and exit with code 2."""
         self.exit(2, f"{self.prog}: {message}; see --help.\n")
 
 
@@ -38,22 +38,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: command and arguments; None for the process's own.
+        argv: command and arguments; None selects ``sys.argv``.
 
     Returns:
-        The exit code: 0 done, 1 a check failed, 2 bad input, 130 stopped.
+        The exit code: 0 success, 1 a check failed, 2 bad input, 130 interrupted.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     lines = "\n".join(f"  {name:<12}{help}" for name, (_, help) in COMMANDS.items())
+    note = f"Each has its own --help. {_listed(DEVELOPMENT)} need a checkout of the repository."
     top = Parser(
         PROGRAM,
-        description=f"FastAR without ComfyUI. Commands:\n{lines}\n\nEach has its own --help.",
+        description=f"FastAR without ComfyUI. Commands:\n{lines}\n\n{note}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("command", choices=list(COMMANDS), metavar="command", help="one of the above")
     try:
         name = top.parse_args(args[:1]).command
-        module = importlib.import_module(COMMANDS[name][0], __package__)
+        module = _import(name)
         parser = Parser(
             f"{PROGRAM} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as e:
         return _say(str(e))
     except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain once more when it closes stdout.
+        # The reader closed the pipe. Without a new stdout, Python reports the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as e:
@@ -76,7 +77,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _import(name: str) -> ModuleType:
+    """The module of a command.
+
+    Raises:
+        UserError: a command of ``tools/``, which this installation does not contain.
+    """
+    tools = f"{(__package__ or '').rpartition('.')[0]}.tools"
+    try:
+        return importlib.import_module(COMMANDS[name][0], __package__)
+    except ModuleNotFoundError as e:
+        if name in DEVELOPMENT and e.name == tools:
+            raise UserError(
+                f"{name}: this command needs a checkout of the FastAR repository; the installed pack does not contain tools/"
+            ) from None
+        raise
+
+
 def _say(sentence: str) -> int:
-    """One sentence on stderr; returns the exit code of bad input."""
+    """Print a sentence to stderr and return the exit code of bad input."""
     print(sentence if sentence.endswith((".", "!", "?")) else f"{sentence}.", file=sys.stderr)
     return 2

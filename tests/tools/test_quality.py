@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
-import fastar_nodes
 import numpy as np
 import pytest
+from fastar_nodes.tools.files import checkpoint
 from fastar_nodes.tools.training import picture_book as book
 from fastar_nodes.tools.training.captions import UNSAID, Wishes
 from fastar_nodes.tools.training.judge import load_judge, read
-from fastar_nodes.tools.training.quality import figures, frechet, prompt_agreement, redraw_error, shrunk
+from fastar_nodes.tools.training.quality import figures, frechet, prompt_agreement, shrunk
+from fastar_nodes.tools.training.redraw import redraw_error
 
-JUDGE = Path(fastar_nodes.__file__).parent / "demo" / "checkpoints" / "judge.safetensors"
+JUDGE = checkpoint("judge")
 
 
 def test_frechet_of_gaussians_is_the_closed_form():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import fastar_nodes
 import numpy as np
 import pytest
 import torch
@@ -17,15 +15,16 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.tools.files import checkpoint
 from fastar_nodes.tools.training import picture_book, reinforce, token_recipes
 from fastar_nodes.tools.training.judge import Judge, Verdict, load_judge
-from fastar_nodes.tools.training.quality import redraw_error
+from fastar_nodes.tools.training.redraw import redraw_error
 from fastar_nodes.tools.training.training import Schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 CPU = torch.device("cpu")
-JUDGE = Path(fastar_nodes.__file__).parent / "demo" / "checkpoints" / "judge.safetensors"
+JUDGE = checkpoint("judge")
 TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
 TINY = replace(
     token_recipes.GPT_LOW,
@@ -128,7 +127,7 @@ def test_slips_are_what_the_model_would_draw() -> None:
     net, layout = gpt(), token_recipes.Layout.of(8)
     g, labels = torch.Generator().manual_seed(1), torch.arange(60) % 10
     codes = torch.full((60, 64), 31)
-    places = net.places(8, 1)
+    places = net.positions(8, 1)
     assert torch.equal(reinforce.slipped(net, layout, places, labels, codes, 0.0, g), codes)
     with torch.no_grad():
         net.output.weight[:] = 0  # every code as likely as any other
@@ -213,7 +212,7 @@ def test_real_pictures_are_not_forgotten(tmp_path, vq, monkeypatch: pytest.Monke
 
     @torch.no_grad()
     def nats(n: GPT) -> float:
-        logits = token_recipes.sequence_logits(n, layout, n.places(8, 1), labels, book.long())
+        logits = token_recipes.sequence_logits(n, layout, n.positions(8, 1), labels, book.long())
         return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), book.long().flatten()))
 
     assert nats(net) < nats(start) - 0.3

@@ -189,7 +189,7 @@ def test_a_missing_file_is_told_in_a_sentence(folder, tmp_path):
 
 
 def test_the_command_runs_them(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tables, "CHECKPOINTS", folder)
+    monkeypatch.setattr(tables.files, "checkpoint", lambda name, _=None: folder / f"{name}.safetensors")
     monkeypatch.setitem(TarBench.tables, "small", ({"cfg": 1.0}, (Row("few", "tar", {}, LOW, FEWEST),)))
     files = [
         "--out",

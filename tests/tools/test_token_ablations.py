@@ -161,7 +161,7 @@ def test_models_of_another_tokenizer_are_refused(folder, tmp_path):
 
 
 def test_the_command_runs_tables_of_both_families(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tables, "CHECKPOINTS", folder)
+    monkeypatch.setattr(tables.files, "checkpoint", lambda name, _=None: folder / f"{name}.safetensors")
     rows = (Row("plain", "llamagen", {}, LOW), Row("together", "par", {}, PAR))
     monkeypatch.setitem(token_ablations.TABLES, "small", ({}, rows))
     files = [

@@ -23,12 +23,12 @@ from ...reports.record import Report
 from ...samplers.conditioning import Condition
 from ...samplers.registry import find
 from ...samplers.settings import make
+from .. import files
 from ..training import picture_book
 from ..training.judge import load_judge, read
 from ..training.quality import figures, shrunk
 from ..training.recipes import RESOLUTION, to_signed
 
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "demo" / "checkpoints"
 SEED, TEST_SEED = 2026, 2
 # Pictures drawn together; the seconds of every table are of batches of this size.
 BATCH = 100
@@ -109,7 +109,7 @@ class Ground:
 
     Args:
         images: pictures of every row, 100 or more.
-        checkpoints: folder of the demo's files; None is the package's own.
+        checkpoints: folder of the checkpoints, the judge's included; None selects the repository's own.
 
     Raises:
         UserError: fewer pictures, or no judge.
@@ -118,7 +118,7 @@ class Ground:
     def __init__(self, images: int, checkpoints: Path | None = None):
         if images < 100:
             raise UserError(f"images: {images} is too few for figures; use 100 or more.")
-        self.images, self.checkpoints = images, checkpoints or CHECKPOINTS
+        self.images, self.checkpoints = images, checkpoints
         self.labels = balanced_labels(images)
         self.judge, self.tolerance = load_judge(self.file("judge"))
         self._references: dict[int, np.ndarray] = {}
@@ -129,7 +129,7 @@ class Ground:
         Raises:
             UserError: it is not there.
         """
-        path = self.checkpoints / f"{name}.safetensors"
+        path = files.checkpoint(name, self.checkpoints)
         if not path.is_file():
             raise UserError(
                 f"tables: the demo's {path.name} is missing, which this run needs; make it with train-demo --only {name}."

@@ -25,6 +25,7 @@ from ...model_loaders.networks.kl import KLAutoencoder
 from . import picture_book
 from .picture_book import Scenes
 from .recipes import RESOLUTION, TRAIN_SEED, latents, save_checkpoint, to_rgb, to_signed
+from .redraw import redraw_error
 from .training import Schedule, generator, train
 
 WIDTHS = (24, 48, 64, 96)
@@ -212,8 +213,6 @@ def train_judge(
     log: Callable[[str], None] = print,
 ) -> Judge:
     """Train the judge, set its agreement tolerance on held-out pictures (``quality.py``) and write ``out``."""
-    from .quality import redraw_error
-
     d = _data(kl, count, device, log)
     truth, where = attributes(d.scenes), placed(d.scenes)
     with torch.random.fork_rng(devices=[]):

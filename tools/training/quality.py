@@ -15,34 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import picture_book
 from .captions import UNSAID, Wishes
 from .judge import Judge, read
-from .picture_book import Scenes
 from .recipes import RESOLUTION
-
-
-def _soften(x: np.ndarray) -> np.ndarray:
-    """3 x 3 box filter of [N, H, W, C]: forgives half a pixel of misplacement."""
-    p = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
-    h, w = x.shape[1:3]
-    return sum(p[:, i : i + h, j : j + w] for i in range(3) for j in range(3)) / 9
-
-
-def redraw_map(rgb: np.ndarray, scenes: Scenes) -> tuple[np.ndarray, np.ndarray]:
-    """Absolute colour error (0..1) between pictures uint8 [N, 64, 64, 3] and the scenes drawn again, times the share of each
-    pixel that the thing covers; and that share. Both float32 [N, 64, 64]."""
-    drawn, mask = picture_book.render(scenes, rgb.shape[1])
-    difference = np.abs(_soften(rgb.astype(np.float32) / 255) - _soften(drawn.astype(np.float32) / 255)).mean(-1)
-    weight = mask.astype(np.float32) / 255
-    return difference * weight, weight
-
-
-def redraw_error(rgb: np.ndarray, scenes: Scenes) -> np.ndarray:
-    """Mean absolute colour error (0..1) between pictures uint8 [N, 64, 64, 3] and the scenes drawn again, over the
-    thing's own pixels; [N]."""
-    error, weight = redraw_map(rgb, scenes)
-    return error.sum((1, 2)) / np.maximum(weight.sum((1, 2)), 1)
+from .redraw import redraw_error
 
 
 def frechet(a: np.ndarray, b: np.ndarray) -> float:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.networks.gpt import GPT, Places, TokenModel
+from ...model_loaders.networks.gpt import GPT, PositionTable, TokenModel
 from ...model_loaders.networks.vq import VQAutoencoder
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
@@ -33,8 +33,9 @@ from ...samplers.tokens.settings import LlamaGenSettings
 from . import picture_book
 from .judge import Judge, attributes, placed, read, reading_loss
 from .picture_book import Scenes
-from .quality import redraw_map, shrunk
+from .quality import shrunk
 from .recipes import RESOLUTION, TRAIN_SEED, to_rgb, to_signed
+from .redraw import redraw_map
 from .token_recipes import Layout, TokenRecipe, code_book, defaults, save_gpt, sequence_logits
 from .training import Schedule, generator, train
 
@@ -72,7 +73,7 @@ _CLASSES, _SEEN = len(picture_book.LABELS), 300
 
 @torch.no_grad()
 def slipped(
-    net: GPT, layout: Layout, places: Places, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
+    net: GPT, layout: Layout, places: PositionTable, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
 ) -> Tensor:
     """Codes int64 [B, N] with some of them replaced, in two rounds, by what the model draws there behind the others.
 
@@ -127,7 +128,7 @@ def train_critic(
     tokenizer, ones with slips of the model's own, all of which it has to read, and ones with a foreign block in them, which
     it has to recognise."""
     codes, labels = code_book(vq, count, grid, device, log)
-    layout, places, g = Layout.of(grid).to(device), net.places(grid, 1), generator(71, 0)
+    layout, places, g = Layout.of(grid).to(device), net.positions(grid, 1), generator(71, 0)
 
     def slip(at: int) -> Tensor:
         rows = slice(at, at + 100)
@@ -307,7 +308,7 @@ def reinforce(
     book, kinds = code_book(vq, count, grid, device, log)
     net = GPT(config).to(device)
     net.load_state_dict(start.state_dict())
-    layout, places = Layout.of(grid).to(device), net.places(grid, 1)
+    layout, places = Layout.of(grid).to(device), net.positions(grid, 1)
     plain = LlamaGenSettings(cfg=1.0, temperature=1.0, top_k=0, top_p=1.0)
     usual = LlamaGenSettings(**{name: value for name, value in defaults(grid).items() if name != "window"})
     labels, few = torch.arange(schedule.batch) % _CLASSES, torch.arange(COUNTED) % _CLASSES

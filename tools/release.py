@@ -1,0 +1,97 @@
+"""Check that the pack is ready to be published: ``python -m fastar_nodes.tools.release [--tag vX.Y.Z]``.
+
+Prints the size of the shipped archive and every open item. Exit code 0 if there is none, 1 otherwise. The checklist is in
+CONTRIBUTING.md ("Publishing").
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_LINES, MOST_BYTES = 14_000, 30_000_000
+# First parts of paths that must not be shipped.
+DEVELOPMENT = ("tools", "tests", ".github", ".ci")
+
+
+def shipped(root: Path = ROOT) -> list[Path]:
+    """Files of the shipped archive, relative to ``root`` and sorted: what git does not ignore, less ``.comfyignore``.
+
+    Untracked files count, so that the result before a commit is that after it.
+    """
+
+    def listed(*options: str) -> set[str]:
+        command = ["git", "ls-files", "-z", "--cached", "--others", *options]
+        output = subprocess.run(command, cwd=root, check=True, capture_output=True).stdout
+        return set(output.decode().split("\0")) - {""}
+
+    names = listed("--exclude-standard") - listed("--ignored", "--exclude-from=.comfyignore")
+    return sorted(Path(name) for name in names if (root / name).is_file())
+
+
+def size(files: Sequence[Path], root: Path = ROOT) -> tuple[int, int]:
+    """Bytes of all files, and lines of the Python files."""
+    lines = sum(len((root / f).read_text(encoding="utf-8").splitlines()) for f in files if f.suffix == ".py")
+    return sum((root / f).stat().st_size for f in files), lines
+
+
+def owner_fields(project: dict[str, Any]) -> list[str]:
+    """Fields of ``pyproject.toml`` that only the owner of the repository can fill in, and that are empty."""
+    urls, comfy = project["project"].get("urls", {}), project["tool"]["comfy"]
+    required = {
+        "[project.urls] Repository: the address of the public repository": urls.get("Repository"),
+        "[tool.comfy] PublisherId: the id of the publisher at registry.comfy.org": comfy.get("PublisherId"),
+        "[tool.comfy] Icon: the address of a square image of at most 400 x 400 pixels": comfy.get("Icon"),
+    }
+    return [what for what, value in required.items() if not value]
+
+
+def version_problems(version: str, changelog: str, tag: str | None) -> list[str]:
+    """Disagreements of the version in ``pyproject.toml`` with the changelog's first entry and with a git tag."""
+    problems = []
+    heading = re.search(r"^## \[([^\]]+)\] - (.+)$", changelog, re.M)
+    if heading is None or heading[1] != version:
+        problems.append(f"CHANGELOG.md: the first entry is not [{version}], the version in pyproject.toml")
+    elif not re.fullmatch(r"\d{4}-\d{2}-\d{2}", heading[2].strip()):
+        problems.append(f"CHANGELOG.md: [{version}] has no date (YYYY-MM-DD)")
+    if tag is not None and tag != f"v{version}":
+        problems.append(f"tag: {tag} is not v{version}, the version in pyproject.toml")
+    return problems
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the report and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.release", description=__doc__)
+    parser.add_argument("--tag", help="the git tag of the release, for example v0.1.0")
+    tag = parser.parse_args(argv).tag
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    version, files = project["project"]["version"], shipped()
+    volume, lines = size(files)
+    print(f"{version}: {len(files)} files, {volume / 1e6:.1f} MB, {lines} lines of Python")
+    problems = owner_fields(project)
+    problems += version_problems(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), tag)
+    if volume > MOST_BYTES:
+        problems.append(f"archive: {volume / 1e6:.1f} MB is more than {MOST_BYTES / 1e6:.0f} MB")
+    if lines > MOST_LINES:
+        problems.append(f"archive: {lines} lines of Python are more than {MOST_LINES}")
+    problems += [
+        f"archive: {f} is a development file; add it to .comfyignore" for f in files if f.parts[0] in DEVELOPMENT
+    ]
+    for problem in problems:
+        print(f"open: {problem}")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
