@@ -1,11 +1,11 @@
 """Time samplers against each other.
 
-The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the
-other, so that whatever slows the machine down slows them all. A ratio is the median of the repeats' ratios to the
-baseline of the sampler's family (mar, llamagen, tar); the spread beside it is the smallest and the largest. Each sampler runs an
-untimed step first. With --random the network has an official size and random weights: good for seconds, meaningless for
-pictures and for the acceptance rate. Models that draw from text get random rows, which say nothing about acceptance either;
-with --prompt, Tar's language model and LlamaGen's text encoder make the real ones, untimed.
+The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the other, so that
+other load on the machine affects all of them. A ratio is the median of the repeats' ratios to the baseline of the sampler's
+family (mar, llamagen, tar); the range gives the smallest and the largest. Each sampler runs an untimed step first. With --random
+the network has an official size and random weights, which is meaningful for seconds but not for pictures or acceptance rates.
+Models that draw from text get random rows, which say nothing about acceptance either; with --prompt, Tar's language model and
+LlamaGen's text encoder compute the real ones, untimed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
 from ..model_loaders.networks import gpt, mar
@@ -31,26 +32,12 @@ from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureConditio
 from ..samplers.registry import LLAMAGEN, TAR, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
 from .conditions import conditions, of_prompt
-from .running import (
-    MOST_IMAGES,
-    USUAL,
-    Planned,
-    Ready,
-    choose_device,
-    draw,
-    load,
-    measured_against,
-    model_options,
-    output,
-    plan,
-    sampler_options,
-    usual_samplers,
-    warm_up,
-    whole,
-    with_draft,
-)
+from .models import USUAL, load, usual_samplers, with_draft
+from .options import MOST_IMAGES, choose_device, model_options, output, sampler_options, whole
+from .planning import Planned, measured_against, plan
+from .running import draw, warm_up
 
-# Official sizes (Li et al. 2024, table of models): width, depth of encoder and of decoder, heads, head depth and width.
+# Official sizes (Li et al. 2024, table of models): width, depth of encoder and of decoder, attention heads, head depth and width.
 SIZES = {"MAR-B": (768, 12, 12, 6, 1024), "MAR-L": (1024, 16, 16, 8, 1280), "MAR-H": (1280, 20, 16, 12, 1536)}
 # LlamaGen and PAR (Sun et al. 2024, table of models): width, depth, heads, and the grid of the official files.
 TOKEN_SIZES = {
@@ -60,9 +47,9 @@ TOKEN_SIZES = {
     "LlamaGen-XXL": (1536, 48, 24, 24),
     "LlamaGen-3B": (3200, 24, 32, 24),
 }
-# Transition tokens of the PAR that --random stands in for: PAR-4x.
+# Transition tokens of the PAR that --random uses: PAR-4x.
 PAR_SPECIAL = 3
-# Rows of a prompt, where a model draws from text and nothing is to be read; most codes of Tar.
+# Rows of a random text condition; codes of a random Tar condition, at most.
 TEXT_ROWS, CODES = 20, 729
 _COLUMNS = (
     "batch",
@@ -81,7 +68,7 @@ _COLUMNS = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     model_options(parser)
     sampler_options(parser)
     parser.add_argument(
@@ -101,7 +88,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def official(size: str) -> MARConfig:
-    """Shape of an official size."""
+    """Configuration of an official size of MAR."""
     dim, depth, heads, head_depth, head_width = SIZES[size]
     return MARConfig(
         dim=dim,
@@ -118,7 +105,7 @@ def official(size: str) -> MARConfig:
 
 
 def official_gpt(size: str, special: int = 0) -> GPTConfig:
-    """Shape of an official LlamaGen; with ``special`` transition tokens of a PAR."""
+    """Configuration of an official size of LlamaGen; with ``special`` transition tokens, of a PAR."""
     dim, depth, heads, _ = TOKEN_SIZES[size]
     # Two thirds of four times the width, up to the next multiple of 256.
     hidden = -(-(8 * dim // 3) // 256) * 256
@@ -136,28 +123,30 @@ def official_gpt(size: str, special: int = 0) -> GPTConfig:
 
 
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:
-    """A model of an official size with random weights; always the same; global random state is not touched."""
+    """A model of an official size with random weights from a fixed seed. The global random state is not changed."""
     tokens = size in TOKEN_SIZES
     compute = choose_dtype(dtype, device, bf16=tokens)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         if tokens:
             net = gpt.initialise(GPT(official_gpt(size, special))).eval().requires_grad_(False)
-            net.output.weight.normal_(std=0.02)  # zero, as training begins, would make every token equally likely
+            net.output.weight.normal_(
+                std=0.02
+            )  # zero, the initial value in training, would make all tokens equally likely
             name = f"{size.replace('LlamaGen', 'PAR')}-4x" if special else size
-            return Ready(TokenModel(net.to(device, compute), f"{name}, random weights", TOKEN_SIZES[size][3]), None, {})
+            return Ready(LLAMAGEN, TokenModel(net.to(device, compute), f"{name}, random weights", TOKEN_SIZES[size][3]))
         head = mar.initialise(MAR(official(size))).eval().requires_grad_(False)
     last = head.head.final_layer.linear
     head = head.to(device, compute)
     last.float()
-    return Ready(MARModel(head, f"{size}, random weights", t_max=950), None, {})
+    return Ready(MAR_FAMILY, MARModel(head, f"{size}, random weights", t_max=950))
 
 
 def random_models(size: str, entries: Iterable[Entry], dtype: str, device: torch.device) -> dict[str, Ready]:
-    """What each sampler samples from, by its name; PAR gets a PAR of that size.
+    """Random models by sampler name; PAR gets a PAR of that size.
 
     Raises:
-        UserError: a sampler of another family.
+        UserError: a sampler is for another family.
     """
     family = LLAMAGEN if size in TOKEN_SIZES else MAR_FAMILY
     made: dict[int, Ready] = {}
@@ -172,7 +161,7 @@ def random_models(size: str, entries: Iterable[Entry], dtype: str, device: torch
 
 
 def run(options: argparse.Namespace) -> int:
-    """Time and tell."""
+    """Run the command; returns the exit code."""
     batches = [whole(text, "batch", 1, MOST_IMAGES) for text in options.batch.split(",")]
     repeats = whole(options.repeats, "repeats", 1, 1000)
     table, numbers = output(options.out, "out", (".md", ".txt")), output(options.json, "json", (".json",))
@@ -205,15 +194,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _condition(on: Ready, batch: int) -> AnyCondition:
-    """Something to draw: one class after another, or the same number of rows that no text encoder has made."""
+    """A condition without a prompt: consecutive classes, or random rows."""
     if not on.draws_from_text:
         return from_ids([i % on.classes for i in range(batch)])
     g, names = torch.Generator().manual_seed(0), ("",) * batch
     if on.family != TAR:
         return TextCondition((torch.randn(TEXT_ROWS, on.classes, generator=g).to(on.device),) * batch, names)
-    assert isinstance(on.model, TokenModel)
-    count = min(CODES, on.model.net.config.absolute - on.tokens + 1)
-    if on.model.net.config.condition == "codes":
+    count = min(CODES, on.config.absolute - on.tokens + 1)
+    if on.config.condition == "codes":
         return CodeCondition((torch.randint(on.classes, (count,), generator=g),) * batch, names)
     return FeatureCondition((torch.randn(count, on.classes, generator=g).to(on.device),) * batch, names)
 
@@ -221,10 +209,10 @@ def _condition(on: Ready, batch: int) -> AnyCondition:
 def _conditions(
     planned: list[Planned], batch: int, options: argparse.Namespace, asked: Mapping[str, str]
 ) -> list[AnyCondition]:
-    """What each sampler draws: the prompts in turn, or :func:`_condition`."""
+    """The condition of each sampler: the prompts in turn, or :func:`_condition`."""
     read: dict[int, AnyCondition] = {}
     if options.text:
-        readers = [p for p in planned if p.on.draws_from_text] or planned  # nobody reads: there is a sentence for that
+        readers = [p for p in planned if p.on.draws_from_text] or planned  # if none reads text, conditions() reports it
         texts = [options.text[i % len(options.text)] for i in range(batch)]
         read = {
             id(p.on): made
@@ -234,7 +222,12 @@ def _conditions(
 
 
 def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCondition]) -> dict[str, Any]:
-    """Every sampler ``repeats`` times, interleaved; all timings and their medians. ``what`` each draws has ``batch`` images."""
+    """Run every sampler ``repeats`` times, interleaved; all timings and their medians.
+
+    Args:
+        batch: images of each condition.
+        what: condition of each sampler.
+    """
     for p, condition in zip(planned, what, strict=True):
         warm_up(p, condition)
     runs: list[list[Report]] = [[] for _ in planned]
@@ -305,7 +298,7 @@ def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
                     f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else "",
                 ]
             )
-    kept = [i for i in range(len(_COLUMNS)) if any(row[i] for row in rows[1:])]  # columns nobody has are left out
+    kept = [i for i in range(len(_COLUMNS)) if any(row[i] for row in rows[1:])]  # without empty columns
     rows = [[row[i] for i in kept] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in rows]

@@ -1,8 +1,8 @@
 """Run samplers on the same seed and draw their pictures side by side, with their numbers underneath.
 
-All samplers of a family start from the same noise, so a difference in the pictures is the method's. Samplers of several
-families may run side by side: each gets the model of its family, and is measured against the baseline of its family (mar,
-llamagen, tar), which runs first, after an untimed step that warms the libraries up. Seconds are the sampler's, without the decoder.
+All samplers of a family start from the same noise, so differences between the pictures come from the method. Samplers of several
+families may run together: each uses the model of its family, and its speed-up is relative to the baseline of its family (mar,
+llamagen, tar). The baseline runs first, after an untimed warm-up step. Seconds do not include the decoder.
 """
 
 from __future__ import annotations
@@ -13,36 +13,22 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from ..assembly import DEMO, decode
 from ..errors import UserError
-from ..reports.grid import compare_grid
-from ..reports.maps import token_map
+from ..reports.pictures import compare_grid, token_map
 from ..reports.record import PLAIN, Report, to_json, to_table
-from ..samplers.mar.loop import Sampled
 from ..samplers.registry import MAR
 from .conditions import conditions, of_prompt
-from .running import (
-    DEMO,
-    MOST_IMAGES,
-    SEEDS,
-    decode,
-    draw,
-    load,
-    measured_against,
-    model_options,
-    output,
-    plan,
-    sampler_options,
-    usual_samplers,
-    warm_up,
-    whole,
-    with_draft,
-)
+from .models import load, usual_samplers, with_draft
+from .options import MOST_IMAGES, SEEDS, model_options, output, sampler_options, whole
+from .planning import measured_against, plan
+from .running import draw, warm_up
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     model_options(parser)
     sampler_options(parser)
     parser.add_argument("--label", help="class names or ids, separated by commas; default class 0")
@@ -63,22 +49,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Sample, decode, draw and tell."""
+    """Run the command; returns the exit code."""
     out = output(options.out, "out", PICTURES)
     maps, numbers = output(options.maps, "maps", PICTURES), output(options.json, "json", (".json",))
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
     samplers = usual_samplers(options)
     sets, asked = of_prompt(options.sets)
-    checked = plan(samplers, sets, options.steps, {})  # mistakes are told before anything is loaded
+    checked = plan(samplers, sets, options.steps, {})  # reports mistakes before anything is loaded
     ready = load(options, [p.entry for p in checked])
     planned = plan(samplers, sets, options.steps, ready)
-    # First what is drawn, then the drafts: the language model of Tar, which is large, is gone by then.
+    # Conditions before drafts: Tar's language model, which is large, is freed by then.
     what = conditions(planned, options.label, options.text, batch, options, seed, asked)
     planned = with_draft(planned, options)
     warmed: set[int] = set()
     for p, condition in zip(planned, what, strict=True):
-        # Token samplers say now what does not fit; a MAR's first step is dear, and one of them warms up for all.
+        # Token samplers check their inputs here. A MAR's first step is expensive, so one sampler warms up for all.
         if p.entry.family != MAR or id(p.on) not in warmed:
             warm_up(p, condition)
         warmed.add(id(p.on))
@@ -86,11 +72,10 @@ def run(options: argparse.Namespace) -> int:
     reports: list[Report] = []
     for p, condition in zip(planned, what, strict=True):
         made = draw(p, condition, seed)
-        if isinstance(made, Sampled) and not bool(made.latents.isfinite().all()):
+        if p.entry.family == MAR and not bool(made.latents.isfinite().all()):
             remedy = "choose --dtype fp32 or --set t_max=950"
             raise UserError(f"{p.entry.name}: it ended in numbers that are not finite; {remedy}.")
-        assert p.on.decoder is not None
-        pictures.append(decode(p.on.decoder, made).numpy())
+        pictures.append(decode(p.on, made).numpy())
         reports.append(made.report)
     labels, base = [p.label for p in planned], measured_against(planned)
     print(to_table(reports, labels, base))
@@ -110,17 +95,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], title: str) -> np.ndarray:
-    """When the tokens were fixed, once for all runs that agree on it, the outcome of judged drafts, and islands of repair."""
+    """Token maps of all runs: the AR step of every token (once if it is the same for all), draft outcomes, islands."""
     cells: list[np.ndarray] = []
     names: list[str] = []
     for i, (picture, label, report) in enumerate(zip(pictures, labels, reports, strict=True)):
         judged = "outcome" in report.maps and bool((report.maps["outcome"] != PLAIN).any())
         same = i > 0 and np.array_equal(report.maps["step"], reports[0].maps["step"])
-        for what in (
-            ([] if same else ["fixed at step"])
-            + (["outcome"] if judged else [])
-            + [m for m in ("islands",) if m in report.maps]
-        ):
+        shown = {"fixed at step": not same, "outcome": judged, "islands": "islands" in report.maps}
+        for what in (name for name, show in shown.items() if show):
             cells.append(token_map(report, what, picture))
             names.append(f"{label}: {what}")
     return compare_grid(cells, names, [None] * len(cells), marked=False, title=title)

@@ -1,29 +1,29 @@
-"""What the samplers of a run draw from: labels, encoded text, or the codes that Tar writes of a prompt."""
+"""Conditions of the samplers of a run: class labels, encoded text, or Tar's semantic codes."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from typing import cast
 
+from ..assembly import AUTO, Ready, language_model_for, load_reader, prompt_settings
 from ..errors import UserError
-from ..model_loaders import checkpoint as ck
-from ..model_loaders import hub
-from ..model_loaders.networks.gpt import TokenModel
-from ..model_loaders.tar import expect_features, load_ta_tok, load_tar, parts_inside
+from ..model_loaders.networks.ta_tok import TATokModel
+from ..model_loaders.tar import load_tar
 from ..samplers.conditioning import AnyCondition, CodeCondition, TextCondition
 from ..samplers.labels import label_sets, resolve_labels
 from ..samplers.registry import TAR
-from ..samplers.settings import knobs, make
+from ..samplers.settings import make
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.settings import TarPromptSettings
 from ..samplers.tokens.tar import tar_prompt
-from .running import AUTO, MOST_IMAGES, Planned, Ready, drive, find_file, models_folder, stated_defaults
+from .options import MOST_IMAGES, source
+from .planning import Planned
+from .running import drive
 
-# What --set calls the stage of Tar that turns a prompt into codes.
+# Prefix of the settings of Tar's language model in --set.
 PROMPT = "prompt"
-# Language models of Tar: of the demo, and of everything else.
-_DEMO_TAR, _OFFICIAL_TAR = "demo-tar", "tar-1.5b"
 
 
 def conditions(
@@ -35,16 +35,16 @@ def conditions(
     seed: int = 0,
     asked: Mapping[str, str] | None = None,
 ) -> list[AnyCondition]:
-    """What each sampler draws from: labels, or text for the models that read it. Tar writes its codes once for all.
+    """The condition of each sampler. Tar's codes are generated once for all samplers.
 
     Args:
-        label, texts: as typed; None where nothing was.
-        repeat: images of each label or text.
-        seed: of Tar's codes.
-        asked: settings of what writes them, see :func:`of_prompt`.
+        label, texts: the options; None if not given.
+        repeat: images per label or text.
+        seed: seed of Tar's codes.
+        asked: settings of Tar's language model, see :func:`of_prompt`.
 
     Raises:
-        UserError: a label the model does not know, nothing to read, or something that nobody reads.
+        UserError: an unknown label, a missing prompt, or an option that no model of the run uses.
     """
     names = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
     if texts and not any(p.on.draws_from_text for p in planned):
@@ -76,14 +76,14 @@ def conditions(
 
 
 def _labels(on: Ready, label: str, repeat: int) -> AnyCondition:
-    known = on.model.label_set if on.model.label_set in label_sets() else ""  # a file may name a list we do not have
+    known = on.model.label_set if on.model.label_set in label_sets() else ""  # a file may name an unknown label set
     condition = resolve_labels(label, known, repeat)
     condition.class_ids(on.classes, on.model.label_set, on.device)
     return condition
 
 
 def _encode(texts: Sequence[str], repeat: int, on: Ready, options: argparse.Namespace) -> TextCondition:
-    """Prompts, encoded; the encoder, which is larger than most models, is gone afterwards."""
+    """Encode prompts. The encoder, which is larger than most models, is freed afterwards."""
     prompts = [text.strip() for text in texts]
     if not prompts or not all(prompts):
         raise UserError(
@@ -91,14 +91,14 @@ def _encode(texts: Sequence[str], repeat: int, on: Ready, options: argparse.Name
         )
     from ..model_loaders.text import load_text_encoder
 
-    encoder = load_text_encoder(find_file(options.encoder, "t5", models_folder(options.models)), "auto", on.device)
+    encoder = load_text_encoder(source(options).find(options.encoder, "t5"), AUTO, on.device)
     features = encoder.encode(prompts)
     repeated = [(rows, prompt) for rows, prompt in zip(features, prompts, strict=True) for _ in range(repeat)]
     return TextCondition(tuple(rows for rows, _ in repeated), tuple(prompt for _, prompt in repeated))
 
 
 def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Settings as given, parted: those of samplers, and by name those of what writes Tar's codes, checked."""
+    """Split --set into the settings of samplers, and by name those of Tar's language model (checked)."""
     mine = [text for text in sets if text.partition("=")[0].strip().startswith(f"{PROMPT}.")]
     asked = {}
     for text in mine:
@@ -118,7 +118,7 @@ def write_codes(
     seed: int,
     asked: Mapping[str, str],
 ) -> CodeCondition:
-    """Codes of the prompts; the language model, which is larger than what draws, is gone afterwards."""
+    """Generate Tar's codes. The language model, which is larger than the de-tokenizer, is freed afterwards."""
     if not texts:
         raise UserError(
             f"prompt: {on.model.name} draws from text; say what with --prompt, for example --prompt 'a red boat at sunset'."
@@ -126,27 +126,15 @@ def write_codes(
     prompts = [text.strip() for text in texts for _ in range(repeat)]
     if len(prompts) > MOST_IMAGES:
         raise UserError(f"batch: {len(prompts)} images are more than {MOST_IMAGES}; ask for fewer.")
-    choice = options.tar
-    if choice == AUTO:
-        choice = _DEMO_TAR if on.choice in {e.id for e in hub.entries("dtok") if e.built_in} else _OFFICIAL_TAR
-    path = find_file(choice, "tar", models_folder(options.models))
-    tar = load_tar(path, options.dtype, on.device)
-    own = stated_defaults(ck.read_metadata(path)) if path.is_file() else {}
-    settings = make(TarPromptSettings, {**{k: v for k, v in own.items() if k in knobs(TarPromptSettings)}, **asked})
-    return drive(
-        tar_prompt(tar, prompts, settings, PairedDraws(seed, range(len(prompts))), seed), "prompt", "codes"
-    ).condition
+    files = source(options)
+    path = files.find(language_model_for(on) if options.tar == AUTO else options.tar, "tar")
+    tar, settings = load_tar(path, options.dtype, on.device), prompt_settings(path, asked)
+    draws = PairedDraws(seed, range(len(prompts)))
+    return drive(tar_prompt(tar, prompts, settings, draws, seed), "prompt", "codes").condition
 
 
 def _read_codes(codes: CodeCondition, on: Ready, options: argparse.Namespace) -> AnyCondition:
-    """The same as the features that a de-tokenizer draws from, if it does: once, so that no sampler's seconds hold it."""
-    assert isinstance(on.model, TokenModel) and on.path is not None
-    if on.model.net.config.condition == "codes":
+    """Features of the codes, for a de-tokenizer that reads features. Computed once, outside the samplers' seconds."""
+    if on.config.condition == "codes":
         return codes
-    path = on.path
-    if options.ta_tok != AUTO or "ta-tok" not in parts_inside(path):
-        choice = hub.ta_tok_for(on.choice, on.path) if options.ta_tok == AUTO else options.ta_tok
-        path = find_file(choice, "ta-tok", models_folder(options.models))
-    reader = load_ta_tok(path, options.dtype, on.device, encoder=False)
-    expect_features(reader, on.model)
-    return features_of(codes, reader)
+    return features_of(codes, cast(TATokModel, load_reader(on, source(options), options.ta_tok)))

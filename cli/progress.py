@@ -1,4 +1,4 @@
-"""A progress bar on stderr, for whatever takes more than a moment."""
+"""A progress bar on stderr."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import time
 from types import TracebackType
 from typing import TextIO
 
-_APPEARS = 0.7  # seconds after which there is something to show
-_REDRAWN, _SAID = 0.1, 15.0  # seconds between pictures of the bar on a terminal, and between lines elsewhere
+_APPEARS = 0.7  # seconds before the bar is shown
+_REDRAWN, _PRINTED = 0.1, 15.0  # seconds between updates on a terminal, and between lines elsewhere
 _WIDTH = 28
 
 
 class Bar:
-    """One line that is redrawn on a terminal; elsewhere a line now and then.
+    """A line that is redrawn on a terminal, or a line every 15 seconds elsewhere.
 
-    Use as a context manager; nothing is written unless it takes a moment.
+    Use as a context manager. Nothing is written in the first 0.7 seconds.
 
     Args:
-        title: what is going on.
+        title: text in front of the bar.
         stream: where to write; stderr by default.
     """
 
     def __init__(self, title: str, stream: TextIO | None = None):
         self.title, self.stream = title, stream or sys.stderr
         self.live = self.stream.isatty()
-        self._began = self._said = time.monotonic()
+        self._began = self._printed = time.monotonic()
         self._shown = False
 
     def __enter__(self) -> Bar:
         return self
 
     def __call__(self, done: float, total: float, unit: str = "") -> None:
-        """Tell how far it is; total 0 if that is not known."""
+        """Report progress; ``total`` is 0 if unknown."""
         now = time.monotonic()
-        if now - self._began < _APPEARS or now - self._said < (_REDRAWN if self.live else _SAID):
+        if now - self._began < _APPEARS or now - self._printed < (_REDRAWN if self.live else _PRINTED):
             return
-        self._said = now
+        self._printed = now
         share = min(1.0, done / total) if total else 0.0
         left = (now - self._began) * (1 / share - 1) if share else 0.0
         numbers = f"{done:,.0f}" + (f"/{total:,.0f}" if total else "") + f" {unit}".rstrip()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fastar_nodes.cli.running import Ready, defaults, find_file, plan
+from fastar_nodes.assembly import Ready, defaults, find_file
+from fastar_nodes.cli.planning import plan
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.reports.record import COUNTS
@@ -169,7 +170,7 @@ def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch
     assert find_file("mine.safetensors", "mar", tmp_path / "models") == Path("mine.safetensors")
 
 
-def test_numbers_that_are_not_finite_are_told(cli, files, sentence, monkeypatch):
+def test_latents_that_are_not_finite_are_reported(cli, files, sentence, monkeypatch):
     from fastar_nodes.cli import compare
     from fastar_nodes.samplers.mar.loop import Sampled
 
@@ -185,13 +186,14 @@ def test_numbers_that_are_not_finite_are_told(cli, files, sentence, monkeypatch)
 
 def test_defaults_come_from_the_file_and_suit_the_model(files):
     model = load_mar(files.mar, "fp32")
-    assert defaults(model, {}) == {"ar_steps": 16}  # never more than it has tokens
-    assert defaults(model, {"defaults": '{"ar_steps": 8, "threshold": 0.95}'}) == {"ar_steps": 8, "threshold": 0.95}
-    ready = dict.fromkeys(("mar", "fasthybrid"), Ready(model, None, {"defaults": '{"ar_steps": 8, "threshold": 0.95}'}))
+    assert defaults(Ready("mar", model)) == {"ar_steps": 16}  # never more than it has tokens
+    stated = Ready("mar", model, metadata={"defaults": '{"ar_steps": 8, "threshold": 0.95}'})
+    assert defaults(stated) == {"ar_steps": 8, "threshold": 0.95}
+    ready = dict.fromkeys(("mar", "fasthybrid"), stated)
     mar, fast = plan("mar,fasthybrid", [], None, ready)
     assert (mar.settings.ar_steps, fast.settings.threshold) == (8, 0.95)
-    assert plan("mar", ["ar_steps=4"], 5, ready)[0].settings.ar_steps == 4  # what was asked for wins
-    assert defaults(model, {"defaults": "nonsense"}) == {"ar_steps": 16}
+    assert plan("mar", ["ar_steps=4"], 5, ready)[0].settings.ar_steps == 4  # --set takes precedence over --steps
+    assert defaults(Ready("mar", model, metadata={"defaults": "nonsense"})) == {"ar_steps": 16}
     with pytest.raises(UserError, match="lookahead"):
         plan("mar", ["lookahead=4"], None, {})
 

@@ -10,8 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from fastar_nodes.cli import conditions, running
+from fastar_nodes import assembly
+from fastar_nodes.assembly import Ready
+from fastar_nodes.cli import conditions
+from fastar_nodes.cli.models import with_draft
+from fastar_nodes.cli.options import source
+from fastar_nodes.cli.planning import plan
+from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
@@ -276,10 +283,10 @@ def test_settings_of_the_prompt(tar, monkeypatch):
     monkeypatch.setattr(conditions, "drive", drive)
     sets, asked = conditions.of_prompt(["cfg=2", "prompt.detail=81", "prompt.temperature=0.5"])
     assert sets == ["cfg=2"]
-    on = running.Ready(load_detokenizer(tar.high), None, {}, str(tar.high), "", tar.high)
-    options = SimpleNamespace(tar=str(tar.tar), models=None, dtype="auto")
+    on = Ready("tar", load_detokenizer(tar.high), choice=str(tar.high), path=tar.high)
+    options = SimpleNamespace(tar=str(tar.tar), models=None, dtype="auto", device="cpu")
     assert conditions.write_codes(["cat"], 1, on, options, 0, asked) == "codes"
-    # What is asked for goes before what the file says suits it.
+    # Settings of the command line take precedence over the file's defaults.
     assert {name: seen[0][name] for name in ("detail", "temperature", "top_k", "top_p")} == {
         "detail": "81",
         "temperature": 0.5,
@@ -289,17 +296,17 @@ def test_settings_of_the_prompt(tar, monkeypatch):
 
 
 def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
-    wanted = SimpleNamespace(device="cpu", models=None, dtype="auto", grid=None, decoder=str(tar.vq))
-    ready = running._load(str(tar.high), running.TAR, wanted)
+    files = source(SimpleNamespace(device="cpu", models=None, dtype="auto"))
+    ready = assembly.load("tar", str(tar.high), files, str(tar.vq))
     assert ready.demo and ready.family == "tar", "presets would be those of full-size models"
     options = SimpleNamespace(model="x", draft=str(tar.low), up_sampler="auto", models=None, dtype="auto", device="cpu")
-    both = running.plan("mulosd,lantern", [], None, {"mulosd": ready, "lantern": ready})
-    made = {p.entry.name: p.entry.run.keywords for p in running.with_draft(both, options)}
+    both = plan("mulosd,lantern", [], None, {"mulosd": ready, "lantern": ready})
+    made = {p.entry.name: p.entry.run.keywords for p in with_draft(both, options)}
     assert made["mulosd"]["draft"].name == "tiny low" and made["lantern"]["draft"] is ready.model
     assert made["lantern"]["vq"] is ready.decoder
-    alone = running.with_draft(both[1:], options)
+    alone = with_draft(both[1:], options)
     assert alone[0].entry.run.keywords["draft"].name == "tiny low", "the sampler has a sentence for it"
-    itself = running.with_draft(both[1:], SimpleNamespace(**{**vars(options), "draft": "auto"}))
+    itself = with_draft(both[1:], SimpleNamespace(**{**vars(options), "draft": "auto"}))
     assert itself[0].entry.run.keywords["draft"] is ready.model
 
 
@@ -375,13 +382,13 @@ def test_without_the_demos_tar(cli, tiny_demo, sentence):
 
 
 def test_random_weights_have_no_tokenizer(sentence, files):
-    ready = running.Ready(running.load_llamagen(files.llamagen), None, {})
+    ready = Ready("llamagen", load_llamagen(files.llamagen))
     options = SimpleNamespace(model="demo", draft="auto", up_sampler="auto", models=None, dtype="auto", device="cpu")
-    with pytest.raises(running.UserError, match="^random: mulosd needs a tokenizer"):
-        running.with_draft(running.plan("mulosd", [], None, {"mulosd": ready}), options)
+    with pytest.raises(UserError, match="^random: mulosd needs a tokenizer"):
+        with_draft(plan("mulosd", [], None, {"mulosd": ready}), options)
 
 
 def test_demo_entries_are_catalogued():
     ids = {e.id for family in ("tar", "ta-tok", "dtok", "upsampler") for e in hub.entries(family) if e.built_in}
     assert ids == {"demo-tar", "demo-ta-tok", "demo-dtok", "demo-dtok-low", "demo-upsampler"}
-    assert conditions._DEMO_TAR in ids
+    assert assembly.DEMO_TAR in ids

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.cli import running
+from fastar_nodes.assembly import Ready
+from fastar_nodes.cli.planning import measured_against
 from fastar_nodes.model_loaders import text
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.samplers.registry import SAMPLERS, family_of
@@ -202,17 +203,17 @@ def test_prompts_for_models_that_read_them(cli, files, sentence, tmp_path, monke
         assert "say what with --text" in sentence(cli(*args(files, model, *more)))
 
 
-def test_the_registry_knows_the_families():
+def test_families_in_the_registry():
     assert [name for name, entry in SAMPLERS.items() if entry.baseline] == ["mar", "llamagen", "tar"]
     names = ("zipar", "tar", "fasthybrid+lazymar", "mar+other", "nosuch")
     assert [family_of(name) for name in names] == ["llamagen", "tar", "mar", "mar", ""]
 
 
 def test_speed_ups_are_measured_within_a_family_and_a_size(files):
-    plain, par = (running.Ready(load_llamagen(file), None, {}) for file in (files.llamagen, files.par))
-    larger = running.Ready(replace(plain.model, grid=8), None, {})
+    plain, par = (Ready("llamagen", load_llamagen(file)) for file in (files.llamagen, files.par))
+    larger = Ready("llamagen", replace(plain.model, grid=8))
     planned = [
         SimpleNamespace(entry=SAMPLERS[name], on=on)
         for name, on in (("llamagen", plain), ("zipar", larger), ("par", par), ("zipar", larger))
     ]
-    assert running.measured_against(planned) == [0, 1, 0, 1]
+    assert measured_against(planned) == [0, 1, 0, 1]

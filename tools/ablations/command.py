@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ...cli.running import choose_device, output, whole
+from ...cli.options import choose_device, output, whole
 from ...reports.drawing import contact_sheet
 from .mar import MARBench
 from .mulosd import LlamaGenRepairBench

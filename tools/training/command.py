@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ...cli.running import choose_device, whole
+from ...cli.options import choose_device, whole
 from ...errors import UserError
 
 # Names of the checkpoints, in the order of their dependencies. The file is NAME.safetensors.

@@ -1,0 +1,398 @@
+"""From choices to models: checkpoint, decoder, TA-Tok, draft model and up-sampler.
+
+A choice is the id of a catalogue entry or the name of a file. The nodes and the command line both load models through this module, so
+they accept the same files and report the same errors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import UserError
+from .model_loaders import checkpoint as ck
+from .model_loaders import hub
+from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
+from .model_loaders.llamagen import load_llamagen
+from .model_loaders.mar import load_mar
+from .model_loaders.networks.gpt import TokenModel
+from .model_loaders.networks.kl import KLModel
+from .model_loaders.networks.mar import MARModel
+from .model_loaders.networks.ta_tok import TATokModel
+from .model_loaders.networks.upsampler import UpSamplerModel
+from .model_loaders.networks.vq import VQModel
+from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, parts_inside
+from .model_loaders.upsampler import load_upsampler
+from .reports.record import Clock, Report
+from .samplers.registry import LLAMAGEN, MAR, SAMPLERS, TAR
+from .samplers.settings import knobs, make
+from .samplers.tokens.settings import TarPromptSettings
+
+AUTO = "auto"
+DEMO = "demo"
+DEMO_LABELS = "picture-book"
+PAR = "par"
+# Model family to the family of its files.
+FILES = {MAR: "mar", LLAMAGEN: "llamagen", TAR: "dtok"}
+
+_LOADERS: dict[str, Callable[..., MARModel | TokenModel]] = {
+    MAR: load_mar,
+    LLAMAGEN: load_llamagen,
+    TAR: load_detokenizer,
+}
+# Settings for models whose file states none, by kind of condition: LlamaGen's published ones for text, Tar's for semantic codes.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "class": {},
+    "text": {"cfg": 7.5, "top_k": 1000},
+    "features": {"top_k": 0},
+    "codes": {"top_k": 0},
+}
+_DEMO_STEPS = 32
+# Language models of Tar: the demo's, and the one for all other de-tokenizers.
+DEMO_TAR, OFFICIAL_TAR = "demo-tar", "tar-1.5b"
+# Images decoded in one batch.
+_DECODE_BATCH = 8
+# Code vectors from two loaders of one file are equal; from two files of one tokenizer they differ by rounding.
+_SAME_CODE = 1e-2
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a dtype as widgets and options show it ("fp32", "bf16", "fp16")."""
+    return next(name for name, kind in ck.DTYPES.items() if kind == dtype)
+
+
+@dataclass(frozen=True)
+class Source:
+    """How files are found and where their weights are placed.
+
+    Attributes:
+        find: (choice, file family) to the path; downloads the file if necessary.
+        device: device of the weights.
+        dtype: "auto", "fp32", "bf16" or "fp16".
+        compute: device for which "auto" selects the dtype; None for ``device``.
+    """
+
+    find: Callable[[str, str], Path]
+    device: torch.device
+    dtype: str = AUTO
+    compute: torch.device | None = None
+
+    def precision(self, family: str) -> str:
+        """Name of the dtype of a family's networks.
+
+        Raises:
+            UserError: ``dtype`` is unknown.
+        """
+        return dtype_name(ck.choose_dtype(self.dtype, self.compute or self.device, bf16=family != MAR))
+
+
+def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
+    """The path of a catalogue entry (downloaded if necessary) or of a file named by its path.
+
+    Args:
+        family: file family, see :data:`.hub.FIELDS`.
+        folder: folder of weight files and downloads.
+        progress: called with (bytes so far, bytes in total or 0).
+
+    Raises:
+        UserError: there is no such file, or the download failed.
+    """
+    path = Path(choice).expanduser()
+    # Catalogue entries take precedence: a checkout contains a folder named demo.
+    catalogued = choice in {entry.id for entry in hub.entries(family)}
+    if not catalogued and (path.is_file() or path.is_dir() or path.is_absolute()):
+        return path  # the loader reports what is not a weight file
+    return hub.resolve(choice, family, [folder], folder, progress)
+
+
+def is_demo(model: MARModel | TokenModel) -> bool:
+    """Whether presets use the demo's values for this model."""
+    return model.label_set == DEMO_LABELS
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A loaded model with its decoder.
+
+    Attributes:
+        family: model family of the registry.
+        model: the model.
+        decoder: its decoder; None for random weights.
+        metadata: metadata of the model's file.
+        choice, decoder_choice: what selected the model and the decoder; "" if nothing did.
+        path: the model's file.
+    """
+
+    family: str
+    model: MARModel | TokenModel
+    decoder: KLModel | VQModel | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    choice: str = ""
+    decoder_choice: str = ""
+    path: Path | None = None
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the network."""
+        return self.model.net.config
+
+    @property
+    def demo(self) -> bool:
+        """Whether presets use the demo's values."""
+        return is_demo(self.model)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per image."""
+        return _tokens(self.family, self.model)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; for text and Tar models the channels of a condition row."""
+        return self.config.classes if self.family == MAR else self.config.condition_size
+
+    @property
+    def draws_from_text(self) -> bool:
+        """Whether the condition is a prompt rather than a class label."""
+        return self.family != MAR and self.config.condition != "class"
+
+    @property
+    def vq(self) -> VQModel:
+        """The decoder of a token model."""
+        return cast(VQModel, self.decoder)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return next(self.model.net.parameters()).device
+
+
+def _tokens(family: str, model: Any) -> int:
+    return model.net.config.tokens if family == MAR else model.tokens
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def listed_family(choice: str) -> str | None:
+    """Family of a catalogue entry; None for a file.
+
+    Raises:
+        UserError: the entry is Tar's language model, which draws no pictures.
+    """
+    if choice in {entry.id for entry in hub.entries("tar")}:
+        raise UserError(
+            f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer with --model, for "
+            "example ar-dtok-512."
+        )
+    return next(
+        (family for family, files in FILES.items() if choice in {entry.id for entry in hub.entries(files)}), None
+    )
+
+
+def identify(path: Path) -> str:
+    """What a model file holds: "mar", "llamagen", "par" or "tar"; "" for anything else.
+
+    Raises:
+        UserError: the file is missing or cannot be read.
+    """
+    state = ck.read(path).state
+    # A de-tokenizer's file may also hold its TA-Tok and decoder.
+    own = {name: tensor for name, tensor in state.items() if not name.startswith(("ta_tok.", "vq."))}
+    kind = ck.identify(own or state)
+    family = next((family for family, files in FILES.items() if files == kind), "")
+    if family == LLAMAGEN and any(name.startswith("spe_tok_embeddings.") for name in state):
+        return PAR
+    return family
+
+
+def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None) -> Ready:
+    """Load a model and its decoder.
+
+    Args:
+        family: model family of the registry.
+        choice, decoder: catalogue entries or files; "auto" selects the decoder the model was trained with.
+        grid: tokens per side of a token model; None takes the file's.
+
+    Raises:
+        UserError: a file is missing, does not fit, or the decoder is for other latents.
+    """
+    dtype = source.precision(family)
+    path = source.find(choice, FILES[family])
+    model: Any = _LOADERS[family](path, dtype, source.device, *([] if family == MAR else [grid]))
+    inside = decoder == AUTO and family == TAR and "vq" in parts_inside(path)
+    if decoder == AUTO and not inside:
+        from_text = None if family == MAR else model.net.config.condition == "text"
+        decoder = hub.decoder_for(choice, path, FILES[family], from_text)
+    kind, loader = ("kl", load_kl) if family == MAR else ("vq", load_vq)
+    net: Any = loader(path if inside else source.find(decoder, kind), AUTO, source.device)
+    if family == MAR:
+        _expect_latents(net, model)
+    else:
+        expect_codes(net, model)
+    return Ready(family, model, net, ck.read_metadata(path), choice, decoder, path)
+
+
+def _expect_latents(decoder: KLModel, model: MARModel) -> None:
+    """Raise a UserError if the decoder reads another number of latent channels than the model makes."""
+    makes, reads = model.net.config.channels // model.patch**2, decoder.net.config.z_channels
+    if makes != reads:
+        raise UserError(
+            f"decoder: {decoder.name} decodes {reads} latent channels, {model.name} makes {makes}; choose auto, or the decoder it was "
+            "trained with."
+        )
+
+
+def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel | None:
+    """Load the TA-Tok that turns semantic codes into a de-tokenizer's features; None if the de-tokenizer reads codes.
+
+    Raises:
+        UserError: the file is missing or does not fit.
+    """
+    if choice == AUTO and ready.config.condition != "features":
+        return None
+    path = cast(Path, ready.path)
+    if choice != AUTO or "ta-tok" not in parts_inside(path):
+        path = source.find(hub.ta_tok_for(ready.choice, path) if choice == AUTO else choice, "ta-tok")
+    reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False)
+    expect_features(reader, cast(TokenModel, ready.model))
+    return reader
+
+
+def load_up_sampler(decoder: str, source: Source, choice: str = AUTO) -> UpSamplerModel | None:
+    """Load a latent up-sampler; None if "auto" finds none for this choice of decoder."""
+    found = hub.up_sampler_for(decoder) if choice == AUTO else choice
+    return None if found is None else load_upsampler(source.find(found, "upsampler"), AUTO, source.device)
+
+
+# ------------------------------------------------------------------------------------------------ draft models
+
+
+class Drafts:
+    """Draft models of the samplers of a run; each is loaded once.
+
+    Args:
+        source: how files are found.
+        choice: "auto" (the catalogue's), a catalogue entry or a file.
+        target_name: what the user called the target, for messages.
+        own_size: whether ``choice`` may also be for another sampler; a draft of another size than the target's is then not used for
+            samplers that can draft with the target itself.
+    """
+
+    def __init__(self, source: Source, choice: str, target_name: str, own_size: bool):
+        self._source, self._choice, self._name, self._own_size = source, choice, target_name, own_size
+        self._loaded: dict[tuple[str, str], MARModel | TokenModel] = {}
+
+    def load(self, sampler: str, target: Ready) -> MARModel | TokenModel:
+        """The draft model of a sampler.
+
+        Raises:
+            UserError: none is named and the catalogue has none, or the file does not fit.
+        """
+        family, itself = target.family, SAMPLERS[sampler].needs_codes == "vq"
+        if itself and self._choice == AUTO:
+            return target.model
+        choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
+        if choice is None:
+            what = "a small draft model" if family == MAR else "a draft model that draws a smaller picture"
+            raise UserError(f"draft: {sampler} needs {what} beside {self._name}; name one with --draft.")
+        if (family, choice) not in self._loaded:
+            self._loaded[family, choice] = self._load(family, choice)
+        draft = self._loaded[family, choice]
+        return target.model if itself and self._own_size and _tokens(family, draft) != target.tokens else draft
+
+    def _load(self, family: str, choice: str) -> MARModel | TokenModel:
+        try:
+            path = self._source.find(choice, FILES[family])
+            return _LOADERS[family](path, self._source.precision(family), self._source.device)
+        except UserError as e:  # the loaders name the field of the main model
+            raise UserError(str(e).replace("checkpoint:", "draft:", 1)) from e
+
+
+def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
+    """Raise a UserError if two tokenizers have different codebooks.
+
+    Args:
+        model: name of the target model, for the message.
+    """
+    a, b = (vq.net.quantize.embedding.weight.detach().cpu().float() for vq in (target, draft))
+    if a.shape != b.shape or not torch.allclose(
+        F.normalize(a, dim=-1), F.normalize(b, dim=-1), rtol=0, atol=_SAME_CODE
+    ):
+        raise UserError(
+            f"draft: its decoder is {draft.name}, {model}'s is {target.name}, whose codes mean something else; "
+            "load both with the same decoder."
+        )
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Settings in the metadata entry ``defaults`` (a JSON object); {} if there is none or it cannot be parsed."""
+    try:
+        own = json.loads(metadata.get("defaults", "{}"))
+    except ValueError:
+        own = {}
+    return {str(k): v for k, v in own.items()} if isinstance(own, dict) else {}
+
+
+def defaults(ready: Ready) -> dict[str, Any]:
+    """Settings recommended for a model: its file's, and for what the file does not state those of its kind.
+
+    A MAR gets no more AR steps than it has tokens.
+    """
+    stated = stated_defaults(ready.metadata)
+    if ready.family != MAR:
+        return {**_DEFAULTS[ready.config.condition], **stated}
+    steps = _DEMO_STEPS if ready.demo else knobs(SAMPLERS[MAR].settings)["ar_steps"][0]
+    return {"ar_steps": min(steps, ready.tokens), **stated}
+
+
+def language_model_for(ready: Ready) -> str:
+    """The language model of Tar (a catalogue id) that "auto" selects for a de-tokenizer."""
+    return DEMO_TAR if ready.choice in {e.id for e in hub.entries("dtok") if e.built_in} else OFFICIAL_TAR
+
+
+def prompt_settings(path: Path, values: Mapping[str, Any]) -> TarPromptSettings:
+    """Settings of Tar's language model: ``values``, then what its file states, then the defaults."""
+    stated = stated_defaults(ck.read_metadata(path)) if path.is_file() else {}
+    known = knobs(TarPromptSettings)
+    return make(TarPromptSettings, {**{k: v for k, v in stated.items() if k in known}, **values})
+
+
+# ------------------------------------------------------------------------------------------------ decoding
+
+
+@torch.no_grad()
+def decode(ready: Ready, result: Any) -> Tensor:
+    """Decode a sampler's result.
+
+    Seconds and passes of the decoder are added to the result's report.
+
+    Args:
+        ready: the model that was sampled; has a decoder.
+        result: latents or codes, and the report.
+
+    Returns:
+        Pictures uint8 [B, H, W, 3] on the CPU.
+    """
+    net: Any = cast(VQModel, ready.decoder).net
+    report: Report = result.report
+    latents = result.latents if ready.family == MAR else net.vectors(result.codes)
+    clock, scratch = Clock(latents.device), Report("", "", {}, None, len(latents), latents.device.type)
+    dtype = next(net.parameters()).dtype
+    with clock.phase("decoder"):
+        parts = [net.decode(part.to(dtype)) for part in latents.split(_DECODE_BATCH)]
+    clock.stop(scratch)
+    report.phases["decoder"] = scratch.phases["decoder"]
+    report.add(decoder_passes=len(parts))
+    x = torch.cat(parts).float().permute(0, 2, 3, 1).nan_to_num(0.0)
+    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu()

@@ -1,0 +1,160 @@
+"""Options shared by compare and bench, and the checks of their values."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..assembly import AUTO, DEMO, Source, find_file
+from ..errors import UserError
+from .progress import Bar
+
+SEEDS = 1 << 64
+MOST_IMAGES = 1024
+
+
+def model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for models, devices and folders."""
+    parser.add_argument(
+        "--model",
+        default=DEMO,
+        help="demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file",
+    )
+    parser.add_argument(
+        "--decoder", default=AUTO, help="KL or VQ autoencoder: auto, an entry of the catalogue or a file"
+    )
+    parser.add_argument(
+        "--grid", metavar="N", help="tokens along one side, for a file that does not say (16, 24, 32, 64)"
+    )
+    parser.add_argument(
+        "--draft",
+        default=AUTO,
+        help="draft model of cspd (a smaller one) or mulosd (one that draws a smaller picture): auto (where the "
+        "catalogue has one), an entry of the catalogue or a file; lantern takes one of the model's own size, else the model itself",
+    )
+    parser.add_argument(
+        "--up-sampler",
+        default=AUTO,
+        help="learned up-sampler of mulosd.up_sampler=latent: auto (the demo's) or a file",
+    )
+    parser.add_argument(
+        "--tar",
+        default=AUTO,
+        help="language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file",
+    )
+    parser.add_argument(
+        "--ta-tok", default=AUTO, help="TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"
+    )
+    parser.add_argument(
+        "--encoder", default="flan-t5-xl", help="text encoder of text-to-image models; default flan-t5-xl"
+    )
+    parser.add_argument("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
+    parser.add_argument("--dtype", default=AUTO, choices=("auto", "fp32", "bf16", "fp16"), help="weights; default auto")
+    parser.add_argument(
+        "--models",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="folder of weight files, where downloads go too; default ComfyUI's models/fastar, or ~/.cache/fastar",
+    )
+
+
+def sampler_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for samplers and settings."""
+    parser.add_argument(
+        "--samplers",
+        help="names separated by commas, combinations with a plus, variants of one sampler after a colon "
+        "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par, for Tar tar,zipar and mulosd with a draft",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="[SAMPLER.]NAME=VALUE",
+        dest="sets",
+        help="a setting of one sampler (fasthybrid.threshold=0.9), of all that have it (cfg=2), or of what writes Tar's codes "
+        "(prompt.detail=169); may be repeated",
+    )
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="AR steps of all MAR samplers; the same as --set ar_steps=N"
+    )
+
+
+def whole(text: str, name: str, low: int, high: int) -> int:
+    """Parse an integer from ``low`` to ``high``.
+
+    Raises:
+        UserError: the text is not an integer or out of range.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        raise UserError(f"{name}: {text!r} is not a whole number.") from None
+    if not low <= number <= high:
+        raise UserError(f"{name}: {number} is outside {low} to {high}.")
+    return number
+
+
+def output(path: Path | None, name: str, endings: Sequence[str]) -> Path | None:
+    """Check an output file before the run starts, and create its folder.
+
+    Raises:
+        UserError: an unknown file extension, or a folder.
+    """
+    if path is None:
+        return None
+    if path.suffix.lower() not in endings:
+        raise UserError(f"{name}: {path} should end in {' or '.join(endings)}.")
+    if path.is_dir():
+        raise UserError(f"{name}: {path} is a folder; name a file in it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" selects CUDA, then MPS, then the CPU.
+
+    Raises:
+        UserError: the device is not available.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        have = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        have += ["mps"] if torch.backends.mps.is_available() else []
+        raise UserError(f"device: {name} cannot be used here; there is {', '.join(have)}.") from None
+    return device
+
+
+def models_folder(wanted: Path | None) -> Path:
+    """Folder of weight files: the option, ComfyUI's models/fastar, or the user's cache. It is not created."""
+    if wanted is not None:
+        return wanted
+    package = Path(__file__).resolve().parents[1]
+    if package.parent.name == "custom_nodes":
+        return package.parent.parent / "models" / "fastar"
+    if comfy := os.environ.get("COMFYUI_PATH"):
+        return Path(comfy) / "models" / "fastar"
+    return Path.home() / ".cache" / "fastar"
+
+
+def source(options: argparse.Namespace) -> Source:
+    """How this run finds files and where it places weights.
+
+    Raises:
+        UserError: the device is not available.
+    """
+    folder = models_folder(options.models)
+
+    def find(choice: str, family: str) -> Path:
+        with Bar(f"downloading {choice}") as bar:
+            return find_file(choice, family, folder, lambda done, total: bar(done / 1e6, total / 1e6, "MB"))
+
+    return Source(find, choose_device(options.device), options.dtype)

@@ -1,0 +1,128 @@
+"""Samplers and settings of a run, from --samplers, --set and --steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..assembly import Ready, defaults
+from ..errors import UserError
+from ..samplers import presets
+from ..samplers.registry import Entry, find
+from ..samplers.settings import knobs, make
+
+PRESET = "preset"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A sampler of a run.
+
+    Attributes:
+        entry: the sampler.
+        settings: its settings.
+        asked: settings given for this sampler by name.
+        variant: text after the colon in --samplers; "" if none.
+        ready: its model; None while only the options are checked.
+    """
+
+    entry: Entry
+    settings: Any
+    asked: dict[str, str]
+    variant: str = ""
+    ready: Ready | None = None
+
+    @property
+    def label(self) -> str:
+        """Label of its picture and table row."""
+        if self.variant:
+            return f"{self.entry.title}, {self.variant}"
+        asked = (f"{name.replace('_', ' ')} {value}" for name, value in self.asked.items())
+        return " ".join([self.entry.title, *asked])
+
+    @property
+    def on(self) -> Ready:
+        """Its model."""
+        assert self.ready is not None, "planned without a model"
+        return self.ready
+
+
+def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[str, Ready]) -> list[Planned]:
+    """Samplers with their settings, grouped by family, the baseline first in each.
+
+    A later source of a setting takes precedence: the model's defaults, settings for all samplers, the preset, settings for
+    one sampler.
+
+    Args:
+        samplers: names separated by commas; several variants of one sampler as mar:one,mar:other.
+        sets: "sampler.name=value" or "name=value"; later ones take precedence.
+        steps: AR steps, or None.
+        ready: models by sampler name; without a model the settings are only checked.
+
+    Raises:
+        UserError: an unknown sampler or setting, or a value out of range.
+    """
+    entries = _entries(samplers)
+    if steps is not None and not any("ar_steps" in knobs(e.settings) for e in entries.values()):
+        raise UserError("steps: no sampler of this run has AR steps; their passes follow from the picture's size.")
+    shared, own = _assignments(entries, sets)
+    if steps is not None:
+        shared = {"ar_steps": str(steps), **shared}
+    out = []
+    for key, entry in entries.items():
+        on = ready.get(entry.name)
+        base = {**(defaults(on) if on else {}), **shared}
+        base = {k: v for k, v in base.items() if k in knobs(entry.settings)}
+        asked = {**{k: v for k, v in shared.items() if k == PRESET}, **own[key]}
+        preset = presets.values(entry.settings, asked.pop(PRESET, presets.AS_SET), on is None or on.demo)
+        settings = make(entry.settings, {**base, **preset, **asked})
+        out.append(Planned(entry, settings, own[key], key.partition(":")[2], on))
+    family = [p.ready.family if p.ready else p.entry.family for p in out]
+    rank = {name: i for i, name in enumerate(dict.fromkeys(family))}
+    order = sorted(range(len(out)), key=lambda i: (rank[family[i]], not out[i].entry.baseline or bool(out[i].variant)))
+    return [out[i] for i in order]
+
+
+def _entries(samplers: str) -> dict[str, Entry]:
+    """Samplers by name, or by name and variant ("mar:disa")."""
+    entries: dict[str, Entry] = {}
+    for name in filter(None, (part.strip().lower() for part in samplers.split(","))):
+        kind, _, variant = name.partition(":")
+        entry = find(kind)
+        entries[f"{entry.name}:{variant}" if variant else entry.name] = entry
+    if not entries:
+        raise UserError("samplers: none is named; give at least one, for example mar.")
+    return entries
+
+
+def _assignments(entries: Mapping[str, Entry], sets: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Values of --set: those for all samplers, and those for one by its key."""
+    shared: dict[str, str] = {}
+    own: dict[str, dict[str, str]] = {key: {} for key in entries}
+    for text in sets:
+        left, equals, value = (part.strip() for part in text.partition("="))
+        sampler, dot, name = left.rpartition(".")
+        if not equals or not name or not value:
+            raise UserError(f"set: {text!r} is not of the form name=value or sampler.name=value.")
+        if dot and sampler not in own:
+            kind, colon, variant = sampler.lower().partition(":")
+            sampler = f"{find(kind).name}{colon}{variant}"  # the parts of a combination may be in any order
+            if sampler not in own:
+                raise UserError(f"set: {sampler} is not among the samplers of this run, {', '.join(own)}.")
+        known = dict.fromkeys(k for key, e in entries.items() if not dot or key == sampler for k in knobs(e.settings))
+        if name not in known and name != PRESET:
+            whose = f"{sampler} has no" if dot else "no sampler of this run has a"
+            raise UserError(f"set: {whose} setting {name}; there are {', '.join([*known, PRESET])}.")
+        (own[sampler] if dot else shared)[name] = value
+    return shared, own
+
+
+def measured_against(planned: Sequence[Planned]) -> list[int]:
+    """For each sampler the index of the one its speed-up is relative to.
+
+    That is the first sampler of the same family with as many tokens per image. Models of two families have different networks, so the
+    ratio of their seconds is not a property of a method.
+    """
+    first: dict[tuple[str, int], int] = {}
+    return [first.setdefault((p.on.family, p.on.tokens), i) for i, p in enumerate(planned)]
