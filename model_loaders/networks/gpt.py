@@ -1,31 +1,32 @@
-"""The GPT that writes picture tokens, with the official parameter names: LlamaGen for classes or text, PAR, and Tar's
-de-tokenizer AR-DTok, which is the same transformer with other positions and another condition.
+"""The token transformer, with the official parameter names: LlamaGen for classes or text, PAR, and Tar's de-tokenizer
+AR-DTok, which is the same network with other position encodings and another condition.
 
 Sources: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (arXiv
-2406.06525); Wang et al. 2025, "Parallelized Autoregressive Visual Generation" (arXiv 2412.15119). Dropout is left out:
-it has no parameters and inference never uses it. The sampling loop lives in ``samplers``.
+2406.06525); Wang et al. 2025, "Parallelized Autoregressive Visual Generation" (arXiv 2412.15119). Dropout is omitted:
+it has no parameters and is off at inference. The sampling loop is in ``samplers``.
 
-A sequence is a *prefix* (the condition) followed by picture tokens. A *place* says where a row stands: 0 and up is a
-cell of the grid in raster order, -1 the prefix's last row, -2 the one before.
+A sequence is a *prefix* (the condition) followed by image tokens. A row's *position* is its cell of the grid in raster
+order; the last row of the prefix has position -1, the one before it -2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention import AttentionFunction, KVCache, attend
+from .layers import Block, RMSNorm
+from .matmul import Linear
+from .rope import PositionTable, grid_table
 from .ta_tok import TATokModel
 
-# The head count is in no state dict. Official sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B by width; others need metadata.
+# Attention heads by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 NORM_EPS = 1e-5
-ROPE_BASE = 10_000
-# Where a CPU's products go another way, see multiply: weights that no cache holds, and so few rows.
-LARGE_WEIGHT, FEW_ROWS, WIDE = 1 << 18, 4, 1024
 
 _CLASS, _CODES = "cls_embedding.embedding_table.weight", "clip_proj.embedding_table.weight"
 _TEXT, _FEATURES = "cls_embedding.uncond_embedding", "clip_proj.weight"
@@ -34,7 +35,7 @@ _SPECIAL, _ABSOLUTE = "spe_tok_embeddings.special_embeddings.weight", "abs_pe"
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Shape of a GPT. The side of its grid is in no file; :class:`TokenModel` holds it.
+    """Shape of a GPT. The side of the grid is not part of it; see :class:`TokenModel`.
 
     Attributes:
         dim: width C.
@@ -45,10 +46,10 @@ class GPTConfig:
         vocab: number of token values V.
         condition: "class" (one label), "text" (LlamaGen t2i: features of a text encoder), "features" (AR-DTok:
             semantic features) or "codes" (AR-DTok: semantic codes).
-        condition_size: labels or codes, not counting the one for "no condition"; width of a feature row otherwise.
-        text_rows: most rows a text may have (120 officially); 0 for other conditions.
-        absolute: rows of the additive position table; 0 means rotations by grid row and column (2-D RoPE).
-        special: PAR's learned transition tokens; 0 for a plain model.
+        condition_size: number of labels or codes, without the null entry; otherwise the width of a feature row.
+        text_rows: maximum rows of a text (120 officially); 0 for other conditions.
+        absolute: rows of the additive position table; 0 selects 2-D RoPE.
+        special: number of PAR's learned transition tokens; 0 for a plain model.
     """
 
     dim: int
@@ -70,19 +71,19 @@ class GPTConfig:
 
     @property
     def regions(self) -> int:
-        """Tokens that PAR decides together; 1 for a plain model."""
+        """Tokens that PAR decides in one pass; 1 for a plain model."""
         return self.special + 1
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], heads: int | None = None) -> GPTConfig:
-        """Read the shape off official parameter names.
+        """Derive the shape from official parameter names.
 
         Args:
             state: official parameter names to tensors.
-            heads: attention heads; None looks the width up in :data:`OFFICIAL_HEADS`.
+            heads: attention heads; None uses :data:`OFFICIAL_HEADS`.
 
         Raises:
-            KeyError: the state dict is not a GPT's of this family.
+            KeyError: the state dict is not one of this network.
             ValueError: the head count is unknown or does not fit the weights.
         """
         vocab, dim = state["tok_embeddings.weight"].shape
@@ -115,116 +116,7 @@ class GPTConfig:
         )
 
 
-# ------------------------------------------------------------------------------------------------ pieces
-
-
-def multiply(x: Tensor, w: Tensor) -> Tensor:
-    """x [..., wide] times the transposed matrix w [out, wide], to [..., out]; the result may be strided.
-
-    Decoding multiplies large matrices by a handful of rows, and the time goes into reading the weights. CPU libraries
-    read them badly at x W^T of that shape: W x^T with x in rows takes half the time, and so does a single row if it is
-    asked for as a batch of two half matrices. Not so for small weights, nor for many or long rows.
-    """
-    rows = x.numel() // x.shape[-1]
-    if rows > FEW_ROWS or w.numel() < LARGE_WEIGHT or x.device.type != "cpu" or x.dtype != torch.float32:
-        return F.linear(x, w)
-    columns = x.reshape(rows, -1).contiguous().T
-    if rows == 1 and not len(w) % 2:
-        out = torch.bmm(w.view(2, -1, w.shape[1]), columns.expand(2, -1, -1)).view(-1, 1)
-    elif rows == 2 or rows > 2 and w.shape[1] < WIDE:
-        out = w @ columns
-    else:
-        return F.linear(x, w)
-    return out.T.view(*x.shape[:-1], len(w))
-
-
-class Linear(nn.Linear):
-    """A matrix without bias."""
-
-    def __init__(self, wide: int, out: int):
-        super().__init__(wide, out, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., wide] to [..., out]; the result may be strided."""
-        return multiply(x, self.weight)
-
-
-class RMSNorm(nn.Module):
-    """Division by the root mean square, then a weight."""
-
-    def __init__(self, dim: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight, NORM_EPS)
-
-
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of x [R, n, heads, D] by turn fp32 [n, 2, D] or [R, n, 2, D] (cosines, signed sines), in fp32."""
-    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.addcmul(x.float() * turn[..., 0, None, :], swapped.float(), turn[..., 1, None, :]).type_as(x)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Attention output [R, n, C].
-
-    Args:
-        q: queries [R, heads, n, D].
-        k, v: [R, kv heads, S, D].
-        mask: bool (True is seen) or fp32 (added), [n, S] or [R, 1, n, S]; None: everything is seen.
-        causal: each query sees as many keys as its own index says; only without a mask.
-    """
-    rows, heads, n, d = q.shape
-    group = heads // k.shape[1]
-    if group > 1:  # the queries of a group stand as further rows of their one key head, so that no key is copied
-        q = q.reshape(rows, heads // group, group * n, d)
-        if causal:
-            mask, causal = torch.ones(n, k.shape[2], dtype=torch.bool, device=q.device).tril(), False
-        if mask is not None:
-            mask = mask.repeat(*(1,) * (mask.ndim - 2), group, 1)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-    return out.reshape(rows, heads, n, d).transpose(1, 2).flatten(2)
-
-
-class Attention(nn.Module):
-    """Self-attention in two halves, so that a cache can stand between them."""
-
-    def __init__(self, config: GPTConfig):
-        super().__init__()
-        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
-        self.wqkv = Linear(config.dim, (config.heads + 2 * config.kv_heads) * config.head_dim)
-        self.wo = Linear(config.dim, config.dim)
-
-    def project(self, x: Tensor, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """x [R, n, C] to queries [R, heads, n, D], keys and values [R, kv heads, n, D]; rotated, if at all."""
-        parts = self.wqkv(x).contiguous().view(*x.shape[:2], -1, self.head_dim)
-        both = self.heads + self.kv_heads
-        turning, v = parts[:, :, :both], parts[:, :, both:]
-        if turn is not None:
-            turning = rotate(turning, turn)
-        q, k = turning[:, :, : self.heads], turning[:, :, self.heads :]
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-
-class FeedForward(nn.Module):
-    """SwiGLU: w2(silu(w1 x) * w3 x)."""
-
-    def __init__(self, dim: int, hidden: int):
-        super().__init__()
-        self.w1, self.w3, self.w2 = Linear(dim, hidden), Linear(dim, hidden), Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
-
-
-class Block(nn.Module):
-    """Pre-norm block."""
-
-    def __init__(self, config: GPTConfig):
-        super().__init__()
-        self.attention_norm, self.attention = RMSNorm(config.dim), Attention(config)
-        self.ffn_norm, self.feed_forward = RMSNorm(config.dim), FeedForward(config.dim, config.hidden)
+# ------------------------------------------------------------------------------------------------ layers
 
 
 class _Table(nn.Module):
@@ -248,57 +140,32 @@ class _Special(nn.Module):
         self.special_embeddings = nn.Embedding(rows, dim)
 
 
-@dataclass(frozen=True, eq=False)
-class Places:
-    """What distinguishes rows by where they stand.
-
-    Attributes:
-        table: rotations fp32 [1 + N, 2, D] whose first row is zero (2-D RoPE), or vectors to be added [L, C].
-        offset: index of place 0 in the table.
-    """
-
-    table: Tensor
-    offset: int
-
-    def rows(self, place: Tensor) -> Tensor:
-        """Table rows [n, ...] or [R, n, ...] of int64 places [n] or [R, n]."""
-        return self.table[(place + self.offset).clamp(min=0)]
-
-
 @dataclass(eq=False)
-class Cache:
-    """Keys and values of one decoding run, sized once and written by slot.
+class Cache(KVCache):
+    """KV cache of one decoding run.
 
     Attributes:
-        keys, values: one tensor a block, [R, kv heads, slots, D]; zero where nothing has been written.
-        prefix: slots the condition takes; the slot of cell 0 comes next.
-        bias: fp32 [R, 1, 1, slots] to be added to attention scores, or None. Where a text is collapsed into one slot it
-            holds log n there.
-        places: see :class:`Places`.
+        prefix: slots of the condition; the slot of cell 0 follows.
+        bias: fp32 [R, 1, 1, slots] added to the attention scores, or None. Where a text of n rows is collapsed into one slot
+            it holds log n in that slot.
+        positions: see :class:`PositionTable`.
     """
 
-    keys: list[Tensor]
-    values: list[Tensor]
     prefix: int
     bias: Tensor | None
-    places: Places
-
-    @property
-    def bytes(self) -> int:
-        """Memory that the keys and values take."""
-        return sum(t.numel() * t.element_size() for t in self.keys + self.values)
+    positions: PositionTable
 
 
 class GPT(nn.Module):
     """The transformer. ``condition`` tensors are, by ``config.condition``:
 
     - "class": labels int64 [B];
-    - "text": features [B, n, E], each image's behind one another from the left, with ``lengths`` int64 [B];
+    - "text": features [B, n, E], left-aligned, with ``lengths`` int64 [B];
     - "features": features [B, n, E]; "codes": int64 [B, n].
 
-    With 2-D RoPE the prefix's rows are not turned but *zeroed*: the official rotation table is zero there, so their
-    queries and keys vanish and every picture token sees their values in equal shares. A text of n rows can therefore be
-    kept as one slot, exactly: key 0, the mean of the n values, and log n added to its score.
+    With 2-D RoPE the queries and keys of the prefix are *zero*, because the official rotation table is zero there: every
+    image token attends to all prefix values equally. A text of n rows is therefore kept in one slot, exactly: key 0, the mean
+    of the n values, and log n added to its score.
     """
 
     def __init__(self, config: GPTConfig):
@@ -317,13 +184,15 @@ class GPT(nn.Module):
         self.tok_embeddings = nn.Embedding(c.vocab, c.dim)
         if c.special:
             self.spe_tok_embeddings = _Special(c.special, c.dim)
-        self.layers = nn.ModuleList(Block(c) for _ in range(c.depth))
-        self.norm, self.output = RMSNorm(c.dim), Linear(c.dim, c.vocab)
+        self.layers = nn.ModuleList(
+            Block(c.dim, c.heads, c.kv_heads, c.head_dim, c.hidden, NORM_EPS) for _ in range(c.depth)
+        )
+        self.norm, self.output = RMSNorm(c.dim, NORM_EPS), Linear(c.dim, c.vocab)
 
-    # -------------------------------------------------------------------------------------------- what goes in
+    # -------------------------------------------------------------------------------------------- inputs
 
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
-        """Prefix rows [B, n, C] of a condition; with ``guided`` followed by those of "no condition", [2 B, n, C]."""
+        """Prefix rows [B, n, C] of a condition; with ``guided`` followed by those of the null condition, [2 B, n, C]."""
         c = self.config
         if c.condition in ("class", "codes"):
             ids = condition[:, None] if c.condition == "class" else condition
@@ -336,7 +205,7 @@ class GPT(nn.Module):
         if guided:
             n = x.shape[1]
             start = c.text_rows - (torch.full((len(x),), n, device=x.device) if lengths is None else lengths)
-            # The reference pads on the left, so a text of n rows meets the last n rows of the unconditional table.
+            # The reference pads on the left, so a text of n rows is paired with the last n rows of the null table.
             at = (start[:, None] + torch.arange(n, device=x.device)).clamp(max=c.text_rows - 1)
             x = torch.cat([x, self.cls_embedding.uncond_embedding[at].to(x.dtype)])
         projection = self.cls_embedding.cap_proj
@@ -350,140 +219,131 @@ class GPT(nn.Module):
         """PAR's transition tokens [special, C]."""
         return self.spe_tok_embeddings.special_embeddings.weight
 
-    def places(self, grid: int, prefix: int) -> Places:
-        """Positions of a picture of ``grid`` x ``grid`` tokens behind ``prefix`` condition rows."""
+    def positions(self, grid: int, prefix: int) -> PositionTable:
+        """Position encodings of ``grid`` x ``grid`` tokens behind ``prefix`` condition rows."""
         if self.config.absolute:
-            return Places(self.abs_pe[0], prefix)
-        # The first half of a head's pairs turns with the row, the second with the column.
-        half, device = self.config.head_dim // 2, self.tok_embeddings.weight.device
-        frequency = 1.0 / ROPE_BASE ** (torch.arange(0, half, 2, device=device).float() / half)
-        angle = torch.arange(grid, device=device)[:, None] * frequency
-        down, across = angle[:, None].expand(-1, grid, -1), angle[None].expand(grid, -1, -1)
-        angle = torch.cat([down, across], dim=-1).flatten(0, 1)
-        turn = torch.stack([angle.cos().repeat_interleave(2, 1), angle.sin().repeat_interleave(2, 1)], dim=1)
-        turn[:, 1, ::2].neg_()
-        return Places(torch.cat([torch.zeros_like(turn[:1]), turn]), 1)
+            return PositionTable(self.abs_pe[0], prefix)
+        return PositionTable(grid_table(grid, self.config.head_dim, self.tok_embeddings.weight.device), 1)
 
     # -------------------------------------------------------------------------------------------- passes
 
-    def forward(self, x: Tensor, place: Tensor, places: Places, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, position: Tensor, positions: PositionTable, mask: Tensor | None = None) -> Tensor:
         """Logits of whole sequences, without a cache; for training and tests.
 
         Args:
             x: rows [R, n, C]: prefix, token embeddings, transition tokens, in any order.
-            place: int64 [n]; transition tokens stand at -1.
-            places: see :meth:`places`.
-            mask: bool [n, n], True where a row (first index) sees another; None is causal.
+            position: int64 [n]; -1 for transition tokens.
+            positions: see :meth:`positions`.
+            mask: bool [n, n], True where a query (first index) attends to a key; None: causal.
 
         Returns:
-            fp32 [R, n, V]; entry i is what row i predicts.
+            fp32 [R, n, V]; entry i is the prediction of row i.
         """
 
-        def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v, mask, causal=mask is None)
 
-        return self.logits(self._blocks(x, places.rows(place), look))
+        return self.logits(self._blocks(x, positions.rows(position), attention))
 
     def prefill(self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None) -> tuple[Tensor, Cache]:
-        """Run the prefix and make the cache.
+        """Run the prefix and allocate the cache.
 
         Args:
             x: prefix rows [R, n, C]; rows at and beyond an image's length are ignored.
-            grid: side of the picture in tokens.
-            slots: picture slots of the cache.
-            lengths: int64 [R], how many rows of each are valid; None for all. Only with 2-D RoPE.
+            grid: side of the image in tokens.
+            slots: image slots of the cache.
+            lengths: int64 [R], valid rows of each prefix; None: all. Only with 2-D RoPE.
 
         Returns:
-            fp32 logits [R, V] of the last valid row (they predict cell 0), and the cache.
+            fp32 logits [R, V] of the last valid row (the prediction of cell 0), and the cache.
         """
         hidden, cache = self.start(x, grid, slots, lengths)
         return self.logits(hidden)[:, 0], cache
 
     def start(
-        self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, picture: Tensor | None = None
+        self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, image: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """Run the prefix, together with the first cells of a picture, and make the cache.
+        """Run the prefix together with the first cells of an image, and allocate the cache.
 
         Args:
             x, grid, slots, lengths: as for :meth:`prefill`.
-            picture: rows [R, m, C] of the cells 0 to m - 1, m at most ``slots``; each sees the prefix and the cells up to itself.
+            image: rows [R, m, C] of the cells 0 to m - 1, m <= ``slots``; each attends to the prefix and to the cells up to
+                itself.
 
         Returns:
-            Hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (:meth:`logits` of row i predict cell i),
-            and the cache.
+            Hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (row i predicts cell i), and the cache.
         """
-        c, (rows, n), m = self.config, x.shape[:2], 0 if picture is None else picture.shape[1]
+        c, (rows, n), m = self.config, x.shape[:2], 0 if image is None else image.shape[1]
         collapsed = not c.absolute and n > 1
-        own = 1 if collapsed else n
-        places = self.places(grid, n)
-        shape = (rows, c.kv_heads, own + slots, c.head_dim)
+        prefix = 1 if collapsed else n
+        end = prefix + m
+        positions = self.positions(grid, n)
+        shape = (rows, c.kv_heads, prefix + slots, c.head_dim)
         keys, values = ([x.new_zeros(shape) for _ in self.layers] for _ in range(2))
-        cache = Cache(keys, values, own, None, places)
+        cache = Cache(keys, values, prefix, None, positions)
         count = torch.full((rows,), n, device=x.device) if lengths is None else lengths
         share = (torch.arange(n, device=x.device) < count[:, None]) / count[:, None]  # [R, n]
         if collapsed:
-            cache.bias = torch.zeros(rows, 1, 1, own + slots, device=x.device)
+            cache.bias = torch.zeros(rows, 1, 1, prefix + slots, device=x.device)
             cache.bias[:, 0, 0, 0] = count.log()
-        end, behind = own + m, None
-        if collapsed and m:  # the prefix in its full length answers only its own rows
-            causal = torch.arange(end, device=x.device) <= own + torch.arange(m, device=x.device)[:, None]
-            behind = cache.bias[..., :end].expand(-1, -1, m, -1).masked_fill(~causal, -torch.inf)
+        image_mask = None
+        if collapsed and m:  # the uncollapsed prefix is visible to its own rows only
+            causal = torch.arange(end, device=x.device) <= prefix + torch.arange(m, device=x.device)[:, None]
+            image_mask = cache.bias[..., :end].expand(-1, -1, m, -1).masked_fill(~causal, -torch.inf)
 
-        def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if collapsed:  # the keys are zero, as the cache is
-                values[layer][:, :, :1] = (
-                    (v[:, :, :n].float() * share[:, None, :, None]).sum(2, keepdim=True).type_as(v)
-                )
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if collapsed:  # the keys are zero, like the new cache
+                mean = (v[:, :, :n].float() * share[:, None, :, None]).sum(2, keepdim=True)
+                values[layer][:, :, :1] = mean.type_as(v)
             else:
                 keys[layer][:, :, :n], values[layer][:, :, :n] = k[:, :, :n], v[:, :, :n]
             if m:
-                keys[layer][:, :, own:end], values[layer][:, :, own:end] = k[:, :, n:], v[:, :, n:]
-            if behind is None:
+                keys[layer][:, :, prefix:end], values[layer][:, :, prefix:end] = k[:, :, n:], v[:, :, n:]
+            if image_mask is None:
                 return attend(q, k, v, causal=True)
-            before = attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], causal=True)
-            return torch.cat(
-                [before, attend(q[:, :, n:], keys[layer][:, :, :end], values[layer][:, :, :end], behind)], dim=1
-            )
+            of_prefix = attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], causal=True)
+            of_image = attend(q[:, :, n:], keys[layer][:, :, :end], values[layer][:, :, :end], image_mask)
+            return torch.cat([of_prefix, of_image], dim=1)
 
-        x = x if picture is None else torch.cat([x, picture], dim=1)
-        h = self._blocks(x, places.rows(torch.arange(-n, m, device=x.device)), look)
+        x = x if image is None else torch.cat([x, image], dim=1)
+        h = self._blocks(x, positions.rows(torch.arange(-n, m, device=x.device)), attention)
         last = h.gather(1, (count - 1)[:, None, None].expand(-1, 1, c.dim))
         return torch.cat([last, h[:, n:]], dim=1) if m else last, cache
 
     def step(
         self,
         x: Tensor,
-        place: Tensor,
+        position: Tensor,
         slot: Tensor,
         cache: Cache,
         end: int,
         rows: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Feed rows behind what the cache holds, and write them into it.
+        """:meth:`advance`, followed by the logits.
 
         Args:
-            x, place, slot, cache, end, mask: see :meth:`advance`.
-            rows: int64 [m], rows whose prediction is wanted; None for all.
+            x, position, slot, cache, end, mask: see :meth:`advance`.
+            rows: int64 [m], rows whose logits are computed; None: all.
 
         Returns:
             fp32 logits [R, m, V].
         """
-        h = self.advance(x, place, slot, cache, end, mask)
+        h = self.advance(x, position, slot, cache, end, mask)
         return self.logits(h if rows is None else h[:, rows])
 
     def advance(
-        self, x: Tensor, place: Tensor, slot: Tensor, cache: Cache, end: int, mask: Tensor | None = None
+        self, x: Tensor, position: Tensor, slot: Tensor, cache: Cache, end: int, mask: Tensor | None = None
     ) -> Tensor:
-        """Feed rows behind what the cache holds, and write them into it.
+        """Feed rows behind the cached ones, and write their keys and values into the cache.
 
         Args:
-            x: rows [R, n, C], R at most the cache's: the first R of it are used.
-            place: int64 [n], or [R, n] where every batch row has its own.
-            slot: int64 of the same shape, cache slots that are written, counted with the prefix.
+            x: rows [R, n, C]; R may be less than the cache's, then its first R rows are used.
+            position: int64 [n], or [R, n] if the batch rows differ.
+            slot: int64 of the same shape, cache slots to write, counted with the prefix.
             cache: from :meth:`prefill` or :meth:`start`.
-            end: slots below this one are looked at.
-            mask: bool [n, end] or [R, 1, n, end], True where a row sees a slot; None: all of them.
+            end: slots below this one are attended to.
+            mask: bool [n, end] or [R, 1, n, end], True where a row attends to a slot; None: everywhere.
 
         Returns:
             Hidden rows [R, n, C], for :meth:`logits`.
@@ -494,7 +354,7 @@ class GPT(nn.Module):
         elif bias is not None:
             mask = bias.expand(-1, -1, x.shape[1], -1)
 
-        def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.keys[layer][: len(x)], cache.values[layer][: len(x)]
             if slot.ndim == 1:
                 keys.index_copy_(2, slot, k)
@@ -505,34 +365,34 @@ class GPT(nn.Module):
                 values.scatter_(2, at, v)
             return attend(q, keys[:, :, :end], values[:, :, :end], mask)
 
-        return self._blocks(x, cache.places.rows(place), look)
+        return self._blocks(x, cache.positions.rows(position), attention)
 
-    def _blocks(self, x: Tensor, position: Tensor, look: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """All blocks; ``look(layer, q, k, v)`` answers the queries of a block."""
-        turn = None if self.config.absolute else position
-        if turn is None:
-            x = x + position
+    def _blocks(self, x: Tensor, encoding: Tensor, attention: AttentionFunction) -> Tensor:
+        """All blocks. ``encoding``: rows of the position table, RoPE or additive."""
+        rope = None if self.config.absolute else encoding
+        if rope is None:
+            x = x + encoding
         for i, block in enumerate(self.layers):
-            q, k, v = block.attention.project(block.attention_norm(x), turn)
-            x = x + block.attention.wo(look(i, q, k, v))
+            q, k, v = block.attention.project(block.attention_norm(x), rope)
+            x = x + block.attention.wo(attention(i, q, k, v))
             x = x + block.feed_forward(block.ffn_norm(x))
         return x
 
     def logits(self, x: Tensor) -> Tensor:
-        """What hidden rows [..., C] predict: fp32 [..., V]."""
+        """Predictions fp32 [..., V] of hidden rows [..., C]."""
         return self.output(self.norm(x)).float()
 
 
 @dataclass(frozen=True, eq=False)
 class TokenModel:
-    """A GPT together with what its file (or the catalogue) says about using it.
+    """A GPT with the metadata of its file or of the catalogue.
 
     Attributes:
         net: the network in eval mode.
-        name: what a person calls it, used in messages and reports.
-        grid: tokens along one side of the picture: 16 for 256 pixels, 24 for 384, 32 for 512.
+        name: display name, used in messages and reports.
+        grid: tokens along one side of the image: 16 for 256 pixels, 24 for 384, 32 for 512.
         label_set: name of the label list ("imagenet-1k", "picture-book"), or "" if there are no labels or it is unknown.
-        ta_tok: of a de-tokenizer: what makes its features of semantic codes, so that it can be given those.
+        ta_tok: of a de-tokenizer: the TA-Tok that computes its features from semantic codes.
     """
 
     net: GPT
@@ -543,16 +403,16 @@ class TokenModel:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a picture."""
+        """Tokens of an image."""
         return self.grid**2
 
     @property
     def regions(self) -> int:
-        """Tokens that PAR decides together; 1 for a plain model."""
+        """Tokens that PAR decides in one pass; 1 for a plain model."""
         return self.net.config.regions
 
     def cache_bytes(self, images: int, guided: bool, prefix: int = 1) -> int:
-        """Most memory that the cache of a run takes, behind ``prefix`` rows (1 for classes and texts)."""
+        """Upper bound of a run's cache memory, with ``prefix`` condition slots (1 for classes and texts)."""
         c, size = self.net.config, next(self.net.parameters()).element_size()
         return 2 * c.depth * c.kv_heads * c.head_dim * (prefix + self.tokens) * images * (2 if guided else 1) * size
 

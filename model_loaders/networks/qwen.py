@@ -1,12 +1,12 @@
-"""The language model that writes Tar's semantic codes: Qwen2.5's architecture with the official parameter names.
+"""The language model that generates Tar's semantic codes: Qwen2.5's architecture with the official parameter names.
 
 Sources: Qwen Team 2024, "Qwen2.5 Technical Report" (arXiv 2412.15115); Han et al. 2025, "Vision as a Dialect: Unifying Visual
 Understanding and Generation via Text-Aligned Representations" (Tar, arXiv 2506.18898), which adds image codes to its
-vocabulary and changes nothing else. The sampling loop lives in ``samplers``.
+vocabulary and changes nothing else. The sampling loop is in ``samplers``.
 
-Prompts of a batch differ in length. They are padded on the right for the one pass that reads them, and every code is written
-behind the longest of them: all images share a cache slot a code, and a mask hides the padding, so that positions and
-attention are exactly those of the prompt alone.
+Prompts of a batch differ in length. They are right-padded for the prefill, and every code is written behind the longest
+prompt: code k has the same cache slot in all images. A padding mask hides the padding, so that positions and attention are
+exactly those of each prompt alone.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import UserError
-from .gpt import Linear, attend, multiply
+from .attention import AttentionFunction, KVCache, attend
+from .layers import RMSNorm
+from .matmul import Linear, linear
+from .rope import angles, rotate_halves
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYERS, _FIRST = "model.layers.", "model.layers.0."
-# Of Qwen2.5's larger models; the head count is in no state dict.
+# Head width of Qwen2.5's larger models; no state dict holds the head count.
 _HEAD_DIM = 128
-# What a prompt is set in, see :meth:`TarModel.prompt`.
+# System sentence of the chat template, see :meth:`TarModel.prompt`.
 _SYSTEM = "You are a helpful assistant."
 
 
@@ -41,9 +44,9 @@ class QwenConfig:
         head_dim: width of a head D.
         hidden: inner width of the feed-forward part.
         vocab: rows of the embedding.
-        tied: whether the embedding is the output matrix too.
-        positions: longest sequence.
-        theta: base of the rotations.
+        tied: whether the embedding is also the output matrix.
+        positions: maximum sequence length.
+        theta: base of RoPE.
         eps: of the norms.
     """
 
@@ -67,15 +70,15 @@ class QwenConfig:
         theta: float = 1e6,
         eps: float = 1e-6,
     ) -> QwenConfig:
-        """Read the shape off official parameter names.
+        """Derive the shape from official parameter names.
 
         Args:
-            state: parameter names to tensors; without an output matrix the embedding is used twice.
-            heads: attention heads; None takes heads of width 128.
+            state: parameter names to tensors; without an output matrix, embedding and output are tied.
+            heads: attention heads; None: heads of width 128.
             positions, theta, eps: see the attributes.
 
         Raises:
-            KeyError: the state dict is not a Qwen2's.
+            KeyError: the state dict is not one of a Qwen2.
             ValueError: the head count does not fit the weights.
         """
         vocab, dim = state[EMBEDDING].shape
@@ -105,42 +108,33 @@ class QwenConfig:
         )
 
 
-# ------------------------------------------------------------------------------------------------ pieces
+# ------------------------------------------------------------------------------------------------ layers
 
 
-class _Biased(Linear):
-    def __init__(self, wide: int, out: int):
-        super().__init__(wide, out)
-        self.bias = nn.Parameter(torch.zeros(out))
+class _BiasedLinear(Linear):
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__(in_features, out_features)
+        self.bias = nn.Parameter(torch.zeros(out_features))
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.bias
 
 
-class _Norm(nn.Module):
-    def __init__(self, dim: int, eps: float):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
-
-
 class _Attention(nn.Module):
     def __init__(self, c: QwenConfig):
         super().__init__()
-        self.q_proj = _Biased(c.dim, c.heads * c.head_dim)
-        self.k_proj, self.v_proj = (_Biased(c.dim, c.kv_heads * c.head_dim) for _ in range(2))
+        self.q_proj = _BiasedLinear(c.dim, c.heads * c.head_dim)
+        self.k_proj, self.v_proj = (_BiasedLinear(c.dim, c.kv_heads * c.head_dim) for _ in range(2))
         self.o_proj = Linear(c.heads * c.head_dim, c.dim)
         self.head_dim = c.head_dim
 
-    def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """x [R, n, C] to queries [R, heads, n, D], keys and values [R, kv heads, n, D], the first two rotated."""
+    def project(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """x [R, n, C] to queries [R, heads, n, D], keys and values [R, kv heads, n, D]; queries and keys are rotated."""
         q, k, v = (
             part(x).reshape(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return rotate(q, *turn), rotate(k, *turn), v
+        return rotate_halves(q, *rope), rotate_halves(k, *rope), v
 
 
 class _FeedForward(nn.Module):
@@ -156,7 +150,7 @@ class _Block(nn.Module):
     def __init__(self, c: QwenConfig):
         super().__init__()
         self.self_attn, self.mlp = _Attention(c), _FeedForward(c.dim, c.hidden)
-        self.input_layernorm, self.post_attention_layernorm = _Norm(c.dim, c.eps), _Norm(c.dim, c.eps)
+        self.input_layernorm, self.post_attention_layernorm = RMSNorm(c.dim, c.eps), RMSNorm(c.dim, c.eps)
 
 
 class _Trunk(nn.Module):
@@ -164,40 +158,26 @@ class _Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab, c.dim)
         self.layers = nn.ModuleList(_Block(c) for _ in range(c.depth))
-        self.norm = _Norm(c.dim, c.eps)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [R, heads, n, D], whose first half pairs with its second, by fp32 [R or 1, 1, n, D / 2]; computed in fp32."""
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).type_as(x)
+        self.norm = RMSNorm(c.dim, c.eps)
 
 
 @dataclass(eq=False)
-class PromptCache:
-    """Keys and values of one run, sized once: the prompts' slots, then one a code.
+class PromptCache(KVCache):
+    """KV cache of one run: the prompts' slots, then one slot per code.
 
     Attributes:
-        keys, values: one tensor a block, [R, kv heads, slots, D].
         lengths: int64 [R], tokens of each prompt.
         prompt: slots of the longest prompt.
-        seen: bool [R, 1, 1, slots], False on the padding of shorter prompts; None where there is none.
+        padding_mask: bool [R, 1, 1, slots], False on the padding of shorter prompts; None without padding.
     """
 
-    keys: list[Tensor]
-    values: list[Tensor]
     lengths: Tensor
     prompt: int
-    seen: Tensor | None
-
-    @property
-    def bytes(self) -> int:
-        """Memory that the keys and values take."""
-        return sum(t.numel() * t.element_size() for t in self.keys + self.values)
+    padding_mask: Tensor | None
 
 
 class QwenLM(nn.Module):
-    """The language model. ``span`` is always a half-open range of token ids, of which alone logits are computed."""
+    """The language model. Logits are computed for a half-open range of token ids only, ``span``."""
 
     def __init__(self, config: QwenConfig):
         super().__init__()
@@ -214,46 +194,47 @@ class QwenLM(nn.Module):
             span: None: the whole vocabulary.
 
         Returns:
-            fp32 [R, n, values]; entry i is what token i predicts.
+            fp32 [R, n, values]; entry i is the prediction of token i.
         """
 
-        def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return _causal(q, k, v)
 
-        at = torch.arange(ids.shape[1], device=ids.device)[None]
-        return self._logits(self._blocks(self.model.embed_tokens(ids), at, look), span or (0, self.config.vocab))
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        h = self._blocks(self.model.embed_tokens(ids), positions, attention)
+        return self._logits(h, span or (0, self.config.vocab))
 
     def prefill(
         self, ids: Tensor, lengths: Tensor, slots: int, span: tuple[int, int], images: Tensor | None = None
     ) -> tuple[Tensor, PromptCache]:
-        """Read the prompts and make the cache.
+        """Run the prompts and allocate the cache.
 
         Args:
-            ids: int64 [P, n], one row a prompt; what stands at and beyond its length is ignored.
+            ids: int64 [P, n], one prompt per row; ids at and beyond its length are ignored.
             lengths: int64 [P], 1 to n.
-            slots: how many codes will be fed.
+            slots: number of codes that will be fed.
             span: see the class.
-            images: int64 [R], the prompt of every image, so that one of several images is read once; None: one each.
+            images: int64 [R], index of every image's prompt, so that a prompt of several images runs once; None: 0 to P - 1.
 
         Returns:
-            fp32 logits [R, values] of what follows the prompts, and the cache of R images.
+            fp32 logits [R, values] of the first code, and the cache of R images.
         """
         c, n = self.config, ids.shape[1]
         images = torch.arange(len(ids), device=ids.device) if images is None else images
-        x, own, lengths = self.model.embed_tokens(ids), lengths, lengths[images]
+        x, prompt_lengths, lengths = self.model.embed_tokens(ids), lengths, lengths[images]
         shape = (len(images), c.kv_heads, n + slots, c.head_dim)
         keys, values = ([x.new_zeros(shape) for _ in self.model.layers] for _ in range(2))
         slot = torch.arange(n + slots, device=ids.device)
-        seen = (slot < lengths[:, None]) | (slot >= n)
+        padding_mask = (slot < lengths[:, None]) | (slot >= n)
         ragged = bool((lengths < n).any())
-        cache = PromptCache(keys, values, lengths, n, seen[:, None, None] if ragged else None)
+        cache = PromptCache(keys, values, lengths, n, padding_mask[:, None, None] if ragged else None)
 
-        def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys[layer][:, :, :n], values[layer][:, :, :n] = k[images], v[images]
             return _causal(q, k, v)
 
-        h = self._blocks(x, torch.arange(n, device=ids.device)[None], look)
-        last = h.gather(1, (own - 1)[:, None, None].expand(-1, 1, c.dim))
+        h = self._blocks(x, torch.arange(n, device=ids.device)[None], attention)
+        last = h.gather(1, (prompt_lengths - 1)[:, None, None].expand(-1, 1, c.dim))
         return self._logits(last, span)[images, 0], cache
 
     def step(self, ids: Tensor, at: int, cache: PromptCache, span: tuple[int, int]) -> Tensor:
@@ -261,7 +242,7 @@ class QwenLM(nn.Module):
 
         Args:
             ids: int64 [R].
-            at: how many were fed behind the prompts before; 0, 1, 2, ... in turn.
+            at: number of codes fed before; 0, 1, 2, ... in order.
             cache: from :meth:`prefill`.
             span: see the class.
 
@@ -269,40 +250,33 @@ class QwenLM(nn.Module):
             fp32 logits [R, values].
         """
         slot = cache.prompt + at
-        seen = None if cache.seen is None else cache.seen[..., : slot + 1]
+        mask = None if cache.padding_mask is None else cache.padding_mask[..., : slot + 1]
 
-        def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.keys[layer], cache.values[layer]
             keys[:, :, slot : slot + 1], values[:, :, slot : slot + 1] = k, v
-            return attend(q, keys[:, :, : slot + 1], values[:, :, : slot + 1], seen)
+            return attend(q, keys[:, :, : slot + 1], values[:, :, : slot + 1], mask)
 
-        h = self._blocks(self.model.embed_tokens(ids[:, None]), (cache.lengths + at)[:, None], look)
+        h = self._blocks(self.model.embed_tokens(ids[:, None]), (cache.lengths + at)[:, None], attention)
         return self._logits(h, span)[:, 0]
 
-    def _turn(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines fp32 [R, 1, n, D / 2] of positions int64 [R, n]."""
-        d = self.config.head_dim
-        frequency = self.config.theta ** (-torch.arange(0, d, 2, device=at.device).float() / d)
-        angle = at[:, None, :, None].float() * frequency
-        return angle.cos(), angle.sin()
-
-    def _blocks(self, x: Tensor, at: Tensor, look: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """All blocks; ``look(layer, q, k, v)`` answers the queries of a block."""
-        turn = self._turn(at)
+    def _blocks(self, x: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
+        """All blocks, at positions int64 [R or 1, n]."""
+        rope = angles(positions, self.config.head_dim, self.config.theta)
         for i, block in enumerate(self.model.layers):
-            q, k, v = block.self_attn.project(block.input_layernorm(x), turn)
-            x = x + block.self_attn.o_proj(look(i, q, k, v))
+            q, k, v = block.self_attn.project(block.input_layernorm(x), rope)
+            x = x + block.self_attn.o_proj(attention(i, q, k, v))
             x = x + block.mlp(block.post_attention_layernorm(x))
         return x
 
     def _logits(self, x: Tensor, span: tuple[int, int]) -> Tensor:
         head = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
-        return multiply(self.model.norm(x), head[span[0] : span[1]]).float()
+        return linear(self.model.norm(x), head[span[0] : span[1]]).float()
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of whole sequences [R, n, C]. Keys are copied for their group: with a mask instead, attention would
-    leave its quick path, and memory would grow with the square of a prompt."""
+    """Causal attention of whole sequences [R, n, C]. Keys are repeated for their group: a mask would select a slow attention
+    kernel whose memory grows with the square of the prompt length."""
     group = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(group, 1) if group > 1 else t for t in (k, v))
     return attend(q, k, v, causal=True)
@@ -318,19 +292,19 @@ def initialise(net: QwenLM) -> QwenLM:
     return net
 
 
-# ------------------------------------------------------------------------------------------------ what a file says
+# ------------------------------------------------------------------------------------------------ the model with its metadata
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Token ids with a meaning of their own.
+    """Ids of special tokens.
 
     Attributes:
-        image: what opens an image (Tar's ``<im_start>``; not the chat's).
-        scale: of scale 0; the other scales follow.
-        code: of code 0; the other codes follow.
+        image: start of an image (Tar's ``<im_start>``, not the chat's).
+        scale: scale 0; the other scales follow.
+        code: code 0; the other codes follow.
         codes: entries of the codebook.
-        turn: what opens and what closes a turn of a chat, or None for a model that knows no chat.
+        turn: start and end of a chat turn, or None for a model without a chat template.
     """
 
     image: int
@@ -342,15 +316,15 @@ class Marks:
 
 @dataclass(frozen=True, eq=False)
 class TarModel:
-    """A language model together with what its files say about using it.
+    """A language model with the metadata of its files.
 
     Attributes:
         net: the network in eval mode.
-        name: what a person calls it, used in messages and reports.
-        words: text to token ids; none of them is one of the marks.
-        marks: see :class:`Marks`.
+        name: display name, used in messages and reports.
+        words: tokenizer: text to token ids, without special tokens.
+        marks: ids of the special tokens.
         sides: side of the grid of codes at every scale: 27, 13 and 9 officially.
-        repetition_penalty: what the files recommend; 1 is none.
+        repetition_penalty: recommended by the files; 1 is none.
     """
 
     net: QwenLM
@@ -366,17 +340,17 @@ class TarModel:
         return self.marks.code, self.marks.code + self.marks.codes
 
     def prompt(self, text: Any, scale: int) -> list[int]:
-        """Token ids of a prompt, up to and with the mark behind which the codes begin.
+        """Token ids of a prompt, up to the special token of the scale, which the codes follow.
 
-        A chat model gets it as the user's turn between the official system sentence and the assistant's; another one gets
-        it as it is. Names of marks within the text are read as text. An empty prompt is one without a wish.
+        A chat model gets the text in its chat template, with the official system sentence; any other model gets the text
+        alone. Names of special tokens within the text are encoded as plain text. The prompt may be empty.
 
         Args:
             text: the prompt as typed.
             scale: 0 to ``len(sides) - 1``.
 
         Raises:
-            UserError: it is no text, too long, or cannot be told from a mark; the model has no such scale.
+            UserError: not a text, too long, or encoded as a special token; a scale that the model does not have.
         """
         if not 0 <= scale < len(self.sides):
             have = " or ".join(str(side**2) for side in self.sides)
@@ -402,7 +376,7 @@ class TarModel:
         return ids
 
     def _text(self, text: str) -> list[int]:
-        """Raises UserError where the tokenizer makes a mark of what was typed."""
+        """Token ids of a text. Raises UserError if one of them is a special token or outside the vocabulary."""
         ids = self.words(text)
         m = self.marks
         marks = {m.image, *range(m.scale, m.scale + len(self.sides)), *(m.turn or ())}
@@ -418,6 +392,6 @@ class TarModel:
         return ids
 
     def cache_bytes(self, images: int, scale: int, prompt: int) -> int:
-        """Memory that the cache of a run takes, behind prompts of ``prompt`` tokens."""
+        """Cache memory of a run with prompts of ``prompt`` tokens."""
         c, size = self.net.config, next(self.net.parameters()).element_size()
         return 2 * c.depth * c.kv_heads * c.head_dim * (prompt + self.sides[scale] ** 2 - 1) * images * size

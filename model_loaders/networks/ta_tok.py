@@ -1,12 +1,12 @@
-"""TA-Tok, Tar's semantic tokenizer, with the official parameter names: pictures to codes, and codes to the features that
-the de-tokenizers draw from.
+"""TA-Tok, Tar's semantic tokenizer, with the official parameter names: images to codes, and codes to the features that
+condition the de-tokenizers.
 
-Sources: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898) for the whole; Tschannen et al. 2025 (SigLIP 2, arXiv
-2502.14786) for both vision transformers; Zhu et al. 2024 (SimVQ, arXiv 2411.02038) for the codebook, which is a learned
-projection of a table, compared on the unit sphere.
+Sources: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898); Tschannen et al. 2025 (SigLIP 2, arXiv 2502.14786)
+for both vision transformers; Zhu et al. 2024 (SimVQ, arXiv 2411.02038) for the codebook, a learned projection of a table,
+compared on the unit sphere.
 
-Three parts of the official file do nothing here and are not built, see :func:`unused`: the attention-pool heads, and what
-follows the second last layer's output of the picture encoder, whose features are taken there.
+Three parts of the official file are not used and not built, see :func:`unused`: both attention-pool heads, and everything
+behind the second last layer of the image encoder, whose output is the feature map.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ...errors import UserError
 
 TABLE = "bottleneck.regularizer.embedding.weight"
 NORM_EPS = 1e-6
-# Heads are in no state dict. Those of the picture encoder by width: SigLIP's B, L and so400m; heads of 64 otherwise.
+# Attention heads, which no state dict holds. Image encoder by width: SigLIP's B, L and so400m; otherwise heads of width 64.
 ENCODER_HEADS = {768: 12, 1024: 16, 1152: 16}
 DECODER_HEADS = 12
 _ENCODER, _DECODER = "encoder.encoder.layers.", "decoder.vision_model.encoder.layers."
 _PATCH, _POSITIONS = "embeddings.patch_embedding.weight", "embeddings.position_embedding.weight"
-# What only turns pictures into codes.
+# Parameters that only encode images.
 ENCODING = ("encoder.", "encode_task_layer.", "bottleneck.in_linear.", "scale_layer.")
 _POOLED = ("encoder.head.", "decoder.vision_model.head.")
 _LAST = "encoder.post_layernorm."
-# Codes whose projections are held at a time: 25 MB officially.
+# Codes projected at a time: 25 MB officially.
 _BLOCK = 4096
 
 
@@ -42,15 +42,15 @@ class TATokConfig:
 
     Attributes:
         width: width C of both transformers and of a feature row; 1152 officially.
-        code_width: width of a code's vector; 1536.
+        code_width: width of a code vector; 1536.
         codes: entries of the codebook; 65536.
-        depth, heads, hidden: of the transformer behind the codes; 3, 12 and 3072.
-        places: side of its position table, which is resized to any grid; 16.
-        encoder_depth: layers of the picture encoder that are computed; 26. 0: there is none, and pictures have no codes.
+        depth, heads, hidden: of the decoder transformer; 3, 12 and 3072.
+        places: side of the decoder's position table, which is resized to any grid; 16.
+        encoder_depth: layers of the image encoder that are computed; 26. 0: no image encoder.
         encoder_heads, encoder_hidden: 16 and 4304.
         patch: pixels of a patch, per side; 14.
-        side: side of the finest grid of codes; 27. Without a picture encoder it is 0 and unknown.
-        input_size: pixels per side that pictures are resized to; 384.
+        side: side of the finest grid of codes; 27. 0 without an image encoder.
+        input_size: pixels per side that images are resized to; 384.
     """
 
     width: int
@@ -74,16 +74,16 @@ class TATokConfig:
         encoder_heads: int | None = None,
         input_size: int | None = None,
     ) -> TATokConfig:
-        """Read the shape off official parameter names.
+        """Derive the shape from official parameter names.
 
         Args:
-            state: parameter names to tensors. Without any ``encoder.`` it is the side of the codes alone.
-            heads, encoder_heads: None takes the official ones.
-            input_size: None takes 384 for the official encoder, else as many pixels as the patches cover.
+            state: parameter names to tensors; without the image encoder if no name starts with ``encoder.``.
+            heads, encoder_heads: None: the official numbers.
+            input_size: None: 384 for the official encoder, otherwise the pixels that the patches cover.
 
         Raises:
-            KeyError: the state dict is not a TA-Tok's.
-            ValueError: the numbers do not fit the weights.
+            KeyError: the state dict is not one of a TA-Tok.
+            ValueError: the arguments do not fit the weights.
         """
         codes, code_width = state[TABLE].shape
         prefix = "decoder.vision_model."
@@ -94,7 +94,7 @@ class TATokConfig:
             raise ValueError(f"{heads} attention heads do not fit the width {width}")
         if places < 1 or places**2 != rows:
             raise ValueError(f"{rows} positions are no square grid")
-        of_codes = TATokConfig(
+        decoder = TATokConfig(
             width,
             code_width,
             codes,
@@ -104,7 +104,7 @@ class TATokConfig:
             places,
         )
         if not any(name.startswith("encoder.") for name in state):
-            return of_codes
+            return decoder
         patch, rows = state["encoder." + _PATCH].shape[-1], state["encoder." + _POSITIONS].shape[0]
         side = math.isqrt(rows)
         encoder_heads = encoder_heads or ENCODER_HEADS.get(width, width // 64)
@@ -115,10 +115,10 @@ class TATokConfig:
             raise ValueError(
                 f"{encoder_heads} attention heads of the encoder do not fit the width {width}; its metadata may lack an entry encoder_heads"
             )
-        # The official file holds the whole encoder, of which the last layer is not used; what was saved from here does not.
+        # The official file holds the whole encoder, whose last layer is unused; a file saved from this network lacks it.
         whole = any(name.startswith(_LAST) for name in state)
         return replace(
-            of_codes,
+            decoder,
             encoder_depth=_layers(state, _ENCODER) - whole,
             encoder_heads=encoder_heads,
             encoder_hidden=state[f"{_ENCODER}0.mlp.fc1.weight"].shape[0],
@@ -133,7 +133,7 @@ def _layers(state: Mapping[str, Tensor], prefix: str) -> int:
 
 
 def unused(state: Mapping[str, object]) -> set[str]:
-    """Those names of an official file that nothing is computed with."""
+    """Names of an official file that are not used."""
     out = {name for name in state if name.startswith((*_POOLED, _LAST, "teacher"))}
     if any(name.startswith(_LAST) for name in state):
         layers = {name.removeprefix(_ENCODER).split(".")[0] for name in state if name.startswith(_ENCODER)}
@@ -142,7 +142,7 @@ def unused(state: Mapping[str, object]) -> set[str]:
     return out
 
 
-# ------------------------------------------------------------------------------------------------ pieces
+# ------------------------------------------------------------------------------------------------ layers
 
 
 class _Attention(nn.Module):
@@ -179,7 +179,7 @@ class _Layer(nn.Module):
 
 
 class _Tower(nn.Module):
-    """A vision transformer [B, n, width] from its patches on; every patch sees every other."""
+    """A vision transformer with full attention."""
 
     def __init__(self, patches: nn.Module, positions: int, width: int, depth: int, heads: int, hidden: int, norm: bool):
         super().__init__()
@@ -188,14 +188,13 @@ class _Tower(nn.Module):
         self.embeddings.position_embedding = nn.Embedding(positions, width)
         self.encoder = nn.Module()
         self.encoder.layers = nn.ModuleList(_Layer(width, heads, hidden) for _ in range(depth))
-        if norm:
-            self.post_layernorm = nn.LayerNorm(width, NORM_EPS)
+        self.post_layernorm = nn.LayerNorm(width, NORM_EPS) if norm else nn.Identity()
 
     def run(self, x: Tensor) -> Tensor:
-        """x [B, n, width], positions added, through all layers."""
+        """All layers, of patch embeddings with positions added [B, n, width]."""
         for layer in self.encoder.layers:
             x = layer(x)
-        return self.post_layernorm(x) if hasattr(self, "post_layernorm") else x
+        return self.post_layernorm(x)
 
 
 class _Decoder(nn.Module):
@@ -206,8 +205,8 @@ class _Decoder(nn.Module):
 
 
 class SimVQ(nn.Module):
-    """The codebook: unit vectors made of a table's rows by one projection. Computed in fp32, so that no code changes its
-    neighbours, and only for the rows that are asked for."""
+    """The codebook: rows of a table, projected and normalised. Computed in fp32, so that rounding does not change which code
+    is nearest, and only for the rows that are needed."""
 
     def __init__(self, codes: int, width: int):
         super().__init__()
@@ -224,18 +223,18 @@ class SimVQ(nn.Module):
         return self.unit(self.embedding(codes))
 
     def nearest(self, x: Tensor) -> Tensor:
-        """Codes int64 [...] whose direction is closest to vectors [..., width] of any length."""
+        """Nearest codes int64 [...], by cosine similarity, of vectors [..., width]."""
         flat = F.normalize(x.float().flatten(0, -2), dim=-1)
         best, code = flat.new_full((len(flat),), -torch.inf), flat.new_zeros(len(flat), dtype=torch.int64)
         for start in range(0, self.embedding.num_embeddings, _BLOCK):
-            likeness, at = (flat @ self.unit(self.embedding.weight[start : start + _BLOCK]).T).max(-1)
-            code = torch.where(likeness > best, at + start, code)  # of equal ones the first
-            best = torch.maximum(best, likeness)
+            similarity, at = (flat @ self.unit(self.embedding.weight[start : start + _BLOCK]).T).max(-1)
+            code = torch.where(similarity > best, at + start, code)  # the first of equal ones
+            best = torch.maximum(best, similarity)
         return code.view(x.shape[:-1])
 
 
 class Bottleneck(nn.Module):
-    """From features to codes and to what the transformer behind the codes reads."""
+    """Features to codes, and codes to the input of the decoder transformer."""
 
     def __init__(self, width: int, code_width: int, codes: int, encoding: bool):
         super().__init__()
@@ -245,7 +244,7 @@ class Bottleneck(nn.Module):
         self.regularizer = SimVQ(codes, code_width)
 
     def codes(self, x: Tensor) -> Tensor:
-        """Codes int64 [B, n] of features [B, n, width]: the likeliest, never drawn."""
+        """Nearest codes int64 [B, n] of features [B, n, width]; deterministic."""
         return self.regularizer.nearest(self.in_linear(x))
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -277,14 +276,12 @@ class TATok(nn.Module):
         self.decode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh(), nn.Linear(c.width, c.width))
         self.bottleneck = Bottleneck(c.width, c.code_width, c.codes, bool(c.encoder_depth))
 
-    # --- pictures to codes
+    # --- images to codes
 
-    def look(self, images: Tensor) -> Tensor:
-        """Features [B, side * side, C] of the picture encoder, before anything is pooled; pictures as in :meth:`codes`."""
-        x, size = (
-            (images.float() - self.scale_layer.shift.float()) / self.scale_layer.scale.float(),
-            self.config.input_size,
-        )
+    def encode(self, images: Tensor) -> Tensor:
+        """Features [B, side * side, C] of the image encoder, before pooling; images as in :meth:`codes`."""
+        x = (images.float() - self.scale_layer.shift.float()) / self.scale_layer.scale.float()
+        size = self.config.input_size
         if x.shape[-2:] != (size, size):
             x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
         parts = self.encoder.embeddings
@@ -292,17 +289,17 @@ class TATok(nn.Module):
         return self.encoder.run(x + parts.position_embedding.weight)
 
     def pooled(self, images: Tensor, pool: int = 1) -> Tensor:
-        """What is about to be quantised, [B, n, C]; arguments as in :meth:`codes`."""
-        x, side = self.look(images), self.config.side
-        if pool > 1:  # a rest at the right and below is left out
+        """Features before quantisation [B, n, C]; arguments as in :meth:`codes`."""
+        x, side = self.encode(images), self.config.side
+        if pool > 1:  # the remainder at the right and at the bottom is dropped
             x = F.avg_pool2d(x.transpose(1, 2).unflatten(2, (side, side)), pool).flatten(2).transpose(1, 2)
         return self.encode_task_layer(x)
 
     def codes(self, images: Tensor, pool: int = 1) -> Tensor:
-        """Codes int64 [B, n] of pictures, row by row.
+        """Codes int64 [B, n] of images, in raster order.
 
         Args:
-            images: [B, 3, H, W] in 0..1, of any size; they are stretched to a square.
+            images: [B, 3, H, W] in 0..1, of any size; resized to a square.
             pool: 1, 2 or 3: n is 729, 169 or 81 officially.
         """
         return self.bottleneck.codes(self.pooled(images, pool))
@@ -324,30 +321,30 @@ class TATok(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class TATokModel:
-    """A TA-Tok together with its name.
+    """A TA-Tok and its name.
 
     Attributes:
         net: the network in eval mode.
-        name: what a person calls it.
+        name: display name.
     """
 
     net: TATok
     name: str
 
     @property
-    def sees(self) -> bool:
-        """Whether pictures can be turned into codes."""
+    def has_encoder(self) -> bool:
+        """Whether the file holds the image encoder."""
         return self.net.config.encoder_depth > 0
 
     @torch.no_grad()
     def codes(self, images: Tensor, pool: int = 1) -> Tensor:
-        """See :meth:`TATok.codes`; pictures on any device, codes on the network's. Every picture is looked at alone.
+        """See :meth:`TATok.codes`. Images on any device; the codes are on the network's.
 
         Raises:
-            UserError: the file holds no picture encoder, or the pictures are none.
+            UserError: the file holds no image encoder, or ``images`` or ``pool`` are invalid.
         """
         c = self.net.config
-        if not self.sees:
+        if not self.has_encoder:
             raise UserError(
                 f"ta_tok: {self.name} holds no picture encoder, only the side of the codes; load a whole one."
             )
@@ -356,6 +353,6 @@ class TATokModel:
         if not 1 <= pool <= c.side:
             raise UserError(f"detail: {pool} does not divide a grid of {c.side} x {c.side} codes.")
         device = self.net.bottleneck.out_linear.weight.device
-        # One by one, so that no picture depends on its neighbours; the codebook is projected once for all.
+        # One image at a time, so that the codes do not depend on the batch; the codebook is projected once for all.
         features = torch.cat([self.net.pooled(image[None].to(device), pool) for image in images])
         return self.net.bottleneck.codes(features)

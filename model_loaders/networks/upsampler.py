@@ -1,8 +1,8 @@
-"""A learned latent up-sampler: a small grid of code vectors to one of twice the side, without a detour through pixels.
+"""A learned latent up-sampler: a grid of code vectors to one of twice the side, without decoding to pixels.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (arXiv 2601.05149), the latent variant of U_r: masked
-row-causal convolutions and pixel-shuffle. The paper lists no layers; these are ours. *Row-causal* means that a row depends
-on itself and the rows above only, so that the rows of a picture that is still growing come out as they do in the end.
+row-causal convolutions and pixel-shuffle. The paper does not list the layers; these are chosen here. *Row-causal*: an output
+row depends on its own input row and the rows above only, so that rows below may be added later without changing it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class UpSamplerConfig:
     """Shape of an up-sampler.
 
     Attributes:
-        channels: length of a code vector.
-        width: channels inside.
+        channels: channels of a code vector.
+        width: channels of the hidden layers.
         blocks: residual blocks.
     """
 
@@ -34,17 +34,17 @@ class UpSamplerConfig:
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor]) -> UpSamplerConfig:
-        """Read the shape off the parameter names.
+        """Derive the shape from the parameter names.
 
         Raises:
-            KeyError: the state dict is not an up-sampler's.
+            KeyError: the state dict is not one of an up-sampler.
         """
         width, channels = state["enter.weight"].shape[:2]
         return UpSamplerConfig(channels, width, len({k.split(".")[1] for k in state if k.startswith("blocks.")}))
 
 
 class RowConv(nn.Conv2d):
-    """3 x 3 convolution without its lowest kernel row: what is below is not seen."""
+    """3 x 3 convolution without the lowest kernel row, so that an output row does not depend on the rows below."""
 
     def __init__(self, c_in: int, c_out: int):
         super().__init__(c_in, c_out, (2, 3))
@@ -54,7 +54,7 @@ class RowConv(nn.Conv2d):
 
 
 class ChannelNorm(nn.Module):
-    """Root-mean-square norm over a position's channels; a norm over positions would let rows see those below."""
+    """Root-mean-square norm over the channels of each position; a norm over positions would not be row-causal."""
 
     def __init__(self, c: int):
         super().__init__()
@@ -80,7 +80,7 @@ class Block(nn.Module):
 
 
 class UpSampler(nn.Module):
-    """Code vectors to those of twice the side, as a correction of plain repetition."""
+    """Code vectors to those of twice the side: nearest-neighbour repetition plus a learned correction."""
 
     def __init__(self, config: UpSamplerConfig):
         super().__init__()
@@ -91,7 +91,7 @@ class UpSampler(nn.Module):
         self.norm, self.leave = ChannelNorm(c.width), RowConv(c.width, c.channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Unit code vectors [B, channels, h, w] to unit vectors [B, channels, 2 h, 2 w], which are near codes but none yet."""
+        """Unit code vectors [B, channels, h, w] to unit vectors [B, channels, 2 h, 2 w], not yet replaced by codes."""
         h = self.enter(x)
         for block in self.blocks:
             h = block(h)
@@ -100,14 +100,14 @@ class UpSampler(nn.Module):
         return F.normalize(out.float(), dim=1)
 
     def enlarge(self, x: Tensor, factor: int) -> Tensor:
-        """The same by a power of two."""
+        """Repeat :meth:`forward` to enlarge by ``factor``, a power of two."""
         for _ in range(round(math.log2(factor))):
             x = self(x.to(self.enter.weight.dtype))
         return x
 
 
 def initialise(net: UpSampler) -> UpSampler:
-    """Begin with plain repetition: torch's own initialisation, and a last layer of zeros."""
+    """torch's default initialisation and a last layer of zeros, so that the network starts as nearest-neighbour repetition."""
     nn.init.zeros_(net.leave.weight)
     nn.init.zeros_(net.leave.bias)  # type: ignore[arg-type]
     return net
@@ -115,7 +115,7 @@ def initialise(net: UpSampler) -> UpSampler:
 
 @dataclass(frozen=True, eq=False)
 class UpSamplerModel:
-    """An up-sampler together with its name; the network in eval mode."""
+    """An up-sampler in eval mode and its name."""
 
     net: UpSampler
     name: str

@@ -4,9 +4,8 @@ Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalab
 2406.06525), after VQGAN (Esser et al. 2021). Codes are compared on the unit sphere: features and codebook are
 L2-normalised wherever they are used, whatever length the stored weights have.
 
-A LATENT of this family holds the normalised code vectors, [B, code channels, h, w]. :meth:`VQAutoencoder.decode` looks
-the nearest code of each position up again, so the picture is that of the codes however the vectors travelled, and
-what an edit in between made of them is moved to real codes first.
+A LATENT of this family holds the normalised code vectors, [B, code channels, h, w]. :meth:`VQAutoencoder.decode` replaces
+each vector by its nearest code, so that rounding does not change the image and edited vectors become valid codes.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 
 from .kl import Attention, Down, ResBlock, Up, group_norm
 
-# What the official files hold beside the weights: the codes that training used last.
+# Buffer of the official files that inference does not use: the codes that training used last.
 HISTORY = "quantize.codebook_used"
-# Numbers of one block of the table "similarity of every position to every code": 64 MB in fp32.
+# Elements of one block of the similarity matrix of positions and codes: 64 MB in fp32.
 _BLOCK = 1 << 24
 
 
@@ -36,7 +35,7 @@ class VQConfig:
         blocks: residual blocks a level in the encoder (the decoder has one more).
         z_channels: channels between the networks and the two 1x1 convolutions around the codebook.
         codes: entries of the codebook.
-        code_channels: length of a code vector, which is the LATENT's channel count; 8 officially.
+        code_channels: channels of a code vector and of a LATENT; 8 officially.
         groups: GroupNorm groups; not in the state dict, 32 officially.
     """
 
@@ -55,10 +54,10 @@ class VQConfig:
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> VQConfig:
-        """Read the shape off official parameter names.
+        """Derive the shape from official parameter names.
 
         Raises:
-            KeyError: the state dict is not this tokenizer's.
+            KeyError: the state dict is not one of this tokenizer.
             ValueError: a width is no multiple of the first.
         """
         ch = state["encoder.conv_in.weight"].shape[0]
@@ -80,7 +79,7 @@ class VQConfig:
 
 
 class _Level(nn.Module):
-    """One resolution: blocks, in the deepest level each with attention, and a resampling module the parent adds."""
+    """One resolution: residual blocks, each followed by attention if ``attention``. The parent may add a resampling module."""
 
     def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int):
         super().__init__()
@@ -100,7 +99,7 @@ def _mid(c: int, groups: int) -> nn.ModuleList:
 
 
 class VQEncoder(nn.Module):
-    """Pictures [B, 3, H, W] to features [B, z_channels, H / stride, W / stride]."""
+    """Images [B, 3, H, W] to features [B, z_channels, H / stride, W / stride]."""
 
     def __init__(self, c: VQConfig):
         super().__init__()
@@ -110,8 +109,7 @@ class VQEncoder(nn.Module):
         for i, (a, b) in enumerate(zip([c.ch, *widths], widths, strict=False)):
             deepest = i + 1 == len(widths)
             level = _Level(a, b, c.blocks, deepest, c.groups)
-            if not deepest:
-                level.downsample = Down(b)
+            level.downsample = nn.Identity() if deepest else Down(b)
             self.conv_blocks.append(level)
         self.mid = _mid(widths[-1], c.groups)
         self.norm_out = group_norm(widths[-1], c.groups)
@@ -120,16 +118,14 @@ class VQEncoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
         for level in self.conv_blocks:
-            x = level(x)
-            if hasattr(level, "downsample"):
-                x = level.downsample(x)
+            x = level.downsample(level(x))
         for layer in self.mid:
             x = layer(x)
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
 class VQDecoder(nn.Module):
-    """Features [B, z_channels, h, w] to pictures [B, 3, h * stride, w * stride]. ``conv_blocks.0`` is the deepest level."""
+    """Features [B, z_channels, h, w] to images [B, 3, h * stride, w * stride]. ``conv_blocks.0`` is the deepest level."""
 
     def __init__(self, c: VQConfig):
         super().__init__()
@@ -139,8 +135,7 @@ class VQDecoder(nn.Module):
         self.conv_blocks = nn.ModuleList()
         for i, (a, b) in enumerate(zip([widths[0], *widths], widths, strict=False)):
             level = _Level(a, b, c.blocks + 1, i == 0, c.groups)
-            if i + 1 < len(widths):
-                level.upsample = Up(b)
+            level.upsample = Up(b) if i + 1 < len(widths) else nn.Identity()
             self.conv_blocks.append(level)
         self.norm_out, self.conv_out = group_norm(widths[-1], c.groups), nn.Conv2d(widths[-1], 3, 3, padding=1)
 
@@ -149,14 +144,12 @@ class VQDecoder(nn.Module):
         for layer in self.mid:
             x = layer(x)
         for level in self.conv_blocks:
-            x = level(x)
-            if hasattr(level, "upsample"):
-                x = level.upsample(x)
+            x = level.upsample(level(x))
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
 class Codebook(nn.Module):
-    """The codes, compared and read as unit vectors in fp32."""
+    """The codebook. Codes are looked up and compared as unit vectors in fp32."""
 
     def __init__(self, codes: int, channels: int):
         super().__init__()
@@ -167,15 +160,15 @@ class Codebook(nn.Module):
         return F.normalize(self.embedding.weight.float(), dim=-1)
 
     def nearest(self, features: Tensor) -> Tensor:
-        """Codes int64 [N] whose direction is closest to each of the features [N, channels], of any length."""
+        """Nearest codes int64 [N], by cosine similarity, of features [N, channels]."""
         features, table = F.normalize(features.float(), dim=-1), self.unit().t()
-        # Between unit vectors the least distance is the largest product.
+        # For unit vectors the smallest distance is the largest dot product.
         rows = max(1, _BLOCK // table.shape[1])
         return torch.cat([(part @ table).argmax(1) for part in features.split(rows)])
 
 
 class VQAutoencoder(nn.Module):
-    """Pictures in -1..1, a grid of codes, and the code vectors between them."""
+    """Images in -1..1 to a grid of codes and back, by way of code vectors."""
 
     def __init__(self, config: VQConfig):
         super().__init__()
@@ -188,22 +181,22 @@ class VQAutoencoder(nn.Module):
     # --- codes and their vectors
 
     def vectors(self, codes: Tensor) -> Tensor:
-        """Unit code vectors fp32 [B, code_channels, h, w], which is a LATENT, of codes int64 [B, h, w] in 0..codes - 1."""
+        """Unit code vectors fp32 [B, code_channels, h, w], a LATENT, of codes int64 [B, h, w] in 0..codes - 1."""
         return F.embedding(codes, self.quantize.unit()).permute(0, 3, 1, 2).contiguous()
 
     def codes(self, vectors: Tensor) -> Tensor:
-        """Nearest codes int64 [B, h, w] of vectors or features [B, code_channels, h, w] of any length."""
+        """Nearest codes int64 [B, h, w], by cosine similarity, of vectors or features [B, code_channels, h, w]."""
         b, c, h, w = vectors.shape
         return self.quantize.nearest(vectors.permute(0, 2, 3, 1).reshape(-1, c)).view(b, h, w)
 
     # --- encoding
 
     def features(self, x: Tensor) -> Tensor:
-        """What is about to be quantised, [B, code_channels, H / stride, W / stride], of pictures as in :meth:`encode`."""
+        """Features before quantisation, [B, code_channels, H / stride, W / stride], of images as in :meth:`encode`."""
         return self.quant_conv(self.encoder(x))
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Pictures [B, 3, H, W] in -1..1, H and W multiples of the stride.
+        """Encode images [B, 3, H, W] in -1..1, H and W multiples of the stride.
 
         Returns:
             Code vectors fp32 [B, code_channels, H / stride, W / stride] and codes int64 [B, H / stride, W / stride].
@@ -214,28 +207,28 @@ class VQAutoencoder(nn.Module):
     # --- decoding
 
     def render(self, vectors: Tensor) -> Tensor:
-        """Pictures as in :meth:`decode`, of vectors as they are: nothing is looked up."""
+        """Images as in :meth:`decode`, of vectors without the look-up of the nearest codes."""
         return self.decoder(self.post_quant_conv(vectors.to(self.post_quant_conv.weight.dtype)))
 
     def decode_codes(self, codes: Tensor) -> Tensor:
-        """Pictures as in :meth:`decode`, of codes int64 [B, h, w]; any h and w."""
+        """Images as in :meth:`decode`, of codes int64 [B, h, w]; any h and w."""
         return self.render(self.vectors(codes))
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Pictures [B, 3, h * stride, w * stride], about -1..1 and not clipped, of a LATENT [B, code_channels, h, w].
+        """Images [B, 3, h * stride, w * stride], about -1..1 and not clipped, of a LATENT [B, code_channels, h, w].
 
-        Each position counts as its nearest code, so vectors that went through half precision decode to the same picture.
+        Each vector is replaced by its nearest code, so that a LATENT rounded to half precision decodes to the same image.
         """
         return self.decode_codes(self.codes(latents))
 
 
 @dataclass(frozen=True, eq=False)
 class VQModel:
-    """A VQ tokenizer together with its name.
+    """A VQ tokenizer and its name.
 
     Attributes:
         net: the network in eval mode; the codebook in fp32, the rest in the compute dtype.
-        name: what a person calls it.
+        name: display name.
     """
 
     net: VQAutoencoder

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from fastar_nodes.model_loaders.networks import gpt
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, Linear, attend, initialise
+from fastar_nodes.model_loaders.networks import matmul
+from fastar_nodes.model_loaders.networks.attention import attend
+from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, initialise
+from fastar_nodes.model_loaders.networks.matmul import Linear
 
 SHAPES = {
     "class": GPTConfig(32, 3, 4, 4, 48, 19, "class", 5),
@@ -69,7 +71,7 @@ def test_cached_logits_are_the_uncached_ones(name, pieces):
     net, tokens = build(config), torch.randint(config.vocab, (2, 9), generator=torch.Generator().manual_seed(1))
     prefix = net.prefix(condition(config), guided=True)
     halves, n = torch.cat([tokens, tokens]), prefix.shape[1]
-    whole = net(torch.cat([prefix, net.embed(halves)], 1), torch.arange(-n, 9), net.places(3, n))[:, n - 1 :]
+    whole = net(torch.cat([prefix, net.embed(halves)], 1), torch.arange(-n, 9), net.positions(3, n))[:, n - 1 :]
     first, cache = net.prefill(prefix, 3, 9)
     out, at = [first[:, None]], 0
     for count in pieces:
@@ -147,7 +149,7 @@ def test_grouped_heads_are_repeated_keys(mask):
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
 @pytest.mark.parametrize(("wide", "out"), [(8, 6), (8, 7), (2048, 4)])
 def test_a_product_is_the_same_whichever_way_it_goes(monkeypatch, rows, wide, out):
-    monkeypatch.setattr(gpt, "LARGE_WEIGHT", 1)
+    monkeypatch.setattr(matmul, "LARGE_WEIGHT", 1)
     layer, x = (
         Linear(wide, out).requires_grad_(False),
         torch.randn(rows, wide, generator=torch.Generator().manual_seed(0)),
@@ -160,7 +162,7 @@ def test_a_product_is_the_same_whichever_way_it_goes(monkeypatch, rows, wide, ou
 
 def test_large_weights_go_the_quick_way(monkeypatch):
     called = []
-    monkeypatch.setattr(gpt.F, "linear", lambda x, w: called.append(len(x)) or x @ w.T)
+    monkeypatch.setattr(matmul.F, "linear", lambda x, w: called.append(len(x)) or x @ w.T)
     layer = Linear(512, 512).requires_grad_(False)
     for rows in range(1, 8):
         layer(torch.randn(rows, 512))
@@ -173,7 +175,7 @@ def test_training_reaches_every_weight():
     torch.nn.init.normal_(net.output.weight)
     special = net.special_rows().expand(2, -1, -1)
     x = torch.cat([net.prefix(torch.tensor([1, 2])), net.embed(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])), special], 1)
-    places = net.places(4, 1)
+    places = net.positions(4, 1)
     F.cross_entropy(net(x, torch.tensor([-1, 0, 2, 8, 10, -1, -1, -1]), places)[:, -1], torch.tensor([0, 1])).backward()
     assert all(p.grad is not None and p.grad.any() for p in net.parameters())
 
@@ -184,7 +186,7 @@ def test_half_precision_stays_close():
 
     def logits(n: GPT) -> torch.Tensor:
         x = torch.cat([n.prefix(torch.tensor([2])), n.embed(tokens)], 1)
-        return n(x, torch.arange(-1, 3), n.places(2, 1))
+        return n(x, torch.arange(-1, 3), n.positions(2, 1))
 
     exact = logits(net)
     rough = logits(build(config).to(torch.bfloat16))

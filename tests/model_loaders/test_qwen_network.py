@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import gpt
+from fastar_nodes.model_loaders.networks import matmul
 from fastar_nodes.model_loaders.networks.qwen import HEAD, QwenConfig, QwenLM, initialise
 from qwen_reference import TINY, official_names, plain_logits, tiny_qwen, tiny_tar
 
@@ -96,9 +96,9 @@ def test_prompts_of_one_length_need_no_mask() -> None:
     net = tiny_qwen()
     _, cache = net.prefill(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2]), 3, SPAN)
     assert (
-        cache.seen is None and cache.bytes == 2 * 2 * 2 * 2 * 5 * 4 * 4
+        cache.padding_mask is None and cache.bytes == 2 * 2 * 2 * 2 * 5 * 4 * 4
     )  # both, layers, rows, heads, slots, width, bytes
-    assert net.prefill(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 1]), 3, SPAN)[1].seen is not None
+    assert net.prefill(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 1]), 3, SPAN)[1].padding_mask is not None
 
 
 def test_a_span_is_a_part_of_all_logits() -> None:
@@ -111,7 +111,7 @@ def test_a_span_is_a_part_of_all_logits() -> None:
 def test_the_quick_way_of_few_rows_is_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     net, codes = tiny_qwen(), torch.randint(20, (2, 4), generator=torch.Generator().manual_seed(4))
     slow = replay(net, PROMPTS[:2], codes)
-    monkeypatch.setattr(gpt, "LARGE_WEIGHT", 1)
+    monkeypatch.setattr(matmul, "LARGE_WEIGHT", 1)
     torch.testing.assert_close(replay(net, PROMPTS[:2], codes), slow, **CLOSE)
 
 

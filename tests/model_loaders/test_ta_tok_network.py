@@ -196,7 +196,7 @@ def test_pictures_of_any_size_are_stretched() -> None:
     net = tiny_ta_tok()
     image = torch.rand(1, 3, 23, 40, generator=torch.Generator().manual_seed(1))
     small = torch.einsum("ih,jw,bchw->bcij", triangle(23, 16), triangle(40, 16), image.double()).float()
-    torch.testing.assert_close(net.look(image), net.look(small), **CLOSE)
+    torch.testing.assert_close(net.encode(image), net.encode(small), **CLOSE)
 
 
 def test_the_nearest_code_is_found_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

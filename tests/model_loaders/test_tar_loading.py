@@ -443,14 +443,14 @@ def test_ta_tok_in_the_official_nesting(tmp_path: Path) -> None:
     torch.save({"model": {"name": "ta_tok", "args": args, "sd": state}}, tmp_path / "ta_tok.pth")
     refused(load_ta_tok, tmp_path / "ta_tok.pth", "may lack an entry encoder_heads")  # 24 / 64 is no head count
     half = load_ta_tok(tmp_path / "ta_tok.pth", encoder=False)
-    assert half.net.config == OF_CODES and not half.sees and half.name == "ta_tok"
+    assert half.net.config == OF_CODES and not half.has_encoder and half.name == "ta_tok"
     codes = torch.randint(30, (1, 9))
     assert torch.equal(half.net.features(codes), net.features(codes))
     save_file(
         {k: v for k, v in state.items() if k != "teacher.something"}, tmp_path / "own.safetensors", metadata=TA_TOK
     )
     whole = load_ta_tok(tmp_path / "own.safetensors")
-    assert whole.net.config == TINY_TA_TOK and whole.sees
+    assert whole.net.config == TINY_TA_TOK and whole.has_encoder
     image = torch.rand(1, 3, 20, 16)
     assert torch.equal(whole.codes(image), net.codes(image))
     save_file(net.state_dict(), tmp_path / "saved.safetensors", metadata=TA_TOK)

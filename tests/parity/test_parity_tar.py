@@ -93,7 +93,7 @@ def detokenizer(folder: Path) -> None:
     def logits(features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         rows = features.shape[1]
         x = torch.cat([net.prefix(features), net.embed(tokens)], 1)
-        return net(x, torch.arange(-rows, tokens.shape[1]), net.places(3, rows))[:, rows - 1 :]
+        return net(x, torch.arange(-rows, tokens.shape[1]), net.positions(3, rows))[:, rows - 1 :]
 
     greedy = idx[:, :0]
     for _ in range(9):
@@ -139,7 +139,7 @@ def test_variants_of_another_size(tmp_path: Path) -> None:
         net = GPT(config)
         net.load_state_dict(state)
         x = torch.cat([net.prefix(cond), net.embed(idx)], 1)
-        logits = net(x, torch.arange(-4, 8), net.places(3, 4))[:, 3:].contiguous()
+        logits = net(x, torch.arange(-4, 8), net.positions(3, 4))[:, 3:].contiguous()
         own = {f"sd.{k}": v for k, v in state.items()}
         save_file({**own, "cond": cond, "idx": idx, "logits": logits}, tmp_path / f"{name}.safetensors")
     assert verdicts(tmp_path) == {"tar/ar_tiny_gqa": "ok", "tar/ar_tiny_indice": "ok"}
@@ -161,7 +161,7 @@ def test_ta_tok_and_vq_of_another_size(tmp_path: Path) -> None:
     img = torch.rand(2, 3, 15, 15)
     net = TATok(replace(TA_TOK, input_size=15))
     net.load_state_dict(tiny_ta_tok().state_dict())
-    io: dict[str, torch.Tensor] = {"img": img, "img_big": torch.rand(1, 3, 20, 31), "hidden_m2": net.look(img)}
+    io: dict[str, torch.Tensor] = {"img": img, "img_big": torch.rand(1, 3, 20, 31), "hidden_m2": net.encode(img)}
     io["indices_big"] = net.codes(io["img_big"])
     for pool in (1, 2):
         codes = net.codes(img, pool)

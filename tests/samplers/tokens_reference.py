@@ -88,7 +88,7 @@ class History:
         for i, seen in enumerate(self.seen):
             mask[i, list(seen)] = True
         x = torch.stack(self.rows)[None]
-        return net(x, torch.tensor(self.place), net.places(self.model.grid, self.n), mask)[0, row]
+        return net(x, torch.tensor(self.place), net.positions(self.model.grid, self.n), mask)[0, row]
 
 
 def pick(logits: Tensor, settings, gumbel: Tensor) -> int:

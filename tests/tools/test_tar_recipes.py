@@ -102,7 +102,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 def test_files_say_all_that_loading_needs(made) -> None:
-    assert made.ta_tok.net.config == TINY and made.ta_tok.name == "picture book TA-Tok" and made.ta_tok.sees
+    assert made.ta_tok.net.config == TINY and made.ta_tok.name == "picture book TA-Tok" and made.ta_tok.has_encoder
     assert made.tar.net.config == small_language() and made.tar.sides == (6, 3, 2) and made.tar.repetition_penalty == 1
     own = tar_recipes.speaker(made.tar.net, TINY.codes)
     assert made.tar.marks == own.marks and made.tar.marks.turn is not None
@@ -195,7 +195,7 @@ def test_the_book_holds_pictures_as_ta_tok_sees_them(pictures) -> None:
     seen, net = [], ta_tok_recipe.build_ta_tok(TINY).net.eval()
     net.encoder.embeddings.patch_embedding.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     with torch.no_grad():
-        net.look(full), net.look(pictures[0].float() / 255)
+        net.encode(full), net.encode(pictures[0].float() / 255)
     torch.testing.assert_close(seen[0], seen[1], atol=1.01 / 255, rtol=0)  # rounded to 256 levels of -1..1
     assert torch.equal(pictures[1][:, 0], torch.from_numpy(s.label)) and torch.equal(
         pictures[1][:, 2], torch.from_numpy(s.place)

@@ -98,7 +98,7 @@ def test_training_sees_what_decoding_sees(special: int) -> None:
     codes = finish(run(model, condition, settings, draws)).codes.flatten(1)
     layout = recipes.Layout.of(8, model.regions)
     tokens = codes[:, layout.order]
-    logits = recipes.sequence_logits(model.net, layout, model.net.places(8, 1), torch.tensor([3, 7]), tokens)
+    logits = recipes.sequence_logits(model.net, layout, model.net.positions(8, 1), torch.tensor([3, 7]), tokens)
     assert torch.equal(logits.argmax(-1), tokens)
     assert sorted(layout.order.tolist()) == list(range(64)) and len(layout.place) == 64
 
@@ -107,7 +107,7 @@ def test_no_row_sees_what_it_predicts() -> None:
     """Changing a token changes only predictions of tokens that are decided later."""
     for special in (0, 3):
         model = sharp(special)
-        layout, places = recipes.Layout.of(8, model.regions), model.net.places(8, 1)
+        layout, places = recipes.Layout.of(8, model.regions), model.net.positions(8, 1)
         tokens = torch.randint(32, (1, 64), generator=torch.Generator().manual_seed(1))
         before = recipes.sequence_logits(model.net, layout, places, torch.tensor([2]), tokens)
         for at in (0, 3, 4, 7, 30, 63):

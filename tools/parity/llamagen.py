@@ -100,7 +100,7 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
     def full(suffix: str) -> Iterator[Check]:
         net, grid = _model(folder, stem).net, _model(folder, stem).grid
         prefix = net.prefix(given(), guided=True)[len(given()) :] if "uncond" in suffix else net.prefix(given())
-        yield Check(net(*rows(prefix), net.places(grid, prefix.shape[1])), io[f"{tag}.full_logits{suffix}"])
+        yield Check(net(*rows(prefix), net.positions(grid, prefix.shape[1])), io[f"{tag}.full_logits{suffix}"])
 
     def inside() -> Iterator[Check]:
         net, grid = _model(folder, stem).net, _model(folder, stem).grid
@@ -108,7 +108,7 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
         if f"{tag}.cap_proj" in io:
             yield Check(prefix, io[f"{tag}.cap_proj"])
         x, place = rows(prefix)
-        turn = net.places(grid, prefix.shape[1]).rows(place)
+        turn = net.positions(grid, prefix.shape[1]).rows(place)
         yield Check(torch.stack([turn[:, 0, ::2], turn[:, 1, 1::2]], -1), io["freqs_cis"])
         if f"{tag}.l0_out" in io:
             first = net.layers[0]
@@ -156,7 +156,7 @@ def _par(folder: Path, stem: str) -> Iterator[Case]:
         special = net.special_rows().expand(len(tokens), -1, -1)
         x = torch.cat([net.prefix(io["cond"]), tokens[:, :n], special, tokens[:, n:]], 1)
         place = torch.cat([none[:1], cells[:n], none, cells[n:]])
-        yield Check(net(x, place, net.places(model.grid, 1), io["group_mask"].bool()), io["par.full_logits"])
+        yield Check(net(x, place, net.positions(model.grid, 1), io["group_mask"].bool()), io["par.full_logits"])
 
     def mask() -> Iterator[Check]:
         model = _model(folder, stem)

@@ -109,7 +109,7 @@ def _full(net: GPT, cond: Tensor, tokens: Tensor, grid: int) -> Tensor:
     """Logits [B, N, V] of all picture tokens, in one pass."""
     prefix = net.prefix(cond)
     x, rows = torch.cat([prefix, net.embed(tokens)], 1), prefix.shape[1]
-    return net(x, torch.arange(-rows, tokens.shape[1]), net.places(grid, rows))[:, rows - 1 :]
+    return net(x, torch.arange(-rows, tokens.shape[1]), net.positions(grid, rows))[:, rows - 1 :]
 
 
 def _detokenizer(path: Path) -> Iterator[Case]:
@@ -256,7 +256,7 @@ def _ta_tok(path: Path) -> Iterator[Case]:
     def encode(pool: int) -> Iterator[Check]:
         model = made()
         if pool == 1:
-            yield Check(model.net.look(io["img"]), io["hidden_m2"])
+            yield Check(model.net.encode(io["img"]), io["hidden_m2"])
         yield Check(model.net.pooled(io["img"], pool), io[f"vq_feats_ps{pool}"])
         yield exact(model.codes(io["img"], pool), io[f"indices_ps{pool}"])
 

@@ -79,7 +79,7 @@ class TATokTrainer(nn.Module):
             By scale: logits of the parameters behind one another [B, 26]; thumbnails [B, 3, 12, 12] in 0..1; codes int64
             [B, n]. And the loss of the codebook, a scalar.
         """
-        looked = self.net.look(images)
+        looked = self.net.encode(images)
         read, painted, codes = [], [], []
         rest, doubt, chances = looked.new_zeros(()), looked.new_zeros(()), []
         for scale, side in enumerate(self.sides):
@@ -184,7 +184,7 @@ def ta_tok_loss(trainer: nn.Module, images: Tensor, truth: Tensor) -> tuple[Tens
 @torch.no_grad()
 def semantic_codes(net: TATok, images: Tensor) -> list[Tensor]:
     """Codes int64 [B, n] of pictures [B, 3, H, W] in 0..1 at every scale, the finest first; they are looked at once."""
-    looked = net.look(images)
+    looked = net.encode(images)
     return [net.bottleneck.codes(pool(net, looked, scale)) for scale in range(SCALES)]
 
 

@@ -333,7 +333,7 @@ def detokenizer_logits(net: GPT, features: Tensor, tokens: Tensor) -> Tensor:
     n, count = features.shape[1], tokens.shape[1]
     place = torch.arange(-n, count - 1, device=tokens.device)
     rows = torch.cat([net.prefix(features), net.embed(tokens[:, :-1])], dim=1)
-    return net(rows, place, net.places(round(count**0.5), n))[:, n - 1 :]
+    return net(rows, place, net.positions(round(count**0.5), n))[:, n - 1 :]
 
 
 def detokenizer_loss(

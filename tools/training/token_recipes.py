@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.networks.gpt import GPT, GPTConfig, Places, initialise
+from ...model_loaders.networks.gpt import GPT, GPTConfig, PositionTable, initialise
 from ...model_loaders.networks.kl import KLAutoencoder
 from ...model_loaders.networks.vq import VQAutoencoder, VQConfig
 from ...samplers.tokens.par import par_groups
@@ -318,7 +318,7 @@ class Layout:
         return Layout(self.order.to(device), self.place.to(device), None if self.mask is None else self.mask.to(device))
 
 
-def sequence_logits(net: GPT, layout: Layout, places: Places, labels: Tensor, tokens: Tensor) -> Tensor:
+def sequence_logits(net: GPT, layout: Layout, places: PositionTable, labels: Tensor, tokens: Tensor) -> Tensor:
     """What every row of whole sequences predicts.
 
     Args:
@@ -380,7 +380,7 @@ def train_gpt(
         net = initialise(GPT(config)).to(device)
     if start is not None:
         net.load_state_dict(start.state_dict())
-    layout, places = Layout.of(recipe.grid, config.regions).to(device), net.places(recipe.grid, 1)
+    layout, places = Layout.of(recipe.grid, config.regions).to(device), net.positions(recipe.grid, 1)
     book = book[:, layout.order.cpu()]
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:

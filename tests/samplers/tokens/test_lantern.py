@@ -145,7 +145,7 @@ def test_without_neighbours_the_distribution_is_the_targets(drafts):
 
     def probabilities(tokens):
         x = torch.cat([net.prefix(torch.tensor([4])), net.embed(torch.tensor([tokens], dtype=torch.int64))], 1)
-        logits = net(x, torch.arange(-1, len(tokens)), net.places(2, 1))[0, -1]
+        logits = net(x, torch.arange(-1, len(tokens)), net.positions(2, 1))[0, -1]
         return logits.masked_fill(logits < logits.topk(3).values[-1], -torch.inf).softmax(-1)
 
     with torch.no_grad():

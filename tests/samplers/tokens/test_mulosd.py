@@ -192,7 +192,7 @@ def uncached(model, condition, image: int, tokens: torch.Tensor) -> torch.Tensor
         prefix = prefix_rows(model.net, condition, image, null)
         x = torch.cat([prefix, model.net.tok_embeddings.weight[tokens]])[None]
         place = torch.arange(-len(prefix), len(tokens))
-        halves.append(model.net(x, place, model.net.places(model.grid, len(prefix)))[0, len(prefix) - 1 :])
+        halves.append(model.net(x, place, model.net.positions(model.grid, len(prefix)))[0, len(prefix) - 1 :])
     return torch.stack(halves)
 
 
