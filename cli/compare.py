@@ -15,7 +15,8 @@ from PIL import Image
 
 from ..assembly import DEMO, decode
 from ..errors import UserError
-from ..reports.pictures import compare_grid, token_map
+from ..reports.grid import compare_grid
+from ..reports.maps import token_map
 from ..reports.record import PLAIN, Report, to_json, to_table
 from ..samplers.registry import MAR
 from .conditions import conditions, of_prompt
