@@ -1,5 +1,5 @@
-# make demo | test | check | comfyui. Everything runs in .venv, which is made and filled when it is missing.
-# Another Python: make test PYTHON=python3.12. An environment of your own: make test PY=python.
+# make demo | test | check | comfyui. Commands run in .venv, which is created and filled if it is missing.
+# Another Python: make test PYTHON=python3.12. An existing environment: make test PY=python.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,20 +12,20 @@ endif
 
 .PHONY: demo test check comfyui
 
-# Plain MAR and FastHybrid on one seed, side by side, in compare.png.
+# MAR and FastHybrid with one seed, side by side, in compare.png.
 demo: $(READY)
 	$(PY) -m fastar_nodes compare --model demo --label cat --seed 7 --samplers mar,fasthybrid --out compare.png
 
 test: $(READY)
 	$(PY) -m pytest
 
-# Rules and types. mypy sees the checkout under the package's name, whatever its folder is called.
+# Lint and types. mypy needs the checkout under the name of the package.
 check: $(READY) $(TOOLS)
 	$(PY) -m ruff check .
 	mkdir -p .mypy_path && ln -sfn "$(CURDIR)" .mypy_path/fastar_nodes
 	cd .mypy_path && $(if $(findstring /,$(PY)),"$(abspath $(PY))",$(PY)) -m mypy --config-file ../pyproject.toml -p fastar_nodes
 
-# Only the tests in a real ComfyUI; they say how to point at one.
+# Only the tests in a real ComfyUI; see "Tests" in CONTRIBUTING.md.
 comfyui: $(READY)
 	$(PY) -m pytest tests/comfyui -rs
 

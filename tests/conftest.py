@@ -1,4 +1,4 @@
-"""Makes ``import fastar_nodes`` mean this checkout, with or without an installation, and keeps tests to two threads."""
+"""Makes ``import fastar_nodes`` load this checkout, installed or not, and limits torch to two threads."""
 
 import importlib.util
 import sys
@@ -22,7 +22,7 @@ torch.set_num_threads(min(2, torch.get_num_threads()))
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """For networks of a size at which threads only wait for each other, the longer the busier the machine is."""
+    """One torch thread, for networks that are too small to gain from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,11 +31,11 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The package's folder."""
+    """The folder of the package."""
     return ROOT
 
 
 @pytest.fixture(scope="session")
 def mar_fixtures() -> Path:
-    """Reference tensors of MAR; README.md there says what each holds."""
+    """Folder of MAR's recorded reference tensors; its README.md describes them."""
     return ROOT / "tests" / "parity" / "mar"

@@ -1,0 +1,231 @@
+"""Import rules: importing has no side effects, packages import in one direction, and files import without cycles."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers", "tools")
+
+
+def sources() -> list[Path]:
+    """Every module of the package, development tools included."""
+    return sorted([*ROOT.glob("*.py"), *(p for name in PACKAGES for p in (ROOT / name).rglob("*.py"))])
+
+
+def name_of(path: Path) -> str:
+    """Dotted name of a module below the package; of an ``__init__.py``, that of its package, "" for the root."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+# ------------------------------------------------------------------------------------------------ side effects
+
+WATCHED = """
+import importlib.util, json, sys, time
+import numpy, torch, PIL.Image, PIL.ImageDraw, PIL.ImageFont, safetensors.torch
+effects = []
+def watch(event, args):
+    if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+        effects.append(f"{event} {args[0]}")
+    elif event.split(".")[0] in ("socket", "subprocess", "urllib", "shutil", "tempfile") and event != "socket.__new__":
+        effects.append(event)
+    elif event in ("os.mkdir", "os.rename", "os.remove", "os.putenv", "os.system", "os.exec", "os.posix_spawn"):
+        effects.append(f"{event} {args}")
+sys.addaudithook(watch)
+state = torch.random.get_rng_state()
+root, names = sys.argv[1], sys.argv[2].split(",")
+began = time.process_time()
+spec = importlib.util.spec_from_file_location("fastar_nodes", root + "/__init__.py", submodule_search_locations=[root])
+module = importlib.util.module_from_spec(spec)
+sys.modules["fastar_nodes"] = module
+spec.loader.exec_module(module)
+package = time.process_time() - began
+import importlib
+for name in names:
+    importlib.import_module("fastar_nodes." + name)
+optional = ("huggingface_hub", "comfy", "comfy_api", "requests", "httpx", "transformers", "tokenizers")
+print(json.dumps({
+    "package": package, "seconds": time.process_time() - began, "effects": effects,
+    "cuda": torch.cuda.is_initialized(), "grad": torch.is_grad_enabled(), "dtype": str(torch.get_default_dtype()),
+    "random": bool((state == torch.random.get_rng_state()).all()),
+    "optional": [name for name in optional if name in sys.modules],
+}))
+"""
+LOADED = (
+    "samplers.registry,samplers.labels,model_loaders.hub,model_loaders.mar,model_loaders.autoencoders,"
+    "model_loaders.llamagen,model_loaders.text,model_loaders.tar,samplers.tokens.tar,reports.pictures,"
+    "cli.main,cli.compare,cli.bench,tools.parity.command,tools.training.command,tools.training.picture_book,nodes"
+)
+
+
+def test_importing_has_no_side_effects_and_is_fast():
+    runs = []
+    for _ in range(3):
+        command = [sys.executable, "-B", "-c", WATCHED, str(ROOT), LOADED]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+        if runs[-1]["seconds"] < 0.2:
+            break
+    last = runs[-1]
+    assert last["effects"] == [] and last["optional"] == []
+    assert not last["cuda"] and last["grad"] and last["dtype"] == "torch.float32" and last["random"]
+    # The limit is 0.2 s beyond torch, in processor time, so that other load does not count; twice that on slow machines.
+    assert min(run["seconds"] for run in runs) < 0.4
+    assert min(run["package"] for run in runs) < 0.1
+
+
+# ------------------------------------------------------------------------------------------------ directions
+
+# Module or package: what of the package it may import. The longest matching entry applies; "" is the root package.
+# errors.py may be imported everywhere.
+OURS = {
+    "": {"nodes", "samplers", "model_loaders"},
+    "__main__": {"cli"},
+    "errors": set(),
+    "assembly": {"model_loaders", "samplers", "reports"},
+    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
+    "nodes.host": {"nodes.fitting", "nodes.preview"},
+    "samplers": {"samplers", "reports", "model_loaders.networks"},
+    "reports": {"reports"},
+    "model_loaders": {"model_loaders"},
+    "model_loaders.networks": {"model_loaders.networks"},
+    "cli": {"cli", "assembly", "samplers", "model_loaders", "reports"},
+    "tools": {"tools", "cli", "assembly", "samplers", "model_loaders", "reports"},
+}
+# Within these packages, the other one is excluded.
+APART = {"samplers.mar": "samplers.tokens", "samplers.tokens": "samplers.mar"}
+# Third-party modules; the standard library is allowed everywhere.
+OTHERS = {
+    "": set(),
+    "__main__": set(),
+    "errors": set(),
+    "assembly": {"torch"},
+    "nodes": {"torch", "numpy", "PIL", "comfy_api"},
+    "nodes.host": {"torch", "numpy", "PIL", "comfy_api", "comfy", "folder_paths", "server", "latent_preview"},
+    "samplers": {"torch", "numpy"},
+    "reports": {"torch", "numpy", "PIL"},
+    "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers", "ftfy"},
+    "model_loaders.networks": {"torch"},
+    "cli": {"torch", "numpy", "PIL", "safetensors"},
+    "tools": {"torch", "numpy", "PIL", "safetensors", "tomli"},
+}
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def entry_of(name: str, table: dict) -> str:
+    """The longest entry of a table that contains a module."""
+    return max((entry for entry in table if within(name, entry)), key=len, default="")
+
+
+def parse(path: Path) -> tuple[set[str], set[str]]:
+    """Absolute imports of a file, and modules of the package that it imports, at any level and in any function.
+
+    ``TYPE_CHECKING`` is no exception: what is imported for types alone is a dependency of the reader.
+    """
+    package = path.relative_to(ROOT).parts[:-1]
+    absolute, relative = set(), set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            absolute |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            absolute.add(node.module or "")
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level <= len(package) + 1, f"{path} imports beyond the package"
+            stem = [*package[: len(package) - node.level + 1], *(node.module.split(".") if node.module else [])]
+            for alias in node.names:
+                relative.add(module(".".join(stem), alias.name))
+    return absolute, relative
+
+
+def module(stem: str, name: str) -> str:
+    """The module that ``from stem import name`` loads."""
+    whole = f"{stem}.{name}".lstrip(".")
+    path = ROOT.joinpath(*whole.split("."))
+    return whole if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file() else stem
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_packages_import_in_one_direction(path):
+    name = name_of(path)
+    entry, (absolute, relative) = entry_of(name, OURS), parse(path)
+    for other in absolute:
+        top = other.split(".")[0]
+        assert top != "fastar_nodes", f"{path.name}: imports within the package are relative"
+        assert top in sys.stdlib_module_names or top in OTHERS[entry_of(name, OTHERS)], f"{name} may not import {other}"
+    apart = APART.get(entry_of(name, APART))
+    for other in relative - {"errors"}:
+        assert any(within(other, allowed) for allowed in OURS[entry]), f"{name} may not import {other}"
+        assert apart is None or not within(other, apart), f"{name} may not import {other}"
+
+
+def test_only_the_command_line_names_the_tools():
+    """It looks them up by name, because an installed pack does not contain them."""
+    for path in sources():
+        name = name_of(path)
+        if name != "cli.main" and not within(name, "tools"):
+            constants = {
+                node.value
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            }
+            assert not any("tools." in text for text in constants if " " not in text), name
+
+
+# ------------------------------------------------------------------------------------------------ cycles
+
+
+@lru_cache
+def graph() -> dict[str, frozenset[str]]:
+    return {name_of(path): frozenset(parse(path)[1]) for path in sources()}
+
+
+def cycle(edges: dict[str, frozenset[str]]) -> list[str]:
+    """A cycle of a graph as a path whose last entry is its first, or []."""
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return []
+        for other in sorted(edges.get(node, ())):
+            if other != node and (found := visit(other, [*path, node])):
+                return found
+        done.add(node)
+        return []
+
+    return next(filter(None, (visit(node, []) for node in edges)), [])
+
+
+def test_files_import_without_cycles():
+    assert cycle(graph()) == []
+
+
+def test_the_checks_find_violations():
+    assert entry_of("model_loaders.networks.mar", OURS) == "model_loaders.networks"
+    assert entry_of("nodes.host", OURS) == "nodes.host" and entry_of("nodes.schema", OURS) == "nodes"
+    assert entry_of("samplers.mar.mar", APART) == "samplers.mar" and entry_of("samplers.noise", APART) == ""
+    edges = graph()
+    assert "samplers.noise" in edges["samplers.driver"] | edges["samplers.mar.fasthybrid"] | edges["samplers.mar.loop"]
+    assert "nodes.host" in edges["nodes"], "imports within functions count"
+    assert cycle({"a": frozenset("b"), "b": frozenset("cd"), "c": frozenset(), "d": frozenset("a")}) == list("abda")
+
+
+def test_no_torchvision_or_torchaudio():
+    for path in [*sources(), *(ROOT / "tests").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(n.split(".")[0] in ("torchvision", "torchaudio") for n in names), path
