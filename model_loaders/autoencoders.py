@@ -1,13 +1,15 @@
-"""Decoder files to modules: the KL autoencoder whose latents a MAR's tokens are, the VQ tokenizer of LlamaGen and PAR."""
+"""Loaders of image decoders: the KL autoencoder of MAR, and the VQ tokenizer of LlamaGen, PAR and Tar."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
+from .families import expect
 from .networks.gpt import TokenModel
 from .networks.kl import KLAutoencoder, KLConfig, KLModel
 from .networks.vq import HISTORY, VQAutoencoder, VQConfig, VQModel
@@ -16,89 +18,84 @@ from .networks.vq import HISTORY, VQAutoencoder, VQConfig, VQModel
 def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> KLModel:
     """Load a KL autoencoder (KL-16 or any other size) with the official parameter names.
 
-    Only ``loss.*`` weights, which training leaves in the official file, are passed over. Metadata may give ``groups``
-    (GroupNorm groups, default 32) and ``name`` (default the file's).
+    The shape is derived from the weights. ``loss.*`` weights of the official file are ignored. Metadata entries: ``groups``
+    (GroupNorm groups, default 32) and ``name`` (default: the file's stem).
 
     Args:
         path: see :func:`.checkpoint.read`.
-        dtype: "fp32", "bf16", "fp16" or "auto", which is fp32 everywhere: the autoencoder runs once a picture, and
-            half precision would save little and show in smooth areas.
-        device: where the weights go.
+        dtype: "fp32", "bf16", "fp16" or "auto". "auto" is fp32 on every device: the autoencoder runs once per image, and
+            half precision is visible in smooth areas.
+        device: device of the weights.
 
     Returns:
         The model in eval mode, without gradients.
 
     Raises:
-        UserError: the file cannot be read, is no KL autoencoder, does not fit, or its metadata makes no sense.
+        UserError: the file cannot be read, is not a KL autoencoder, does not fit, or has invalid metadata.
     """
     compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
     file = ck.read(path, "decoder")
-    ck.expect(file, "kl")
-    state = {name: tensor for name, tensor in file.state.items() if not name.startswith("loss.")}
-    groups = ck.metadata_number(file, "groups", 32, 1, 1024, int)
-    try:
-        config = KLConfig.from_state_dict(state, groups)
-        with torch.device("meta"):
-            net = KLAutoencoder(config)
-    except KeyError as e:
-        raise file.complain(f"does not fit a KL autoencoder: {e.args[0]} is missing") from e
-    except (ValueError, IndexError, ZeroDivisionError) as e:
-        raise file.complain(
-            f"does not fit a KL autoencoder with {groups} GroupNorm groups ({e})",
-            "get an unchanged copy of the file, or give its metadata an entry 'groups'",
-        ) from e
-    ck.load_strictly(net, state, file.path, "a KL autoencoder", dtype=compute, device=device, field=file.field)
-    return KLModel(net.eval().requires_grad_(False), ck.metadata_text(file, "name", file.path.stem))
+    expect(file, "kl")
+    file = file.filter(lambda name: not name.startswith("loss."))
+    net = _network(file, "a KL autoencoder", KLConfig, KLAutoencoder)
+    return KLModel(ck.load_strictly(net, file, "a KL autoencoder", dtype=compute, device=device), file.name)
 
 
 def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
     """Load a VQ tokenizer (VQ-16, VQ-8 or any other size) with the official parameter names.
 
-    The shape follows from the weights. Only the record of codes used in training, which the official files hold, is
-    passed over. Metadata may give ``groups`` (GroupNorm groups, default 32) and ``name`` (default the file's).
+    The shape is derived from the weights. The code usage statistics of the official files are ignored. Metadata entries:
+    ``groups`` (GroupNorm groups, default 32) and ``name`` (default: the file's stem).
 
     Args:
-        path: see :func:`.checkpoint.read`; in a training dump the moving average is preferred, as upstream does. A file
-            that holds several networks is read under ``vq.``.
-        dtype: as for :func:`load_kl`. The codebook is fp32 in any case, so that no code changes its neighbours.
-        device: where the weights go.
+        path: see :func:`.checkpoint.read`; EMA weights are preferred, as upstream does. In a file with several networks
+            the weights under ``vq.`` are read.
+        dtype: as for :func:`load_kl`. The codebook is always fp32, so that nearest-neighbour codes do not change.
+        device: device of the weights.
 
     Returns:
         The model in eval mode, without gradients.
 
     Raises:
-        UserError: the file cannot be read, is no VQ tokenizer, does not fit, or its metadata makes no sense.
+        UserError: the file cannot be read, is not a VQ tokenizer, does not fit, or has invalid metadata.
     """
     compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
-    file = ck.part(ck.read(path, "decoder"), "vq.")
-    ck.expect(file, "vq")
-    state = {name: tensor for name, tensor in file.state.items() if name != HISTORY}
-    groups = ck.metadata_number(file, "groups", 32, 1, 1024, int)
-    try:
-        config = VQConfig.from_state_dict(state, groups)
-        with torch.device("meta"):
-            net = VQAutoencoder(config)
-    except KeyError as e:
-        raise file.complain(f"does not fit a VQ autoencoder: {e.args[0]} is missing") from e
-    except (ValueError, IndexError, ZeroDivisionError) as e:
-        raise file.complain(
-            f"does not fit a VQ autoencoder with {groups} GroupNorm groups ({e})",
-            "get an unchanged copy of the file, or give its metadata an entry 'groups'",
-        ) from e
-    ck.load_strictly(
-        net, state, file.path, "a VQ autoencoder", dtype=compute, fp32=("quantize.",), device=device, field=file.field
-    )
-    return VQModel(net.eval().requires_grad_(False), ck.metadata_text(file, "name", file.path.stem))
+    file = ck.read(path, "decoder").section("vq.")
+    expect(file, "vq")
+    file = file.filter(lambda name: name != HISTORY)
+    net = _network(file, "a VQ autoencoder", VQConfig, VQAutoencoder)
+    ck.load_strictly(net, file, "a VQ autoencoder", dtype=compute, fp32=("quantize.",), device=device)
+    return VQModel(net, file.name)
 
 
 def expect_codes(vq: VQModel, model: TokenModel) -> None:
-    """Nothing if the tokenizer has the codes that the model writes.
+    """Check that a tokenizer has as many codes as a model predicts.
 
     Raises:
-        UserError: it has more or fewer, so it is not the one the model was trained with.
+        UserError: the numbers differ, so the model was trained with another tokenizer.
     """
-    has, writes = vq.net.config.codes, model.net.config.vocab
-    if has != writes:
+    codes, vocab = vq.net.config.codes, model.net.config.vocab
+    if codes != vocab:
         raise UserError(
-            f"decoder: {vq.name} has {has} codes, {model.name} writes {writes}; choose the decoder it was trained with."
+            f"decoder: {vq.name} has {codes} codes, {model.name} writes {vocab}; choose the decoder it was trained with."
         )
+
+
+def _network(file: ck.Checkpoint, what: str, config_class: Any, network_class: Any) -> Any:
+    """Construct an autoencoder on the meta device.
+
+    Raises:
+        UserError: no shape follows from the weights, or the widths are not multiples of the number of groups.
+    """
+    groups = file.number("groups", 32, 1, 1024, int)
+    try:
+        config = config_class.from_state_dict(file.state, groups)
+        with torch.device("meta"):
+            return network_class(config)
+    except KeyError as e:
+        raise file.error(f"does not fit {what}: {e.args[0]} is missing") from e
+    except (ValueError, IndexError, ZeroDivisionError) as e:
+        raise file.error(
+            f"does not fit {what} with {groups} GroupNorm groups ({e})",
+            f"{ck.UNCHANGED}, or give its metadata an entry 'groups'",
+        ) from e

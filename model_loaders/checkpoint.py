@@ -1,9 +1,9 @@
-"""Weight files: safe reading, and strict loading into a network.
+"""Reading of weight files, and strict loading into a network.
 
-A file is judged by its first bytes, never by its extension. safetensors hold numbers only. Pickled checkpoints go
-through torch's weights-only reader, which runs nothing from the file; what it lets in besides tensors are the two
-classes in which official training scripts keep their arguments beside the weights: ``argparse.Namespace``, and easydict's
-dictionary, in whose place stands one of ours. Whatever is wrong with a file ends in one sentence (:class:`~..errors.UserError`).
+The format is detected from the first bytes, not from the extension. Pickled checkpoints are read by torch's weights-only
+unpickler, which executes no code from the file. Besides tensors it accepts the two classes in which official training
+scripts store their arguments: ``argparse.Namespace``, and easydict's ``EasyDict``, replaced by an ordered dictionary. Every
+problem with a file is reported as :class:`~..errors.UserError`.
 """
 
 from __future__ import annotations
@@ -15,50 +15,53 @@ import os
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# Where training scripts put the weights, best first: the moving average is what papers evaluate.
+# Keys under which training scripts store weights, in order of preference: papers evaluate the EMA weights.
 _NESTS = ("model_ema", "ema", "model", "module", "state_dict", "sd")
-# How the two pickled formats of torch.save begin.
+# First bytes of the two formats of torch.save.
 _ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_HEADER_LIMIT = 100_000_000  # the safetensors format's own limit
+_HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own limit
 _NAMES_SHOWN = 10
 UNCHANGED = "get an unchanged copy of the file"
 _TORCH = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
+N = TypeVar("N", bound=nn.Module)
+
 
 class _EasyDict:
-    """Stands for easydict's dictionary while a pickle is read, and makes one that the reader fills."""
+    """Placeholder for ``easydict.EasyDict`` during unpickling; creates an ordered dictionary."""
 
     def __new__(cls, *_: object) -> Any:
         return OrderedDict()
 
 
-# The reader goes by these names.
+# The unpickler looks classes up by these names.
 _EasyDict.__module__, _EasyDict.__qualname__, _EasyDict.__name__ = "easydict", "EasyDict", "EasyDict"
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What a file holds.
+    """Contents of a weight file.
 
     Attributes:
-        state: parameter names to tensors on the CPU, in the file's dtype, possibly still mapped to the file.
-        metadata: the safetensors header's free entries. Of a pickle whose weights stand as ``sd`` beside ``args`` (Tar):
-            "args", those arguments that are plain values, as JSON; empty for others.
+        state: parameter names to CPU tensors in the file's dtype, possibly memory-mapped.
+        metadata: text entries of a safetensors header. For a pickle with ``sd`` and ``args`` (Tar): the entry "args", the
+            scalar arguments as JSON. Otherwise empty.
         path: the file.
-        field: what a person filled in to get here; messages begin with it.
+        field: name of the input that selected the file; messages begin with it.
     """
 
     state: dict[str, Tensor]
@@ -66,24 +69,72 @@ class Checkpoint:
     path: Path
     field: str = "checkpoint"
 
-    def complain(self, found: str, remedy: str = UNCHANGED) -> UserError:
+    def error(self, found: str, remedy: str = UNCHANGED) -> UserError:
         """The error "field: file name found; remedy"."""
         return UserError(f"{self.field}: {self.path.name} {found}; {remedy}")
+
+    def filter(self, keep: Callable[[str], bool]) -> Checkpoint:
+        """The weights whose names satisfy ``keep``."""
+        return replace(self, state={name: t for name, t in self.state.items() if keep(name)})
+
+    def section(self, prefix: str) -> Checkpoint:
+        """The weights under a prefix ("vq.", "ta_tok.") of a file with several networks; any other file unchanged."""
+        inside = {name.removeprefix(prefix): t for name, t in self.state.items() if name.startswith(prefix)}
+        return replace(self, state=inside) if inside else self
+
+    def number(self, key: str, default: Any, low: float, high: float, kind: Callable[[str], Any]) -> Any:
+        """A number from the metadata.
+
+        Args:
+            key: the entry's name.
+            default: returned if the entry is missing.
+            low, high: inclusive range.
+            kind: ``int`` or ``float``.
+
+        Raises:
+            UserError: the entry is not a number, or out of range.
+        """
+        text = self.metadata.get(key)
+        if text is None:
+            return default
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise self.range_error(f"says {key} = {printable(text)} in its metadata", low, high, kind is int)
+        return value
+
+    def range_error(self, found: str, low: float, high: float, whole: bool) -> UserError:
+        """The error for a number that is invalid or out of range."""
+        noun = "a whole number" if whole else "a number"
+        return self.error(f"{found}, which must be {noun} from {low:g} to {high:g}")
+
+    def text(self, key: str, default: str) -> str:
+        """A text from the metadata: printable characters in one line, at most 80; ``default`` if missing or empty."""
+        text = "".join(c for c in " ".join(self.metadata.get(key, "").split()) if c.isprintable())
+        return text[:80] or default
+
+    @property
+    def name(self) -> str:
+        """Display name: the metadata entry ``name``, or the file's stem."""
+        return self.text("name", self.path.stem)
 
 
 # --------------------------------------------------------------------------------------------------- reading
 
 
 def read(path: str | Path, field: str = "checkpoint") -> Checkpoint:
-    """Read a weight file without running anything in it.
+    """Read a weight file without executing code from it.
 
     Args:
-        path: a safetensors file, or one that ``torch.save`` wrote: flat, or nested under ``model_ema`` (preferred),
-            ``ema``, ``model``, ``module``, ``state_dict`` or ``sd``. A ``module.`` in front of every name is taken off.
-        field: what a person filled in to get here; messages begin with it.
+        path: a safetensors file, or one written by ``torch.save``: flat, or nested under ``model_ema`` (preferred),
+            ``ema``, ``model``, ``module``, ``state_dict`` or ``sd``. A ``module.`` prefix common to all names is removed.
+        field: name of the input that selected the file; messages begin with it.
 
     Raises:
-        UserError: the file is missing, empty, damaged, of another format, holds anything but numbers, or no tensor.
+        UserError: the file is missing, empty, damaged, of another format, contains objects other than plain values and
+            tensors, or contains no tensor.
     """
     path = Path(path)
     if _format(path, field) == "safetensors":
@@ -98,7 +149,7 @@ def read(path: str | Path, field: str = "checkpoint") -> Checkpoint:
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """The free text entries of a safetensors header, without touching the weights; {} for any other file."""
+    """Text entries of a safetensors header, without reading the weights; {} for any other file."""
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -109,8 +160,8 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 
 
 def _format(path: Path, field: str) -> str:
-    """What the content is: "safetensors" or "pickled"."""
-    if not os.path.exists(path):  # unlike Path.exists, never an exception
+    """Detect the format, "safetensors" or "pickled", from the first bytes."""
+    if not os.path.exists(path):  # Path.exists can raise
         raise UserError(f"{field}: there is no file {path}; put it there or choose another")
     if os.path.isdir(path):
         raise UserError(f"{field}: {path} is a folder; choose the weight file in it")
@@ -131,10 +182,11 @@ def _format(path: Path, field: str) -> str:
         if length + 8 > size:
             raise UserError(f"{field}: {path.name} is cut short within its header; get the file again")
         return "safetensors"
-    raise UserError(f"{field}: {path.name} is {_looks_like(head)}; choose a .safetensors file or a torch checkpoint")
+    raise UserError(f"{field}: {path.name} is {_describe(head)}; choose a .safetensors file or a torch checkpoint")
 
 
-def _looks_like(head: bytes) -> str:
+def _describe(head: bytes) -> str:
+    """What an unsupported file is, for the message."""
     if head.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the weights themselves"
     if head.lstrip()[:1] == b"<":
@@ -145,7 +197,7 @@ def _looks_like(head: bytes) -> str:
         return "a bare Python pickle, which may hold code and is not opened"
     if head.isascii() and b"\0" not in head:
         return "a text file, not weights"
-    return "no weight file that is known here"
+    return "no weight file of a known format"
 
 
 def _read_safetensors(path: Path, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -153,19 +205,19 @@ def _read_safetensors(path: Path, field: str) -> tuple[dict[str, Tensor], dict[s
         with safe_open(str(path), framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError, RuntimeError, AttributeError, TypeError) as e:
-        raise UserError(f"{field}: {path.name} is damaged or cut short ({_first_line(e)}); {UNCHANGED}") from e
+        raise UserError(f"{field}: {path.name} is damaged or cut short ({first_line(e)}); {UNCHANGED}") from e
 
 
 def _read_pickled(path: Path, field: str) -> object:
     if _TORCH < (2, 6):
-        # Older weights-only readers can be made to run code (CVE-2025-32434).
+        # Older weights-only unpicklers can be made to execute code (CVE-2025-32434).
         raise UserError(
             f"{field}: {path.name} is a pickled checkpoint, which torch {torch.__version__} cannot read safely; "
             "use a .safetensors version of it, or torch 2.6 or newer"
         )
     with path.open("rb") as file:
         zipped = file.read(4) == _ZIP
-    # Newer torch takes a file of that name for what it says, and only files by name can be mapped.
+    # torch.load trusts the extension ".safetensors" of a path, and maps only files given by path.
     mapped = zipped and path.suffix != ".safetensors"
     try:
         with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]), path.open("rb") as file:
@@ -179,14 +231,18 @@ def _read_pickled(path: Path, field: str) -> object:
         ) from e
     except MemoryError:
         raise
-    except Exception as e:  # the reader meets damage in many ways; none of them is of our making
-        raise UserError(f"{field}: {path.name} is damaged or no checkpoint ({_first_line(e)}); {UNCHANGED}") from e
+    except Exception as e:  # a damaged file can raise any exception
+        raise UserError(f"{field}: {path.name} is damaged or no checkpoint ({first_line(e)}); {UNCHANGED}") from e
 
 
 def _tensors(found: Any, path: Path, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights inside what a pickled file held, and the arguments beside them."""
+    """Weights and metadata of an unpickled object.
+
+    Raises:
+        UserError: it is not a dictionary, or its tensors claim more bytes than the file has.
+    """
     metadata: dict[str, str] = {}
-    for _ in range(len(_NESTS)):  # bounded, because a pickled dictionary may contain itself
+    for _ in range(len(_NESTS)):  # bounded: a pickled dictionary may contain itself
         if not isinstance(found, Mapping):
             raise UserError(
                 f"{field}: {path.name} holds a {type(found).__name__}, not a dictionary of weights; choose another file"
@@ -200,142 +256,28 @@ def _tensors(found: Any, path: Path, field: str) -> tuple[dict[str, Tensor], dic
             metadata["args"] = json.dumps(plain)
         found = inner
     state = {k: v.detach() for k, v in found.items() if isinstance(k, str) and isinstance(v, Tensor)}
-    # Strides of zero make gigabytes out of a few bytes. Two, because weights may be shared.
+    # Zero strides turn a few bytes into gigabytes. The factor 2 allows for shared weights.
     if sum(t.numel() * t.element_size() for t in state.values()) > 2 * path.stat().st_size:
         raise UserError(f"{field}: {path.name} claims more weights than it holds bytes; get the original file")
     return state, metadata
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).strip().splitlines() or [type(e).__name__])[0][:160]
-
-
-# ------------------------------------------------------------------------------------------- what a file is for
-
-_WORDS = {
-    "mar": "a MAR",
-    "kl": "a KL autoencoder",
-    "vq": "a VQ autoencoder",
-    "llamagen": "a LlamaGen",
-    "t5": "a T5 text encoder",
-    "tar language model": "a language model",
-    "ta-tok": "a TA-Tok",
-    "dtok": "a Tar de-tokenizer",
-}
-# Where a file belongs that was chosen for something else of the same loader: (what it is, what was wanted).
-_PLACES = {
-    ("mar", "kl"): "choose it as checkpoint",
-    ("kl", "mar"): "choose it as decoder",
-    ("llamagen", "vq"): "choose it as checkpoint",
-    ("vq", "llamagen"): "choose it as decoder",
-    ("vq", "dtok"): "choose it as decoder",
-    ("dtok", "vq"): "choose it as checkpoint",
-    ("ta-tok", "dtok"): "choose it as ta_tok",
-    ("dtok", "ta-tok"): "choose it as checkpoint",
-    ("dtok", "llamagen"): "load it with Load Tar De-tokenizer",
-    ("llamagen", "dtok"): "load it with Load LlamaGen / PAR",
-    ("dtok", "tar language model"): "load it with Load Tar De-tokenizer",
-    ("tar language model", "dtok"): "load it with Load Tar",
-}
-_ANOTHER = "choose another file"
-
-
-def identify(state: Mapping[str, object]) -> str:
-    """The family whose parameter names these are.
-
-    Returns:
-        "mar", "kl", "vq", "llamagen", "dtok", "ta-tok", "t5", "tar language model" or "unknown".
-    """
-    if any(name.startswith("diffloss.net.") for name in state):
-        return "mar"
-    if "quantize.embedding.weight" in state:
-        return "vq"
-    if "post_quant_conv.weight" in state and any(name.startswith("decoder.") for name in state):
-        return "kl"
-    if "tok_embeddings.weight" in state and any(name.startswith("cls_embedding.") for name in state):
-        return "llamagen"
-    if "tok_embeddings.weight" in state and any(name.startswith("clip_proj.") for name in state):
-        return "dtok"
-    if any(name.startswith("bottleneck.regularizer.") for name in state):
-        return "ta-tok"
-    if any(name.startswith("encoder.block.0.layer.0.SelfAttention.") for name in state):
-        return "t5"
-    if any(name.endswith("embed_tokens.weight") for name in state):
-        return "tar language model"
-    return "unknown"
-
-
-def part(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
-    """What stands under a prefix ("vq.", "ta_tok.") of a file that holds several networks; any other file as it is."""
-    inside = {name.removeprefix(prefix): t for name, t in checkpoint.state.items() if name.startswith(prefix)}
-    return replace(checkpoint, state=inside) if inside else checkpoint
-
-
-def expect(checkpoint: Checkpoint, family: str) -> None:
-    """Nothing if the file holds ``family`` (one of :func:`identify`'s words).
-
-    Raises:
-        UserError: it holds another; the sentence says which, and where that one belongs.
-    """
-    found = identify(checkpoint.state)
-    if found == family:
-        return
-    if found == "unknown":
-        names = ", ".join(_shown(name) for name in sorted(checkpoint.state)[:3])
-        raise checkpoint.complain(f"holds no weights of {_WORDS[family]} (but {names})", _ANOTHER)
-    raise checkpoint.complain(f"holds {_WORDS[found]}, not {_WORDS[family]}", _PLACES.get((found, family), _ANOTHER))
-
-
-def metadata_number(
-    checkpoint: Checkpoint, key: str, default: Any, low: float, high: float, kind: Callable[[str], Any]
-) -> Any:
-    """A number from the file's metadata.
-
-    Args:
-        key: its name; ``default`` if the file has no such entry.
-        low, high: smallest and largest value allowed.
-        kind: ``int`` or ``float``.
-
-    Raises:
-        UserError: the entry is no number, or out of range.
-    """
-    text = checkpoint.metadata.get(key)
-    if text is None:
-        return default
-    try:
-        value = kind(text)
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        noun = "a whole number" if kind is int else "a number"
-        raise checkpoint.complain(
-            f"says {key} = {_shown(text)} in its metadata, which must be {noun} from {low} to {high}"
-        )
-    return value
-
-
-def metadata_text(checkpoint: Checkpoint, key: str, default: str) -> str:
-    """A short text from the file's metadata: one printable line of at most 80 characters."""
-    text = "".join(c for c in " ".join(checkpoint.metadata.get(key, "").split()) if c.isprintable())
-    return text[:80] or default
 
 
 # --------------------------------------------------------------------------------------------------- loading
 
 
 def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> torch.dtype:
-    """The dtype a network computes in.
+    """Resolve the compute dtype of a network.
 
     Args:
-        name: "fp32", "bf16", "fp16", or "auto": fp16 on graphics hardware made for it, else fp32. Not bf16: a
-            denoiser's rounding errors are multiplied by hundreds in its first step (316 at 100 diffusion steps),
-            which makes 0.15 of fp16's and about 1 of bf16's; fp16 is also what MAR was evaluated in.
-        device: where it will compute.
-        bf16: for networks that were trained and evaluated in it (LlamaGen, T5), "auto" means bf16 where CUDA hardware
-            computes it.
+        name: "fp32", "bf16", "fp16", or "auto": fp16 on GPUs that compute it at full speed, else fp32. "auto" is not
+            bf16 because the first diffusion step multiplies a denoiser's rounding error by hundreds (316 at 100 diffusion
+            steps), to an error of 0.15 in fp16 and about 1 in bf16. MAR was also evaluated in fp16.
+        device: device the network computes on.
+        bf16: whether "auto" prefers bf16 on CUDA devices of compute capability 8.0 or higher, for networks that were
+            trained and evaluated in bf16 (LlamaGen, T5).
 
     Raises:
-        UserError: no such name.
+        UserError: unknown name.
     """
     if name in DTYPES:
         return DTYPES[name]
@@ -346,50 +288,72 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> t
         capability = torch.cuda.get_device_capability(device)
         if bf16 and capability >= (8, 0):
             return torch.bfloat16
-        # Before Volta half precision is no quicker than fp32, and on some cards far slower.
+        # Before Volta fp16 is not faster than fp32, and on some cards much slower.
         return torch.float16 if capability >= (7, 0) else torch.float32
     return torch.float16 if device.type in ("mps", "xpu") else torch.float32
 
 
+@contextmanager
+def shape_errors(file: Checkpoint, what: str) -> Iterator[None]:
+    """Report errors of deriving a network's shape from the weights of ``file``.
+
+    Args:
+        what: the kind of network ("a MAR").
+
+    Raises:
+        UserError: in place of the errors that missing, misshaped or contradictory weights cause in the block.
+    """
+    try:
+        yield
+    except KeyError as e:
+        raise file.error(f"does not fit {what}: {e.args[0]} is missing") from e
+    except ValueError as e:
+        if "unpack" not in str(e):  # an unpacked shape has the wrong number of dimensions
+            raise file.error(f"cannot be used as {what}: {e}") from e
+        raise file.error(f"does not fit {what}: its weights are misshaped") from e
+    except (IndexError, ZeroDivisionError) as e:
+        raise file.error(f"does not fit {what}: its weights are misshaped") from e
+
+
 def load_strictly(
-    net: nn.Module,
-    state: Mapping[str, Tensor],
-    path: Path,
+    net: N,
+    file: Checkpoint,
     what: str,
     *,
     dtype: torch.dtype | None = None,
     fp32: Collection[str] = (),
     device: str | torch.device = "cpu",
-    field: str = "checkpoint",
-) -> None:
-    """Give ``net`` its weights: all of them or, if anything is wrong, none.
+) -> N:
+    """Load all weights of ``file`` into ``net``. If any check fails, ``net`` is left unchanged.
 
     Args:
-        net: the network, on any device; on "meta" no memory is spent twice.
-        state: parameter names to tensors. They are copied, so the file may change or go afterwards.
-        path, what: the file and the kind of network ("a MAR"), for messages.
-        dtype: dtype of the weights afterwards; None keeps the file's.
-        fp32: beginnings of names that stay in fp32 whatever ``dtype`` says.
-        device: where the weights go.
-        field: what messages begin with.
+        net: the network, on any device; on "meta" the weights are allocated only once.
+        file: the weights. They are copied, so the file may change or be deleted afterwards.
+        what: the kind of network ("a MAR"), for messages.
+        dtype: dtype of the loaded weights; None keeps the file's.
+        fp32: name prefixes of weights that are loaded in fp32 regardless of ``dtype``.
+        device: device of the loaded weights.
+
+    Returns:
+        ``net`` in eval mode, without gradients.
 
     Raises:
-        UserError: names missing, unexpected or misshaped (at most ten are listed), or weights that are no finite
+        UserError: names missing, unexpected or misshaped (at most ten are listed), or weights that are not finite
             floating-point numbers.
     """
-    label = f"{field}: {path.name}"
-    wanted = net.state_dict()
+    label, state = f"{file.field}: {file.path.name}", file.state
+    expected = net.state_dict()
     wrong = {
-        "missing": [name for name in wanted if name not in state],
-        "unexpected": [name for name in state if name not in wanted],
-        "misshaped": [name for name, t in wanted.items() if name in state and state[name].shape != t.shape],
+        "missing": [name for name in expected if name not in state],
+        "unexpected": [name for name in state if name not in expected],
+        "misshaped": [name for name, t in expected.items() if name in state and state[name].shape != t.shape],
     }
     if any(wrong.values()):
-        raise UserError(f"{label} does not fit {what}: {_listed(wrong, wanted, state)}; {UNCHANGED}")
-    strange = [n for n, t in state.items() if not t.is_floating_point() or t.layout is not torch.strided]
-    if strange:
-        kind = str(state[strange[0]].dtype).removeprefix("torch.")
-        raise UserError(f"{label} holds {kind} and no plain weights in {_some(strange)}; get an fp32 or fp16 file")
+        raise UserError(f"{label} does not fit {what}: {_list_names(wrong, expected, state)}; {UNCHANGED}")
+    invalid = [n for n, t in state.items() if not t.is_floating_point() or t.layout is not torch.strided]
+    if invalid:
+        kind = str(state[invalid[0]].dtype).removeprefix("torch.")
+        raise UserError(f"{label} holds {kind} and no plain weights in {_some(invalid)}; get an fp32 or fp16 file")
     loaded = {}
     for name, tensor in state.items():
         target = torch.float32 if name.startswith(tuple(fp32)) and dtype is not None else dtype
@@ -400,26 +364,27 @@ def load_strictly(
     if broken:
         raise UserError(f"{label} holds NaN or infinite weights in {_some(broken)}; get the file again")
     net.load_state_dict({name: tensor.to(device) for name, tensor in loaded.items()}, strict=True, assign=True)
+    return net.eval().requires_grad_(False)
 
 
 def _finite(tensor: Tensor) -> bool:
     if not tensor.numel():
         return True
-    if tensor.element_size() == 1:  # fp8 has no minimum and maximum of its own
+    if tensor.element_size() == 1:  # aminmax does not support fp8
         tensor = tensor.float()
     return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
 
 
-def _listed(wrong: dict[str, list[str]], wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """E.g. "1 misshaped (c is 3x4, not 3x5), 12 missing (a, b), 10 of them not named", with at most ten names."""
+def _list_names(wrong: dict[str, list[str]], expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """For example "1 misshaped (c is 3x4, not 3x5), 12 missing (a, b), 10 of them not named", with at most ten names."""
     kinds = sorted((kind for kind in wrong if wrong[kind]), key=lambda kind: len(wrong[kind]))
     left, parts = _NAMES_SHOWN, []
     for i, kind in enumerate(kinds):
         some = wrong[kind][: left // (len(kinds) - i)]
         left -= len(some)
-        shown = [_shown(name) for name in some]
+        shown = [printable(name) for name in some]
         if kind == "misshaped":
-            shown = [f"{_shown(n)} is {_shape(state[n])}, not {_shape(wanted[n])}" for n in some]
+            shown = [f"{printable(n)} is {_shape(state[n])}, not {_shape(expected[n])}" for n in some]
         parts.append(f"{len(wrong[kind])} {kind} ({', '.join(shown)})")
     hidden = sum(map(len, wrong.values())) - (_NAMES_SHOWN - left)
     return ", ".join(parts) + (f", {hidden} of them not named" if hidden else "")
@@ -427,14 +392,14 @@ def _listed(wrong: dict[str, list[str]], wanted: Mapping[str, Tensor], state: Ma
 
 def _some(names: list[str]) -> str:
     more = len(names) - _NAMES_SHOWN
-    return ", ".join(map(_shown, names[:_NAMES_SHOWN])) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(printable, names[:_NAMES_SHOWN])) + (f" and {more} more" if more > 0 else "")
 
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a single number"
 
 
-def _shown(name: str) -> str:
-    """A name or value out of a file, fit for a message."""
+def printable(name: str) -> str:
+    """A name or value from a file, printable and at most 80 characters."""
     name = name if name.isprintable() else ascii(name)
     return name if len(name) <= 80 else name[:77] + "..."

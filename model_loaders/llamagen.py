@@ -1,4 +1,4 @@
-"""LlamaGen and PAR files to :class:`TokenModel`."""
+"""Loader of LlamaGen and PAR checkpoints, and the checks it shares with Tar's de-tokenizers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
+from .families import expect
 from .networks.gpt import GPT, GPTConfig, TokenModel
 
 IMAGENET_CLASSES = 1000
 LARGEST_GRID = 128
-# Pixels a token covers per side, in every released model (VQ-16).
+# Pixels per token and side in every released model (VQ-16).
 _OFFICIAL_STRIDE = 16
 _SIZES = re.compile(r"(?<!\d)(256|384|512)(?!\d)")
-# PAR's files name their speed-up instead; all of them draw 384 pixels.
+# Official PAR file names give the speed-up instead of the image size, which is 384 pixels.
 _PAR_NAME, _PAR_GRID = re.compile(r"par-(xl|xxl|1b|3b)-\d+x", re.IGNORECASE), 24
-# The rotation table, which some files carry although it follows from the grid.
-_TABLE = "freqs_cis"
+# RoPE table of some files; recomputed from the grid.
+_ROPE_TABLE = "freqs_cis"
 
 
 def load_llamagen(
@@ -32,90 +33,108 @@ def load_llamagen(
 ) -> TokenModel:
     """Load a LlamaGen (class- or text-conditional) or a PAR of any size with the official parameter names.
 
-    The shape follows from the weights; a PAR is known by its transition tokens, one less than the tokens it decides
-    together. The head count follows from ``heads``, the metadata entry of that name, or the width of the official
-    sizes. Metadata may also give ``grid``, ``label_set`` ("imagenet-1k" if there are 1000 classes) and ``name``.
+    The shape is derived from the weights. A PAR is identified by its transition tokens, one fewer than the tokens it
+    predicts in parallel. The head count is ``heads``, the metadata entry ``heads``, or that of the official model of the same
+    width. Other metadata entries: ``grid``, ``label_set`` ("imagenet-1k" for 1000 classes) and ``name`` (the file's stem).
 
     Args:
-        path: see :func:`.checkpoint.read`; any nesting that DDP, DeepSpeed or FSDP leave.
+        path: see :func:`.checkpoint.read`; any nesting that DDP, DeepSpeed or FSDP write.
         dtype: "auto", "fp32", "bf16" or "fp16", see :func:`.checkpoint.choose_dtype` (with bf16, as upstream).
-        device: where the weights go.
-        grid: tokens along one side of the picture (16, 24, 32 for 256, 384, 512 pixels), 2 to 128. No weight depends
-            on it, so None takes it from the metadata, a stored rotation table, or the file's name.
-        heads: attention heads, for files that do not say.
+        device: device of the weights.
+        grid: tokens per side (16, 24, 32 for 256, 384, 512 pixels), 2 to 128. The weights do not determine it; None takes
+            it from the metadata, a stored RoPE table, or the file name.
+        heads: attention heads, for files whose metadata and width do not determine them.
 
     Returns:
         The model in eval mode, without gradients.
 
     Raises:
-        UserError: the file cannot be read, is no LlamaGen, does not fit, or its metadata makes no sense; the grid is
-            unknown, contradicts what the file says, or cannot be parted into PAR's regions.
+        UserError: the file cannot be read, is not a LlamaGen, does not fit, or has invalid metadata; the grid is unknown,
+            contradicts the file, or is not divisible into PAR's regions.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = ck.read(path)
-    ck.expect(file, "llamagen")
-    state = {name: tensor for name, tensor in file.state.items() if name != _TABLE}
-    config = _config(file, heads or ck.metadata_number(file, "heads", None, 1, 1024, int))
+    expect(file, "llamagen")
+    config = gpt_config(file, "a LlamaGen", heads or file.number("heads", None, 1, 1024, int))
+    if math.isqrt(config.regions) ** 2 != config.regions:
+        raise file.error(
+            f"holds {config.special} transition tokens, but a PAR has one less than a square number (3, 8, 15, ...)"
+        )
     side = _grid(file, config, grid)
     with torch.device("meta"):
         net = GPT(config)
     what = "a PAR" if config.special else "a LlamaGen"
-    ck.load_strictly(net, state, file.path, what, dtype=compute, device=device)
+    imagenet = config.condition == "class" and config.condition_size == IMAGENET_CLASSES
+    weights = file.filter(lambda name: name != _ROPE_TABLE)
     return TokenModel(
-        net=net.eval().requires_grad_(False),
-        name=ck.metadata_text(file, "name", file.path.stem),
+        net=ck.load_strictly(net, weights, what, dtype=compute, device=device),
+        name=file.name,
         grid=side,
-        label_set=ck.metadata_text(file, "label_set", "imagenet-1k" if _imagenet(config) else ""),
+        label_set=file.text("label_set", "imagenet-1k" if imagenet else ""),
     )
 
 
-def _imagenet(config: GPTConfig) -> bool:
-    return config.condition == "class" and config.condition_size == IMAGENET_CLASSES
+def gpt_config(file: ck.Checkpoint, what: str, heads: int | None) -> GPTConfig:
+    """Derive a GPT's shape from its weights.
 
+    Args:
+        what: the kind of network ("a LlamaGen"), for messages.
+        heads: attention heads; None for those of the official model of the same width.
 
-def _config(file: ck.Checkpoint, heads: int | None) -> GPTConfig:
-    if any("embed" in name and tensor.ndim != 2 for name, tensor in file.state.items()):
-        raise file.complain("does not fit a LlamaGen: its embeddings are misshaped")
-    try:
+    Raises:
+        UserError: weights are missing, empty or misshaped, or do not fit the head count.
+    """
+    if any("emb" in name and tensor.ndim != 2 for name, tensor in file.state.items()):
+        raise file.error(f"does not fit {what}: its embeddings are misshaped")
+    with ck.shape_errors(file, what):
         config = GPTConfig.from_state_dict(file.state, heads)
-    except KeyError as e:
-        raise file.complain(f"does not fit a LlamaGen: {e.args[0]} is missing") from e
-    except (IndexError, ZeroDivisionError) as e:
-        raise file.complain("does not fit a LlamaGen: its weights are misshaped") from e
-    except ValueError as e:
-        raise file.complain(f"cannot be used: {e}") from e
-    c = config
-    if min(c.dim, c.depth, c.hidden, c.vocab, c.condition_size) < 1:
-        raise file.complain("does not fit a LlamaGen: a part of it is missing or empty")
-    if math.isqrt(c.regions) ** 2 != c.regions:
-        raise file.complain(
-            f"holds {c.special} transition tokens, but a PAR has one less than a square number (3, 8, 15, ...)"
-        )
+    if min(config.dim, config.depth, config.hidden, config.vocab, config.condition_size) < 1:
+        raise file.error(f"does not fit {what}: a part of it is missing or empty")
     return config
 
 
-def _grid(file: ck.Checkpoint, config: GPTConfig, wanted: int | None) -> int:
-    """Tokens along one side of the picture.
+def check_grid(grid: int, name: str, stated: int | None, usual: str) -> None:
+    """Check a requested grid.
+
+    Args:
+        grid: requested tokens per side.
+        name: the file's name, for messages.
+        stated: tokens per side that the file states, or None.
+        usual: the usual values, for messages.
+
+    Raises:
+        UserError: it is out of range or contradicts the file.
+    """
+    if not 2 <= grid <= LARGEST_GRID:
+        raise UserError(f"grid: {grid} tokens a side is outside 2 to {LARGEST_GRID}; {usual} are usual")
+    if stated not in (None, grid):
+        raise UserError(f"grid: {name} is for {stated}x{stated} tokens, not {grid}x{grid}; choose auto")
+
+
+def grids_in_name(stem: str, sizes: re.Pattern[str]) -> set[int]:
+    """Tokens per side of the image sizes in pixels that a file name contains."""
+    return {int(size) // _OFFICIAL_STRIDE for size in sizes.findall(stem)}
+
+
+def _grid(file: ck.Checkpoint, config: GPTConfig, requested: int | None) -> int:
+    """Tokens per side of the image.
 
     Raises:
         UserError: see :func:`load_llamagen`.
     """
-    own, name = _grid_within(file, config), file.path.name
-    named = {int(size) // _OFFICIAL_STRIDE for size in _SIZES.findall(file.path.stem)}
+    stated, name = _stated_grid(file, config), file.path.name
+    named = grids_in_name(file.path.stem, _SIZES)
     if not named and config.special and _PAR_NAME.search(file.path.stem):
         named = {_PAR_GRID}
-    if wanted is not None:
-        if not 2 <= wanted <= LARGEST_GRID:
-            raise UserError(f"grid: {wanted} tokens a side is outside 2 to {LARGEST_GRID}; 16, 24 and 32 are usual")
-        if own not in (None, wanted):
-            raise UserError(f"grid: {name} is for {own}x{own} tokens, not {wanted}x{wanted}; choose auto")
-        if own is None and named and wanted not in named:
-            told = " or ".join(f"{side}x{side}" for side in sorted(named))
+    if requested is not None:
+        check_grid(requested, name, stated, "16, 24 and 32")
+        if stated is None and named and requested not in named:
+            sizes = " or ".join(f"{side}x{side}" for side in sorted(named))
             raise UserError(
-                f"grid: {name} is for {told} tokens by its name, not {wanted}x{wanted}; choose auto, or rename the file "
-                "if its name is wrong"
+                f"grid: {name} is for {sizes} tokens by its name, not {requested}x{requested}; choose auto, or rename the "
+                "file if its name is wrong"
             )
-    side = wanted or own or (named.pop() if len(named) == 1 else None)
+    side = requested or stated or (named.pop() if len(named) == 1 else None)
     if side is None:
         why = "names more than one picture size" if named else "does not say how large its pictures are"
         raise UserError(f"grid: {name} {why}; choose 16 (256 pixels), 24 (384) or 32 (512), as it was trained")
@@ -128,11 +147,11 @@ def _grid(file: ck.Checkpoint, config: GPTConfig, wanted: int | None) -> int:
     return side
 
 
-def _grid_within(file: ck.Checkpoint, config: GPTConfig) -> int | None:
-    """What the file itself says: its metadata, else the length of a stored rotation table."""
-    stated = ck.metadata_number(file, "grid", None, 2, LARGEST_GRID, int)
-    if stated is not None or _TABLE not in file.state:
+def _stated_grid(file: ck.Checkpoint, config: GPTConfig) -> int | None:
+    """Tokens per side from the metadata, else from the length of a stored RoPE table; None if neither determines it."""
+    stated = file.number("grid", None, 2, LARGEST_GRID, int)
+    if stated is not None or _ROPE_TABLE not in file.state:
         return stated
-    rows, prefix = file.state[_TABLE].shape[:1], config.text_rows or 1
+    rows, prefix = file.state[_ROPE_TABLE].shape[:1], config.text_rows or 1
     side = math.isqrt(max(0, rows[0] - prefix - config.special)) if rows else 0
     return side if side >= 2 and rows[0] == side**2 + prefix + config.special else None

@@ -1,7 +1,7 @@
-"""Text to what LlamaGen's text-to-image models draw from: features of the flan-t5-xl encoder.
+"""T5 text encoder, which computes the condition of LlamaGen's text-to-image models (flan-t5-xl).
 
-The network and its tokenizer come from ``transformers``, which ComfyUI installs for itself; it is imported when an encoder
-is loaded, never before. Sources: Raffel et al. 2020 (T5, arXiv 1910.10683), Chung et al. 2022 (Flan-T5, arXiv 2210.11416),
+The network and its tokenizer are those of ``transformers``, a requirement of ComfyUI; it is imported when an encoder is
+loaded. Sources: Raffel et al. 2020 (T5, arXiv 1910.10683), Chung et al. 2022 (Flan-T5, arXiv 2210.11416),
 Sun et al. 2024 (LlamaGen, arXiv 2406.06525) for cleaning, length and features.
 """
 
@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from . import checkpoint as ck
 from .captions import clean
+from .families import expect
 from .folders import weight_files
+from .tokenizer import import_error
 
-# What the models were trained with: longer captions end here. The end mark counts.
+# Caption length in training, including the end-of-sequence token; longer prompts are truncated.
 MAX_TOKENS = 120
 FIELD = "encoder"
 _ATTENTION = "encoder.block.0.layer.0.SelfAttention"
@@ -36,7 +38,7 @@ class TextEncoder:
     Attributes:
         net: transformers' ``T5EncoderModel`` in eval mode, without gradients.
         tokenizer: transformers' T5 tokenizer.
-        name: what a person calls it.
+        name: display name.
     """
 
     net: nn.Module
@@ -45,43 +47,43 @@ class TextEncoder:
 
     @property
     def width(self) -> int:
-        """Width of a feature row: 2048 for flan-t5-xl."""
+        """Channels per token of the features: 2048 for flan-t5-xl."""
         return int(self.net.config.d_model)  # type: ignore[union-attr, arg-type]
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of a prompt after cleaning, at most 120; the last is the end mark, so there is at least one."""
+        """Token ids of a cleaned prompt: 1 to 120, the last is the end-of-sequence token."""
         ids = self.tokenizer(clean(text), max_length=MAX_TOKENS, truncation=True, add_special_tokens=True)
         return list(ids["input_ids"])
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[Tensor]:
-        """Features of prompts, one entry an image.
+        """Features of prompts, one entry per image.
 
-        Every prompt is encoded alone, so that an image does not depend on its neighbours in the batch. Nothing is padded:
-        a LlamaGen does not see padding (its prefix has no positions), and pads from the left only to share a batch.
+        Prompts are encoded one by one and without padding, so that an image does not depend on the rest of the batch.
+        LlamaGen masks padding, and its prefix has no positions.
 
         Args:
-            texts: prompts as typed.
+            texts: prompts before cleaning.
 
         Returns:
-            For each, the last hidden state of its n tokens [n, width], 1 <= n <= 120, in the network's dtype and on its
-            device. Equal prompts share one tensor.
+            For each prompt the last hidden state [n, width] of its n tokens, 1 <= n <= 120, in the network's dtype and on
+            its device. Equal prompts share one tensor.
         """
         device = next(self.net.parameters()).device
-        known: dict[str, Tensor] = {}
+        features: dict[str, Tensor] = {}
         for text in texts:
-            if text not in known:
+            if text not in features:
                 ids = torch.tensor([self.tokens(text)], device=device)
                 out = self.net(input_ids=ids, attention_mask=torch.ones_like(ids))
-                known[text] = out.last_hidden_state[0]
-        return [known[text] for text in texts]
+                features[text] = out.last_hidden_state[0]
+        return [features[text] for text in texts]
 
 
 def choose_dtype(name: str, device: str | torch.device) -> torch.dtype:
-    """The dtype the encoder computes in: bf16 where CUDA hardware has it, else fp32, for "auto".
+    """Resolve the encoder's compute dtype; "auto" is bf16 where CUDA hardware supports it, else fp32.
 
     Raises:
-        UserError: no such name, or fp16, in which T5's activations overflow.
+        UserError: unknown name, or fp16, in which T5's activations overflow.
     """
     if name == "fp16":
         raise UserError("dtype: a T5 encoder overflows in fp16; choose bf16, fp32 or auto")
@@ -94,18 +96,21 @@ def load_text_encoder(
 ) -> TextEncoder:
     """Load a T5 encoder of any size.
 
-    The shape follows from the weights; nothing in the folder is run, and a decoder that is there is passed over.
+    The shape is derived from the weights. No code from the folder is executed, and decoder weights are ignored.
 
     Args:
-        path: a folder as Hugging Face lays it out (one weight file or numbered pieces, safetensors preferred, and the
-            tokenizer), one of such pieces, or a single weight file.
+        path: a Hugging Face model folder (one weight file or shards, safetensors preferred, and the tokenizer), one of its
+            shards, or a single weight file.
         dtype: "auto", "fp32" or "bf16", see :func:`choose_dtype`.
-        device: where the weights go.
-        tokenizer: folder with ``tokenizer.json`` or ``spiece.model``; None looks beside the weights. All T5 and Flan-T5
-            sizes have the same one.
+        device: device of the weights.
+        tokenizer: folder with ``tokenizer.json`` or ``spiece.model``; None for the folder of the weights. All T5 and
+            Flan-T5 sizes share one tokenizer.
+
+    Returns:
+        The encoder in eval mode, without gradients.
 
     Raises:
-        UserError: transformers is missing, or a file is missing, damaged, of another network, or incomplete.
+        UserError: transformers is missing, or a file is missing, damaged, incomplete or of another network.
     """
     compute = choose_dtype(dtype, device)
     t5 = _transformers()
@@ -116,16 +121,14 @@ def load_text_encoder(
     words = _tokenizer(t5, Path(tokenizer) if tokenizer else files[0].parent)
     file = _read(path, files)
     net = _network(t5, file)
-    ck.load_strictly(net, file.state, path, "a T5 encoder", dtype=compute, device=device, field=FIELD)
+    ck.load_strictly(net, file, "a T5 encoder", dtype=compute, device=device)
     net.encoder.embed_tokens.weight = net.shared.weight  # type: ignore[union-attr]
     if len(words) > net.shared.num_embeddings:  # type: ignore[union-attr, operator]
-        raise file.complain(
-            f"knows {net.shared.num_embeddings} tokens and its tokenizer makes {len(words)}",  # type: ignore[union-attr]
-            "put the tokenizer of the same model beside it",
+        raise file.error(
+            f"has {net.shared.num_embeddings} tokens and its tokenizer {len(words)}",  # type: ignore[union-attr]
+            "put the tokenizer of the same model in its folder",
         )
-    return TextEncoder(
-        net.eval().requires_grad_(False), words, path.stem if path.suffix == ".safetensors" else path.name
-    )
+    return TextEncoder(net, words, path.stem if path.suffix == ".safetensors" else path.name)
 
 
 def _transformers() -> Any:
@@ -133,17 +136,14 @@ def _transformers() -> Any:
         import transformers
 
         for part in ("T5Config", "T5EncoderModel", "T5TokenizerFast"):
-            getattr(transformers, part)  # parts are imported when they are named, and fail then
+            getattr(transformers, part)  # imported lazily, so a failure shows only here
     except (ImportError, RuntimeError) as e:
-        raise UserError(
-            f"{FIELD}: reading a prompt needs the Python package transformers, which ComfyUI brings, and here it cannot be "
-            f"imported ({_first_line(e)}); install it with: pip install transformers"
-        ) from e
+        raise import_error("transformers", FIELD, e) from e
     return transformers
 
 
 def has_tokenizer(path: str | Path) -> bool:
-    """Whether a T5 tokenizer lies in a folder, or beside a file."""
+    """Whether a folder, or the folder of a file, contains a T5 tokenizer."""
     folder = Path(path)
     folder = folder if folder.is_dir() else folder.parent
     return any((folder / name).is_file() for name in _TOKENIZERS)
@@ -156,28 +156,39 @@ def _tokenizer(t5: Any, folder: Path) -> Any:
         )
     try:
         return t5.T5TokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    except Exception as e:  # a damaged tokenizer can fail in any way
+    except Exception as e:  # a damaged tokenizer can raise any exception
         raise UserError(
-            f"{FIELD}: the tokenizer in {folder} cannot be read ({_first_line(e)}); get its files again"
+            f"{FIELD}: the tokenizer in {folder} cannot be read ({first_line(e)}); get its files again"
         ) from e
 
 
 def _read(path: Path, files: Sequence[Path]) -> ck.Checkpoint:
-    """The encoder's weights in the files of ``path``."""
+    """Read the encoder's weights.
+
+    Raises:
+        UserError: see :func:`.checkpoint.read`, or the files are not those of a T5 encoder.
+    """
     state: dict[str, Tensor] = {}
-    for file in files:
-        state.update(ck.read(file, FIELD).state)
-    ck.expect(ck.Checkpoint(state, {}, path, FIELD), "t5")
-    state = {name: t for name, t in state.items() if not name.startswith(("decoder.", "lm_head."))}
-    # The two names of one matrix; files have either or both.
+    for shard in files:
+        state.update(ck.read(shard, FIELD).state)
+    file = ck.Checkpoint(state, {}, path, FIELD)
+    expect(file, "t5")
+    file = file.filter(lambda name: not name.startswith(("decoder.", "lm_head.")))
+    state = file.state
+    # Two names of the same matrix; files have either or both.
     if _SHARED in state or _COPY in state:
         state[_SHARED] = state[_COPY] = state.get(_SHARED, state.get(_COPY))  # type: ignore[assignment]
-    return ck.Checkpoint(state, {}, path, FIELD)
+    return file
 
 
 def _network(t5: Any, file: ck.Checkpoint) -> Any:
+    """Construct the encoder on the meta device.
+
+    Raises:
+        UserError: no shape follows from the weights.
+    """
     state = file.state
-    try:
+    with ck.shape_errors(file, "a T5 encoder"):
         buckets, heads = state[f"{_ATTENTION}.relative_attention_bias.weight"].shape
         inner, width = state[f"{_ATTENTION}.q.weight"].shape
         gated = f"{_FEED_FORWARD}.wi_0.weight" in state
@@ -196,11 +207,3 @@ def _network(t5: Any, file: ck.Checkpoint) -> Any:
         )
         with torch.device("meta"):
             return t5.T5EncoderModel(config)
-    except KeyError as e:
-        raise file.complain(f"does not fit a T5 encoder: {e.args[0]} is missing") from e
-    except (ValueError, IndexError, ZeroDivisionError, RuntimeError) as e:
-        raise file.complain(f"does not fit a T5 encoder ({_first_line(e)})") from e
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).strip().splitlines() or [type(e).__name__])[0][:160]

@@ -1,11 +1,10 @@
-"""Prompt text to token ids: Hugging Face's ``tokenizer.json``, or ``vocab.json`` and ``merges.txt``, read as plain text.
+"""Tokenizers of language models: Hugging Face's ``tokenizer.json``, or ``vocab.json`` and ``merges.txt``.
 
-The names of added tokens mean nothing in what a person types: "<|im_end|>" within a prompt is ten characters, not the end of
-it. So the tokens a checkpoint added are taken out of the tokenizer, and told apart by id. That also spares looking for
-65,536 image codes in every prompt.
+Added tokens are removed from the tokenizer, so that "<|im_end|>" in a prompt is encoded as ten characters and cannot end the
+prompt. Callers insert special tokens by id. This also avoids searching every prompt for 65,536 image codes.
 
-The package ``tokenizers`` is imported when such a file is read, never before; ComfyUI brings it with transformers. A tokenizer
-that only splits words and looks them up, as the demo's, is read without it.
+The package ``tokenizers`` is imported when a tokenizer is read; it is installed with transformers, a requirement of ComfyUI.
+A tokenizer that only splits and looks up words, such as the demo's, does not need it.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .folders import parse_json, read_json
 
-# How Qwen2 parts a text before its pairs of bytes are merged; the vocabulary was counted on these pieces.
+# Pre-tokenization pattern of Qwen2, applied before byte-pair merges.
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -32,9 +31,9 @@ class Tokenizer:
     """A tokenizer for text.
 
     Attributes:
-        encode: text to token ids, none of them an added token's.
-        marks: added tokens' names to ids.
-        size: tokens it knows without the added ones.
+        encode: text to token ids, without added tokens.
+        marks: names of added tokens to ids.
+        size: vocabulary size without added tokens.
     """
 
     encode: Callable[[str], list[int]]
@@ -43,41 +42,43 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str], field: str = "checkpoint") -> Tokenizer:
-    """The tokenizer of a model.
+    """Load the tokenizer of a model.
+
+    The first source found is used: the metadata entry ``tokenizer`` (the content of a ``tokenizer.json``), then the files
+    ``<stem>.tokenizer.json``, ``tokenizer.json``, ``vocab.json`` with ``merges.txt``.
 
     Args:
-        folder: where the model is.
-        stem: name of the model's file without its ending, or "".
-        metadata: of the weight file; an entry ``tokenizer`` is the content of a ``tokenizer.json`` and goes first, then come
-            the files ``<stem>.tokenizer.json``, ``tokenizer.json``, ``vocab.json`` with ``merges.txt``.
-        field: what messages begin with.
+        folder: the model's folder.
+        stem: stem of the weight file, or "".
+        metadata: metadata of the weight file.
+        field: name of the input, for messages.
 
     Raises:
-        UserError: there is none, it is damaged, or ``tokenizers`` is missing.
+        UserError: there is no tokenizer, it is damaged, or ``tokenizers`` is missing.
     """
     if "tokenizer" in metadata:
         try:
             return _build(parse_json(metadata["tokenizer"]), "the tokenizer within the file", field)
         except (ValueError, RecursionError) as e:
             raise UserError(
-                f"{field}: the tokenizer within the file is no JSON ({_first_line(e)}); get the file again"
+                f"{field}: the tokenizer within the file is no JSON ({first_line(e)}); get the file again"
             ) from e
     for name in ([f"{stem}.tokenizer.json"] if stem else []) + ["tokenizer.json"]:
         if (folder / name).is_file():
             return _build(read_json(folder / name, field), f"{name} in {folder}", field)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _build(_from_pairs(folder, field), f"vocab.json in {folder}", field)
+        return _build(_from_vocabulary(folder, field), f"vocab.json in {folder}", field)
     raise UserError(
         f"{field}: {folder} has no tokenizer (tokenizer.json, or vocab.json and merges.txt); put the one of the same model there"
     )
 
 
-def _from_pairs(folder: Path, field: str) -> dict[str, Any]:
-    """What ``tokenizer.json`` would say of a Qwen2 tokenizer's older files."""
+def _from_vocabulary(folder: Path, field: str) -> dict[str, Any]:
+    """The ``tokenizer.json`` equivalent of Qwen2's ``vocab.json``, ``merges.txt`` and ``added_tokens.json``."""
     try:
         lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as e:
-        raise UserError(f"{field}: merges.txt in {folder} cannot be read ({_first_line(e)}); get the file again") from e
+        raise UserError(f"{field}: merges.txt in {folder} cannot be read ({first_line(e)}); get the file again") from e
     merges = [line for line in lines if line.strip() and not line.startswith("#version")]
     added = read_json(folder / "added_tokens.json", field)
     split = {"type": "Split", "pattern": {"Regex": _QWEN}, "behavior": "Isolated", "invert": False}
@@ -97,13 +98,20 @@ def _from_pairs(folder: Path, field: str) -> dict[str, Any]:
 
 
 def _build(about: dict[str, Any], where: str, field: str) -> Tokenizer:
+    """Construct a tokenizer from the content of a ``tokenizer.json``.
+
+    Raises:
+        UserError: the content is invalid.
+    """
     try:
         marks = {str(entry["content"]): int(entry["id"]) for entry in about.get("added_tokens") or []}
         model = dict(about["model"])
         if isinstance(model.get("vocab"), dict) and not model.get("merges"):
-            # Where words are looked up, a mark that is a word too would be found.
-            kept = model.get("unk_token")
-            model["vocab"] = {word: int(n) for word, n in model["vocab"].items() if word == kept or word not in marks}
+            # A word-level vocabulary also contains the added tokens.
+            unknown = model.get("unk_token")
+            model["vocab"] = {
+                word: int(n) for word, n in model["vocab"].items() if word == unknown or word not in marks
+            }
         about = {
             **about,
             "model": model,
@@ -113,9 +121,9 @@ def _build(about: dict[str, Any], where: str, field: str) -> Tokenizer:
             "padding": None,
         }
         size = len(model.get("vocab", ()))
-        encode = _lookup(about) if _plain(about) else None
+        encode = _word_level(about) if _is_word_level(about) else None
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise UserError(f"{field}: {where} is no tokenizer ({type(e).__name__}: {_first_line(e)}); get it again") from e
+        raise UserError(f"{field}: {where} is no tokenizer ({type(e).__name__}: {first_line(e)}); get it again") from e
     return Tokenizer(encode or _library(about, where, field), marks, size)
 
 
@@ -123,8 +131,8 @@ def _kind(part: Any) -> Any:
     return part.get("type") if isinstance(part, dict) else None
 
 
-def _plain(about: Mapping[str, Any]) -> bool:
-    """Whether it does no more than :func:`_lookup`."""
+def _is_word_level(about: Mapping[str, Any]) -> bool:
+    """Whether :func:`_word_level` implements this tokenizer."""
     words = _kind(about["model"]) == "WordLevel" and about["model"].get("unk_token") in about["model"]["vocab"]
     return (
         words
@@ -133,48 +141,55 @@ def _plain(about: Mapping[str, Any]) -> bool:
     )
 
 
-def _lookup(about: Mapping[str, Any]) -> Callable[[str], list[int]]:
+def _word_level(about: Mapping[str, Any]) -> Callable[[str], list[int]]:
+    """An encoder that splits text at whitespace and between words and punctuation, and looks the words up."""
     vocabulary: dict[str, int] = about["model"]["vocab"]
     unknown, lower = vocabulary[about["model"]["unk_token"]], _kind(about.get("normalizer")) == "Lowercase"
 
     def encode(text: str) -> list[int]:
-        pieces = groupby(text.lower() if lower else text, _sort)
-        return [vocabulary.get("".join(signs), unknown) for sort, signs in pieces if sort]
+        words = groupby(text.lower() if lower else text, _character_class)
+        return [vocabulary.get("".join(characters), unknown) for kind, characters in words if kind]
 
     return encode
 
 
-def _sort(sign: str) -> int:
-    """0: blank, 1: of a word, 2: another sign. As the library has it, what combines and what joins is of a word."""
-    if sign.isspace():
+def _character_class(character: str) -> int:
+    """0: whitespace, 1: word character, 2: other. As in the library, combining marks and joiners are word characters."""
+    if character.isspace():
         return 0
-    kind = unicodedata.category(sign)
-    return 1 if kind[0] in "LM" or kind in ("Nd", "Nl", "Pc") or sign in "\u200c\u200d" else 2
+    category = unicodedata.category(character)
+    return 1 if category[0] in "LM" or category in ("Nd", "Nl", "Pc") or character in "\u200c\u200d" else 2
 
 
 def _library(about: Mapping[str, Any], where: str, field: str) -> Callable[[str], list[int]]:
+    """An encoder of the package ``tokenizers``.
+
+    Raises:
+        UserError: the package is missing, or rejects the tokenizer.
+    """
     try:
         from tokenizers import Tokenizer as Library
     except (ImportError, RuntimeError) as e:
-        raise UserError(
-            f"{field}: reading a prompt needs the Python package tokenizers, which ComfyUI brings, and here it cannot be imported "
-            f"({_first_line(e)}); install it with: pip install tokenizers"
-        ) from e
+        raise import_error("tokenizers", field, e) from e
     try:
-        made = Library.from_str(json.dumps(about))
-    except Exception as e:  # a damaged tokenizer can fail in any way
-        raise UserError(f"{field}: {where} is no tokenizer ({_first_line(e)}); get it again") from e
+        library = Library.from_str(json.dumps(about))
+    except Exception as e:  # a damaged tokenizer can raise any exception
+        raise UserError(f"{field}: {where} is no tokenizer ({first_line(e)}); get it again") from e
 
     def encode(text: str) -> list[int]:
-        return list(made.encode(text, add_special_tokens=False).ids)
+        return list(library.encode(text, add_special_tokens=False).ids)
 
     return encode
 
 
+def import_error(package: str, field: str, error: BaseException) -> UserError:
+    """The error for a package that encoding a prompt requires and that cannot be imported."""
+    return UserError(
+        f"{field}: reading a prompt needs the Python package {package}, which ComfyUI brings, and here it cannot be imported "
+        f"({first_line(error)}); install it with: pip install {package}"
+    )
+
+
 def clean(text: str) -> str:
-    """A text whose lone surrogates, which no tokenizer takes, are replaced by the sign for what cannot be read."""
+    """Replace lone surrogates, which tokenizers reject, by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).strip().splitlines() or [type(e).__name__])[0][:160]

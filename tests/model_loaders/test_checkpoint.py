@@ -12,7 +12,8 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import checkpoint
-from fastar_nodes.model_loaders.checkpoint import choose_dtype, identify, load_strictly, read, read_metadata
+from fastar_nodes.model_loaders.checkpoint import Checkpoint, choose_dtype, load_strictly, read, read_metadata
+from fastar_nodes.model_loaders.families import identify
 from safetensors.torch import save_file
 from torch import nn
 
@@ -270,7 +271,7 @@ def test_identify(mar_fixtures: Path) -> None:
 
 def load(state: dict, net: nn.Module | None = None, **options) -> nn.Module:
     net = net or nn.ModuleDict({"a": nn.Linear(3, 2)})
-    load_strictly(net, state, Path("some/x.safetensors"), "a layer", **options)
+    load_strictly(net, Checkpoint(state, {}, Path("some/x.safetensors")), "a layer", **options)
     return net
 
 

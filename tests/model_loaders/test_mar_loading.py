@@ -226,7 +226,7 @@ def poison(state: dict) -> None:
         (lambda s: s.pop("class_emb.weight"), "class_emb.weight is missing"),
         (lambda s: s.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
         (lambda s: s.update(mask_token=torch.ones(1, 1, 9)), r"1 misshaped \(mask_token is 1x1x9, not 1x1x8\)"),
-        (lambda s: s.update({"class_emb.weight": torch.ones(3)}), "embeddings are misshaped"),
+        (lambda s: s.update({"class_emb.weight": torch.ones(3)}), "weights are misshaped"),
         (lambda s: s.update({"class_emb.weight": torch.ones(0, 8)}), "missing or empty"),
         (lambda s: s.update({"encoder_pos_embed_learned": torch.ones(1, 3, 8)}), "missing or empty"),
         (lambda s: s.update({"diffusion_pos_embed_learned": torch.ones(1, 5, 8)}), "5 tokens are no square"),

@@ -55,7 +55,7 @@ def refused(load, path: Path, pattern: str, **options) -> str:
 # ------------------------------------------------------------------------------------------ language model: layouts
 
 
-def pieces(folder: Path) -> None:
+def shards(folder: Path) -> None:
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(state)
@@ -83,12 +83,12 @@ def test_layouts(folder: Path, tmp_path: Path) -> None:
     assert model.prompt("A red boat.", 1) == [1, 2, 4, 10, 15, 17]
     by_file = load_tar(folder / "model.safetensors")
     assert same(by_file, model) and by_file.name == "Tar-tiny"
-    pieces(folder)
+    shards(folder)
     for path in (folder, folder / "model-00002-of-00002.safetensors"):
         again = load_tar(path)
         assert same(again, model) and again.name == "Tar-tiny"
     (folder / "model-00002-of-00002.safetensors").unlink()
-    refused(load_tar, folder, "^checkpoint: .* holds 1 of 2 pieces of its weights")
+    refused(load_tar, folder, "^checkpoint: .* holds 1 of 2 shards of its weights")
     refused(load_tar, tmp_path / "gone", "^checkpoint: there is no file or folder")
     (tmp_path / "empty").mkdir()
     refused(load_tar, tmp_path / "empty", "^checkpoint: .*choose a folder or file with Tar's language model")
@@ -164,7 +164,7 @@ def test_rotations_as_newer_transformers_write_them(folder: Path) -> None:
         {"rope_scaling": "x"},
     ):
         (folder / "config.json").write_text(json.dumps({**config, **rotation}))
-        refused(load_tar, folder, "^checkpoint: .* turns positions in a way that is not known here")
+        refused(load_tar, folder, "^checkpoint: .* uses an unsupported RoPE scaling")
 
 
 # ---------------------------------------------------------------------------------------------------- ids
@@ -210,7 +210,7 @@ def test_official_ids_by_arithmetic(folder: Path) -> None:
     refused(
         load_tar,
         folder,
-        "^checkpoint: .* knows 217205 tokens and nothing says which .*choose a Tar, not a plain language model",
+        "^checkpoint: .* has 217205 tokens and nothing states which .*choose a Tar, not a plain language model",
     )
 
 
@@ -222,8 +222,8 @@ def test_official_ids_by_arithmetic(folder: Path) -> None:
         ({"image_start_token_id": "<I0>"}, "image_start_token_id = <I0>"),
         ({"image_start_token_id": -1}, "image_start_token_id = -1"),
         ({"image_start_token_id": 1.5}, "image_start_token_id = 1.5"),
-        ({"scale_end_token_id": 19}, "speaks of 4 scales"),
-        ({"scale_end_token_id": 15}, "speaks of 0 scales"),
+        ({"scale_end_token_id": 19}, "states 4 scales"),
+        ({"scale_end_token_id": 15}, "states 0 scales"),
         ({"scale_start_token_id": 18, "scale_end_token_id": 20}, "two meanings"),
         ({"image_start_tag_id": 25}, "two meanings"),
         ({"image_start_tag_id": 16}, "two meanings"),
@@ -421,7 +421,7 @@ def test_other_files(folder: Path, tmp_path: Path) -> None:
     for piece in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
         save_file(tiny_qwen().state_dict(), folder / piece)
     (folder / "model.safetensors").unlink()
-    refused(load_tar, folder, "which another piece holds too; get the pieces again$")
+    refused(load_tar, folder, "which another shard holds too; get the shards again$")
 
 
 # ------------------------------------------------------------------------------------------------------- TA-Tok
@@ -656,7 +656,7 @@ def test_parts_are_checked(tmp_path: Path) -> None:
     other = TATokModel(tiny_ta_tok(replace(TINY_TA_TOK, width=36)), "other")
     with pytest.raises(
         UserError,
-        match="^ta_tok: other makes features of 36 numbers, d reads 24; choose the TA-Tok it was trained with.$",
+        match="^ta_tok: other has features of width 36, d needs 24; choose the TA-Tok it was trained with.$",
     ):
         load_detokenizer(tmp_path / "d.safetensors", ta_tok=other)
     codes = replace(DTOK, condition="codes", condition_size=30)

@@ -98,7 +98,7 @@ def test_dtype(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------------------- layouts
 
 
-def pieces(folder: Path, pickled: bool = False) -> None:
+def shards(folder: Path, pickled: bool = False) -> None:
     """The weights in two numbered files."""
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -119,16 +119,16 @@ def test_layouts(copy: Path, tmp_path: Path) -> None:
     save_file({**alone, "encoder.embed_tokens.weight": state["shared.weight"]}, tmp_path / "alone.safetensors")
     encoder = load_text_encoder(tmp_path / "alone.safetensors", tokenizer=copy)
     assert encoder.name == "alone" and torch.equal(encoder.encode(["red cat"])[0], whole)
-    pieces(copy)
+    shards(copy)
     for path in (copy, copy / "model-00002-of-00002.safetensors"):
         encoder = load_text_encoder(path)
         assert encoder.name == "t5" and torch.equal(encoder.encode(["red cat"])[0], whole)
 
 
-def test_pickled_pieces(copy: Path) -> None:
+def test_pickled_shards(copy: Path) -> None:
     pytest.importorskip("torch", minversion="2.6")
     whole = load_text_encoder(copy).encode(["red cat"])[0]
-    pieces(copy, pickled=True)
+    shards(copy, pickled=True)
     assert torch.equal(load_text_encoder(copy).encode(["red cat"])[0], whole)
 
 
@@ -142,11 +142,11 @@ def fails(path: Path, words: str, **arguments: object) -> None:
 
 
 def test_incomplete_folders(copy: Path, tmp_path: Path) -> None:
-    pieces(copy)
+    shards(copy)
     (copy / "model-00002-of-00002.safetensors").unlink()
-    fails(copy, "holds 1 of 2 pieces of its weights; put all of them there")
+    fails(copy, "holds 1 of 2 shards of its weights; put all of them there")
     (copy / "model-00001-of-00002.safetensors").unlink()
-    fails(copy, "holds no model.safetensors, nor pieces of it")
+    fails(copy, "holds no model.safetensors, nor shards of it")
     fails(tmp_path, "holds no model.safetensors")
     fails(tmp_path / "gone.safetensors", "there is no file or folder .*gone.safetensors")
     save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
@@ -181,7 +181,7 @@ Q, BIAS = (
         (lambda s: s.update({BIAS: torch.ones(3)}), "does not fit a T5 encoder"),
         (lambda s: s.update({Q: torch.ones(12, 9)}), "misshaped"),
         (lambda s: s.update({"encoder.extra": torch.ones(1)}), r"1 unexpected \(encoder.extra\)"),
-        (lambda s: s.update({"shared.weight": torch.ones(5, WIDTH)}), "knows 5 tokens and its tokenizer makes"),
+        (lambda s: s.update({"shared.weight": torch.ones(5, WIDTH)}), "has 5 tokens and its tokenizer"),
         (lambda s: s[Q].fill_(float("nan")), "NaN or infinite weights in"),
     ],
 )

@@ -189,7 +189,7 @@ def test_from_files_to_pictures(folder):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"ta_tok": "wide.safetensors"}, "^ta_tok: wide reader makes features of 36 numbers, tiny drawer reads 24"),
+        ({"ta_tok": "wide.safetensors"}, "^ta_tok: wide reader has features of width 36, tiny drawer needs 24"),
         ({"decoder": "other.safetensors"}, "^decoder: other vq has 30 codes, tiny drawer writes 23"),
         ({"checkpoint": "reader.safetensors"}, "^checkpoint: reader.safetensors holds a TA-Tok"),
         ({"ta_tok": "drawer.safetensors"}, "^ta_tok: drawer.safetensors holds a Tar de-tokenizer"),
