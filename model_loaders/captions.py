@@ -1,13 +1,11 @@
-"""Captions as LlamaGen's text-to-image models know them: cleaned the way their training captions were.
+"""Caption cleaning of LlamaGen's text-to-image models, applied to prompts as it was to the training captions.
 
-The rules are those of DeepFloyd IF's caption cleaner, which PixArt and LlamaGen took over (LlamaGen, arXiv 2406.06525):
-lower case, no addresses, markup, nicknames, Chinese characters, file names or long ids, one kind of dash and quote. They
-were made for captions scraped from the web and are applied **twice**, because that is what was done in training; a prompt
-that is cleaned differently is one the model has never seen.
+The rules are those of DeepFloyd IF's caption cleaner, also used by PixArt and LlamaGen (arXiv 2406.06525): lower case; no
+URLs, markup, nicknames, CJK characters, file names or long ids; one kind of dash and quote. As in training, they are applied
+**twice**.
 
-The original hands the text to ftfy in between. ftfy is used here where it is installed. Without it the same is done for
-ligatures, full-width letters, curled quotes, line ends and control characters; text that was decoded wrongly (as in
-"cafÃ©") then stays as it is, which :func:`mends_encodings` tells.
+The original also applies ftfy. It is used here if installed. Otherwise :func:`_plain` replaces ligatures, full-width letters,
+curly quotes, line ends and control characters, and text in a wrong encoding ("cafÃ©") is left unchanged.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ import unicodedata
 from collections.abc import Callable
 from html.entities import html5 as entities
 from html.parser import HTMLParser
-from importlib.util import find_spec
 from urllib.parse import unquote_plus
 
-# 120 tokens end long before; without an end some of the rules take seconds on a pasted book.
+# Characters. The encoder reads 120 tokens, far fewer; some rules take seconds on a very long text.
 LONGEST = 2000
 
 _FILES = "(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
@@ -37,13 +34,13 @@ def _rules(*pairs: tuple[str, str]) -> list[_Rule]:
 
 _ADDRESSES = _rules(
     ("<person>", "person"),
-    # Two passes: taking a piece out may bring another address together.
+    # Two passes: removing an address may join the parts of another.
     (rf"\b(?:https?:(?:/{{1,3}}|[a-zA-Z0-9%])|{_SITE})", ""),
     (rf"\b(?:www:(?:/{{1,3}}|[a-zA-Z0-9%])|{_SITE})", ""),
 )
 _SIGNS = _rules(
     (r"@\w+\b", ""),  # nicknames
-    ("[\u31c0-\u9fff]+", ""),  # Chinese characters and their relatives
+    ("[\u31c0-\u9fff]+", ""),  # CJK characters
     (f"[{_DASHES}]+", "-"),
     ("[`´«»“”¨]", '"'),
     ("[‘’]", "'"),
@@ -51,7 +48,7 @@ _SIGNS = _rules(
     ("&amp", ""),
     (r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}", " "),  # internet addresses
     (r"\d:\d\d\s+$", ""),  # article ids
-    (r"\\n", " "),  # a line end that was written out
+    (r"\\n", " "),  # an escaped line end
     (r"#\d{1,3}\b", ""),
     (r"#\d{5,}\b", ""),
     (r"\b\d{6,}\b", ""),
@@ -63,7 +60,7 @@ _SIGNS = _rules(
 )
 _HYPHENS, _HYPHENS_KEPT = re.compile("[-_]"), 3
 _SHOP = _rules(
-    (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # article numbers of several makes
+    (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # article numbers
     (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),
     (r"\b\d+[a-zA-Z]+\d+\b", ""),
     (r"(worldwide\s+)?(free\s+)?shipping", ""),
@@ -86,21 +83,18 @@ _ENDS = _rules(
 
 
 def clean(caption: str) -> str:
-    """A caption as the text encoder should read it; one line, possibly empty.
+    """Clean a caption for the text encoder.
 
-    What stands beyond the first 2000 characters is cut off.
+    Returns:
+        One line of text, possibly empty. Characters beyond the first 2000 are ignored.
     """
     for _ in range(2):
         caption = _once(caption[:LONGEST])
     return caption
 
 
-def mends_encodings() -> bool:
-    """Whether wrongly decoded text is mended, as it was for the training captions: it needs ftfy."""
-    return find_spec("ftfy") is not None
-
-
 def _once(caption: str) -> str:
+    """Apply all rules once."""
     caption = _apply(_ADDRESSES, unquote_plus(caption).strip().lower())
     caption = _apply(_SIGNS, _without_markup(caption))
     if len(_HYPHENS.findall(caption)) > _HYPHENS_KEPT:  # this-is-my-cute-cat
@@ -116,7 +110,7 @@ def _apply(rules: list[_Rule], text: str) -> str:
 
 
 class _Text(HTMLParser):
-    """Collects what a browser would show; references that mean nothing stay, without their semicolon."""
+    """Collects the visible text of HTML; unknown character references are kept without their semicolon."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=False)
@@ -151,16 +145,17 @@ class _Text(HTMLParser):
 
 
 def _without_markup(text: str) -> str:
+    """Visible text of HTML."""
     parser = _Text()
     try:
         parser.feed(text)
         parser.close()
-    except (AssertionError, ValueError):  # what cannot be parsed as markup is none
+    except (AssertionError, ValueError):  # not HTML
         return text
     return "".join(parser.parts)
 
 
-# ------------------------------------------------------------------------------------------------ instead of ftfy
+# ------------------------------------------------------------------------------------------------ replacement for ftfy
 
 _LIGATURES = {
     "ﬀ": "ff",
@@ -193,7 +188,7 @@ _TERMINAL = re.compile(r"\x1b\[(?:\d+(?:;\d+)*)?m")
 
 
 def _plain(text: str) -> str:
-    """The part of ``ftfy.fix_text`` that needs no guessing."""
+    """The steps of ``ftfy.fix_text`` that do not guess an encoding."""
     if "<" not in text:
         text = html.unescape(text)
     text = _TERMINAL.sub("", text).replace("\r\n", "\n").translate(_PLAIN)
@@ -201,6 +196,7 @@ def _plain(text: str) -> str:
 
 
 def _fixer() -> Callable[[str], str]:
+    """``ftfy.fix_text``, or :func:`_plain` if ftfy is not installed."""
     try:
         from ftfy import fix_text
     except ImportError:

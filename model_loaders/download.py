@@ -1,8 +1,8 @@
-"""One file from the Hugging Face Hub into a folder: resumable, checked, and quick to say why it cannot.
+"""Resumable, verified download of one file from the Hugging Face Hub.
 
-huggingface_hub is imported when a download starts, never before. It brings the addresses (``HF_ENDPOINT``), the token
-(``HF_TOKEN``), the offline switch (``HF_HUB_OFFLINE``) and the transfer; what is added here is a partial file that
-outlives an interruption, and a caller who is never blocked by the network.
+huggingface_hub is imported when a download starts. It handles the endpoint (``HF_ENDPOINT``), the token (``HF_TOKEN``), the
+offline switch (``HF_HUB_OFFLINE``) and the transfer. This module adds a partial file that survives an interruption, and runs
+network calls in a thread, so that the caller can report progress and cancel at any time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 
-CONNECT_SECONDS = 45.0  # one address may time out after the other; a person waits no longer than this in all
+CONNECT_SECONDS = 45.0  # total time to connect; each address of a host can time out in turn
 _TICK_SECONDS = 0.2
-_SMALLEST = 0.9  # of the catalogue's approximate size
+_MIN_SIZE_RATIO = 0.9  # offered size over the catalogue's approximate size
 _CHUNK = 1 << 22
 _BARS = "huggingface_hub.http_get"
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class _Failed(Exception):
-    """The transfer's error, as ``__cause__``; kept apart from what a caller's progress function raises."""
+    """A failed transfer, with the error as ``__cause__``; distinguishes it from exceptions of the progress function."""
 
 
 def readable_size(count: int) -> str:
-    """Bytes as a person reads them: 832 MB, 1.91 GB."""
+    """Format bytes in decimal units: 832 MB, 1.91 GB."""
     if count >= 1e9:
         return f"{count / 1e9:.2f} GB"
     return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
@@ -54,20 +54,23 @@ def download(
 ) -> Path:
     """Download ``file`` of ``repo`` to ``to / file``.
 
-    An interrupted download leaves a hidden ``.part`` file, and the next call goes on where it ended. The length and,
-    where the catalogue or the server knows it, the sha256 are checked before the file gets its name.
+    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. The length and, if the catalogue
+    or the server provides it, the sha256 are verified before the file is renamed.
 
     Args:
-        to: folder; made when needed.
+        to: target folder; created if necessary.
         revision: commit, or None for the newest.
-        size: approximate bytes, or None; a much smaller file is refused.
+        size: approximate size in bytes, or None; a file below 90 % of it is refused.
         sha256: hex digest, or None.
         progress: see :func:`.hub.resolve`.
-        field: what a person filled in to get here; messages begin with it.
+        field: name of the input, for messages.
+
+    Returns:
+        Path of the downloaded file.
 
     Raises:
-        UserError: within a minute when there is no connection or the server refuses; the sentence says how to get the
-            file by hand.
+        UserError: no connection (within a minute), a refusal by the server, a full disk, or a corrupted file; the message
+            gives the address for a manual download.
     """
     by_hand = f"get it from https://huggingface.co/{repo} and put it into {to}"
     try:
@@ -76,19 +79,19 @@ def download(
         from huggingface_hub.constants import ENDPOINT
     except ImportError as e:
         raise UserError(f"{field}: {file} needs huggingface-hub to be downloaded; install that, or {by_hand}") from e
-    tell = progress or (lambda done, total: None)
+    report = progress or (lambda done, total: None)
     try:
         to.mkdir(parents=True, exist_ok=True)
         with FileLock(to / f".{file}.lock", timeout=0):
             url = hub.hf_hub_url(repo, file, revision=revision)
-            about = _attend(
-                lambda: hub.get_hf_file_metadata(url, timeout=10), lambda: tell(0, size or 0), CONNECT_SECONDS
+            metadata = _run_in_thread(
+                lambda: hub.get_hf_file_metadata(url, timeout=10), lambda: report(0, size or 0), CONNECT_SECONDS
             )
-            part = _part(to, file, about.etag, about.size)
-            _check_offer(about.size, size, part)
-            _transfer(url, part, file, about.size, progress)
-            checksum = sha256 or (about.etag if re.fullmatch("[0-9a-f]{64}", about.etag or "") else None)
-            _check_part(part, about.size, checksum, tell)
+            part = _part(to, file, metadata.etag, metadata.size)
+            _check_offer(metadata.size, size, part)
+            _transfer(url, part, file, metadata.size, progress)
+            checksum = sha256 or (metadata.etag if re.fullmatch("[0-9a-f]{64}", metadata.etag or "") else None)
+            _check_part(part, metadata.size, checksum, report)
             os.replace(part, to / file)
     except Timeout as e:
         raise UserError(f"{field}: {file} is already being downloaded to {to}; wait for that to end") from e
@@ -96,24 +99,24 @@ def download(
         reason = _reason(e.__cause__ or e)
         raise UserError(f"{field}: {file} could not be downloaded from {ENDPOINT}/{repo} ({reason}); {by_hand}") from e
     except OSError as e:
-        if e.filename is None:  # not about a file of ours: what ``progress`` raised
+        if e.filename is None:  # raised by ``progress``, not by file access
             raise
         raise UserError(f"{field}: {file} could not be written to {to} ({e.strerror}); {by_hand}") from e
     return to / file
 
 
-def _attend(call: Callable[[], T], tick: Callable[[], None], limit: float | None = None) -> T:
-    """Run ``call`` in a thread of its own, and ``tick`` in this one until it has ended.
+def _run_in_thread(call: Callable[[], T], tick: Callable[[], None], limit: float | None = None) -> T:
+    """Run ``call`` in a thread, and ``tick`` in the calling thread every 0.2 seconds until it ends.
 
     Raises:
-        _Failed: ``call`` raised, or took longer than ``limit`` seconds. Whatever ``tick`` raises passes unchanged.
+        _Failed: ``call`` raised, or took longer than ``limit`` seconds. Exceptions of ``tick`` propagate unchanged.
     """
     outcome: list[tuple[T | None, BaseException | None]] = []
 
     def work() -> None:
         try:
             outcome.append((call(), None))
-        except BaseException as e:  # noqa: B036  handed over, not swallowed
+        except BaseException as e:  # noqa: B036  re-raised in the calling thread
             outcome.append((None, e))
 
     thread = threading.Thread(target=work, daemon=True)
@@ -131,7 +134,12 @@ def _attend(call: Callable[[], T], tick: Callable[[], None], limit: float | None
 
 
 def _check_offer(offered: int | None, expected: int | None, part: Path) -> None:
-    if offered and expected and offered < _SMALLEST * expected:
+    """Check the offered size against the catalogue and the free disk space.
+
+    Raises:
+        _Failed: it is too small, or does not fit on the disk.
+    """
+    if offered and expected and offered < _MIN_SIZE_RATIO * expected:
         raise _Failed from ValueError(f"the server offers {offered} bytes instead of about {expected}")
     free = shutil.disk_usage(part.parent).free
     needed = (offered or 0) - (part.stat().st_size if part.exists() else 0)
@@ -140,7 +148,7 @@ def _check_offer(offered: int | None, expected: int | None, part: Path) -> None:
 
 
 def _part(to: Path, file: str, etag: str | None, size: int | None) -> Path:
-    """The partial file of exactly this version; partial files of others are removed."""
+    """Path of the partial file of this version; partial files of other versions are deleted."""
     part = to / f".{file}.{re.sub('[^0-9A-Za-z]', '', etag or '')[:16] or 'unknown'}.part"
     for other in to.glob(f".{file}.*.part"):
         if other != part or not etag or (size and other.stat().st_size > size):
@@ -149,10 +157,11 @@ def _part(to: Path, file: str, etag: str | None, size: int | None) -> Path:
 
 
 def _transfer(url: str, part: Path, name: str, size: int | None, progress: Callable[[int, int], None] | None) -> None:
+    """Append the rest of the file to ``part``."""
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
-    # Unbuffered, so that its length tells how far the transfer has come.
+    # Unbuffered, so that the file size is the progress.
     with part.open("ab", buffering=0) as file, _quiet(progress is not None):
         start = file.tell()
 
@@ -160,8 +169,8 @@ def _transfer(url: str, part: Path, name: str, size: int | None, progress: Calla
             if progress is not None:
                 progress(os.fstat(file.fileno()).st_size, size or 0)
 
-        # Ending early closes the file, and a thread still waiting for the network ends at its next write.
-        _attend(
+        # If ``tick`` raises, the file is closed, and the thread ends at its next write.
+        _run_in_thread(
             lambda: http_get(
                 url, file, resume_size=start, headers=build_hf_headers(), expected_size=size, displayed_filename=name
             ),
@@ -170,35 +179,42 @@ def _transfer(url: str, part: Path, name: str, size: int | None, progress: Calla
 
 
 @contextmanager
-def _quiet(wanted: bool) -> Iterator[None]:
-    """Without huggingface_hub's own progress bar, where the caller shows one."""
+def _quiet(enabled: bool) -> Iterator[None]:
+    """Disable huggingface_hub's progress bar if ``enabled``, because the caller shows one."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    wanted = wanted and not are_progress_bars_disabled(_BARS)
-    if wanted:
+    enabled = enabled and not are_progress_bars_disabled(_BARS)
+    if enabled:
         disable_progress_bars(_BARS)
     try:
         yield
     finally:
-        if wanted:
+        if enabled:
             enable_progress_bars(_BARS)
 
 
-def _check_part(part: Path, size: int | None, sha256: str | None, tell: Callable[[int, int], None]) -> None:
+def _check_part(part: Path, size: int | None, sha256: str | None, report: Callable[[int, int], None]) -> None:
+    """Verify length and checksum; a file that fails is deleted.
+
+    Raises:
+        _Failed: it does not match.
+    """
     actual = part.stat().st_size
-    tell(actual, actual)
+    report(actual, actual)
     digest = hashlib.sha256()
     if sha256:
         with part.open("rb") as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
-                tell(actual, actual)
+                report(actual, actual)
     if (size and actual != size) or (sha256 and digest.hexdigest() != sha256):
         part.unlink()
         raise _Failed from ValueError("what arrived is not the file that was announced")
 
 
 def _reason(error: BaseException) -> str:
+    """A failed transfer's cause, for the message."""
+    # By class name, because huggingface_hub raises errors of requests or httpx, depending on its version.
     kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
     status = getattr(getattr(error, "response", None), "status_code", None)
     if "OfflineModeIsEnabled" in kinds:
@@ -209,5 +225,5 @@ def _reason(error: BaseException) -> str:
         return f"the server answered with status {status}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "the disk is full"
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0][:160].rstrip(".")
+    text = first_line(error).rstrip(".")
     return f"no connection: {text}" if "Connect" in kinds or "Timeout" in kinds else text

@@ -1,8 +1,8 @@
-"""Which weight files there are: the built-in demo, a person's own files, and a catalogue that can be downloaded.
+"""Catalogue of weight files: the built-in demo, local files, and entries that can be downloaded.
 
-A *choice* is the text a person picked: an entry's id ("mar-base", with or without its "(download ...)"), or the name
-of a file below one of the model folders. Saved graphs keep choices for years, so every text a menu ever showed goes on
-resolving, before and after the download. A text encoder ("t5") and a language model ("tar") may be a folder as well as a file.
+A *choice* is the selected menu text: an entry's id ("mar-base", with or without "(download ...)"), or a file name relative to
+one of the model folders. Saved graphs contain choices, so every text a menu ever showed must resolve, before and after the
+download. A text encoder ("t5") and a language model ("tar") may be a folder or a file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .checkpoint import read_metadata
 from .download import download, readable_size
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# What the input is called that takes a file of this family; messages begin with it.
+# Family to the input that accepts its files; messages begin with it.
 FIELDS = {
     "mar": "checkpoint",
     "llamagen": "checkpoint",
@@ -43,20 +43,20 @@ _WORDS = {
     "ta-tok": "a TA-Tok",
     "upsampler": "a latent up-sampler",
 }
-# Family to the family of its decoders, and the decoder of the files that say nothing.
+# Family to the family of its decoders, and the default decoder.
 _DECODERS = {"mar": ("kl", "kl16"), "llamagen": ("vq", "vq16-c2i"), "dtok": ("vq", "vq16-t2i")}
 _TEXT_DECODER = "vq16-t2i"
-# Families whose files may be a folder's.
+# Families that may be a model folder.
 _FOLDERS = ("t5", "tar")
 _TA_TOK = "ta-tok"
-# Ends the name of a part that the repository need not have.
+# Suffix of parts that are missing in some repositories.
 _OPTIONAL = "?"
 _MARK = re.compile(r" \(download[^()]*\)$")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One catalogued file; ``catalogue.json`` explains the fields."""
+    """One catalogue entry; ``catalogue.json`` documents the fields."""
 
     id: str
     family: str
@@ -72,17 +72,17 @@ class Entry:
 
     @property
     def built_in(self) -> bool:
-        """Whether the file comes with the package."""
+        """Whether the file is part of the package."""
         return self.repo is None
 
     @property
     def missing(self) -> bool:
-        """Whether it should have come with the package and did not."""
+        """Whether the file should be part of the package but does not exist."""
         return self.built_in and not os.path.isfile(_PACKAGE / self.file)
 
     @property
     def label(self) -> str:
-        """What a menu shows while the file is not here."""
+        """Menu text while the file is not downloaded."""
         return f"{self.id} (download {readable_size(self.size)})" if self.size else f"{self.id} (download)"
 
 
@@ -93,35 +93,36 @@ def _catalogue() -> tuple[Entry, ...]:
 
 
 def entries(family: str) -> list[Entry]:
-    """The catalogue's entries of a family (one of :data:`FIELDS`), built-in ones first."""
+    """Catalogue entries of a family (a key of :data:`FIELDS`), built-in entries first."""
     return sorted((e for e in _catalogue() if e.family == family), key=lambda e: not e.built_in)
 
 
 def menu(family: str, local: Sequence[str]) -> list[str]:
-    """What a loader offers: built-in entries that are here, local files, then entries that are not among them, with their size.
+    """Menu of a loader: existing built-in entries, local files, then downloadable entries with their size.
 
     Args:
+        family: a key of :data:`FIELDS`.
         local: file names relative to the model folders, as ComfyUI lists them.
     """
-    known = entries(family)
+    catalogued = entries(family)
     others = {e.file for e in _catalogue() if e.family != family and not e.built_in}
-    # What is catalogued for another loader would only be refused here.
+    # Files catalogued for another loader are left out.
     names = [name for name in local if not others & set(PureWindowsPath(name).parts)]
     if family in _FOLDERS:
         names = list(dict.fromkeys(_without_shard(name) for name in names))
-    here = {_base(name) for name in names}
-    missing = [e.label for e in known if not e.built_in and e.file not in here]
-    return [e.id for e in known if e.built_in and not e.missing] + names + missing
+    existing = {_base(name) for name in names}
+    missing = [e.label for e in catalogued if not e.built_in and e.file not in existing]
+    return [e.id for e in catalogued if e.built_in and not e.missing] + names + missing
 
 
 def check(choice: str, family: str, local: Sequence[str]) -> None:
-    """Nothing if ``choice`` is, or ever was, on the :func:`menu`.
+    """Check that ``choice`` is, or was, in the :func:`menu`.
 
-    For hosts that compare a saved choice with today's menu: "mar-base (download 832 MB)" leaves the menu with the
-    download, yet stays valid.
+    A saved graph may contain a text that is no longer in the menu: "mar-base (download 832 MB)" disappears after the
+    download and stays valid.
 
     Raises:
-        UserError: it never was.
+        UserError: it names neither a local file nor an entry.
     """
     names = {*local, *map(_without_shard, local)} if family in _FOLDERS else local
     if choice not in names and _entry(choice, family) is None:
@@ -135,25 +136,25 @@ def resolve(
     download_to: Path,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """The file (or folder) behind a choice, downloaded if it has to be.
+    """The file or folder of a choice, downloaded if necessary.
 
     Args:
-        choice: see the top of this module.
-        family: one of :data:`FIELDS`.
-        folders: model folders that may hold it.
-        download_to: where a download goes; made when needed.
-        progress: called in this thread with (bytes so far, bytes in all or 0) some times a second while downloading.
-            What it raises ends the download; the next one goes on from there.
+        choice: see the module's documentation.
+        family: a key of :data:`FIELDS`.
+        folders: model folders to search.
+        download_to: folder for downloads; created if necessary.
+        progress: called in this thread with (bytes received, total bytes or 0) several times per second during a download.
+            An exception from it cancels the download; the next call resumes it.
 
     Raises:
-        UserError: no such file, a name that leads out of the folders, or a download that failed.
+        UserError: no such file, a name outside the folders, or a failed download.
     """
     field, folders = FIELDS[family], [*map(Path, folders)]
     entry = _entry(choice, family)
     if entry is None:
         return _local(choice, folders, field, family in _FOLDERS)
     if entry.parts:
-        return _several(entry, folders, Path(download_to), progress, field)
+        return _resolve_parts(entry, folders, Path(download_to), progress, field)
     if entry.built_in:
         path = _PACKAGE / entry.file
         if not os.path.isfile(path):
@@ -173,17 +174,17 @@ def resolve(
 
 
 def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text: bool | None = None) -> str:
-    """The decoder entry (an id) that "auto" means for a MAR, a LlamaGen, a PAR or a Tar de-tokenizer.
+    """The id of the decoder that "auto" selects for a MAR, LlamaGen, PAR or Tar de-tokenizer.
 
-    In this order: what the catalogue says of the entry, what the file's metadata says, what the catalogue says of a
-    file of that name, and else the official one: KL-16, which every published MAR uses, or VQ-16, of which LlamaGen's
-    text-to-image models have their own.
+    The first of these: the catalogue entry's decoder, the decoder in the file's metadata, the decoder of a catalogue entry
+    with the same file name, the official decoder. The official decoder is KL-16 for MAR and VQ-16 otherwise; LlamaGen's
+    text-to-image models have their own VQ-16.
 
     Args:
-        choice: what was chosen as checkpoint.
-        path: the file it resolved to, whose metadata may name a decoder.
+        choice: the checkpoint choice.
+        path: the resolved file, whose metadata may name a decoder.
         family: "mar", "llamagen" or "dtok".
-        text: whether the model draws from text; None goes by "t2i" in the file's name.
+        text: whether the model is text-conditional; None detects "t2i" in the file name.
     """
     decoders, official = _DECODERS[family]
     entry = _entry(choice, family)
@@ -201,11 +202,11 @@ def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text
 
 
 def ta_tok_for(choice: str, path: Path | None = None) -> str:
-    """The TA-Tok entry (an id) that "auto" means for a de-tokenizer: what its file's metadata names, else the official one.
+    """The id of the TA-Tok that "auto" selects for a de-tokenizer: from the file's metadata, else the official one.
 
     Args:
-        choice: what was chosen as checkpoint.
-        path: the file it resolved to, whose metadata may name one.
+        choice: the checkpoint choice.
+        path: the resolved file, whose metadata may name a TA-Tok.
     """
     named = read_metadata(path).get("ta_tok") if path else None
     if named in {e.id for e in entries("ta-tok")}:
@@ -217,22 +218,22 @@ def ta_tok_for(choice: str, path: Path | None = None) -> str:
 
 
 def draft_for(choice: str) -> str | None:
-    """The entry (an id) that drafts for another entry where none is named; None if there is none, as for files."""
+    """The id of an entry's default draft model, or None; files have none."""
     name = _MARK.sub("", choice.strip())
     return next((e.draft for e in _catalogue() if e.id == name), None)
 
 
 def up_sampler_for(decoder: str) -> str | None:
-    """The latent up-sampler (an id) trained with a decoder (an id), if it is here."""
+    """The id of the latent up-sampler trained with a decoder (an id), or None if there is none."""
     name = _MARK.sub("", decoder.strip())
     return next((e.id for e in entries("upsampler") if e.decoder == name and not e.missing), None)
 
 
 def _entry(choice: str, family: str) -> Entry | None:
-    """The entry a choice names, if any.
+    """The catalogue entry of a choice, or None.
 
     Raises:
-        UserError: it names an entry of another family.
+        UserError: the entry is of another family.
     """
     name = _MARK.sub("", choice.strip())
     entry = next((e for e in _catalogue() if e.id == name), None)
@@ -247,18 +248,18 @@ def _entry(choice: str, family: str) -> Entry | None:
     return entry
 
 
-def _several(
+def _resolve_parts(
     entry: Entry, folders: Sequence[Path], download_to: Path, progress: Callable[[int, int], None] | None, field: str
 ) -> Path:
-    """The folder of an entry that is several files; what is missing of it is downloaded."""
+    """The folder of an entry with several files; missing files are downloaded."""
     for folder in folders:
         if all(os.path.isfile(folder / entry.file / part) for part in entry.parts if not part.endswith(_OPTIONAL)):
             return folder / entry.file
     to, done = download_to / entry.file, 0
 
-    def tell(now: int, _: int) -> None:
+    def report(received: int, _: int) -> None:
         if progress is not None:
-            progress(done + now, entry.size or 0)
+            progress(done + received, entry.size or 0)
 
     for part in entry.parts:
         part, optional = part.removesuffix(_OPTIONAL), part.endswith(_OPTIONAL)
@@ -269,7 +270,7 @@ def _several(
                     part,
                     to,
                     revision=entry.revision,
-                    progress=tell if progress else None,
+                    progress=report if progress else None,
                     field=field,
                 )
             except UserError as e:
@@ -281,21 +282,21 @@ def _several(
 
 
 def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = False) -> Path:
-    """The file (or, if that may be, the folder) of that name below one of the folders.
+    """The local file of a choice, or with ``folder_too`` the local folder.
 
     Raises:
-        UserError: there is none, or the name leads out of them.
+        UserError: it does not exist, or the name is absolute or contains "..".
     """
-    windows = PureWindowsPath(choice)  # sees both kinds of separator, drives and shares on every system
+    windows = PureWindowsPath(choice)  # parses both separators, drives and shares on every system
     if not choice.strip() or "\0" in choice or windows.anchor or ".." in windows.parts:
         raise UserError(
             f"{field}: {_quoted(choice)} is not the name of a file in a model folder (nor may it be a full path or "
             "contain '..'); choose one from the list"
         )
     for folder in folders:
-        # A graph saved on Windows writes sub\name, one saved elsewhere sub/name.
+        # Graphs saved on Windows contain sub\name, others sub/name.
         for path in (folder / choice, folder.joinpath(*windows.parts)):
-            # Links are followed, as ComfyUI does: whoever may place one may place the file.
+            # Links are followed, as in ComfyUI.
             if os.path.isfile(path) or folder_too and windows.parts and os.path.isdir(path):
                 return path
     where = " or ".join(map(str, folders)) or "any model folder"
@@ -303,7 +304,7 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
 
 
 def _find(file: str, folders: Sequence[Path]) -> Path | None:
-    """A catalogued file in one of the folders or below."""
+    """A catalogued file in one of the folders or their subfolders, or None."""
     for folder in folders:
         if os.path.isfile(folder / file):
             return folder / file
@@ -319,8 +320,8 @@ def _base(name: str) -> str:
 
 
 def _without_shard(name: str) -> str:
-    """The folder of weights as Hugging Face lays them out ("xl/model.safetensors", or "xl/model-00001-of-00002.safetensors" and
-    its like); other names unchanged."""
+    """The folder of Hugging Face weights ("xl" for "xl/model.safetensors" or "xl/model-00001-of-00002.safetensors"); other
+    names unchanged."""
     return re.sub(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$", "", name)
 
 

@@ -1,8 +1,8 @@
-"""The KL autoencoder (LDM's AutoencoderKL layout, as MAR's KL-16 uses it), with the official parameter names.
+"""KL autoencoder with the official parameter names (AutoencoderKL of latent diffusion; MAR uses KL-16).
 
-Any width, depth and down-sampling factor: everything but the number of GroupNorm groups follows from the state dict.
-Source: Rombach et al. 2022 (latent diffusion), Li et al. 2024 (MAR, arXiv 2406.11838) for the KL-16 variant, whose
-decoder has attention in the middle only.
+Width, depth and down-sampling factor are derived from the state dict; the number of GroupNorm groups is not stored in it.
+Sources: Rombach et al. 2022 (latent diffusion, arXiv 2112.10752); Li et al. 2024 (MAR, arXiv 2406.11838) for KL-16, whose
+decoder has attention only in the middle block.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class KLConfig:
     Attributes:
         ch: channels at full resolution.
         ch_mult: multiple of ``ch`` at every level; the stride is ``2 ** (len(ch_mult) - 1)``.
-        blocks: residual blocks a level in the encoder (the decoder has one more).
+        blocks: residual blocks per level of the encoder (the decoder has one more).
         z_channels: latent channels.
         encoder_attention, decoder_attention: levels (0 = full resolution) whose blocks are followed by attention.
-        groups: GroupNorm groups; not in the state dict, 32 officially.
+        groups: GroupNorm groups; 32 in the official model.
     """
 
     ch: int
@@ -38,15 +38,15 @@ class KLConfig:
 
     @property
     def stride(self) -> int:
-        """Pixels a latent position covers, per side."""
+        """Pixels per latent position and side."""
         return 2 ** (len(self.ch_mult) - 1)
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
-        """Read the shape off official parameter names.
+        """Derive the shape from the official parameter names.
 
         Raises:
-            KeyError: the state dict is not a KL autoencoder's.
+            KeyError: a parameter of a KL autoencoder is missing.
         """
         ch = state["encoder.conv_in.weight"].shape[0]
         levels = 1 + max(int(k.split(".")[2]) for k in state if k.startswith("encoder.down."))
@@ -68,28 +68,27 @@ class KLConfig:
 
 
 def group_norm(channels: int, groups: int) -> nn.GroupNorm:
-    """GroupNorm with the epsilon that LDM and its descendants share."""
+    """GroupNorm with the epsilon of latent diffusion, 1e-6."""
     return nn.GroupNorm(groups, channels, eps=1e-6)
 
 
 class ResBlock(nn.Module):
-    """Norm-swish-conv twice, with a 1x1 shortcut where the width changes."""
+    """Residual block of two GroupNorm, SiLU, 3x3 convolution; a 1x1 convolution on the skip path if the width changes."""
 
     def __init__(self, c_in: int, c_out: int, groups: int):
         super().__init__()
         self.norm1, self.conv1 = group_norm(c_in, groups), nn.Conv2d(c_in, c_out, 3, padding=1)
         self.norm2, self.conv2 = group_norm(c_out, groups), nn.Conv2d(c_out, c_out, 3, padding=1)
-        if c_in != c_out:
-            self.nin_shortcut = nn.Conv2d(c_in, c_out, 1)
+        self.nin_shortcut = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(F.silu(self.norm1(x)))
         h = self.conv2(F.silu(self.norm2(h)))
-        return (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x) + h
+        return self.nin_shortcut(x) + h
 
 
 class Attention(nn.Module):
-    """Single-head self-attention over positions, projections as 1x1 convolutions."""
+    """Single-head self-attention over positions with a residual connection; projections are 1x1 convolutions."""
 
     def __init__(self, c: int, groups: int):
         super().__init__()
@@ -104,18 +103,18 @@ class Attention(nn.Module):
 
 
 class Down(nn.Module):
-    """Half the resolution: a 3x3 convolution of stride 2."""
+    """Down-sampling by 2: a 3x3 convolution of stride 2."""
 
     def __init__(self, c: int):
         super().__init__()
         self.conv = nn.Conv2d(c, c, 3, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (0, 1, 0, 1)))  # asymmetric, as LDM trained it
+        return self.conv(F.pad(x, (0, 1, 0, 1)))  # asymmetric padding, as in latent diffusion
 
 
 class Up(nn.Module):
-    """Twice the resolution: nearest neighbour, then a 3x3 convolution."""
+    """Up-sampling by 2: nearest neighbour, then a 3x3 convolution."""
 
     def __init__(self, c: int):
         super().__init__()
@@ -126,7 +125,7 @@ class Up(nn.Module):
 
 
 class _Level(nn.Module):
-    """One resolution: blocks, each with optional attention, and a resampling module the parent adds."""
+    """One resolution: residual blocks, each with optional attention. The parent adds the resampling module."""
 
     def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int):
         super().__init__()
@@ -151,7 +150,7 @@ class _Mid(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Pictures [B, 3, H, W] to features [B, out_channels, H / stride, W / stride]."""
+    """Images [B, 3, H, W] to features [B, out_channels, H / stride, W / stride]."""
 
     def __init__(self, c: KLConfig, out_channels: int):
         super().__init__()
@@ -160,8 +159,7 @@ class Encoder(nn.Module):
         self.down = nn.ModuleList()
         for i, (a, b) in enumerate(zip([c.ch, *widths], widths, strict=False)):
             level = _Level(a, b, c.blocks, i in c.encoder_attention, c.groups)
-            if i + 1 < len(widths):
-                level.downsample = Down(b)
+            level.downsample = Down(b) if i + 1 < len(widths) else nn.Identity()
             self.down.append(level)
         self.mid = _Mid(widths[-1], c.groups)
         self.norm_out, self.conv_out = (
@@ -172,14 +170,12 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
         for level in self.down:
-            x = level(x)
-            if hasattr(level, "downsample"):
-                x = level.downsample(x)
+            x = level.downsample(level(x))
         return self.conv_out(F.silu(self.norm_out(self.mid(x))))
 
 
 class Decoder(nn.Module):
-    """Latents [B, z, h, w] to pictures [B, 3, h * stride, w * stride]."""
+    """Latents [B, z, h, w] to images [B, 3, h * stride, w * stride]."""
 
     def __init__(self, c: KLConfig):
         super().__init__()
@@ -190,8 +186,7 @@ class Decoder(nn.Module):
         above = widths[-1]
         for i in reversed(range(len(widths))):
             level = _Level(above, widths[i], c.blocks + 1, i in c.decoder_attention, c.groups)
-            if i:
-                level.upsample = Up(widths[i])
+            level.upsample = Up(widths[i]) if i else nn.Identity()
             levels.insert(0, level)
             above = widths[i]
         self.up = nn.ModuleList(levels)
@@ -200,14 +195,12 @@ class Decoder(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         x = self.mid(self.conv_in(z))
         for level in reversed(self.up):
-            x = level(x)
-            if hasattr(level, "upsample"):
-                x = level.upsample(x)
+            x = level.upsample(level(x))
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
 class KLAutoencoder(nn.Module):
-    """Encoder and decoder between pictures in -1..1 and Gaussian latents (before any latent scale)."""
+    """Encoder and decoder between images in -1..1 and Gaussian latents (before any latent scale)."""
 
     def __init__(self, config: KLConfig):
         super().__init__()
@@ -218,22 +211,25 @@ class KLAutoencoder(nn.Module):
         self.post_quant_conv = nn.Conv2d(config.z_channels, config.z_channels, 1)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Posterior of pictures [B, 3, H, W] in -1..1 (H, W multiples of the stride).
+        """Posterior of images.
+
+        Args:
+            x: [B, 3, H, W] in -1..1; H and W are multiples of the stride.
 
         Returns:
-            mean and standard deviation, each [B, z_channels, H / stride, W / stride].
+            mean and std, each [B, z_channels, H / stride, W / stride].
         """
         mean, logvar = self.quant_conv(self.encoder(x)).chunk(2, dim=1)
         return mean, torch.exp(0.5 * logvar.clamp(-30, 20))
 
     def decode(self, z: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W], about -1..1 and not clipped, from latents [B, z_channels, h, w]."""
+        """Images [B, 3, H, W] in about -1..1, not clipped, from latents [B, z_channels, h, w]."""
         return self.decoder(self.post_quant_conv(z))
 
 
 @dataclass(frozen=True, eq=False)
 class KLModel:
-    """A KL autoencoder together with its name."""
+    """A KL autoencoder and its display name."""
 
     net: KLAutoencoder
     name: str

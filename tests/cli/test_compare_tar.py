@@ -338,7 +338,7 @@ def test_parts_that_do_not_fit(cli, tar, sentence, tmp_path):
     assert "draft: tiny high draws 8 x 8 tokens" in same and "no whole multiple" in same
     wide = tmp_path / "wide.safetensors"
     save_file(tiny_ta_tok(replace(READER, width=36)).state_dict(), wide, {"name": "wide"})
-    assert "ta_tok: wide makes features of 36 numbers, tiny high reads 24" in sentence(
+    assert "ta_tok: wide has features of width 36, tiny high needs 24" in sentence(
         cli(*args(tar, "--ta-tok", wide))
     )
     more = tmp_path / "more.safetensors"
