@@ -98,6 +98,8 @@ root, fakes = Path(sys.argv[1]), sys.argv[2]
 sys.path.insert(0, fakes)
 import fake_comfy
 fake_comfy.install()
+folders = sys.modules["folder_paths"]
+folders.add_model_folder_path = lambda kind, *_, **__: folders.folder_names_and_paths.setdefault(kind, ([], set()))
 spec = importlib.util.spec_from_file_location(
     "fastar_nodes", root / "__init__.py", submodule_search_locations=[str(root)]
 )
