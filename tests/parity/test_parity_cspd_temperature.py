@@ -1,0 +1,99 @@
+"""CSpD's published mode at temperatures 1.0 and 0.8 against recorded runs of the reference code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.settings import CSpDSettings
+from safetensors import safe_open
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DATA = "cspd_temperature.safetensors"
+CASES = ("plain", "cool", "near")
+PREFILL, KEPT, REDRAWN, ZERO = range(4)  # values of the recorded outcome
+EXPECTED = torch.tensor([PLAIN, ACCEPTED, REJECTED, REJECTED])  # what the report has for each
+
+
+class Record:
+    """A recorded run: the sampler's noise and its uniform and normal draws, by image and position."""
+
+    def __init__(self, folder, name: str):
+        with safe_open(folder / DATA, "pt") as file:
+            self.options = json.loads(file.metadata()[name])
+            keys = [key for key in file.keys() if key.startswith(f"{name}.")]  # noqa: SIM118 (not a dict)
+            data = {key.removeprefix(f"{name}."): file.get_tensor(key) for key in keys}
+        self.reveal = data["orders"].long()
+        self.first_noise, self.step_noise = data["first_f16"].float(), data["inter_f16"].float()
+        self.guesses, self.normals, self.uniforms = (data[f"{k}_f16"].float() for k in ("guess", "normals", "uniforms"))
+        self.outcome, self.out = data["outcome"].long(), data["out"]
+
+    def orders(self, tokens: int) -> Tensor:
+        return self.reveal
+
+    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+        return self.first_noise if stream == "full" else torch.zeros(len(self.reveal), tokens, channels)
+
+    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+        return self.step_noise.flip(2).transpose(1, 2)  # recorded with the lowest timestep first
+
+    def guess(self, image: Tensor, position: Tensor) -> Tensor:
+        return self.guesses[image, position]
+
+    def again(self, image: Tensor, position: Tensor, attempt: int, channels: int) -> tuple[Tensor, Tensor]:
+        return self.normals[attempt % len(self.normals), image, position], self.uniforms[attempt, image, position]
+
+
+def replay(folder, record: Record, **changed):
+    """The sampler's result for a record's noise and settings; ``changed`` overrides settings."""
+    o = record.options
+    settings = CSpDSettings(
+        ar_steps=o["num_iter"],
+        draft_length=o["num_draft"],
+        prefill_ratio=o["ratio"],
+        cfg=o["cfg"],
+        temperature=o["temperature"],
+        inner_temperature=o["inner"],
+        diffusion_steps=record.step_noise.shape[2],
+        t_max=950,
+        mode="published",
+    )
+    target, draft = (
+        replace(load_mar(folder / f"{name}_f16.safetensors", "fp32", heads=4), latent_scale=1.0)
+        for name in ("tiny_mar", "cspd_draft")
+    )
+    with torch.no_grad():
+        for q, p in zip(draft.net.parameters(), target.net.parameters(), strict=True):
+            q.copy_(p + (q - p) / o["draft_divisor"])
+    return finish(cspd(target, from_ids(o["labels"]), replace(settings, **changed), record, draft=draft, draws=record))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_recorded_run_is_reproduced(mar_fixtures, name):
+    record = Record(mar_fixtures, name)
+    result = replay(mar_fixtures, record)
+    outcome = torch.from_numpy(result.report.maps["outcome"]).long().flatten(1)
+    assert torch.equal(outcome, EXPECTED[record.outcome])
+    torch.testing.assert_close(result.latents, record.out, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ("cool", "near"))
+def test_another_temperature_gives_another_result(mar_fixtures, name):
+    record = Record(mar_fixtures, name)
+    result = replay(mar_fixtures, record, temperature=0.85)
+    assert (result.latents - record.out).abs().max() > 1e-2
+
+
+def test_the_records_cover_every_outcome(mar_fixtures):
+    counts = {name: torch.bincount(Record(mar_fixtures, name).outcome.flatten(), minlength=4) for name in CASES}
+    assert all(c[[PREFILL, KEPT, REDRAWN]].min() >= 4 for c in counts.values())
+    assert counts["near"][ZERO] == 1
