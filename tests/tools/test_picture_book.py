@@ -62,7 +62,7 @@ def test_background_alone_differs_only_where_the_thing_is():
     s = book.scenes(8, 50)
     s = s[s.label != 0]  # a sun's far reflections are drawn with it but count as sea
     rgb, mask = book.render(s, 64)
-    bare, nothing = book.render(s, 64, things=False)
+    bare, nothing = book.render(s, 64, objects=False)
     assert nothing.max() == 0
     changed = np.abs(rgb.astype(int) - bare).max(-1) > 2  # coverage below half a level rounds to none
     assert not changed[mask == 0].any() and changed[mask == 255].mean() > 0.97

@@ -58,12 +58,12 @@ def test_the_judge_looks_at_the_thing_not_the_background(judge, real):
     """The same things over the backgrounds of scenes of other classes."""
     s, rgb = real
     _, mask = book.render(s)
-    strange, _ = book.render(book.scenes(78, 300, labels=(s.label + 5) % 10), things=False)
+    strange, _ = book.render(book.scenes(78, 300, labels=(s.label + 5) % 10), objects=False)
     cover = mask[..., None] / 255.0
     swapped = (rgb * cover + strange * (1 - cover)).astype(np.uint8)
     v = read(judge[0], swapped)
     assert (v.scenes.label == s.label).mean() > 0.9
-    bare, _ = book.render(s, things=False)
+    bare, _ = book.render(s, objects=False)
     alone = read(judge[0], bare)
     assert (alone.whole < 0.5).mean() > 0.9, "no thing, so no whole thing"
     assert (alone.scenes.label == s.label).mean() < 0.4, "the background gives the class away"

@@ -144,7 +144,7 @@ def _data(kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[st
     s = picture_book.scenes(TRAIN_SEED + 100, count)
     rgb, mask = picture_book.render(s, RESOLUTION)
     log("judge: pictures drawn")
-    strangers, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 200, count), RESOLUTION, things=False)
+    strangers, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 200, count), RESOLUTION, objects=False)
     cover = mask[..., None].astype(np.float32) / 255
     alien = (rgb * cover + strangers * (1 - cover)).astype(np.uint8)
     clean = torch.from_numpy(rgb).permute(0, 3, 1, 2).contiguous()
@@ -162,7 +162,7 @@ def _data(kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[st
     rebuilt = draw(z + 0.1 * torch.randn(z.shape, generator=g))
     spoilt = _broken(z, torch.from_numpy(s.label), g)
     few = s[: count // 8]
-    bare, _ = picture_book.render(few, RESOLUTION, things=False)  # where nothing is, nothing is whole
+    bare, _ = picture_book.render(few, RESOLUTION, objects=False)  # where nothing is, nothing is whole
     with fast:
         spoilt[: len(few)] = latents(kl, torch.from_numpy(bare).permute(0, 3, 1, 2), device)[0].float()
     broken = draw(spoilt)
