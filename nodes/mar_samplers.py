@@ -1,40 +1,33 @@
-"""Samplers on a MAR. Each node checks its inputs, makes room on the device and drives one generator."""
+"""MAR samplers: each node checks its inputs, makes room on the device and drives one generator."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from comfy_api.latest import io
 
+from ..assembly import is_demo
 from ..errors import UserError
 from ..model_loaders.networks.mar import MARModel
 from ..samplers import presets
 from ..samplers.conditioning import Condition
-from ..samplers.mar.cspd import cspd
 from ..samplers.mar.denoiser import Denoiser
 from ..samplers.mar.editing import Edit
-from ..samplers.mar.fasthybrid import fasthybrid
-from ..samplers.mar.lazymar import LazyTransformer, lazymar
+from ..samplers.mar.lazymar import LazyTransformer
 from ..samplers.mar.loop import Sampled
-from ..samplers.mar.mar import mar
-from ..samplers.mar.settings import (
-    CacheSettings,
-    CSpDSettings,
-    FastHybridSettings,
-    LazyMARSettings,
-    MARSettings,
-    PlainMARSettings,
-)
+from ..samplers.mar.settings import CacheSettings
 from ..samplers.noise import PairedNoise
+from ..samplers.registry import SAMPLERS
 from ..samplers.settings import knob, make
 from . import host
-from .schema import CACHE, CONDITION, MAR, REPORT, checked_seed, expect, expect_model, schema, seed, widgets
+from .schema import CACHE, CONDITION, MAR, checked_seed, expect, expect_model, sampled, schema, seed, widgets
+from .schema import preset as preset_widget
 
 NOISE_LIMIT = 4 << 30
-OWN_LABELS = "picture-book"
+LOADER = "Load MAR"
 
 
 def _model(name: str, tooltip: str) -> io.Input:
@@ -42,13 +35,9 @@ def _model(name: str, tooltip: str) -> io.Input:
 
 
 def _preset() -> io.Input:
-    return io.Combo.Input(
-        "preset",
-        options=list(presets.NAMES),
-        default=presets.AS_SET,
-        advanced=True,
-        tooltip="as set: the numbers above. exact, balanced and fast put measured numbers in their place, the demo's own for the demo "
-        "and the papers' for full-size models; the report says which.",
+    return preset_widget(
+        "exact, balanced and fast put measured numbers in their place, the demo's own for the demo and the papers' for full-size "
+        "models; the report says which."
     )
 
 
@@ -75,33 +64,22 @@ def _edit() -> list[io.Input]:
     ]
 
 
-def _outputs() -> list[io.Output]:
-    return [
-        io.Latent.Output(
-            "latent", display_name="latent", tooltip="Decode it with VAE Decode and the vae of the same loader."
-        ),
-        REPORT.Output(
-            "report", display_name="report", tooltip="What the sampler did; for Compare, Token Map and Report."
-        ),
-    ]
+def _noise_bytes(model: MARModel, images: int, steps: int) -> float:
+    """Bytes of the noise of ``steps`` diffusion steps."""
+    return 4.0 * images * (steps + 2) * model.net.config.tokens * model.net.config.channels
 
 
-def _work_bytes(model: MARModel, images: int, settings: MARSettings, cached: bool) -> float:
+def _work_bytes(model: MARModel, images: int, steps: int, cached: bool) -> float:
     """Upper estimate of working memory: noise, transformer rows of both guidance branches, head modulations, caches."""
     c = model.net.config
     size = next(model.net.parameters()).element_size()
     rows = 2 * images * 2 * (c.buffer + c.tokens)
     kept = images * 2 * (c.encoder_depth + c.decoder_depth + 2) * (c.buffer + c.tokens) * c.dim * size if cached else 0
-    return _noise_bytes(model, images, settings) + rows * c.dim * 16 * size + 3 * Denoiser.budget * size + kept
-
-
-def _noise_bytes(model: MARModel, images: int, settings: MARSettings) -> float:
-    steps = settings.diffusion_steps + (settings.guided_steps if isinstance(settings, FastHybridSettings) else 0)
-    return 4.0 * images * (steps + 2) * model.net.config.tokens * model.net.config.channels
+    return _noise_bytes(model, images, steps) + rows * c.dim * 16 * size + 3 * Denoiser.budget * size + kept
 
 
 def _edit_of(latent: Any, mask: Any) -> Edit | None:
-    """The edit that the two optional sockets ask for."""
+    """The edit of the two optional sockets; None if both are unconnected."""
     if latent is None and mask is None:
         return None
     if latent is None:
@@ -117,48 +95,76 @@ def _edit_of(latent: Any, mask: Any) -> Edit | None:
     return Edit(latent["samples"], area[None] if area.ndim == 2 else area[:, 0] if area.ndim == 4 else area)
 
 
+def _diffusion_steps(settings: Any) -> int:
+    return settings.diffusion_steps
+
+
 def _sample(
-    method: Any, kind: type[MARSettings], loaded: host.Loaded, others: list[host.Loaded], inputs: dict[str, Any]
+    sampler: str,
+    model: Any,
+    inputs: dict[str, Any],
+    field: str = "model",
+    others: Sequence[host.Loaded] = (),
+    noise_steps: Callable[[Any], int] = _diffusion_steps,
+    cached: bool = False,
+    **more: Any,
 ) -> io.NodeOutput:
-    """Check what all MAR samplers share, make room, run.
+    """Check the inputs that all MAR samplers share, make room, run.
 
     Args:
-        method: the sampler; called with model, condition, settings, noise, seed and by name edit and transformer.
-        kind: its settings.
-        loaded: the model that is sampled from.
-        others: more models that must be on the device.
-        inputs: the node's remaining inputs by name.
+        sampler: name in the registry.
+        model: value of the model socket named ``field``.
+        inputs: the node's other inputs by name.
+        others: further models that must be on the device.
+        noise_steps: diffusion steps that noise is drawn for, from the settings.
+        cached: whether the sampler caches features.
+        more: further arguments of the sampler.
     """
-    what = expect(inputs.pop("condition"), Condition, "condition", "Class Label")
+    entry, loaded = SAMPLERS[sampler], _loaded(model, field)
+    condition = expect(inputs.pop("condition"), Condition, "condition", "Class Label")
     number = checked_seed(inputs.pop("seed"))
     preset, cache = inputs.pop("preset", presets.AS_SET), inputs.pop("cache", None)
     edit = _edit_of(inputs.pop("latent", None), inputs.pop("mask", None))
-    demo = loaded.model.label_set == OWN_LABELS
-    settings = presets.apply(make(kind, inputs), preset, demo)
-    if _noise_bytes(loaded.model, len(what), settings) > NOISE_LIMIT:
+    settings: Any = presets.apply(make(entry.settings, inputs), preset, is_demo(loaded.model))
+    steps, images = noise_steps(settings), len(condition)
+    if _noise_bytes(loaded.model, images, steps) > NOISE_LIMIT:
         raise UserError(
-            f"condition: {len(what)} images with {settings.diffusion_steps} diffusion steps need more than "
+            f"condition: {images} images with {settings.diffusion_steps} diffusion steps need more than "
             f"{NOISE_LIMIT >> 30} GB of noise; ask for fewer images at once, or lower diffusion_steps."
         )
     if cache is not None:
-        method = partial(method, transformer=LazyTransformer(expect(cache, CacheSettings, "cache", "LazyMAR Cache")))
+        more["transformer"] = LazyTransformer(expect(cache, CacheSettings, "cache", "LazyMAR Cache"))
     c, patch = loaded.model.net.config, loaded.model.patch
-    shape = (len(what), c.channels // patch**2, c.grid * patch, c.grid * patch)
-    work = _work_bytes(loaded.model, len(what), settings, cache is not None or isinstance(settings, CacheSettings))
-    host.to_device(loaded, work, shape, others)
-    noise = PairedNoise(number, range(len(what)))
-    done: Sampled = host.drive(method(loaded.model, what, settings, noise, number, edit=edit), loaded.vae)
+    shape = (images, c.channels // patch**2, c.grid * patch, c.grid * patch)
+    host.to_device(loaded, _work_bytes(loaded.model, images, steps, cached or cache is not None), shape, others)
+    noise = PairedNoise(number, range(images))
+    done: Sampled = host.drive(
+        entry.run(loaded.model, condition, settings, noise, number, edit=edit, **more), loaded.vae
+    )
     return io.NodeOutput({"samples": host.to_output(done.latents)}, done.report)
 
 
-def _inputs(
-    settings: type[MARSettings], models: list[io.Input], sockets: list[io.Input], preset: bool
-) -> list[io.Input]:
+def _loaded(value: Any, field: str) -> host.Loaded:
+    return expect_model(value, host.Loaded, MARModel, field, LOADER)
+
+
+def _schema(
+    sampler: str,
+    models: list[io.Input] | None = None,
+    optional: Sequence[io.Input] = (),
+    preset: bool = True,
+    **about: Any,
+) -> io.Schema:
+    """Schema of a sampler node with the widgets of its settings."""
     condition = CONDITION.Input("condition", tooltip="What to draw, one entry an image, from Class Label.")
-    return [*models, condition, seed(), *widgets(settings), *([_preset()] if preset else []), *sockets]
-
-
-_ONE = "The MAR to sample, from Load MAR."
+    return schema(
+        category="FastAR/sample",
+        sockets=[*(models or [_model("model", "The MAR to sample, from Load MAR.")]), condition],
+        widgets=[seed(), *widgets(SAMPLERS[sampler].settings), *([_preset()] if preset else [])],
+        optional=optional,
+        outputs=sampled(),
+        **about,
+    )
 
 
 class MARSampler(io.ComfyNode):
@@ -166,10 +172,10 @@ class MARSampler(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return schema(
+        return _schema(
+            "mar",
             node_id="FastARMARSampler",
             display_name="MAR Sampler",
-            category="FastAR/sample",
             description="Plain MAR, as published: at every AR step the transformer says what the next tokens depend on and "
             "a full diffusion makes each. The baseline that the accelerators are compared with.",
             search_aliases=[
@@ -180,15 +186,13 @@ class MARSampler(io.ComfyNode):
                 "disa",
                 "inpaint",
             ],
-            inputs=_inputs(PlainMARSettings, [_model("model", _ONE)], [_cache(), *_edit()], preset=False),
-            outputs=_outputs(),
+            optional=[_cache(), *_edit()],
+            preset=False,
         )
 
     @classmethod
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
-        return _sample(
-            mar, PlainMARSettings, expect_model(model, host.Loaded, MARModel, "model", "Load MAR"), [], inputs
-        )
+        return _sample("mar", model, inputs)
 
 
 class FastHybridSampler(io.ComfyNode):
@@ -196,22 +200,19 @@ class FastHybridSampler(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return schema(
+        return _schema(
+            "fasthybrid",
             node_id="FastARFastHybrid",
             display_name="FastHybrid Sampler",
-            category="FastAR/sample",
             description="Drafts the tokens of several AR steps in one diffusion pass, checks each draft against its real "
             "condition when its turn comes, and refines the accepted ones in a few guided steps (CVPR 2026).",
             search_aliases=["fast hybrid", "lookahead", "speculative", "accelerated mar", "fasthybrid"],
-            inputs=_inputs(FastHybridSettings, [_model("model", _ONE)], [_cache(), *_edit()], preset=True),
-            outputs=_outputs(),
+            optional=[_cache(), *_edit()],
         )
 
     @classmethod
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
-        return _sample(
-            fasthybrid, FastHybridSettings, expect_model(model, host.Loaded, MARModel, "model", "Load MAR"), [], inputs
-        )
+        return _sample("fasthybrid", model, inputs, noise_steps=lambda s: s.diffusion_steps + s.guided_steps)
 
 
 class LazyMARSampler(io.ComfyNode):
@@ -219,27 +220,24 @@ class LazyMARSampler(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return schema(
+        return _schema(
+            "lazymar",
             node_id="FastARLazyMAR",
             display_name="LazyMAR Sampler",
-            category="FastAR/sample",
             description="Plain MAR that computes only what changed since the last step: rows of the transformer that hardly move, "
             "the null branch of guidance and most of the diffusion head come from caches (ICCV 2025).",
             search_aliases=["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"],
-            inputs=_inputs(LazyMARSettings, [_model("model", _ONE)], _edit(), preset=True),
-            outputs=_outputs(),
+            optional=_edit(),
         )
 
     @classmethod
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
-        return _sample(
-            lazymar, LazyMARSettings, expect_model(model, host.Loaded, MARModel, "model", "Load MAR"), [], inputs
-        )
+        return _sample("lazymar", model, inputs, cached=True)
 
 
 @dataclass(frozen=True)
 class PresetFor:
-    """A widget of LazyMAR Cache."""
+    """The widget of LazyMAR Cache that selects the presets."""
 
     preset_for: str = knob(
         "demo",
@@ -250,7 +248,7 @@ class PresetFor:
 
 
 class LazyMARCache(io.ComfyNode):
-    """LazyMAR's settings, to be plugged into another sampler."""
+    """LazyMAR's settings for another sampler."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -261,7 +259,7 @@ class LazyMARCache(io.ComfyNode):
             description="LazyMAR's caches for the cache input of MAR, FastHybrid and CSpD Sampler: how the networks are run, whoever "
             "spends their results. This is how accelerators combine.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
-            inputs=[*widgets(CacheSettings), _preset(), *widgets(PresetFor)],
+            widgets=[*widgets(CacheSettings), _preset(), *widgets(PresetFor)],
             outputs=[CACHE.Output("cache", display_name="cache", tooltip="For the cache input of a MAR sampler.")],
         )
 
@@ -283,22 +281,21 @@ class CSpDSampler(io.ComfyNode):
             ),
             _model("target", "The MAR whose pictures are wanted; it verifies the drafts."),
         ]
-        return schema(
+        return _schema(
+            "cspd",
             node_id="FastARCSpD",
             display_name="CSpD Sampler",
-            category="FastAR/sample",
             description="Continuous speculative decoding: a small MAR drafts the tokens of several AR steps, the target verifies them "
             "together. lossless keeps the target's distribution exactly; published is the paper's code and approximate.",
             search_aliases=["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"],
-            inputs=_inputs(CSpDSettings, models, [_cache(), *_edit()], preset=True),
-            outputs=_outputs(),
+            models=models,
+            optional=[_cache(), *_edit()],
         )
 
     @classmethod
     def execute(cls, draft: Any, target: Any, **inputs: Any) -> io.NodeOutput:
-        small = expect_model(draft, host.Loaded, MARModel, "draft", "Load MAR")
-        large = expect_model(target, host.Loaded, MARModel, "target", "Load MAR")
-        return _sample(partial(cspd, draft=small.model), CSpDSettings, large, [small], inputs)
+        small = _loaded(draft, "draft")
+        return _sample("cspd", target, inputs, "target", [small], draft=small.model)
 
 
 NODES: list[type[io.ComfyNode]] = [MARSampler, FastHybridSampler, LazyMARSampler, LazyMARCache, CSpDSampler]

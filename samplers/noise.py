@@ -4,7 +4,7 @@ Two samplers with one seed therefore start from the same picture, and image i is
 the CPU with own generators, so that the picture does not depend on the device and no global state is touched.
 
 What a verification draws is not known beforehand (a rejection draws until something is kept), so it is counted and not
-drawn in turn: :class:`Dice`.
+drawn in turn: :class:`CounterRNG`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PairedNoise:
 # ------------------------------------------------------------------------------------------------ counted numbers
 
 
-class Dice:
+class CounterRNG:
     """Endless random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
 
     Nothing is remembered between calls, so a row's numbers depend neither on its batch nor on what else was asked for,
@@ -94,9 +94,9 @@ class Dice:
     def __init__(self, keys: Tensor):
         self.keys = keys
 
-    def of(self, rows: Tensor) -> Dice:
-        """The dice of some rows, int64 [M]."""
-        return Dice(self.keys[rows])
+    def of(self, rows: Tensor) -> CounterRNG:
+        """The rng of some rows, int64 [M]."""
+        return CounterRNG(self.keys[rows])
 
     def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:
         """Two fp32 [N, count] of 32 bits each, above 0 and at most 1."""
@@ -118,6 +118,6 @@ class Dice:
 
 
 def row_keys(noise: Noise, stream: str, tokens: int) -> Tensor:
-    """A key for the :class:`Dice` of every token position, int64 [B, tokens]: the bits of two of its noises."""
+    """A key for the :class:`CounterRNG` of every token position, int64 [B, tokens]: the bits of two of its noises."""
     bits = noise.first(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
     return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""Every sampler by its command-line name, in one place for the command line, the nodes and the contract test."""
+"""All samplers and combinations by their command-line names, for the command line, the nodes, the API and the tests."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import UserError
+from ..model_loaders.networks.mar import MARModel
+from .conditioning import Condition
 from .mar.cspd import cspd
+from .mar.editing import Edit
 from .mar.fasthybrid import fasthybrid
-from .mar.lazymar import cspd_lazymar, fasthybrid_lazymar, lazymar
+from .mar.lazymar import LazyTransformer, lazymar
 from .mar.loop import Sampler
 from .mar.mar import mar
 from .mar.settings import (
@@ -17,9 +20,10 @@ from .mar.settings import (
     FastHybridLazyMARSettings,
     FastHybridSettings,
     LazyMARSettings,
+    MARBase,
     MARSettings,
-    PlainMARSettings,
 )
+from .noise import Noise
 from .tokens.lantern import lantern
 from .tokens.llamagen import llamagen
 from .tokens.loop import TokenSampler
@@ -35,8 +39,52 @@ from .tokens.settings import (
 )
 from .tokens.zipar import zipar
 
+
+def fasthybrid_lazymar(
+    model: MARModel,
+    condition: Condition,
+    settings: FastHybridLazyMARSettings,
+    noise: Noise,
+    seed: int | None = None,
+    edit: Edit | None = None,
+) -> Sampler:
+    """FastHybrid with LazyMAR's caches. With ``refresh_period`` 1 it is FastHybrid bit for bit.
+
+    Args:
+        model, condition, noise, seed, edit: as :func:`samplers.mar.fasthybrid.fasthybrid`.
+        settings: see :class:`FastHybridLazyMARSettings`.
+
+    Raises:
+        UserError: as :func:`samplers.mar.fasthybrid.fasthybrid`, or a block that the decoder does not have.
+    """
+    return fasthybrid(model, condition, settings, noise, seed, LazyTransformer(settings), edit)
+
+
+def cspd_lazymar(
+    model: MARModel,
+    condition: Condition,
+    settings: CSpDLazyMARSettings,
+    noise: Noise,
+    seed: int | None = None,
+    edit: Edit | None = None,
+    *,
+    draft: MARModel,
+) -> Sampler:
+    """CSpD with LazyMAR's caches in both models. With ``refresh_period`` 1 it is CSpD.
+
+    Args:
+        model, condition, noise, seed, edit, draft: as :func:`samplers.mar.cspd.cspd`.
+        settings: see :class:`CSpDLazyMARSettings`.
+
+    Raises:
+        UserError: as :func:`samplers.mar.cspd.cspd`, or a block that a decoder does not have.
+    """
+    target, small = LazyTransformer(settings), LazyTransformer(settings)
+    return cspd(model, condition, settings, noise, seed, target, edit, draft=draft, draft_transformer=small)
+
+
 MAR, LLAMAGEN, TAR = "mar", "llamagen", "tar"
-# Family to what a person calls a model of it. Those of Tar are its de-tokenizers.
+# Family to its description in messages. Tar's models are its de-tokenizers.
 FAMILIES = {MAR: "a MAR", LLAMAGEN: "a LlamaGen or a PAR", TAR: "a Tar de-tokenizer"}
 
 
@@ -46,22 +94,22 @@ class Entry:
 
     Attributes:
         name: its command-line name.
-        title: how a person calls it.
-        run: ``run(model, condition, settings, noise, seed)`` gives the generator. Of the MAR family ``edit=`` draws part
-            of a picture, and noise is a ``Noise``; of the LlamaGen family it is ``Draws``.
+        title: display name.
+        run: ``run(model, condition, settings, noise, seed)`` returns the generator. In the MAR family ``edit=``
+            samples part of a picture again, and noise is a ``Noise``; in the token families it is ``Draws``.
         settings: its settings class.
-        baseline: whether it is exact, so that others of its family are measured against it.
+        baseline: whether the others of its family are measured against it.
         needs_draft: whether ``run`` also takes ``draft``, a second model.
-        family: which models it samples from, one of :data:`FAMILIES`.
+        family: the model family, one of :data:`FAMILIES`.
         demo: catalogue entries that "demo" may mean for it, the preferred one first.
-        also: a further family that it samples from, and what "demo" may mean there.
-        needs_codes: whether ``run`` also takes what the codes mean: ``up_sampler`` (MuLo-SD) or ``vq`` (LANTERN).
+        also: a further family, and what "demo" may mean there.
+        needs_codes: the tokenizer argument of ``run``: ``up_sampler`` (MuLo-SD), ``vq`` (LANTERN) or "".
     """
 
     name: str
     title: str
     run: Callable[..., Sampler | TokenSampler]
-    settings: type[MARSettings] | type[TokenSettings]
+    settings: type[MARBase] | type[TokenSettings]
     baseline: bool = False
     needs_draft: bool = False
     family: str = MAR
@@ -71,12 +119,12 @@ class Entry:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """All families that it samples from."""
+        """All families of its models."""
         return (self.family, self.also[0]) if self.also else (self.family,)
 
     @property
     def models(self) -> str:
-        """What a person calls a model of those."""
+        """Description of its models in messages."""
         return ", or ".join(FAMILIES[family] for family in self.families)
 
     def demos(self, family: str) -> tuple[str, ...]:
@@ -85,18 +133,18 @@ class Entry:
 
 
 _PLAIN_DEMO, _TAR_DEMO = ("demo-llamagen", "demo-llamagen-low"), ("demo-dtok", "demo-dtok-low")
-# Drafted from the smaller one of the two.
+# With the smaller of the two as draft model.
 _LARGE_DEMO, _LARGE_TAR = _PLAIN_DEMO[:1], _TAR_DEMO[:1]
 
 
 SAMPLERS: dict[str, Entry] = {
     e.name: e
     for e in (
-        Entry("mar", "MAR", mar, PlainMARSettings, baseline=True),
+        Entry("mar", "MAR", mar, MARSettings, baseline=True),
         Entry("fasthybrid", "FastHybrid", fasthybrid, FastHybridSettings),
         Entry("lazymar", "LazyMAR", lazymar, LazyMARSettings),
         Entry("cspd", "CSpD", cspd, CSpDSettings, needs_draft=True),
-        # Combinations: what makes tokens, then how the transformer is run.
+        # Combinations: the head plug, then the transformer plug.
         Entry("fasthybrid+lazymar", "FastHybrid + LazyMAR", fasthybrid_lazymar, FastHybridLazyMARSettings),
         Entry("cspd+lazymar", "CSpD + LazyMAR", cspd_lazymar, CSpDLazyMARSettings, needs_draft=True),
         Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, baseline=True, family=LLAMAGEN, demo=_PLAIN_DEMO),

@@ -1,8 +1,8 @@
 """MAR's encoder, decoder and diffusion head, with the official parameter names.
 
 Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838). Dropout is
-left out: it has no parameters and inference never uses it. The sampling loop lives in ``samplers``; what is here are
-the pieces it (or a cache, or the trainer) calls one by one.
+left out: it has no parameters and is off in inference. The sampling loop is in ``samplers``; this module has the
+parts that it, the caches and the training call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MARConfig:
         heads: attention heads.
         buffer: class rows in front of the tokens.
         tokens: tokens of a picture (a square grid).
-        channels: numbers a token (latent channels times patch area).
+        channels: channels per token (latent channels times patch area).
         classes: number of class labels.
         head_depth, head_width: residual blocks and width of the diffusion head.
     """
@@ -90,7 +90,7 @@ class MARConfig:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention in two halves, so that a cache can stand between them."""
+    """Multi-head self-attention in two halves, so that a cache can be applied between them."""
 
     def __init__(self, dim: int, heads: int):
         super().__init__()
@@ -103,16 +103,16 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Attention output [B, Nq, C] of queries over keys and values, projected.
 
-        ``seen`` bool [B, N]: which keys there are; None for all.
+        ``key_mask`` bool [B, N]: True for keys that may be attended; None for all.
         """
-        out = F.scaled_dot_product_attention(q, k, v, None if seen is None else seen[:, None, None])
+        out = F.scaled_dot_product_attention(q, k, v, None if key_mask is None else key_mask[:, None, None])
         return self.proj(out.transpose(1, 2).flatten(2))
 
-    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        return self.attend(*self.project(x), seen)
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        return self.attend(*self.project(x), key_mask)
 
 
 class _MLP(nn.Module):
@@ -132,12 +132,12 @@ class Block(nn.Module):
         self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), Attention(dim, heads)
         self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), _MLP(dim)
 
-    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        x = x + self.attn(self.norm1(x), seen)
+    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        x = x + self.attn(self.norm1(x), key_mask)
         return x + self.mlp(self.norm2(x))
 
     def rows(self, x: Tensor, index: Tensor) -> Tensor:
-        """The block's output at rows ``index`` [B, M] only; every row of x [B, N, C] still serves as key and value."""
+        """The block's output at rows ``index`` [B, M] only; keys and values come from all rows of x [B, N, C]."""
         q, k, v = self.attn.project(self.norm1(x))
         at = index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
         y = pick(x, index) + self.attn.attend(q.gather(2, at), k, v)
@@ -163,7 +163,7 @@ class HeadBlock(nn.Module):
         return torch.addcmul(x, *self.branch(x, modulation))
 
     def branch(self, x: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
-        """The gate and what the MLP gives, each [N, w]; their product is what the block adds."""
+        """Gate and MLP output, each [N, w]; the block adds their product to x."""
         shift, scale, gate = modulation.chunk(3, dim=-1)
         return gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale))
 
@@ -208,7 +208,7 @@ class DiffusionHead(nn.Module):
         self.final_layer = _Final(width, 2 * channels)
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
-        """What time and condition tell each layer: embedding [..., w] to ``depth`` tensors [..., 3 w] and one [..., 2 w].
+        """adaLN modulations of all layers: embedding [..., w] to ``depth`` tensors [..., 3 w] and one [..., 2 w].
 
         The embedding is ``time_embed(t) + cond_embed(z)``. Nothing here depends on the noisy token, so a sampler can
         compute the modulations of many diffusion steps in one matrix product: most of the head's weights are then read
@@ -238,7 +238,7 @@ class DiffusionHead(nn.Module):
 
 
 class _DiffusionLoss(nn.Module):
-    """Only a name: the official files keep the head at ``diffloss.net``."""
+    """Gives the head its official parameter names, ``diffloss.net``."""
 
     def __init__(self, net: DiffusionHead):
         super().__init__()
@@ -287,30 +287,31 @@ class MAR(nn.Module):
         at = torch.cat([torch.arange(buffer, device=known.device).expand(b, -1), known + buffer], dim=1)
         return self.z_proj_ln(x + pick(self.encoder_pos_embed_learned.expand(b, -1, -1), at))
 
-    def encode(self, tokens: Tensor, known: Tensor, class_rows: Tensor, there: Tensor | None = None) -> Tensor:
+    def encode(self, tokens: Tensor, known: Tensor, class_rows: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Encoder output [B, buffer + K, C]; arguments as :meth:`embed_known`.
 
-        ``there`` bool [B, K] lets pictures know different numbers of tokens: the others are padding. None for no padding.
+        ``padding_mask`` bool [B, K], True for known tokens and False for padding, lets images have different numbers of known
+        tokens. None for no padding.
         """
-        x, seen = self.embed_known(tokens, known, class_rows), None
-        if there is not None:
-            seen = F.pad(there, (self.config.buffer, 0), value=True)
+        x, key_mask = self.embed_known(tokens, known, class_rows), None
+        if padding_mask is not None:
+            key_mask = F.pad(padding_mask, (self.config.buffer, 0), value=True)
         for block in self.encoder_blocks:
-            x = block(x, seen)
+            x = block(x, key_mask)
         return self.encoder_norm(x)
 
-    def canvas(self, encoded: Tensor, known: Tensor, there: Tensor | None = None) -> Tensor:
+    def canvas(self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """The decoder's input [B, buffer + L, C]: encoded rows at their places, mask tokens elsewhere."""
         b, buffer, length = known.shape[0], self.config.buffer, self.config.tokens
         x = self.decoder_embed(encoded)
-        full = self.mask_token.to(x.dtype).expand(b, buffer + length + (there is not None), -1).clone()
+        full = self.mask_token.to(x.dtype).expand(b, buffer + length + (padding_mask is not None), -1).clone()
         full[:, :buffer] = x[:, :buffer]
-        at = known if there is None else torch.where(there, known, length)  # padding goes to a row that is cut off
+        at = known if padding_mask is None else torch.where(padding_mask, known, length)  # padding goes to a row that is cut off
         full.scatter_(1, (at + buffer)[..., None].expand(-1, -1, x.shape[2]), x[:, buffer:])
         return full[:, : buffer + length] + self.decoder_pos_embed_learned
 
     def decode(
-        self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None, there: Tensor | None = None
+        self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None, padding_mask: Tensor | None = None
     ) -> Tensor:
         """Conditions z for the head.
 
@@ -318,12 +319,12 @@ class MAR(nn.Module):
             encoded: [B, buffer + K, C] from :meth:`encode`.
             known: int64 [B, K], the same positions.
             wanted: int64 [B, M], positions whose z is needed; None for all L. The last block then computes those only.
-            there: which of ``known`` are no padding, as in :meth:`encode`.
+            padding_mask: which of ``known`` are not padding, as in :meth:`encode`.
 
         Returns:
             z [B, M, C] (or [B, L, C]).
         """
-        x = self.canvas(encoded, known, there)
+        x = self.canvas(encoded, known, padding_mask)
         *blocks, last = self.decoder_blocks
         for block in blocks:
             x = block(x)
@@ -336,11 +337,11 @@ class MAR(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class MARModel:
-    """A MAR together with what its file (or the catalogue) says about using it.
+    """A MAR and the metadata of its file or catalogue entry.
 
     Attributes:
         net: the network in eval mode; weights in the compute dtype, the head's last layer in fp32.
-        name: what a person calls it, used in messages and reports.
+        name: display name for messages and reports.
         latent_scale: tokens = latent scale x decoder latents; 0.2325 for the official KL-16, 1 for the demo.
         t_max: highest diffusion timestep this checkpoint should start from; 999 officially.
         patch: latent positions a token covers per side; 1 in every official file.

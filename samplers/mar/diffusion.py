@@ -119,6 +119,55 @@ def tables_at(timesteps: tuple[int, ...]) -> Tables:
     )
 
 
+class Ancestral:
+    """One ancestral step: x_{t-1} = mu(x_t, eps) + temperature sigma noise, with mu and sigma from the head's output.
+
+    mu is linear in x_t and eps, so it is computed in one expression and x0 is never formed.
+
+    Args:
+        table: diffusion tables, S steps.
+        temperature: factor of the noise.
+        device: of the tokens.
+    """
+
+    def __init__(self, table: Tables, temperature: float, device: torch.device):
+        # log sigma = middle + slope * logits; logits 0 is halfway between the two bounds of the learned range.
+        low, high = table.posterior_log_variance_clipped, table.betas.log()
+        middle, slope = (low + high) / 4, (high - low) / 4
+        columns = (
+            table.sqrt_recip_alphas_cumprod,
+            table.sqrt_recipm1_alphas_cumprod,
+            table.posterior_mean_coef1,
+            table.posterior_mean_coef2,
+            slope,
+        )
+        self.coefficients = list(zip(*(column.flip(0).tolist() for column in columns), strict=True))
+        self.std = (middle.exp().flip(0) * temperature).to(device, torch.float32)[:, None, None]
+
+    def scaled(self, noise: Tensor) -> Tensor:
+        """Step noise [S, N, channels] times the temperature and the part of sigma that does not depend on the logits."""
+        return noise * self.std
+
+    def mean(self, k: int, x: Tensor, eps: Tensor) -> Tensor:
+        """mu [N, channels] of executed step ``k`` (0 is the highest timestep) from x and guided noise [N, channels]."""
+        recip, recipm1, coef1, coef2, _ = self.coefficients[k]
+        return (x * (coef1 * recip + coef2)).add_(eps, alpha=-(coef1 * recipm1))
+
+    def __call__(self, k: int, x: Tensor, eps: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
+        """x [N, channels] after executed step ``k``.
+
+        Args:
+            k: 0 for the highest timestep.
+            x: fp32 [N, channels].
+            eps, logits: guided noise and variance logits of the head at x, fp32 [N, channels].
+            noise: the step's entry of :meth:`scaled`, [N, channels]. Not used in the last step.
+        """
+        mean = self.mean(k, x, eps)
+        if k + 1 == len(self.coefficients):
+            return mean
+        return mean.addcmul_((logits * self.coefficients[k][4]).exp_(), noise)
+
+
 def guide(out: Tensor, null: Tensor | None, scale: Tensor | float, channels: int) -> tuple[Tensor, Tensor]:
     """Classifier-free guidance on the noise only: eps_u + s (eps_c - eps_u); the variance logits stay conditional.
 

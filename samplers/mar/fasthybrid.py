@@ -1,11 +1,17 @@
-"""FastHybrid: draft a few AR steps ahead in one diffusion pass, verify each draft against the real condition, refine
-the accepted ones in a few guided steps.
+"""FastHybrid: lookahead drafts, verification by similarity, guided few-step refinement.
 
 Source: "FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lookahead and Guided Decoding" (CVPR 2026).
-No code was published; where the paper is silent the choice is a setting (see :class:`FastHybridSettings`).
+No code was published; choices that the paper leaves open are settings (see :class:`FastHybridSettings`).
 
-A draft is stale, never wrong: at every AR step the transformer runs as in plain MAR, so the z that exposes a divergence
-is also the z of the next lookahead and a restart costs no extra transformer pass.
+At AR step s, with z the transformer's output for the positions of steps s .. s + k - 1:
+
+1. *verify*: a token of step s keeps its draft if cos(z', z) >= lambda, where z' is the condition its draft was made from;
+2. *lookahead*: all other tokens of step s, and for their images all tokens of steps s + 1 .. s + k - 1, are sampled by a
+   full diffusion pass of T steps; the latter are the drafts x' of the next steps, with z' = z;
+3. *refine*: accepted tokens are sampled by T_g guided diffusion steps, whose means are mixed with the draft:
+   mu'_t = (1 - gamma_t) mu_t + gamma_t x'.
+
+The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further transformer pass.
 """
 
 from __future__ import annotations
@@ -22,10 +28,10 @@ from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..conditioning import Condition
 from ..noise import Noise
 from .denoiser import RowNoise
-from .diffusion import tables
+from .diffusion import Ancestral, tables
 from .editing import Edit
-from .loop import Conditions, Run, Sampler, Transformer, begin, generate, rows_of
-from .mar import PlainHead
+from .head import PlainHead
+from .loop import Conditions, Run, Sampler, Transformer, begin, generate
 from .settings import FastHybridSettings
 from .transformer import FullTransformer
 
@@ -34,7 +40,7 @@ def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
     """gamma_t for t = T_g .. 1 (the order of execution).
 
     cos: 1 - cos^2(pi t / 2 T_g); linear-down: t / T_g; square: (t / T_g)^2; linear-up: 1 - (t - 1) / T_g; none: 0.
-    The first three start at 1. The paper gives a formula for cos only; the others are read off their names.
+    The first three start at 1. The paper gives a formula for cos only; the others follow from their names.
     """
     times = range(steps, 0, -1)
     forms = {
@@ -47,21 +53,47 @@ def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
     return tuple(forms[schedule](t / steps, t) for t in times)
 
 
-class LookaheadHead:
-    """The head plug: drafts, their conditions and the decision which to keep, for one generation."""
+class Guided(Ancestral):
+    """The guided step: mu' = (1 - gamma) mu + gamma x', or the same mixture of the predicted x0.
 
-    def __init__(self, run: Run, transformer: Transformer):
-        assert isinstance(run.settings, FastHybridSettings)
-        self.settings = s = run.settings
+    Args:
+        rule: the unguided step.
+        draft: x', fp32 [N, channels].
+        weights: gamma of every executed step, highest timestep first.
+        space: "mean" (the paper's formula) or "x0".
+    """
+
+    def __init__(self, rule: Ancestral, draft: Tensor, weights: tuple[float, ...], space: str):
+        self.coefficients, self.std = rule.coefficients, rule.std
+        self.draft, self.weights, self.space = draft, weights, space
+
+    def mean(self, k: int, x: Tensor, eps: Tensor) -> Tensor:
+        """mu' [N, channels] of executed step ``k``; linear in x, eps and x'."""
+        recip, recipm1, coef1, coef2, _ = self.coefficients[k]
+        gamma = self.weights[k]
+        if self.space == "x0":  # x0' = (1 - gamma) x0 + gamma x'
+            of_draft, coef1 = coef1 * gamma, coef1 * (1 - gamma)
+            of_x, of_eps = coef1 * recip + coef2, coef1 * recipm1
+        else:  # mu' = (1 - gamma) mu + gamma x'
+            of_draft = gamma
+            of_x, of_eps = (coef1 * recip + coef2) * (1 - gamma), coef1 * recipm1 * (1 - gamma)
+        return (x * of_x).add_(eps, alpha=-of_eps).add_(self.draft, alpha=of_draft)
+
+
+class LookaheadHead:
+    """The head plug: drafts x', the conditions z' they were made from, and their verification, for one generation."""
+
+    def __init__(self, run: Run, transformer: Transformer, settings: FastHybridSettings):
+        self.settings = s = settings
         self.reach = s.lookahead
         few = tables(s.guided_steps, run.t_max)
         self.full, self.full_noise = transformer.denoiser(run, run.tables), RowNoise(run, "full", run.tables)
         self.few, self.few_noise = transformer.denoiser(run, few), RowNoise(run, "guided", few)
-        self.pull = guidance_weights(s.guidance_schedule, len(few))
+        self.weights = guidance_weights(s.guidance_schedule, len(few))
         batch, length = run.tokens.shape[:2]
         device = run.tokens.device
         self.draft = torch.zeros_like(run.tokens)  # x'
-        self.seen: Tensor | None = None  # z', allocated with the first z
+        self.z_draft: Tensor | None = None  # z', allocated with the first z
         self.has = torch.zeros(batch, length, dtype=torch.bool, device=device)
         self.outcome = torch.full((batch, length), PLAIN, dtype=torch.uint8, device=device)
         self.scale = torch.zeros(length, device=device)  # guidance scale of the row's own AR step, by reveal rank
@@ -69,11 +101,32 @@ class LookaheadHead:
             self.scale[run.plan.starts[step] : run.plan.ends[step]] = run.plan.cfg[step]
         self.similarities: list[Tensor] = []
 
+    def __call__(self, run: Run, step: int, z: Conditions) -> Tensor:
+        """Tokens [B, n, channels] of an AR step."""
+        where = run.plan.ahead(step)
+        had = self.has.gather(1, where)
+        # 1. verify
+        ok = self.verify(run, where, z.cond[:, : where.shape[1]])
+        accepted, fresh = int(ok.sum()), int((~had).sum())
+        rejected = ok.numel() - accepted - fresh
+        run.report.add(accepted=accepted, rejected=rejected, restarts=int((had & ~ok).any(dim=1).sum()))
+        # 2. lookahead
+        if accepted < ok.numel():
+            self.lookahead(run, step, z, ~ok)
+        # 3. refine
+        if accepted and self.settings.accepted == "refine":
+            self.refine(run, step, z, ok)
+        if step + 1 == run.plan.steps:
+            grid = run.model.net.config.grid
+            run.report.maps["outcome"] = self.outcome.view(-1, grid, grid).cpu().numpy()
+            run.report.similarity = torch.cat(self.similarities).float().cpu().numpy().astype(np.float32)
+        return pick(self.draft, where)
+
     def verify(self, run: Run, where: Tensor, z: Tensor) -> Tensor:
-        """bool [B, n]: drafts at positions ``where`` whose condition is still close enough to ``z`` [B, n, C]."""
-        if self.seen is None:
-            self.seen = torch.zeros(*self.draft.shape[:2], z.shape[2], device=z.device)
-        old, new = pick(self.seen, where), z.float()
+        """bool [B, n]: tokens at positions ``where`` whose draft is kept, cos(z', z) >= lambda, for z [B, n, C]."""
+        if self.z_draft is None:
+            self.z_draft = torch.zeros(*self.draft.shape[:2], z.shape[2], device=z.device)
+        old, new = pick(self.z_draft, where), z.float()
         if self.settings.similarity == "without position":
             place = run.model.net.diffusion_pos_embed_learned.float().expand(len(z), -1, -1)
             old, new = old - pick(place, where), new - pick(place, where)
@@ -93,43 +146,20 @@ class LookaheadHead:
         todo[:, : bad.shape[1]] = bad
         image, column = todo.nonzero(as_tuple=True)
         position = where[image, column]
-        rows = rows_of(z, image, column)
+        rows = z.at(image, column)
         scale = self.scale[run.plan.starts[step] + column][:, None]
         self.draft[image, position] = self.full(rows, scale, *self.full_noise(image, position))
-        assert self.seen is not None
-        self.seen[image, position] = rows.cond.float()
+        assert self.z_draft is not None
+        self.z_draft[image, position] = rows.cond.float()
         self.has[image, position] = True
 
     def refine(self, run: Run, step: int, z: Conditions, ok: Tensor) -> None:
-        """Guided few-step diffusion of the accepted tokens; each becomes its draft's successor."""
+        """Guided diffusion of the accepted tokens ``ok`` [B, n] from their drafts."""
         image, column = ok.nonzero(as_tuple=True)
         position = run.plan.ahead(step)[image, column]
         scale = self.scale[run.plan.starts[step] + column][:, None]
-        self.draft[image, position] = self.few(
-            rows_of(z, image, column),
-            scale,
-            *self.few_noise(image, position),
-            draft=self.draft[image, position],
-            pull=self.pull,
-            space=self.settings.guidance_space,
-        )
-
-    def __call__(self, run: Run, step: int, z: Conditions) -> Tensor:
-        where = run.plan.ahead(step)
-        had = self.has.gather(1, where)
-        ok = self.verify(run, where, z.cond[:, : where.shape[1]])
-        accepted, fresh = int(ok.sum()), int((~had).sum())
-        rejected = ok.numel() - accepted - fresh
-        run.report.add(accepted=accepted, rejected=rejected, restarts=int((had & ~ok).any(dim=1).sum()))
-        if accepted < ok.numel():
-            self.lookahead(run, step, z, ~ok)
-        if accepted and self.settings.accepted == "refine":
-            self.refine(run, step, z, ok)
-        if step + 1 == run.plan.steps:
-            grid = run.model.net.config.grid
-            run.report.maps["outcome"] = self.outcome.view(-1, grid, grid).cpu().numpy()
-            run.report.similarity = torch.cat(self.similarities).float().cpu().numpy().astype(np.float32)
-        return pick(self.draft, where)
+        rule = Guided(self.few.rule, self.draft[image, position], self.weights, self.settings.guidance_space)
+        self.draft[image, position] = self.few(z.at(image, column), scale, *self.few_noise(image, position), rule=rule)
 
 
 def fasthybrid(
@@ -147,13 +177,14 @@ def fasthybrid(
     and the result equals plain MAR within fp32 rounding.
 
     Args:
-        model, condition, noise, seed: as :func:`samplers.mar.mar`.
+        model, condition, noise, seed: as :func:`samplers.mar.mar.mar`.
         settings: see :class:`FastHybridSettings`.
-        transformer: how the networks are run; None for in full.
-        edit: part of a picture to be drawn anew; None for a whole new one.
+        transformer: how the transformer is evaluated; None for in full.
+        edit: part of a picture to sample again; None for a whole new one.
     """
     run = begin("fasthybrid", model, condition, settings, noise, seed, edit)
     transformer = transformer or FullTransformer()
     with torch.no_grad():
-        head = LookaheadHead(run, transformer) if settings.lookahead else PlainHead(run, transformer)
+        lookahead = settings.lookahead > 0
+        head = LookaheadHead(run, transformer, settings) if lookahead else PlainHead(run, transformer)
     return (yield from generate(run, transformer, head))

@@ -1,25 +1,26 @@
-"""LazyMAR: keep features from one AR step to the next, and compute only what is new or has changed.
+"""LazyMAR: features are kept from one AR step to the next, and only new or changed rows are computed.
 
 Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching" (ICCV 2025, arXiv
 2503.12450). Four caches, each with its own switch (:class:`CacheSettings`):
 
-* token cache (section 3.2.1): decoder rows whose values changed least since the last call keep their cached keys and
-  values from there on (equations 8 and 9; the paper writes argmax there and means the least similar are computed);
-* condition cache (section 3.2.2): the null branch is the class's plus the difference found at the last refresh (eq. 10);
+* token cache (section 3.2.1): decoder rows whose values changed least since the last call reuse cached keys and values from
+  that block on (equations 8 and 9; the paper writes argmax there, but the least similar rows are computed);
+* condition cache (section 3.2.2): the null branch is the conditional branch plus the difference at the last refresh (eq. 10);
 * encoder cache: keys and values of tokens decided earlier. In the published code, not in the paper;
-* head cache: reuse within the diffusion head. In the published code, not in the paper, though in its speed-ups.
+* head cache (``lazymar_head.py``): reuse within the diffusion head. In the published code and in the paper's speed-ups.
 
-All but the last are a way to run the transformer, so they serve whatever makes tokens of z: plain MAR, FastHybrid, CSpD.
-Where this differs from the published code: rows that must be computed always are (there they can lose their place to rows
-of negative similarity); the share of computed rows follows progress instead of 64 fixed steps; the decoder's keys and
-values are kept only from the chosen block on, since all rows of the blocks before it are computed anyway.
+All but the last are a way to evaluate the transformer, so they combine with any head plug: plain MAR, FastHybrid, CSpD.
+Differences from the published code: rows that must be computed always are (there, rows of negative similarity can displace
+them); the share of computed rows follows progress instead of 64 fixed steps; the decoder's keys and values are stored only
+from the chosen block on, since the blocks before it compute all rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -29,20 +30,18 @@ from ...errors import UserError
 from ...model_loaders.networks.mar import MAR, Block, MARModel, pick
 from ..conditioning import Condition
 from ..noise import Noise
-from .cspd import cspd
 from .denoiser import Denoiser
 from .diffusion import Tables
 from .editing import Edit
-from .fasthybrid import fasthybrid
+from .head import PlainHead
 from .lazymar_head import CachedDenoiser
-from .loop import Conditions, Run, Sampler
-from .mar import mar
-from .settings import CacheSettings, CSpDLazyMARSettings, FastHybridLazyMARSettings, LazyMARSettings
+from .loop import Conditions, Run, Sampler, begin, generate
+from .settings import CacheSettings, LazyMARSettings
 from .transformer import FullTransformer
 
-# The reference's share of computed decoder rows at AR step 0..63 of 64.
+# The reference's share of computed decoder rows at AR steps 0..63 of 64.
 REFERENCE_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
-# Of 320 rows, the reference computes so many beyond those that must be, however low the ratio.
+# The reference computes at least 15 of 320 rows beyond the mandatory ones, however low the ratio.
 _SPARE, _SPARE_OF = 15, 320
 # Below the least cosine.
 _FIRST = -2.0
@@ -59,13 +58,13 @@ def computed_ratio(progress: float, end: float) -> float:
     low = min(int(at), len(REFERENCE_RATIOS) - 1)
     high = min(low + 1, len(REFERENCE_RATIOS) - 1)
     ratio = REFERENCE_RATIOS[low] + (at - low) * (REFERENCE_RATIOS[high] - REFERENCE_RATIOS[low])
-    # Rounded: the row count is cut to a whole number, and 0.15 must not become 0.1499...
+    # Rounded: the row count is floored, and 0.15 must not become 0.1499...
     return round(1 - (1 - end) * (1 - ratio) / (1 - REFERENCE_RATIOS[-1]), 9)
 
 
 def _blocks(modules: nn.ModuleList) -> list[Block]:
-    """The blocks of an encoder or decoder, as what they are."""
-    return [m for m in modules if isinstance(m, Block)]
+    """The blocks of an encoder or decoder, typed."""
+    return cast(list[Block], list(modules))
 
 
 def _pass(block: Block, x: Tensor, rows: slice | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,25 +89,25 @@ def _heads(index: Tensor, like: Tensor) -> Tensor:
 
 
 def _own(x: Tensor, live: int) -> Tensor:
-    """The first ``live`` entries as a tensor of its own: a view would keep the whole projection in memory."""
+    """A copy of the first ``live`` entries; a view would keep the whole projection in memory."""
     return x[:live].clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(eq=False)
 class _Cache:
-    """What one refresh leaves behind. ``live`` rows: images, or images times two branches without the condition cache."""
+    """Features of one refresh. ``live`` rows: images, or images times two branches without the condition cache."""
 
     live: int
     canvas: Tensor | None = None
-    """The decoder's input [live, N, C]; kept with the encoder cache, whose old tokens are not embedded again."""
+    """The decoder's input [live, N, C]; stored with the encoder cache, so that old tokens are not embedded again."""
     encoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Keys and values of every encoder block, [live, heads, room, d]: decided tokens, then the class rows of the last call."""
     values: Tensor | None = None
-    """Values of the chosen decoder block at the last call, [live, heads, N, d]; None if no row is ever left out."""
+    """Values of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are always computed."""
     decoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Keys and values of the decoder blocks behind it."""
+    """Keys and values of the decoder blocks after it."""
     residual: Tensor | None = None
-    """Null less class branch behind the last decoder block, [B, L, C]."""
+    """Null minus conditional branch after the last decoder block, [B, L, C]."""
 
     @property
     def bytes(self) -> int:
@@ -122,14 +121,14 @@ class _Cache:
 class LazyTransformer:
     """The transformer plug with LazyMAR's caches, for one generation.
 
-    Calls may skip AR steps, look at any positions ahead and meet tokens that were given from the start: what is new is
-    what was decided since the last call. Tokens that were decided must stay as they are; a caller that changes some says
-    so with :meth:`forget`. A run through this plug carries its name and settings in the report.
+    Calls may skip AR steps, ask for any positions ahead, and start from given tokens: the new tokens are those decided since
+    the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report of a run with
+    this plug has its name and settings.
 
     Args:
         settings: which caches, and for how long.
-        ratios: share of decoder rows to compute at each AR step, instead of the curve of ``computed_ratio``.
-        spare: decoder rows to compute beyond those that must be, however low the share; None for the reference's 15 of 320.
+        ratios: share of decoder rows to compute at each AR step; None for the curve of ``computed_ratio``.
+        spare: decoder rows to compute beyond the mandatory ones, however low the share; None for the reference's 15 of 320.
     """
 
     def __init__(self, settings: CacheSettings, ratios: Sequence[float] | None = None, spare: int | None = None):
@@ -140,15 +139,15 @@ class LazyTransformer:
         self.cache: _Cache | None = None
         self.step, self.known = -1, 0  # of the last call: the AR step, tokens decided before it
         self.held = 0  # most bytes held so far
-        self.told = 0  # cached tokens reported so far
+        self.reported = 0  # cached tokens reported so far
         self.random: Tensor | None = None
         self.cached: Tensor | None = None
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Conditions:
-        """z at positions ``wanted``, from caches where a refresh is not due.
+        """z at positions ``wanted`` [B, M], from caches where no refresh is due.
 
         Raises:
-            UserError: a block the decoder does not have.
+            UserError: a block that the decoder does not have.
         """
         if self.step < 0:
             self._begin(run)
@@ -161,33 +160,38 @@ class LazyTransformer:
         )
         z = self._refresh(run, step, wanted) if stale else self._reuse(run, step, wanted)
         self.step, self.known = step, run.plan.starts[step]
-        # Whoever asks for all that is left may be asking for the last time.
+        # A call for all remaining tokens may be the last one.
         if self.cached is not None and self.known + wanted.shape[1] >= run.plan.tokens:
-            self._tell(run)
+            self._report_cached(run)
         return z
+
+    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Conditions]]:
+        """z of ``count`` AR steps in turn: the caches may see final tokens only."""
+        for s in range(step, step + count):
+            yield [self(run, s, run.plan.ahead(s))]
 
     def denoiser(self, run: Run, table: Tables) -> Denoiser:
         """A denoiser with the head cache, or the plain one."""
-        self._introduce(run)
+        self._describe(run)
         s = self.settings
-        # The error goes with the share of the diffusion that is skipped over, not with the number of its steps.
+        # The error depends on the share of the diffusion that is skipped, not on the number of steps.
         period = math.ceil(s.head_period * len(table) / 100)
         if s.head_cache and period > 1 and s.refresh_period > 1:
             return CachedDenoiser(run, table, period)
         return Denoiser(run, table)
 
     def forget(self) -> None:
-        """The next call computes everything anew."""
+        """The next call is a refresh."""
         self.cache = None
 
     # -------------------------------------------------------------------------------------------- when
 
     def _period(self, step: int) -> int:
-        """Number of the refresh period an AR step lies in; -1 before the first. Skipped steps cannot skip a refresh."""
+        """Index of the refresh period of an AR step; -1 before the first. Skipping AR steps cannot skip a refresh."""
         return max(-1, (step - self.settings.start_step) // self.settings.refresh_period)
 
     def _until(self, run: Run, step: int) -> int:
-        """The AR step of the next refresh; a call before it reads what this one leaves behind."""
+        """The AR step of the next refresh; calls before it read the features of this one."""
         s = self.settings
         if step < s.start_step:
             return step + 1
@@ -196,13 +200,13 @@ class LazyTransformer:
     # -------------------------------------------------------------------------------------------- what is kept
 
     def _begin(self, run: Run) -> None:
-        self._introduce(run)
+        self._describe(run)
         s, c, net, batch = self.settings, run.model.net.config, run.model.net, len(run.tokens)
         if s.block > c.decoder_depth:
             raise UserError(
                 f"block: {s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or use 0."
             )
-        # The paper's 4th block has a quarter of the smallest MAR's decoder in front of it.
+        # Three blocks precede the paper's 4th: a quarter of the smallest MAR's decoder.
         self.block = s.block - 1 if s.block else min(3, c.decoder_depth // 4)
         self.share = self.ratios or [
             computed_ratio(k / run.plan.steps, s.computed_ratio) for k in range(run.plan.steps)
@@ -219,23 +223,23 @@ class LazyTransformer:
             if s.strategy == "random":
                 self.random = run.noise.first("lazymar", c.buffer + c.tokens, run.plan.steps).to(device)
 
-    def _introduce(self, run: Run) -> None:
-        """Put name and settings into the report: lazymar on plain MAR, fasthybrid+lazymar and so on otherwise."""
+    def _describe(self, run: Run) -> None:
+        """Add the name and the settings to the report: lazymar on plain MAR, otherwise fasthybrid+lazymar and so on."""
         report = run.report
         if "lazymar" not in report.sampler.split("+"):
             report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
             report.settings |= {f.name: getattr(self.settings, f.name) for f in fields(CacheSettings)}
 
     def _prunes(self, run: Run, step: int, until: int) -> bool:
-        """Whether the token cache may leave rows out at a call after ``step`` and before ``until``."""
+        """Whether the token cache may skip rows at a call after ``step`` and before ``until``."""
         s = self.settings
-        # Behind the last block nothing is left to save: it computes wanted rows only, in plain MAR too.
+        # The last block saves nothing: it computes the wanted rows only, in plain MAR too.
         if not s.token_cache or self.block >= run.model.net.config.decoder_depth - 1:
             return False
         return s.strategy.endswith("-only") or any(share < 1 for share in self.share[step + 1 : until])
 
     def _refresh(self, run: Run, step: int, wanted: Tensor) -> Conditions:
-        """Everything in full; features are kept if a later call may use them."""
+        """Everything in full; features are stored if a later call may use them."""
         self.cache = None  # freed first
         s, until = self.settings, self._until(run, step)
         prunes, halves = self._prunes(run, step, until), run.guided and s.condition_cache
@@ -251,7 +255,7 @@ class LazyTransformer:
         for block in _blocks(net.encoder_blocks):
             x, *pair = _pass(block, x)
             if s.encoder_cache:
-                # Class rows are computed at every call and stand behind the tokens, so only those are kept here.
+                # Class rows are computed at every call and follow the tokens, so only the tokens are stored here.
                 stores = tuple(t.new_empty(cache.live, t.shape[1], room, t.shape[3]) for t in pair)
                 for store, t in zip(stores, pair, strict=True):
                     store[:, :, :decided] = t[: cache.live, :, c.buffer :]
@@ -280,7 +284,7 @@ class LazyTransformer:
     # -------------------------------------------------------------------------------------------- what is reused
 
     def _reuse(self, run: Run, step: int, wanted: Tensor) -> Conditions:
-        """New tokens through the encoder, changed rows through the decoder, one branch if the other is cached."""
+        """New tokens through the encoder, changed rows through the decoder; one branch if the other is cached."""
         assert self.cache is not None
         net, cache, batch = run.model.net, self.cache, len(run.tokens)
         new, tokens, asked = run.plan.reveal[:, self.known : run.plan.starts[step]], run.tokens, wanted
@@ -306,7 +310,7 @@ class LazyTransformer:
             known = known if cache.live == len(known) else torch.cat([known, known])
             return net.canvas(net.encode(tokens, known, rows), known), buffer + known.shape[1]
         x = net.embed_known(tokens, new, rows)
-        # Class rows last: what a call writes is then one slice, and the next call's tokens overwrite them.
+        # Class rows last: a call then writes one slice, and the next call's tokens overwrite the class rows.
         x = torch.cat([x[:, buffer:], x[:, :buffer]], dim=1)
         at, end = self.known, self.known + x.shape[1]
         for block, (keys, values) in zip(_blocks(net.encoder_blocks), cache.encoder, strict=True):
@@ -382,14 +386,14 @@ class LazyTransformer:
             assert self.random is not None
             score = self.random[:, :, step].repeat(len(values) // len(self.random), 1)
         else:
-            # Rows that did not change at all differ by rounding only, which must not choose between them.
+            # Unchanged rows differ by rounding only, which must not order them.
             score = (self.similarity(values) * 2**17).round() / 2**17
         if strategy == "min-similarity":
             score = -score
         elif strategy.endswith("-only"):
             first = run.plan.reveal[:, decided:] if strategy == "predicted-only" else run.plan.reveal[:, :decided]
             score.scatter_(1, first.repeat(len(values) // len(first), 1) + c.buffer, _FIRST)
-        # A row that must be computed has its place already. Equal scores: the lower row first.
+        # Mandatory rows come first. At equal scores the lower row comes first.
         keep = torch.cat(
             [must, score.scatter_(1, must, torch.inf).argsort(dim=1, stable=True)[:, : n - must.shape[1]]], dim=1
         )
@@ -401,19 +405,16 @@ class LazyTransformer:
     def _conditions(self, run: Run, net: MAR, x: Tensor, wanted: Tensor) -> Conditions:
         """z of the last decoder block's rows [B or 2 B, M, C] at ``wanted`` (as many)."""
         z = net.decoder_norm(x) + pick(net.diffusion_pos_embed_learned.expand(len(wanted), -1, -1), wanted)
-        return Conditions(*z.chunk(2)) if run.guided else Conditions(z, None)
+        return Conditions.of(z, run.guided)
 
-    def _tell(self, run: Run) -> None:
-        """How often each token's decoder rows came from the cache."""
+    def _report_cached(self, run: Run) -> None:
+        """Add to the report how often each token's decoder rows came from the cache."""
         assert self.cached is not None
         grid = run.model.net.config.grid
         cached = self.cached.view(-1, grid, grid).cpu().numpy().copy()
         run.report.maps["cached"] = cached
-        run.report.add(cached_tokens=int(cached.sum()) - self.told)
-        self.told = int(cached.sum())
-
-
-# ------------------------------------------------------------------------------------------------ samplers
+        run.report.add(cached_tokens=int(cached.sum()) - self.reported)
+        self.reported = int(cached.sum())
 
 
 def lazymar(
@@ -427,53 +428,14 @@ def lazymar(
     """LazyMAR on plain MAR. With ``refresh_period`` 1 it is plain MAR bit for bit.
 
     Args:
-        model, condition, noise, seed, edit: as :func:`samplers.mar.mar`.
+        model, condition, noise, seed, edit: as :func:`samplers.mar.mar.mar`.
         settings: see :class:`LazyMARSettings`.
 
     Raises:
-        UserError: as :func:`samplers.mar.mar`, or a block the decoder does not have.
+        UserError: as :func:`samplers.mar.mar.mar`, or a block that the decoder does not have.
     """
-    return mar(model, condition, settings, noise, seed, LazyTransformer(settings), edit)
-
-
-def fasthybrid_lazymar(
-    model: MARModel,
-    condition: Condition,
-    settings: FastHybridLazyMARSettings,
-    noise: Noise,
-    seed: int | None = None,
-    edit: Edit | None = None,
-) -> Sampler:
-    """FastHybrid whose z come from LazyMAR's transformer. With ``refresh_period`` 1 it is FastHybrid bit for bit.
-
-    Args:
-        model, condition, noise, seed, edit: as :func:`samplers.mar.fasthybrid.fasthybrid`.
-        settings: see :class:`FastHybridLazyMARSettings`.
-
-    Raises:
-        UserError: as :func:`samplers.mar.fasthybrid.fasthybrid`, or a block the decoder does not have.
-    """
-    return fasthybrid(model, condition, settings, noise, seed, LazyTransformer(settings), edit)
-
-
-def cspd_lazymar(
-    model: MARModel,
-    condition: Condition,
-    settings: CSpDLazyMARSettings,
-    noise: Noise,
-    seed: int | None = None,
-    edit: Edit | None = None,
-    *,
-    draft: MARModel,
-) -> Sampler:
-    """CSpD whose models, target and draft, both run through LazyMAR's transformer. With ``refresh_period`` 1 it is CSpD.
-
-    Args:
-        model, condition, noise, seed, edit, draft: as :func:`samplers.mar.cspd.cspd`.
-        settings: see :class:`CSpDLazyMARSettings`.
-
-    Raises:
-        UserError: as :func:`samplers.mar.cspd.cspd`, or a block a decoder does not have.
-    """
-    target, small = LazyTransformer(settings), LazyTransformer(settings)
-    return cspd(model, condition, settings, noise, seed, target, edit, draft=draft, draft_transformer=small)
+    run = begin("mar", model, condition, settings, noise, seed, edit)
+    transformer = LazyTransformer(settings)
+    with torch.no_grad():
+        head = PlainHead(run, transformer)
+    return (yield from generate(run, transformer, head))

@@ -1,6 +1,13 @@
-"""LazyMAR's cache within the diffusion head, as in the published code; the paper does not mention it."""
+"""LazyMAR's cache within the diffusion head.
+
+It is in the published code and in the paper's speed-ups, but not in its text (Yan et al. 2025, arXiv 2503.12450).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -8,30 +15,67 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import HeadBlock
 from .denoiser import Denoiser
-from .diffusion import Tables, guide
+from .diffusion import Ancestral, Tables, guide
 from .loop import Conditions, Run
+
+# (full step, steps that compute the own MLPs, steps that reuse them), each counted from the highest timestep.
+_Segment = tuple[int, list[int], list[int]]
+
+
+class _Modulations(NamedTuple):
+    """adaLN modulations of a span.
+
+    Attributes:
+        full: of every layer, [full steps, R, 3 w].
+        edge: of every edge step and own layer.
+        gates: of every own block, [reused steps, N, w].
+        shifts, scales: of the last layer, a tensor [N, w] for every reused step; the scales with 1 added.
+    """
+
+    full: list[Tensor]
+    edge: list[list[Tensor]]
+    gates: list[Tensor]
+    shifts: Sequence[Tensor]
+    scales: Sequence[Tensor]
+
+
+@dataclass(eq=False)
+class _Kept:
+    """What reused steps take from the last full or edge step.
+
+    Attributes:
+        bias: the last layer's, plus the guidance term, [N, 2 channels].
+        mlps: outputs of the own MLPs, [N, w] each.
+        middle: what blocks 1 to 4 added, [N, w]; 0 in a head of one block.
+    """
+
+    bias: Tensor
+    mlps: list[Tensor] = field(default_factory=list)
+    middle: Tensor | float = 0.0
 
 
 class CachedDenoiser(Denoiser):
     """Denoising with the reference's head cache.
 
-    Of the diffusion steps, counted down to 0, the first and every multiple of ``period`` are computed in full. In between,
-    for the class's rows only: blocks 1 to 4 together add what they added at the last full step; the MLPs of block 0 and of
-    those from 5 on give what they gave then, under the present gate, but in the first tenth of the steps they are computed;
-    and the null branch's noise differs from the class's as it did then.
+    Diffusion steps are counted down to 0. The first step and every multiple of ``period`` are evaluated in full. The steps in
+    between evaluate the conditional rows only and reuse from the last full step: the sum of blocks 1 to 4; the MLP outputs of
+    block 0 and of the blocks from 5 on ("own" below), with the current gate, except in the first tenth of the diffusion, where
+    these MLPs are computed; and the difference between the conditional and the null branch's noise.
 
-    What a reused step adds to the embedded token does not depend on that token, so a whole period's is computed at once and
-    such a step is two small products, whatever the depth.
+    What a reused step adds to the embedded token does not depend on that token. It is computed for a whole period at once,
+    so that such a step takes two small matrix products, whatever the depth.
     """
+
+    exact = False
 
     def __init__(self, run: Run, table: Tables, period: int):
         super().__init__(run, table)
-        steps, blocks = len(table), self.head.res_blocks
+        self.blocks = blocks = cast(list[HeadBlock], list(self.head.res_blocks))
+        steps = len(table)
         self.own = [0, *range(5, len(blocks))]
         index = [steps - 1 - k for k in range(steps)]
         full = [k for k in range(steps) if k == 0 or index[k] % period == 0]
-        self.segments: list[tuple[int, list[int], list[int]]] = []
-        """(full step, steps that compute the own MLPs, steps that reuse them), each counted from the highest timestep."""
+        self.segments: list[_Segment] = []
         for a, b in zip(full, [*full[1:], steps], strict=True):
             edge = [k for k in range(a + 1, b) if index[k] > 0.9 * steps]
             self.segments.append((a, edge, list(range(a + 1 + len(edge), b))))
@@ -39,11 +83,11 @@ class CachedDenoiser(Denoiser):
         self.layers = [blocks[j].adaLN_modulation[1] for j in self.own]
         self.gates = [(layer.weight[2 * width :], layer.bias[2 * width :]) for layer in self.layers]
 
-    def _spans(self, full: int, reused: int) -> list[list[tuple[int, list[int], list[int]]]]:
+    def _spans(self, full: int, reused: int) -> list[list[_Segment]]:
         """Segments whose modulations fit the budget together; rows of a full step and of a reused one."""
         width = self.head.input_proj.out_features
         layers, own = len(self.head.res_blocks), len(self.own)
-        out: list[list[tuple[int, list[int], list[int]]]] = [[]]
+        out: list[list[_Segment]] = [[]]
         used = 0
         for segment in self.segments:
             _, edge, rest = segment
@@ -56,79 +100,97 @@ class CachedDenoiser(Denoiser):
         return out
 
     def __call__(
-        self,
-        z: Conditions,
-        scale: Tensor,
-        first: Tensor,
-        noise: Tensor,
-        draft: Tensor | None = None,
-        pull: tuple[float, ...] = (),
-        space: str = "mean",
+        self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral | None = None
     ) -> Tensor:
-        layers = [m for m in self.head.res_blocks if isinstance(m, HeadBlock)]
-        head, n, channels = self.head, len(first), first.shape[1]
-        last, dtype = head.final_layer, head.input_proj.weight.dtype
-        guided = z.null is not None
-        both = z.cond if z.null is None else torch.cat([z.cond, z.null])
-        condition = head.cond_embed(both)
-        into, out_of = head.input_proj.weight.t(), last.linear.weight.t()
-        # The output's bias, and for guidance what lies between the class's noise and the guided one.
-        bias = last.linear.bias.expand(n, -1).clone()
-        x, noise = first, self.spread(noise)
+        """Denoise N rows; arguments and result as :meth:`Denoiser.__call__`."""
+        n, channels, rule, both = len(first), first.shape[1], rule or self.rule, z.both()
+        condition, last = self.head.cond_embed(both), self.head.final_layer.linear
+        x, noise, kept = first, rule.scaled(noise), _Kept(last.bias.expand(n, -1).clone())
         for span in self._spans(len(both), n):
-            full = head.modulations(self.times[[a for a, _, _ in span], None] + condition)
-            edges, rests = [k for _, edge, _ in span for k in edge], [k for _, _, rest in span for k in rest]
-            if edges:
-                active = F.silu(self.times[edges, None] + condition[:n])
-                at_edge = [layer(active) for layer in (*self.layers, last.adaLN_modulation[1])]
-            if rests:
-                active = F.silu(self.times[rests, None] + condition[:n])
-                gates = [F.linear(active, w, b) for w, b in self.gates]
-                shift, grow = last.adaLN_modulation[1](active).chunk(2, dim=-1)
-                shifts, grows = shift.unbind(0), (1 + grow).unbind(0)
-            edge_at = rest_at = 0
+            modulations = self._modulations(span, condition, n)
+            edges, done = iter(modulations.edge), 0
             for f, (k, edge, rest) in enumerate(span):
-                h = head.input_proj((torch.cat([x, x]) if guided else x).to(dtype))
-                given: list[Tensor] = []  # by the own MLPs
-                added: Tensor | float = 0.0  # by blocks 1 to 4
-                for j, block in enumerate(layers):
-                    if j == 1:
-                        added = h[:n]
-                    gate, out = block.branch(h, full[j][f])
-                    h = torch.addcmul(h, gate, out)
-                    if j in self.own:
-                        given.append(out[:n])
-                    elif j == 4 or j + 1 == len(head.res_blocks):
-                        added = h[:n] - added
-                out = last(h, full[-1][f])
-                null = out[n:] if guided else None
-                x = self.advance(k, x, *guide(out[:n], null, scale, channels), noise[k], draft, pull, space)
-                if null is not None:
-                    gap = (scale - 1) * (out[:n, :channels] - null[:, :channels])
-                    bias[:, :channels] = last.linear.bias[:channels] + gap
+                # 1. A full evaluation of both branches; what the next steps reuse is kept.
+                out = self._full(x, [m[f] for m in modulations.full], n, z.guided, kept)
+                eps, logits = guide(out[:n], out[n:] if z.guided else None, scale, channels)
+                x = rule(k, x, eps, logits, noise[k])
+                if z.guided:
+                    difference = (scale - 1) * (out[:n, :channels] - out[n:, :channels])
+                    kept.bias[:, :channels] = last.bias[:channels] + difference
+                # 2. In the first tenth of the diffusion: only blocks 1 to 4 are reused.
                 for k in edge:
-                    h = head.input_proj(x.to(dtype))
-                    given = []
-                    for j, at in zip(self.own, at_edge[:-1], strict=True):
-                        gate, out = head.res_blocks[j].branch(h, at[edge_at])
-                        given.append(out)
-                        h = torch.addcmul(h, gate, out)
-                        h = h + added if j == 0 else h
-                    shift, grow = at_edge[-1][edge_at].chunk(2, dim=-1)
-                    h = torch.addcmul(shift, last.norm_final(h), 1 + grow)
-                    eps, logits = torch.addmm(bias, h.to(bias.dtype), out_of).chunk(2, dim=1)
-                    x = self.advance(k, x, eps, logits, noise[k], draft, pull, space)
-                    edge_at += 1
-                if rest:
-                    ready: Tensor = head.input_proj.bias + added
-                    for gate, out in zip(gates, given, strict=True):
-                        ready = torch.addcmul(ready, gate[rest_at : rest_at + len(rest)], out)
-                    for k, base in zip(rest, ready.unbind(0), strict=True):
-                        h = last.norm_final(torch.addmm(base, x.to(dtype), into))
-                        h = torch.addcmul(shifts[rest_at], h, grows[rest_at])
-                        eps, logits = torch.addmm(bias, h.to(bias.dtype), out_of).chunk(2, dim=1)
-                        x = self.advance(k, x, eps, logits, noise[k], draft, pull, space)
-                        rest_at += 1
-        steps, whole = len(self.table), len(self.segments)
-        self.run.report.add(head_calls=steps, head_rows=whole * len(both) + (steps - whole) * n)
+                    eps, logits = self._edge(x, next(edges), kept)
+                    x = rule(k, x, eps, logits, noise[k])
+                # 3. Afterwards: all MLPs are reused.
+                at = slice(done, done + len(rest))
+                bases = self._bases([gate[at] for gate in modulations.gates], kept) if rest else ()
+                shifts, scales = modulations.shifts[at], modulations.scales[at]
+                for k, base, shift, grow in zip(rest, bases, shifts, scales, strict=True):
+                    eps, logits = self._reused(x, base, shift, grow, kept)
+                    x = rule(k, x, eps, logits, noise[k])
+                done += len(rest)
+        steps_, whole = len(self.table), len(self.segments)
+        self.run.report.add(head_calls=steps_, head_rows=whole * len(both) + (steps_ - whole) * n)
         return x
+
+    def _modulations(self, span: list[_Segment], condition: Tensor, n: int) -> _Modulations:
+        """adaLN modulations of the steps of a span; ``condition`` is the embedded z [R, w] of both branches."""
+        last = self.head.final_layer.adaLN_modulation[1]
+        full = self.head.modulations(self.times[[a for a, _, _ in span], None] + condition)
+        edges, rests = [k for _, edge, _ in span for k in edge], [k for _, _, rest in span for k in rest]
+        edge: list[list[Tensor]] = []
+        if edges:
+            active = F.silu(self.times[edges, None] + condition[:n])
+            edge = [list(step) for step in zip(*(layer(active) for layer in (*self.layers, last)), strict=True)]
+        if not rests:
+            return _Modulations(full, edge, [], (), ())
+        active = F.silu(self.times[rests, None] + condition[:n])
+        gates = [F.linear(active, w, b) for w, b in self.gates]
+        shift, scale = last(active).chunk(2, dim=-1)
+        return _Modulations(full, edge, gates, shift.unbind(0), (1 + scale).unbind(0))
+
+    def _full(self, x: Tensor, modulations: list[Tensor], n: int, guided: bool, kept: _Kept) -> Tensor:
+        """Head output of all rows; fills ``kept`` with the conditional rows' MLP outputs."""
+        h = self.head.input_proj((torch.cat([x, x]) if guided else x).to(self.head.input_proj.weight.dtype))
+        kept.mlps = []
+        before = h[:n]
+        for j, block in enumerate(self.blocks):
+            if j == 1:
+                before = h[:n]
+            gate, out = block.branch(h, modulations[j])
+            h = torch.addcmul(h, gate, out)
+            if j in self.own:
+                kept.mlps.append(out[:n])
+            elif j == 4 or j + 1 == len(self.blocks):
+                kept.middle = h[:n] - before
+        return self.head.final_layer(h, modulations[-1])
+
+    def _edge(self, x: Tensor, modulations: list[Tensor], kept: _Kept) -> tuple[Tensor, Tensor]:
+        """Noise and variance logits [N, channels]; computes the own MLPs, reuses blocks 1 to 4."""
+        h = self.head.input_proj(x.to(self.head.input_proj.weight.dtype))
+        kept.mlps = []
+        for j, modulation in zip(self.own, modulations[:-1], strict=True):
+            gate, out = self.blocks[j].branch(h, modulation)
+            kept.mlps.append(out)
+            h = torch.addcmul(h, gate, out)
+            h = h + kept.middle if j == 0 else h
+        shift, scale = modulations[-1].chunk(2, dim=-1)
+        return self._output(h, shift, 1 + scale, kept)
+
+    def _bases(self, gates: list[Tensor], kept: _Kept) -> tuple[Tensor, ...]:
+        """For each reused step, everything that is added to the embedded token, [N, w]; gates [steps, N, w] a block."""
+        base: Tensor = self.head.input_proj.bias + kept.middle
+        for gate, out in zip(gates, kept.mlps, strict=True):
+            base = torch.addcmul(base, gate, out)
+        return base.unbind(0)
+
+    def _reused(self, x: Tensor, base: Tensor, shift: Tensor, scale: Tensor, kept: _Kept) -> tuple[Tensor, Tensor]:
+        """Noise and variance logits [N, channels] of a step that reuses all MLPs."""
+        weight = self.head.input_proj.weight
+        return self._output(torch.addmm(base, x.to(weight.dtype), weight.t()), shift, scale, kept)
+
+    def _output(self, h: Tensor, shift: Tensor, scale: Tensor, kept: _Kept) -> tuple[Tensor, Tensor]:
+        last = self.head.final_layer
+        h = torch.addcmul(shift, last.norm_final(h), scale)
+        eps, logits = torch.addmm(kept.bias, h.to(kept.bias.dtype), last.linear.weight.t()).chunk(2, dim=1)
+        return eps, logits

@@ -1,14 +1,14 @@
-"""The one masked loop that every MAR sampler runs in.
+"""The masked loop that all MAR samplers run in, and the protocols of its two plugs.
 
-The loop knows the order, the mask schedule and the guidance scale. *How the networks are run* is one plug
-(:class:`FullTransformer`, LazyMAR's), *how a token is made from z* the other (plain MAR's, FastHybrid's). CSpD, which has
-two models and decides when either is asked, puts its own use of them into the same loop.
+The loop holds the order, the mask schedule and the guidance scale. One plug evaluates the transformer
+(:class:`Transformer`: in full, or with LazyMAR's caches); the other makes tokens from its output z (:class:`Head`: plain
+diffusion, speculation, FastHybrid). CSpD, which has two models, replaces both by a :class:`Decide` of its own.
 Source: Li et al. 2024 (arXiv 2406.11838), algorithm in section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, Protocol
 
@@ -20,22 +20,22 @@ from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
 from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import Condition
-from ..driver import PauseClock
+from ..driver import start_clock, timed
 from ..noise import Noise
-from .diffusion import Tables, tables
+from .diffusion import Ancestral, Tables, tables
 from .editing import Edit
 from .schedule import Plan, raster_orders
-from .settings import MARSettings
+from .settings import MARBase
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What a sampler yields after every AR step.
+    """The partial result that a sampler yields after every AR step.
 
     Attributes:
         done, total: AR steps.
         latents: decoder latents so far [B, C, H, W] fp32; zero where undecided.
-        decided: bool [B, h, w] token grid; drafts that await their verification count too.
+        decided: bool [B, h, w] token grid; drafts that are not verified yet count too.
         report: the running report (its counts so far).
     """
 
@@ -53,7 +53,7 @@ class Sampled(NamedTuple):
     report: Report
 
 
-# A driver may send the seconds it spent since the last step (drawing a preview, say); they are not the sampler's.
+# The caller may send the seconds it spent since the last step, for example on a preview; they are not sampling time.
 Sampler = Generator[Step, "float | None", Sampled]
 
 
@@ -61,35 +61,86 @@ Sampler = Generator[Step, "float | None", Sampled]
 
 
 class Conditions(NamedTuple):
-    """z of the wanted positions, [B, M, C]; ``null`` is the null class's, or None without guidance."""
+    """Transformer outputs z, [B, M, C] or rows [N, C]; ``null`` belongs to the null class, None without guidance."""
 
     cond: Tensor
     null: Tensor | None
 
+    @staticmethod
+    def of(z: Tensor, guided: bool) -> Conditions:
+        """From z [B, ...], or with guidance [2 B, ...] whose second half is the null class."""
+        return Conditions(*z.chunk(2)) if guided else Conditions(z, None)
+
+    @staticmethod
+    def join(parts: Sequence[Conditions]) -> Conditions:
+        """Concatenation along the first axis."""
+        nulls = [part.null for part in parts if part.null is not None]
+        return Conditions(torch.cat([part.cond for part in parts]), torch.cat(nulls) if nulls else None)
+
+    @property
+    def guided(self) -> bool:
+        """Whether there is a null branch."""
+        return self.null is not None
+
+    def both(self) -> Tensor:
+        """Both branches along the first axis, the null class last."""
+        return self.cond if self.null is None else torch.cat([self.cond, self.null])
+
+    def flat(self) -> Conditions:
+        """Rows [B M, C] of [B, M, C], image by image."""
+        return Conditions(self.cond.flatten(0, 1), None if self.null is None else self.null.flatten(0, 1))
+
+    def at(self, *index: Tensor) -> Conditions:
+        """Rows at an index: (image, column) of [B, M, C], or row numbers of [N, C]."""
+        return Conditions(self.cond[index], None if self.null is None else self.null[index])
+
+    def columns(self, count: int) -> Conditions:
+        """The first ``count`` columns of [B, M, C]."""
+        return Conditions(self.cond[:, :count], None if self.null is None else self.null[:, :count])
+
+    def split(self, size: int) -> list[Conditions]:
+        """Pieces of ``size`` along the first axis."""
+        conds = self.cond.split(size)
+        nulls = [None] * len(conds) if self.null is None else self.null.split(size)
+        return [Conditions(cond, null) for cond, null in zip(conds, nulls, strict=True)]
+
 
 class Denoise(Protocol):
-    """How head rows are denoised; see :class:`samplers.mar.denoiser.Denoiser`."""
+    """Denoising of head rows with one diffusion table; see :class:`samplers.mar.denoiser.Denoiser`."""
 
     table: Tables
+    rule: Ancestral
+    exact: bool
+    """Whether every diffusion step is evaluated; False where results are reused between steps."""
 
-    def __call__(self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor) -> Tensor:
-        """Tokens fp32 [N, channels] of N rows."""
+    def __call__(
+        self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral | None = None
+    ) -> Tensor:
+        """Tokens fp32 [N, channels] of N rows; ``rule`` replaces :attr:`rule`."""
         ...
 
 
 class Transformer(Protocol):
-    """How the networks are run. Holds the state of one generation; make a new one for the next."""
+    """How the transformer is evaluated. Holds the state of one generation; make a new one for the next."""
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Conditions:
         """z at positions ``wanted`` [B, M], given the tokens decided before ``step``."""
         ...
 
+    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Conditions]]:
+        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included.
+
+        Yields groups of consecutive AR steps, each group from one pass. A plug that caches features may see final tokens
+        only; it yields step by step, and the caller closes the iterator at the first rejected draft.
+        """
+        ...
+
     def denoiser(self, run: Run, table: Tables) -> Denoise:
-        """How head rows are denoised with these diffusion tables."""
+        """Denoiser of head rows with these diffusion tables."""
         ...
 
     def forget(self) -> None:
-        """Tokens it has seen were decided anew; drop what was computed from them."""
+        """Discard features of tokens that were decided again since."""
         ...
 
 
@@ -97,7 +148,7 @@ class Head(Protocol):
     """How tokens are made from z."""
 
     reach: int
-    """AR steps, the current one included, whose z it wants to see."""
+    """AR steps, the current one included, whose z it needs."""
 
     def __call__(self, run: Run, step: int, z: Conditions) -> Tensor:
         """Tokens [B, n, channels] fp32 of this step's positions, from z of ``plan.ahead(step, reach)``."""
@@ -105,7 +156,7 @@ class Head(Protocol):
 
 
 class Decide(Protocol):
-    """What the loop asks at every AR step. Usually :func:`generate`'s two plugs one after the other."""
+    """One AR step of the loop: usually :func:`generate`'s two plugs in turn."""
 
     def __call__(self, run: Run, step: int) -> Tensor:
         """Tokens [B, n, channels] fp32 of this step's positions. May rewrite those of other steps in ``run.tokens``."""
@@ -114,25 +165,25 @@ class Decide(Protocol):
 
 @dataclass(eq=False)
 class Run:
-    """State of one generation: made by :func:`begin`, handed to the plugs, gone afterwards."""
+    """State of one generation, made by :func:`begin` and passed to the plugs."""
 
     model: MARModel
     labels: Tensor
-    settings: MARSettings
+    settings: MARBase
     noise: Noise
     plan: Plan
     tokens: Tensor
     report: Report
     clock: Clock
     drawn: Tensor | None = None
-    """bool [B, L], the positions to be decided; None for all of them."""
+    """bool [B, L], the positions to decide; None for all of them."""
     start: Tensor | None = None
-    """Decoder latents [1 or B, C, H, W] an edit began with."""
+    """Decoder latents [1 or B, C, H, W] that an edit starts from."""
     drafted: Tensor | None = None
     """bool [B, L], positions of later AR steps whose tokens are drafts; None for none."""
 
     def latents(self) -> Tensor:
-        """Decoder latents of the tokens so far; given ones are those of the start, bit for bit."""
+        """Decoder latents of the tokens so far; given ones equal those of the start, bit for bit."""
         made = self.model.to_latents(self.tokens)
         if self.start is None or self.drawn is None:
             return made
@@ -144,7 +195,7 @@ class Run:
 
     @property
     def guided(self) -> bool:
-        """Whether the null branch runs at all."""
+        """Whether the null branch is evaluated."""
         return self.settings.cfg != 1.0
 
     @property
@@ -165,7 +216,7 @@ def begin(
     name: str,
     model: MARModel,
     condition: Condition,
-    settings: MARSettings,
+    settings: MARBase,
     noise: Noise,
     seed: int | None,
     edit: Edit | None = None,
@@ -185,10 +236,9 @@ def begin(
     if edit is not None:
         tokens, drawn = edit.tokens(model, batch, device)
         start = edit.latents.to(device, torch.float32)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    clock = start_clock(device)
     plan = Plan(orders.to(device), settings, drawn)
-    return Run(model, labels, settings, noise, plan, tokens, report, Clock(device), drawn, start)
+    return Run(model, labels, settings, noise, plan, tokens, report, clock, drawn, start)
 
 
 def generate(run: Run, transformer: Transformer, head: Head) -> Sampler:
@@ -203,16 +253,19 @@ def generate(run: Run, transformer: Transformer, head: Head) -> Sampler:
     return loop(run, decide)
 
 
-@torch.no_grad()
 def loop(run: Run, decide: Decide) -> Sampler:
     """The masked loop: every AR step's tokens in turn, a :class:`Step` after each."""
+    return timed(_steps(run, decide), run.clock, run.report, run.tokens.device)
+
+
+@torch.no_grad()
+def _steps(run: Run, decide: Decide) -> Generator[Step, None, Sampled]:
     batch, length = run.tokens.shape[:2]
     grid = run.model.net.config.grid
     fixed_at = torch.full((batch, length), -1, dtype=torch.int32, device=run.tokens.device)
     decided = (
         torch.zeros(batch, length, dtype=torch.bool, device=run.tokens.device) if run.drawn is None else ~run.drawn
     )
-    pause = PauseClock()
     for step in range(run.plan.steps):
         new = decide(run, step)
         where = run.plan.ahead(step)
@@ -220,18 +273,9 @@ def loop(run: Run, decide: Decide) -> Sampler:
         fixed_at.scatter_(1, where, step)
         decided = decided.scatter(1, where, True)
         shown = decided if run.drafted is None else decided | run.drafted
-        pause.start()
-        pause.stop((yield Step(step + 1, run.plan.steps, run.latents(), shown.view(batch, grid, grid), run.report)))
-    run.clock.stop(run.report, pause.seconds)
-    if run.tokens.device.type == "cuda":
-        run.report.peak_memory_bytes = torch.cuda.max_memory_allocated(run.tokens.device)
+        yield Step(step + 1, run.plan.steps, run.latents(), shown.view(batch, grid, grid), run.report)
     run.report.maps["step"] = fixed_at.view(batch, grid, grid).cpu().numpy()
     outcome = run.report.maps.setdefault("outcome", np.full((batch, grid, grid), PLAIN, np.uint8))
     if run.drawn is not None:
         outcome[(~run.drawn).view(batch, grid, grid).cpu().numpy()] = GIVEN
     return Sampled(run.latents(), run.report)
-
-
-def rows_of(z: Conditions, image: Tensor, column: Tensor) -> Conditions:
-    """Rows (image, column) of conditions [B, M, C] as [N, C]."""
-    return Conditions(z.cond[image, column], None if z.null is None else z.null[image, column])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from .settings import MARSettings
+from .settings import MARBase
 
 
 def masked_after(tokens: int, steps: int) -> list[int]:
@@ -49,7 +49,7 @@ class Plan:
         UserError: more steps than the picture has tokens. An edit that draws fewer than that decides one at a step.
     """
 
-    def __init__(self, orders: Tensor, settings: MARSettings, drawn: Tensor | None = None):
+    def __init__(self, orders: Tensor, settings: MARBase, drawn: Tensor | None = None):
         tokens = orders.shape[1]
         given = 0 if drawn is None else tokens - int(drawn[0].sum())
         left = masked_after(tokens, settings.ar_steps)

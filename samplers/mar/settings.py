@@ -8,8 +8,8 @@ from ..settings import knob
 
 
 @dataclass(frozen=True)
-class MARSettings:
-    """Plain MAR (Li et al. 2024)."""
+class MARBase:
+    """Settings of all MAR samplers (Li et al. 2024)."""
 
     ar_steps: int = knob(
         64,
@@ -71,8 +71,8 @@ class MARSettings:
 
 
 @dataclass(frozen=True)
-class PlainMARSettings(MARSettings):
-    """Plain MAR with what needs no second model: annealed diffusion steps (DiSA), speculation within the head."""
+class DiSASettings:
+    """Annealed diffusion steps (DiSA, arXiv 2505.20297): a part of other settings."""
 
     diffusion_steps_end: int = knob(
         0,
@@ -90,6 +90,12 @@ class PlainMARSettings(MARSettings):
         choices=("linear", "cosine", "two-stage"),
         advanced=True,
     )
+
+
+@dataclass(frozen=True)
+class MARSettings(DiSASettings, MARBase):
+    """Plain MAR; MAR's own fields first, then DiSA's, then speculation in the diffusion head."""
+
     speculation: int = knob(
         0,
         "Diffusion steps drafted at a time with a stale prediction and verified in one evaluation of the head. Higher means fewer "
@@ -103,7 +109,7 @@ class PlainMARSettings(MARSettings):
 
 
 @dataclass(frozen=True)
-class FastHybridSettings(MARSettings):
+class FastHybridSettings(MARBase):
     """FastHybrid (CVPR 2026): lookahead drafts, verification by similarity, guided few-step refinement."""
 
     lookahead: int = knob(
@@ -253,7 +259,7 @@ class CacheSettings:
 
 
 @dataclass(frozen=True)
-class LazyMARSettings(CacheSettings, MARSettings):
+class LazyMARSettings(CacheSettings, MARBase):
     """Plain MAR with LazyMAR's caches; MAR's fields come first."""
 
 
@@ -263,7 +269,7 @@ class FastHybridLazyMARSettings(CacheSettings, FastHybridSettings):
 
 
 @dataclass(frozen=True)
-class CSpDSettings(MARSettings):
+class CSpDSettings(MARBase):
     """CSpD (arXiv 2411.11925): a small MAR drafts, the large one verifies."""
 
     draft_length: int = knob(

@@ -1,35 +1,38 @@
-"""The self-speculative diffusion head: several diffusion steps verified in one evaluation, nothing lost.
+"""The self-speculative diffusion head: several diffusion steps are verified in one evaluation. Lossless.
 
-Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 4, "frozen" drafts: at state x_k the next L
-steps are drafted with the last real prediction of x0 and of the variance, which costs nothing; the head is evaluated at
-all L drafted states of all rows in one batch; the longest accepted prefix is kept and the first rejected step is put
-right by the coupling (``coupling.py``).
+Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 4, "frozen" drafts:
 
-Why nothing is lost: step k of the real head is N(m_p(x_k), s_p(x_k)^2), with guidance and temperature in mean and
-deviation. The draft of that step is a sample of N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns
-it into a sample of the real one, given x_k. Later drafts are used only if this one was kept, so their states are the
-real ones. Noise and uniforms of the steps thrown away have influenced nothing that was kept and may be used again; they
-are, which keeps pictures of one seed alike.
+1. at state x_k the next L steps are drafted with the last evaluation's x0 and variance, without the head;
+2. the head is evaluated at all L drafted states of all rows in one batch;
+3. the longest accepted prefix is kept, and the first rejected step is replaced by the coupling (``coupling.py``).
 
-The last diffusion step adds no noise, so its draft could only be kept by being right: it costs an evaluation, always.
-With temperature 0 that is true of every step, and nothing is drafted.
+Step k of the head is N(m_p(x_k), s_p(x_k)^2), with guidance and temperature in mean and std. Its draft is a sample of
+N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns it into a sample of the head's own kernel, given x_k.
+Later drafts are used only if this one was accepted, so their states are valid. Noise and uniforms of discarded steps did not
+affect any accepted step and are used again, which keeps pictures of one seed alike.
+
+The last diffusion step adds no noise, so its draft is accepted only if it is exact: it always costs an evaluation. At
+temperature 0 this holds for every step, and nothing is drafted.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..noise import Dice
+from ...errors import UserError
+from ..noise import CounterRNG, row_keys
 from .coupling import Gaussian, acceptable, couple
 from .denoiser import Denoiser
 from .diffusion import Tables, guide
-from .loop import Conditions, Run
+from .head import PlainHead
+from .loop import Conditions, Run, Transformer
 
-# Lanes of a row's dice: one for all acceptances, two a diffusion step for what is drawn after a rejection.
+# Lanes of a row's random numbers: one for all acceptances, two per diffusion step for redraws after a rejection.
 _ACCEPT, _NORMAL, _UNIFORM = -1, 0, 1
 
 
@@ -38,23 +41,23 @@ class Rows:
     """N tokens in the middle of their diffusion, each at its own step.
 
     Attributes:
-        embedded: what the head makes of their conditions, [N, w]; with guidance [2N, w], the null class's last.
-        guided: whether it is.
+        embedded: embedded conditions [N, w]; with guidance [2N, w], the null class last.
+        guided: whether there is a null branch.
         scale: guidance scale fp32 [N, 1].
         noise: fp32 [S, N, channels], highest timestep first.
-        dice: their numbers for verification.
-        uniforms: those that decide about acceptance, fp32 [N, S, 2].
+        rng: random numbers for verification.
+        uniforms: for acceptance, fp32 [N, S, 2].
         x: state fp32 [N, channels].
         at: diffusion steps done, int64 [N].
-        x0, logits: the last real prediction, fp32 [N, channels]; what drafts are made of.
-        modulations: of all steps, if they were worth computing beforehand.
+        x0, logits: the last evaluation's, fp32 [N, channels]; drafts are made from them.
+        modulations: of all steps, if they fit the budget.
     """
 
     embedded: Tensor
     guided: bool
     scale: Tensor
     noise: Tensor
-    dice: Dice
+    rng: CounterRNG
     uniforms: Tensor
     x: Tensor
     at: Tensor
@@ -68,9 +71,9 @@ class Drafts:
     """Drafted diffusion steps of R rows.
 
     Attributes:
-        path: states fp32 [R, W + 1, channels]; the first is where a row stands.
-        q: what each step was drawn from, fp32 [R, W, channels].
-        width: how many of a row's steps are drafts, int64 [R], 1 to W.
+        path: states fp32 [R, W + 1, channels], the current one first.
+        q: the distribution of each drafted step, fp32 [R, W, channels].
+        width: number of drafted steps, int64 [R], 1 to W.
     """
 
     path: Tensor
@@ -84,7 +87,7 @@ class SpeculativeDenoiser(Denoiser):
     Args:
         run: the generation.
         table: diffusion tables.
-        window: drafted steps, L. Below 2 (or at temperature 0) nothing is drafted and rows take the head's own steps.
+        window: drafted steps, L. Below 2, or at temperature 0, every step is evaluated in turn.
     """
 
     def __init__(self, run: Run, table: Tables, window: int):
@@ -102,37 +105,37 @@ class SpeculativeDenoiser(Denoiser):
         self._coef1, self._coef2 = constant(table.posterior_mean_coef1), constant(table.posterior_mean_coef2)
         low, high = table.posterior_log_variance_clipped, table.betas.log()
         self._low, self._half = constant(low), constant((high - low) / 2)
-        # Log of what scales a step's noise: the temperature, and nothing in the last step.
+        # Log of the noise's factor: the temperature; the last step has no noise.
         self._scale = torch.full_like(self._low, math.log(self.temperature) if self.temperature > 0 else -math.inf)
         self._scale[-1] = -math.inf
 
     # -------------------------------------------------------------------------------------------- pieces
 
-    def rows(self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, dice: Dice) -> Rows:
+    def rows(self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rng: CounterRNG) -> Rows:
         """Rows before their first step; arguments as :meth:`__call__`.
 
-        Their first draft is made of x0 = 0, the data's middle: nothing is known yet, and a rejected draft costs no call.
+        The first draft uses x0 = 0, the middle of the data; a rejected draft costs no further call.
         """
-        both = z.cond if z.null is None else torch.cat([z.cond, z.null])
+        both = z.both()
         embedded, at = self.head.cond_embed(both), torch.zeros(len(first), dtype=torch.int64, device=first.device)
         x0, logits, steps = torch.zeros_like(first), torch.zeros_like(first), len(self.table)
-        uniforms = dice.uniform(_ACCEPT, 0, 2 * steps).view(-1, steps, 2)
-        out = Rows(embedded, z.null is not None, scale, noise, dice, uniforms, first.clone(), at, x0, logits)
+        uniforms = rng.uniform(_ACCEPT, 0, 2 * steps).view(-1, steps, 2)
+        out = Rows(embedded, z.guided, scale, noise, rng, uniforms, first.clone(), at, x0, logits)
         if steps * len(both) * self._width <= self.budget:
             out.modulations = self.head.modulations(self.times[:, None] + embedded)
         return out
 
     @property
     def _width(self) -> int:
-        """Numbers that an evaluated row's modulations take."""
+        """Numbers of one row's modulations."""
         return self.times.shape[1] * (3 * len(self.head.res_blocks) + 2)
 
     def predict(self, rows: Rows, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The real head at M states in one call (more if they do not fit the budget).
+        """The head at M states in one call, or several where they do not fit the budget.
 
         Args:
             rows: the tokens.
-            row, step: int64 [M], whose state and before which step.
+            row, step: int64 [M], the token and the diffusion step of each state.
             x: fp32 [M, channels].
 
         Returns:
@@ -155,34 +158,34 @@ class SpeculativeDenoiser(Denoiser):
         return torch.cat([x0 for x0, _ in parts]), torch.cat([logits for _, logits in parts])
 
     def learned(self, step: Tensor, x: Tensor, x0: Tensor, logits: Tensor) -> Gaussian:
-        """The model's kernel of a step [...] from x [..., channels], given a prediction: no temperature."""
+        """The model's kernel of a step [...] from x [..., channels], without temperature."""
         mean = self._coef1[step] * x0 + self._coef2[step] * x
         return Gaussian(mean, 0.5 * (self._low[step] + (logits + 1) * self._half[step]))
 
     def kernel(self, step: Tensor, x: Tensor, x0: Tensor, logits: Tensor) -> Gaussian:
-        """What the sampler draws from: :meth:`learned` with the temperature, and no noise in the last step."""
+        """The sampled kernel: :meth:`learned` with the temperature, and without noise in the last step."""
         mean, log_std = self.learned(step, x, x0, logits)
         return Gaussian(mean, log_std + self._scale[step])
 
     def frozen(self, rows: Rows, of: Tensor) -> Drafts:
-        """Drafts of rows ``of`` int64 [R] from their last real prediction."""
+        """Drafts of rows ``of`` int64 [R] from their last evaluation."""
         left = len(self.table) - rows.at[of]
         ahead = torch.arange(min(self.window, int(left.max())), device=of.device)
         step = (rows.at[of][:, None] + ahead).clamp(max=len(self.table) - 1)
-        # All but the state itself is known beforehand: x_{k+1} = fixed_k + coef2_k x_k.
+        # Everything but the state is known beforehand: x_{k+1} = fixed_k + coef2_k x_k.
         at_rest, log_std = self.kernel(step, rows.x.new_zeros(()), rows.x0[of][:, None], rows.logits[of][:, None])
-        thrown = log_std.exp() * rows.noise[step, of[:, None]]
-        fixed, pull, path = at_rest + thrown, self._coef2[step], [rows.x[of]]
+        scaled = log_std.exp() * rows.noise[step, of[:, None]]
+        fixed, pull, path = at_rest + scaled, self._coef2[step], [rows.x[of]]
         for j in range(len(ahead)):
             path.append(torch.addcmul(fixed[:, j], pull[:, j], path[-1]))
         states = torch.stack(path, 1)
         return Drafts(states, Gaussian(at_rest + pull * states[:, :-1], log_std), left.clamp(max=self.window))
 
     def verify(self, rows: Rows, of: Tensor, drafts: Drafts) -> Tensor:
-        """Evaluate the real head at all drafted states and move rows ``of`` int64 [R] as far as it agrees, and a step on.
+        """Evaluate the head at all drafted states; advance rows ``of`` int64 [R] past the accepted prefix and one step more.
 
         Returns:
-            int64 [R]: drafted steps that were kept.
+            int64 [R]: accepted drafted steps.
         """
         most, here = drafts.q.mean.shape[1], torch.arange(len(of), device=of.device)
         ahead = torch.arange(most, device=of.device)
@@ -197,18 +200,18 @@ class SpeculativeDenoiser(Denoiser):
         ok = torch.zeros_like(valid)
         ok[which, column] = acceptable(drafts.path[which, column + 1], q, p, uniforms)
         kept = ok.to(torch.int64).cumprod(1).sum(1)
-        # Where the row's real prediction is newest: the first rejected step's state, or the last drafted one.
+        # The state of the newest evaluation in use: that of the first rejected step, or the last drafted one.
         flat = torch.zeros(valid.shape, dtype=torch.int64, device=of.device)
         flat[which, column] = torch.arange(len(which), device=of.device)
         newest = flat[here, torch.minimum(kept, drafts.width - 1)]
         moved, done = drafts.path[here, kept], kept.clone()
         wrong = (kept < drafts.width).nonzero()[:, 0]
         if len(wrong):
-            at, dice = newest[wrong], rows.dice.of(of[wrong])
+            at, rng = newest[wrong], rows.rng.of(of[wrong])
             lane = 2 * step[wrong, kept[wrong]]
 
             def retry(m: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-                mine = dice.of(m)
+                mine = rng.of(m)
                 normals = mine.normal(lane[m] + _NORMAL, first, count, states.shape[1])
                 return normals, mine.uniform(lane[m] + _UNIFORM, first, count)
 
@@ -221,7 +224,7 @@ class SpeculativeDenoiser(Denoiser):
         return kept
 
     def take(self, rows: Rows, of: Tensor) -> None:
-        """One of the head's own steps for rows ``of`` int64 [R], nothing drafted."""
+        """One evaluated step of rows ``of`` int64 [R], without a draft."""
         step, x = rows.at[of], rows.x[of]
         x0, logits = self.predict(rows, of, step, x)
         p = self.kernel(step, x, x0, logits)
@@ -229,7 +232,7 @@ class SpeculativeDenoiser(Denoiser):
         rows.x0[of], rows.logits[of] = x0, logits
 
     def finish(self, rows: Rows, of: Tensor) -> Tensor:
-        """Take rows ``of`` int64 [R] to their ends; fp32 [R, channels]."""
+        """All remaining steps of rows ``of`` int64 [R]; tokens fp32 [R, channels]."""
         going = of[rows.at[of] < len(self.table)]
         while len(going):
             if self.window > 1:
@@ -241,17 +244,50 @@ class SpeculativeDenoiser(Denoiser):
             going = going[rows.at[going] < len(self.table)]
         return rows.x[of]
 
-    # -------------------------------------------------------------------------------------------- as a head
-
-    def speculate(self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, dice: Dice) -> Tensor:
-        """Denoise N rows.
-
-        Args:
-            z, scale, first, noise: as :meth:`Denoiser.__call__`.
-            dice: of the N rows.
-
-        Returns:
-            fp32 [N, channels].
-        """
-        rows = self.rows(z, scale, first, noise, dice)
+    def sample(self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rng: CounterRNG) -> Tensor:
+        """Tokens fp32 [N, channels]; arguments as :meth:`Denoiser.__call__`, and the random numbers of the N rows."""
+        rows = self.rows(z, scale, first, noise, rng)
         return self.finish(rows, torch.arange(len(first), device=first.device))
+
+
+class SpeculativeHead(PlainHead):
+    """:class:`PlainHead` whose denoising steps are drafted ``window`` at a time and verified together.
+
+    A call raises UserError where the transformer plug caches the head, which verification would bypass.
+    """
+
+    def __init__(self, run: Run, transformer: Transformer, window: int, counts: Sequence[int] | None = None):
+        super().__init__(run, transformer, counts)
+        self.window = window
+        self.keys = row_keys(run.noise, "verify", run.tokens.shape[1]).to(run.tokens.device)
+        self.speculative: dict[int, SpeculativeDenoiser] = {}
+
+    @staticmethod
+    def of(run: Run, transformer: Transformer, window: int, counts: Sequence[int] | None = None) -> PlainHead:
+        """The speculative head, or the plain one where there is nothing to speculate on: window 0 or temperature 0."""
+        if window and run.settings.temperature > 0:
+            return SpeculativeHead(run, transformer, window, counts)
+        return PlainHead(run, transformer, counts)
+
+    def denoise(
+        self,
+        run: Run,
+        step: int,
+        z: Conditions,
+        scale: Tensor,
+        first: Tensor,
+        noise: Tensor,
+        image: Tensor,
+        position: Tensor,
+    ) -> Tensor:
+        """Tokens [N, channels] of rows (image, position) int64 [N]; other arguments as :meth:`Denoiser.__call__`."""
+        count = self.counts[step]
+        if count not in self.speculative:
+            plain = self.denoiser(run, step)
+            if not plain.exact:
+                raise UserError(
+                    "speculation: it needs the diffusion head uncached; switch the cache's head_cache off, or set it to 0."
+                )
+            self.speculative[count] = SpeculativeDenoiser(run, plain.table, self.window)
+        rng = CounterRNG(self.keys[image, position])
+        return self.speculative[count].sample(z, scale, first, noise, rng)

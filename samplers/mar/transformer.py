@@ -1,6 +1,8 @@
-"""The transformer in full: encoder and decoder from scratch at every AR step."""
+"""The transformer without caches: encoder and decoder from scratch at every AR step."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ class FullTransformer:
     """Encoder and decoder from scratch at every step, both guidance branches in one batch."""
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Conditions:
+        """z at positions ``wanted`` [B, M], given the tokens decided before ``step``."""
         net, batch = run.model.net, len(run.tokens)
         known, tokens, rows = run.plan.known(step), run.tokens, net.class_rows(run.labels, batch)
         if run.guided:
@@ -22,39 +25,39 @@ class FullTransformer:
         z = net.decode(net.encode(tokens, known, rows), known, wanted)
         c = net.config
         run.report.add(transformer_passes=1, transformer_tokens=len(rows) * (2 * c.buffer + known.shape[1] + c.tokens))
-        return Conditions(*z.chunk(2)) if run.guided else Conditions(z, None)
+        return Conditions.of(z, run.guided)
 
-    def several(self, run: Run, step: int, count: int) -> list[Conditions]:
-        """z of AR steps ``step .. step + count - 1``, each given the tokens of all steps before it, in one pass.
+    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Conditions]]:
+        """z of ``count`` AR steps, each given the tokens of all steps before it, in one pass.
 
-        The tokens of all but the last of them must be on the canvas already, as drafts. Step by step
-        :meth:`__call__` gives the same.
+        Equal to :meth:`__call__` step by step, up to the rounding of padded attention.
         """
+        if count == 1:
+            yield [self(run, step, run.plan.ahead(step))]
+            return
         net, plan, (batch, length) = run.model.net, run.plan, run.tokens.shape[:2]
         starts, sizes = plan.starts[step : step + count], plan.sizes[step : step + count]
-        # Entries of the batch: the steps one after the other, images inside. Shorter prefixes are padded.
+        # Batch entries: AR steps, images within. Shorter prefixes are padded.
         known = torch.cat([plan.reveal[:, : starts[-1]]] * count)
-        there = (
-            torch.arange(starts[-1], device=known.device)
-            < torch.tensor(starts, device=known.device).repeat_interleave(batch)[:, None]
-        )
+        lengths = torch.tensor(starts, device=known.device).repeat_interleave(batch)[:, None]
+        padding_mask = torch.arange(starts[-1], device=known.device) < lengths
         asked = [plan.ahead(s) for s in range(step, step + count)]
         most = max(sizes)
         wanted = torch.cat([torch.cat([a, a[:, :1].expand(-1, most - a.shape[1])], 1) for a in asked])
         tokens, rows = torch.cat([run.tokens] * count), torch.cat([net.class_rows(run.labels, batch)] * count)
         if run.guided:
-            known, there, wanted, tokens = (torch.cat([x, x]) for x in (known, there, wanted, tokens))
+            known, padding_mask, wanted, tokens = (torch.cat([x, x]) for x in (known, padding_mask, wanted, tokens))
             rows = torch.cat([rows, net.class_rows(None, len(rows))])
-        z = net.decode(net.encode(tokens, known, rows, there), known, wanted, there)
+        z = net.decode(net.encode(tokens, known, rows, padding_mask), known, wanted, padding_mask)
         run.report.add(
             transformer_passes=1, transformer_tokens=len(rows) * (2 * net.config.buffer + known.shape[1] + length)
         )
-        cond, null = z.chunk(2) if run.guided else (z, None)
-        parts = zip(cond.split(batch), sizes, [None] * count if null is None else null.split(batch), strict=True)
-        return [Conditions(c[:, :n], None if u is None else u[:, :n]) for c, n, u in parts]
+        parts = Conditions.of(z, run.guided).split(batch)
+        yield [part.columns(n) for part, n in zip(parts, sizes, strict=True)]
 
     def denoiser(self, run: Run, table: Tables) -> Denoiser:
+        """The uncached denoiser."""
         return Denoiser(run, table)
 
     def forget(self) -> None:
-        pass
+        """Nothing is cached."""

@@ -1,38 +1,27 @@
-"""What the nodes declare. Saved graphs depend on it: widgets by position, sockets by name."""
+"""Schemas of the nodes. Saved graphs depend on them: widgets by position, sockets by name."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import fields, make_dataclass
 
 import pytest
-from fastar_nodes.nodes import comparison, conditioning, loaders, mar_samplers, token_samplers
-from fastar_nodes.samplers.mar.settings import (
-    CacheSettings,
-    CSpDSettings,
-    FastHybridSettings,
-    LazyMARSettings,
-    PlainMARSettings,
-)
-from fastar_nodes.samplers.settings import knobs
-from fastar_nodes.samplers.tokens.settings import (
-    LlamaGenSettings,
-    MuLoSDSettings,
-    PARSettings,
-    TarPromptSettings,
-    ZipARSettings,
-)
+from fastar_nodes.nodes import comparison, conditioning, layout, loaders, mar_samplers, schema, token_samplers
+from fastar_nodes.samplers.mar.settings import CacheSettings
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.settings import Knob, knob, knobs
+from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 
-NODES = {
-    schema.node_id: schema
-    for module in (loaders, conditioning, mar_samplers, token_samplers, comparison)
-    for schema in (node.define_schema() for node in module.NODES)
-}
+CLASSES = [
+    node for module in (loaders, conditioning, mar_samplers, token_samplers, comparison) for node in module.NODES
+]
+NODES = {about.node_id: about for about in (node.define_schema() for node in CLASSES)}
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 MAR_MAIN, MAR_MORE = ["seed", "ar_steps", "diffusion_steps", "cfg"], ["cfg_schedule", "temperature", "order", "t_max"]
 LAZY_MAIN = ["refresh_period", "start_step", "computed_ratio"]
 LAZY_MORE = ["strategy", "condition_cache", "token_cache", "head_cache", "encoder_cache", "block", "head_period"]
 TOKENS_MAIN, TOKENS_MORE = ["seed", "cfg", "temperature", "top_k"], ["top_p", "cfg_interval"]
-# Append only. A new main setting of a sampler goes behind its advanced ones here and on the node.
+# The order in which graphs were saved; independent of nodes/layout.py. Append only.
 ORDER = {
     "FastARLoadMAR": ["checkpoint", "decoder", "dtype"],
     "FastARLoadLlamaGen": ["checkpoint", "decoder", "grid", "dtype"],
@@ -116,17 +105,19 @@ SOCKETS = {
     "FastARReport": (["report"], ["text"]),
 }
 SETTINGS = {
-    "FastARMARSampler": PlainMARSettings,
-    "FastARFastHybrid": FastHybridSettings,
-    "FastARLazyMAR": LazyMARSettings,
+    "FastARMARSampler": SAMPLERS["mar"].settings,
+    "FastARFastHybrid": SAMPLERS["fasthybrid"].settings,
+    "FastARLazyMAR": SAMPLERS["lazymar"].settings,
     "FastARLazyMARCache": CacheSettings,
-    "FastARCSpD": CSpDSettings,
-    "FastARLlamaGenSampler": LlamaGenSettings,
-    "FastARPAR": PARSettings,
-    "FastARZipAR": ZipARSettings,
+    "FastARCSpD": SAMPLERS["cspd"].settings,
+    "FastARLlamaGenSampler": SAMPLERS["llamagen"].settings,
+    "FastARPAR": SAMPLERS["par"].settings,
+    "FastARZipAR": SAMPLERS["zipar"].settings,
     "FastARTarPrompt": TarPromptSettings,
-    "FastARMuLoSD": MuLoSDSettings,
+    "FastARMuLoSD": SAMPLERS["mulosd"].settings,
 }
+# Every class that contributes fields to the settings of a node.
+BASES = {cls for settings in SETTINGS.values() for cls in settings.__mro__ if "__dataclass_fields__" in vars(cls)}
 # What a graph may leave unconnected.
 OPTIONAL = (
     {("FastARCompare", name) for name in SOCKETS["FastARCompare"][0] if name != "image_1"}
@@ -139,10 +130,52 @@ def test_every_node_is_listed_here():
     assert set(NODES) == set(ORDER) == set(SOCKETS)
 
 
+def widget_names(about) -> list[str]:
+    return [i.id for i in about.inputs if i.kind in WIDGETS]
+
+
 @pytest.mark.parametrize("node", ORDER)
 def test_widgets_keep_their_places(node):
-    names = [i.id for i in NODES[node].inputs if i.kind in WIDGETS]
-    assert names[: len(ORDER[node])] == ORDER[node], "saved graphs keep values by position: only append"
+    assert widget_names(NODES[node])[: len(ORDER[node])] == ORDER[node], "saved graphs keep values by position"
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_every_widget_is_in_the_table(node):
+    missing = [name for name in widget_names(NODES[node]) if name not in layout.WIDGETS[node]]
+    assert not missing, f"append {', '.join(missing)} to the row {node} of nodes/layout.py, at its end"
+    assert tuple(widget_names(NODES[node])) == layout.WIDGETS[node], "the table names a widget that the node lacks"
+
+
+@pytest.mark.parametrize("base", sorted(BASES, key=lambda cls: cls.__name__), ids=lambda cls: cls.__name__)
+def test_a_setting_appended_to_a_class_moves_no_widget(base, monkeypatch):
+    """The field is inserted behind those of its class, which inheritance places in front of the fields of derived classes."""
+    last = [f.name for f in fields(base)][-1]
+
+    def extended(settings):
+        out = {}
+        for name, about in knobs(settings).items():
+            out[name] = about
+            if name == last and issubclass(settings, base):
+                out["added"] = (1, Knob("A new setting.", 0, 2, 1))
+        return out
+
+    monkeypatch.setattr(schema, "knobs", extended)
+    changed = set()
+    for node, about in {about.node_id: about for about in (node.define_schema() for node in CLASSES)}.items():
+        names = widget_names(about)
+        if "added" in names:
+            changed.add(node)
+            assert names.pop() == "added", f"{node}: a new widget is the last one"
+        assert names == widget_names(NODES[node])
+        assert [i.id for i in about.inputs if i.kind not in WIDGETS] == SOCKETS[node][0]
+    assert changed == {node for node, settings in SETTINGS.items() if issubclass(settings, base)}
+
+
+def test_widgets_follow_the_table_and_then_the_settings():
+    kind = make_dataclass("Extended", [("added", int, knob(1, "A new setting."))], bases=(CacheSettings,), frozen=True)
+    names = [widget.id for widget in layout.ordered("FastARLazyMARCache", schema.widgets(kind)[::-1])]
+    table = [name for name in layout.WIDGETS["FastARLazyMARCache"] if name in names]
+    assert names == [*table, "added"]
 
 
 @pytest.mark.parametrize("node", SOCKETS)

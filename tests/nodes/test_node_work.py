@@ -22,7 +22,6 @@ from fastar_nodes.samplers.mar.settings import (
     FastHybridSettings,
     LazyMARSettings,
     MARSettings,
-    PlainMARSettings,
 )
 from fastar_nodes.samplers.settings import knobs
 from torch import nn
@@ -215,7 +214,7 @@ def models(node: type) -> dict[str, host.Loaded]:
 
 
 SAMPLERS = {
-    mar_samplers.MARSampler: PlainMARSettings,
+    mar_samplers.MARSampler: MARSettings,
     mar_samplers.FastHybridSampler: FastHybridSettings,
     mar_samplers.LazyMARSampler: LazyMARSettings,
     mar_samplers.CSpDSampler: CSpDSettings,

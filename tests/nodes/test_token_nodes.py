@@ -48,7 +48,7 @@ def random(net: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 
 
 def tiny_vae() -> host.FastARVAE:
-    return loaders.make_vae(VQModel(random(VQAutoencoder(VQ_SIZE)), "tiny vq"))
+    return loaders.make_vae(VQModel(random(VQAutoencoder(VQ_SIZE)), "tiny vq"), VQ_SIZE.code_channels)
 
 
 def a_model(config: GPTConfig = GPT_SIZE, grid: int = 4, label_set: str = "", special: int = 0) -> host.Loaded:
@@ -229,7 +229,7 @@ def test_what_cannot_be_is_told_in_a_sentence(name):
 
 
 def test_a_mar_sampler_refuses_tokens_and_texts():
-    plain = values(mar_samplers.PlainMARSettings)
+    plain = values(mar_samplers.SAMPLERS["mar"].settings)
     with pytest.raises(UserError, match="^model: it got a TokenModel; connect the output of Load MAR"):
         mar_samplers.MARSampler.execute(model=a_model(), condition=from_ids([1]), seed=0, **plain)
 
@@ -324,7 +324,7 @@ def encoders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
         )
 
     monkeypatch.setattr(conditioning, "load_text_encoder", load_text_encoder)
-    monkeypatch.setattr(conditioning, "_encoder", host.Keep())
+    monkeypatch.setattr(conditioning, "_encoder", host.ModelCache())
     monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
     monkeypatch.setattr(host, "t5_tokenizer", lambda: "ComfyUI's")
     (tmp_path / "one.safetensors").touch()

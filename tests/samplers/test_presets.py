@@ -11,7 +11,7 @@ from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
-from fastar_nodes.samplers.mar.lazymar import fasthybrid_lazymar, lazymar
+from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
@@ -20,9 +20,9 @@ from fastar_nodes.samplers.mar.settings import (
     FastHybridSettings,
     LazyMARSettings,
     MARSettings,
-    PlainMARSettings,
 )
 from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import fasthybrid_lazymar
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
@@ -77,7 +77,7 @@ def test_what_is_set_stays():
         told = presets.apply(ours, name, True)
         assert (told.ar_steps, told.cfg, told.guidance_space) == (12, 1.5, "x0")
         assert told.threshold == presets.PRESETS[FastHybridSettings][0][name]["threshold"]
-    for plain in (PlainMARSettings(), LlamaGenSettings(), PARSettings()):
+    for plain in (MARSettings(), LlamaGenSettings(), PARSettings()):
         assert presets.apply(plain, "fast", True) == plain, "it has nothing to set"
 
 

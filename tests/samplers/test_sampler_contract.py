@@ -17,7 +17,7 @@ from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
-from fastar_nodes.samplers.mar.lazymar import cspd_lazymar, fasthybrid_lazymar, lazymar
+from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
     CSpDLazyMARSettings,
@@ -26,10 +26,9 @@ from fastar_nodes.samplers.mar.settings import (
     FastHybridSettings,
     LazyMARSettings,
     MARSettings,
-    PlainMARSettings,
 )
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import MAR, SAMPLERS
+from fastar_nodes.samplers.registry import MAR, SAMPLERS, cspd_lazymar, fasthybrid_lazymar
 from tiny_models import tiny_mar
 
 FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}
@@ -46,8 +45,8 @@ CASES = {
         fasthybrid,
         dataclasses.replace(HYBRID, guidance_space="x0", verify="step", accepted="keep"),
     ),
-    "mar, annealed": (mar, PlainMARSettings(**FEW, diffusion_steps_end=3)),
-    "mar, speculation": (mar, PlainMARSettings(**FEW, speculation=3)),
+    "mar, annealed": (mar, MARSettings(**FEW, diffusion_steps_end=3)),
+    "mar, speculation": (mar, MARSettings(**FEW, speculation=3)),
     "cspd": (DRAFTED, CSPD),
     "cspd, speculation": (DRAFTED, dataclasses.replace(CSPD, speculation=3)),
     "cspd, no guidance": (DRAFTED, dataclasses.replace(CSPD, cfg=1.0)),

@@ -9,14 +9,13 @@ from fastar_nodes.samplers.mar.settings import (
     FastHybridSettings,
     LazyMARSettings,
     MARSettings,
-    PlainMARSettings,
 )
 from fastar_nodes.samplers.settings import knobs, make
 from hypothesis import given
 from hypothesis import strategies as st
 
 
-@pytest.mark.parametrize("kind", [MARSettings, PlainMARSettings, FastHybridSettings, LazyMARSettings, CSpDSettings])
+@pytest.mark.parametrize("kind", [MARSettings, FastHybridSettings, LazyMARSettings, CSpDSettings])
 def test_every_field_has_help_and_a_valid_default(kind):
     for name, (default, about) in knobs(kind).items():
         assert about.help.endswith(".") and len(about.help) > 20, name

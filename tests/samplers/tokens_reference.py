@@ -67,28 +67,28 @@ class History:
     def __init__(self, model: TokenModel, prefix: Tensor):
         self.model, self.n = model, len(prefix)
         self.rows = list(prefix)
-        self.place = list(range(-self.n, 0))
-        self.seen = [set(range(i + 1)) for i in range(self.n)]
+        self.position = list(range(-self.n, 0))
+        self.visible = [set(range(i + 1)) for i in range(self.n)]
         self.holder: dict[int, int] = {}  # picture slot to the row that holds it
 
-    def feed(self, row: Tensor, place: int, slot: int) -> int:
+    def feed(self, row: Tensor, position: int, slot: int) -> int:
         self.rows.append(row)
-        self.place.append(place)
-        self.seen.append(set())
+        self.position.append(position)
+        self.visible.append(set())
         self.holder[slot] = len(self.rows) - 1
         return len(self.rows) - 1
 
-    def look(self, row: int, sees: int) -> None:
-        """What a row looks at: the whole prefix and the present holders of slots up to ``sees``."""
-        self.seen[row] = {*range(self.n), *(r for slot, r in self.holder.items() if slot <= sees)}
+    def attend(self, row: int, last: int) -> None:
+        """Make the whole prefix and the present holders of slots up to ``last`` visible to a row."""
+        self.visible[row] = {*range(self.n), *(r for slot, r in self.holder.items() if slot <= last)}
 
     def logits(self, row: int) -> Tensor:
         net, count = self.model.net, len(self.rows)
         mask = torch.zeros(count, count, dtype=torch.bool)
-        for i, seen in enumerate(self.seen):
-            mask[i, list(seen)] = True
+        for i, visible in enumerate(self.visible):
+            mask[i, list(visible)] = True
         x = torch.stack(self.rows)[None]
-        return net(x, torch.tensor(self.place), net.positions(self.model.grid, self.n), mask)[0, row]
+        return net(x, torch.tensor(self.position), net.positions(self.model.grid, self.n), mask)[0, row]
 
 
 def pick(logits: Tensor, settings, gumbel: Tensor) -> int:
@@ -124,10 +124,10 @@ def reference_codes(model: TokenModel, condition, settings, draws, passes) -> Te
                 if k:
                     entries = [net.tok_embeddings.weight[tokens[c]] for c in p.fed]
                     entries += list(net.special_rows()[: p.special]) if p.special else []
-                    fed = [h.feed(e, at, slot) for e, at, slot in zip(entries, p.place, p.slot, strict=True)]
-                    for r, sees in zip(fed, p.sees, strict=True):
-                        h.look(r, sees)
-                rows.append([h.logits(fed[i]) for i in p.by])
+                    fed = [h.feed(e, at, slot) for e, at, slot in zip(entries, p.position, p.slot, strict=True)]
+                    for r, last in zip(fed, p.last_visible, strict=True):
+                        h.attend(r, last)
+                rows.append([h.logits(fed[i]) for i in p.rows])
             guided = settings.cfg > 1 and (settings.cfg_interval < 0 or p.clock <= settings.cfg_interval)
             new = {}
             for cell, cond, null in zip(p.cells, *rows, strict=True):

@@ -19,7 +19,8 @@ from ...model_loaders.networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
 from ...samplers.mar.coupling import Gaussian
-from ...samplers.mar.cspd import TRIES, LastStep, Published, published_keep, published_ratio
+from ...samplers.mar.cspd_models import TRIES, Models
+from ...samplers.mar.cspd_published import LastStep, Published, published_keep, published_ratio
 from ...samplers.mar.diffusion import Tables, tables_at
 from ...samplers.mar.loop import Run, begin, loop
 from ...samplers.mar.schedule import masked_after
@@ -192,14 +193,14 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         )
         run = begin("cspd", model, from_ids(LABELS), settings, _RecordedNoise(data, tag, inter), None)
         recorded = _RecordedRun(**vars(run), table=table)
-        decide = Published(recorded, draft, FullTransformer(), FullTransformer(), None)
+        decide = Published(recorded, recorded.settings, Models(draft, FullTransformer(), FullTransformer()))
         places, first = [], decide.prefill
         for step in range(first, ar_steps):
             if step % length == 0 or step + 1 == ar_steps:
                 where = recorded.plan.ahead(first, step + 1 - first).sort(1).values
                 places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
                 first = step + 1
-        decide.rolls = _RecordedRolls(tokens, places, found)
+        decide.draws = _RecordedRolls(tokens, places, found)
         result = finish(loop(recorded, decide))
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)

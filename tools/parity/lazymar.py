@@ -19,9 +19,9 @@ from ...model_loaders.mar import load_mar
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
 from ...samplers.mar.diffusion import Tables, tables_at
+from ...samplers.mar.head import PlainHead
 from ...samplers.mar.lazymar import REFERENCE_RATIOS, LazyTransformer
 from ...samplers.mar.loop import Conditions, Run, begin, generate
-from ...samplers.mar.mar import PlainHead
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.noise import Noise
 from .cases import Case, Check, exact, read_json, read_tensors

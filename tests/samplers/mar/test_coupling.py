@@ -1,4 +1,4 @@
-"""Couplings of Gaussians: the right distribution comes out, as often as possible unchanged; and the dice they throw."""
+"""Couplings of Gaussians: the right distribution comes out, as often as possible unchanged; and the rng they throw."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from fastar_nodes.samplers.mar.coupling import ROUNDING, Gaussian, acceptable, couple, reflect, reshape
-from fastar_nodes.samplers.noise import Dice, PairedNoise, row_keys
+from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from two_samples import energy, ks
@@ -19,11 +19,11 @@ def phi(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
-def dice(n: int = N, seed: int = 0) -> Dice:
-    return Dice(torch.randint(-(2**62), 2**62, (n,), generator=torch.Generator().manual_seed(seed)))
+def rng(n: int = N, seed: int = 0) -> CounterRNG:
+    return CounterRNG(torch.randint(-(2**62), 2**62, (n,), generator=torch.Generator().manual_seed(seed)))
 
 
-def retry_with(keys: Dice, channels: int):
+def retry_with(keys: CounterRNG, channels: int):
     return lambda rows, first, count: (
         keys.of(rows).normal(7, first, count, channels),
         keys.of(rows).uniform(8, first, count),
@@ -48,7 +48,7 @@ def test_reflection_is_exact_and_accepts_as_often_as_any_coupling_can(shift):
     direction = [0.6, -0.8 * 0.6, 0.8 * 0.8]
     y, q = drafts([1 + 0.5 * shift * d for d in direction], [0.5] * 3)
     p = Gaussian(torch.ones(N, 3), q.log_std)
-    out = reflect(y, q.mean, p, dice().uniform(3)[:, 0])
+    out = reflect(y, q.mean, p, rng().uniform(3)[:, 0])
     assert float(out.accepted.float().mean()) == pytest.approx(2 * phi(-shift / 2), abs=4 * 0.5 / math.sqrt(N))
     assert torch.equal(out.value[out.accepted], y[out.accepted])
     is_standard((out.value - 1) / 0.5)
@@ -63,7 +63,7 @@ def test_reflection_is_exact_and_accepts_as_often_as_any_coupling_can(shift):
 @pytest.mark.parametrize("wide", [0.5, 0.9, 1.02, 1.6])
 def test_reshaping_is_exact_and_accepts_as_often_as_any_coupling_can(wide):
     y, q = drafts([2.0], [1.0])
-    keys = dice()
+    keys = rng()
     out = reshape(y, q, torch.full((N, 1), math.log(wide)), keys.uniform(3)[:, 0], retry_with(keys, 1))
     # Two Gaussians of one mean cross at +-c.
     c = math.sqrt(2 * math.log(wide) / (1 - 1 / wide**2))
@@ -78,7 +78,7 @@ def test_any_two_gaussians_exactly():
     p = Gaussian(
         torch.tensor([0.5, -1.2, 2.0, 1.0]).expand(N, -1), torch.tensor([0.6, 0.9, 0.21, 3.0]).log().expand(N, -1)
     )
-    keys = dice()
+    keys = rng()
     uniforms = keys.uniform(3, count=2)
     out = couple(y, q, p, uniforms, retry_with(keys, 4))
     assert 0.4 < float(out.accepted.float().mean()) < 0.9
@@ -95,7 +95,7 @@ def test_a_wrong_coupling_is_seen():
     """Taking p's own noise where a draft is rejected, the obvious shortcut, is biased; the test above would say so."""
     y, q = drafts([0.6], [1.0])
     p = Gaussian(torch.zeros(N, 1), torch.zeros(N, 1))
-    ok = reflect(y, q.mean, p, dice().uniform(3)[:, 0]).accepted
+    ok = reflect(y, q.mean, p, rng().uniform(3)[:, 0]).accepted
     with pytest.raises(AssertionError):
         is_standard(torch.where(ok[:, None], y, torch.randn(N, 1, generator=torch.Generator().manual_seed(5))))
 
@@ -104,16 +104,16 @@ def test_equal_up_to_rounding_is_equal():
     y, q = drafts([0.3, -1.0], [0.006, 1.0])
     p = Gaussian(q.mean + 0.9 * ROUNDING, q.log_std + 0.9 * ROUNDING)
     none = torch.full((N, 2), 1.0)
-    assert bool(couple(y, q, p, none, retry_with(dice(), 2)).accepted.all()) and bool(acceptable(y, q, p, none).all())
+    assert bool(couple(y, q, p, none, retry_with(rng(), 2)).accepted.all()) and bool(acceptable(y, q, p, none).all())
     off = Gaussian(q.mean + 0.001, q.log_std)
-    assert 0.8 < float(acceptable(y, q, off, dice().uniform(0, count=2)).float().mean()) < 0.97
+    assert 0.8 < float(acceptable(y, q, off, rng().uniform(0, count=2)).float().mean()) < 0.97
 
 
 def test_without_noise_only_the_mean_itself_is_accepted():
     still = torch.full((2, 3), -math.inf)
     q = Gaussian(torch.tensor([[1.0, 2, 3], [1.0, 2, 3]]), still)
     p = Gaussian(torch.tensor([[1.0, 2, 3], [1.0, 2.5, 3]]), still)
-    out = couple(q.mean, q, p, torch.ones(2, 2), retry_with(dice(2), 3))
+    out = couple(q.mean, q, p, torch.ones(2, 2), retry_with(rng(2), 3))
     assert out.accepted.tolist() == acceptable(q.mean, q, p, torch.ones(2, 2)).tolist() == [True, False]
     assert torch.equal(out.value, p.mean)
 
@@ -126,10 +126,10 @@ def test_what_is_not_a_number_passes_through():
 
     def retry(rows, first, count):
         calls.append(count)
-        return retry_with(dice(), 2)(rows, first, count)
+        return retry_with(rng(), 2)(rows, first, count)
 
     for p in (Gaussian(bad, q.log_std), Gaussian(q.mean, bad), Gaussian(bad, bad)):
-        out = couple(y, q, p, dice().uniform(0, count=2), retry)
+        out = couple(y, q, p, rng().uniform(0, count=2), retry)
         assert bool(out.value[1::2].isfinite().all()) and not bool(out.value[::2].isfinite().any())
     assert len(calls) < 60
 
@@ -137,7 +137,7 @@ def test_what_is_not_a_number_passes_through():
 def test_rows_do_not_depend_on_their_batch():
     y, q = drafts([0.0, 0.0], [1.0, 1.0])
     p = Gaussian(q.mean + 0.5, q.log_std + torch.tensor([0.3, -0.2]))
-    keys = dice()
+    keys = rng()
     together = couple(y, q, p, keys.uniform(0, count=2), retry_with(keys, 2)).value
     some = torch.arange(0, N, 997)
     alone = couple(
@@ -158,7 +158,7 @@ def test_always_a_number_and_accepted_as_often_as_promised(shift, log_ratio, std
     q = Gaussian(torch.full((n, 1), shift * std), torch.full((n, 1), math.log(std)))
     p = Gaussian(torch.zeros(n, 1), q.log_std + log_ratio)
     y = q.mean + std * torch.randn(n, 1, generator=torch.Generator().manual_seed(seed))
-    keys = dice(n, seed)
+    keys = rng(n, seed)
     out = couple(y, q, p, keys.uniform(0, count=2), retry_with(keys, 1))
     assert bool(out.value.isfinite().all())
     wide = math.exp(log_ratio)
@@ -167,27 +167,27 @@ def test_always_a_number_and_accepted_as_often_as_promised(shift, log_ratio, std
     assert float(out.accepted.float().mean()) >= promise - 0.12
 
 
-# ------------------------------------------------------------------------------------------------ dice
+# ------------------------------------------------------------------------------------------------ rng
 
 
-def test_dice_are_uniform_normal_and_independent():
-    d, g = dice(), torch.Generator().manual_seed(3)
+def test_rng_are_uniform_normal_and_independent():
+    d, g = rng(), torch.Generator().manual_seed(3)
     u, v = d.uniform(0, count=2).T
     assert bool((u > 0).all()) and bool((u <= 1).all())
     fair = torch.rand(N, 3, generator=g)
     assert ks(u, fair[:, 0]) > 0.001 and ks(v, fair[:, 0]) > 0.001
     assert energy(torch.stack([u, v, d.uniform(1)[:, 0]], 1), fair) > 0.001
     is_standard(d.normal(2, 5, 2, 2).flatten(1))
-    one = Dice(torch.tensor([42])).normal(0, 0, N, 1)[0]  # one row, many numbers
+    one = CounterRNG(torch.tensor([42])).normal(0, 0, N, 1)[0]  # one row, many numbers
     is_standard(one)
     # Neighbouring keys and lanes: a hash, not a shift.
-    near = Dice(torch.arange(N))
+    near = CounterRNG(torch.arange(N))
     assert abs(float(torch.corrcoef(torch.stack([near.uniform(0)[:, 0], near.uniform(1)[:, 0]]))[0, 1])) < 0.02
     assert abs(float(torch.corrcoef(torch.stack([near.uniform(0)[:-1, 0], near.uniform(0)[1:, 0]]))[0, 1])) < 0.02
 
 
-def test_dice_are_counted_not_drawn():
-    d = dice(50)
+def test_rng_are_counted_not_drawn():
+    d = rng(50)
     assert torch.equal(d.uniform(4, 0, 9)[:, 3:6], d.uniform(4, 3, 3))
     assert torch.equal(d.normal(4, 0, 6, 3)[:, 2:4], d.normal(4, 2, 2, 3))
     assert torch.equal(d.of(torch.tensor([7, 3])).uniform(4), d.uniform(4)[[7, 3]])

@@ -14,15 +14,10 @@ from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.coupling import Gaussian
-from fastar_nodes.samplers.mar.cspd import (
-    LastStep,
-    TracedDenoiser,
-    cspd,
-    last_step,
-    paper_ratio,
-    published_keep,
-    published_ratio,
-)
+from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.cspd_models import TracedDenoiser
+from fastar_nodes.samplers.mar.cspd_paper import paper_ratio
+from fastar_nodes.samplers.mar.cspd_published import LastStep, last_step, published_keep, published_ratio
 from fastar_nodes.samplers.mar.denoiser import Denoiser
 from fastar_nodes.samplers.mar.diffusion import tables
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer
@@ -234,7 +229,7 @@ def test_several_steps_in_one_pass_are_the_steps_one_by_one(model):
         made.tokens = torch.randn(made.tokens.shape, generator=torch.Generator().manual_seed(1))
         plug = FullTransformer()
         for step, count in ((0, 6), (2, 3), (5, 1)):
-            for s, z in zip(range(step, step + count), plug.several(made, step, count), strict=True):
+            for s, z in zip(range(step, step + count), next(plug.verify(made, step, count)), strict=True):
                 alone = plug(made, s, made.plan.ahead(s))
                 torch.testing.assert_close(z.cond, alone.cond, rtol=1e-4, atol=1e-5)
                 assert (z.null is None) == (alone.null is None)

@@ -12,14 +12,14 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.diffusion import tables
 from fastar_nodes.samplers.mar.disa import annealed_steps
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import MARSettings, PlainMARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given
 from hypothesis import strategies as st
 
-CURVES = knobs(PlainMARSettings)["diffusion_steps_curve"][1].choices
-FEW = PlainMARSettings(ar_steps=6, diffusion_steps=12, cfg=2.0)
+CURVES = knobs(MARSettings)["diffusion_steps_curve"][1].choices
+FEW = MARSettings(ar_steps=6, diffusion_steps=12, cfg=2.0)
 
 
 def run(model, **changes):

@@ -17,7 +17,7 @@ from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.editing import Edit
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, MARSettings, PlainMARSettings
+from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ FEW = {"ar_steps": 5, "diffusion_steps": 6, "cfg": 2.0}
 DRAFTED = partial(cspd, draft=tiny_mar(1))
 SAMPLERS = {
     "mar": (mar, MARSettings(**FEW)),
-    "mar, annealed, speculation": (mar, PlainMARSettings(**FEW, diffusion_steps_end=3, speculation=3)),
+    "mar, annealed, speculation": (mar, MARSettings(**FEW, diffusion_steps_end=3, speculation=3)),
     "fasthybrid": (fasthybrid, FastHybridSettings(**FEW, lookahead=3, threshold=0.97, guided_steps=3)),
     **{
         f"cspd, {mode}": (DRAFTED, CSpDSettings(**FEW, draft_length=2, mode=mode))

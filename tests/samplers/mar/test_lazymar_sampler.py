@@ -16,7 +16,7 @@ from fastar_nodes.samplers.mar.denoiser import Denoiser
 from fastar_nodes.samplers.mar.diffusion import tables
 from fastar_nodes.samplers.mar.editing import Edit
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
-from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, fasthybrid_lazymar, lazymar
+from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
 from fastar_nodes.samplers.mar.lazymar_head import CachedDenoiser
 from fastar_nodes.samplers.mar.loop import Conditions, begin
 from fastar_nodes.samplers.mar.mar import mar
@@ -26,11 +26,10 @@ from fastar_nodes.samplers.mar.settings import (
     FastHybridSettings,
     LazyMARSettings,
     MARSettings,
-    PlainMARSettings,
 )
 from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS, find
+from fastar_nodes.samplers.registry import SAMPLERS, fasthybrid_lazymar, find
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -413,9 +412,9 @@ def test_reused_head_steps_compute_one_branch(deep):
 
 def test_a_run_through_the_plug_says_so(deep):
     cache = CacheSettings(**QUICK)
-    plain = finish(mar(deep, LABELS, PlainMARSettings(**BASE), NOISE, transformer=LazyTransformer(cache))).report
+    plain = finish(mar(deep, LABELS, MARSettings(**BASE), NOISE, transformer=LazyTransformer(cache))).report
     assert plain.sampler == "lazymar"
-    assert plain.settings == {**dataclasses.asdict(PlainMARSettings(**BASE)), **dataclasses.asdict(cache)}
+    assert plain.settings == {**dataclasses.asdict(MARSettings(**BASE)), **dataclasses.asdict(cache)}
     both = FastHybridLazyMARSettings(**BASE, **QUICK, lookahead=3)
     report = finish(fasthybrid_lazymar(deep, LABELS, both, NOISE)).report
     assert report.sampler == "fasthybrid+lazymar" and report.settings == dataclasses.asdict(both)

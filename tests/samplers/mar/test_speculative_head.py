@@ -14,14 +14,14 @@ from fastar_nodes.samplers.mar import coupling
 from fastar_nodes.samplers.mar.coupling import Coupled, Gaussian
 from fastar_nodes.samplers.mar.denoiser import Denoiser
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import PlainMARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.speculative import SpeculativeDenoiser
 from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_models import ManyImages, pictures, toy_mar
 from two_samples import energy, least_ks
 
-FEW = PlainMARSettings(ar_steps=4, diffusion_steps=8, cfg=2.0)
+FEW = MARSettings(ar_steps=4, diffusion_steps=8, cfg=2.0)
 IMAGES = 5000  # of 4 tokens
 
 
@@ -139,7 +139,7 @@ def test_a_cached_head_cannot_be_verified_with(model):
 @pytest.mark.parametrize("images", [1, 4])
 def test_half_the_sequential_calls_on_the_demo(root, images):
     model = load_mar(root / "demo" / "checkpoints" / "mar.safetensors", "fp32")
-    settings = PlainMARSettings(ar_steps=4, diffusion_steps=100, cfg=2.0, speculation=8)
+    settings = MARSettings(ar_steps=4, diffusion_steps=100, cfg=2.0, speculation=8)
     counts = finish(mar(model, from_ids(range(images)), settings, PairedNoise(7, range(images)))).report.counts
     assert counts["head_calls"] <= 4 * 96 / 2
 

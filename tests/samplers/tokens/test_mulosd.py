@@ -16,10 +16,12 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens import islands as geometry
 from fastar_nodes.samplers.tokens import mulosd as module
+from fastar_nodes.samplers.tokens.drafting import DraftDraws
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.loop import TokenRun
-from fastar_nodes.samplers.tokens.mulosd import draft_schedule, mulosd, redraws
+from fastar_nodes.samplers.tokens.mulosd import mulosd
+from fastar_nodes.samplers.tokens.redraw import draft_schedule, redraws
 from fastar_nodes.samplers.tokens.settings import (
     AT_ONCE,
     LATENT,
@@ -123,7 +125,7 @@ def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple
             rows = [{c: h.feed(net.tok_embeddings.weight[tokens[c]], c, c) for c in cells} for h in halves]
             for h, fed in zip(halves, rows, strict=True):
                 for c, row in fed.items():
-                    h.look(row, c)
+                    h.attend(row, c)
             return [{c: h.logits(row) for c, row in fed.items()} for h, fed in zip(halves, rows, strict=True)]
 
         after = feed(range(count - 1))
@@ -200,17 +202,17 @@ def uncached(model, condition, image: int, tokens: torch.Tensor) -> torch.Tensor
 @pytest.mark.parametrize("rows", [1, 2, 0])
 def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would judge it."""
-    judged, judge = [], module._Work.judge
+    judged, verify = [], module._Generation.verify
 
-    def watched(work, hidden, first, last):
-        logits, what = work.run.model.net.logits(hidden), condition_of(kind)
+    def watched(state, hidden, block):
+        logits, what = state.run.model.net.logits(hidden), condition_of(kind)
         for image in range(3):
-            want = uncached(work.run.model, what, image, work.tokens[image, : last - 1])[:, first:]
+            want = uncached(state.run.model, what, image, state.tokens[image, : block.last - 1])[:, block.first :]
             assert torch.allclose(logits[[image, image + 3]], want, atol=1e-4)
-        judged.append((first, last))
-        return judge(work, hidden, first, last)
+        judged.append((block.first, block.last))
+        return verify(state, hidden, block)
 
-    monkeypatch.setattr(module._Work, "judge", watched)
+    monkeypatch.setattr(module._Generation, "verify", watched)
     run(kind, draft_rows=rows)
     step = (rows or 3) * 2 * GRID
     assert judged == [(a, min(a + step, GRID * GRID)) for a in range(0, GRID * GRID, step)]
@@ -219,7 +221,7 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
     """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones among them."""
-    seen, take = [], TokenRun.take
+    seen, decide = [], TokenRun.decide
 
     def watched(self, at, logits, guided):
         if self.model.grid == 3:
@@ -228,7 +230,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
                 want = uncached(self.model, condition_of(kind), image, self.tokens[image, :cell])[:, -1]
                 assert torch.allclose(logits[[image, image + 3], 0], want, atol=1e-4)
             seen.append(cell)
-        take(self, at, logits, guided)
+        decide(self, at, logits, guided)
 
     reduced = []
 
@@ -238,7 +240,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
             reduced.append(out)
             return out
 
-    monkeypatch.setattr(TokenRun, "take", watched)
+    monkeypatch.setattr(TokenRun, "decide", watched)
     run(kind, draft_rows=1, draft_window=0, up=Watched(VQ))
     assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 1, 3), (3, 2, 3)]
 
@@ -278,7 +280,7 @@ def test_so_it_is_whatever_the_other_settings(seed, rows, order, repair):
 def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
     result = run(kind, small=small, tau=0.0, draft_window=1)
     draft = DRAFTS[kind, small]
-    own = module._OwnStream(PairedDraws(5, (0, 1, 2)), "draft")
+    own = DraftDraws(PairedDraws(5, (0, 1, 2)))
     drawn = finish(zipar(draft, condition_of(kind), ZipARSettings(**FEW, window=1), own)).codes
     slow = reference_codes(draft, condition_of(kind), ZipARSettings(**FEW), own, windowed(small, 1).passes)
     assert torch.equal(drawn, slow) and torch.equal(result.codes, UP.up(drawn, GRID // small))
@@ -309,7 +311,7 @@ def test_tau_and_neighbours_move_acceptance_as_said():
 
 def test_guidance_ends_at_the_same_part_of_the_draft():
     """The cfg_interval of 8 tokens is one of 2 on a grid of half the side."""
-    own = module._OwnStream(PairedDraws(5, (0, 1, 2)), "draft")
+    own = DraftDraws(PairedDraws(5, (0, 1, 2)))
     drawn = finish(
         llamagen(DRAFTS["class", 3], condition_of("class"), LlamaGenSettings(**FEW, cfg_interval=2), own)
     ).codes
@@ -474,12 +476,12 @@ def test_draft_schedules_decide_their_rows_once(grid, window, data):
     for p, visible in zip(schedule.passes[1:], schedule.visible(), strict=True):
         assert set(p.fed) <= known and max(p.slot) <= grid * grid - 2
         assert p.clock == decided - 1
-        for row, sees in enumerate(p.sees):
-            assert set(range(min(first * grid, sees + 1))) <= set(visible[row].nonzero()[0].tolist())
+        for row, last in enumerate(p.last_visible):
+            assert set(range(min(first * grid, last + 1))) <= set(visible[row].nonzero()[0].tolist())
         known |= set(p.cells)
         decided += len(p.cells)
     if first:
-        assert set(schedule.passes[1].place) == {*range((first - again) * grid, first * grid), first * grid - 1}
+        assert set(schedule.passes[1].position) == {*range((first - again) * grid, first * grid), first * grid - 1}
 
 
 @settings(deadline=None, max_examples=60)
@@ -502,7 +504,7 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
                 before = [first + c for c in np.flatnonzero(wave[image] == k - 1) if first + c < last - 1]
                 want = sorted({*before, *(c - 1 for c in cells)}) if cells else []
                 assert fed == want and (not fed or max(fed) < step.end)
-                assert [fed[row] + 1 for row in step.by[image][: len(cells)]] == cells
+                assert [fed[row] + 1 for row in step.rows[image][: len(cells)]] == cells
             drawn[image] += cells
     for image in range(images):
         assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()

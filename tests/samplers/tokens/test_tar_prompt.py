@@ -16,11 +16,11 @@ from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens.conditioning import features_of, given
+from fastar_nodes.samplers.tokens.conditioning import features_of, prepare
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import CodeStep, finish_prompt, penalised, tar_prompt
+from fastar_nodes.samplers.tokens.tar import CodeStep, penalised, tar_prompt
 from qwen_reference import TINY, tiny_tar
 from safetensors.torch import save_file
 from tar_files import DTOK, TA_TOK, detokenizer_state, language_model, tiny_ta_tok
@@ -30,7 +30,7 @@ DRAWN = TarPromptSettings(top_k=0, top_p=1.0)
 
 
 def run(model: TarModel, prompts=PROMPTS, settings: TarPromptSettings = DRAWN, seed: int = 5, images=None):
-    return finish_prompt(tar_prompt(model, prompts, settings, PairedDraws(seed, images or range(len(prompts))), seed))
+    return finish(tar_prompt(model, prompts, settings, PairedDraws(seed, images or range(len(prompts))), seed))
 
 
 def plain(model: TarModel, prompt: str, settings: TarPromptSettings, seed: int, image: int) -> list[int]:
@@ -283,7 +283,7 @@ def test_codes_become_features_and_a_picture(tmp_path: Path) -> None:
 def test_codes_that_do_not_fit(tmp_path: Path, condition: CodeCondition, words: str) -> None:
     ta_tok, path = parts(tmp_path)
     with pytest.raises(UserError, match=f"^condition: .*{words}"):
-        given(load_detokenizer(path, ta_tok=ta_tok), condition, torch.device("cpu"))
+        prepare(load_detokenizer(path, ta_tok=ta_tok), condition, torch.device("cpu"))
 
 
 def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="^condition: it holds semantic codes, d draws from semantic features; load it with the TA-Tok"
     ):
-        given(load_detokenizer(path), run(tiny_tar()).condition, torch.device("cpu"))
+        prepare(load_detokenizer(path), run(tiny_tar()).condition, torch.device("cpu"))
 
 
 def test_reports_are_json(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import CodeCondition, Condition, FeatureCondition, TextCondition, from_ids
 from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens.conditioning import given
+from fastar_nodes.samplers.tokens.conditioning import prepare
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, PARSettings, TokenSettings, ZipARSettings
 from tokens_reference import tiny_gpt
 
@@ -21,14 +21,14 @@ def features(*counts: int, width: int = 6) -> tuple[torch.Tensor, ...]:
 
 
 def test_texts_of_unlike_length_stand_from_the_left():
-    made = given(tiny_gpt("text"), TextCondition(features(2, 5), ("a", "b")), CPU)
+    made = prepare(tiny_gpt("text"), TextCondition(features(2, 5), ("a", "b")), CPU)
     assert made.condition.shape == (2, 5, 6) and made.rows == 5 and made.lengths.tolist() == [2, 5]
     assert made.condition[0, :2].eq(1).all() and not made.condition[0, 2:].any() and made.condition[1].eq(2).all()
-    assert given(tiny_gpt("text"), TextCondition(features(3, 3), ("a", "b")), CPU).lengths is None
+    assert prepare(tiny_gpt("text"), TextCondition(features(3, 3), ("a", "b")), CPU).lengths is None
 
 
 def test_labels_pass_as_they_are():
-    made = given(tiny_gpt(), from_ids((4, 0)), CPU)
+    made = prepare(tiny_gpt(), from_ids((4, 0)), CPU)
     assert made.condition.tolist() == [4, 0] and made.lengths is None and made.rows == 1
 
 
@@ -56,13 +56,13 @@ def test_labels_pass_as_they_are():
 )
 def test_what_does_not_fit_is_refused(kind, condition, sentence):
     with pytest.raises(UserError, match=sentence):
-        given(tiny_gpt(kind), condition, CPU)
+        prepare(tiny_gpt(kind), condition, CPU)
 
 
 def test_labels_of_another_list_are_refused():
     model = dataclasses.replace(tiny_gpt(), label_set="picture-book")
     with pytest.raises(UserError, match="labels are from imagenet-1k, the model was trained on picture-book"):
-        given(model, Condition((1,), ("tench",), "imagenet-1k"), CPU)
+        prepare(model, Condition((1,), ("tench",), "imagenet-1k"), CPU)
 
 
 @pytest.mark.parametrize("kind", [LlamaGenSettings, PARSettings, ZipARSettings])

@@ -156,7 +156,7 @@ def test_report_adds_up(case):
     slots = {"class": 1, "text": 1, "features": 4}[c.condition] + schedule.slots
     guided = [chosen.cfg > 1 and (chosen.cfg_interval < 0 or p.clock <= chosen.cfg_interval) for p in schedule.passes]
     halves = [2 if any(guided[k:]) else 1 for k in range(len(guided))]  # the null half runs as long as it is needed
-    rows = [prefix, *(len(p.place) for p in schedule.passes[1:])]
+    rows = [prefix, *(len(p.position) for p in schedule.passes[1:])]
     assert report.counts["transformer_tokens"] == 3 * sum(h * r for h, r in zip(halves, rows, strict=True))
     assert report.counts["cache_bytes"] == 3 * halves[0] * c.depth * 2 * c.kv_heads * c.head_dim * slots * 4
     most = model.cache_bytes(3, chosen.cfg > 1, 4 if c.absolute else 1)

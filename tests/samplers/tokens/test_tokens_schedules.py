@@ -42,23 +42,23 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
     assert sorted(cells) == list(range(schedule.grid**2))
     for k, p in enumerate(schedule.passes):
         assert all(schedule.fixed_at.flat[c] == k for c in p.cells)
-        assert len(p.by) == len(p.cells)
+        assert len(p.rows) == len(p.cells)
     assert [p.clock for p in schedule.passes][:1] == [-1]
 
 
 @settings(deadline=None)
 @given(st.one_of(next_token(), trained()))
-def test_nothing_is_fed_before_it_is_known_or_looked_at_before_it_is_written(schedule):
+def test_nothing_is_fed_before_it_is_known_or_visible_before_it_is_written(schedule):
     known, written = set(schedule.passes[0].cells), set()
     for p, visible in zip(schedule.passes[1:], schedule.visible(), strict=True):
         assert set(p.fed) <= known
-        assert len(p.fed) + p.special == len(p.place) == len(p.slot) == len(p.sees)
+        assert len(p.fed) + p.special == len(p.position) == len(p.slot) == len(p.last_visible)
         assert len(set(p.slot)) == len(p.slot)
         written |= set(p.slot)
-        for row, (slot, sees) in enumerate(zip(p.slot, p.sees, strict=True)):
-            looked_at = set(visible[row].nonzero()[0].tolist())
-            assert slot in looked_at and max(looked_at) <= sees
-            assert schedule.blanks or looked_at == {s for s in written if s <= sees}
+        for row, (slot, last) in enumerate(zip(p.slot, p.last_visible, strict=True)):
+            visible_slots = set(visible[row].nonzero()[0].tolist())
+            assert slot in visible_slots and max(visible_slots) <= last
+            assert schedule.unwritten_visible or visible_slots == {s for s in written if s <= last}
         known |= set(p.cells)
 
 
@@ -68,9 +68,9 @@ def test_the_row_before_a_cell_predicts_it_and_real_tokens_take_their_slots_back
     holds: dict[int, int] = {}
     known = set(schedule.passes[0].cells)
     for p in schedule.passes[1:]:
-        assert p.place == p.slot == p.sees, "slots are cells, and rows are causal"
-        assert [p.place[row] + 1 for row in p.by] == list(p.cells)
-        for cell, place in zip(p.fed, p.place, strict=True):
+        assert p.position == p.slot == p.last_visible, "slots are cells, and rows are causal"
+        assert [p.position[row] + 1 for row in p.rows] == list(p.cells)
+        for cell, place in zip(p.fed, p.position, strict=True):
             assert cell == place or place not in known, "a stand-in only where there is no token yet"
             holds[place] = cell
         # Whatever was known before this pass is in its own slot, but for what the last pass left to feed.
@@ -95,8 +95,8 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
     for p in schedule.passes[block:]:
         assert len({within(c) for c in p.cells}) == 1 and len({region(c) for c in p.cells}) == m * m
     for p in schedule.passes[block + 1 :]:
-        assert [region(p.fed[row]) for row in p.by] == [region(c) for c in p.cells]
-        assert set(p.sees) == {max(p.slot)}, "a group sees all of itself"
+        assert [region(p.fed[row]) for row in p.rows] == [region(c) for c in p.cells]
+        assert set(p.last_visible) == {max(p.slot)}, "a group sees all of itself"
     # With the condition's slot as many as cells: the last group is never fed, and the transition tokens take its place.
     assert schedule.slots == grid * grid - 1
 
@@ -108,9 +108,9 @@ def test_pars_order_on_a_small_grid():
 
 @given(st.integers(1, 30), st.integers(1, 40))
 def test_a_window_as_wide_as_a_row_is_the_raster(grid, more):
-    for blanks in (False, True):
-        wide = windowed(grid, grid + more - 1, blanks)
-        assert wide.passes == raster(grid).passes and not wide.blanks
+    for unwritten in (False, True):
+        wide = windowed(grid, grid + more - 1, unwritten)
+        assert wide.passes == raster(grid).passes and not wide.unwritten_visible
     assert [p.cells for p in raster(grid).passes] == [(c,) for c in range(grid * grid)]
 
 
@@ -146,7 +146,7 @@ def test_a_row_starts_when_the_row_above_is_a_window_ahead(grid, window):
 )
 def test_zipars_passes(grid, window, passes):
     assert len(windowed(grid, window).passes) == passes == grid + (grid - 2) * window + grid
-    assert max(len(p.place) for p in windowed(grid, window).passes) <= math.ceil(grid / window) + 1
+    assert max(len(p.position) for p in windowed(grid, window).passes) <= math.ceil(grid / window) + 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""CSpD's mode ``lossless``: the target's distribution, whatever the draft (see ``cspd.py``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..noise import CounterRNG
+from .coupling import Gaussian
+from .cspd_models import Drafted, Segments
+from .loop import Conditions, Run
+from .speculative import Drafts
+
+
+class Lossless(Segments):
+    """A drafted diffusion path is kept up to its first rejected step; the coupling replaces that step."""
+
+    def judge(
+        self, run: Run, steps: Sequence[int], drafted: Sequence[Drafted], zs: Sequence[Conditions]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Tokens [B, n, channels] of AR steps in turn, and which are the draft's, bool [B, n]."""
+        image, position, scale, blocks = self.rows(run, steps)
+        start, count, temperature = self.noise(image, position), len(run.tables), run.settings.temperature
+        rows = self.real.rows(
+            Conditions.join([z.flat() for z in zs]), scale, *start, CounterRNG(self.keys[image, position])
+        )
+        path = torch.cat([d.trace.path for d in drafted])
+        mean, log_std = (torch.cat(x) for x in zip(*(d.trace.kernel for d in drafted), strict=True))
+        log_std = log_std + (math.log(temperature) if temperature else -math.inf)
+        log_std[:, -1] = -math.inf
+        width = torch.full((len(path),), count, device=path.device)
+        done = self.real.verify(
+            rows, torch.arange(len(path), device=path.device), Drafts(path, Gaussian(mean, log_std), width)
+        )
+        run.report.add(drafted_steps=len(path) * count)
+        for block in blocks:
+            shape = len(run.tokens), len(block) // len(run.tokens)
+            run.report.add(accepted_steps=int(done[block].sum()))
+            yield self.real.finish(rows, block).view(*shape, -1), (done[block] == count).view(shape)
