@@ -1,11 +1,12 @@
 """FastAR: fast autoregressive image generation, for ComfyUI and for scripts.
 
-Nothing is imported until it is asked for: ComfyUI calls :func:`comfy_entrypoint`, a script takes the names below.
+ComfyUI calls :func:`comfy_entrypoint`. The public API for scripts is every sampler of the registry with its settings class, and the
+names below. Modules are imported when a name is first used.
 """
 
 WEB_DIRECTORY = "./web"
 
-# Public name to the module that holds it.
+# Public names outside the registry, with their modules.
 _PUBLIC = {
     "load_mar": "model_loaders.mar",
     "load_kl": "model_loaders.autoencoders",
@@ -14,51 +15,56 @@ _PUBLIC = {
     "load_tar": "model_loaders.tar",
     "load_ta_tok": "model_loaders.tar",
     "load_detokenizer": "model_loaders.tar",
+    "load_upsampler": "model_loaders.upsampler",
     "load_text_encoder": "model_loaders.text",
     "resolve": "model_loaders.hub",
-    "mar": "samplers.mar.mar",
     "finish": "samplers.driver",
-    "fasthybrid": "samplers.mar.fasthybrid",
-    "llamagen": "samplers.tokens.llamagen",
-    "par": "samplers.tokens.par",
-    "zipar": "samplers.tokens.zipar",
-    "mulosd": "samplers.tokens.mulosd",
     "up_sampling": "samplers.tokens.upsampling",
     "tar_prompt": "samplers.tokens.tar",
     "finish_prompt": "samplers.tokens.tar",
-    "MARSettings": "samplers.mar.settings",
-    "FastHybridSettings": "samplers.mar.settings",
-    "LlamaGenSettings": "samplers.tokens.settings",
-    "PARSettings": "samplers.tokens.settings",
-    "ZipARSettings": "samplers.tokens.settings",
-    "MuLoSDSettings": "samplers.tokens.settings",
     "TarPromptSettings": "samplers.tokens.settings",
+    "CacheSettings": "samplers.mar.settings",
+    "LazyTransformer": "samplers.mar.lazymar",
+    "Edit": "samplers.mar.editing",
     "PairedNoise": "samplers.noise",
     "PairedDraws": "samplers.tokens.draws",
     "Condition": "samplers.conditioning",
     "TextCondition": "samplers.conditioning",
     "CodeCondition": "samplers.conditioning",
+    "FeatureCondition": "samplers.conditioning",
     "resolve_labels": "samplers.labels",
+    "SAMPLERS": "samplers.registry",
     "UserError": "errors",
 }
 
 
 async def comfy_entrypoint():
-    """What ComfyUI's loader awaits: the extension with every node."""
+    """The extension with all nodes; called by ComfyUI's loader."""
     from .nodes import make_extension
 
     return make_extension()
 
 
-def __getattr__(name):
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+def _registered():
+    """Sampler functions and settings classes of the registry, by name."""
+    from .samplers.registry import SAMPLERS
 
-    value = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+    return {public.__name__: public for entry in SAMPLERS.values() for public in (entry.run, entry.settings)}
+
+
+def __getattr__(name):
+    if name in _PUBLIC:
+        from importlib import import_module
+
+        value = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+    # Loaders and the import system probe for private names and constants.
+    elif name.startswith("_") or name.isupper() or name not in (found := _registered()):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:
+        value = found[name]
     globals()[name] = value
     return value
 
 
 def __dir__():
-    return sorted([*globals(), *_PUBLIC])
+    return sorted({*globals(), *_PUBLIC, *_registered()})

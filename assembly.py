@@ -18,17 +18,18 @@ from torch import Tensor
 
 from .errors import UserError
 from .model_loaders import checkpoint as ck
-from .model_loaders import hub
+from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
 from .model_loaders.networks.gpt import TokenModel
 from .model_loaders.networks.kl import KLModel
 from .model_loaders.networks.mar import MARModel
+from .model_loaders.networks.qwen import TarModel
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.upsampler import UpSamplerModel
 from .model_loaders.networks.vq import VQModel
-from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, parts_inside
+from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar, parts_inside
 from .model_loaders.upsampler import load_upsampler
 from .reports.record import Clock, Report
 from .samplers.registry import LLAMAGEN, MAR, SAMPLERS, TAR
@@ -169,6 +170,12 @@ class Ready:
         return cast(VQModel, self.decoder)
 
     @property
+    def latent_channels(self) -> int:
+        """Channels of the decoder's latents."""
+        config: Any = cast(VQModel, self.decoder).net.config
+        return config.z_channels if self.family == MAR else config.code_channels
+
+    @property
     def device(self) -> torch.device:
         """Device of the weights."""
         return next(self.model.net.parameters()).device
@@ -206,7 +213,7 @@ def identify(path: Path) -> str:
     state = ck.read(path).state
     # A de-tokenizer's file may also hold its TA-Tok and decoder.
     own = {name: tensor for name, tensor in state.items() if not name.startswith(("ta_tok.", "vq."))}
-    kind = ck.identify(own or state)
+    kind = families.identify(own or state)
     family = next((family for family, files in FILES.items() if files == kind), "")
     if family == LLAMAGEN and any(name.startswith("spe_tok_embeddings.") for name in state):
         return PAR
@@ -248,6 +255,13 @@ def _expect_latents(decoder: KLModel, model: MARModel) -> None:
             f"decoder: {decoder.name} decodes {reads} latent channels, {model.name} makes {makes}; choose auto, or the decoder it was "
             "trained with."
         )
+
+
+def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str, Any]]:
+    """Load the language model of Tar; returns it and the settings that its file states."""
+    dtype, path = source.precision(TAR), source.find(choice, "tar")
+    stated = stated_defaults(ck.read_metadata(path)) if path.is_file() else {}
+    return load_tar(path, dtype, source.device), stated
 
 
 def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel | None:
@@ -361,9 +375,8 @@ def language_model_for(ready: Ready) -> str:
     return DEMO_TAR if ready.choice in {e.id for e in hub.entries("dtok") if e.built_in} else OFFICIAL_TAR
 
 
-def prompt_settings(path: Path, values: Mapping[str, Any]) -> TarPromptSettings:
+def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> TarPromptSettings:
     """Settings of Tar's language model: ``values``, then what its file states, then the defaults."""
-    stated = stated_defaults(ck.read_metadata(path)) if path.is_file() else {}
     known = knobs(TarPromptSettings)
     return make(TarPromptSettings, {**{k: v for k, v in stated.items() if k in known}, **values})
 

@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from ..assembly import AUTO, Ready, language_model_for, load_reader, prompt_settings
+from ..assembly import AUTO, Ready, language_model_for, load_language_model, load_reader, prompt_settings
 from ..errors import UserError
 from ..model_loaders.networks.ta_tok import TATokModel
-from ..model_loaders.tar import load_tar
 from ..samplers.conditioning import AnyCondition, CodeCondition, TextCondition
 from ..samplers.labels import label_sets, resolve_labels
 from ..samplers.registry import TAR
@@ -126,9 +125,9 @@ def write_codes(
     prompts = [text.strip() for text in texts for _ in range(repeat)]
     if len(prompts) > MOST_IMAGES:
         raise UserError(f"batch: {len(prompts)} images are more than {MOST_IMAGES}; ask for fewer.")
-    files = source(options)
-    path = files.find(language_model_for(on) if options.tar == AUTO else options.tar, "tar")
-    tar, settings = load_tar(path, options.dtype, on.device), prompt_settings(path, asked)
+    choice = language_model_for(on) if options.tar == AUTO else options.tar
+    tar, stated = load_language_model(choice, source(options))
+    settings = prompt_settings(stated, asked)
     draws = PairedDraws(seed, range(len(prompts)))
     return drive(tar_prompt(tar, prompts, settings, draws, seed), "prompt", "codes").condition
 

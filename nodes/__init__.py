@@ -1,4 +1,4 @@
-"""ComfyUI nodes: thin, one file a theme. Nothing of ComfyUI is imported before :func:`make_extension` is called."""
+"""ComfyUI nodes, one file per topic. ComfyUI is not imported before :func:`make_extension` is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def make_extension() -> ComfyExtension:
-    """The extension that ComfyUI's loader asks for; makes the model folders known, so that menus can list them."""
+    """The extension for ComfyUI's loader. Registers the model folders, so that menus can list them."""
     from comfy_api.latest import ComfyExtension, io
 
     from . import host

@@ -1,4 +1,4 @@
-"""What artists look at afterwards: pictures side by side, token maps, reports as text."""
+"""Comparison nodes: pictures side by side, token maps, reports as text."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ class CompareSettings:
 
 
 def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
-    """One label a cell: the method, with the settings that differ between the cells of that method."""
+    """One label per cell: the method, with the settings that differ between the cells of that method."""
     labels = []
     for i, report in enumerate(reports):
         if report is None:
             labels.append(f"picture {i + 1}")
             continue
         same = [r for r in reports if r is not None and r.sampler == report.sampler]
-        told = {"seed": report.seed, **report.settings}
+        own = {"seed": report.seed, **report.settings}
         others = [{"seed": r.seed, **r.settings} for r in same]
-        varied = [k for k, v in told.items() if any(o.get(k) != v for o in others)]
-        named = ", ".join(f"{k.replace('_', ' ')} {told[k]}" for k in varied)
+        varied = [k for k, v in own.items() if any(o.get(k) != v for o in others)]
+        named = ", ".join(f"{k.replace('_', ' ')} {own[k]}" for k in varied)
         labels.append(f"{_title(report.sampler)} {named}".strip())
     return labels
 
 
 def _title(sampler: str) -> str:
-    """What a person calls a sampler; a combination that has no name of its own goes by its parts'."""
+    """Display name of a sampler; of a combination that is not registered those of its parts."""
     if sampler in SAMPLERS:
         return SAMPLERS[sampler].title
     return " + ".join(SAMPLERS[part].title if part in SAMPLERS else part for part in sampler.split("+"))
@@ -81,8 +81,8 @@ def _title(sampler: str) -> str:
 class Compare(io.ComfyNode):
     """Pictures side by side.
 
-    Fixed pairs of sockets, not ComfyUI's growing input: that closes the gap when a link is taken away, so a picture would
-    silently stand above another one's numbers. As the node takes lists, one pair still holds a whole sweep.
+    The pairs of sockets are fixed. ComfyUI's growing input moves the later links when one is removed, which would pair a picture with
+    the numbers of another one. The node takes lists, so one pair holds a whole sweep.
     """
 
     @classmethod
@@ -119,7 +119,8 @@ class Compare(io.ComfyNode):
             "baseline, seconds, transformer passes, head calls, acceptance. Also gives the numbers as a table.",
             search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
             is_input_list=True,
-            inputs=[*pairs, labels, *widgets(CompareSettings)],
+            sockets=pairs,
+            widgets=[labels, *widgets(CompareSettings)],
             outputs=[
                 io.Image.Output("image", display_name="image", tooltip="All cells as one picture."),
                 io.String.Output(
@@ -141,20 +142,19 @@ class Compare(io.ComfyNode):
 
 
 def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
-    """Pictures and reports of all cells, in the order of the sockets."""
+    """Pictures and reports of all cells, in socket order."""
     pictures: list[np.ndarray] = []
     reports: list[Report | None] = []
     for i in range(1, PAIRS + 1):
-        images, told = pairs.get(f"image_{i}") or [], pairs.get(f"report_{i}") or []
-        images, told = [x for x in images if x is not None], [x for x in told if x is not None]
-        if told and len(told) != len(images):
+        images, given = ([x for x in pairs.get(f"{kind}_{i}") or [] if x is not None] for kind in ("image", "report"))
+        if given and len(given) != len(images):
             raise UserError(
-                f"report_{i}: it holds {len(told)} reports for {len(images)} pictures on image_{i}; connect both outputs of "
+                f"report_{i}: it holds {len(given)} reports for {len(images)} pictures on image_{i}; connect both outputs of "
                 "one sampler, or no report."
             )
         for k, image in enumerate(images):
             pictures.append(to_bytes(expect_image(image, f"image_{i}")))
-            reports.append(expect(told[k], Report, f"report_{i}", _REPORTED) if told else None)
+            reports.append(expect(given[k], Report, f"report_{i}", _REPORTED) if given else None)
     if not pictures:
         raise UserError("image_1: there is nothing to compare; connect at least one image.")
     if len(pictures) > MOST_CELLS:
@@ -164,25 +164,29 @@ def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report |
     return pictures, reports
 
 
-def _baselines(wanted: int, reports: Sequence[Report | None]) -> list[int | None]:
-    """For each cell the one it is measured against: the wanted one, or the first of its family."""
-    if wanted > len(reports):
-        raise UserError(f"baseline: there is no cell {wanted}, only {len(reports)}; choose one of them, or 0.")
+def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
+    """For each cell the index of its baseline.
+
+    Args:
+        cell: number of the baseline, counted from 1; 0 selects the first cell of the same family.
+    """
+    if cell > len(reports):
+        raise UserError(f"baseline: there is no cell {cell}, only {len(reports)}; choose one of them, or 0.")
     with_report = [i for i, report in enumerate(reports) if report is not None]
-    if wanted and with_report and wanted - 1 not in with_report:
-        raise UserError(f"baseline: cell {wanted} has no report to measure against; connect it, or choose 0.")
-    if wanted or not with_report:
-        return [max(0, wanted - 1)] * len(reports)
+    if cell and with_report and cell - 1 not in with_report:
+        raise UserError(f"baseline: cell {cell} has no report to measure against; connect it, or choose 0.")
+    if cell or not with_report:
+        return [max(0, cell - 1)] * len(reports)
     families = ["" if r is None else _family(r, reports) for r in reports]
-    usual = next(filter(None, families), "")  # for samplers that are not ours
+    usual = next(filter(None, families), "")  # for samplers that are not registered
     first: dict[str, int] = {}
     found = [None if r is None else first.setdefault(families[i] or usual, i) for i, r in enumerate(reports)]
-    # With one family, cells without a report stay where they are.
+    # With one family, cells without a report keep their place.
     return list(found) if len(first) > 1 else [with_report[0]] * len(reports)
 
 
 def _family(report: Report, reports: Sequence[Report | None]) -> str:
-    """What a report is compared with: samplers that draw from LlamaGen and from Tar alike go with their model."""
+    """Family of a report's baseline. A sampler of both token families belongs to Tar if a Tar report has the same model."""
     family = family_of(report.sampler)
     if TAR in families_of(report.sampler) and any(
         r is not None and r.sampler == TAR and r.model == report.model for r in reports
@@ -192,7 +196,7 @@ def _family(report: Report, reports: Sequence[Report | None]) -> str:
 
 
 def _table(reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None]) -> str:
-    """The table of the cells that have a report."""
+    """Table of the cells that have a report."""
     order = [i for i in cell_order(bases) if reports[i] is not None]
     if not order:
         return "No reports: connect a sampler's report beside its picture."
@@ -229,7 +233,7 @@ class TokenMapSettings:
 
 
 class TokenMap(io.ComfyNode):
-    """What happened to every token, over the picture."""
+    """A map of the tokens over the picture."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -240,21 +244,21 @@ class TokenMap(io.ComfyNode):
             description="Colours every token by what happened to it: when it was decided, whether its draft was accepted or "
             "redone, how often it came from a cache. The legend stands underneath; colours are safe for colour-blind eyes.",
             search_aliases=["acceptance map", "heat map", "overlay", "token overlay", "visualise tokens"],
-            inputs=[
+            sockets=[
                 REPORT.Input("report", tooltip="The report of the sampler that made the picture."),
                 io.Image.Input("image", optional=True, tooltip="The decoded pictures of that run, as backdrop."),
-                *widgets(TokenMapSettings),
             ],
+            widgets=widgets(TokenMapSettings),
             outputs=[io.Image.Output("image", display_name="image", tooltip="One map a picture.")],
         )
 
     @classmethod
     def execute(cls, report: Any, image: Any = None, **values: Any) -> io.NodeOutput:
         settings = make(TokenMapSettings, values)
-        told = expect(report, Report, "report", _REPORTED)
+        checked = expect(report, Report, "report", _REPORTED)
         backdrop = None if image is None else to_bytes(expect_image(image, "image"))
         side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
-        return io.NodeOutput(_to_image(token_map(told, settings.what, backdrop, settings.opacity, side)))
+        return io.NodeOutput(_to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
 
 
 # ------------------------------------------------------------------------------------------------ Report
@@ -284,15 +288,16 @@ class ReportToText(io.ComfyNode):
             description="What a sampler did, as text, JSON or CSV: seconds by phase, transformer passes, head calls, accepted "
             "and rejected drafts, settings. Connect Preview as Text or Save Text to see or keep it.",
             search_aliases=["statistics", "report to json", "report to text", "csv", "numbers"],
-            inputs=[REPORT.Input("report", tooltip="A sampler's report."), *widgets(ReportSettings)],
+            sockets=[REPORT.Input("report", tooltip="A sampler's report.")],
+            widgets=widgets(ReportSettings),
             outputs=[io.String.Output("text", display_name="text", tooltip="The report in the chosen format.")],
         )
 
     @classmethod
     def execute(cls, report: Any, **values: Any) -> io.NodeOutput:
         settings = make(ReportSettings, values)
-        told = expect(report, Report, "report", _REPORTED)
-        forms = {"text": lambda: to_text(told), "json": lambda: to_json([told]), "csv": lambda: to_csv([told])}
+        own = expect(report, Report, "report", _REPORTED)
+        forms = {"text": lambda: to_text(own), "json": lambda: to_json([own]), "csv": lambda: to_csv([own])}
         return io.NodeOutput(forms[settings.format]())
 
 

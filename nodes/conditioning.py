@@ -1,4 +1,4 @@
-"""What to draw."""
+"""Condition nodes: class labels, prompts, and the semantic codes of pictures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
+from ..assembly import AUTO, dtype_name
 from ..errors import UserError
-from ..model_loaders import hub
 from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
 from ..model_loaders.checkpoint import choose_dtype as choose_model_dtype
@@ -25,6 +25,7 @@ from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import host
+from .loaders import menu, resolve, usual, valid
 from .schema import CONDITION, TAR, checked_seed, expect, expect_image, expect_model, schema, seed, widgets
 
 MOST_IMAGES = 256
@@ -33,7 +34,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class LabelSettings:
-    """Widgets of Class Label beside the labels."""
+    """Widgets of Class Label that are not text."""
 
     label_set: str = knob(
         "picture-book",
@@ -53,7 +54,7 @@ class LabelSettings:
 
 @lru_cache(maxsize=1)
 def _found() -> dict[str, tuple[str, str]]:
-    """Menu text to label and its set."""
+    """Menu text to (label, label set)."""
     return {f"{name} ({where})": (name, where) for where, names in label_sets().items() for name in names}
 
 
@@ -68,7 +69,7 @@ class ClassLabel(io.ComfyNode):
             category="FastAR/condition",
             description="What to draw, by class name or id: one label an image. Several labels make a batch. For MAR, LlamaGen and PAR.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
-            inputs=[
+            widgets=[
                 io.String.Input(
                     "labels",
                     default="cat",
@@ -111,19 +112,17 @@ class ClassLabel(io.ComfyNode):
 
 # ------------------------------------------------------------------------------------------------ Text Prompt
 
-AUTO = "auto"
 ENCODER = "flan-t5-xl"
-ENCODER_FOLDERS = (host.FOLDER, "text_encoders")
 # T5 overflows in fp16.
 ENCODER_DTYPES = (AUTO, *(name for name in DTYPES if name != "fp16"))
-# An encoder's activations for one prompt, generously.
-_ROOM = 256 << 20
-_encoder = host.Keep()
+# Upper estimate of an encoder's activations.
+_ENCODER_BYTES = 256 << 20
+_encoder = host.ModelCache()
 
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """Widgets of Text Prompt behind text and encoder."""
+    """Widgets of Text Prompt after text and encoder."""
 
     images: int = knob(
         1,
@@ -146,8 +145,7 @@ class TextPrompt(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        menu = hub.menu("t5", host.local_files(*ENCODER_FOLDERS))
-        usual = next((choice for choice in menu if ENCODER in choice), menu[0])
+        encoders = menu("t5")
         return schema(
             node_id="FastARTextPrompt",
             display_name="Text Prompt (LlamaGen)",
@@ -155,7 +153,7 @@ class TextPrompt(io.ComfyNode):
             description="What to draw, in words, for LlamaGen's text-to-image models. The text goes through the Flan-T5-XL encoder, "
             "cleaned as the models' training captions were.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
-            inputs=[
+            widgets=[
                 io.String.Input(
                     "text",
                     default="a red boat on a calm lake",
@@ -166,8 +164,8 @@ class TextPrompt(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "encoder",
-                    options=menu,
-                    default=usual,
+                    options=encoders,
+                    default=next((choice for choice in encoders if ENCODER in choice), encoders[0]),
                     tooltip="The text encoder. The official models need flan-t5-xl, which is downloaded once, when the graph runs; or put "
                     "it into models/text_encoders or models/fastar, as a folder or one file. Another size does not fit.",
                 ),
@@ -182,13 +180,7 @@ class TextPrompt(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, encoder: Any = None) -> bool | str:
-        # As in the loaders: a download leaves the menu once it is here, and saved graphs must go on working.
-        try:
-            if encoder is not None:
-                hub.check(str(encoder), "t5", host.local_files(*ENCODER_FOLDERS))
-        except UserError as problem:
-            return str(problem)
-        return True
+        return valid(("t5", encoder))
 
     @classmethod
     def execute(cls, text: Any, encoder: Any, **values: Any) -> io.NodeOutput:
@@ -201,33 +193,29 @@ class TextPrompt(io.ComfyNode):
                 else "addresses, file names and signs are left out, and nothing else is there"
             )
             raise UserError(f"text: {left}; say in words what to draw.")
-        compute = choose_dtype(settings.dtype, host.text_device())
-        name = next(name for name, kind in DTYPES.items() if kind == compute)
-        choice = expect(encoder, str, "encoder", "nothing; choose one from the list")
-        path = hub.resolve(choice, "t5", host.folders(*ENCODER_FOLDERS), host.folders(host.FOLDER)[0], host.progress())
+        name = dtype_name(choose_dtype(settings.dtype, host.text_device()))
+        path = resolve(encoder, "t5")
 
         def load() -> Any:
-            own = None if has_tokenizer(path) else host.t5_tokenizer()  # it is the same one
+            own = None if has_tokenizer(path) else host.t5_tokenizer()
             return load_text_encoder(path, name, host.text_offload_device(), own)
 
         loaded = _encoder.get((path, name), load)
-        host.bring(loaded, _ROOM)
+        host.load_to_device(loaded, _ENCODER_BYTES)
         features = loaded.model.encode([prompt])[0]
         return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
 
 
 # ------------------------------------------------------------------------------------------------ Tar
 
-TA_TOK = "ta-tok"
-TA_TOK_FOLDERS = (host.FOLDER,)
-_ta_tok = host.Keep((host.device, host.offload_device))
-# Pictures that are looked at before anything is told: the codebook is projected once for them.
-_LOOK = 8
+_ta_tok = host.ModelCache((host.device, host.offload_device))
+# Pictures per batch of TA-Tok's encoder; the codebook is projected once per batch.
+_BATCH = 8
 
 
 @dataclass(frozen=True)
 class TarImages:
-    """The widget of Tar Prompt that is none of the sampler's."""
+    """The widget of Tar Prompt that is not a setting of the sampler."""
 
     images: int = knob(
         1,
@@ -240,10 +228,10 @@ class TarImages:
 
 
 def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images: int) -> float:
-    """Upper estimate of working memory: the cache, the prompt's rows, and logits on their way to a code.
+    """Upper estimate of working memory: KV cache, rows of the prompt, and logits.
 
     Raises:
-        UserError: the prompt is refused, or the model has no such detail.
+        UserError: the prompt is too long, or the model does not support the detail.
     """
     scale, c = DETAILS.index(settings.detail), tar.net.config
     rows, size = len(tar.prompt(text, scale)), next(tar.net.parameters()).element_size()
@@ -252,11 +240,10 @@ def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images:
 
 
 class TarPrompt(io.ComfyNode):
-    """A prompt for Tar: semantic codes, from which a de-tokenizer of any size draws."""
+    """A prompt for Tar, as semantic codes for a de-tokenizer of any size."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        detail, *sampling = widgets(TarPromptSettings)
         return schema(
             node_id="FastARTarPrompt",
             display_name="Tar Prompt",
@@ -264,8 +251,8 @@ class TarPrompt(io.ComfyNode):
             description="What to draw, in words, for Tar. Its language model writes the semantic codes of the picture; de-tokenizers of "
             "all sizes and all methods can draw from one run.",
             search_aliases=["text to image", "prompt", "tar", "semantic codes", "clip text encode"],
-            inputs=[
-                TAR.Input("tar", tooltip="The language model, from Load Tar."),
+            sockets=[TAR.Input("tar", tooltip="The language model, from Load Tar.")],
+            widgets=[
                 io.String.Input(
                     "text",
                     default="a red boat at sunset",
@@ -275,9 +262,8 @@ class TarPrompt(io.ComfyNode):
                     "one is a picture without a wish. Usual: one or two sentences.",
                 ),
                 seed(),
-                detail,
+                *widgets(TarPromptSettings),
                 *widgets(TarImages),
-                *sampling,
             ],
             outputs=[
                 CONDITION.Output(
@@ -292,7 +278,7 @@ class TarPrompt(io.ComfyNode):
         typed = expect(text, str, "text", "a text node, or type it").strip()
         number, count = checked_seed(seed), make(TarImages, {"images": images}).images
         settings = make(TarPromptSettings, values)
-        host.bring(loaded, _prompt_bytes(loaded.model, settings, typed, count))
+        host.load_to_device(loaded, _prompt_bytes(loaded.model, settings, typed, count))
         done: TarPrompted = host.drive(
             tar_prompt(loaded.model, [typed] * count, settings, PairedDraws(number, range(count)), number)
         )
@@ -301,7 +287,7 @@ class TarPrompt(io.ComfyNode):
 
 @dataclass(frozen=True)
 class ImageToCodesSettings:
-    """Widgets of Image to Codes behind ta_tok."""
+    """Widgets of Image to Codes after ta_tok."""
 
     detail: str = knob(
         DETAILS[0],
@@ -328,13 +314,11 @@ class ImageToCodesSettings:
 
 
 class ImageToCodes(io.ComfyNode):
-    """A picture's own semantic codes."""
+    """The semantic codes of a picture."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        menu = hub.menu("ta-tok", host.local_files(*TA_TOK_FOLDERS))
-        here = next((choice for choice in ("demo-ta-tok", TA_TOK) if choice in menu), None)
-        chosen = here or next((choice for choice in menu if choice.startswith(TA_TOK)), menu[0])
+        readers = menu("ta-tok")
         return schema(
             node_id="FastARImageToCodes",
             display_name="Image to Codes",
@@ -342,15 +326,17 @@ class ImageToCodes(io.ComfyNode):
             description="What a picture shows, as Tar's semantic codes: a de-tokenizer draws another picture of the same. The codes hold "
             "the content, not the pixels.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
-            inputs=[
+            sockets=[
                 io.Image.Input(
                     "image",
                     tooltip="Pictures of any size; each is stretched to a square. One entry of the condition each.",
-                ),
+                )
+            ],
+            widgets=[
                 io.Combo.Input(
                     "ta_tok",
-                    options=menu,
-                    default=chosen,
+                    options=readers,
+                    default=usual(readers, "demo-ta-tok", "ta-tok"),
                     tooltip="The TA-Tok that looks at the pictures: the one that the de-tokenizer was trained with. Entries marked as a "
                     "download are fetched when the graph runs, once, into models/fastar.",
                 ),
@@ -365,12 +351,7 @@ class ImageToCodes(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, ta_tok: Any = None) -> bool | str:
-        try:
-            if ta_tok is not None:
-                hub.check(str(ta_tok), "ta-tok", host.local_files(*TA_TOK_FOLDERS))
-        except UserError as problem:
-            return str(problem)
-        return True
+        return valid(("ta-tok", ta_tok))
 
     @classmethod
     def execute(cls, image: Any, ta_tok: Any, **values: Any) -> io.NodeOutput:
@@ -382,19 +363,16 @@ class ImageToCodes(io.ComfyNode):
             )
         x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
         x = x.movedim(-1, 1).float().nan_to_num(0.0).clamp(0, 1)
-        compute = choose_model_dtype(settings.dtype, host.device(), bf16=True)
-        name = next(name for name, kind in DTYPES.items() if kind == compute)
-        choice = expect(ta_tok, str, "ta_tok", "nothing; choose one from the list")
-        tell = host.progress()
-        path = hub.resolve(choice, "ta-tok", host.folders(*TA_TOK_FOLDERS), host.folders(host.FOLDER)[0], tell)
+        name = dtype_name(choose_model_dtype(settings.dtype, host.device(), bf16=True))
+        path = resolve(ta_tok, "ta-tok")
         loaded = _ta_tok.get((path, name), lambda: load_ta_tok(path, name, host.offload_device()))
         model: TATokModel = loaded.model
-        host.bring(loaded, _ROOM)
-        found, tell = [], host.progress()
-        for at in range(0, len(x), _LOOK):
-            tell(at, len(x))
-            found.append(model.codes(x[at : at + _LOOK], DETAILS.index(settings.detail) + 1).cpu())
-        tell(len(x), len(x))
+        host.load_to_device(loaded, _ENCODER_BYTES)
+        found, report = [], host.progress()
+        for at in range(0, len(x), _BATCH):
+            report(at, len(x))
+            found.append(model.codes(x[at : at + _BATCH], DETAILS.index(settings.detail) + 1).cpu())
+        report(len(x), len(x))
         each = [(codes, f"picture {i + 1}") for i, codes in enumerate(torch.cat(found)) for _ in range(settings.images)]
         return io.NodeOutput(
             CodeCondition(tuple(codes for codes, _ in each), tuple(title for _, title in each), model.net.config.codes)

@@ -1,7 +1,6 @@
-"""Everything that talks to ComfyUI itself: model folders, devices and memory, progress, interrupt, live preview, VAE.
+"""Interface to ComfyUI: model folders, devices and memory, progress, interrupt, live preview, upscale models, VAE.
 
-The only file of the pack that imports ``comfy.*`` or ``folder_paths``. It knows modules, pictures and latents; what a MAR
-or a token is, it does not.
+The only module that imports ``comfy.*`` or ``folder_paths``. It handles networks, pictures and latents of any family.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ import comfy.model_management as mm
 import comfy.utils
 import folder_paths
 import torch
-import torch.nn.functional as F
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from torch import Tensor, nn
 
-from ..errors import UserError
+from .fitting import checked_latents, whole_strides
 from .preview import MOST_IMAGES, Canvas
 
 FOLDER = "fastar"
@@ -35,49 +33,34 @@ EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt"}
 
 
 def register_folders() -> None:
-    """Make ``models/fastar`` known to ComfyUI; nothing is created on disk."""
+    """Register ``models/fastar`` with ComfyUI; nothing is created on disk."""
     folder_paths.add_model_folder_path(FOLDER, os.path.join(folder_paths.models_dir, FOLDER), is_default=True)
     extensions = folder_paths.folder_names_and_paths[FOLDER][1]
-    if extensions is not folder_paths.supported_pt_extensions:  # shared by core folders: never ours to change
+    if extensions is not folder_paths.supported_pt_extensions:  # shared with core's folders: must not change
         extensions.update(EXTENSIONS)
 
 
 def local_files(*kinds: str) -> list[str]:
-    """Names of the weight files in these model folders, as ComfyUI's own menus show them."""
+    """Names of the weight files in model folders, as in ComfyUI's menus."""
     return [name for kind in kinds for name in folder_paths.get_filename_list(kind)]
 
 
 def folders(*kinds: str) -> list[Path]:
-    """The directories behind these model folders."""
+    """Directories of model folders."""
     return [Path(path) for kind in kinds for path in folder_paths.get_folder_paths(kind)]
 
 
 # ------------------------------------------------------------------------------------------------ memory
 
 
-def device() -> torch.device:
-    """Where networks compute."""
-    return mm.get_torch_device()
-
-
-def offload_device() -> torch.device:
-    """Where networks wait."""
-    return mm.unet_offload_device()
-
-
-def text_device() -> torch.device:
-    """Where text encoders compute."""
-    return mm.text_encoder_device()
-
-
-def text_offload_device() -> torch.device:
-    """Where text encoders wait."""
-    return mm.text_encoder_offload_device()
+# Functions that return the compute device and the device of networks not in use; of image networks, and of text encoders.
+device, offload_device = mm.get_torch_device, mm.unet_offload_device
+text_device, text_offload_device = mm.text_encoder_device, mm.text_encoder_offload_device
 
 
 def t5_tokenizer() -> Path | None:
-    """The folder of the T5 tokenizer that ComfyUI brings for its own models: the one of all T5 and Flan-T5 sizes."""
-    import comfy.text_encoders  # a plain folder: nothing is run
+    """Folder of the T5 tokenizer that ships with ComfyUI; it is the same for all T5 and Flan-T5 sizes."""
+    import comfy.text_encoders  # a folder without code that runs
 
     for place in comfy.text_encoders.__path__:
         folder = Path(place) / "t5_tokenizer"
@@ -87,20 +70,19 @@ def t5_tokenizer() -> Path | None:
 
 
 def to_output(x: Tensor) -> Tensor:
-    """A tensor as it travels between nodes: fp32 on the intermediate device."""
+    """A tensor as nodes exchange it: fp32 on the intermediate device."""
     return x.to(mm.intermediate_device(), torch.float32)
 
 
 @dataclass(eq=False)
 class Loaded:
-    """What travels on a model socket. It owns the patcher, because ComfyUI's list of loaded models holds no reference.
+    """Value of a model socket. It owns the patcher, because ComfyUI's list of loaded models holds no reference.
 
     Attributes:
-        model: the family's model object; its ``net`` is what the patcher manages.
+        model: the model; the patcher manages its ``net``.
         patcher: ComfyUI's handle for moving the weights.
-        vae: the decoder of the same loader, for live previews; or None.
-        parts: more networks of the same loader by what they are for. Each has a patcher of its own, and so takes memory on the
-            device only while it is needed.
+        vae: decoder of the same loader, for live previews; or None.
+        parts: further networks of the same loader by name. Each has its own patcher and is on the device only while needed.
     """
 
     model: Any
@@ -110,12 +92,12 @@ class Loaded:
 
     @staticmethod
     def of(model: Any, vae: FastARVAE | None = None, parts: Mapping[str, Loaded] | None = None) -> Loaded:
-        """Put a model (with attribute ``net``) under ComfyUI's memory management."""
+        """Place a model (with attribute ``net``) under ComfyUI's memory management."""
         return Loaded(model, ModelPatcher(model.net, device(), offload_device()), vae, parts or {})
 
 
 class Managed(Protocol):
-    """Whatever ComfyUI can load: a model, a decoder, an upscaler."""
+    """A network that ComfyUI manages: a model, a decoder, an upscaler."""
 
     patcher: ModelPatcher
 
@@ -123,13 +105,13 @@ class Managed(Protocol):
 def to_device(
     loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Managed] = ()
 ) -> None:
-    """Bring a model, and the decoder for its previews, onto the compute device.
+    """Load a model, and the decoder for its previews, to the compute device.
 
     Args:
-        loaded: from a model socket.
-        memory: bytes of work to make room for.
-        latents: shape of what will be previewed.
-        others: more models that the work needs at the same time.
+        loaded: value of a model socket.
+        memory: bytes of working memory to keep free.
+        latents: shape [B, C, h, w] of the previewed latents.
+        others: further networks that are needed at the same time.
     """
     patchers = [loaded.patcher, *(other.patcher for other in others)]
     if loaded.vae is not None and previews_wanted():
@@ -138,30 +120,31 @@ def to_device(
     _load(list(dict.fromkeys(patchers)), memory)
 
 
-class Keep:
-    """Holds one thing that is dear to load, for as long as ComfyUI keeps its weights loaded.
+class ModelCache:
+    """Holds one model that is expensive to load, for as long as ComfyUI keeps its weights loaded.
 
-    A node has no memory between runs. What is kept goes when something else is put in, or when ComfyUI unloads the
-    weights, to make room or because a person asked for it.
+    Nodes have no state between runs. The model is dropped when another one is stored, or when ComfyUI unloads the weights, to free
+    memory or at the user's request.
 
     Args:
-        place: where its weights compute and where they wait; a text encoder's by default.
+        devices: functions that return the compute and the offload device; by default those of a text encoder.
     """
 
     def __init__(
-        self, place: tuple[Callable[[], torch.device], Callable[[], torch.device]] = (text_device, text_offload_device)
+        self,
+        devices: tuple[Callable[[], torch.device], Callable[[], torch.device]] = (text_device, text_offload_device),
     ) -> None:
-        self._place = place
+        self._devices = devices
         self._key: Any = None
         self._loaded: Loaded | None = None
 
     def get(self, key: Any, load: Callable[[], Any]) -> Loaded:
-        """What was kept under ``key``, else what ``load`` gives (an object with ``net``), which is kept from now on."""
+        """The model stored under ``key``; if there is none, the result of ``load`` (an object with ``net``) is stored."""
         if self._loaded is None or self._key != key:
-            self._loaded = None  # before the next one takes memory
+            self._loaded = None  # frees memory before the next model is loaded
             model = load()
-            patcher = _Tidy(model.net, *(where() for where in self._place))
-            patcher.gone = self._drop
+            patcher = _NotifyingPatcher(model.net, *(device() for device in self._devices))
+            patcher.on_detach = self._drop
             self._loaded, self._key = Loaded(model, patcher), key
         return self._loaded
 
@@ -170,28 +153,28 @@ class Keep:
             self._loaded = None
 
 
-class _Tidy(ModelPatcher):
-    """A patcher that says when its weights are unloaded."""
+class _NotifyingPatcher(ModelPatcher):
+    """A patcher that calls ``on_detach`` when its weights are unloaded."""
 
-    gone: Callable[[ModelPatcher], None] | None = None
+    on_detach: Callable[[ModelPatcher], None] | None = None
 
     def detach(self, unpatch_all: bool = True) -> Any:
         out = super().detach(unpatch_all)
-        if self.gone is not None:
-            self.gone(self)
+        if self.on_detach is not None:
+            self.on_detach(self)
         return out
 
 
-def bring(loaded: Loaded, memory: float) -> None:
-    """Bring a model that draws no picture (a text encoder, a language model) onto its device, with ``memory`` bytes of room to work."""
+def load_to_device(loaded: Loaded, memory: float) -> None:
+    """Load a model without previews (a text encoder, a language model) to its device, with ``memory`` bytes free to work in."""
     _load([loaded.patcher], memory)
 
 
 def _load(patchers: list[ModelPatcher], memory: float) -> None:
-    """Networks onto their devices, whole: of plain torch layers ComfyUI cannot leave a part behind and stream it."""
+    """Load networks completely: ComfyUI cannot stream the weights of plain torch layers."""
     mm.load_models_gpu(patchers, memory_required=memory, force_full_load=True)
     for patcher in patchers:
-        # --novram leaves them where they were all the same. A patcher of core's (an upscale model's) may stream: that one knows better.
+        # --novram leaves them on the offload device. A patcher of core (an upscale model's) may stream its weights.
         streams = getattr(patcher, "is_dynamic", bool)()
         if not streams and any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
             patcher.model.to(patcher.load_device)
@@ -201,36 +184,36 @@ def _load(patchers: list[ModelPatcher], memory: float) -> None:
 
 
 def previews_wanted() -> bool:
-    """Whether previews are switched on (command line, or the setting of this run)."""
+    """Whether previews are on (command line, or the setting of this run)."""
     return args.preview_method != LatentPreviewMethod.NoPreviews
 
 
 def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], Tensor] = attrgetter("latents")) -> Any:
-    """Run a sampler generator to its end with progress bar, cancel and live preview.
+    """Run a sampler generator to its end with progress bar, cancellation and live preview.
 
     Args:
-        sampler: yields objects with ``done``, ``total`` and ``decided`` bool [B, gh, gw]; is sent the seconds that the drive
-            itself took since.
-        vae: its decoder, on the device; None for no preview.
-        latents: what it yields to latents [B, C, h, w]; only asked when a preview is drawn.
+        sampler: yields objects with ``done``, ``total`` and ``decided`` bool [B, gh, gw]; receives the seconds spent outside it since
+            the last step.
+        vae: decoder, on the device; None for no preview.
+        latents: from a yielded object to latents [B, C, h, w]; called only when a preview is drawn.
 
     Returns:
-        What the generator returns.
+        The generator's result.
     """
     canvas = Canvas(vae.decode_now) if vae is not None and previews_wanted() else None
     bar: comfy.utils.ProgressBar | None = None
     spent: float | None = None
     try:
         while True:
-            # ProgressBar asks too, but is throttled: without this a cancel could wait several steps.
+            # ProgressBar checks too, but it is throttled, which would delay a cancellation by several steps.
             mm.throw_exception_if_processing_interrupted()
             try:
                 step = sampler.send(spent)
             except StopIteration as end:
                 return end.value
             wanted = canvas is not None and (canvas.due() or step.done == step.total)
-            if wanted:
-                _wait(step.decided.device)
+            if wanted and step.decided.is_cuda:
+                torch.cuda.synchronize(step.decided.device)  # queued work must not count as the preview's
             began = time.perf_counter()
             picture = _preview(canvas, step, latents) if wanted else None
             bar = bar or comfy.utils.ProgressBar(step.total)
@@ -241,70 +224,56 @@ def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], T
 
 
 def _preview(canvas: Canvas | None, step: Any, latents: Callable[[Any], Tensor]) -> tuple[str, Image.Image, int] | None:
-    """What ProgressBar takes as a picture. Short memory costs the preview, not the run."""
+    """The preview argument of ProgressBar; None without a canvas or if memory is insufficient."""
+    if canvas is None:
+        return None
     try:
-        return (
-            ("JPEG", Image.fromarray(canvas.draw(latents(step), step.decided)), args.preview_size) if canvas else None
-        )
+        return "JPEG", Image.fromarray(canvas.draw(latents(step), step.decided)), args.preview_size
     except RuntimeError as problem:
         if not _out_of_memory(problem):
             raise
         return None
 
 
-def _wait(where: torch.device) -> None:
-    """Let queued work finish, so that it is not taken for the preview's."""
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
-
-
 def progress() -> Callable[[int, int], None]:
-    """A callback (done, total) for anything else that takes long, a download say; it passes a cancel on."""
+    """A callback (done, total) for downloads and other long work; it raises when the run is cancelled."""
     bar: list[comfy.utils.ProgressBar] = []
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         mm.throw_exception_if_processing_interrupted()
         if total > 0:
             bar.extend([] if bar else [comfy.utils.ProgressBar(total)])
             bar[0].update_absolute(min(done, total), total)
 
-    return tell
+    return report
 
 
 # ------------------------------------------------------------------------------------------------ upscale models
 
 
 class Upscaler:
-    """An UPSCALE_MODEL as a function. Its weights are managed with those of whoever calls it, see :func:`to_device`.
+    """An UPSCALE_MODEL as a function. The caller loads its weights, see :func:`to_device`.
 
     Args:
-        model: what core's Load Upscale Model gives.
+        model: output of core's Load Upscale Model.
     """
 
-    # Pixels per side that go through at once, and what of them is shared with the neighbours; as core has it.
+    # Side of a tile, its minimum, and the overlap of tiles, in pixels; the same as core's.
     tile, least, overlap = 512, 128, 32
 
     def __init__(self, model: Any):
         self._model = model
-        # Older ones hold no patcher.
+        # In older versions of ComfyUI it holds no patcher.
         self.patcher = getattr(model, "patcher", None) or ModelPatcher(model.model, device(), offload_device())
         kind = getattr(getattr(model, "architecture", None), "name", None) or type(model.model).__name__
         self.name = f"{kind} x{model.scale:g}"
 
-    @staticmethod
-    def fits(value: Any) -> bool:
-        """Whether a value is an UPSCALE_MODEL for colour pictures."""
-        scale = getattr(value, "scale", None)
-        colours = {getattr(value, name, 3) for name in ("input_channels", "output_channels")}
-        works = callable(value) and isinstance(getattr(value, "model", None), nn.Module)
-        return works and isinstance(scale, (int, float)) and scale > 0 and colours == {3}
-
     def memory(self, height: int, width: int) -> float:
-        """Bytes to make room for, for pictures of that size; core's own estimate."""
+        """Working memory in bytes for pictures of that size; core's estimate."""
         return min(self.tile, height) * min(self.tile, width) * 3 * 4 * max(self._model.scale, 1.0) * 384.0
 
     def __call__(self, pictures: Tensor) -> Tensor:
-        """Pictures fp32 [B, 3, H, W] in 0..1 to larger ones; of large ones tile after tile."""
+        """Enlarge pictures fp32 [B, 3, H, W] in 0..1, in tiles. Tiles are halved if memory is insufficient."""
         x, tile = pictures.to(self.patcher.load_device), self.tile
         while True:
             try:
@@ -326,15 +295,15 @@ class Upscaler:
 
 
 class FastARVAE:
-    """A decoder as core's VAE nodes expect it: decode, encode, their tiled forms, and the figures they ask for.
+    """A decoder with the interface of core's VAE: decode, encode, their tiled forms, and memory estimates.
 
-    Latents here are the network's own: samplers have divided by their latent scale already. Encoding gives the posterior's
-    mean, or the vectors of the nearest codes, so that it is the same every time.
+    Latents are in the network's scale; samplers have divided by their latent scale. Encoding is deterministic: it returns the mean of
+    the posterior, or the vectors of the nearest codes.
 
     Args:
-        net: ``decode(z)`` -> pictures about -1..1, ``encode(x)`` -> (latents, anything); x in -1..1.
-        name: what a person calls it.
-        stride: pixels a latent position covers, per side.
+        net: ``decode(z)`` -> pictures in about -1..1, ``encode(x)`` -> (latents, ...) for x in -1..1.
+        name: display name.
+        stride: pixels per latent position and side.
         channels: latent channels.
         width: channels of the widest full-resolution layer, for the memory estimate.
     """
@@ -345,7 +314,7 @@ class FastARVAE:
         self.latent_channels, self.latent_dim, self.output_channels = channels, 2, 3
         self.device, self.output_device = mm.vae_device(), mm.intermediate_device()
         self.vae_dtype = next(net.parameters()).dtype
-        # Plain torch layers: not the streaming patcher, which needs ComfyUI's own.
+        # The streaming patcher needs ComfyUI's own layers.
         self.patcher = ModelPatcher(net, self.device, mm.vae_offload_device())
 
     def spacial_compression_decode(self) -> int:
@@ -358,13 +327,13 @@ class FastARVAE:
         return None
 
     def throw_exception_if_invalid(self) -> None:
-        """Core asks; a decoder that loaded is valid."""
+        """Called by core; a decoder that was loaded is valid."""
 
     def get_sd(self) -> dict[str, Tensor]:
         """Weights, for core's Save VAE."""
         return self.first_stage_model.state_dict()
 
-    # How core estimates: activations of the full-resolution layers, an element a byte count each.
+    # As core estimates them: activations of the full-resolution layers.
     def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
         return 17 * self.width * shape[2] * shape[3] * self.upscale_ratio**2 * mm.dtype_size(dtype)
 
@@ -375,7 +344,7 @@ class FastARVAE:
 
     def decode(self, samples_in: Tensor, vae_options: dict[str, Any] | None = None) -> Tensor:
         """Latents [B, C, h, w] to pictures [B, H, W, 3] in 0..1."""
-        latents = self._checked(samples_in)
+        latents = checked_latents(samples_in, self.latent_channels, self.name)
         try:
             return self._in_chunks(latents, self._decode, self.memory_used_decode).movedim(1, -1)
         except RuntimeError as problem:
@@ -386,7 +355,7 @@ class FastARVAE:
         return self.decode_tiled(latents, tile, tile, tile // 4)
 
     def decode_now(self, latents: Tensor) -> Tensor:
-        """As :meth:`decode`, for latents that lie on the device beside the loaded decoder: nothing is moved or managed."""
+        """As :meth:`decode`, for latents on the device of the decoder, which is loaded."""
         return self._decode(latents).movedim(1, -1)
 
     def decode_tiled(
@@ -399,7 +368,7 @@ class FastARVAE:
         overlap_t: int | None = None,
     ) -> Tensor:
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
-        latents = self._checked(samples)
+        latents = checked_latents(samples, self.latent_channels, self.name)
         tile = (max(1, tile_y), max(1, tile_x))
         _load([self.patcher], self.memory_used_decode((1, 1, *tile), self.vae_dtype))
         out = self._tiled(latents, self._decode, tile, overlap, self.upscale_ratio, self.output_channels)
@@ -412,8 +381,8 @@ class FastARVAE:
     # --- encoding
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """Pictures [B, H, W, 3] in 0..1 to latents; cropped to whole strides around the middle, as core does."""
-        pixels = self._fitted(pixel_samples)
+        """Pictures [B, H, W, 3] in 0..1 to latents; cropped to whole strides around the centre, as core does."""
+        pixels = whole_strides(pixel_samples, self.downscale_ratio)
         try:
             return self._in_chunks(pixels, self._encode, self.memory_used_encode)
         except RuntimeError as problem:
@@ -432,7 +401,8 @@ class FastARVAE:
         overlap_t: int | None = None,
     ) -> Tensor:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
-        pixels, stride = self._fitted(pixel_samples), self.downscale_ratio
+        stride = self.downscale_ratio
+        pixels = whole_strides(pixel_samples, stride)
         tile = tuple(max(1, side // stride) * stride for side in (tile_y, tile_x))
         _load([self.patcher], self.memory_used_encode((1, 1, *tile), self.vae_dtype))
         overlap = min(overlap, *(side // 2 for side in tile)) // stride * stride
@@ -442,31 +412,6 @@ class FastARVAE:
         return self.first_stage_model.encode(pixels.to(self.device, self.vae_dtype) * 2 - 1)[0].float()
 
     # --- shared
-
-    def _checked(self, samples: Any) -> Tensor:
-        if not isinstance(samples, Tensor) or samples.ndim not in (4, 5):
-            raise UserError(f"samples: {self.name} decodes latents [B, C, h, w]; connect a LATENT made for it.")
-        latents = samples[:, :, 0] if samples.ndim == 5 else samples
-        if latents.shape[1] != self.latent_channels:
-            raise UserError(
-                f"samples: these latents have {latents.shape[1]} channels, the decoder {self.name} reads "
-                f"{self.latent_channels}; connect the VAE of the loader that made them."
-            )
-        return latents
-
-    def _fitted(self, pictures: Any) -> Tensor:
-        """[B, H, W, C] to [B, 3, H', W'], whole strides: cropped around the middle, or grown by its edge to one stride."""
-        if not isinstance(pictures, Tensor) or pictures.ndim != 4 or 0 in pictures.shape:
-            raise UserError("pixels: VAE Encode needs pictures; connect an IMAGE.")
-        x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
-        x = x.movedim(-1, 1)
-        for dim in (2, 3):
-            size, stride = x.shape[dim], self.downscale_ratio
-            if size >= stride:
-                x = x.narrow(dim, size % stride // 2, size // stride * stride)
-            else:
-                x = F.pad(x, (0, stride - size, 0, 0) if dim == 3 else (0, 0, 0, stride - size), mode="replicate")
-        return x
 
     def _in_chunks(
         self, x: Tensor, work: Callable[[Tensor], Tensor], memory: Callable[[Any, torch.dtype], float]
@@ -489,21 +434,12 @@ class FastARVAE:
         scale: float,
         channels: int,
     ) -> Tensor:
-        across = comfy.utils.get_tiled_scale_steps(x.shape[3], x.shape[2], tile[1], tile[0], overlap)
-        bar = comfy.utils.ProgressBar(len(x) * across)
-        return comfy.utils.tiled_scale(
-            x,
-            work,
-            tile[1],
-            tile[0],
-            overlap,
-            upscale_amount=scale,
-            out_channels=channels,
-            output_device=self.output_device,
-            pbar=bar,
-        )
+        sizes = {"tile_x": tile[1], "tile_y": tile[0], "overlap": overlap}
+        bar = comfy.utils.ProgressBar(len(x) * comfy.utils.get_tiled_scale_steps(x.shape[3], x.shape[2], **sizes))
+        about = {"upscale_amount": scale, "out_channels": channels, "output_device": self.output_device, "pbar": bar}
+        return comfy.utils.tiled_scale(x, work, **sizes, **about)
 
 
 def _out_of_memory(problem: RuntimeError) -> bool:
-    """Every back end has an error of its own; they agree on the words."""
+    """Whether an error reports insufficient memory. Backends use different classes but the same words."""
     return isinstance(problem, torch.cuda.OutOfMemoryError) or "out of memory" in str(problem).lower()

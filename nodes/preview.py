@@ -1,4 +1,4 @@
-"""The canvas so far as a picture, for live previews. Torch and numpy only; it knows nothing of ComfyUI."""
+"""Pictures of partial results, for live previews. Independent of ComfyUI."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ Decode = Callable[[Tensor], Tensor]
 """Decoder latents [B, C, h, w] to pictures [B, H, W, 3] in 0..1."""
 
 GREY = 128
-LEAST = 256  # smaller pictures are enlarged by a whole factor, so that single tokens can be told apart
+LEAST = 256  # smaller pictures are enlarged by an integer factor, so that single tokens are visible
 MOST_IMAGES = 4  # of a batch
 
 
 class Canvas:
-    """Draws a sampler's steps, seldom enough to cost it little.
+    """Draws previews of a sampler's steps at a bounded cost.
 
-    A preview is due every ``every`` seconds, and never sooner than ten times what the last one cost: a decoder that takes
-    two seconds on a CPU is asked every twenty.
+    The interval between previews is at least ``every`` seconds and at least ten times the duration of the last one.
 
     Args:
-        decode: the decoder of the model that is sampled.
-        every: seconds between previews at least.
+        decode: decoder of the sampled model.
+        every: minimum interval in seconds.
     """
 
     def __init__(self, decode: Decode, every: float = 0.5):
@@ -34,20 +33,20 @@ class Canvas:
         self._next = time.perf_counter() + every
 
     def due(self) -> bool:
-        """Whether enough time has passed."""
+        """Whether the next preview is due."""
         return time.perf_counter() >= self._next
 
     def draw(self, latents: Tensor, decided: Tensor) -> np.ndarray:
-        """Picture of the canvas, undecided tokens grey.
+        """Draw a partial result; undecided tokens are grey.
 
         Args:
-            latents: decoder latents [B, C, h, w], anything where undecided.
-            decided: bool [B, gh, gw] token grid.
+            latents: decoder latents [B, C, h, w]; values of undecided tokens are ignored.
+            decided: bool [B, gh, gw], token grid.
 
         Returns:
-            uint8 [H, W, 3]; of a batch the first four, two by two.
+            uint8 [H, W, 3]; of a batch the first four images, two by two.
         """
-        known = decided[:MOST_IMAGES].cpu().numpy()  # waits for the device, so that only the decoder is timed
+        known = decided[:MOST_IMAGES].cpu().numpy()  # synchronises, so that only the decoder is timed
         began = time.perf_counter()
         pictures = to_bytes(self.decode(latents[:MOST_IMAGES]))
         self._next = time.perf_counter() + max(self.every, 10 * (time.perf_counter() - began))
@@ -65,7 +64,7 @@ class Canvas:
 
 
 def to_bytes(pictures: Tensor) -> np.ndarray:
-    """Pictures [B, H, W, C] in 0..1 to uint8 [B, H, W, 3]; grey is spread, alpha left out, NaN black."""
+    """Pictures [B, H, W, C] in 0..1 to uint8 [B, H, W, 3]; grey is repeated, alpha dropped, NaN black."""
     x = pictures.detach().float().nan_to_num(0.0).clamp(0, 1)
     x = x.expand(*x.shape[:3], 3) if x.shape[3] == 1 else x[..., :3]
     return (x * 255).round().to(torch.uint8).cpu().numpy()

@@ -1,11 +1,12 @@
-"""From settings to ComfyUI widgets, our socket types, and the checks every node makes before it works.
+"""From settings to ComfyUI widgets, the socket types, and the checks of a node's inputs.
 
-ComfyUI checks ranges of numbers that were typed, but not of NaN, nor of numbers or objects that come over a link; so every
-node checks again, with the same knobs.
+ComfyUI checks the range of typed numbers, but neither NaN nor values that arrive over a link. Every node therefore checks its inputs
+again, with the same knobs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -14,7 +15,9 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..errors import UserError
+from ..samplers import presets
 from ..samplers.settings import Knob, knobs
+from .layout import ordered
 
 T = TypeVar("T")
 
@@ -28,24 +31,34 @@ CACHE = io.Custom("FASTAR_CACHE")
 SEED_LIMIT = 0xFFFFFFFFFFFFFFFF
 
 
-def schema(**about: Any) -> io.Schema:
-    """An ``io.Schema``; what this ComfyUI does not know yet (search aliases, say) is left out."""
+def schema(
+    node_id: str,
+    sockets: Sequence[io.Input] = (),
+    widgets: Sequence[io.Input] = (),
+    optional: Sequence[io.Input] = (),
+    **about: Any,
+) -> io.Schema:
+    """An ``io.Schema``. Arguments that this version of ComfyUI does not support (``search_aliases``, say) are left out.
+
+    Args:
+        node_id: id of the node.
+        sockets: inputs in front of the widgets.
+        widgets: in any order; see :mod:`.layout`.
+        optional: inputs behind the widgets.
+        about: other arguments of ``io.Schema``.
+    """
+    about |= {"node_id": node_id, "inputs": [*sockets, *ordered(node_id, widgets), *optional]}
     known = {f.name for f in fields(io.Schema)}
     return io.Schema(**{name: value for name, value in about.items() if name in known})
 
 
 def widgets(settings: type) -> list[io.Input]:
-    """One widget a setting: the main ones first, then the advanced, each group in the order of the fields.
-
-    Saved graphs keep widget values by position: a main setting that is added later must not push the advanced ones, so
-    ``tests/nodes`` holds every node's order and fails if one moves.
-    """
-    both = [(name, default, about) for name, (default, about) in knobs(settings).items()]
-    return [widget(*entry) for entry in sorted(both, key=lambda entry: entry[2].advanced)]
+    """One widget per setting."""
+    return [widget(name, default, about) for name, (default, about) in knobs(settings).items()]
 
 
 def widget(name: str, default: Any, about: Knob) -> io.Input:
-    """The widget of one setting."""
+    """The widget of a setting."""
     shared: dict[str, Any] = {"tooltip": about.tooltip, "advanced": about.advanced or None}
     if about.choices:
         return io.Combo.Input(name, options=list(about.choices), default=default, **shared)
@@ -57,8 +70,37 @@ def widget(name: str, default: Any, about: Knob) -> io.Input:
     return io.Float.Input(name, default=default, min=about.low, max=about.high, step=about.step, **shared)
 
 
+def preset(tooltip: str) -> io.Input:
+    """The preset widget.
+
+    Args:
+        tooltip: effect of the presets.
+    """
+    return io.Combo.Input(
+        "preset",
+        options=list(presets.NAMES),
+        default=presets.AS_SET,
+        advanced=True,
+        tooltip=f"as set: the numbers above. {tooltip}",
+    )
+
+
+def sampled(vae: str = "the same loader") -> list[io.Output]:
+    """Outputs of a sampler.
+
+    Args:
+        vae: loader whose VAE decodes the latent.
+    """
+    return [
+        io.Latent.Output("latent", display_name="latent", tooltip=f"Decode it with VAE Decode and the vae of {vae}."),
+        REPORT.Output(
+            "report", display_name="report", tooltip="What the sampler did; for Compare, Token Map and Report."
+        ),
+    ]
+
+
 def seed() -> io.Input:
-    """The seed widget, as KSampler's."""
+    """The seed widget, the same as KSampler's."""
     return io.Int.Input(
         "seed",
         default=0,
@@ -74,10 +116,10 @@ def seed() -> io.Input:
 
 
 def checked_seed(value: Any) -> int:
-    """The seed, if it is one.
+    """Check a seed.
 
     Raises:
-        UserError: no whole number from 0 to 2^64 - 1.
+        UserError: not an integer from 0 to 2^64 - 1.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserError(f"seed: {value!r} is not a whole number.")
@@ -87,34 +129,34 @@ def checked_seed(value: Any) -> int:
 
 
 def expect(value: Any, kind: type[T], field: str, source: str) -> T:
-    """The object on a socket, if it is what the socket is for.
+    """Check the class of an input.
 
     Args:
-        value: what arrived.
-        kind: class it must be of.
-        field: the input's name.
-        source: which node gives such a thing.
+        value: the input.
+        kind: required class.
+        field: name of the input.
+        source: the node whose output fits, for the message.
 
     Raises:
-        UserError: it is anything else.
+        UserError: the input is of another class.
     """
     if not isinstance(value, kind):
-        raise UserError(f"{field}: it got {told(value)}; connect the output of {source}.")
+        raise UserError(f"{field}: it got {describe(value)}; connect the output of {source}.")
     return value
 
 
 def expect_model(value: Any, holder: type[T], kind: type, field: str, source: str) -> T:
-    """The loaded model on a socket, if it is of the right family: ``holder`` with ``model`` of ``kind``."""
+    """Check the family of a loaded model: ``holder`` with attribute ``model`` of class ``kind``."""
     loaded = expect(value, holder, field, source)
     expect(loaded.model, kind, field, source)  # type: ignore[attr-defined]
     return loaded
 
 
 def expect_image(value: Any, field: str) -> Tensor:
-    """Pictures [B, H, W, C] on an IMAGE socket.
+    """Check an IMAGE: pictures [B, H, W, C], 1, 3 or 4 channels.
 
     Raises:
-        UserError: no pictures, or none in the batch.
+        UserError: another shape, or an empty batch.
     """
     image = expect(value, torch.Tensor, field, "a node that gives an IMAGE, such as VAE Decode")
     if image.ndim != 4 or image.shape[3] not in (1, 3, 4) or 0 in image.shape:
@@ -122,8 +164,8 @@ def expect_image(value: Any, field: str) -> Tensor:
     return image
 
 
-def told(value: Any) -> str:
-    """What a value is, in a person's words."""
+def describe(value: Any) -> str:
+    """A short description of a value for messages."""
     if value is None:
         return "nothing"
     if isinstance(value, (str, int, float, bool)):

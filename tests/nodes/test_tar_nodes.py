@@ -150,7 +150,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
     names = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.safetensors"))
     monkeypatch.setattr(host, "local_files", lambda *kinds: names)
-    monkeypatch.setattr(conditioning, "_ta_tok", host.Keep((host.device, host.offload_device)))
+    monkeypatch.setattr(conditioning, "_ta_tok", host.ModelCache((host.device, host.offload_device)))
     return tmp_path
 
 
@@ -265,7 +265,7 @@ def test_cancel_between_pictures(folder):
         ({"image": 5}, "^image: it got the number 5"),
         ({"ta_tok": "reader.safetensors"}, "^ta_tok: tiny reader holds no picture encoder"),
         ({"ta_tok": "gone"}, "^ta_tok: "),
-        ({"ta_tok": None}, "^ta_tok: it got nothing"),
+        ({"ta_tok": None}, "^ta_tok: None is no file name"),
         ({"images": 200}, "^images: 2 pictures 200 times"),
         ({"detail": "5"}, "^detail: "),
     ],

@@ -1,0 +1,109 @@
+"""Order of every node's widgets.
+
+Saved graphs store widget values by position. A position in this table therefore never changes: append the name of a new widget at the
+end of its node's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+_MAR = ("seed", "ar_steps", "diffusion_steps", "cfg")
+_MAR_ADVANCED = ("cfg_schedule", "temperature", "order", "t_max")
+_LAZY = ("refresh_period", "start_step", "computed_ratio")
+_LAZY_ADVANCED = (
+    "strategy",
+    "condition_cache",
+    "token_cache",
+    "head_cache",
+    "encoder_cache",
+    "block",
+    "head_period",
+)
+_TOKENS = ("seed", "cfg", "temperature", "top_k")
+_TOKENS_ADVANCED = ("top_p", "cfg_interval")
+
+WIDGETS: dict[str, tuple[str, ...]] = {
+    "FastARLoadMAR": ("checkpoint", "decoder", "dtype"),
+    "FastARLoadLlamaGen": ("checkpoint", "decoder", "grid", "dtype"),
+    "FastARLoadTar": ("checkpoint", "dtype"),
+    "FastARLoadTarDetokenizer": ("checkpoint", "ta_tok", "decoder", "dtype", "grid"),
+    "FastARClassLabel": ("labels", "label_set", "images_per_label", "add_label"),
+    "FastARTextPrompt": ("text", "encoder", "images", "dtype"),
+    "FastARTarPrompt": (
+        "text",
+        "seed",
+        "detail",
+        "images",
+        "temperature",
+        "top_p",
+        "top_k",
+        "repetition_penalty",
+    ),
+    "FastARImageToCodes": ("ta_tok", "detail", "images", "dtype"),
+    "FastARMARSampler": (*_MAR, *_MAR_ADVANCED, "diffusion_steps_end", "diffusion_steps_curve", "speculation"),
+    "FastARFastHybrid": (
+        *_MAR,
+        "lookahead",
+        "threshold",
+        "guided_steps",
+        *_MAR_ADVANCED,
+        "guidance_schedule",
+        "guidance_space",
+        "similarity",
+        "accepted",
+        "verify",
+        "preset",
+    ),
+    "FastARLazyMAR": (*_MAR, *_LAZY, *_MAR_ADVANCED, *_LAZY_ADVANCED, "preset"),
+    "FastARLazyMARCache": (*_LAZY, *_LAZY_ADVANCED, "preset", "preset_for"),
+    "FastARCSpD": (
+        *_MAR,
+        "draft_length",
+        "prefill_ratio",
+        "mode",
+        *_MAR_ADVANCED,
+        "inner_temperature",
+        "alignment",
+        "speculation",
+        "preset",
+    ),
+    "FastARLlamaGenSampler": (*_TOKENS, *_TOKENS_ADVANCED),
+    "FastARPAR": (*_TOKENS, "grouping", *_TOKENS_ADVANCED, "sequential_start", "group"),
+    "FastARZipAR": (*_TOKENS, "window", *_TOKENS_ADVANCED, "mask_undecoded", "preset"),
+    "FastARMuLoSD": (
+        *_TOKENS,
+        "tau",
+        "expansion",
+        *_TOKENS_ADVANCED,
+        "acceptance_target",
+        "neighbours",
+        "draft_rows",
+        "draft_window",
+        "resample_window",
+        "resample_order",
+        "up_sampler",
+        "repair",
+        "preset",
+    ),
+    "FastARCompare": ("labels", "columns", "baseline"),
+    "FastARTokenMap": ("what", "opacity"),
+    "FastARReport": ("format",),
+}
+
+
+class Named(Protocol):
+    """A widget."""
+
+    id: str
+
+
+W = TypeVar("W", bound=Named)
+
+
+def ordered(node_id: str, widgets: Iterable[W]) -> list[W]:
+    """A node's widgets in saved order. Widgets that are not in the table follow, in the order given."""
+    row: Sequence[str] = WIDGETS.get(node_id, ())
+    place = {name: i for i, name in enumerate(row)}
+    return sorted(widgets, key=lambda widget: place.get(widget.id, len(row)))

@@ -1,0 +1,141 @@
+"""assembly.py without nodes or command line, and the public API."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import fastar_nodes
+import pytest
+import torch
+from fastar_nodes import assembly
+from fastar_nodes.assembly import Drafts, Ready, Source, defaults
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders import hub
+from fastar_nodes.samplers.registry import LLAMAGEN, MAR, SAMPLERS, TAR
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU = torch.device("cpu")
+
+
+def built_in(choice: str, family: str) -> Path:
+    return hub.resolve(choice, family, [], ROOT / "nowhere")
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source(built_in, CPU, "fp32")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Ready:
+    return assembly.load(MAR, "demo", Source(built_in, CPU))
+
+
+# ------------------------------------------------------------------------------------------------ public API
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_is_public_with_its_settings(name):
+    entry = SAMPLERS[name]
+    for public in (entry.run, entry.settings):
+        assert getattr(fastar_nodes, public.__name__) is public
+        assert public.__name__ in dir(fastar_nodes)
+
+
+def test_the_api_lists_what_it_has():
+    for name in fastar_nodes._PUBLIC:
+        assert getattr(fastar_nodes, name) is not None and name in dir(fastar_nodes)
+    for name in ("nosuch", "NODE_CLASS_MAPPINGS", "__wrapped__"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(fastar_nodes, name)
+
+
+def test_importing_the_package_imports_nothing():
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('fastar_nodes', {str(ROOT / '__init__.py')!r},"
+        f" submodule_search_locations=[{str(ROOT)!r}])\n"
+        "package = sys.modules['fastar_nodes'] = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(package)\n"
+        "assert not hasattr(package, 'NODE_CLASS_MAPPINGS')\n"
+        "assert 'torch' not in sys.modules and not [m for m in sys.modules if m.startswith('fastar_nodes.')]\n"
+        "package.cspd, package.CSpDSettings, package.lazymar, package.UserError\n"
+    )
+    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def test_a_model_comes_with_its_decoder(demo):
+    assert demo.family == MAR and demo.demo and not demo.draws_from_text
+    assert demo.decoder_choice == "demo-kl" and demo.latent_channels == demo.decoder.net.config.z_channels
+    assert demo.tokens == demo.model.net.config.tokens and demo.classes == demo.model.net.config.classes
+    assert demo.device == CPU and defaults(demo)["ar_steps"] <= demo.tokens
+
+
+def test_a_token_model_comes_with_its_decoder_and_its_up_sampler(source):
+    ready = assembly.load(LLAMAGEN, "demo-llamagen-low", source)
+    assert ready.family == LLAMAGEN and ready.vq.net.config.codes == ready.model.net.config.vocab
+    assert ready.tokens == ready.model.grid**2 and ready.latent_channels == ready.vq.net.config.code_channels
+    learned = assembly.load_up_sampler(ready.decoder_choice, source)
+    assert learned is None or learned.net.config.channels == ready.latent_channels
+    assert assembly.load_up_sampler("auto", source) is None
+
+
+def test_a_detokenizer_has_a_reader(source):
+    ready = assembly.load(TAR, "demo-dtok-low", source)
+    reader = assembly.load_reader(ready, source)
+    assert ready.draws_from_text and defaults(ready)["top_k"] == 0
+    assert (reader is None) == (ready.config.condition == "codes")
+    assert assembly.language_model_for(ready) == assembly.DEMO_TAR
+    assert assembly.language_model_for(Ready(TAR, ready.model, choice="mine.pth")) == assembly.OFFICIAL_TAR
+
+
+def test_files_are_identified():
+    files = {"demo": MAR, "demo-kl": "", "demo-llamagen-low": LLAMAGEN, "demo-par": "par", "demo-dtok-low": TAR}
+    kinds = {"demo": "mar", "demo-kl": "kl", "demo-dtok-low": "dtok"}
+    for choice, family in files.items():
+        assert assembly.identify(built_in(choice, kinds.get(choice, "llamagen"))) == family
+    assert [assembly.listed_family(c) for c in ("mar-base", "ar-dtok-512", "mine.pth")] == [MAR, TAR, None]
+    with pytest.raises(UserError, match="^model: tar-1.5b writes the codes"):
+        assembly.listed_family("tar-1.5b")
+
+
+def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, source):
+    asked = []
+    monkeypatch.setattr(assembly.ck, "choose_dtype", lambda *a, **k: asked.append((a, k)) or torch.bfloat16)
+    assert Source(built_in, CPU, "auto", torch.device("meta")).precision(LLAMAGEN) == "bf16"
+    assert asked == [(("auto", torch.device("meta")), {"bf16": True})]
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="^dtype: 'int4'"):
+        assembly.load(MAR, "demo", Source(built_in, CPU, "int4"))
+
+
+def test_drafts_are_loaded_once(demo, source):
+    drafts = Drafts(source, "demo", "demo", False)
+    first = drafts.load("cspd", demo)
+    assert first is not demo.model and drafts.load("cspd+lazymar", demo) is first
+    with pytest.raises(UserError, match="^draft: cspd needs a small draft model beside mine; name one with --draft"):
+        Drafts(source, "auto", "mine", False).load("cspd", Ready(MAR, demo.model, choice="mine.pth"))
+    with pytest.raises(UserError, match="^draft: demo-kl is a decoder"):
+        Drafts(source, "demo-kl", "demo", False).load("cspd", demo)
+
+
+def test_codes_of_two_tokenizers_differ(source):
+    a, b = (assembly.load(LLAMAGEN, choice, source) for choice in ("demo-llamagen-low", "demo-par"))
+    assembly.expect_same_codes(a.vq, b.vq, a.model.name)
+    with torch.no_grad():
+        b.vq.net.quantize.embedding.weight.neg_()
+    with pytest.raises(UserError, match="^draft: its decoder is .* load both with the same decoder"):
+        assembly.expect_same_codes(a.vq, b.vq, a.model.name)
+
+
+def test_stated_settings_take_precedence(demo):
+    assert assembly.stated_defaults({"defaults": "[1]"}) == assembly.stated_defaults({"defaults": "{"}) == {}
+    settings = assembly.prompt_settings({"top_k": 15, "cfg": 2.0, "detail": "81"}, {"detail": "169"})
+    assert (settings.top_k, settings.detail) == (15, "169")
+    assert defaults(Ready(MAR, demo.model, metadata={"defaults": '{"cfg": 2.0}'}))["cfg"] == 2.0
