@@ -127,6 +127,25 @@ def test_committed_plots_are_of_the_present_tables(tmp_path):
             assert drawn_from == plots.to_json(found), f"{plot.name}: draw it again"
 
 
+def test_the_summary_repeats_its_source_tables():
+    """Speed against quality of MAR's accelerators, on the first page, is a join of two tables of others."""
+
+    def key(name):
+        return re.sub(r"[^a-z0-9]|exact", "", name.lower())
+
+    def table(page, section):
+        return plots.tables((plots.DOCS / page).read_text(encoding="utf-8"), section)[0]
+
+    speed = {(key(r["sampler"]), r["batch"]): r["ratio"] for r in table("benchmarks/speed.md", "All MAR accelerators")}
+    quality = {key(r["setting"]): r for r in table("benchmarks/mar.md", "All accelerators")}
+    rows = table("benchmarks.md", "MAR: speed against quality")
+    assert len(rows) == 8
+    for row in rows:
+        name = key(row["setting"])
+        assert [row["speed-up, batch 1"], row["speed-up, batch 8"]] == [speed[name, "1"], speed[name, "8"]]
+        assert [row["scene %"], row["Frechet"]] == [quality[name]["scene %"], quality[name]["Frechet"]]
+
+
 def test_an_unknown_plot_is_named(capsys):
     assert plots.main(["nothing"]) == 2
     assert "there is no plot 'nothing'" in capsys.readouterr().err
