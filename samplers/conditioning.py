@@ -1,9 +1,10 @@
-"""What to draw: one entry an image. Shared by all families."""
+"""Conditions: class labels, text features, semantic features or semantic codes, one entry per image."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,11 +17,12 @@ class Condition:
     """Class labels of a batch.
 
     Attributes:
-        labels: class ids, one an image.
-        names: what a person calls them, same length; used as captions.
-        label_set: the list the names come from ("picture-book", "imagenet-1k"), or "" for bare ids.
+        labels: class ids, one per image.
+        names: class names, same length; used as captions.
+        label_set: the list of the names ("picture-book", "imagenet-1k"), or "" for bare ids.
     """
 
+    kind: ClassVar[str] = "class"
     labels: tuple[int, ...]
     names: tuple[str, ...]
     label_set: str = ""
@@ -54,13 +56,14 @@ def from_ids(ids: Sequence[int]) -> Condition:
 
 @dataclass(frozen=True, eq=False)
 class TextCondition:
-    """Text of a batch, encoded.
+    """Encoded text of a batch.
 
     Attributes:
-        features: one float tensor [n_i, E] an image: the encoder's rows of the prompt's own tokens, without padding.
+        features: one float tensor [n_i, E] per image: the encoder's output for the prompt's tokens, without padding.
         names: the prompts, same length; used as captions.
     """
 
+    kind: ClassVar[str] = "text"
     features: tuple[Tensor, ...]
     names: tuple[str, ...]
 
@@ -70,8 +73,14 @@ class TextCondition:
 
 @dataclass(frozen=True, eq=False)
 class FeatureCondition:
-    """Semantic features of a batch (Tar's TA-Tok): one float tensor [n, E] an image, as many rows in each."""
+    """Semantic features of a batch (Tar's TA-Tok).
 
+    Attributes:
+        features: one float tensor [n, E] per image, all of one length.
+        names: captions, same length.
+    """
+
+    kind: ClassVar[str] = "features"
     features: tuple[Tensor, ...]
     names: tuple[str, ...]
 
@@ -81,11 +90,15 @@ class FeatureCondition:
 
 @dataclass(frozen=True, eq=False)
 class CodeCondition:
-    """Semantic codes of a batch (Tar's language model, or a picture's): one int64 tensor [n] an image, as many in each.
+    """Semantic codes of a batch, from Tar's language model or from an image.
 
-    ``size`` is how many codes there are to choose from, 0 if that is not known.
+    Attributes:
+        codes: one int64 tensor [n] per image, all of one length.
+        names: captions, same length.
+        size: entries of the codebook, 0 if unknown.
     """
 
+    kind: ClassVar[str] = "codes"
     codes: tuple[Tensor, ...]
     names: tuple[str, ...]
     size: int = 0

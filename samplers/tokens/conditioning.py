@@ -1,9 +1,9 @@
-"""What a token model draws from: class labels, text features or semantic codes, one entry an image."""
+"""Conditions of token models: checked against the model and packed into tensors."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,17 +13,18 @@ from ...model_loaders.networks.gpt import TokenModel
 from ...model_loaders.networks.ta_tok import TATokModel
 from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, TextCondition
 
-# Kind of a network's condition to the class it is given in, and what a person calls it.
-_KINDS: dict[str, tuple[type, str]] = {
-    "class": (Condition, "class labels"),
-    "text": (TextCondition, "text"),
-    "features": (FeatureCondition, "semantic features"),
-    "codes": (CodeCondition, "semantic codes"),
-}
+# Kind of a condition (and of a network's ``config.condition``) to its name in messages.
+_NAMES = {"class": "class labels", "text": "text", "features": "semantic features", "codes": "semantic codes"}
 
 
-class Given(NamedTuple):
-    """A condition as :meth:`GPT.prefix` takes it; ``lengths`` int64 [B] only where images differ in rows."""
+class PreparedCondition(NamedTuple):
+    """A condition as an argument of :meth:`GPT.prefix`.
+
+    Attributes:
+        condition: labels int64 [B], features [B, n, E] or codes int64 [B, n].
+        lengths: int64 [B], valid rows of each image; None if all have ``rows``.
+        rows: rows n of the prefix.
+    """
 
     condition: Tensor
     lengths: Tensor | None
@@ -31,19 +32,19 @@ class Given(NamedTuple):
 
 
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
-    """Semantic codes as the features that a de-tokenizer draws from.
+    """Semantic codes to the features that condition a de-tokenizer.
 
-    Every image is computed alone, so that none depends on its neighbours; equal codes share one tensor.
+    Images are computed one at a time, so that the features do not depend on the batch; equal codes share one tensor.
 
     Args:
         condition: codes on any device.
-        ta_tok: what the codes were made for.
+        ta_tok: the TA-Tok that the codes belong to.
 
     Returns:
         Features on TA-Tok's device and in its dtype.
 
     Raises:
-        UserError: codes of another codebook, of no square grid, or none.
+        UserError: codes of another codebook, not a square grid, or none.
     """
     size, device = ta_tok.net.config.codes, ta_tok.net.bottleneck.out_linear.weight.device
     if condition.size and condition.size != size:
@@ -51,73 +52,87 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
             f"condition: its codes are of a codebook of {condition.size}, {ta_tok.name} has {size}; use the TA-Tok they were made for."
         )
     _check_codes(condition, size, ta_tok.name)
-    known: dict[bytes, Tensor] = {}
+    computed: dict[bytes, Tensor] = {}
     out = []
     for codes in condition.codes:
         if math.isqrt(len(codes)) ** 2 != len(codes):
             raise UserError(f"condition: {len(codes)} codes are no square grid; make the condition again.")
         key = codes.to(device="cpu", dtype=torch.int64).contiguous().numpy().tobytes()
-        if key not in known:
+        if key not in computed:
             with torch.no_grad():
-                known[key] = ta_tok.net.features(codes.to(device, torch.int64)[None])[0]
-        out.append(known[key])
+                computed[key] = ta_tok.net.features(codes.to(device, torch.int64)[None])[0]
+        out.append(computed[key])
     return FeatureCondition(tuple(out), condition.names)
 
 
-def _check_codes(condition: CodeCondition, size: int, whose: str) -> None:
-    """Raises UserError where there are none, or one is outside 0 to ``size`` - 1."""
-    if not condition.codes:
-        raise UserError("condition: it is empty; ask for at least one image.")
-    if min(map(len, condition.codes)) < 1:
-        raise UserError("condition: an image has no rows at all; make the condition again.")
-    low, high = min(int(e.min()) for e in condition.codes), max(int(e.max()) for e in condition.codes)
-    if low < 0 or high >= size:
-        raise UserError(f"condition: code {low if low < 0 else high} is outside {whose}'s 0 to {size - 1}.")
+def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) -> PreparedCondition:
+    """Check a condition against a model and pack it on ``device``.
 
-
-def given(model: TokenModel, condition: AnyCondition, device: torch.device) -> Given:
-    """A condition, checked against a model, on ``device``. Semantic codes become features where the model has a TA-Tok.
+    Semantic codes are converted to features if the model takes features and has a TA-Tok.
 
     Raises:
         UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit.
     """
-    c = model.net.config
-    kind, name = _KINDS[c.condition]
-    if isinstance(condition, CodeCondition) and c.condition == "features":
+    kind, name = model.net.config.condition, _NAMES[model.net.config.condition]
+    if condition.kind == "codes" and kind == "features":
         if model.ta_tok is None:
             raise UserError(
                 f"condition: it holds semantic codes, {model.name} draws from {name}; load it with the TA-Tok that makes those of them."
             )
-        condition = features_of(condition, model.ta_tok)
-    if not isinstance(condition, kind):
-        found = next(
-            (text for other, text in _KINDS.values() if isinstance(condition, other)), type(condition).__name__
-        )
+        condition = features_of(cast(CodeCondition, condition), model.ta_tok)
+    if condition.kind != kind:
         raise UserError(
-            f"condition: it holds {found}, {model.name} draws from {name}; connect the node that makes those."
+            f"condition: it holds {_NAMES[condition.kind]}, {model.name} draws from {name}; connect the node that makes those."
         )
-    if isinstance(condition, Condition):
-        return Given(condition.class_ids(c.condition_size, model.label_set, device), None, 1)
-    entries = condition.codes if isinstance(condition, CodeCondition) else condition.features
+    if kind == "class":
+        labels = cast(Condition, condition)
+        return PreparedCondition(labels.class_ids(model.net.config.condition_size, model.label_set, device), None, 1)
+    if kind == "codes":
+        codes = cast(CodeCondition, condition)
+        _check_codes(codes, model.net.config.condition_size, model.name)
+        return _pack(model, codes.codes, device)
+    rows = cast("TextCondition | FeatureCondition", condition).features
+    _check_features(rows, model)
+    return _pack(model, rows, device)
+
+
+def _check_not_empty(entries: tuple[Tensor, ...]) -> None:
+    """Raises UserError if there is no image, or an image without rows."""
     if not entries:
         raise UserError("condition: it is empty; ask for at least one image.")
-    counts = [len(entry) for entry in entries]
-    if min(counts) < 1:
+    if min(map(len, entries)) < 1:
         raise UserError("condition: an image has no rows at all; make the condition again.")
-    if isinstance(condition, CodeCondition):
-        _check_codes(condition, c.condition_size, model.name)
-    else:
-        width = next((e.shape[-1] for e in entries if e.shape[-1] != c.condition_size), c.condition_size)
-        if width != c.condition_size:
-            raise UserError(
-                f"condition: its rows hold {width} numbers, {model.name} reads {c.condition_size}; use the encoder that belongs to it."
-            )
-    most = max(counts)
+
+
+def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
+    """Raises UserError if there are no codes, or one is outside 0 to ``size`` - 1; ``owner`` is the model's name."""
+    _check_not_empty(condition.codes)
+    low, high = min(int(e.min()) for e in condition.codes), max(int(e.max()) for e in condition.codes)
+    if low < 0 or high >= size:
+        raise UserError(f"condition: code {low if low < 0 else high} is outside {owner}'s 0 to {size - 1}.")
+
+
+def _check_features(features: tuple[Tensor, ...], model: TokenModel) -> None:
+    """Raises UserError if there are no features, or they have another width than the model's."""
+    _check_not_empty(features)
+    width = model.net.config.condition_size
+    other = next((rows.shape[-1] for rows in features if rows.shape[-1] != width), None)
+    if other is not None:
+        raise UserError(
+            f"condition: its rows hold {other} numbers, {model.name} reads {width}; use the encoder that belongs to it."
+        )
+
+
+def _pack(model: TokenModel, entries: tuple[Tensor, ...], device: torch.device) -> PreparedCondition:
+    """Pad rows or codes to the longest image's. Raises UserError if they exceed the model's positions."""
+    c = model.net.config
+    counts = [len(entry) for entry in entries]
+    least, most = min(counts), max(counts)
     if c.condition == "text" and most > c.text_rows:
         raise UserError(f"condition: a text has {most} tokens, {model.name} reads {c.text_rows}; shorten it.")
     if c.absolute:
-        if most != min(counts):
-            raise UserError(f"condition: images have {min(counts)} to {most} codes; run those of one detail at a time.")
+        if most != least:
+            raise UserError(f"condition: images have {least} to {most} codes; run those of one detail at a time.")
         need = most + model.tokens - 1
         if need > c.absolute:
             raise UserError(
@@ -125,5 +140,5 @@ def given(model: TokenModel, condition: AnyCondition, device: torch.device) -> G
                 f"has {c.absolute}; choose the grid the checkpoint was made for."
             )
     batch = torch.nn.utils.rnn.pad_sequence([e.to(device) for e in entries], batch_first=True)
-    lengths = None if most == min(counts) else torch.tensor(counts, dtype=torch.int64, device=device)
-    return Given(batch, lengths, most)
+    lengths = None if most == least else torch.tensor(counts, dtype=torch.int64, device=device)
+    return PreparedCondition(batch, lengths, most)

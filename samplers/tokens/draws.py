@@ -1,9 +1,9 @@
-"""Paired draws for discrete tokens: one number for every (seed, image, stream, cell, token value).
+"""Paired draws for discrete tokens: one random number for every (seed, image, stream, cell, token value).
 
-Adding Gumbel noise to log-probabilities and taking the largest is sampling (Gumbel 1954), so two samplers that share
-the noise take the same token wherever their probabilities agree, and mostly the same where they are close. The numbers
-come from a counter instead of a generator's state (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
-any cell can be drawn at any time, on any device, without a table and without waiting for the host.
+The Gumbel-max trick: the argmax of log-probabilities plus Gumbel noise is a sample (Gumbel 1954). Two samplers that share the
+noise therefore draw the same token where their probabilities are equal, and usually where they are close. The numbers are
+counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): any cell can be drawn at any time, on any
+device, without a table and without waiting for the host.
 """
 
 from __future__ import annotations
@@ -20,61 +20,61 @@ from .settings import TokenSettings
 
 
 class Draws(Protocol):
-    """Where a token sampler's randomness comes from; tests inject recorded draws of the same shape."""
+    """Random numbers of a token sampler, for B images."""
 
     def __len__(self) -> int:
-        """Images."""
+        """Number of images B."""
         ...
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] where every image has its own, on their device."""
+        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells' device."""
         ...
 
 
 class PairedDraws:
-    """Draws of the images ``images`` of ``seed``.
+    """Draws of some images of a seed.
 
     Args:
         seed: 0 to 2^64 - 1.
-        images: image indices, one a batch entry.
+        images: image indices, one per batch entry.
     """
 
     def __init__(self, seed: int, images: Sequence[int]):
         self.seed, self.images = seed, tuple(images)
-        self._made: dict[tuple[str, int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._keys: dict[tuple[str, int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def __len__(self) -> int:
         return len(self.images)
 
     def _start(self, stream: str, values: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Key of every image [B, 1, 1], and what every value adds to it [values]; made once for a run."""
+        """Key of every image [B, 1, 1] and offset of every value [values]; computed once per run."""
         name = (stream, values, device)
-        if name not in self._made:
+        if name not in self._keys:
             digests = (
                 hashlib.sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest() for image in self.images
             )
             keys = [int.from_bytes(digest[:8], "little", signed=True) for digest in digests]
             steps = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
-            self._made[name] = torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 1, 1), steps
-        return self._made[name]
+            self._keys[name] = torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 1, 1), steps
+        return self._keys[name]
 
     def uniform(self, stream: str, cells: Tensor, values: int = 1) -> Tensor:
-        """Uniform numbers fp32 [B, n, values] in 0..1 of int64 cells [n] or [B, n], on their device; fine-grained near 0."""
+        """Uniform numbers fp32 [B, n, values] in (0, 1) of int64 cells [n] or [B, n], on their device; finest near 0."""
         keys, steps = self._start(stream, values, cells.device)
-        # Numbers wrap around; the cell counts in steps of 2^32 values.
+        # The counter is cell * 2^32 + value; int64 arithmetic wraps around.
         x = mix_(keys + (cells << 32).mul_(GOLDEN)[..., None] + steps)
         return (x >> 32).bitwise_and_((1 << 32) - 1).to(torch.float32).add_(0.5).mul_(2.0**-32)
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        # The large values of the noise, which decide, come from the fine-grained end of the uniform numbers.
+        # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
         return self.uniform(stream, cells, values).neg_().log1p_().neg_().log_().neg_()
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Logits fp32 [..., V] with -inf for every value that may not be drawn.
+    """Logits fp32 [..., V] after top-k and top-p filtering, with -inf for every value that may not be drawn.
 
-    top_k keeps the k largest and their ties, 0 all. top_p (Holtzman et al. 2019) then keeps the smallest set of likeliest
-    values whose probability exceeds it, 1 all.
+    Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of most
+    probable values whose probability exceeds it; 1 keeps all.
     """
     values = logits.shape[-1]
     if 0 < top_k < values:
@@ -83,12 +83,17 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     if top_p < 1.0:
         ordered, index = logits.sort(dim=-1, descending=True)
         beyond = ordered.softmax(-1).cumsum(-1) > top_p
-        # The value that crosses the border stays.
+        # The value at which the sum crosses top_p stays.
         beyond = torch.cat([torch.zeros_like(beyond[..., :1]), beyond[..., :-1]], dim=-1)
         logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, index, beyond), -torch.inf)
     return logits
 
 
+def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
+    """Logits fp32 [..., V] of the sampling distribution: after temperature, top-k and top-p."""
+    return allowed(logits / max(settings.temperature, 1e-5), settings.top_k, settings.top_p)
+
+
 def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
     """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape."""
-    return (allowed(logits / max(settings.temperature, 1e-5), settings.top_k, settings.top_p) + gumbel).argmax(-1)
+    return (tempered(logits, settings) + gumbel).argmax(-1)

@@ -1,15 +1,22 @@
 """For comparison only: relaxed speculative decoding in LANTERN's style, on one resolution and in raster order.
 
 Sources: Jang et al. 2025, "LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding" (ICLR 2025,
-arXiv 2410.03355), and LANTERN++ (arXiv 2502.06352). A drafted token may borrow the probability of its code's nearest
-neighbours; the first rejection throws the rest of the draft away. MuLo-SD (``mulosd.py``) is measured against that.
+arXiv 2410.03355), and LANTERN++ (arXiv 2502.06352). The acceptance test of a draft token may add the probability of its
+code's nearest neighbours. The first rejection discards the rest of the draft. MuLo-SD (``mulosd.py``) is compared with this.
 
-*This is not LANTERN*: its draft models are small heads trained for one target (EAGLE), and it drafts trees. Here any model
-of the same codes and grid drafts a chain: a smaller one, or the target itself without guidance. What is LANTERN's are the
-rules of acceptance and of what is drawn after a rejection.
+*This is not LANTERN*: its draft models are small heads trained for one target (EAGLE), and they draft trees. Here any model
+of the same codes and grid drafts a chain: a smaller one, or the target itself without guidance. The rules of acceptance and
+of resampling after a rejection are LANTERN's.
 
-Images of a batch go their own ways, so that each is what it would be alone. The host waits once a cycle: how many cycles
-follow depends on what was accepted.
+A cycle:
+
+1. the draft model draws gamma tokens one after another;
+2. one pass of the target gives the distributions p of these tokens and of the one behind them;
+3. tokens are accepted up to the first that fails the relaxed test;
+4. the next token is drawn: after a rejection from the residual distribution, otherwise from the target's prediction.
+
+Images advance independently, so that each equals the image generated alone. The host waits once per cycle, because the
+number of cycles depends on the accepted tokens.
 """
 
 from __future__ import annotations
@@ -24,110 +31,252 @@ from ...model_loaders.networks.gpt import Cache, TokenModel
 from ...model_loaders.networks.vq import VQModel
 from ...reports.record import ACCEPTED, PLAIN, REJECTED
 from ..conditioning import AnyCondition
-from ..driver import PauseClock
-from .draws import Draws, allowed, draw
+from ..driver import timed
+from .drafting import check_pair, neighbour_count
+from .draws import Draws, draw, tempered
 from .islands import codebook_neighbours
 from .llamagen import raster
-from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, begin
-from .mulosd import pooling, same_codes
+from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin
 from .settings import CERTAIN, LanternSettings
 
 # ------------------------------------------------------------------------------------------------ the rules
 
 
 def relaxed(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-    """What a draft's probability counts as.
+    """Relaxed probability of draft tokens: their own plus that of their nearest neighbours.
 
-    Neighbours lend theirs, the nearest first, as long as all they lend stays within ``delta`` (the total variation distance that
-    moving it costs); above 1, within delta - 1 times the draft's own (LANTERN++'s lambda).
+    Neighbours are added, the nearest first, while their sum is at most ``delta`` (a bound on the total variation distance);
+    above 1, while it is at most delta - 1 times the token's own probability (LANTERN++'s lambda).
 
     Args:
-        p: target's probabilities fp32 [..., V].
-        x: drafts int64 [...].
+        p: the target's probabilities fp32 [..., V].
+        x: draft tokens int64 [...].
         nearest: int [V, k], neighbours of every code without itself, nearest first.
         delta: see above.
 
     Returns:
-        fp32 [...], and bool [...]: whether any neighbour lent.
+        Relaxed probabilities fp32 [...], and bool [...]: whether any neighbour was added.
     """
     own = p.gather(-1, x[..., None])
     if not nearest.shape[1]:
         return own[..., 0], torch.zeros_like(x, dtype=torch.bool)
-    lent = p.gather(-1, nearest[x].long()).cumsum(-1)
-    count = (lent <= ((delta - 1) * own if delta > 1 else delta)).sum(-1, keepdim=True)
-    most = lent.gather(-1, (count - 1).clamp(min=0))
+    added = p.gather(-1, nearest[x].long()).cumsum(-1)
+    count = (added <= ((delta - 1) * own if delta > 1 else delta)).sum(-1, keepdim=True)
+    most = added.gather(-1, (count - 1).clamp(min=0))
     return (own + torch.where(count > 0, most, 0))[..., 0], count[..., 0] > 0
 
 
-def certain_rest(p: Tensor, x: Tensor, lent: Tensor, nearest: Tensor) -> Tensor:
-    """What is drawn from after a rejection if the draft was the only choice: p without it and, where neighbours had lent, without
-    all of ``nearest`` (the published code takes one neighbour more than those that may lend).
+def certain_rest(p: Tensor, x: Tensor, pooled: Tensor, nearest: Tensor) -> Tensor:
+    """Residual distribution after a rejection if the draft distribution was concentrated on x.
+
+    It is p without x and, where neighbours were added, without all of ``nearest`` (the published code removes one neighbour
+    more than those that may be added).
 
     Args:
         p: fp32 [..., V].
         x: int64 [...].
-        lent: bool [...], from :func:`relaxed`.
+        pooled: bool [...], from :func:`relaxed`.
         nearest: int [V, k + 1].
 
     Returns:
         Probabilities fp32 [..., V]; uniform where nothing is left.
     """
     out = p.scatter(-1, x[..., None], 0.0)
-    return _normal(_without(out, x, lent, nearest))
+    return _normalised(_without_neighbours(out, x, pooled, nearest))
 
 
-def drafted_rest(p: Tensor, q: Tensor, x: Tensor, lent: Tensor, nearest: Tensor) -> Tensor:
-    """The same if the draft was drawn from q fp32 [..., V]: what p has more than q, neighbours that lent keeping all of theirs."""
-    return _normal((p - _without(q, x, lent, nearest)).clamp(min=0))
+def drafted_rest(p: Tensor, q: Tensor, x: Tensor, pooled: Tensor, nearest: Tensor) -> Tensor:
+    """Residual distribution after a rejection if x was drawn from q fp32 [..., V]: max(p - q, 0), normalised.
+
+    Where neighbours were added, q is zero for all of ``nearest``. Other arguments as for :func:`certain_rest`.
+    """
+    return _normalised((p - _without_neighbours(q, x, pooled, nearest)).clamp(min=0))
 
 
-def _without(p: Tensor, x: Tensor, lent: Tensor, nearest: Tensor) -> Tensor:
-    return torch.where(lent[..., None], p.scatter(-1, nearest[x].long(), 0.0), p)
+def _without_neighbours(p: Tensor, x: Tensor, pooled: Tensor, nearest: Tensor) -> Tensor:
+    return torch.where(pooled[..., None], p.scatter(-1, nearest[x].long(), 0.0), p)
 
 
-def _normal(p: Tensor) -> Tensor:
+def _normalised(p: Tensor) -> Tensor:
     total = p.sum(-1, keepdim=True)
     return torch.where(total > 0, p / total, 1 / p.shape[-1])
 
 
 def likeliest(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> Tensor:
-    """Greedy acceptance, bool [...]: whether the draft is the likeliest value once its neighbours have lent. As :func:`relaxed`."""
-    count = relaxed(p, x, nearest, delta)[0]
-    return p.scatter(-1, x[..., None], count[..., None]).argmax(-1) == x
+    """Greedy acceptance, bool [...]: whether x is the argmax of p with its relaxed probability. Arguments: :func:`relaxed`."""
+    probability = relaxed(p, x, nearest, delta)[0]
+    return p.scatter(-1, x[..., None], probability[..., None]).argmax(-1) == x
 
 
 # ------------------------------------------------------------------------------------------------ the sampler
 
 
 @dataclass(eq=False)
-class _Side:
-    """One of the two models, and its cache."""
+class _CachedModel:
+    """Target or draft model with its cache."""
 
     run: TokenRun
     cache: Cache
 
     @property
-    def both(self) -> bool:
+    def null(self) -> bool:
         return any(self.run.guided)
 
     def feed(self, cells: Tensor, end: int) -> Tensor:
-        """Logits after guidance [B, m, V] of what comes after the cells int64 [B, m]; cells outside the grid are fillers."""
+        """Guided logits [B, m, V] of the cells behind ``cells`` int64 [B, m]; cells outside the grid are padding."""
         run, last = self.run, self.run.model.tokens - 1
         inside = (cells >= 0) & (cells < last)
-        hidden = run.feed_each(torch.where(inside, cells, last), self.cache, self.both, min(end, last))
-        guided: bool | Tensor = self.both
-        if self.both and run.settings.cfg_interval >= 0:
+        hidden = run.feed_ragged(torch.where(inside, cells, last), self.cache, self.null, min(end, last))
+        guided: bool | Tensor = self.null
+        if self.null and run.settings.cfg_interval >= 0:
             guided = cells <= run.settings.cfg_interval
-        return run.mix(run.model.net.logits(hidden), guided)
+        return run.guide(run.model.net.logits(hidden), guided)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """fp32 [..., V] that tokens are drawn from; at temperature 0 the untempered ones, by which greedy drafts are judged."""
-        s = self.run.settings
-        return (
-            logits.softmax(-1)
-            if s.temperature == 0
-            else allowed(logits / max(s.temperature, 1e-5), s.top_k, s.top_p).softmax(-1)
-        )
+        """Sampling distribution fp32 [..., V]; at temperature 0 without tempering, for the greedy acceptance test."""
+        if self.run.settings.temperature == 0:
+            return logits.softmax(-1)
+        return tempered(logits, self.run.settings).softmax(-1)
+
+
+@dataclass(eq=False)
+class _Generation:
+    """State of one generation.
+
+    Attributes:
+        target, drafter: the models; both runs have one token tensor int64 [B, N + 1] and one report.
+        nearest: int [V, k + 1], neighbours of every code without itself; k may be added to a token's probability.
+        known: int64 [B], decided tokens of each image; ``least`` and ``most`` are its extremes, on the host.
+        fixed_at: int32 [B, N], the pass that decided each token.
+        outcome: uint8 [B, N], see ``reports/record.py``.
+        judged: int64 [2], accepted and rejected draft tokens.
+        done: passes of both models.
+    """
+
+    target: _CachedModel
+    drafter: _CachedModel
+    settings: LanternSettings
+    nearest: Tensor
+    k: int
+    known: Tensor
+    fixed_at: Tensor
+    outcome: Tensor
+    judged: Tensor
+    least: int = 1
+    most: int = 1
+    done: int = 2
+
+    @property
+    def run(self) -> TokenRun:
+        return self.target.run
+
+    @property
+    def count(self) -> int:
+        return self.run.model.tokens
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.known), self.run.model.grid, self.run.model.grid
+
+    def cells(self, start: int, end: int) -> Tensor:
+        """Cells known + start to known + end - 1 of every image, int64 [B, end - start]; they may lie outside the grid."""
+        return self.known[:, None] + torch.arange(start, end, device=self.known.device)
+
+    def cycle(self) -> None:
+        """One cycle; the numbers are those of the module's description."""
+        clock = self.run.clock
+        # The draft ends at the last cell of the image with the fewest tokens; other images are padded behind their last cell.
+        gamma = min(self.settings.draft_length, self.count - self.least)
+        # Step 1: draft.
+        q = self.draft(gamma)
+        # Step 2: one pass of the target.
+        with clock.phase("transformer"):
+            logits = self.target.feed(self.cells(-1, gamma), self.most + gamma)
+        self.done += gamma + 1
+        with clock.phase("sampling"):
+            # Step 3: accept up to the first failed test.
+            accepted, rest = self.test(logits[:, :-1], q, gamma)
+            # Step 4: draw the token behind the last accepted one.
+            self.commit(accepted, torch.cat([rest, logits[:, -1:]], dim=1), gamma)
+
+    def draft(self, gamma: int) -> Tensor:
+        """Draw ``gamma`` tokens with the draft model; its distributions q fp32 [B, gamma, V]."""
+        run, clock, q = self.drafter.run, self.run.clock, []
+        for j in range(gamma):
+            with clock.phase("draft"):
+                # First also the token before the newest: it may be an accepted draft that was not fed yet.
+                logits = self.drafter.feed(self.cells(j - 1 if j else -2, j), self.most + j)[:, -1:]
+            run.report.add(draft_passes=1)
+            with clock.phase("sampling"):
+                at = (self.known + j).clamp(max=self.count)[:, None]
+                new = draw(logits, run.settings, run.draws.gumbel("draft", at, logits.shape[-1]))
+                run.tokens.scatter_(1, at, new)
+                q.append(self.drafter.probabilities(logits))
+        return torch.cat(q, dim=1)
+
+    def test(self, logits: Tensor, q: Tensor, gamma: int) -> tuple[Tensor, Tensor]:
+        """Acceptance of the draft tokens, and what follows a rejection of each.
+
+        Args:
+            logits: the target's, fp32 [B, gamma, V].
+            q: the draft model's distributions fp32 [B, gamma, V].
+
+        Returns:
+            Number of tokens before the first rejected one, int64 [B], and the logits of the residual distributions fp32
+            [B, gamma, V].
+        """
+        s, at = self.settings, self.cells(0, gamma)
+        x, inside = self.run.tokens.gather(1, at.clamp(max=self.count)), at < self.count
+        p, neighbours = self.target.probabilities(logits), self.nearest[:, : self.k]
+        if s.temperature == 0:
+            passed, rest = likeliest(p, x, neighbours, s.delta), logits
+        else:
+            ratio, pooled = relaxed(p, x, neighbours, s.delta)
+            if s.drafts == CERTAIN:
+                rest = certain_rest(p, x, pooled, self.nearest).log()
+            else:
+                ratio = ratio / q.gather(-1, x[..., None])[..., 0]
+                rest = drafted_rest(p, q, x, pooled, self.nearest).log()
+            # A uniform number, from the Gumbel noise of a single value.
+            noise = self.run.draws.gumbel("accept", at.clamp(max=self.count), 1)[..., 0]
+            passed = noise.double().neg().exp().neg().exp() <= ratio
+        return (passed & inside).cumprod(1).sum(1), rest
+
+    def commit(self, accepted: Tensor, logits: Tensor, gamma: int) -> None:
+        """Draw the token behind the accepted ones, and record the cycle.
+
+        Args:
+            accepted: int64 [B].
+            logits: fp32 [B, gamma + 1, V] of the next token, by number of accepted tokens.
+        """
+        run, s = self.run, self.settings
+        batch = torch.arange(len(accepted), device=accepted.device)
+        logits = logits[batch, accepted][:, None]
+        end = (self.known + accepted).clamp(max=self.count)[:, None]
+        all_accepted = accepted == gamma
+        gumbel = run.draws.gumbel("token", end, logits.shape[-1])
+        new = draw(logits, s, gumbel)
+        if s.temperature != 0:  # the residual distribution is tempered already
+            new = torch.where(all_accepted[:, None], new, (logits + gumbel).argmax(-1))
+        run.tokens.scatter_(1, end, new)
+
+        cells = torch.arange(self.count, device=accepted.device)
+        fresh = (cells >= self.known[:, None]) & (cells <= end)
+        self.fixed_at.masked_fill_(fresh, self.done - 1)
+        self.outcome.masked_fill_(fresh & (cells < end), ACCEPTED)
+        rejected = ~all_accepted & (end[:, 0] < self.count)
+        self.outcome.masked_fill_((cells == end) & rejected[:, None], REJECTED)
+        self.judged += torch.stack([accepted.sum(), rejected.sum()])
+        self.known = (end[:, 0] + 1).clamp(max=self.count)
+        self.least, self.most = (int(n) for n in torch.aminmax(self.known))  # the host waits here
+
+    def step(self) -> TokenStep:
+        """The partial result; ``total`` is extrapolated from the tokens so far."""
+        decided = torch.arange(self.count, device=self.known.device) < self.known[:, None]
+        codes = self.run.tokens[:, :-1].clone().masked_fill(~decided, 0)
+        done, count, least = self.done, self.count, self.least
+        total = done if least >= count else max(done + 1, round(done * count / least))
+        return TokenStep(done, total, codes.view(self.shape), decided.view(self.shape), self.run.report)
 
 
 def lantern(
@@ -140,131 +289,74 @@ def lantern(
     draft: TokenModel,
     vq: VQModel,
 ) -> TokenSampler:
-    """The comparison described above.
+    """Speculative decoding as described above.
 
-    With ``neighbours`` 0 the pictures have exactly the target's distribution, and at temperature 0 they are the target's.
+    With ``neighbours`` 0 the images have exactly the target's distribution, and at temperature 0 they are the target's.
 
     Args:
-        target, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`; the condition is both models'.
+        target, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`; both models get the condition.
         settings: see :class:`LanternSettings`.
-        draft: a model of the same codes and grid; the target itself will do.
-        vq: the tokenizer of both, whose codebook says which codes are neighbours.
+        draft: a model of the same codes and grid; may be the target.
+        vq: the tokenizer of both, whose codebook defines the neighbours of a code.
 
     Yields:
-        :class:`TokenStep` after every verification; ``total`` is what it would be at the present pace.
+        :class:`TokenStep` after every verification; ``total`` is an estimate.
 
     Returns:
-        :class:`TokenSampled`. The report counts all passes, the draft's among them, and of the drafts that were judged the
-        accepted and the rejected ones.
+        :class:`TokenSampled`. The report counts all passes, the draft's among them, and the accepted and rejected draft
+        tokens of those that were tested.
 
     Raises:
-        UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR, neighbours
-            that leave nothing to be rejected.
+        UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR, or so
+            many neighbours that nothing can be rejected.
     """
-    same_codes(target, draft, vq.net.config.codes, "the LANTERN-style comparison")
+    check_pair(target, draft, vq.net.config.codes, "the LANTERN-style comparison")
     if draft.grid != target.grid:
         raise UserError(
             f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}; this comparison "
             "drafts at the same size."
         )
-    k = pooling(settings, target.net.config.vocab)
-    run = begin("lantern", target, condition, settings, noise, seed, raster(target.grid))
-    drafter = begin(
-        "lantern", draft, condition, replace(settings, cfg=settings.draft_cfg), noise, seed, raster(target.grid)
-    )
-    drafter.report, report, clock = run.report, run.report, run.clock
-    batch, count, device = len(run.tokens), target.tokens, run.tokens.device
-    run.tokens = drafter.tokens = torch.zeros(batch, count + 1, dtype=torch.int64, device=device)
-    fixed = torch.full((batch, count), -1, dtype=torch.int32, device=device)
+    k = neighbour_count(settings, target.net.config.vocab)
+    plan, draft_settings = raster(target.grid), replace(settings, cfg=settings.draft_cfg)
+    run = begin("lantern", target, condition, settings, noise, seed, plan)
+    drafter = begin("lantern", draft, condition, draft_settings, noise, seed, plan)
+    drafter.report = run.report
+    shape = (len(run.tokens), target.tokens)
+    run.tokens = drafter.tokens = torch.zeros(shape[0], shape[1] + 1, dtype=torch.int64, device=run.device)
+    return (yield from timed(_generate(run, drafter, settings, vq, k), run.clock, run.report, run.device))
+
+
+def _generate(run: TokenRun, drafter: TokenRun, settings: LanternSettings, vq: VQModel, k: int) -> TokenSteps:
+    report, clock, device = run.report, run.clock, run.device
+    batch, count = len(run.tokens), run.model.tokens
+    fixed_at = torch.full((batch, count), -1, dtype=torch.int32, device=device)
     outcome = torch.full((batch, count), PLAIN, dtype=torch.uint8, device=device)
-    cells, images = torch.arange(count, device=device), torch.arange(batch, device=device)
-    known = torch.ones(batch, dtype=torch.int64, device=device)  # tokens of each image
-    judged = torch.zeros(2, dtype=torch.int64, device=device)  # accepted, rejected
-    greedy = settings.temperature == 0
+    known = torch.ones(batch, dtype=torch.int64, device=device)
+    judged = torch.zeros(2, dtype=torch.int64, device=device)
+    # Prefill both models, and draw the first token.
     with torch.inference_mode():
-        table = codebook_neighbours(vq.net.quantize, k + 1 if k else 0, device)[:, 1:]
+        nearest = codebook_neighbours(vq.net.quantize, k + 1 if k else 0, device)[:, 1:]
         with clock.phase("transformer"):
             logits, cache = run.prefill(any(run.guided), count)
         with clock.phase("draft"):
-            sides = _Side(run, cache), _Side(drafter, drafter.prefill(any(drafter.guided), count)[1])
+            draft_cache = drafter.prefill(any(drafter.guided), count)[1]
         with clock.phase("sampling"):
-            logits = run.mix(logits[:, None], any(run.guided))
-            run.tokens[:, :1] = draw(logits, settings, noise.gumbel("token", cells[:1], logits.shape[-1]))
-            fixed[:, 0] = 0
-    report.add(draft_passes=1, cache_bytes=sides[0].cache.bytes + sides[1].cache.bytes)
-    done, least, most, pause = 2, 1, 1, PauseClock()
+            first = torch.arange(1, device=device)
+            logits = run.guide(logits[:, None], any(run.guided))
+            run.tokens[:, :1] = draw(logits, settings, run.draws.gumbel("token", first, logits.shape[-1]))
+            fixed_at[:, 0] = 0
+    report.add(draft_passes=1, cache_bytes=cache.bytes + draft_cache.bytes)
+    models = _CachedModel(run, cache), _CachedModel(drafter, draft_cache)
+    state = _Generation(*models, settings, nearest, k, known, fixed_at, outcome, judged)
 
-    def step() -> TokenStep:
-        decided = cells < known[:, None]
-        shape = (batch, target.grid, target.grid)
-        codes = run.tokens[:, :-1].clone().masked_fill(~decided, 0)
-        total = done if least >= count else max(done + 1, round(done * count / least))
-        return TokenStep(done, total, codes.view(shape), decided.view(shape), report)
+    while state.least < count:
+        yield state.step()
+        with torch.inference_mode():  # closed before each yield, or it would apply to the driver's code
+            state.cycle()
+    yield state.step()
 
-    while least < count:
-        pause.start()
-        pause.stop((yield step()))
-        with torch.inference_mode():
-            likely = []
-            # Not beyond the last cell of the image that is least far; the others' own last cells come before that.
-            gamma = min(settings.draft_length, count - least)
-            for j in range(gamma):
-                with clock.phase("draft"):
-                    # The token before the newest may be a draft that was kept and never read.
-                    fed = known[:, None] + torch.arange(j - 2 if not j else j - 1, j, device=device)
-                    logits = sides[1].feed(fed, most + j)[:, -1:]
-                report.add(draft_passes=1)
-                with clock.phase("sampling"):
-                    at = (known + j).clamp(max=count)[:, None]
-                    run.tokens.scatter_(
-                        1, at, draw(logits, drafter.settings, noise.gumbel("draft", at, logits.shape[-1]))
-                    )
-                    likely.append(sides[1].probabilities(logits))
-            with clock.phase("transformer"):
-                logits = sides[0].feed(known[:, None] + torch.arange(-1, gamma, device=device), most + gamma)
-            done += gamma + 1
-            with clock.phase("sampling"):
-                at = known[:, None] + torch.arange(gamma, device=device)
-                x, valid = run.tokens.gather(1, at.clamp(max=count)), at < count
-                p, q = sides[0].probabilities(logits[:, :-1]), torch.cat(likely, dim=1)
-                if greedy:
-                    kept = likeliest(p, x, table[:, :k], settings.delta)
-                    rest = logits[:, :-1]
-                else:
-                    counted, lent = relaxed(p, x, table[:, :k], settings.delta)
-                    if settings.drafts == CERTAIN:
-                        rest = certain_rest(p, x, lent, table).log()
-                    else:
-                        counted, rest = (
-                            counted / q.gather(-1, x[..., None])[..., 0],
-                            drafted_rest(p, q, x, lent, table).log(),
-                        )
-                    # The Gumbel number of one value, made uniform again.
-                    roll = noise.gumbel("accept", at.clamp(max=count), 1)[..., 0].double().neg().exp().neg().exp()
-                    kept = roll <= counted
-                run_length = (kept & valid).cumprod(1).sum(1)
-                # Behind the last kept draft comes what a rejection leaves, or what the target says after all of them.
-                after = torch.cat([rest, logits[:, -1:]], dim=1)[images, run_length][:, None]
-                end = (known + run_length).clamp(max=count)[:, None]
-                plain = run_length == gamma
-                gumbel = noise.gumbel("token", end, after.shape[-1])
-                free = draw(after, settings, gumbel)
-                new = free if greedy else torch.where(plain[:, None], free, (after + gumbel).argmax(-1))
-                run.tokens.scatter_(1, end, new)
-                fresh = (cells >= known[:, None]) & (cells <= end)
-                fixed.masked_fill_(fresh, done - 1)
-                outcome.masked_fill_(fresh & (cells < end), ACCEPTED)
-                down = ~plain & (end[:, 0] < count)
-                outcome.masked_fill_((cells == end) & down[:, None], REJECTED)
-                judged += torch.stack([run_length.sum(), down.sum()])
-                known = (end[:, 0] + 1).clamp(max=count)
-                least, most = (int(n) for n in torch.aminmax(known))  # the host waits here
-    yield step()
-    clock.stop(report, pause.seconds)
-    if device.type == "cuda":
-        report.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
     accepted, rejected = judged.tolist()
     report.add(accepted=accepted, rejected=rejected)
-    shape = (batch, target.grid, target.grid)
-    report.maps.update(step=fixed.view(shape).cpu().numpy(), outcome=outcome.view(shape).cpu().numpy())
-    return TokenSampled(run.tokens[:, :-1].clone().view(shape), report)
+    maps = {"step": fixed_at, "outcome": outcome}
+    report.maps.update({name: value.view(state.shape).cpu().numpy() for name, value in maps.items()})
+    return TokenSampled(run.tokens[:, :-1].clone().view(state.shape), report)

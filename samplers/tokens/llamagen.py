@@ -1,4 +1,7 @@
-"""LlamaGen: one token after another, row by row. Source: Sun et al. 2024 (arXiv 2406.06525)."""
+"""LlamaGen: one token per pass in raster order.
+
+Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (arXiv 2406.06525).
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ from .settings import LlamaGenSettings
 
 @lru_cache(maxsize=4)
 def raster(grid: int) -> Schedule:
-    """One cell a pass: G * G passes."""
+    """One cell per pass: G * G passes."""
     return Schedule(grid, next_token_passes([[c] for c in range(grid * grid)], grid))
 
 
 def llamagen(
     model: TokenModel, condition: AnyCondition, settings: LlamaGenSettings, noise: Draws, seed: int | None = None
 ) -> TokenSampler:
-    """Plain LlamaGen, and Tar's de-tokenizer in its serial form.
+    """Serial decoding of a LlamaGen or of Tar's de-tokenizer.
 
     Args:
-        model: network and what its file says.
-        condition: B images' labels, text or semantic features.
+        model: the network with its metadata.
+        condition: labels, text, semantic features or codes of B images.
         settings: see :class:`LlamaGenSettings`.
         noise: draws of B images.
         seed: only recorded in the report.
@@ -37,6 +40,6 @@ def llamagen(
         UserError: a condition that does not fit the model, or a PAR.
     """
     raster_only("LlamaGen", model)
-    # What it is called: a de-tokenizer's runs are compared with each other, not with those of a LlamaGen.
+    # Reports of a de-tokenizer are compared with each other, not with those of a LlamaGen.
     name = "tar" if model.net.config.condition in ("features", "codes") else "llamagen"
     return (yield from decode(begin(name, model, condition, settings, noise, seed, raster(model.grid))))

@@ -1,13 +1,13 @@
-"""The one cached decoding loop that every sampler of discrete tokens runs in.
+"""The cached decoding loop of the samplers of discrete tokens.
 
-A *schedule* says which cells of the grid each pass of the transformer decides, and what is fed to it for that. LlamaGen,
-ZipAR and PAR differ in nothing else, and a schedule is known before the first pass: everything it needs on the device is
-laid out once, and the loop never waits for a number to come back.
+A *schedule* lists the cells that each pass of the transformer decides and the rows fed to it. LlamaGen, ZipAR and PAR differ
+in their schedules only. A schedule is known before the first pass: its index tensors are copied to the device once, and the
+loop never waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from ...errors import UserError
 from ...model_loaders.networks.gpt import Cache, TokenModel
 from ...reports.record import PLAIN, Clock, Report
 from ..conditioning import AnyCondition
-from ..driver import PauseClock
-from .conditioning import Given, given
+from ..driver import start_clock, timed
+from .conditioning import PreparedCondition, prepare
 from .draws import Draws, draw
 from .schedule import Schedule
 from .settings import TokenSettings
@@ -28,7 +28,7 @@ from .settings import TokenSettings
 
 @dataclass(frozen=True, eq=False)
 class TokenStep:
-    """What a token sampler yields after every pass.
+    """The partial result that a token sampler yields after every pass.
 
     Attributes:
         done, total: passes of the transformer.
@@ -45,28 +45,36 @@ class TokenStep:
 
 
 class TokenSampled(NamedTuple):
-    """A token sampler's result: codes int64 [B, G, G] and the report."""
+    """Result of a token sampler: codes int64 [B, G, G] and the report."""
 
     codes: Tensor
     report: Report
 
 
-# A driver may send the seconds it spent since the last step (drawing a preview, say); they are not the sampler's.
+# A driver may send the seconds it spent since the last step (on a preview, for example); see ``driver.timed``.
 TokenSampler = Generator[TokenStep, "float | None", TokenSampled]
+# The steps of a sampler without time keeping.
+TokenSteps = Generator[TokenStep, None, TokenSampled]
 
 
-# ------------------------------------------------------------------------------------------------ the loop
+# ------------------------------------------------------------------------------------------------ the schedule on a device
 
 
-class Laid(NamedTuple):
-    """A :class:`Pass` on the device; slots count from the cache's first.
+class DevicePass(NamedTuple):
+    """A :class:`Pass` as device tensors.
 
-    ``rows`` None: every fed row predicts a cell, in order. ``mask`` None: every row sees all slots below ``end``.
+    Attributes:
+        cells, fed, position: int64, see :class:`Pass`.
+        slot: int64, counted from the first slot of the cache.
+        special: number of transition tokens.
+        rows: int64, index of the fed row of each cell; None: row i predicts cell i.
+        mask: bool [rows, end]; None: every row attends to all slots below ``end``.
+        end: slots below this one are attended to.
     """
 
     cells: Tensor
     fed: Tensor
-    place: Tensor
+    position: Tensor
     slot: Tensor
     special: int
     rows: Tensor | None
@@ -74,18 +82,20 @@ class Laid(NamedTuple):
     end: int
 
 
-def lay_out(schedule: Schedule, prefix: int, device: torch.device) -> list[Laid]:
-    """A schedule's passes on a device, behind ``prefix`` cache slots of the condition; in one copy a kind."""
+def to_device(schedule: Schedule, prefix: int, device: torch.device) -> list[DevicePass]:
+    """A schedule's passes on a device, behind ``prefix`` cache slots of the condition; one copy per field."""
     passes = schedule.passes
-    seen = [np.zeros((0, 0), bool), *schedule.visible()]
 
-    def put(parts: list[tuple[int, ...]]) -> tuple[Tensor, ...]:
+    def copy(parts: Iterable[tuple[int, ...]]) -> tuple[Tensor, ...]:
+        parts = list(parts)
         flat = torch.tensor([n for part in parts for n in part], dtype=torch.int64).to(device)
         return flat.split([len(part) for part in parts])
 
-    cells, by, fed, place = (put([getattr(p, name) for p in passes]) for name in ("cells", "by", "fed", "place"))
-    slot = put([tuple(prefix + s for s in p.slot) for p in passes])
-    masks = [np.pad(v, ((0, 0), (prefix, 0)), constant_values=True) for v in seen]
+    cells, rows = copy(p.cells for p in passes), copy(p.rows for p in passes)
+    fed, position = copy(p.fed for p in passes), copy(p.position for p in passes)
+    slot = copy(tuple(prefix + s for s in p.slot) for p in passes)
+    visible = [np.zeros((0, 0), bool), *schedule.visible()]
+    masks = [np.pad(v, ((0, 0), (prefix, 0)), constant_values=True) for v in visible]
     flat = torch.from_numpy(np.concatenate([m.ravel() for m in masks if not m.all()] or [masks[0].ravel()])).to(device)
     out, at = [], 0
     for k, p in enumerate(passes):
@@ -93,23 +103,29 @@ def lay_out(schedule: Schedule, prefix: int, device: torch.device) -> list[Laid]
         if not masks[k].all():
             mask = flat[at : at + masks[k].size].view(masks[k].shape)
             at += masks[k].size
-        rows = None if p.by == tuple(range(len(p.place))) else by[k]
-        out.append(Laid(cells[k], fed[k], place[k], slot[k], p.special, rows, mask, masks[k].shape[1]))
+        chosen = None if p.rows == tuple(range(len(p.position))) else rows[k]
+        out.append(DevicePass(cells[k], fed[k], position[k], slot[k], p.special, chosen, mask, masks[k].shape[1]))
     return out
+
+
+# ------------------------------------------------------------------------------------------------ the run
 
 
 @dataclass(eq=False)
 class TokenRun:
-    """State of one generation: made by :func:`begin`, gone afterwards.
+    """State of one generation, made by :func:`begin`.
+
+    With guidance, a pass has R = 2 B batch rows: the condition's, then the null condition's. ``null`` arguments say whether
+    the second half is run.
 
     Attributes:
-        tokens: int64 [B, N] so far. Where images go their own ways there is one more column, for whatever fills up.
+        tokens: int64 [B, N] so far. Samplers with ragged passes add one column for padding.
         decided: bool [N], the same for all images.
-        guided: whether each pass is guided.
+        guided: for each pass of the schedule whether guidance is applied.
     """
 
     model: TokenModel
-    given: Given
+    condition: PreparedCondition
     settings: TokenSettings
     draws: Draws
     schedule: Schedule
@@ -119,73 +135,77 @@ class TokenRun:
     decided: Tensor
     guided: list[bool]
 
-    def prefix(self, both: bool) -> tuple[Tensor, Tensor | None]:
-        """Rows [R, n, C] of the condition and their lengths; with ``both``, "no condition" in a second half."""
-        lengths = self.given.lengths
-        rows = self.model.net.prefix(self.given.condition, lengths, guided=both)
-        return rows, torch.cat([lengths, lengths]) if lengths is not None and both else lengths
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
 
-    def prefill(self, both: bool, slots: int | None = None) -> tuple[Tensor, Cache]:
-        """Logits [R, V] behind the condition, and the cache, with picture slots for the schedule or as many as told."""
-        rows, lengths = self.prefix(both)
+    def prefix(self, null: bool) -> tuple[Tensor, Tensor | None]:
+        """Prefix rows [R, n, C] and their lengths int64 [R], None if all rows are valid."""
+        lengths = self.condition.lengths
+        rows = self.model.net.prefix(self.condition.condition, lengths, guided=null)
+        return rows, torch.cat([lengths, lengths]) if lengths is not None and null else lengths
+
+    def prefill(self, null: bool, slots: int | None = None) -> tuple[Tensor, Cache]:
+        """Logits [R, V] of cell 0, and the cache with ``slots`` image slots; None: those of the schedule."""
+        rows, lengths = self.prefix(null)
         self.report.add(transformer_passes=1, transformer_tokens=rows.shape[0] * rows.shape[1])
         return self.model.net.prefill(rows, self.model.grid, self.schedule.slots if slots is None else slots, lengths)
 
-    def feed(self, at: Laid, cache: Cache, both: bool, every: bool = False) -> Tensor:
-        """Logits [R, m, V] of a pass after the first; with ``every``, of all rows fed."""
+    def feed(self, at: DevicePass, cache: Cache, null: bool, every: bool = False) -> Tensor:
+        """Logits [R, m, V] of the cells of a pass after the first; with ``every``, of all fed rows."""
         net = self.model.net
         x = net.embed(self.tokens[:, at.fed])
         if at.special:
             x = torch.cat([x, net.special_rows().expand(len(x), -1, -1)], dim=1)
-        if both:
+        if null:
             x = torch.cat([x, x])
         self.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
-        return net.step(x, at.place, at.slot, cache, at.end, None if every else at.rows, at.mask)
+        return net.step(x, at.position, at.slot, cache, at.end, None if every else at.rows, at.mask)
 
-    def feed_each(self, fed: Tensor, cache: Cache, both: bool, end: int) -> Tensor:
-        """Hidden rows [R, m, C] of a pass in which every image feeds cells of its own, each seeing the cells up to itself.
+    def feed_ragged(self, fed: Tensor, cache: Cache, null: bool, end: int) -> Tensor:
+        """Hidden rows [R, m, C] of a pass in which every image feeds its own cells, with a causal mask.
 
         Args:
-            fed: int64 [B, m]. The picture's last cell, which no other ever looks at, fills up where an image has less to feed;
-                the cache then needs a slot for it.
+            fed: int64 [B, m]. Images with fewer cells are padded with the last cell N - 1, which no row attends to; the cache
+                then needs a slot for it.
             cache: see :meth:`prefill`.
-            both: whether "no condition" is run too.
-            end: cells below this one are looked at; of a single one fed, all of them.
+            null: whether the null condition is run too.
+            end: cells below this one are attended to; if a single cell is fed, all of them.
         """
 
         def halves(x: Tensor) -> Tensor:
-            return torch.cat([x, x]) if both else x
+            return torch.cat([x, x]) if null else x
 
         x = halves(self.model.net.embed(self.tokens.gather(1, fed)))
         self.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
-        # Absolute positions have none for the last cell.
-        place, slot, end = fed.clamp(max=self.model.tokens - 2), fed + cache.prefix, cache.prefix + end
+        # The absolute position table has no entry for the last cell.
+        position, slot, end = fed.clamp(max=self.model.tokens - 2), fed + cache.prefix, cache.prefix + end
         mask = None
         if fed.numel() > 1:
-            mask = torch.arange(end, device=x.device) <= (place + cache.prefix)[:, None, :, None]
+            mask = torch.arange(end, device=x.device) <= (position + cache.prefix)[:, None, :, None]
         if len(fed) == 1:
-            return self.model.net.advance(x, place[0], slot[0], cache, end, None if mask is None else mask[0, 0])
-        return self.model.net.advance(
-            x, halves(place), halves(slot), cache, end, None if mask is None else halves(mask)
-        )
+            mask = None if mask is None else mask[0, 0]
+            return self.model.net.advance(x, position[0], slot[0], cache, end, mask)
+        mask = None if mask is None else halves(mask)
+        return self.model.net.advance(x, halves(position), halves(slot), cache, end, mask)
 
-    def take(self, at: Laid, logits: Tensor, guided: bool) -> None:
-        """Draw a pass's tokens from its logits [R, m, V]."""
-        logits = self.mix(logits, guided)
-        new = draw(logits, self.settings, self.draws.gumbel("token", at.cells, logits.shape[-1]))
-        self.tokens.index_copy_(1, at.cells, new)
-        self.decided.index_fill_(0, at.cells, True)
-
-    def mix(self, logits: Tensor, guided: bool | Tensor) -> Tensor:
-        """Logits [B, m, V] after guidance, of [R, m, V]; ``guided``: whether, or bool [m] or [B, m], whether at that token."""
+    def guide(self, logits: Tensor, guided: bool | Tensor) -> Tensor:
+        """Classifier-free guidance: logits [R, m, V] to [B, m, V]. ``guided``: for all tokens, or bool [m] or [B, m]."""
         cond, null = logits[: len(self.tokens)], logits[len(self.tokens) :]
         if guided is False or not len(null):
             return cond
         mixed = null + self.settings.cfg * (cond - null)
         return mixed if guided is True else torch.where(guided[..., None], mixed, cond)
 
+    def decide(self, at: DevicePass, logits: Tensor, guided: bool) -> None:
+        """Draw the tokens of a pass from its logits [R, m, V]."""
+        logits = self.guide(logits, guided)
+        new = draw(logits, self.settings, self.draws.gumbel("token", at.cells, logits.shape[-1]))
+        self.tokens.index_copy_(1, at.cells, new)
+        self.decided.index_fill_(0, at.cells, True)
+
     def codes(self) -> Tensor:
-        """int64 [B, G, G] so far; a copy."""
+        """A copy of the tokens so far, int64 [B, G, G]."""
         return self.tokens.clone().view(-1, self.model.grid, self.model.grid)
 
 
@@ -204,7 +224,7 @@ def begin(
         UserError: a condition that does not fit the model, or draws for another number of images.
     """
     device = next(model.net.parameters()).device
-    what = given(model, condition, device)
+    prepared = prepare(model, condition, device)
     if len(draws) != len(condition):
         raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
     report = Report(name, model.name, asdict(settings), seed, len(condition), device.type)
@@ -212,9 +232,8 @@ def begin(
     decided = torch.zeros(model.tokens, dtype=torch.bool, device=device)
     until = settings.cfg_interval
     guided = [settings.cfg > 1 and (until < 0 or p.clock <= until) for p in schedule.passes]
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    return TokenRun(model, what, settings, draws, schedule, report, Clock(device), tokens, decided, guided)
+    clock = start_clock(device)
+    return TokenRun(model, prepared, settings, draws, schedule, report, clock, tokens, decided, guided)
 
 
 def raster_only(name: str, model: TokenModel) -> None:
@@ -229,36 +248,33 @@ def raster_only(name: str, model: TokenModel) -> None:
         )
 
 
+# ------------------------------------------------------------------------------------------------ the loop
+
+
 def decode(run: TokenRun) -> TokenSampler:
-    """The loop: every pass feeds its rows, and draws a token for each of its cells."""
-    report, clock, device = run.report, run.clock, run.tokens.device
+    """Decode a schedule: every pass feeds its rows and draws a token for each of its cells."""
+    return (yield from timed(_decode(run), run.clock, run.report, run.device))
+
+
+def _decode(run: TokenRun) -> TokenSteps:
+    report, clock = run.report, run.clock
     shape = (len(run.tokens), run.model.grid, run.model.grid)
-    # The null half is needed up to the last guided pass, and dropped after it.
-    last_guided = max((k for k, on in enumerate(run.guided) if on), default=-1)
-    pause = PauseClock()
+    # The null half runs up to the last guided pass.
+    last_guided = max((k for k, guided in enumerate(run.guided) if guided), default=-1)
     with torch.inference_mode(), clock.phase("transformer"):
         logits, cache = run.prefill(last_guided >= 0)
-        laid = lay_out(run.schedule, cache.prefix, device)
-        logits = logits[:, None].expand(-1, len(laid[0].cells), -1)
+        passes = to_device(run.schedule, cache.prefix, run.device)
+        logits = logits[:, None].expand(-1, len(passes[0].cells), -1)
     report.add(cache_bytes=cache.bytes)
-    for k, at in enumerate(laid):
-        with torch.inference_mode():  # never open across a yield: it would hold for whoever drives the loop
+    for k, at in enumerate(passes):
+        with torch.inference_mode():  # closed before each yield, or it would apply to the driver's code
             if k:
                 with clock.phase("transformer"):
                     logits = run.feed(at, cache, k <= last_guided)
             with clock.phase("sampling"):
-                run.take(at, logits, run.guided[k])
-        pause.start()
-        pause.stop(
-            (
-                yield TokenStep(
-                    k + 1, len(laid), run.codes(), run.decided.clone().view(1, *shape[1:]).expand(shape), report
-                )
-            )
-        )
-    clock.stop(report, pause.seconds)
-    if device.type == "cuda":
-        report.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
+                run.decide(at, logits, run.guided[k])
+        decided = run.decided.clone().view(1, *shape[1:]).expand(shape)
+        yield TokenStep(k + 1, len(passes), run.codes(), decided, report)
     report.maps["step"] = np.repeat(run.schedule.fixed_at[None], len(run.tokens), axis=0)
     report.maps["outcome"] = np.full(shape, PLAIN, np.uint8)
     return TokenSampled(run.codes(), report)

@@ -1,35 +1,34 @@
-"""MuLo-SD: drafted small, verified large in one pass, repaired locally.
+"""MuLo-SD: draft at low resolution, verify at high resolution in one pass, repair locally.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). A cycle:
 
-1. the draft model M_q writes rows of a picture of 1/r the side (all of it by default, in ZipAR's order);
+1. the draft model M_q generates rows of an image of 1/r the side (all rows by default, in ZipAR's order);
 2. the draft is enlarged to the target's grid (U_r, ``upsampling.py``);
-3. one pass of the target M_p over it gives p_i at every token; a draft whose probability, pooled over its code's nearest
-   neighbours, is below tau is rejected (R_T);
-4. each rejection reaches out by a radius l, but never in front of the first one (R_X), and R_X falls into islands;
-5. all islands are drawn again at the same time, in waves (``islands.py``);
-6. what results is committed. If rows are left, it is made small again (D_r) for the draft to go on from.
+3. one pass of the target M_p gives p_i at every token i. A draft token is rejected if its probability, pooled over its
+   code's nearest neighbours, is below tau (R_T);
+4. every rejection is expanded by a radius l, but not before the first one (R_X), and R_X is divided into islands;
+5. all islands are drawn again in parallel, in waves (``islands.py``, ``redraw.py``);
+6. the result is committed. If rows are left, it is reduced (D_r) and the draft model continues from it.
 
-No public code exists and the text leaves much open. Ours are these choices:
+There is no public code. Where the paper leaves a choice open:
 
-- p is the distribution that the target would draw from: after guidance, temperature, top-k and top-p.
-- A later wave feeds, at their own positions, what stands before its cells and what was drawn and not fed yet. A query sees
-  every position before it, drafts of other islands included: there are no holes in the context.
-- Keys and values of kept tokens behind a change stay as they are until the next cycle: that is the locality the method
-  rests on, and why it is *lossy*.
-- The pass that brings the last block's keys and values up to date is the one that verifies the next block.
-- Of the reduced picture the draft takes the new rows only; what it has read before stays.
-- The draft's random numbers are its own; the target's belong to its cells, as in ``llamagen.py``. With tau above 1 in raster
-  order the pictures are therefore those of serial decoding, token for token.
+- p is the sampling distribution of the target: after guidance, temperature, top-k and top-p.
+- A later wave feeds the cells before its own and the cells drawn since, at their own positions. A query attends to every
+  position before it, including drafts of other islands: the context has no holes.
+- Keys and values of accepted tokens behind a change are not updated until the next cycle. This is the locality that the
+  method relies on, and the reason why it is *lossy*.
+- The pass that updates the keys and values of the last block is the one that verifies the next block.
+- The draft model reads the new rows of the reduced image only; its cache of earlier rows is kept.
+- The draft model has its own random numbers; the target's are those of the cells, as in ``llamagen.py``. With tau above 1 in
+  raster order the tokens are therefore those of serial decoding.
 
-The host waits for the device once a cycle, for the map of rejections, which decides how many passes follow.
+The host waits for the device once per cycle, for the map of rejections, which determines the number of passes that follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -40,172 +39,38 @@ from ...errors import UserError
 from ...model_loaders.networks.gpt import Cache, TokenModel
 from ...reports.record import ACCEPTED, EXPANDED, REJECTED
 from ..conditioning import AnyCondition
-from ..driver import PauseClock
+from ..driver import timed
 from . import islands as geometry
-from .draws import Draws, allowed, draw
+from .drafting import DraftDraws, check_pair, neighbour_count
+from .draws import Draws, draw, tempered
 from .llamagen import raster
-from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, begin, lay_out, raster_only
-from .schedule import Schedule, next_token_passes
-from .settings import ONE_BY_ONE, SUFFIX, LanternSettings, MuLoSDSettings, neighbours_of
+from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin, to_device
+from .redraw import draft_schedule, redraws, redraws_to_device
+from .schedule import Schedule
+from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 from .upsampling import UpSampling
-from .zipar import row_groups
 
 # Logits of one piece of the verification: 64 MB in fp32.
 _BLOCK = 1 << 24
 
 
-# ------------------------------------------------------------------------------------------------ what belongs together
-
-
-def same_codes(target: TokenModel, draft: TokenModel, codes: int, name: str) -> None:
-    """Nothing if both write codes of the tokenizer ``name``, which has ``codes``, in raster order.
-
-    Raises:
-        UserError: they do not.
-    """
-    for model in (target, draft):
-        raster_only(name, model)
-    a, b = target.net.config.vocab, draft.net.config.vocab
-    if a != b:
-        raise UserError(
-            f"draft: {draft.name} writes {b} codes, {target.name} {a}; choose two models of one VQ tokenizer."
-        )
-    if a != codes:
-        raise UserError(
-            f"decoder: it has {codes} codes, {target.name} writes {a}; choose the VQ tokenizer that it was trained with."
-        )
-
-
-def pooling(settings: MuLoSDSettings | LanternSettings, codes: int) -> int:
-    """How many neighbours a code has.
-
-    Raises:
-        UserError: all codes would be neighbours.
-    """
-    k = neighbours_of(settings, codes)
-    if k >= max(1, codes - 1):
-        raise UserError(
-            f"neighbours: {k} is all of the {codes} codes, so that nothing could be rejected; choose fewer, or -1."
-        )
-    return k
-
-
-def _factor(target: TokenModel, draft: TokenModel, up_sampler: UpSampling) -> int:
-    same_codes(target, draft, up_sampler.vq.config.codes, "MuLo-SD")
-    factor, rest = divmod(target.grid, draft.grid)
-    if rest or factor < 2:
-        raise UserError(
-            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}, which is no "
-            "whole multiple above 1; choose a draft of half, a third or a quarter of the side."
-        )
-    up_sampler.fits(factor)
-    return factor
-
-
-class _OwnStream:
-    """Draws under another name, so that the draft's do not meet the target's."""
-
-    def __init__(self, draws: Draws, stream: str):
-        self._draws, self._stream = draws, stream
-
-    def __len__(self) -> int:
-        return len(self._draws)
-
-    def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        return self._draws.gumbel(self._stream, cells, values)
-
-
-# ------------------------------------------------------------------------------------------------ schedules
-
-
-@lru_cache(maxsize=64)
-def draft_schedule(grid: int, window: int, first: int = 0, rows: int | None = None, again: int = 0) -> Schedule:
-    """Passes in which the draft model writes some rows.
-
-    Args:
-        grid: its side.
-        window: ZipAR's; 0, or a whole row, is raster order.
-        first: rows that are there already.
-        rows: how many are written; None for the rest.
-        again: so many of the rows that are there, the last, are read once more.
-
-    Returns:
-        The schedule. Its clocks count tokens, as those of plain decoding do.
-    """
-    rows, known = grid - first if rows is None else rows, first * grid
-    plain = not 0 < window < grid
-    groups = [[c] for c in range(rows * grid)] if plain else row_groups(grid, window, rows)
-    groups = [[known + c for c in group] for group in groups]
-    clocks = np.cumsum([known - 1, *map(len, groups)])[:-1].tolist()
-    return Schedule(grid, next_token_passes(groups, grid, clocks, known, again * grid), known=known)
-
-
-class Redraw(NamedTuple):
-    """A wave: arrays int64 [B, .], an image's numbers from the left.
+class Block(NamedTuple):
+    """The rows of one cycle.
 
     Attributes:
-        cells: what is drawn; the grid's number of cells where an image has less to draw.
-        fed: what is fed before; the last cell, which nobody ever looks at, where an image has less to feed. Empty in the
-            first wave, whose predictions are the verification's.
-        by: for each of ``cells`` the one of ``fed`` that predicts it.
-        end: cells below this one are looked at.
+        row, rows: first row and number of rows on the draft's grid.
+        first, last: first cell, and the cell after the last one, on the target's grid.
     """
 
-    cells: np.ndarray
-    fed: np.ndarray
-    by: np.ndarray
-    end: int
-
-
-def _stack(parts: list[np.ndarray], blank: int) -> np.ndarray:
-    out = np.full((len(parts), max(map(len, parts))), blank, np.int64)
-    for row, part in zip(out, parts, strict=True):
-        row[: len(part)] = part
-    return out
-
-
-def redraws(wave: np.ndarray, first: int, count: int) -> list[Redraw]:
-    """What each wave feeds and draws.
-
-    Args:
-        wave: int32 [B, n], of the cells from ``first`` on; -1 where nothing is drawn.
-        first: number of the block's first cell.
-        count: cells of the grid.
-    """
-    last, out = first + wave.shape[1], []
-    parts = []
-    for row in wave:
-        order = np.argsort(row, kind="stable")[np.count_nonzero(row < 0) :]
-        parts.append(np.split(first + order, np.cumsum(np.bincount(row[order]))[:-1]) if len(order) else [])
-    none = np.zeros(0, np.int64)
-    for k in range(int(wave.max(initial=-1)) + 1):
-        cells = [part[k] if k < len(part) else none for part in parts]
-        # The block's last cell is fed to nobody: what it predicts is not in the block.
-        before = [part[k - 1][part[k - 1] < last - 1] if 0 < k < len(part) else none for part in parts]
-        fed = [np.union1d(c - 1, b) if k else none for c, b in zip(cells, before, strict=True)]
-        by = [np.searchsorted(f, c - 1) for f, c in zip(fed, cells, strict=True)]
-        end = max(int(f[-1]) + 1 if len(f) else 0 for f in fed)
-        out.append(Redraw(_stack(cells, count), _stack(fed, count - 1), _stack(by, 0), end))
-    return out
-
-
-def _uploaded(plan: list[Redraw], device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
-    """Waves on a device, in one copy."""
-    if not plan:
-        return
-    flat = torch.from_numpy(np.concatenate([a.ravel() for p in plan for a in p[:3]])).to(device)
-    parts = iter(flat.split([a.size for p in plan for a in p[:3]]))
-    for p in plan:
-        cells, fed, by = (next(parts).view(a.shape) for a in p[:3])
-        yield cells, fed, by, p.end
-
-
-# ------------------------------------------------------------------------------------------------ the run
+    row: int
+    rows: int
+    first: int
+    last: int
 
 
 @dataclass(eq=False)
 class _Maps:
-    """What became of every token, arrays [B, G, G] on the host."""
+    """Report maps [B, G, G], on the host."""
 
     step: np.ndarray
     outcome: np.ndarray
@@ -213,31 +78,31 @@ class _Maps:
     waves: np.ndarray
 
     @staticmethod
-    def of(shape: tuple[int, int, int]) -> _Maps:
-        return _Maps(*(np.zeros(shape, kind) for kind in (np.int32, np.uint8, np.int32, np.int32)))
+    def empty(shape: tuple[int, int, int]) -> _Maps:
+        return _Maps(*(np.zeros(shape, dtype) for dtype in (np.int32, np.uint8, np.int32, np.int32)))
 
 
 @dataclass(eq=False)
-class _Work:
+class _Generation:
     """State of one generation.
 
     Attributes:
-        run, drafter: of the target and of the draft model, into one report.
-        up: see ``upsampling.py``.
+        run, drafter: of the target M_p and of the draft model M_q, with one report.
+        up_sampler: U_r and D_r, see ``upsampling.py``.
         factor: the paper's r.
-        table: neighbours of every code.
+        neighbours: table of every code's neighbours, see :func:`islands.neighbours`.
         decided: bool of the shape of the target's tokens.
-        cache, draft_cache: keys and values.
-        done, total: passes, as far as they are known.
-        pools: pooled probabilities of all drafts verified so far.
+        cache, draft_cache: allocated by the first pass of each model.
+        done, total: passes so far, and the number known to be needed.
+        pools: pooled probabilities of all verified draft tokens.
     """
 
     run: TokenRun
     drafter: TokenRun
     settings: MuLoSDSettings
-    up: UpSampling
+    up_sampler: UpSampling
     factor: int
-    table: Tensor
+    neighbours: Tensor
     decided: Tensor
     maps: _Maps
     cache: Cache | None = None
@@ -246,11 +111,9 @@ class _Work:
     total: int = 0
     pools: list[Tensor] = field(default_factory=list)
 
-    # -------------------------------------------------------------------------------------------- how far it is
-
     @property
     def tokens(self) -> Tensor:
-        """int64 [B, N + 1]; the last column takes what images with less to draw are given."""
+        """int64 [B, N + 1]; the last column receives the padding of ragged waves."""
         return self.run.tokens
 
     @property
@@ -261,8 +124,43 @@ class _Work:
     def count(self) -> int:
         return self.run.model.tokens
 
+    @property
+    def null(self) -> bool:
+        """Whether the target's null condition is run."""
+        return any(self.run.guided)
+
+    def cycles(self) -> Iterator[TokenStep]:
+        """All cycles; the numbers are those of the module's description."""
+        small = self.drafter.model.grid
+        each = min(self.settings.draft_rows or small, small)
+        starts = range(0, small, each)
+        plans = [
+            draft_schedule(small, self.settings.draft_window, row, min(each, small - row), each if row else 0)
+            for row in starts
+        ]
+        self.total = sum(sum(bool(p.cells) for p in plan.passes) + 1 for plan in plans)
+        refresh = 0
+        for row, plan in zip(starts, plans, strict=True):
+            rows, width = min(each, small - row), self.factor * self.grid
+            block = Block(row, rows, row * width, (row + rows) * width)
+            # Step 1: draft the rows with M_q.
+            yield from self.draft(plan, row)
+            # Step 2: enlarge them, U_r.
+            self.enlarge(block)
+            # Step 3: one pass of M_p over the block (and over the last one, to update its keys and values); reject.
+            hidden = self.read(refresh, block)
+            rejected = self.verify(hidden, block).reshape(len(self.tokens), -1, self.grid)
+            # Step 4: expand the rejections and number the islands.
+            wave = self.plan_waves(rejected, block)
+            # Step 5: draw the islands again, one wave per pass; the first wave uses the verification's predictions.
+            yield from self.redraw_waves(wave, hidden, block)
+            # Step 6: commit. Reduce the block for the draft model, D_r.
+            refresh = block.first
+            if block.last < self.count:
+                self.reduce(block)
+
     def step(self, drafted_from: int | None = None) -> TokenStep:
-        """The picture so far. Drafts from that row on, of the draft's grid, are shown repeated, until they are enlarged."""
+        """The partial result. ``drafted_from``: first row of a draft in progress, which is shown repeated over its cells."""
         codes, decided = self.tokens[:, :-1].clone(), self.decided[:, :-1].clone()
         if drafted_from is not None:
             small = self.drafter.model.grid
@@ -271,105 +169,82 @@ class _Work:
                 x = x.view(-1, small, small)
                 return x.repeat_interleave(self.factor, 1).repeat_interleave(self.factor, 2).flatten(1)
 
-            fresh = repeated(self.drafter.decided.clone()[None])
-            fresh[:, : drafted_from * self.factor * self.grid] = False
-            codes, decided = torch.where(fresh, repeated(self.drafter.tokens), codes), decided | fresh
+            drafted = repeated(self.drafter.decided.clone()[None])
+            drafted[:, : drafted_from * self.factor * self.grid] = False
+            codes, decided = torch.where(drafted, repeated(self.drafter.tokens), codes), decided | drafted
         codes = codes.masked_fill(~decided, 0)
         shape = (-1, self.grid, self.grid)
         return TokenStep(self.done, max(self.done, self.total), codes.view(shape), decided.view(shape), self.run.report)
 
-    def cycles(self) -> Iterator[TokenStep]:
-        """The whole generation."""
-        small = self.drafter.model.grid
-        each = min(self.settings.draft_rows or small, small)
-        plans = [
-            draft_schedule(small, self.settings.draft_window, row, min(each, small - row), each if row else 0)
-            for row in range(0, small, each)
-        ]
-        self.total = sum(sum(bool(p.cells) for p in plan.passes) + 1 for plan in plans)
-        refresh = 0
-        for k, plan in enumerate(plans):
-            row, rows = k * each, min(each, small - k * each)
-            first, last = (row * self.factor * self.grid, (row + rows) * self.factor * self.grid)
-            yield from self.draft(plan, row)
-            self.enlarge(row, rows)
-            hidden = self.read(refresh, first, last)
-            yield from self.repair(hidden, first, last)
-            refresh = first
-            if last < self.count:
-                self.reduce(row, rows)
+    # -------------------------------------------------------------------------------------------- 1 draft
 
-    # -------------------------------------------------------------------------------------------- 1 draft, 2 enlarge
-
-    def draft(self, plan: Schedule, row: int) -> Iterator[TokenStep]:
-        """The draft model writes its rows from ``row`` on."""
+    def draft(self, schedule: Schedule, row: int) -> Iterator[TokenStep]:
+        """Generate the draft's rows from ``row`` on."""
         run, clock = self.drafter, self.run.clock
-        both = any(run.guided)
-        until, device = run.settings.cfg_interval, self.tokens.device
+        null, until = any(run.guided), run.settings.cfg_interval
         with torch.inference_mode(), clock.phase("draft"):
             logits = None
             if self.draft_cache is None:
-                logits, self.draft_cache = run.prefill(both, run.model.tokens - 1)
+                logits, self.draft_cache = run.prefill(null, run.model.tokens - 1)
                 run.report.add(cache_bytes=self.draft_cache.bytes)
-            laid = lay_out(plan, self.draft_cache.prefix, device)
-        for at, what in zip(laid, plan.passes, strict=True):
-            if not what.cells:
+            passes = to_device(schedule, self.draft_cache.prefix, run.device)
+        for at, planned in zip(passes, schedule.passes, strict=True):
+            if not planned.cells:
                 continue
             with torch.inference_mode(), clock.phase("draft"):
                 if logits is None:
-                    logits = run.feed(at, self.draft_cache, both)
+                    logits = run.feed(at, self.draft_cache, null)
                 else:
                     logits = logits[:, None]
-                run.take(at, logits, run.settings.cfg > 1 and (until < 0 or what.clock <= until))
+                run.decide(at, logits, run.settings.cfg > 1 and (until < 0 or planned.clock <= until))
                 logits = None
             run.report.add(draft_passes=1)
             self.done += 1
             yield self.step(row)
 
-    @torch.inference_mode()
-    def enlarge(self, row: int, rows: int) -> None:
-        """The target's grid takes the draft's rows, enlarged together with all rows above them."""
-        small, f, width = self.drafter.model.grid, self.factor, self.grid
-        with self.run.clock.phase("up-sampling"):
-            drawn = self.drafter.tokens.view(-1, small, small)[:, : row + rows]
-            block = self.up.up(drawn, f)[:, row * f :]
-            self.tokens[:, row * f * width : (row + rows) * f * width] = block.flatten(1)
+    # -------------------------------------------------------------------------------------------- 2 enlarge, 6 reduce
 
     @torch.inference_mode()
-    def reduce(self, row: int, rows: int) -> None:
-        """The draft's grid takes the committed rows back."""
-        small, f, width = self.drafter.model.grid, self.factor, self.grid
+    def enlarge(self, block: Block) -> None:
+        """U_r: write the enlarged rows into the target's tokens. Rows above are enlarged with them, as context."""
+        small = self.drafter.model.grid
         with self.run.clock.phase("up-sampling"):
-            end = (row + rows) * f
-            fine = self.tokens[:, : end * width].view(-1, end, width)
-            self.drafter.tokens[:, row * small : (row + rows) * small] = self.up.down(fine, f)[:, row:].flatten(1)
+            draft = self.drafter.tokens.view(-1, small, small)[:, : block.row + block.rows]
+            large = self.up_sampler.up(draft, self.factor)[:, block.row * self.factor :]
+            self.tokens[:, block.first : block.last] = large.flatten(1)
+
+    @torch.inference_mode()
+    def reduce(self, block: Block) -> None:
+        """D_r: write the reduced rows into the draft's tokens."""
+        small, end = self.drafter.model.grid, block.row + block.rows
+        with self.run.clock.phase("up-sampling"):
+            large = self.tokens[:, : block.last].view(-1, end * self.factor, self.grid)
+            reduced = self.up_sampler.down(large, self.factor)[:, block.row :]
+            self.drafter.tokens[:, block.row * small : end * small] = reduced.flatten(1)
 
     # -------------------------------------------------------------------------------------------- 3 verify
 
-    @property
-    def both(self) -> bool:
-        return any(self.run.guided)
-
-    def guided(self, cells: Tensor | slice) -> bool | Tensor:
-        """Whether the target is guided at these cells, counted as plain decoding counts."""
-        if self.settings.cfg_interval < 0 or not self.both:
-            return self.both
-        device = self.tokens.device
-        at = torch.arange(self.count + 1, device=device)[cells] if isinstance(cells, slice) else cells
-        return at - 1 <= self.settings.cfg_interval
+    def guided(self, cells: Tensor) -> bool | Tensor:
+        """Where guidance is applied at cells int64 [...]: everywhere, nowhere, or bool [...], as serial decoding counts."""
+        if self.settings.cfg_interval < 0 or not self.null:
+            return self.null
+        return cells - 1 <= self.settings.cfg_interval
 
     @torch.inference_mode()
-    def read(self, refresh: int, first: int, last: int) -> Tensor:
-        """One pass of the target over the cells ``refresh`` to ``last - 2``: hidden rows [R, last - first, C] that predict the cells
-        from ``first`` on. It leaves the keys and values of the block before exact."""
+    def read(self, refresh: int, block: Block) -> Tensor:
+        """One causal pass of the target over the cells ``refresh`` to ``last - 2``, which also updates their keys and values.
+
+        Returns:
+            Hidden rows [R, last - first, C] that predict the cells of the block.
+        """
         run, net = self.run, self.run.model.net
         with run.clock.phase("transformer"):
-            x = net.embed(self.tokens[:, refresh : last - 1])
-            x = torch.cat([x, x]) if self.both else x
+            x = net.embed(self.tokens[:, refresh : block.last - 1])
+            x = torch.cat([x, x]) if self.null else x
             self.done += 1
             if self.cache is None:
-                rows, lengths = run.prefix(self.both)
-                # One image alone has nothing to fill up, and needs no slot for the last cell.
+                rows, lengths = run.prefix(self.null)
+                # A single image has no padding, and needs no slot for the last cell.
                 slots = self.count - (len(self.tokens) == 1)
                 hidden, self.cache = net.start(rows, self.grid, slots, lengths, x)
                 run.report.add(
@@ -379,88 +254,102 @@ class _Work:
                 )
                 return hidden
             run.report.add(transformer_passes=1, transformer_tokens=len(x) * x.shape[1])
-            place = torch.arange(refresh, last - 1, device=x.device)
-            slot, end = place + self.cache.prefix, self.cache.prefix + last - 1
+            position = torch.arange(refresh, block.last - 1, device=x.device)
+            slot, end = position + self.cache.prefix, self.cache.prefix + block.last - 1
             mask = torch.arange(end, device=x.device) <= slot[:, None]
-            return net.advance(x, place, slot, self.cache, end, mask)[:, first - 1 - refresh :]
+            return net.advance(x, position, slot, self.cache, end, mask)[:, block.first - 1 - refresh :]
 
     @torch.inference_mode()
-    def judge(self, hidden: Tensor, first: int, last: int) -> np.ndarray:
-        """bool [B, n]: which of the block's drafts are rejected."""
-        run, s = self.run, self.settings
+    def verify(self, hidden: Tensor, block: Block) -> np.ndarray:
+        """R_T: rejected draft tokens of the block, bool [B, last - first]."""
+        run, (_, _, first, last) = self.run, block
         with run.clock.phase("verification"):
-            piece = max(1, _BLOCK // (len(hidden) * self.run.model.net.config.vocab))
+            size = max(1, _BLOCK // (len(hidden) * run.model.net.config.vocab))
+            cells = torch.arange(first, last, device=hidden.device)
             pools = []
-            for a in range(first, last, piece):
-                b = min(last, a + piece)
-                logits = run.mix(run.model.net.logits(hidden[:, a - first : b - first]), self.guided(slice(a, b)))
-                p = allowed(logits / max(s.temperature, 1e-5), s.top_k, s.top_p).softmax(-1)
-                pools.append(geometry.pooled(p, self.tokens[:, a:b], self.table))
+            for part, rows in zip(cells.split(size), hidden.split(size, dim=1), strict=True):
+                logits = run.guide(run.model.net.logits(rows), self.guided(part))
+                p = tempered(logits, self.settings).softmax(-1)
+                pools.append(geometry.pooled(p, self.tokens[:, part], self.neighbours))
             pool = torch.cat(pools, dim=1)
             self.pools.append(pool.flatten())
-            return geometry.rejected(pool, s.tau, s.acceptance_target).cpu().numpy()  # the host waits here
+            rejected = geometry.rejected(pool, self.settings.tau, self.settings.acceptance_target)
+            return rejected.cpu().numpy()  # the host waits here
 
-    # -------------------------------------------------------------------------------------------- 4 expand, 5 draw again
+    # -------------------------------------------------------------------------------------------- 4 expand
 
-    def repair(self, hidden: Tensor, first: int, last: int) -> Iterator[TokenStep]:
-        """Reject, expand, and draw again in waves."""
-        s, batch, device = self.settings, len(self.tokens), self.tokens.device
-        down = self.judge(hidden, first, last).reshape(batch, -1, self.grid)
-        region = geometry.suffix(down) if s.repair == SUFFIX else geometry.expand(down, s.expansion)
-        numbered = geometry.islands(region)
-        together = region.astype(np.int32) if s.resample_order == ONE_BY_ONE else numbered
+    def plan_waves(self, rejected: np.ndarray, block: Block) -> np.ndarray:
+        """Expand the rejections bool [B, h, G]; the wave of every cell, int32 [B, h, G], -1 for accepted ones."""
+        s = self.settings
+        region = geometry.suffix(rejected) if s.repair == SUFFIX else geometry.expand(rejected, s.expansion)
+        islands = geometry.islands(region)
+        together = region.astype(np.int32) if s.resample_order == ONE_BY_ONE else islands
         wave = geometry.waves(together, s.resample_window or None)
-        self.note(down, region, numbered, wave, first)
+        self.record(rejected, region, islands, wave, block)
         with torch.inference_mode():
-            self.decided[:, first:last] = torch.from_numpy(~region.reshape(batch, -1)).to(device)
-        plan = redraws(wave.reshape(batch, -1), first, self.count)
-        self.total += max(0, len(plan) - 1)
-        for k, (cells, fed, by, end) in enumerate(_uploaded(plan, device)):
-            if k:
-                yield self.step()
-            self.redraw(hidden if not k else None, cells, fed, by, end, first)
-        yield self.step()
+            accepted = torch.from_numpy(~region.reshape(len(region), -1))
+            self.decided[:, block.first : block.last] = accepted.to(self.run.device)
+        return wave
 
-    def note(self, down: np.ndarray, region: np.ndarray, numbered: np.ndarray, wave: np.ndarray, first: int) -> None:
+    def record(
+        self, rejected: np.ndarray, region: np.ndarray, islands: np.ndarray, wave: np.ndarray, block: Block
+    ) -> None:
         """Counts and maps of a cycle."""
-        rows = np.s_[:, first // self.grid : first // self.grid + down.shape[1]]
         self.run.report.add(
-            accepted=int((~down).sum()),
-            rejected=int(down.sum()),
-            expanded=int((region & ~down).sum()),
-            islands=int(numbered.max(axis=(1, 2)).sum()),
+            accepted=int((~rejected).sum()),
+            rejected=int(rejected.sum()),
+            expanded=int((region & ~rejected).sum()),
+            islands=int(islands.max(axis=(1, 2)).sum()),
             waves=int(wave.max()) + 1,
         )
-        maps = self.maps
+        maps, rows = self.maps, np.s_[:, block.first // self.grid : block.last // self.grid]
         maps.step[rows] = self.done - 1 + np.maximum(wave, 0)
-        maps.outcome[rows] = np.where(down, REJECTED, np.where(region, EXPANDED, ACCEPTED))
-        # Numbers go on from one cycle to the next.
+        maps.outcome[rows] = np.where(rejected, REJECTED, np.where(region, EXPANDED, ACCEPTED))
+        # Island numbers continue from one cycle to the next.
         before = maps.islands.max(axis=(1, 2), keepdims=True)
-        maps.islands[rows] = np.where(numbered > 0, numbered + before, 0)
+        maps.islands[rows] = np.where(islands > 0, islands + before, 0)
         maps.waves[rows] = wave
 
+    # -------------------------------------------------------------------------------------------- 5 draw again
+
+    def redraw_waves(self, wave: np.ndarray, hidden: Tensor, block: Block) -> Iterator[TokenStep]:
+        """Draw the cells of every wave again."""
+        plan = redraws(wave.reshape(len(wave), -1), block.first, self.count)
+        self.total += max(0, len(plan) - 1)
+        for k, (cells, fed, rows, end) in enumerate(redraws_to_device(plan, self.run.device)):
+            if k:
+                yield self.step()
+                hidden = self.feed_wave(fed, end)
+            else:
+                rows = (cells - block.first).clamp(max=hidden.shape[1] - 1)
+            self.draw_wave(hidden, cells, rows)
+        yield self.step()
+
     @torch.inference_mode()
-    def redraw(self, hidden: Tensor | None, cells: Tensor, fed: Tensor, by: Tensor, end: int, first: int) -> None:
-        """One wave: from the verification's hidden rows, or with a pass of its own."""
-        run, net = self.run, self.run.model.net
-
-        def chosen(x: Tensor, rows: Tensor) -> Tensor:
-            if len(rows) == 1:
-                return x[:, rows[0]]
-            return x.gather(1, (torch.cat([rows, rows]) if self.both else rows)[..., None].expand(-1, -1, x.shape[-1]))
-
-        if hidden is None:
-            assert self.cache is not None
-            with run.clock.phase("transformer"):
-                picked = chosen(run.feed_each(fed, self.cache, self.both, end), by)
+    def feed_wave(self, fed: Tensor, end: int) -> Tensor:
+        """Hidden rows [R, m, C] of the fed cells int64 [B, m]."""
+        assert self.cache is not None
+        with self.run.clock.phase("transformer"):
             self.done += 1
-        else:
-            picked = chosen(hidden, (cells - first).clamp(max=hidden.shape[1] - 1))
+            return self.run.feed_ragged(fed, self.cache, self.null, end)
+
+    @torch.inference_mode()
+    def draw_wave(self, hidden: Tensor, cells: Tensor, rows: Tensor) -> None:
+        """Draw cells int64 [B, n] from the hidden rows [R, m, C] with indices ``rows`` int64 [B, n]."""
+        run = self.run
         with run.clock.phase("sampling"):
-            logits = run.mix(net.logits(picked), self.guided(cells))
+            if len(rows) == 1:
+                hidden = hidden[:, rows[0]]
+            else:
+                index = (torch.cat([rows, rows]) if self.null else rows)[..., None]
+                hidden = hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))
+            logits = run.guide(run.model.net.logits(hidden), self.guided(cells))
             new = draw(logits, self.settings, run.draws.gumbel("token", cells, logits.shape[-1]))
             self.tokens.scatter_(1, cells, new)
             self.decided.scatter_(1, cells, True)
+
+
+# ------------------------------------------------------------------------------------------------ the sampler
 
 
 def mulosd(
@@ -476,56 +365,60 @@ def mulosd(
     """MuLo-SD on a LlamaGen or on Tar's de-tokenizer.
 
     Args:
-        target, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`; the condition is both models'.
+        target, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`; both models get the condition.
         settings: see :class:`MuLoSDSettings`.
-        draft: a model of the same codes on a grid of 1/r the side, r a whole number above 1.
+        draft: a model of the same codes on a grid of 1/r the side, r an integer above 1.
         up_sampler: from draft to target and back, with the tokenizer of both; see ``upsampling.py``.
 
     Yields:
-        :class:`TokenStep` after every pass of either model. While drafting, codes are the draft's, repeated over the cells they
-        stand for; tokens to be drawn again are undecided. ``total`` grows when it turns out how many waves there are.
+        :class:`TokenStep` after every pass of either model. While drafting, codes are the draft's, repeated over the cells
+        that they cover; tokens to be drawn again are undecided. ``total`` grows when the number of waves becomes known.
 
     Returns:
-        :class:`TokenSampled`. The report counts all passes (``transformer_passes``), the draft's among them (``draft_passes``), and
-        tokens over the batch: accepted and rejected drafts, accepted ones that were drawn again beside a rejected one
-        (expanded), islands; and waves, which all images share. Maps: "step", "outcome", "islands" int32 (number from 1, 0
-        elsewhere), "waves" int32 (from 0 in each cycle, -1 elsewhere). ``similarity`` holds the pooled probabilities.
+        :class:`TokenSampled`. The report counts all passes (``transformer_passes``), of which the draft's
+        (``draft_passes``); tokens of the batch: accepted and rejected drafts, accepted ones that were drawn again beside a
+        rejected one (expanded), islands; and waves, which all images share. Maps: "step", "outcome", "islands" int32 (number
+        from 1, 0 elsewhere), "waves" int32 (from 0 in each cycle, -1 elsewhere). ``similarity``: pooled probabilities.
 
     Raises:
         UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR, a
-            grid that is no whole multiple, neighbours that leave nothing to be rejected.
+            grid that is no integer multiple, or so many neighbours that nothing can be rejected.
     """
-    factor, k = _factor(target, draft, up_sampler), pooling(settings, target.net.config.vocab)
+    check_pair(target, draft, up_sampler.vq.config.codes, "MuLo-SD")
+    factor = _scale_factor(target, draft)
+    up_sampler.fits(factor)
+    k = neighbour_count(settings, target.net.config.vocab)
     run = begin("mulosd", target, condition, settings, noise, seed, raster(target.grid))
     run.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
-    # As much of the picture is guided in the draft as in the target.
+    # Guidance covers the same part of the draft as of the target.
     until = settings.cfg_interval // factor**2 if settings.cfg_interval >= 0 else -1
+    draft_settings = replace(settings, cfg_interval=until)
     plan = draft_schedule(draft.grid, settings.draft_window)
-    drafter = begin(
-        "mulosd", draft, condition, replace(settings, cfg_interval=until), _OwnStream(noise, "draft"), seed, plan
-    )
-    drafter.report, report, device = run.report, run.report, run.tokens.device
+    drafter = begin("mulosd", draft, condition, draft_settings, DraftDraws(noise), seed, plan)
+    drafter.report = run.report
     with torch.inference_mode():
-        table = geometry.codebook_neighbours(up_sampler.vq.quantize, k, device)
+        neighbours = geometry.codebook_neighbours(up_sampler.vq.quantize, k, run.device)
     shape = (len(run.tokens), target.grid, target.grid)
-    run.tokens = torch.zeros(shape[0], target.tokens + 1, dtype=torch.int64, device=device)
-    work = _Work(
-        run,
-        drafter,
-        settings,
-        up_sampler,
-        factor,
-        table,
-        torch.zeros_like(run.tokens, dtype=torch.bool),
-        _Maps.of(shape),
-    )
-    pause = PauseClock()
-    for step in work.cycles():
-        pause.start()
-        pause.stop((yield step))
-    run.clock.stop(report, pause.seconds)
-    if device.type == "cuda":
-        report.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
-    report.maps.update(step=work.maps.step, outcome=work.maps.outcome, islands=work.maps.islands, waves=work.maps.waves)
-    report.similarity = torch.cat(work.pools).cpu().numpy()
-    return TokenSampled(run.tokens[:, :-1].clone().view(shape), report)
+    run.tokens = torch.zeros(shape[0], target.tokens + 1, dtype=torch.int64, device=run.device)
+    decided = torch.zeros_like(run.tokens, dtype=torch.bool)
+    state = _Generation(run, drafter, settings, up_sampler, factor, neighbours, decided, _Maps.empty(shape))
+
+    def steps() -> TokenSteps:
+        yield from state.cycles()
+        maps = state.maps
+        run.report.maps.update(step=maps.step, outcome=maps.outcome, islands=maps.islands, waves=maps.waves)
+        run.report.similarity = torch.cat(state.pools).cpu().numpy()
+        return TokenSampled(run.tokens[:, :-1].clone().view(shape), run.report)
+
+    return (yield from timed(steps(), run.clock, run.report, run.device))
+
+
+def _scale_factor(target: TokenModel, draft: TokenModel) -> int:
+    """The paper's r. Raises UserError if the target's grid is not an integer multiple, above 1, of the draft's."""
+    factor, rest = divmod(target.grid, draft.grid)
+    if rest or factor < 2:
+        raise UserError(
+            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}, which is no "
+            "whole multiple above 1; choose a draft of half, a third or a quarter of the side."
+        )
+    return factor

@@ -1,9 +1,9 @@
-"""PAR: the picture is cut into M x M regions, and the same cell of all of them is decided in one pass.
+"""PAR: the image is divided into M x M regions, and the same cell of all regions is decided in one pass.
 
 Source: Wang et al. 2025, "Parallelized Autoregressive Visual Generation" (CVPR 2025, arXiv 2412.15119). Distant tokens
-depend little on each other, so drawing them apart costs little. The first token of every region is decided one after
-another, for they settle the picture; then learned transition tokens switch the network over, and from there a group of n
-tokens predicts the next group, region by region, each token seeing its whole group.
+depend weakly on each other and can be drawn independently. The first tokens of the regions are decided one after another,
+because they fix the global structure. Learned transition tokens then switch to parallel decoding: every group of n tokens
+predicts the next group, region by region, with attention to the whole group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .settings import ADJACENT, NON_LOCAL, TRAINED, PARSettings
 
 
 def par_groups(grid: int, n: int) -> list[list[int]]:
-    """Groups of cells in PAR's order: for every cell of a region in raster order, that cell of all n regions.
+    """Groups of cells in PAR's order: for each cell of a region in raster order, that cell of all n regions.
 
     Raises:
         UserError: the regions do not tile the grid.
@@ -38,20 +38,22 @@ def par_groups(grid: int, n: int) -> list[list[int]]:
 
 
 def adjacent_groups(grid: int, n: int) -> list[list[int]]:
-    """Groups of n cells next to each other in raster order; the last may be smaller."""
+    """Groups of n adjacent cells in raster order; the last may be smaller."""
     return [list(range(c, min(c + n, grid * grid))) for c in range(0, grid * grid, n)]
 
 
 @lru_cache(maxsize=16)
 def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
-    """Schedule of a network trained for PAR: n + (G * G - n) / n passes, or one for the start instead of n.
+    """Schedule of a network trained for PAR: n + (G * G - n) / n passes; without a sequential ``start`` 1 + (G * G - n) / n.
 
-    The sequence is: condition, the n initial tokens, n - 1 transition tokens, the other groups. Initial tokens see what is
-    before them; the last of them together with the transition tokens, and then every group, sees to its own end.
+    The sequence is: condition, the n initial tokens, n - 1 transition tokens, the other groups. Initial tokens attend to
+    what precedes them. The last initial token together with the transition tokens, and then every group, attend up to their
+    own end.
     """
     groups = par_groups(grid, n)
     first, rest = groups[0], groups[1:]
     clocks = group_clocks([[c] for c in first] + rest if start else groups, n if start else 1)
+    # Step 1: the initial tokens, one after another (or all from the prefill).
     passes = [Pass((c,), (0,)) for c in first[:1]] if start else [Pass(tuple(first), (0,) * n)]
     if start:
         for k in range(1, n):
@@ -60,21 +62,23 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
         clock = clocks[len(passes)]
         end = 2 * n - 2 + j * n
         if j:
-            place, slot = tuple(rest[j - 1]), tuple(range(end - n + 1, end + 1))
-            passes.append(Pass(tuple(group), tuple(range(n)), place, 0, place, slot, (end,) * n, clock))
+            # Step 3: every group predicts the next one.
+            position, slot = tuple(rest[j - 1]), tuple(range(end - n + 1, end + 1))
+            passes.append(Pass(tuple(group), tuple(range(n)), position, 0, position, slot, (end,) * n, clock))
             continue
-        # The last initial token and the transition tokens; without a sequential start, the other initial tokens too.
+        # Step 2: the last initial token (without a sequential start, all of them) and the transition tokens predict group 1.
         fed = tuple(first[-1:] if start else first)
         slot = tuple(range(end - n + 2 - len(fed), end + 1))
-        sees = (*slot[: len(fed) - 1], *(end,) * n)
-        by = tuple(range(len(fed) - 1, len(fed) - 1 + n))
-        passes.append(Pass(tuple(group), by, fed, n - 1, (*fed, *(-1,) * (n - 1)), slot, sees, clock))
+        last_visible = (*slot[: len(fed) - 1], *(end,) * n)
+        rows = tuple(range(len(fed) - 1, len(fed) - 1 + n))
+        position = (*fed, *(-1,) * (n - 1))
+        passes.append(Pass(tuple(group), rows, fed, n - 1, position, slot, last_visible, clock))
     return Schedule(grid, tuple(passes))
 
 
 @lru_cache(maxsize=16)
 def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedule:
-    """The groups of an ablation on a network that predicts the next cell; as many passes as :func:`par_schedule`."""
+    """The paper's ablations on a network that predicts the next cell; as many passes as :func:`par_schedule`."""
     groups = adjacent_groups(grid, n) if adjacent else par_groups(grid, n)
     if start:
         groups = sequential_start(groups)
@@ -84,14 +88,14 @@ def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedul
 def par(
     model: TokenModel, condition: AnyCondition, settings: PARSettings, noise: Draws, seed: int | None = None
 ) -> TokenSampler:
-    """PAR, and its ablations.
+    """PAR and its ablations.
 
     Args:
         model, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`.
         settings: see :class:`PARSettings`.
 
     Raises:
-        UserError: a grouping the network was not made for, or regions that do not tile its grid.
+        UserError: a grouping that the network was not trained for, or regions that do not tile its grid.
     """
     trained = model.regions > 1
     if trained and settings.grouping != TRAINED:

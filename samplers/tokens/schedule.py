@@ -1,4 +1,4 @@
-"""Decoding schedules of discrete tokens: which cells each pass of the transformer decides, and what it is fed for that."""
+"""Decoding schedules of discrete tokens: the cells that each pass of the transformer decides, and the rows fed to it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of the transformer. The first of a schedule is the prefill, which is fed the condition only.
+    """One pass of the transformer. The first pass of a schedule is the prefill, whose input is the condition only.
 
     Attributes:
-        cells: cells it decides, in raster numbers.
-        by: for each of them the fed row that predicts it; 0 in the prefill.
-        fed: cells whose tokens are fed, a row each.
-        special: PAR's transition tokens that are fed behind them.
-        place: where each fed row stands: a cell, or -1 for a transition token.
-        slot: the cache slot that each fed row is written to, counted from the first picture slot.
-        sees: the highest slot that each fed row looks at.
-        clock: the step counter that cfg_interval is compared with, as the reference counts.
+        cells: cells that the pass decides, as raster numbers.
+        rows: for each of ``cells`` the index of the fed row that predicts it; 0 in the prefill.
+        fed: cells whose tokens are fed, one row each.
+        special: number of PAR's transition tokens fed behind them.
+        position: position of each fed row: a cell, or -1 for a transition token.
+        slot: cache slot of each fed row, counted from the first image slot.
+        last_visible: highest slot that each fed row attends to.
+        clock: step counter compared with ``cfg_interval``, counted as the reference does.
     """
 
     cells: tuple[int, ...]
-    by: tuple[int, ...]
+    rows: tuple[int, ...]
     fed: tuple[int, ...] = ()
     special: int = 0
-    place: tuple[int, ...] = ()
+    position: tuple[int, ...] = ()
     slot: tuple[int, ...] = ()
-    sees: tuple[int, ...] = ()
+    last_visible: tuple[int, ...] = ()
     clock: int = -1
 
 
@@ -41,37 +41,38 @@ class Schedule:
     Attributes:
         grid: side of the grid.
         passes: see :class:`Pass`.
-        blanks: whether slots are looked at before they are written (ZipAR's published code).
-        known: so many cells of the raster are there already, and in their slots; then the first pass is empty.
+        unwritten_visible: whether slots are attended to before they are written (ZipAR's published code).
+        known: number of cells, from the first in raster order, that are decided and cached already; the first pass is then
+            empty.
     """
 
     grid: int
     passes: tuple[Pass, ...]
-    blanks: bool = False
+    unwritten_visible: bool = False
     known: int = 0
 
     @cached_property
     def slots(self) -> int:
-        """Picture slots of the cache."""
-        return 1 + max((s for p in self.passes for s in (*p.slot, *p.sees)), default=-1)
+        """Image slots of the cache."""
+        return 1 + max((s for p in self.passes for s in (*p.slot, *p.last_visible)), default=-1)
 
     @cached_property
     def fixed_at(self) -> np.ndarray:
-        """int32 [G, G]: the pass that decides each cell, counted from 0."""
+        """int32 [G, G]: index of the pass that decides each cell."""
         out = np.full(self.grid**2, -1, np.int32)
         for k, p in enumerate(self.passes):
             out[list(p.cells)] = k
         return out.reshape(self.grid, self.grid)
 
     def visible(self) -> list[np.ndarray]:
-        """For every pass but the first, bool [rows, slots up to the highest seen]: what each row looks at."""
-        written = np.full(self.slots, self.blanks)
+        """Attention mask of every pass but the first: bool [rows, slots up to the highest visible]."""
+        written = np.full(self.slots, self.unwritten_visible)
         written[: self.known] = True
         out = []
         for p in self.passes[1:]:
             written[list(p.slot)] = True
-            end = max(p.sees) + 1
-            out.append(written[:end] & (np.arange(end) <= np.array(p.sees)[:, None]))
+            end = max(p.last_visible) + 1
+            out.append(written[:end] & (np.arange(end) <= np.array(p.last_visible)[:, None]))
         return out
 
 
@@ -80,50 +81,54 @@ def next_token_passes(
 ) -> tuple[Pass, ...]:
     """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another.
 
-    Cell c is predicted by a row at c - 1. Where that cell's token is not known yet, another one stands in for it: the
-    nearest in the row above, or the nearest of all. Every token is fed once it is known, and takes the slot back.
+    Cell c is predicted by a row at position c - 1. Until that cell is decided, a stand-in token is fed there: the nearest
+    decided token in the row above, or the nearest of all. Every token is fed once after it is decided, and overwrites the
+    stand-in's slot.
 
     Args:
-        groups: cells of each pass; the first holds cell 0, and all of it is drawn from the prefix's prediction.
+        groups: cells of each pass; the first group holds cell 0 and is drawn from the prefill's prediction.
         grid: side of the grid.
-        clocks: see :class:`Pass`, of every group; None counts groups.
-        start: so many cells of the raster are there already; an empty pass stands for them, and ``groups`` follow.
-        again: so many of them, the last, are fed once more with the first group.
+        clocks: see :class:`Pass`, one per group; None counts groups.
+        start: number of cells, from the first in raster order, that are decided already; the first pass is then empty and
+            ``groups`` follow it.
+        again: number of these cells, the last ones, that are fed once more with the first group.
     """
     passes = [Pass((), ())] if start else []
-    known = set(range(start))
-    waiting = set(range(start - again, start))  # known, but not fed yet
+    decided = set(range(start))
+    pending = set(range(start - again, start))  # decided, but not fed yet
     for k, cells in enumerate(groups):
         if not k and not start:
             passes.append(Pass(tuple(cells), (0,) * len(cells)))
         else:
             before = [c - 1 for c in cells]
-            places = sorted({*waiting, *before})
-            fed = tuple(p if p in known else _stand_in(p, known, grid) for p in places)
-            by = tuple(places.index(p) for p in before)
-            place = tuple(places)
-            passes.append(Pass(tuple(cells), by, fed, 0, place, place, place, clocks[k] if clocks else k - 1))
-            waiting.clear()
-        known.update(cells)
-        waiting.update(cells)
+            positions = sorted({*pending, *before})
+            fed = tuple(p if p in decided else _stand_in(p, decided, grid) for p in positions)
+            rows = tuple(positions.index(p) for p in before)
+            position = tuple(positions)
+            clock = clocks[k] if clocks else k - 1
+            passes.append(Pass(tuple(cells), rows, fed, 0, position, position, position, clock))
+            pending.clear()
+        decided.update(cells)
+        pending.update(cells)
     return tuple(passes)
 
 
-def _stand_in(place: int, known: set[int], grid: int) -> int:
-    row, column = divmod(place, grid)
-    above = [c for c in range((row - 1) * grid, row * grid) if c in known] if row else []
+def _stand_in(position: int, decided: set[int], grid: int) -> int:
+    """The decided cell whose token is fed at a position that is not decided yet."""
+    row, column = divmod(position, grid)
+    above = [c for c in range((row - 1) * grid, row * grid) if c in decided] if row else []
     if above:
         return min(above, key=lambda c: (abs(c % grid - column), c))
-    return min(known, key=lambda c: ((c // grid - row) ** 2 + (c % grid - column) ** 2, c))
+    return min(decided, key=lambda c: ((c // grid - row) ** 2 + (c % grid - column) ** 2, c))
 
 
 def sequential_start(groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The same groups, but the first one cell by cell."""
+    """The same groups, with the first one split into single cells."""
     return [*([c] for c in groups[0]), *(list(g) for g in groups[1:])]
 
 
 def group_clocks(groups: Sequence[Sequence[int]], start: int) -> list[int]:
-    """Clocks that count single steps over the first ``start`` passes and then anew, by tokens decided since."""
+    """Clocks that count passes over the first ``start`` of them, and then the tokens decided since."""
     clocks, since = [], 0
     for k, cells in enumerate(groups):
         clocks.append(k - 1 if k < start else since)

@@ -1,8 +1,8 @@
-"""Tar: a language model writes the semantic codes of a picture, which a de-tokenizer draws from.
+"""Tar: a language model generates the semantic codes of an image, which condition a de-tokenizer.
 
 Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned Representations"
-(arXiv 2506.18898). Only the ids of image codes are ever considered, so exactly as many codes come out as were asked for; the
-published program cuts and fills what it finds in the text. There is no guidance at this stage.
+(arXiv 2506.18898). Logits are computed for the ids of image codes only, so that exactly the requested number of codes is
+generated; the published program parses them from the text, and truncates or pads. This stage has no guidance.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ...errors import UserError
 from ...model_loaders.networks.qwen import TarModel
 from ...reports.record import PLAIN, Clock, Report
 from ..conditioning import CodeCondition
-from ..driver import PauseClock
+from ..driver import finish, start_clock, timed
 from .draws import Draws, allowed
 from .settings import DETAILS, TarPromptSettings
 
 
 @dataclass(frozen=True, eq=False)
 class CodeStep:
-    """What the sampler yields after every code.
+    """The partial result that the sampler yields after every code.
 
     Attributes:
-        done, total: passes of the language model; one decides a code of every image.
+        done, total: passes of the language model; each decides one code of every image.
         codes: int64 [B, n] so far; 0 where undecided.
         report: the running report (its counts so far).
     """
@@ -41,42 +41,65 @@ class CodeStep:
 
 
 class TarPrompted(NamedTuple):
-    """The sampler's result: codes int64 [B, n], the report, and the codes as what a de-tokenizer draws from."""
+    """Result of the sampler: codes int64 [B, n], the report, and the codes as the condition of a de-tokenizer."""
 
     codes: Tensor
     report: Report
     condition: CodeCondition
 
 
-# As for token samplers, a driver may send the seconds it spent since the last step.
+# A driver may send the seconds it spent since the last step; see ``driver.timed``.
 TarPrompt = Generator[CodeStep, "float | None", TarPrompted]
+# Public name of ``driver.finish`` for this sampler.
+finish_prompt = finish
 
 
-def finish_prompt(sampler: TarPrompt) -> TarPrompted:
-    """Run to the end, ignoring the steps."""
-    while True:
-        try:
-            next(sampler)
-        except StopIteration as end:
-            return end.value
+def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
+    """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers).
+
+    Args:
+        logits: fp32 [..., V].
+        used: bool [..., V], values that were drawn before. Their logits are divided by the penalty if positive, else
+            multiplied by it.
+        penalty: 1 changes nothing.
+    """
+    return torch.where(used, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Logits fp32 [..., V] whose values that are ``seen`` (bool [..., V]) are divided by the penalty, or multiplied where they are
-    negative (Keskar et al. 2019, CTRL, as Hugging Face has it)."""
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+@dataclass(eq=False)
+class _PromptRun:
+    """State of one generation.
+
+    Attributes:
+        prompts: one per image.
+        ids: int64 [P, n], token ids of the distinct prompts, right-padded.
+        lengths: int64 [P].
+        images: int64 [B], index of every image's prompt.
+        side: side of the grid of codes.
+    """
+
+    model: TarModel
+    prompts: tuple[str, ...]
+    settings: TarPromptSettings
+    noise: Draws
+    report: Report
+    clock: Clock
+    ids: Tensor
+    lengths: Tensor
+    images: Tensor
+    side: int
 
 
 def tar_prompt(
     model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: Draws, seed: int | None = None
 ) -> TarPrompt:
-    """Semantic codes of prompts, one image a prompt.
+    """Generate the semantic codes of prompts, one image per prompt.
 
-    Repetition penalty, temperature, top-k and top-p are applied in this order. Equal prompts are read once.
+    Repetition penalty, temperature, top-k and top-p are applied in this order. Equal prompts are run once.
 
     Args:
-        model: language model and what its files say.
-        prompts: B texts as typed; see :meth:`TarModel.prompt` for what becomes of them.
+        model: the language model with its metadata.
+        prompts: B texts as typed; see :meth:`TarModel.prompt` for the template.
         settings: see :class:`TarPromptSettings`.
         noise: draws of B images; code i is drawn from stream "code", cell i.
         seed: only recorded in the report.
@@ -85,58 +108,65 @@ def tar_prompt(
         :class:`CodeStep` after every code; returns :class:`TarPrompted`.
 
     Raises:
-        UserError: no prompt, one that is refused, a scale the model does not have, or draws for another number of images.
+        UserError: no prompt, an invalid one, a scale that the model does not have, or draws for another number of images.
     """
+    run = _begin(model, prompts, settings, noise, seed)
+    return (yield from timed(_generate(run), run.clock, run.report, run.ids.device))
+
+
+def _begin(
+    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: Draws, seed: int | None
+) -> _PromptRun:
+    """Check the inputs and encode the prompts."""
     if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
         raise UserError("text: it is no list of prompts; ask for at least one image.")
     if len(noise) != len(prompts):
         raise UserError(f"text: it asks for {len(prompts)} images, the draws are for {len(noise)}.")
     scale = DETAILS.index(settings.detail)
-    asked = list(dict.fromkeys(prompts))
-    texts = [model.prompt(text, scale) for text in asked]
+    distinct = list(dict.fromkeys(prompts))
+    texts = [model.prompt(text, scale) for text in distinct]
     if not settings.repetition_penalty:
         settings = replace(settings, repetition_penalty=model.repetition_penalty)
     device = next(model.net.parameters()).device
     report = Report("tar-prompt", model.name, asdict(settings), seed, len(prompts), device.type)
-    side, span = model.sides[scale], model.span
-    total = side**2
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    clock, pause = Clock(device), PauseClock()
+    clock = start_clock(device)
+    longest = max(map(len, texts))
     with torch.inference_mode():
-        longest = max(map(len, texts))
         ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts]).to(device)
         lengths = torch.tensor([len(text) for text in texts]).to(device)
-        images = torch.tensor([asked.index(text) for text in prompts]).to(device)
-        codes = torch.zeros(len(prompts), total, dtype=torch.int64, device=device)
-        seen = torch.zeros(len(prompts), model.marks.codes, dtype=torch.bool, device=device)
+        images = torch.tensor([distinct.index(text) for text in prompts]).to(device)
+    return _PromptRun(model, tuple(prompts), settings, noise, report, clock, ids, lengths, images, model.sides[scale])
+
+
+def _generate(run: _PromptRun) -> Generator[CodeStep, None, TarPrompted]:
+    model, settings, report, clock, device = run.model, run.settings, run.report, run.clock, run.ids.device
+    batch, total, span = len(run.prompts), run.side**2, model.span
+    with torch.inference_mode():
+        codes = torch.zeros(batch, total, dtype=torch.int64, device=device)
+        used = torch.zeros(batch, model.marks.codes, dtype=torch.bool, device=device)
         cells = torch.arange(total, device=device)
         with clock.phase("transformer"):
-            # The last code is never fed.
-            logits, cache = model.net.prefill(ids, lengths, total - 1, span, images)
-    report.add(transformer_passes=1, transformer_tokens=ids.numel(), cache_bytes=cache.bytes)
+            # The last code is not fed.
+            logits, cache = model.net.prefill(run.ids, run.lengths, total - 1, span, run.images)
+    report.add(transformer_passes=1, transformer_tokens=run.ids.numel(), cache_bytes=cache.bytes)
     for k in range(total):
-        with torch.inference_mode():  # never open across a yield: it would hold for whoever drives the loop
+        with torch.inference_mode():  # closed before each yield, or it would apply to the driver's code
             if k:
                 with clock.phase("transformer"):
                     logits = model.net.step(span[0] + codes[:, k - 1], k - 1, cache, span)
-                report.add(transformer_passes=1, transformer_tokens=len(prompts))
+                report.add(transformer_passes=1, transformer_tokens=batch)
             with clock.phase("sampling"):
                 if settings.repetition_penalty != 1:
-                    logits = penalised(logits, seen, settings.repetition_penalty)
+                    logits = penalised(logits, used, settings.repetition_penalty)
                 logits = allowed(logits / max(settings.temperature, 1e-5), settings.top_k, settings.top_p)
-                new = (logits + noise.gumbel("code", cells[k : k + 1], logits.shape[-1])[:, 0]).argmax(-1, keepdim=True)
+                gumbel = run.noise.gumbel("code", cells[k : k + 1], logits.shape[-1])[:, 0]
+                new = (logits + gumbel).argmax(-1, keepdim=True)
                 codes[:, k : k + 1] = new
-                seen.scatter_(1, new, True)
-        pause.start()
-        pause.stop((yield CodeStep(k + 1, total, codes.clone(), report)))
-    clock.stop(report, pause.seconds)
-    if device.type == "cuda":
-        report.peak_memory_bytes = torch.cuda.max_memory_allocated(device)
-    shape = (len(prompts), side, side)
-    report.maps["step"] = np.broadcast_to(np.arange(total, dtype=np.int32).reshape(1, side, side), shape).copy()
+                used.scatter_(1, new, True)
+        yield CodeStep(k + 1, total, codes.clone(), report)
+    shape = (batch, run.side, run.side)
+    report.maps["step"] = np.broadcast_to(np.arange(total, dtype=np.int32).reshape(1, *shape[1:]), shape).copy()
     report.maps["outcome"] = np.full(shape, PLAIN, np.uint8)
-    # Copied to the host for whoever draws: the language model's device may be needed by then.
-    return TarPrompted(
-        codes.clone(), report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.marks.codes)
-    )
+    # The condition is on the host: the language model's device may be needed for the de-tokenizer.
+    condition = CodeCondition(tuple(codes.cpu().clone()), run.prompts, model.marks.codes)
+    return TarPrompted(codes.clone(), report, condition)

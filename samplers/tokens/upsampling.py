@@ -1,9 +1,9 @@
-"""From the draft's codes to the target's and back: MuLo-SD's U_r and D_r as a plug.
+"""MuLo-SD's up-sampler U_r and down-sampler D_r: codes of the draft's grid to codes of the target's, and back.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149), "Multi-Scale
-Drafting". In pixels: decode, enlarge, encode, which needs no training and is the paper's default; the enlarging is bicubic,
-or any function given from outside. In latents: a learned network, and nothing is decoded. The way back is through pixels
-in both (area averaging), since no down-sampler needs to be learned for it.
+Drafting". In pixels: decode, enlarge, encode; this needs no training and is the paper's default. The image is enlarged by
+bicubic interpolation or by a given function. In latents: a learned network, without decoding. D_r averages areas of pixels in
+both cases.
 """
 
 from __future__ import annotations
@@ -20,59 +20,59 @@ from ...model_loaders.networks.upsampler import UpSamplerModel
 from ...model_loaders.networks.vq import VQAutoencoder, VQModel
 from .settings import LATENT, PIXEL
 
-# Pictures [B, 3, H, W] in 0..1 to larger ones of any size; what they become is then brought to the exact one.
+# Images [B, 3, H, W] in 0..1 to larger ones of any size; the result is resized to the exact size.
 Enlarge = Callable[[Tensor], Tensor]
-# Pixels that go through the autoencoder at once.
+# Pixels per call of the autoencoder.
 _PIXELS = 1 << 21
 
 
 class UpSampling(Protocol):
-    """How codes change their resolution.
+    """U_r and D_r.
 
     Attributes:
-        name: what a person calls it; in reports.
-        vq: the tokenizer that draft and target share; its codebook says which codes are neighbours.
+        name: display name, in reports.
+        vq: the tokenizer of draft and target; its codebook defines the neighbours of a code.
     """
 
     name: str
     vq: VQAutoencoder
 
     def fits(self, factor: int) -> None:
-        """Nothing if it can enlarge by ``factor``.
+        """Check that codes can be enlarged by ``factor``.
 
         Raises:
-            UserError: it cannot.
+            UserError: they cannot.
         """
         ...
 
     def up(self, codes: Tensor, factor: int) -> Tensor:
-        """Codes int64 [B, h, w] to [B, h * factor, w * factor]."""
+        """U_r: codes int64 [B, h, w] to [B, h * factor, w * factor]."""
         ...
 
     def down(self, codes: Tensor, factor: int) -> Tensor:
-        """Codes int64 [B, h, w] to [B, h / factor, w / factor]; h and w are multiples."""
+        """D_r: codes int64 [B, h, w] to [B, h / factor, w / factor]; h and w are multiples of ``factor``."""
         ...
 
 
 def _pieces(codes: Tensor, vq: VQAutoencoder, pixels: int) -> tuple[Tensor, ...]:
-    """A batch where the tokenizer is, in pieces: a picture has so many pixels, and memory should not grow with the batch."""
+    """A batch of codes on the tokenizer's device, split so that memory is bounded; ``pixels`` of each image."""
     return codes.to(vq.quantize.embedding.weight.device).split(max(1, _PIXELS // pixels))
 
 
 class PixelUpSampling:
-    """Through pixels.
+    """U_r and D_r in pixels.
 
     Args:
         vq: the tokenizer.
-        enlarge: see :data:`Enlarge`; None is bicubic.
-        name: of what enlarges.
+        enlarge: see :data:`Enlarge`; None: bicubic interpolation.
+        name: display name of ``enlarge``.
     """
 
     def __init__(self, vq: VQModel, enlarge: Enlarge | None = None, name: str = "bicubic"):
         self.vq, self._enlarge, self.name = vq.net, enlarge, f"{PIXEL}, {name}"
 
     def fits(self, factor: int) -> None:
-        """Any factor does."""
+        """Every factor is possible."""
 
     def up(self, codes: Tensor, factor: int) -> Tensor:
         stride, (_, h, w) = self.vq.config.stride, codes.shape
@@ -98,27 +98,27 @@ class PixelUpSampling:
         parts = [self.vq.decode_codes(part).float() for part in _pieces(codes, self.vq, h * w * stride**2)]
         return torch.cat([self._encode(F.avg_pool2d(part, factor)) for part in parts])
 
-    def _encode(self, pictures: Tensor) -> Tensor:
-        return self.vq.encode(pictures.clamp(-1, 1).to(self.vq.quant_conv.weight.dtype))[1]
+    def _encode(self, images: Tensor) -> Tensor:
+        return self.vq.encode(images.clamp(-1, 1).to(self.vq.quant_conv.weight.dtype))[1]
 
 
 class LatentUpSampling(PixelUpSampling):
-    """Through a learned network; back through pixels.
+    """U_r by a learned network; D_r in pixels.
 
     Args:
         vq: the tokenizer.
         model: the network.
 
     Raises:
-        UserError: a network for code vectors of another length.
+        UserError: a network for another number of code channels.
     """
 
     def __init__(self, vq: VQModel, model: UpSamplerModel):
         super().__init__(vq)
-        own, theirs = vq.net.config.code_channels, model.net.config.channels
-        if own != theirs:
+        channels, expected = vq.net.config.code_channels, model.net.config.channels
+        if channels != expected:
             raise UserError(
-                f"up_sampler: {model.name} reads vectors of {theirs} numbers, {vq.name} has {own}; use one trained for it."
+                f"up_sampler: {model.name} reads vectors of {expected} numbers, {vq.name} has {channels}; use one trained for it."
             )
         self.name, self._net, self._title = f"{LATENT}, {model.name}", model.net, model.name
 
@@ -130,7 +130,7 @@ class LatentUpSampling(PixelUpSampling):
 
     def up(self, codes: Tensor, factor: int) -> Tensor:
         codes = codes.to(self.vq.quantize.embedding.weight.device)
-        # The network may compute elsewhere.
+        # The network may be on another device.
         vectors = self.vq.vectors(codes).to(self._net.enter.weight.device)
         return self.vq.codes(self._net.enlarge(vectors, factor).to(codes.device))
 
@@ -142,17 +142,17 @@ def up_sampling(
     enlarge_name: str = "upscale model",
     model: UpSamplerModel | None = None,
 ) -> UpSampling:
-    """The plug that the setting ``up_sampler`` names.
+    """The up-sampler of the setting ``up_sampler``.
 
     Args:
-        kind: one of its choices.
-        vq: the tokenizer that draft and target share.
-        enlarge: for pixels, instead of bicubic.
-        enlarge_name: its name.
-        model: the learned network, if there is one.
+        kind: one of the choices of the setting.
+        vq: the tokenizer of draft and target.
+        enlarge: see :data:`Enlarge`; replaces bicubic interpolation in pixels.
+        enlarge_name: display name of ``enlarge``.
+        model: the learned network, or None.
 
     Raises:
-        UserError: the learned one is asked for and there is none, or not for this tokenizer; an upscale model without use.
+        UserError: latent up-sampling without a network for this tokenizer, or together with ``enlarge``.
     """
     if kind != LATENT:
         return PixelUpSampling(vq) if enlarge is None else PixelUpSampling(vq, enlarge, enlarge_name)

@@ -1,11 +1,11 @@
-"""ZipAR: a row starts as soon as the row above is a window ahead, so that several rows grow at once.
+"""ZipAR: a row starts when the row above is a window ahead, so that several rows are decoded in parallel.
 
 Source: He et al. 2025, "ZipAR: Parallel Autoregressive Image Generation through Spatial Locality" (ICML 2025, arXiv
-2412.04062). What predicts a row's first token is the last cell of the row above, which is not there yet; as in the
-published code the newest token of the row above *that* cell stands in for it until it is.
+2412.04062). The first token of a row is predicted from the last cell of the row above, which is not decided yet; as in the
+published code, a decided token near it is fed in its place (see :func:`next_token_passes`).
 
-The paper's adaptive window is not here: its constants are in no published code, and when a row may start would depend on
-the tokens drawn, image by image.
+The paper's adaptive window is not implemented: its constants are not in the published code, and the start of a row would
+depend on the drawn tokens of each image.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from .settings import ZipARSettings
 
 
 def row_groups(grid: int, window: int, rows: int | None = None) -> list[list[int]]:
-    """Cells of every pass: the first row alone, then one cell of every row under way.
+    """Cells of every pass: the first row cell by cell, then one cell of every active row.
 
-    Row r + 1 comes in once row r holds ``window`` tokens, 1 <= window < grid. These are G + (G - 2) window + G passes.
-    ``rows`` is the number of rows where it is not G.
+    Row r + 1 becomes active when row r holds ``window`` tokens.
+
+    Args:
+        grid: side G of the grid.
+        window: the paper's s, 1 <= window < G. G rows take G + (G - 2) window + G passes.
+        rows: number of rows; None: G.
     """
     rows = grid if rows is None else rows
     groups = [[c] for c in range(grid)]
@@ -42,12 +46,12 @@ def row_groups(grid: int, window: int, rows: int | None = None) -> list[list[int
 
 
 @lru_cache(maxsize=16)
-def windowed(grid: int, window: int, blanks: bool = False) -> Schedule:
-    """Schedule for a window; from the row's width on it is the raster."""
+def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedule:
+    """Schedule for a window; raster order if the window is a row or wider."""
     if window >= grid:
         return raster(grid)
     groups = row_groups(grid, window)
-    return Schedule(grid, next_token_passes(groups, grid, group_clocks(groups, grid)), blanks)
+    return Schedule(grid, next_token_passes(groups, grid, group_clocks(groups, grid)), unwritten_visible)
 
 
 def zipar(
@@ -55,7 +59,7 @@ def zipar(
 ) -> TokenSampler:
     """ZipAR on a LlamaGen or on Tar's de-tokenizer.
 
-    With ``window`` as wide as a row or wider this is plain LlamaGen, token for token.
+    With a ``window`` of a row or wider, the tokens are those of plain LlamaGen.
 
     Args:
         model, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`.

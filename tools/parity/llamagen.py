@@ -19,7 +19,7 @@ from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ...samplers.driver import finish
 from ...samplers.tokens.draws import allowed
 from ...samplers.tokens.llamagen import raster
-from ...samplers.tokens.loop import begin, decode, lay_out
+from ...samplers.tokens.loop import begin, decode, to_device
 from ...samplers.tokens.par import par_groups, par_schedule
 from ...samplers.tokens.schedule import Schedule
 from ...samplers.tokens.settings import TokenSettings
@@ -276,8 +276,8 @@ def _replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, toke
     """Logits [B, rows, V] of all rows that a schedule feeds, with known tokens int64 [B, N]; the prefill's last row first."""
     run = begin("verify", model, condition, TokenSettings(), _Multinomial(0, len(condition), False), None, schedule)
     run.tokens.copy_(tokens)
-    logits, cache = run.prefill(both=True)
+    logits, cache = run.prefill(null=True)
     out = [logits[:, None]]
-    for at in lay_out(schedule, cache.prefix, tokens.device)[1:]:
-        out.append(run.feed(at, cache, both=True, every=True))
+    for at in to_device(schedule, cache.prefix, tokens.device)[1:]:
+        out.append(run.feed(at, cache, null=True, every=True))
     return torch.cat(out, 1)[len(tokens) :] if null else torch.cat(out, 1)[: len(tokens)]
