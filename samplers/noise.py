@@ -1,10 +1,11 @@
 """Paired noise: all randomness of an image is drawn from (seed, image index), per token position.
 
-Two samplers with one seed therefore start from the same picture, and image i is the same alone or in a batch. Drawn on
-the CPU with own generators, so that the picture does not depend on the device and no global state is touched.
+With one seed two samplers start from the same noise, and image i is the same alone or in a batch. Noise is drawn on the CPU
+with generators of its own, so that the picture does not depend on the device and the global RNG is not used.
 
-What a verification draws is not known beforehand (a rejection draws until something is kept), so it is counted and not
-drawn in turn: :class:`CounterRNG`.
+The number of draws of a verification is not known beforehand (a rejection redraws until one is accepted), so these come from
+a counter-based generator: :class:`CounterRNG`. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+generators"): counters advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# Written as signed numbers: torch counts in int64, whose products wrap around as they should.
+# Signed, because torch computes in int64; products wrap around as required.
 GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _STAGES = ((30, _FIRST), (27, _SECOND), (31, 1))
 
@@ -25,7 +26,7 @@ _STAGES = ((30, _FIRST), (27, _SECOND), (31, 1))
 def mix_(x: Tensor) -> Tensor:
     """Turn counters int64 into random bits, in place."""
     for shift, factor in _STAGES:
-        # A shift that brings in zeros, which int64's own does not.
+        # A logical shift; int64's own is arithmetic.
         x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1))
         if factor != 1:
             x.mul_(factor)
@@ -33,10 +34,10 @@ def mix_(x: Tensor) -> Tensor:
 
 
 class Noise(Protocol):
-    """Where a sampler's randomness comes from; tests inject recorded noise of the same shape."""
+    """Source of a sampler's randomness; tests inject recorded noise of the same shape."""
 
     def orders(self, tokens: int) -> Tensor:
-        """int64 [B, tokens]: a permutation an image; tokens are revealed from its end."""
+        """int64 [B, tokens]: a permutation per image; tokens are revealed from its end."""
         ...
 
     def first(self, stream: str, tokens: int, channels: int) -> Tensor:
@@ -53,7 +54,7 @@ class PairedNoise:
 
     Args:
         seed: 0 to 2^64 - 1.
-        images: image indices, one a batch entry.
+        images: image indices, one per batch entry.
     """
 
     def __init__(self, seed: int, images: Sequence[int]):
@@ -78,24 +79,24 @@ class PairedNoise:
         )
 
 
-# ------------------------------------------------------------------------------------------------ counted numbers
+# ------------------------------------------------------------------------------------------------ counter-based
 
 
 class CounterRNG:
-    """Endless random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
+    """Counter-based random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
 
-    Nothing is remembered between calls, so a row's numbers depend neither on its batch nor on what else was asked for,
-    and asking again gives the same. They are computed on the keys' device.
+    There is no state, so a row's numbers depend neither on its batch nor on other calls. They are computed on the device of
+    the keys.
 
     Args:
-        keys: int64 [N], one a row; see :func:`row_keys`.
+        keys: int64 [N], one per row; see :func:`row_keys`.
     """
 
     def __init__(self, keys: Tensor):
         self.keys = keys
 
     def of(self, rows: Tensor) -> CounterRNG:
-        """The rng of some rows, int64 [M]."""
+        """The generator of rows int64 [M]."""
         return CounterRNG(self.keys[rows])
 
     def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,9 @@
 """Presets of the accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
 
-The demo's values come from its own tables (docs/benchmarks.md), MuLo-SD's excepted, which come from a sweep of 100 pictures
-with a target that was not trained to its end; the full-size ones from the papers, which measured MAR-B, L and H, and LlamaGen-XL.
-MuLo-SD publishes none, so for full-size models a preset asks for a share of drafts to keep, which means the same for every model; on
-the demo a low tau did better than a share. PAR has none: what it decides together is trained into its weights. A preset sets the
-accelerator's own knobs and leaves the picture's (seed, steps, guidance) alone.
+The demo's values come from its tables (docs/benchmarks.md), except MuLo-SD's, which come from a sweep of 100 pictures with an
+earlier target. Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD publishes no values,
+so its full-size presets set the share of accepted drafts, which does not depend on the model; on the demo a low tau did better.
+PAR has no presets: its groups are fixed by training. A preset sets the accelerator's own settings, not seed, steps or guidance.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ AS_SET = "as set"
 NAMES = (AS_SET, "exact", "balanced", "fast")
 
 Values = dict[str, dict[str, Any]]
-# No probability exceeds 1: everything is drawn again, row by row, as the target alone would.
+# No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
 _ALL_AGAIN = {"tau": 1.01, "acceptance_target": 0.0, "resample_window": 0}
 _LOCALLY = {"expansion": 1, "neighbours": -1, "draft_rows": 0, "resample_order": AT_ONCE, "repair": LOCAL}
 _BY_TAU = {"tau": 0.1, "acceptance_target": 0.0}
-# The demo's grid is as wide as that of the smallest official files. No grid is wider than 256.
+# The demo's grid has the width of the smallest official files. No grid is wider than 256.
 _WINDOWS: Values = {
     "exact": {"window": 256},
     "balanced": {"window": 8, "mask_undecoded": True},
     "fast": {"window": 4, "mask_undecoded": True},
 }
-# Settings class to (demo, full size). A combination takes the presets of every part it is made of.
+# Settings class to (demo, full size). A combination takes the presets of all its parts.
 PRESETS: dict[type, tuple[Values, Values]] = {
     FastHybridSettings: (
         {

@@ -1,7 +1,7 @@
 """Settings of the samplers: frozen dataclasses whose fields carry default, range, step, unit, symbol and one sentence.
 
-Node widgets, command-line options, range checks and the reference page are all derived from these fields, so a number
-stands in one place. Field order is widget order: fields are only ever appended.
+Node widgets, command-line options and range checks are derived from these fields. The order of a node's saved widgets is
+frozen in ``nodes/layout.py``; new fields are appended there.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Knob:
-    """What a person should know about one setting.
+    """Metadata of one setting.
 
     Attributes:
-        help: one or two plain sentences: what it is, what happens when it goes up, a usual value, the exact value.
+        help: what it is, the effect of a higher value, a usual value, the value at which the method is exact.
         low, high, step: range (inclusive) and widget step; None for choices and switches.
         choices: allowed strings, or empty.
         symbol: the paper's symbol, or "".
@@ -50,7 +50,7 @@ def knob(default: Any, help: str, **about: Any) -> Any:
 
 
 def knobs(settings: type | object) -> dict[str, tuple[Any, Knob]]:
-    """Field name to (default, knob), in widget order."""
+    """Field name to (default, knob), in field order."""
     return {f.name: (f.default, f.metadata["knob"]) for f in fields(settings)}  # type: ignore[arg-type]
 
 

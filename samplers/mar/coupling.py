@@ -1,19 +1,19 @@
-"""Couplings of Gaussians: turn a draft into a sample of another Gaussian so that, as often as possible, nothing changes.
+"""Couplings of Gaussians: turn a draft into a sample of another Gaussian, changing it as rarely as possible.
 
-A draft y ~ N(m_q, s_q^2) goes in, x ~ N(m_p, s_p^2) comes out, exactly, whatever the draft was; "accepted" means x = y.
-Covariances are diagonal, rows independent. Per row and over all channels together, because a drafted diffusion state is
-of use only as a whole: channel by channel, acceptances would multiply.
+The input is a draft y ~ N(m_q, s_q^2), the output x ~ N(m_p, s_p^2), exactly, for any draft; "accepted" means x = y.
+Covariances are diagonal and rows independent. A row is accepted over all channels together, because a drafted diffusion
+state is usable only as a whole; channel-wise acceptance probabilities would multiply.
 
 - :func:`reflect`, equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025, arXiv
   2501.05370; Bou-Rabee, Eberle & Zimmer 2020). Accepts with probability 2 Phi(-|D| / 2) = 1 - TV, the most
   that any coupling can, and needs no second draw: a rejected draft's noise is mirrored.
 - :func:`reshape`, equal means: the usual speculative rejection min(1, p / q); a rejected draft is replaced by a sample of
   max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
-- :func:`couple`, anything: reshape, then reflect. Either leaves its own target's distribution behind, and so does the
-  one after the other. MAR's variances are learned and hardly differ between a draft and the truth, so the first step
-  almost never does anything, and the rest keeps the draft's noise, by which pictures of one seed are alike.
+- :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the
+  target, so the first step almost never changes the draft, and the second keeps its noise, which keeps pictures of one seed
+  alike.
 
-All randomness is passed in. A standard deviation of 0 means no noise: there the draft is accepted only if it is the mean.
+All randomness is passed in. A std of 0 means no noise: the draft is then accepted only if it equals the mean.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# What fp32 makes of one and the same head in two batches. Closer means are the same mean, closer deviations the same.
+# Rounding of one head evaluated in two batches, fp32. Closer means count as equal, and closer log stds.
 ROUNDING = 1e-5
-# Draws after which a replacement is taken as it is. A draft as good as that is rejected less than once in as many.
+# Redraws after which a replacement is taken unconditionally; the probability of needing as many is below 1 / MOST_DRAWS.
 MOST_DRAWS = 1 << 18
 _BLOCK = 1 << 21  # numbers drawn at once
 
@@ -67,11 +67,11 @@ def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
 
 
 def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Tensor:
-    """Whether :func:`couple` keeps the draft; what it would put in its place costs more and is often not needed.
+    """Whether :func:`couple` accepts the draft, without computing a replacement.
 
     Args:
         draft: fp32 [..., channels], a sample of q.
-        q, p: what it was drawn from and what is wanted, the same shape.
+        q, p: distribution of the draft and target distribution, the same shape.
         uniforms: fp32 [..., 2], in (0, 1].
 
     Returns:
@@ -87,15 +87,15 @@ def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Ten
 
 
 def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, retry: Retry) -> Coupled:
-    """From N(m, s_q^2) to N(m, s_p^2), means equal: keep with min(1, p / q), else draw from p what q has too little of.
+    """From N(m, s_q^2) to N(m, s_p^2), means equal: accept with min(1, p / q), else sample max(0, p - q) / Z.
 
-    A draw from p is kept with probability 1 - min(1, q / p). Over all drafts that is one draw a draft on average, however
-    alike p and q are: where keeping is rare, so are rejections.
+    A draw from p is accepted with probability 1 - min(1, q / p). This takes one redraw per draft on average for any p and q:
+    where acceptance of a redraw is rare, so are rejections.
 
     Args:
         draft: fp32 [N, channels], a sample of q.
         q: the draft's Gaussian.
-        log_std: fp32 [N, channels], the wanted one's.
+        log_std: of the target, fp32 [N, channels].
         uniform: fp32 [N], in (0, 1].
         retry: draws for rejected rows.
     """
@@ -106,7 +106,7 @@ def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, retry:
     while len(todo):
         count = max(1, min(4 * count, _BLOCK // todo.numel() // z.shape[1]))
         normals, uniforms = retry(todo, at, count)
-        # log q / p at the draw: the ratio of shapes with the two exchanged. What is not a number is kept, and seen.
+        # log q / p at the draw: the shape ratio with p and q exchanged. NaN is accepted, so that it stays visible.
         keep = ~(uniforms.log() <= _shape_ratio(normals, -step[todo, None]))
         at += count
         keep[:, -1] |= at >= MOST_DRAWS
@@ -119,15 +119,15 @@ def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, retry:
 
 
 def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Coupled:
-    """From N(mean, s^2) to N(m_p, s^2), deviations equal and not 0: reflection-maximal coupling.
+    """From N(mean, s^2) to N(m_p, s^2), stds equal and not 0: reflection-maximal coupling.
 
-    With z the draft's noise, D = (mean - m_p) / s and e = D / |D|: keep with min(1, exp(-z.D - |D|^2 / 2)), else
+    With z the draft's noise, D = (mean - m_p) / s and e = D / |D|: accept with min(1, exp(-z.D - |D|^2 / 2)), else
     m_p + s (z - 2 (e.z) e).
 
     Args:
         draft: fp32 [N, channels], a sample of N(mean, s^2).
         mean: fp32 [N, channels].
-        p: the wanted Gaussian.
+        p: the target.
         uniform: fp32 [N], in (0, 1].
     """
     std = p.log_std.exp()
@@ -139,12 +139,12 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
 
 
 def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, retry: Retry) -> Coupled:
-    """From any diagonal Gaussian to any other: :func:`reshape`, then :func:`reflect`.
+    """From one diagonal Gaussian to another: :func:`reshape`, then :func:`reflect`.
 
     Args:
         draft: fp32 [N, channels], a sample of q.
-        q, p: what it was drawn from and what is wanted.
-        uniforms: fp32 [N, 2], in (0, 1]; one a step.
+        q, p: distribution of the draft and target distribution.
+        uniforms: fp32 [N, 2], in (0, 1]; one per step.
         retry: draws for rows that the first step rejects.
 
     Returns:

@@ -2,9 +2,9 @@
 
 Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR; x0 is never clipped. Everything is plain fp32 or float64.
 
-Why ``t_max`` exists: every respacing of 1000 steps keeps t = 999, where abar = 2.4e-9. With N steps the first one
-multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 10. Starting at t = 950 instead makes
-that 2.2 at N = 10, which small or few-step models need. 999 is the official behaviour.
+Reason for ``t_max``: every respacing of 1000 steps includes t = 999, where abar = 2.4e-9. With N steps the first one
+multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 10. Starting at t = 950 makes that factor
+2.2 at N = 10, which small models and few steps need. 999 is the official behaviour.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def tables_at(timesteps: tuple[int, ...]) -> Tables:
     abar = torch.cumprod(1 - cosine_betas(), 0)[kept]
     before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
     betas = 1 - abar / before
-    # Upstream accumulates the product again from the new betas; so do we, for the last digits.
+    # As upstream, the product is accumulated again from the new betas, which decides the last digits.
     abar = torch.cumprod(1 - betas, 0)
     before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
     variance = betas * (1 - before) / (1 - abar)

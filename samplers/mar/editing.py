@@ -1,7 +1,6 @@
-"""Drawing part of a picture anew: tokens outside the mask are given, those inside are sampled.
+"""Editing: tokens outside the mask are given, those inside are sampled again.
 
-This is native to masked autoregression: given tokens are simply known before the first AR step, whatever accelerator
-runs afterwards.
+Given tokens are known before the first AR step, so editing works with every accelerator.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from ...model_loaders.networks.mar import MARModel
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """A picture to start from, and where it may change.
+    """A picture to start from, and the part to sample again.
 
     Attributes:
         latents: decoder latents [1 or B, C, H, W], any float dtype.
-        mask: [1 or B, h, w] of any size, 0..1; above 0.5 is drawn anew. A token is drawn anew if any of the mask's
-            values over it is.
+        mask: [1 or B, h, w] of any size, 0..1. A token is sampled again if any mask value over it is above 0.5.
     """
 
     latents: Tensor
     mask: Tensor
 
     def tokens(self, model: MARModel, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Start tokens fp32 [B, L, channels] and which are to be drawn, bool [B, L].
+        """Start tokens fp32 [B, L, channels] and a mask of those to sample, bool [B, L].
 
         Raises:
             UserError: latents of another shape or not finite, an empty mask, batches that do not fit, or masks that
@@ -53,7 +51,7 @@ class Edit:
             if not bool(x.isfinite().all()):
                 raise UserError(f"{name}: it holds numbers that are not finite; make it again.")
         start = self.latents.to(device, torch.float32).expand(images, -1, -1, -1)
-        # Pooling over cells: a mask of picture size covers every token it touches.
+        # Max pooling: a mask of picture size covers every token it touches.
         cells = F.adaptive_max_pool2d(self.mask.to(device, torch.float32)[:, None], c.grid)[:, 0] > 0.5
         drawn = cells.flatten(1).expand(images, -1)
         counts = drawn.sum(1).tolist()

@@ -15,7 +15,7 @@ from .settings import MARBase
 def masked_after(tokens: int, steps: int) -> list[int]:
     """Masked tokens left after each AR step: floor(L cos(pi/2 (s+1)/S)), at least one fewer each step, 0 at the end.
 
-    As upstream up to the last entry, which is 1 there although the last step decides everything.
+    As upstream except for the last entry, which is 1 there although the last step decides everything.
 
     Raises:
         UserError: more steps than tokens, or none.
@@ -37,16 +37,16 @@ class Plan:
     Attributes:
         steps: AR steps.
         cfg: guidance scale of each step.
-        sizes: tokens an image decides at each step; the same for the whole batch.
-        reveal: int64 [B, L], positions in the order they are decided; given ones stand in front.
+        sizes: tokens per image decided at each step; the same for the whole batch.
+        reveal: int64 [B, L], positions in the order in which they are decided; given ones first.
 
     Args:
         orders: int64 [B, L], a permutation an image.
-        settings: how many steps, which guidance.
-        drawn: bool [B, L], which positions are to be decided, as many in every image; None for all.
+        settings: number of AR steps, guidance.
+        drawn: bool [B, L], positions to decide, equally many in every image; None for all.
 
     Raises:
-        UserError: more steps than the picture has tokens. An edit that draws fewer than that decides one at a step.
+        UserError: more steps than the picture has tokens. An edit with fewer tokens than steps decides one per step.
     """
 
     def __init__(self, orders: Tensor, settings: MARBase, drawn: Tensor | None = None):
@@ -68,7 +68,7 @@ class Plan:
             self.reveal = self.reveal.gather(1, first)
 
     def ahead(self, step: int, reach: int = 1) -> Tensor:
-        """int64 [B, M]: positions of steps ``step .. step + reach - 1``, in steps' order."""
+        """int64 [B, M]: positions of steps ``step .. step + reach - 1``, in order of the steps."""
         return self.reveal[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
 
     def known(self, step: int) -> Tensor:
