@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from .diffusion import Ancestral, Tables, guide
-from .loop import Conditions, Run
+from .loop import Conditions, Denoise, HeadRows, Run
 
 
 class Denoiser:
@@ -45,21 +47,77 @@ class Denoiser:
         Returns:
             fp32 [N, channels].
         """
-        head, n, channels, rule = self.head, len(first), first.shape[1], rule or self.rule
-        steps, both = len(self.table), z.both()
-        condition = head.cond_embed(both)
-        width = condition.shape[1] * (3 * len(head.res_blocks) + 2)
-        chunk = max(1, self.budget // max(1, len(both) * width))
-        x, noise = first, rule.scaled(noise)
-        modulations: list[Tensor] = []
-        for k in range(steps):
-            if k % chunk == 0:
-                modulations = head.modulations(self.times[k : k + chunk, None] + condition)
-            out = head.denoise(torch.cat([x, x]) if z.guided else x, [m[k % chunk] for m in modulations])
-            eps, logits = guide(out[:n], out[n:] if z.guided else None, scale, channels)
-            x = rule(k, x, eps, logits, noise[k])
-        self.run.report.add(head_calls=steps, head_rows=steps * len(both))
-        return x
+        return _denoise([_Rows(self, z, scale, first, noise, rule or self.rule)])[0]
+
+    def together(self, mine: HeadRows, other: Denoise, others: HeadRows) -> tuple[Tensor, Tensor]:
+        """Denoise rows of two tables in one loop, so that the sequential head calls are those of the longer table.
+
+        Args:
+            mine: arguments of :meth:`__call__` for rows of this denoiser.
+            other, others: another denoiser and its rows.
+        """
+        if not other.exact:  # its cache belongs to one table
+            return self(*mine), other(*others)
+        pairs = ((self, mine), (cast(Denoiser, other), others))
+        first, second = _denoise([_Rows(d, r.z, r.scale, r.first, r.noise, r.rule or d.rule) for d, r in pairs])
+        return first, second
+
+
+class _Rows:
+    """Rows of one diffusion table in the middle of their denoising."""
+
+    def __init__(self, denoiser: Denoiser, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral):
+        self.denoiser, self.guided, self.scale, self.rule = denoiser, z.guided, scale, rule
+        self.x, self.noise = first, rule.scaled(noise)
+        self.condition = denoiser.head.cond_embed(z.both())
+        self.steps = len(denoiser.table)
+        width = self.condition.shape[1] * (3 * len(denoiser.head.res_blocks) + 2)
+        self.chunk = max(1, denoiser.budget // max(1, len(self.condition) * width))
+        self.start, self.modulations = -self.chunk, [self.condition]  # of steps start .. start + chunk - 1
+
+    def inputs(self, k: int) -> tuple[Tensor, list[Tensor]]:
+        """Head inputs of executed step ``k``: tokens [R, channels], both branches, and a modulation per layer."""
+        if k >= self.start + self.chunk or k < self.start:
+            self.start = k - k % self.chunk
+            times = self.denoiser.times[self.start : self.start + self.chunk, None]
+            self.modulations = self.denoiser.head.modulations(times + self.condition)
+        x = torch.cat([self.x, self.x]) if self.guided else self.x
+        return x, [m[k - self.start] for m in self.modulations]
+
+    def step(self, k: int, out: Tensor) -> None:
+        """Advance by executed step ``k`` with the head's output [R, 2 channels]."""
+        n = len(self.x)
+        eps, logits = guide(out[:n], out[n:] if self.guided else None, self.scale, self.x.shape[1])
+        self.x = self.rule(k, self.x, eps, logits, self.noise[k])
+
+    def skip(self, k: int) -> None:
+        """Advance by executed step ``k``, whose rule does not use the head."""
+        zero = torch.zeros_like(self.x)
+        self.x = self.rule(k, self.x, zero, zero, self.noise[k])
+
+
+def _denoise(parts: list[_Rows]) -> list[Tensor]:
+    """Denoise rows of one or more tables in one loop; shorter tables join for the last calls. Tokens of each part."""
+    longest = max(part.steps for part in parts)
+    head, report = parts[0].denoiser.head, parts[0].denoiser.run.report
+    for call in range(longest):
+        active = [(part, call - longest + part.steps) for part in parts if call >= longest - part.steps]
+        for part, k in active:
+            if part.rule.free(k):
+                part.skip(k)
+        active = [(part, k) for part, k in active if not part.rule.free(k)]
+        if not active:
+            continue
+        inputs = [part.inputs(k) for part, k in active]
+        x, modulations = inputs[0]
+        if len(inputs) > 1:
+            x = torch.cat([x for x, _ in inputs])
+            modulations = [torch.cat(layer) for layer in zip(*(m for _, m in inputs), strict=True)]
+        out = head.denoise(x, modulations).split([len(x) for x, _ in inputs])
+        for (part, k), rows in zip(active, out, strict=True):
+            part.step(k, rows)
+        report.add(head_calls=1, head_rows=len(x))
+    return [part.x for part in parts]
 
 
 class RowNoise:
@@ -73,3 +131,9 @@ class RowNoise:
     def __call__(self, image: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Start noise [N, channels] and step noise [S, N, channels] of N rows, int64 [N] each."""
         return self.first[image, position], self.steps[image, :, position].transpose(0, 1)
+
+    def spaced(self, image: Tensor, position: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """The same for a table of at most S steps: evenly spaced entries, so that pictures stay comparable."""
+        first, noise = self(image, position)
+        kept = [k * len(noise) // steps for k in range(steps)]
+        return first, noise if len(kept) == len(noise) else noise[kept]

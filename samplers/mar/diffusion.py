@@ -148,6 +148,10 @@ class Ancestral:
         """Step noise [S, N, channels] times the temperature and the part of sigma that does not depend on the logits."""
         return noise * self.std
 
+    def free(self, k: int) -> bool:
+        """Whether executed step ``k`` needs no head output; logits 0, the middle of the learned range, then stand for it."""
+        return False
+
     def mean(self, k: int, x: Tensor, eps: Tensor) -> Tensor:
         """mu [N, channels] of executed step ``k`` (0 is the highest timestep) from x and guided noise [N, channels]."""
         recip, recipm1, coef1, coef2, _ = self.coefficients[k]

@@ -3,13 +3,17 @@
 Source: "FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lookahead and Guided Decoding" (CVPR 2026).
 No code was published; choices that the paper leaves open are settings (see :class:`FastHybridSettings`).
 
-At AR step s, with z the transformer's output for the positions of steps s .. s + k - 1:
+At AR step s, with z the transformer's output for the positions of step s and of those up to the next multiple of k:
 
 1. *verify*: a token of step s keeps its draft if cos(z', z) >= lambda, where z' is the condition its draft was made from;
-2. *lookahead*: all other tokens of step s, and for their images all tokens of steps s + 1 .. s + k - 1, are sampled by a
-   full diffusion pass of T steps; the latter are the drafts x' of the next steps, with z' = z;
+2. *lookahead*: all other tokens of step s, and for their images all tokens of the following steps up to the next multiple
+   of k, are sampled by a full diffusion pass of T steps; the latter are the drafts x' of these steps, with z' = z;
 3. *refine*: accepted tokens are sampled by T_g guided diffusion steps, whose means are mixed with the draft:
-   mu'_t = (1 - gamma_t) mu_t + gamma_t x'.
+   mu'_t = (1 - gamma_t) mu_t + gamma_t x'. A step with gamma_t = 1 does not depend on the head and skips it.
+
+Lookaheads end at multiples of k, so that the images of a batch start their next ones together: the number of sequential head
+calls of a batch then hardly exceeds that of one image. Guided steps take evenly spaced entries of the token's own noise, so
+that an accepted token stays close to plain MAR's.
 
 The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further transformer pass.
 """
@@ -17,6 +21,7 @@ The transformer runs at every AR step as in plain MAR, so a restarted lookahead 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,9 +34,10 @@ from ..conditioning import Condition
 from ..noise import Noise
 from .denoiser import RowNoise
 from .diffusion import Ancestral, tables
+from .disa import annealed_tables
 from .editing import Edit
-from .head import PlainHead
-from .loop import Conditions, Run, Sampler, Transformer, begin, generate
+from .head import PlainHead, denoisers
+from .loop import Conditions, Head, HeadRows, Run, Sampler, Transformer, begin, generate
 from .settings import FastHybridSettings
 from .transformer import FullTransformer
 
@@ -67,6 +73,10 @@ class Guided(Ancestral):
         self.coefficients, self.std = rule.coefficients, rule.std
         self.draft, self.weights, self.space = draft, weights, space
 
+    def free(self, k: int) -> bool:
+        """Whether gamma is 1 at executed step ``k``."""
+        return self.weights[k] == 1
+
     def mean(self, k: int, x: Tensor, eps: Tensor) -> Tensor:
         """mu' [N, channels] of executed step ``k``; linear in x, eps and x'."""
         recip, recipm1, coef1, coef2, _ = self.coefficients[k]
@@ -85,10 +95,9 @@ class LookaheadHead:
 
     def __init__(self, run: Run, transformer: Transformer, settings: FastHybridSettings):
         self.settings = s = settings
-        self.reach = s.lookahead
-        few = tables(s.guided_steps, run.t_max)
-        self.full, self.full_noise = transformer.denoiser(run, run.tables), RowNoise(run, "full", run.tables)
-        self.few, self.few_noise = transformer.denoiser(run, few), RowNoise(run, "guided", few)
+        self.tables, few = annealed_tables(run, s), tables(s.guided_steps, run.t_max)
+        self.full, self.few = denoisers(run, transformer, self.tables), transformer.denoiser(run, few)
+        self.noise = RowNoise(run, "full", run.tables)
         self.weights = guidance_weights(s.guidance_schedule, len(few))
         batch, length = run.tokens.shape[:2]
         device = run.tokens.device
@@ -101,6 +110,10 @@ class LookaheadHead:
             self.scale[run.plan.starts[step] : run.plan.ends[step]] = run.plan.cfg[step]
         self.similarities: list[Tensor] = []
 
+    def reach(self, step: int) -> int:
+        """AR steps up to the next multiple of k: the images of a batch restart their lookaheads together there."""
+        return self.settings.lookahead - step % self.settings.lookahead
+
     def __call__(self, run: Run, step: int, z: Conditions) -> Tensor:
         """Tokens [B, n, channels] of an AR step."""
         where = run.plan.ahead(step)
@@ -110,12 +123,15 @@ class LookaheadHead:
         accepted, fresh = int(ok.sum()), int((~had).sum())
         rejected = ok.numel() - accepted - fresh
         run.report.add(accepted=accepted, rejected=rejected, restarts=int((had & ~ok).any(dim=1).sum()))
-        # 2. lookahead
-        if accepted < ok.numel():
-            self.lookahead(run, step, z, ~ok)
-        # 3. refine
-        if accepted and self.settings.accepted == "refine":
-            self.refine(run, step, z, ok)
+        full = self.lookahead(run, step, z, ~ok) if accepted < ok.numel() else None
+        few = self.refine(run, step, z, ok) if accepted and self.settings.accepted == "refine" else None
+        # 2. lookahead and 3. refine, in one loop where both are due
+        if full and few:
+            made = self.full[step].together(full.rows, self.few, few.rows)
+        else:
+            made = tuple(d(*due.rows) for d, due in ((self.full[step], full), (self.few, few)) if due)
+        for due, tokens in zip(filter(None, (full, few)), made, strict=True):
+            self.draft[due.image, due.position] = tokens
         if step + 1 == run.plan.steps:
             grid = run.model.net.config.grid
             run.report.maps["outcome"] = self.outcome.view(-1, grid, grid).cpu().numpy()
@@ -139,27 +155,36 @@ class LookaheadHead:
         self.outcome.scatter_(1, where, torch.where(ok, ACCEPTED, torch.where(has, REDONE, PLAIN)).to(torch.uint8))
         return ok
 
-    def lookahead(self, run: Run, step: int, z: Conditions, bad: Tensor) -> None:
+    def lookahead(self, run: Run, step: int, z: Conditions, bad: Tensor) -> _Due:
         """Full diffusion of the ``bad`` [B, n] tokens and, for their images, of every later step in reach."""
-        where = run.plan.ahead(step, self.reach)
+        where = run.plan.ahead(step, self.reach(step))
         todo = bad.any(dim=1, keepdim=True).expand(-1, where.shape[1]).clone()
         todo[:, : bad.shape[1]] = bad
         image, column = todo.nonzero(as_tuple=True)
-        position = where[image, column]
-        rows = z.at(image, column)
-        scale = self.scale[run.plan.starts[step] + column][:, None]
-        self.draft[image, position] = self.full(rows, scale, *self.full_noise(image, position))
+        position, rows = where[image, column], z.at(image, column)
         assert self.z_draft is not None
         self.z_draft[image, position] = rows.cond.float()
         self.has[image, position] = True
+        scale = self.scale[run.plan.starts[step] + column][:, None]
+        noise = self.noise.spaced(image, position, len(self.tables[step]))
+        return _Due(image, position, HeadRows(rows, scale, *noise))
 
-    def refine(self, run: Run, step: int, z: Conditions, ok: Tensor) -> None:
-        """Guided diffusion of the accepted tokens ``ok`` [B, n] from their drafts."""
+    def refine(self, run: Run, step: int, z: Conditions, ok: Tensor) -> _Due:
+        """Guided diffusion of the accepted tokens ``ok`` [B, n] from their drafts, with the tokens' own noise."""
         image, column = ok.nonzero(as_tuple=True)
         position = run.plan.ahead(step)[image, column]
         scale = self.scale[run.plan.starts[step] + column][:, None]
+        noise = self.noise.spaced(image, position, len(self.weights))
         rule = Guided(self.few.rule, self.draft[image, position], self.weights, self.settings.guidance_space)
-        self.draft[image, position] = self.few(z.at(image, column), scale, *self.few_noise(image, position), rule=rule)
+        return _Due(image, position, HeadRows(z.at(image, column), scale, *noise, rule))
+
+
+class _Due(NamedTuple):
+    """Tokens to denoise: image and position int64 [N], and their head rows."""
+
+    image: Tensor
+    position: Tensor
+    rows: HeadRows
 
 
 def fasthybrid(
@@ -185,6 +210,8 @@ def fasthybrid(
     run = begin("fasthybrid", model, condition, settings, noise, seed, edit)
     transformer = transformer or FullTransformer()
     with torch.no_grad():
-        lookahead = settings.lookahead > 0
-        head = LookaheadHead(run, transformer, settings) if lookahead else PlainHead(run, transformer)
+        if settings.lookahead:
+            head: Head = LookaheadHead(run, transformer, settings)
+        else:
+            head = PlainHead(run, transformer, annealed_tables(run, settings))
     return (yield from generate(run, transformer, head))

@@ -32,6 +32,7 @@ from ..conditioning import Condition
 from ..noise import Noise
 from .denoiser import Denoiser
 from .diffusion import Tables
+from .disa import annealed_tables
 from .editing import Edit
 from .head import PlainHead
 from .lazymar_head import CachedDenoiser
@@ -437,5 +438,5 @@ def lazymar(
     run = begin("mar", model, condition, settings, noise, seed, edit)
     transformer = LazyTransformer(settings)
     with torch.no_grad():
-        head = PlainHead(run, transformer)
+        head = PlainHead(run, transformer, annealed_tables(run, settings))
     return (yield from generate(run, transformer, head))

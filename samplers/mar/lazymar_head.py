@@ -16,7 +16,7 @@ from torch import Tensor
 from ...model_loaders.networks.mar import HeadBlock
 from .denoiser import Denoiser
 from .diffusion import Ancestral, Tables, guide
-from .loop import Conditions, Run
+from .loop import Conditions, Denoise, HeadRows, Run
 
 # (full step, steps that compute the own MLPs, steps that reuse them), each counted from the highest timestep.
 _Segment = tuple[int, list[int], list[int]]
@@ -132,6 +132,10 @@ class CachedDenoiser(Denoiser):
         steps_, whole = len(self.table), len(self.segments)
         self.run.report.add(head_calls=steps_, head_rows=whole * len(both) + (steps_ - whole) * n)
         return x
+
+    def together(self, mine: HeadRows, other: Denoise, others: HeadRows) -> tuple[Tensor, Tensor]:
+        """One after the other: the cache belongs to one table."""
+        return self(*mine), other(*others)
 
     def _modulations(self, span: list[_Segment], condition: Tensor, n: int) -> _Modulations:
         """adaLN modulations of the steps of a span; ``condition`` is the embedded z [R, w] of both branches."""

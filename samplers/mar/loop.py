@@ -24,7 +24,7 @@ from ..driver import start_clock, timed
 from ..noise import Noise
 from .diffusion import Ancestral, Tables, tables
 from .editing import Edit
-from .schedule import Plan, raster_orders
+from .schedule import ORDERS, Plan
 from .settings import MARBase
 
 
@@ -105,6 +105,16 @@ class Conditions(NamedTuple):
         return [Conditions(cond, null) for cond, null in zip(conds, nulls, strict=True)]
 
 
+class HeadRows(NamedTuple):
+    """N head rows: arguments of :meth:`Denoise.__call__`."""
+
+    z: Conditions
+    scale: Tensor
+    first: Tensor
+    noise: Tensor
+    rule: Ancestral | None = None
+
+
 class Denoise(Protocol):
     """Denoising of head rows with one diffusion table; see :class:`samplers.mar.denoiser.Denoiser`."""
 
@@ -117,6 +127,10 @@ class Denoise(Protocol):
         self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral | None = None
     ) -> Tensor:
         """Tokens fp32 [N, channels] of N rows; ``rule`` replaces :attr:`rule`."""
+        ...
+
+    def together(self, mine: HeadRows, other: Denoise, others: HeadRows) -> tuple[Tensor, Tensor]:
+        """Tokens of rows of this denoiser and of another one, in as few sequential head calls as possible."""
         ...
 
 
@@ -147,11 +161,12 @@ class Transformer(Protocol):
 class Head(Protocol):
     """How tokens are made from z."""
 
-    reach: int
-    """AR steps, the current one included, whose z it needs."""
+    def reach(self, step: int) -> int:
+        """AR steps from ``step`` on whose z it needs, at least 1."""
+        ...
 
     def __call__(self, run: Run, step: int, z: Conditions) -> Tensor:
-        """Tokens [B, n, channels] fp32 of this step's positions, from z of ``plan.ahead(step, reach)``."""
+        """Tokens [B, n, channels] fp32 of this step's positions, from z of ``plan.ahead(step, reach(step))``."""
         ...
 
 
@@ -229,8 +244,7 @@ def begin(
     orders = noise.orders(c.tokens)
     if len(orders) != batch:
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
-    if settings.order == "raster":
-        orders = raster_orders(batch, c.tokens)
+    orders = ORDERS[settings.order](orders)
     report = Report(name, model.name, asdict(settings), seed, batch, device.type)
     tokens, drawn, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:
@@ -246,7 +260,7 @@ def generate(run: Run, transformer: Transformer, head: Head) -> Sampler:
 
     def decide(run: Run, step: int) -> Tensor:
         with run.clock.phase("transformer"):
-            z = transformer(run, step, run.plan.ahead(step, head.reach))
+            z = transformer(run, step, run.plan.ahead(step, head.reach(step)))
         with run.clock.phase("head"):
             return head(run, step, z)
 

@@ -11,7 +11,7 @@ import torch
 from ...model_loaders.networks.mar import MARModel
 from ..conditioning import Condition
 from ..noise import Noise
-from .disa import diffusion_steps
+from .disa import annealed_tables
 from .editing import Edit
 from .loop import Sampler, Transformer, begin, generate
 from .settings import MARSettings
@@ -48,7 +48,6 @@ def mar(
     """
     run = begin("mar", model, condition, settings, noise, seed, edit)
     transformer = transformer or FullTransformer()
-    counts = diffusion_steps(settings.diffusion_steps, settings, run.plan.steps)
     with torch.no_grad():
-        head = SpeculativeHead.of(run, transformer, settings.speculation, counts)
+        head = SpeculativeHead.of(run, transformer, settings.speculation, annealed_tables(run, settings))
     return (yield from generate(run, transformer, head))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -41,12 +43,13 @@ class Plan:
         reveal: int64 [B, L], positions in the order in which they are decided; given ones first.
 
     Args:
-        orders: int64 [B, L], a permutation an image.
-        settings: number of AR steps, guidance.
+        orders: int64 [B, L], a permutation per image; positions are revealed from its end.
+        settings: number of AR steps, guidance, reconstruction steps.
         drawn: bool [B, L], positions to decide, equally many in every image; None for all.
 
     Raises:
-        UserError: more steps than the picture has tokens. An edit with fewer tokens than steps decides one per step.
+        UserError: more steps than the picture has tokens, or reconstruction steps that the order or the number of AR steps
+            does not allow. An edit with fewer tokens than steps decides one per step.
     """
 
     def __init__(self, orders: Tensor, settings: MARBase, drawn: Tensor | None = None):
@@ -55,6 +58,8 @@ class Plan:
         left = masked_after(tokens, settings.ar_steps)
         if given:
             left = masked_after(tokens - given, min(settings.ar_steps, tokens - given))
+        if settings.reconstruct:
+            left = reconstructed(tokens, settings, drawn) or left
         self.steps, self.tokens = len(left), tokens
         self.ends = [tokens - m for m in left]
         self.starts = [given, *self.ends[:-1]]
@@ -76,6 +81,101 @@ class Plan:
         return self.reveal[:, : self.starts[step]].sort(dim=1).values
 
 
-def raster_orders(images: int, tokens: int) -> Tensor:
-    """Orders that reveal row by row, int64 [images, tokens]."""
+def reconstructed(tokens: int, settings: MARBase, drawn: Tensor | None) -> list[int] | None:
+    """Masked tokens left after each AR step of GtR's two stages (arXiv 2510.17171).
+
+    The first half of the checkerboard ("structure") takes S - R AR steps on the cosine schedule, the rest R equal steps. Only
+    the abstract is public; lengths and schedules of the stages are a reading of it.
+
+    Returns:
+        The schedule; None for an edit whose structure is empty, shorter than its AR steps or of different sizes in a batch.
+
+    Raises:
+        UserError: another order than checkerboard, or no AR step left for the structure.
+    """
+    steps, rest = settings.ar_steps, settings.reconstruct
+    if settings.order != "checkerboard":
+        raise UserError(f"reconstruct: it needs order checkerboard, and order is {settings.order}; choose it, or 0.")
+    even = _even(tokens)
+    structure, total = int(even.sum()), tokens
+    if drawn is not None:
+        counts = (drawn & even.to(drawn.device)).sum(1).tolist()
+        structure, total = counts[0], int(drawn[0].sum())
+        steps = min(steps, total)
+        if min(counts) != max(counts) or not 1 <= steps - rest <= structure or total - structure < rest:
+            return None
+    if not 1 <= steps - rest <= structure or total - structure < rest:
+        raise UserError(
+            f"reconstruct: {rest} of {steps} AR steps leave {steps - rest} for the {structure} tokens of the structure; "
+            f"choose 1 to {steps - 1} reconstruction steps, and at most {structure} others."
+        )
+    later = total - structure
+    first = [later + m for m in masked_after(structure, steps - rest)]
+    return first + [later * (rest - 1 - i) // rest for i in range(rest)]
+
+
+# ------------------------------------------------------------------------------------------------ orders
+
+
+def _even(tokens: int) -> Tensor:
+    """bool [L]: positions whose row and column add up to an even number."""
+    at, grid = torch.arange(tokens), math.isqrt(tokens)
+    return (at // grid + at % grid) % 2 == 0
+
+
+def raster(random: Tensor) -> Tensor:
+    """Orders that reveal row by row, int64 [B, L]."""
+    images, tokens = random.shape
     return torch.arange(tokens - 1, -1, -1).expand(images, -1)
+
+
+def checkerboard(random: Tensor) -> Tensor:
+    """Orders that reveal positions of even row + column first, each half in the image's random order; int64 [B, L]."""
+    reveal = random.flip(1)
+    odd = (~_even(random.shape[1]))[reveal].to(torch.uint8).argsort(dim=1, stable=True)
+    return reveal.gather(1, odd).flip(1)
+
+
+@lru_cache(maxsize=64)
+def halton_cells(grid: int) -> Tensor:
+    """Cells int64 [G^2, 2] (row, column) in the order of a Halton sequence of bases 2 and 3, duplicates skipped."""
+    found: dict[tuple[int, int], None] = {}
+    index = 1
+    while len(found) < grid * grid:
+        found.setdefault((int(grid * _radical_inverse(index, 2)), int(grid * _radical_inverse(index, 3))))
+        index += 1
+    return torch.tensor(list(found))
+
+
+def _radical_inverse(index: int, base: int) -> float:
+    out, scale = 0.0, 1.0
+    while index:
+        index, digit = divmod(index, base)
+        scale /= base
+        out += digit * scale
+    return out
+
+
+def halton(random: Tensor) -> Tensor:
+    """Orders of low discrepancy (Besnier et al. 2025, arXiv 2503.17076), int64 [B, L].
+
+    Each image has its own toroidal shift, transposition and flips, taken from the first two entries of its random order.
+    """
+    images, tokens = random.shape
+    grid = math.isqrt(tokens)
+    row, column = halton_cells(grid).unbind(1)
+    shift, flips = random[:, :1], random[:, 1:2]
+    row, column = (row + shift // grid) % grid, (column + shift % grid) % grid
+    row, column = torch.where(flips % 2 == 1, column, row), torch.where(flips % 2 == 1, row, column)
+    row = torch.where(flips // 2 % 2 == 1, grid - 1 - row, row)
+    column = torch.where(flips // 4 % 2 == 1, grid - 1 - column, column)
+    return (row * grid + column).flip(1)
+
+
+# Name of an order to the function that makes it of the images' random orders, int64 [B, L] each.
+ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "random": lambda random: random,
+    "raster": raster,
+    "halton": halton,
+    "checkerboard": checkerboard,
+}

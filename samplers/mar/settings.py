@@ -55,8 +55,8 @@ class MARBase:
     order: str = knob(
         "random",
         "The order in which tokens are decided. random: a new one for every image (what MAR was trained on); "
-        "raster: row by row.",
-        choices=("random", "raster"),
+        "raster: row by row; halton: evenly spread; checkerboard: first every other position, in random order.",
+        choices=("random", "raster", "halton", "checkerboard"),
         advanced=True,
     )
     t_max: int = knob(
@@ -66,6 +66,17 @@ class MARBase:
         low=0,
         high=999,
         step=1,
+        advanced=True,
+    )
+    reconstruct: int = knob(
+        0,
+        "AR steps, the last ones, that decide the second half of a checkerboard (GtR); the others decide the first half. Lower "
+        "is faster. Usual: 1, with order checkerboard. 0 is off.",
+        low=0,
+        high=64,
+        step=1,
+        symbol="R",
+        unit="AR steps",
         advanced=True,
     )
 
@@ -85,9 +96,9 @@ class DiSASettings:
     )
     diffusion_steps_curve: str = knob(
         "linear",
-        "How the diffusion steps fall from the first AR step to the last. linear: evenly; cosine: late; two-stage: all in "
-        "the first half, the end's in the second.",
-        choices=("linear", "cosine", "two-stage"),
+        "How the diffusion steps fall from the first AR step to the last. linear: evenly; cosine: fastest in the middle; quarter "
+        "cosine: late; two-stage: all in the first half, the end's in the second.",
+        choices=("linear", "cosine", "two-stage", "quarter cosine"),
         advanced=True,
     )
 
@@ -109,7 +120,7 @@ class MARSettings(DiSASettings, MARBase):
 
 
 @dataclass(frozen=True)
-class FastHybridSettings(MARBase):
+class FastHybridSettings(DiSASettings, MARBase):
     """FastHybrid (CVPR 2026): lookahead drafts, verification by similarity, guided few-step refinement."""
 
     lookahead: int = knob(
@@ -259,7 +270,7 @@ class CacheSettings:
 
 
 @dataclass(frozen=True)
-class LazyMARSettings(CacheSettings, MARBase):
+class LazyMARSettings(CacheSettings, DiSASettings, MARBase):
     """Plain MAR with LazyMAR's caches; MAR's fields come first."""
 
 

@@ -253,21 +253,26 @@ class SpeculativeDenoiser(Denoiser):
 class SpeculativeHead(PlainHead):
     """:class:`PlainHead` whose denoising steps are drafted ``window`` at a time and verified together.
 
-    A call raises UserError where the transformer plug caches the head, which verification would bypass.
+    Raises:
+        UserError: the transformer plug caches the head, which verification would bypass.
     """
 
-    def __init__(self, run: Run, transformer: Transformer, window: int, counts: Sequence[int] | None = None):
-        super().__init__(run, transformer, counts)
-        self.window = window
+    def __init__(self, run: Run, transformer: Transformer, window: int, tables: Sequence[Tables] | None = None):
+        super().__init__(run, transformer, tables)
+        if not all(denoiser.exact for denoiser in self.denoisers):
+            raise UserError(
+                "speculation: it needs the diffusion head uncached; switch the cache's head_cache off, or set it to 0."
+            )
+        made = {id(d): SpeculativeDenoiser(run, d.table, window) for d in self.denoisers}
+        self.speculative = [made[id(d)] for d in self.denoisers]
         self.keys = row_keys(run.noise, "verify", run.tokens.shape[1]).to(run.tokens.device)
-        self.speculative: dict[int, SpeculativeDenoiser] = {}
 
     @staticmethod
-    def of(run: Run, transformer: Transformer, window: int, counts: Sequence[int] | None = None) -> PlainHead:
+    def of(run: Run, transformer: Transformer, window: int, tables: Sequence[Tables] | None = None) -> PlainHead:
         """The speculative head, or the plain one where there is nothing to speculate on: window 0 or temperature 0."""
         if window and run.settings.temperature > 0:
-            return SpeculativeHead(run, transformer, window, counts)
-        return PlainHead(run, transformer, counts)
+            return SpeculativeHead(run, transformer, window, tables)
+        return PlainHead(run, transformer, tables)
 
     def denoise(
         self,
@@ -281,13 +286,5 @@ class SpeculativeHead(PlainHead):
         position: Tensor,
     ) -> Tensor:
         """Tokens [N, channels] of rows (image, position) int64 [N]; other arguments as :meth:`Denoiser.__call__`."""
-        count = self.counts[step]
-        if count not in self.speculative:
-            plain = self.denoiser(run, step)
-            if not plain.exact:
-                raise UserError(
-                    "speculation: it needs the diffusion head uncached; switch the cache's head_cache off, or set it to 0."
-                )
-            self.speculative[count] = SpeculativeDenoiser(run, plain.table, self.window)
         rng = CounterRNG(self.keys[image, position])
-        return self.speculative[count].sample(z, scale, first, noise, rng)
+        return self.speculative[step].sample(z, scale, first, noise, rng)
