@@ -85,7 +85,7 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     return TarModel(
         net=ck.load_strictly(net, weights, "Tar's language model", dtype=compute, device=device),
         name=file.text("name", path.stem if single and path.stem != "model" else folder.name),
-        words=lambda text: tokenizer.encode(clean(text)),
+        tokenize=lambda text: tokenizer.encode(clean(text)),
         marks=marks,
         sides=tuple(side // (scale + 1) for scale in range(scales)),
         repetition_penalty=float(penalty) if _is_number(penalty) and 0 < penalty <= 2 else 1.0,
