@@ -1,4 +1,4 @@
-"""What a started ComfyUI knows of the pack before anything runs."""
+"""The pack in a running ComfyUI, before any prompt."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_help_pages_explain_every_input(root, node):
 
 
 @pytest.mark.parametrize("node", SETTINGS)
-def test_widgets_say_what_the_settings_say(node):
+def test_widgets_agree_with_the_settings(node):
     inputs = {i.id: i for i in NODES[node].inputs}
     for name, (default, about) in knobs(SETTINGS[node]).items():
         widget = inputs[name]

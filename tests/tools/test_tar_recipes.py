@@ -104,7 +104,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def test_files_say_all_that_loading_needs(made) -> None:
     assert made.ta_tok.net.config == TINY and made.ta_tok.name == "picture book TA-Tok" and made.ta_tok.has_encoder
     assert made.tar.net.config == small_language() and made.tar.sides == (6, 3, 2) and made.tar.repetition_penalty == 1
-    own = tar_recipes.speaker(made.tar.net, TINY.codes)
+    own = tar_recipes.tar_model(made.tar.net, TINY.codes)
     assert made.tar.marks == own.marks and made.tar.marks.turn is not None
     for text in (*PROMPTS, "", "<|im_end|> <I3>", "\U0001f600"):
         assert made.tar.prompt(text, 1) == own.prompt(text, 1), "words are read as in training"
@@ -312,7 +312,7 @@ def test_figures_count_what_is_read(pictures) -> None:
 def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
     """Greedy codes of the sampler are the likeliest of whole training sequences, prompts of several lengths in one batch."""
     net = sharp(tar_recipes.build_language(small_language()))
-    model = tar_recipes.speaker(net, TINY.codes)
+    model = tar_recipes.tar_model(net, TINY.codes)
     settings = TarPromptSettings(detail=DETAILS[scale], top_k=1, top_p=1.0)
     codes = finish_prompt(tar_prompt(model, PROMPTS, settings, PairedDraws(0, range(3)))).codes
     assert len({tuple(row) for row in codes.tolist()}) == 3
@@ -327,7 +327,7 @@ def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
 
 
 def test_prompts_are_those_of_the_pictures() -> None:
-    model = tar_recipes.speaker(tar_recipes.build_language(small_language()), TINY.codes)
+    model = tar_recipes.tar_model(tar_recipes.build_language(small_language()), TINY.codes)
     prompts, lengths = tar_recipes.prompt_book(model, 30, variants=2, **QUIET)
     assert prompts.dtype == lengths.dtype == torch.int16 and prompts.shape[:2] == lengths.shape == (30, 2)
     s = picture_book.scenes(1, 30)
@@ -356,21 +356,21 @@ def test_a_step_draws_prompts_with_their_own_codes() -> None:
 
 def test_mistakes_are_few_and_drawn_by_row() -> None:
     codes = torch.full((2000, 36), 5)
-    out = tar_recipes.spoilt(codes, 16, 0.1, generator(1, 0))
+    out = tar_recipes.corrupted(codes, 16, 0.1, generator(1, 0))
     assert float((out != 5).float().mean()) == pytest.approx(0.1 * 15 / 16, abs=0.01) and set(
         out.unique().tolist()
     ) == set(range(16))
     by_row = (out != 5).float().mean(1)
     assert float(by_row.var()) > 1.3 * 0.1 * 0.9 / 36, "some rows have more of them than others"
-    assert torch.equal(tar_recipes.spoilt(codes, 16, 0.0, generator(1, 0)), codes)
+    assert torch.equal(tar_recipes.corrupted(codes, 16, 0.0, generator(1, 0)), codes)
 
 
 def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    model = tar_recipes.speaker(tar_recipes.build_language(small_language()), TINY.codes)
+    model = tar_recipes.tar_model(tar_recipes.build_language(small_language()), TINY.codes)
     real = model.net.forward
     monkeypatch.setattr(model.net, "forward", lambda ids, span: seen.append(ids) or real(ids, span))
-    monkeypatch.setattr(tar_recipes, "CONTEXT_MISTAKES", 0.5)
+    monkeypatch.setattr(tar_recipes, "CONTEXT_ERRORS", 0.5)
     row = torch.tensor([model.prompt("cat", 0)])
     codes = torch.full((1, 36), 3)
     ends = torch.tensor([row.shape[1]])

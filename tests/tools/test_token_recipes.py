@@ -130,16 +130,16 @@ def test_a_tokenizer_can_begin_as_an_autoencoder() -> None:
         KLAutoencoder(KLConfig(**shape, z_channels=8)).eval(),
         VQAutoencoder(VQConfig(**shape, z_channels=8, codes=16)).eval(),
     )
-    recipes.begin_with(net, kl)
+    recipes.initialise_from_kl(net, kl)
     x = torch.rand(2, 3, 16, 16) * 2 - 1
     with torch.no_grad():
         mean, _ = kl.encode(x)
         torch.testing.assert_close(net.features(x), mean, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(net.render(mean / 8**0.5), kl.decode(mean), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="an autoencoder of 4 channels does not fit codes of 8"):
-        recipes.begin_with(net, KLAutoencoder(KLConfig(**shape, z_channels=4)))
+        recipes.initialise_from_kl(net, KLAutoencoder(KLConfig(**shape, z_channels=4)))
     with pytest.raises(ValueError, match="does not fit"):
-        recipes.begin_with(net, KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 1), blocks=1, groups=4, z_channels=8)))
+        recipes.initialise_from_kl(net, KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 1), blocks=1, groups=4, z_channels=8)))
 
 
 def test_quantisation_passes_the_gradient_and_moves_both_sides() -> None:
@@ -164,7 +164,7 @@ def test_idle_codes_are_revived() -> None:
     rows = {tuple(row) for row in features.tolist()}
     assert all(tuple(row) in rows for row in module.net.quantize.embedding.weight.tolist())
     for _ in range(recipes.PATIENCE):
-        module.note(torch.tensor([[0, 5]]))
+        module.count_idle(torch.tensor([[0, 5]]))
     assert module.idle[[0, 5]].tolist() == [0, 0]
     kept = module.net.quantize.embedding.weight[[0, 5]].clone()
     assert module.revive(features, torch.Generator().manual_seed(1)) == 30
