@@ -72,11 +72,15 @@ def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[s
     out = []
     for key, entry in entries.items():
         on = ready.get(entry.name)
-        base = {**(defaults(on) if on else {}), **shared}
-        base = {k: v for k, v in base.items() if k in knobs(entry.settings)}
-        asked = {**{k: v for k, v in shared.items() if k == PRESET}, **own[key]}
-        preset = presets.values(entry.settings, asked.pop(PRESET, presets.AS_SET), on is None or on.demo)
-        settings = make(entry.settings, {**base, **preset, **asked})
+        names = knobs(entry.settings)
+        suited = {k: v for k, v in (defaults(on) if on else {}).items() if k in names}
+        asked = {**{k: v for k, v in shared.items() if k in names or k == PRESET}, **own[key]}
+        preset = asked.pop(PRESET, presets.AS_SET)
+        steps_asked = vars(make(entry.settings, {**suited, **asked})).get("ar_steps", 64)
+        width = on.model.net.config.dim if on else 0
+        chosen = presets.values(entry.settings, preset, on is None or on.demo, width, steps_asked)
+        # What the command line sets by name takes precedence over the preset.
+        settings = make(entry.settings, {**suited, **chosen, **asked})
         out.append(Planned(entry, settings, own[key], key.partition(":")[2], on))
     family = [p.ready.family if p.ready else p.entry.family for p in out]
     rank = {name: i for i, name in enumerate(dict.fromkeys(family))}

@@ -125,7 +125,9 @@ def _sample(
     number = checked_seed(inputs.pop("seed"))
     preset, cache = inputs.pop("preset", presets.AS_SET), inputs.pop("cache", None)
     edit = _edit_of(inputs.pop("latent", None), inputs.pop("mask", None))
-    settings: Any = presets.apply(make(entry.settings, inputs), preset, is_demo(loaded.model))
+    settings: Any = presets.apply(
+        make(entry.settings, inputs), preset, is_demo(loaded.model), loaded.model.net.config.dim
+    )
     steps, images = noise_steps(settings), len(condition)
     if _noise_bytes(loaded.model, images, steps) > NOISE_LIMIT:
         raise UserError(

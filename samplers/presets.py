@@ -3,7 +3,8 @@
 The demo's values come from its tables (docs/benchmarks.md), except MuLo-SD's, which come from a sweep of 100 pictures with an
 earlier target. Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL. MuLo-SD publishes no values,
 so its full-size presets set the share of accepted drafts, which does not depend on the model; on the demo a low tau did better.
-PAR has no presets: its groups are fixed by training. A preset sets the accelerator's own settings, not seed, steps or guidance.
+PAR has no presets: its groups are fixed by training. A preset sets the accelerator's own settings, not seed or
+guidance; LazyMAR's *fast* also sets the numbers of steps. *exact* costs what the baseline costs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import UserError
-from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings
+from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings, LazyMARSettings
 from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
 S = TypeVar("S")
@@ -31,18 +32,29 @@ _WINDOWS: Values = {
     "balanced": {"window": 8, "mask_undecoded": True},
     "fast": {"window": 4, "mask_undecoded": True},
 }
+_FEW_STEPS = {
+    "order": "checkerboard",
+    "reconstruct": 1,
+    "refresh_period": 3,
+    "start_step": 3,
+    "computed_ratio": 0.05,
+    "head_cache": True,
+    "head_period": 7,
+}
+# FastHybrid's k by the width of MAR-B, L and H.
+_LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
 # Settings class to (demo, full size). A combination takes the presets of all its parts.
 PRESETS: dict[type, tuple[Values, Values]] = {
     FastHybridSettings: (
         {
-            "exact": {"threshold": 1.01, "lookahead": 4},
+            "exact": {"lookahead": 0},
             "balanced": {"threshold": 0.95, "lookahead": 4, "guided_steps": 5},
             "fast": {"threshold": 0.8, "lookahead": 8, "guided_steps": 5},
         },
         {
-            "exact": {"threshold": 1.01, "lookahead": 8},
+            "exact": {"lookahead": 0},
             "balanced": {"threshold": 0.8, "lookahead": 8, "guided_steps": 10},
-            "fast": {"threshold": 0.6, "lookahead": 9, "guided_steps": 10},
+            "fast": {"threshold": 0.6, "lookahead": 8, "guided_steps": 10},
         },
     ),
     CacheSettings: (
@@ -69,14 +81,35 @@ PRESETS: dict[type, tuple[Values, Values]] = {
             "fast": {"refresh_period": 9, "start_step": 5, "computed_ratio": 0.05, "head_cache": True},
         },
     ),
+    # Few AR steps, annealed diffusion steps and LazyMAR's caches together. A preset of LazyMAR's sampler only, since it
+    # changes the numbers of steps.
+    LazyMARSettings: (
+        {
+            "exact": {},
+            "balanced": {},
+            "fast": {**_FEW_STEPS, "ar_steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5},
+        },
+        # The demo's values scaled to 64 AR steps and 256 tokens; not measured.
+        {
+            "exact": {},
+            "balanced": {},
+            "fast": {
+                **_FEW_STEPS,
+                "ar_steps": 24,
+                "diffusion_steps": 50,
+                "diffusion_steps_end": 10,
+                "start_step": 6,
+            },
+        },
+    ),
     CSpDSettings: (
         {
-            "exact": {"mode": "lossless"},
+            "exact": {"mode": "lossless", "prefill_ratio": 1.0},
             "balanced": {"mode": "published", "draft_length": 4, "prefill_ratio": 0.15},
             "fast": {"mode": "published", "draft_length": 8, "prefill_ratio": 0.05},
         },
         {
-            "exact": {"mode": "lossless"},
+            "exact": {"mode": "lossless", "prefill_ratio": 1.0},
             "balanced": {"mode": "published", "draft_length": 16, "prefill_ratio": 0.15},
             "fast": {"mode": "published", "draft_length": 32, "prefill_ratio": 0.05},
         },
@@ -100,13 +133,15 @@ PRESETS: dict[type, tuple[Values, Values]] = {
 }
 
 
-def values(kind: type, preset: str, demo: bool) -> dict[str, Any]:
-    """What a preset sets on settings of class ``kind``; nothing for "as set".
+def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 64) -> dict[str, Any]:
+    """The values that a preset sets on settings of class ``kind``; none for "as set".
 
     Args:
         kind: a settings class.
         preset: one of :data:`NAMES`.
         demo: whether the model is the demo's.
+        width: of a MAR's transformer, for values that the papers give by model size; 0 where unknown.
+        ar_steps: of the run, for values that the papers give by number of AR steps.
 
     Raises:
         UserError: no such preset.
@@ -117,9 +152,14 @@ def values(kind: type, preset: str, demo: bool) -> dict[str, Any]:
     for part, (small, full) in PRESETS.items():
         if preset != AS_SET and issubclass(kind, part):
             out.update((small if demo else full)[preset])
+    if not demo and out.get("lookahead"):
+        out["lookahead"] = _LOOKAHEAD.get(width, out["lookahead"])
+    if not demo and out.get("refresh_period") == 9 and ar_steps <= 32:
+        out.update(refresh_period=5, start_step=4)  # LazyMAR's values for 32 AR steps
     return out
 
 
-def apply(settings: S, preset: str, demo: bool) -> S:
-    """The settings with a preset's values in place."""
-    return replace(settings, **values(type(settings), preset, demo))  # type: ignore[type-var]
+def apply(settings: S, preset: str, demo: bool, width: int = 0) -> S:
+    """The settings with a preset's values in place; arguments as :func:`values`."""
+    steps = vars(settings).get("ar_steps", 64)
+    return replace(settings, **values(type(settings), preset, demo, width, steps))  # type: ignore[type-var]

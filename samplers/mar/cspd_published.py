@@ -7,6 +7,7 @@ if none is accepted."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -36,10 +37,12 @@ class LastStep(NamedTuple):
     rest: Tensor
 
 
-def last_step(trace: Trace) -> LastStep:
-    """The stored part of a path."""
+def last_step(trace: Trace, temperature: float = 1.0) -> LastStep:
+    """The stored part of a path. The last step's stds include the temperature, although that step adds no noise."""
     mean, log_std = trace.kernel
-    return LastStep(Gaussian(mean[:, -1], log_std[:, -1]), log_std[:, :-1].sum(1))
+    # At temperature 0 the published code divides 0 by 0; here all drafts are then rejected and the target's means taken.
+    scaled = log_std[:, -1] + math.log(max(temperature, 1e-6))
+    return LastStep(Gaussian(mean[:, -1], scaled), log_std[:, :-1].sum(1))
 
 
 def published_ratio(token: Tensor, q: LastStep, p: LastStep, inner: float = INNER_TEMPERATURE) -> Tensor:
@@ -64,7 +67,7 @@ class Published(TwoModels):
 
     def decide(self, run: Run, step: int) -> Tensor:
         where = run.plan.ahead(step)
-        (mean, log_std), rest = last_step(self.draft(run, step).trace)
+        (mean, log_std), rest = last_step(self.draft(run, step).trace, self.settings.temperature)
         for all_of_it, new in zip(self.kept, (mean, log_std, rest), strict=True):
             all_of_it.scatter_(1, where[..., None].expand(-1, -1, new.shape[1]), new.view(*where.shape, -1))
         self.outcome.scatter_(1, where, DRAFTED)
@@ -80,7 +83,8 @@ class Published(TwoModels):
         self.first = step + 1
         with run.clock.phase("head"):
             rows = rows_at(where)
-            p = last_step(self.head.trace(z.flat(), self.scale(run, step, where.numel()), *self.own_noise(*rows)))
+            trace = self.head.trace(z.flat(), self.scale(run, step, where.numel()), *self.own_noise(*rows))
+            p = last_step(trace, self.settings.temperature)
             mean, log_std, rest = (pick(x, where).flatten(0, 1) for x in self.kept)
             q, tokens = LastStep(Gaussian(mean, log_std), rest), pick(run.tokens, where).flatten(0, 1)
             ok = published_ratio(tokens, q, p, self.inner) > self.draws.guess(*rows).log()

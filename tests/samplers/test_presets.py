@@ -10,6 +10,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.mar import mar
@@ -59,7 +60,9 @@ def test_values_are_settings_of_the_accelerator(kind, demo, name):
     assert meant, "a preset that sets nothing"
     assert asdict(make(kind, meant)) | meant == asdict(make(kind, meant)), "changed when it was checked"
     shared = {*knobs(MARSettings), *knobs(TokenSettings)}
-    assert not set(meant) & shared, "seed, steps and guidance are the picture's, not the preset's"
+    steps = {"ar_steps", "diffusion_steps", "diffusion_steps_end", "order", "reconstruct"}
+    allowed = steps if kind is LazyMARSettings and name == "fast" else set()
+    assert set(meant) & shared == allowed, "guidance and, but for LazyMAR's fast, steps are not the preset's"
 
 
 def test_every_part_has_every_preset():
@@ -67,7 +70,8 @@ def test_every_part_has_every_preset():
     for part, both in presets.PRESETS.items():
         for told in both:
             assert tuple(told) == REAL, part
-            assert len({str(told[name]) for name in REAL}) == len(REAL), f"{part}: two presets are one"
+            if part is not LazyMARSettings:  # only one of its own, beside the caches'
+                assert len({str(told[name]) for name in REAL}) == len(REAL), f"{part}: two presets are one"
 
 
 def test_what_is_set_stays():
@@ -76,7 +80,7 @@ def test_what_is_set_stays():
     for name in REAL:
         told = presets.apply(ours, name, True)
         assert (told.ar_steps, told.cfg, told.guidance_space) == (12, 1.5, "x0")
-        assert told.threshold == presets.PRESETS[FastHybridSettings][0][name]["threshold"]
+        assert told.lookahead == presets.PRESETS[FastHybridSettings][0][name]["lookahead"]
     for plain in (MARSettings(), LlamaGenSettings(), PARSettings()):
         assert presets.apply(plain, "fast", True) == plain, "it has nothing to set"
 
@@ -86,7 +90,32 @@ def test_a_combination_takes_the_presets_of_its_parts():
         for name in REAL:
             both = presets.values(FastHybridSettings, name, demo) | presets.values(CacheSettings, name, demo)
             assert presets.values(FastHybridLazyMARSettings, name, demo) == both
-            assert presets.values(LazyMARSettings, name, demo) == presets.values(CacheSettings, name, demo)
+            if name != "fast":
+                assert presets.values(LazyMARSettings, name, demo) == presets.values(CacheSettings, name, demo)
+
+
+@pytest.mark.parametrize("width, k", [(768, 7), (1024, 8), (1280, 9), (0, 8)])
+def test_lookahead_follows_the_papers_model_sizes(width, k):
+    for name in ("balanced", "fast"):
+        assert presets.values(FastHybridSettings, name, False, width)["lookahead"] == k
+        assert presets.values(FastHybridSettings, name, True, width) == presets.values(FastHybridSettings, name, True)
+
+
+@pytest.mark.parametrize("steps, values", [(64, (9, 5)), (32, (5, 4))])
+def test_lazymar_follows_the_papers_numbers_of_steps(steps, values):
+    settings = presets.apply(LazyMARSettings(ar_steps=steps), "balanced", False)
+    assert (settings.refresh_period, settings.start_step) == values
+
+
+def test_exact_costs_what_plain_mar_costs(model):
+    def counts(sampler, settings, **more):
+        report = finish(sampler(model, from_ids([1, 3]), settings, PairedNoise(5, range(2)), 5, **more)).report
+        return {k: v for k, v in report.counts.items() if k.startswith(("head", "transformer"))}
+
+    plain = counts(mar, MARSettings(**SMALL))
+    for sampler, kind in ((fasthybrid, FastHybridSettings), (lazymar, LazyMARSettings)):
+        assert counts(sampler, presets.apply(kind(**SMALL), "exact", True)) == plain
+    assert counts(cspd, presets.apply(CSpDSettings(**SMALL), "exact", True), draft=model) == plain
 
 
 @pytest.mark.parametrize("name", ["best", "", None, "Exact"])
@@ -107,7 +136,7 @@ def run(sampler, model, settings):
 def test_exact_caches_are_plain_mar_bit_for_bit(model, demo):
     plain = run(mar, model, MARSettings(**SMALL))
     assert torch.equal(run(lazymar, model, presets.apply(LazyMARSettings(**SMALL), "exact", demo)), plain)
-    assert not torch.equal(run(lazymar, model, presets.apply(LazyMARSettings(**SMALL), "fast", demo)), plain), (
+    assert not torch.equal(run(lazymar, model, presets.apply(LazyMARSettings(**SMALL), "balanced", demo)), plain), (
         "nothing was tested"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.diffusion import tables
-from fastar_nodes.samplers.mar.disa import annealed_steps
+from fastar_nodes.samplers.mar.disa import annealed_steps, annealed_tables
+from fastar_nodes.samplers.mar.lazymar import lazymar
+from fastar_nodes.samplers.mar.loop import begin
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.mar.settings import LazyMARSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given
@@ -46,8 +49,10 @@ def test_the_references_formula():
     """n_s = lower + int((S - 1 - s) / (S - 1) (upper - lower))."""
     assert annealed_steps(50, 5, "linear", 64) == [5 + 45 * (63 - s) // 63 for s in range(64)]
     assert annealed_steps(50, 5, "two-stage", 64) == [50] * 32 + [5] * 32
-    cosine, linear = (annealed_steps(50, 5, curve, 64) for curve in ("cosine", "linear"))
-    assert all(c >= n for c, n in zip(cosine, linear, strict=True))
+    half = annealed_steps(50, 5, "cosine", 64)
+    assert half == [5 + int(round((math.cos(math.pi * s / 63) + 1) / 2 * 45, 9)) for s in range(64)]
+    quarter, linear = (annealed_steps(50, 5, curve, 64) for curve in ("quarter cosine", "linear"))
+    assert all(c >= n for c, n in zip(quarter, linear, strict=True))
 
 
 @pytest.mark.parametrize("changes", [{}, {"diffusion_steps_curve": "cosine"}, {"diffusion_steps_end": 12}], ids=str)
@@ -76,3 +81,26 @@ def test_the_first_ar_step_is_plain_mars(model):
 def test_more_steps_at_the_end_are_refused(model):
     with pytest.raises(UserError, match="^diffusion_steps_end: 13 is more than diffusion_steps, 12"):
         run(model, diffusion_steps_end=13)
+
+
+@pytest.mark.parametrize(
+    "changes, highest", [({"diffusion_steps_end": 3}, 950), ({"diffusion_steps_end": 3, "t_max": 999}, 999), ({}, 999)]
+)
+def test_few_steps_start_at_950_unless_the_setting_says_otherwise(model, changes, highest):
+    official = dataclasses.replace(model, t_max=999)
+    settings = dataclasses.replace(FEW, **changes)
+    run = begin("mar", official, from_ids((1,)), settings, PairedNoise(5, (0,)), None)
+    assert {int(table.timestep_map[-1]) for table in annealed_tables(run, settings)} == {highest}
+
+
+def test_many_steps_at_the_end_keep_the_checkpoints_t_max(model):
+    official, settings = dataclasses.replace(model, t_max=999), MARSettings(diffusion_steps_end=50, ar_steps=6)
+    run = begin("mar", official, from_ids((1,)), settings, PairedNoise(5, (0,)), None)
+    assert {int(table.timestep_map[-1]) for table in annealed_tables(run, settings)} == {999}
+
+
+@pytest.mark.parametrize("end", [0, 3])
+def test_lazymar_without_caches_is_annealed_mar_bit_for_bit(model, end):
+    few = {"ar_steps": 6, "diffusion_steps": 12, "cfg": 2.0, "diffusion_steps_end": end}
+    lazy = finish(lazymar(model, from_ids((1, 4)), LazyMARSettings(**few, refresh_period=1), PairedNoise(5, (0, 1))))
+    assert torch.equal(lazy.latents, run(model, diffusion_steps_end=end).latents)

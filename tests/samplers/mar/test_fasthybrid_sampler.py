@@ -8,11 +8,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from fastar_nodes.reports.record import REDONE
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.fasthybrid import fasthybrid, guidance_weights
+from fastar_nodes.samplers.mar.denoiser import Denoiser
+from fastar_nodes.samplers.mar.diffusion import Ancestral, tables
+from fastar_nodes.samplers.mar.fasthybrid import Guided, fasthybrid, guidance_weights
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARBase, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,10 +50,11 @@ def test_rejecting_everything_is_plain_mar(model, plain, lookahead, verify):
 
 @pytest.mark.parametrize("lookahead", [2, 3, 8])
 def test_accepting_everything_costs_what_the_paper_says(model, lookahead):
-    """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1))."""
+    """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1)), less one where the
+    weight is 1."""
     result = run(model, lookahead=lookahead, threshold=-1.0, guided_steps=4)
     segments = math.ceil(8 / lookahead)
-    assert result.report.counts["head_calls"] == segments * 12 + (8 - segments) * 4
+    assert result.report.counts["head_calls"] == segments * 12 + (8 - segments) * 3
     assert result.report.counts["rejected"] == result.report.counts["restarts"] == 0
 
 
@@ -71,6 +75,77 @@ def test_a_rejection_in_one_image_costs_the_others_nothing(model):
         rows += finish(fasthybrid(model, from_ids((label,)), settings, PairedNoise(5, (i,)))).report.counts["head_rows"]
     assert 0 < together.acceptance < 1, "the case must have both outcomes to say anything"
     assert together.counts["head_rows"] == rows
+
+
+def alone(model, i, **settings):
+    label = LABELS.labels[i]
+    kind = FastHybridSettings(**BASE, **settings)
+    return finish(fasthybrid(model, from_ids((label,)), kind, PairedNoise(5, (i,))))
+
+
+@pytest.mark.parametrize("more", [{}, {"verify": "step"}, {"accepted": "keep"}, {"diffusion_steps_end": 6}], ids=str)
+@pytest.mark.parametrize("threshold", [0.95, 0.97, 0.99])
+def test_every_image_of_a_batch_is_itself_alone(model, threshold, more):
+    settings = {"lookahead": 3, "threshold": threshold, "guided_steps": 4, **more}
+    together, parts = run(model, **settings), [alone(model, i, **settings) for i in range(3)]
+    for i, part in enumerate(parts):
+        torch.testing.assert_close(together.latents[i : i + 1], part.latents, rtol=1e-4, atol=1e-4)
+    for count in ("accepted", "rejected", "restarts", "head_rows"):
+        assert together.report.counts[count] == sum(part.report.counts[count] for part in parts), count
+
+
+def test_lookaheads_of_a_batch_start_together(model):
+    """A full pass at every multiple of k, and one more for each AR step at which any image restarts."""
+    settings = {"lookahead": 4, "threshold": 0.97, "guided_steps": 4, "accepted": "keep"}
+    together, parts = run(model, **settings), [alone(model, i, **settings) for i in range(3)]
+    full = [part.report.counts["head_calls"] // 12 for part in parts]
+    assert max(full) > 2, "no image restarts: the case says nothing"
+    restarts = {
+        int(s)
+        for part in parts
+        for s in np.unique(part.report.maps["step"][part.report.maps["outcome"] == REDONE])
+        if s % 4
+    }
+    assert together.report.counts["head_calls"] == 12 * (2 + len(restarts))
+
+
+def test_both_tables_of_an_ar_step_share_their_head_calls(model, monkeypatch):
+    settings = {"lookahead": 4, "threshold": 0.97, "guided_steps": 4}
+    joint = run(model, **settings)
+
+    def apart(self, mine, other, others):
+        return self(*mine), other(*others)
+
+    monkeypatch.setattr(Denoiser, "together", apart)
+    separate = run(model, **settings)
+    torch.testing.assert_close(joint.latents, separate.latents, rtol=1e-4, atol=1e-4)
+    assert joint.report.counts["head_rows"] == separate.report.counts["head_rows"]
+    assert joint.report.counts["head_calls"] < separate.report.counts["head_calls"]
+
+
+def test_accepted_tokens_are_plain_mars_where_nothing_but_the_noise_is_left(model, plain):
+    """All steps and no pull: the guided pass is the full pass, if the token's own noise is used."""
+    result = run(model, lookahead=4, threshold=-1.0, guided_steps=12, guidance_schedule="none")
+    torch.testing.assert_close(result.latents, plain.latents, rtol=1e-4, atol=1e-4)
+    assert result.report.counts["accepted"] > 0
+
+
+@pytest.mark.parametrize("space", ["mean", "x0"])
+def test_a_step_of_weight_1_does_not_depend_on_the_head(model, space):
+    """What the skipped evaluation would have given changes the std only, within the learned range."""
+    table = tables(4, 950)
+    draft, x, noise = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1)).unbind(0)
+    rule = Guided(Ancestral(table, 1.0, draft.device), draft, guidance_weights("cos", len(table)), space)
+    assert [rule.free(k) for k in range(len(table))] == [True] + [False] * (len(table) - 1)
+    eps = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(rule.mean(0, x, eps), rule.mean(0, x, torch.zeros_like(eps)))
+
+
+def test_lookahead_0_keeps_annealed_steps(model):
+    annealed = finish(mar(model, LABELS, MARSettings(**BASE, diffusion_steps_end=3), NOISE))
+    assert torch.equal(run(model, lookahead=0, diffusion_steps_end=3).latents, annealed.latents)
+    rejected = run(model, lookahead=2, threshold=1.01, diffusion_steps_end=3)
+    torch.testing.assert_close(rejected.latents, annealed.latents, rtol=1e-4, atol=1e-4)
 
 
 def test_whole_step_verification_redoes_whole_steps(model):
@@ -114,5 +189,5 @@ def test_cosine_weight_is_the_papers_formula():
 
 
 def test_settings_extend_plain_mars():
-    plain, hybrid = (tuple(f.name for f in dataclasses.fields(s)) for s in (MARSettings, FastHybridSettings))
+    plain, hybrid = (tuple(f.name for f in dataclasses.fields(s)) for s in (MARBase, FastHybridSettings))
     assert hybrid[: len(plain)] == plain

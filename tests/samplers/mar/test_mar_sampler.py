@@ -13,7 +13,7 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.denoiser import Denoiser
 from fastar_nodes.samplers.mar.diffusion import respaced_timesteps
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.schedule import Plan, masked_after, raster_orders
+from fastar_nodes.samplers.mar.schedule import ORDERS, Plan, masked_after
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
@@ -88,7 +88,7 @@ def test_plan_partitions_the_picture(sizes, seed):
 
 
 def test_tokens_are_revealed_from_the_end_of_an_order():
-    plan = Plan(raster_orders(1, 4), MARSettings(ar_steps=4))
+    plan = Plan(ORDERS["raster"](torch.zeros(1, 4)), MARSettings(ar_steps=4))
     assert plan.reveal.tolist() == [[0, 1, 2, 3]]
 
 
