@@ -116,8 +116,8 @@ def test_files_say_all_that_loading_needs(made) -> None:
 def test_trainings_say_how_well_it_went(made) -> None:
     said = "\n".join(made.said)
     for scale in (36, 9, 4):
-        assert f"ta-tok: {scale} codes: read right: label 0." in said
-        assert f"tar: {scale} codes: " in said and f"dtok: behind {scale} codes: " in said
+        assert f"ta-tok: {scale} codes: accuracy: label 0." in said
+        assert f"tar: {scale} codes: " in said and f"dtok: {scale} codes: " in said
 
 
 @pytest.mark.parametrize("scale", [0, 1, 2])
