@@ -127,8 +127,8 @@ def test_large_pictures_are_averaged_exactly():
             shrunk(np.zeros(shape, np.uint8))
 
 
-def test_every_picture_needs_a_wish(judge, real):
+def test_every_image_needs_a_request(judge, real):
     s, rgb = real
     for pictures, count in ((rgb[:3], 2), (rgb[:0], 0)):
-        with pytest.raises(ValueError, match="wishes"):
+        with pytest.raises(ValueError, match="requests"):
             prompt_agreement(judge[0], pictures, asked(s[:count]))
