@@ -1,4 +1,4 @@
-"""Learning from one's own pictures: what a picture is worth, who is to blame, and that a GPT learns from it."""
+"""Policy gradients on own samples: rewards, credit assignment, and that a GPT learns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUIET = {"log": lambda text: None}
 
 
 def gpt(seed: int = 0) -> GPT:
-    """A GPT with opinions: a fresh one finds all codes equally likely."""
+    """A GPT with a non-uniform distribution; at initialisation all codes are equally likely."""
     net, g = GPT(TINY.config).eval(), torch.Generator().manual_seed(seed)
     for p in net.parameters():
         p.data = torch.randn(p.shape, generator=g) * (0.3 if p.ndim > 1 else 0.1) + (p.ndim < 2)
@@ -130,9 +130,9 @@ def test_slips_are_what_the_model_would_draw() -> None:
     places = net.positions(8, 1)
     assert torch.equal(reinforce.resampled(net, layout, places, labels, codes, 0.0, g), codes)
     with torch.no_grad():
-        net.output.weight[:] = 0  # every code as likely as any other
+        net.output.weight[:] = 0  # all codes equally likely
     changed = reinforce.resampled(net, layout, places, labels, codes, 0.4, g) != codes
-    # Half of 0.4 in the mean, less one in 32 that draws what was there; 3,840 draws, mostly by picture: four deviations are 0.06.
+    # Mean rate 0.2, less 1/32 draws of the old code; 3,840 draws, correlated by image: four std are 0.06.
     assert float(changed.float().mean()) == pytest.approx(0.19, abs=0.06)
     assert changed.float().mean(1).std() > 0.05, "some pictures many, some few"
 
@@ -160,7 +160,7 @@ def test_a_critic_is_trained_on_what_the_model_draws(tmp_path, vq) -> None:
 
 
 def rewarded(token: int):
-    """Marks that find every row without ``token`` wrong; the scenes are the book's own."""
+    """Marks with an error in every row without ``token``; the scenes are those of the book."""
 
     def marks(critic, rgb, labels, grid):
         codes = critic.pop()
@@ -174,7 +174,7 @@ def rewarded(token: int):
 
 
 def test_a_gpt_learns_what_is_rewarded(tmp_path, vq, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that are rewarded come more often; the model that was given stays as it was, and the file can be loaded."""
+    """Rewarded tokens become more frequent; the initial model does not change, and the file can be loaded."""
     start, seen = gpt(), []
     before = {k: v.clone() for k, v in start.state_dict().items()}
     monkeypatch.setattr(
@@ -201,7 +201,7 @@ def test_a_gpt_learns_what_is_rewarded(tmp_path, vq, monkeypatch: pytest.MonkeyP
 
 
 def test_real_pictures_are_not_forgotten(tmp_path, vq, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where every picture is worth the same, what is learned is the real ones."""
+    """With equal rewards, only the real images are learned."""
     critic, start = Judge().eval(), gpt()
     monkeypatch.setattr(reinforce.Learner, "advantages", lambda self, m, labels: torch.zeros(len(labels), 8))
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""Tar's tables, on tiny random checkpoints: one set of codes for all that draw them, and figures of what was asked for."""
+"""Tar's tables, on tiny random checkpoints: one set of codes for all samplers, and agreement with the prompts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_real_pictures_show_what_the_prompts_ask_for():
         assert np.array_equal(getattr(shown, name)[left], getattr(own, name)[left]), (
             "what is left open is the book's own"
         )
-    # They stand where such things stand in the book, within its jitter.
+    # Places are those of the book, within its jitter.
     assert np.abs(shown.x - (shown.place - 1) * picture_book.PLACE_STEP).max() <= picture_book.JITTER + 1e-6
     assert np.abs(shown.scale - np.array(picture_book.SCALES)[shown.size]).max() <= picture_book.JITTER + 1e-6
     assert shown.x.dtype == shown.scale.dtype == np.float32

@@ -1,4 +1,4 @@
-"""The token recipes: a loadable tokenizer, GPT and PAR from a few steps, and training that sees what decoding sees."""
+"""The token recipes: a loadable tokenizer, GPT and PAR after a few steps, and training logits equal to decoding logits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUIET = {"log": lambda text: None}
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory):
-    """Its file, after a few steps, and what the training said."""
+    """Its file after a few steps, and the log."""
     folder, said = tmp_path_factory.mktemp("vq"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipes, "VQ", TINY_VQ)
@@ -80,7 +80,7 @@ def test_tokens_are_learned_in_the_order_they_are_decided(
 
 
 def sharp(special: int) -> TokenModel:
-    """Random weights whose likeliest tokens are far ahead of the others."""
+    """Random weights with a dominant most likely token."""
     g = torch.Generator().manual_seed(special)
     net = GPT(replace(TINY_GPT, special=special)).eval().requires_grad_(False)
     for name, p in net.named_parameters():
@@ -91,7 +91,7 @@ def sharp(special: int) -> TokenModel:
 
 @pytest.mark.parametrize("special", [0, 3, 15])
 def test_training_sees_what_decoding_sees(special: int) -> None:
-    """Greedy tokens of the cached sampler are the likeliest ones of the whole sequence."""
+    """Greedy tokens of the cached sampler are the argmax of the teacher-forced sequence."""
     model, condition, draws = sharp(special), from_ids([3, 7]), PairedDraws(0, range(2))
     run = par if special else llamagen
     settings = (PARSettings if special else LlamaGenSettings)(cfg=1.0, top_k=1)
@@ -123,7 +123,7 @@ def test_no_row_sees_what_it_predicts() -> None:
 
 
 def test_a_tokenizer_can_begin_as_an_autoencoder() -> None:
-    """Its features are the latents, and vectors of length 1 are drawn as latents of unit variance in that direction."""
+    """Its features are the latents, and unit vectors are decoded as latents of unit variance in that direction."""
     torch.manual_seed(0)
     shape = {"ch": 8, "ch_mult": (1, 2), "blocks": 1, "groups": 4}
     kl, net = (

@@ -186,7 +186,7 @@ class MARBench(Bench):
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         entry = find(row.sampler)
         more = {"draft": self.draft} if entry.needs_draft else {}
-        done = finish(
+        latents, report = finish(
             entry.run(self.mar, self.ground.condition(images), settings, PairedNoise(SEED, images), SEED, **more)
         )
-        return to_rgb(self.kl.net.decode(done.latents)), done.report
+        return to_rgb(self.kl.net.decode(latents)), report

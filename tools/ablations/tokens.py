@@ -187,14 +187,12 @@ class TokenBench(Bench):
 
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         condition, draws = self.condition(row, images), PairedDraws(SEED, images)
-        done = finish(
+        codes, report = finish(
             find(row.sampler).run(
                 self.model(row.model), condition, settings, draws, SEED, **self.companions(row, settings)
             )
         )
-        return np.concatenate(
-            [to_rgb(self.vq.net.decode_codes(part)) for part in done.codes.split(_CHUNK)]
-        ), done.report
+        return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes.split(_CHUNK)]), report
 
     def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
         plain = super().result(row, settings, judged, reports)

@@ -20,8 +20,8 @@ ATOL = 1e-4
 class Check:
     """Comparison of a computed with a recorded tensor; ``tolerance`` is the largest allowed absolute difference."""
 
-    got: Tensor
-    want: Tensor
+    computed: Tensor
+    expected: Tensor
     tolerance: float = ATOL
 
 
@@ -50,14 +50,14 @@ class Outcome:
         return f"{self.name:<40}  {numbers[0]:>10}  {numbers[1]:>10}  {self.verdict}"
 
 
-def relative(got: Tensor, want: Tensor, tolerance: float = ATOL) -> Check:
+def relative(computed: Tensor, expected: Tensor, tolerance: float = ATOL) -> Check:
     """A check whose tolerance is relative to the largest recorded value, if that is above 1."""
-    return Check(got, want, tolerance * max(1.0, float(want.abs().max())))
+    return Check(computed, expected, tolerance * max(1.0, float(expected.abs().max())))
 
 
-def exact(got: Tensor, want: Tensor) -> Check:
+def exact(computed: Tensor, expected: Tensor) -> Check:
     """A check with tolerance 0."""
-    return Check(got, want, 0.0)
+    return Check(computed, expected, 0.0)
 
 
 def failed(name: str, error: Exception) -> Case:
@@ -76,10 +76,10 @@ def judge(case: Case) -> Outcome:
     worst = Outcome(case.name, 0.0, 0.0, "FAIL", "the file holds nothing to compare")
     try:
         for k, check in enumerate(case.checks()):
-            if check.got.shape != check.want.shape:
-                why = f"shape {list(check.got.shape)}, recorded {list(check.want.shape)}"
+            if check.computed.shape != check.expected.shape:
+                why = f"shape {list(check.computed.shape)}, recorded {list(check.expected.shape)}"
                 return Outcome(case.name, float("inf"), check.tolerance, "FAIL", why)
-            gap = (check.got.double() - check.want.double()).abs()
+            gap = (check.computed.double() - check.expected.double()).abs()
             error = float(gap.max()) if gap.numel() else 0.0
             ok = error <= check.tolerance  # False for NaN
             now = Outcome(case.name, error, check.tolerance, "ok" if ok else "FAIL", "" if ok else "the numbers differ")

@@ -133,29 +133,30 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         return out.latents, transformer
 
     def chosen(tag: str) -> Iterator[Check]:
-        _, got = run(tag)
-        yield exact(torch.tensor(got.fresh), data[f"{tag}.force_fresh"].nonzero()[:, 0])
+        _, computed = run(tag)
+        yield exact(torch.tensor(computed.fresh), data[f"{tag}.force_fresh"].nonzero()[:, 0])
         at = {step: k for k, step in enumerate(data[f"{tag}.prune_step"].tolist())}
-        for step, score in got.scores.items():
+        for step, score in computed.scores.items():
             yield Check(score, data[f"{tag}.prune_vcos"][at[step]], SCORE_TOLERANCE)
-        for step, (must, keep) in got.choices.items():
+        for step, (must, keep) in computed.choices.items():
             theirs = data[f"{tag}.prune_keep_mask"][at[step]].bool()
             ours = torch.zeros_like(theirs).scatter(1, keep, True)
             yield exact(theirs.gather(1, must), torch.ones_like(must))
             yield exact(theirs.sum(1), ours.sum(1))
             lowest = [
-                got.scores[step].where(mask, torch.inf).sort(1).values[:, : keep.shape[1]] for mask in (ours, theirs)
+                computed.scores[step].where(mask, torch.inf).sort(1).values[:, : keep.shape[1]]
+                for mask in (ours, theirs)
             ]
             yield Check(lowest[0], lowest[1], SCORE_TOLERANCE)
 
     def conditions(tag: str) -> Iterator[Check]:
-        want, row = data[f"{tag}.z_cat"], 0
+        expected, row = data[f"{tag}.z_cat"], 0
         for wanted, z in run(tag)[1].z:
             assert z.null is not None
             order = wanted.argsort(1).repeat(2, 1)
             both = torch.cat([z.cond, z.null])
             both = both.gather(1, order[..., None].expand_as(both)).flatten(0, 1)
-            yield Check(both, want[row : row + len(both)])
+            yield Check(both, expected[row : row + len(both)])
             row += len(both)
 
     def whole(tag: str) -> Iterator[Check]:

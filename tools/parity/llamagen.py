@@ -110,8 +110,8 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
             attention = first.attention.wo(attend(*first.attention.project(norm, rope), causal=True))
             out = x + attention
             out = out + first.feed_forward(first.ffn_norm(out))
-            for key, got in (("l0_norm", norm), ("l0_attn", attention), ("l0_out", out)):
-                yield Check(got, io[f"{tag}.{key}"])
+            for key, computed in (("l0_norm", norm), ("l0_attn", attention), ("l0_out", out)):
+                yield Check(computed, io[f"{tag}.{key}"])
             yield Check(net.output(io[f"{tag}.final_norm"]), io[f"{tag}.full_logits"])
 
     def cached(suffix: str) -> Iterator[Check]:
@@ -240,26 +240,26 @@ def _runs(
     def greedy(run: str, base: str, cfg: float, until: int) -> Iterator[Check]:
         model = _model(folder, weights)
         plan = schedule(run, model)
-        got = generated(model, run, TokenSettings(cfg=cfg, top_k=1, cfg_interval=until), 0)
-        yield exact(got, runs[f"{base}.tokens_raster" if model.regions > 1 else f"{base}.tokens"])
+        computed = generated(model, run, TokenSettings(cfg=cfg, top_k=1, cfg_interval=until), 0)
+        yield exact(computed, runs[f"{base}.tokens_raster" if model.regions > 1 else f"{base}.tokens"])
         prefix = io["emb_masks"].shape[1] if "emb_masks" in io else 1
         if f"{base}.positions" in runs:
             positions = [n + prefix for p in plan.passes[1:] for n in p.slot]
             yield exact(torch.tensor([*range(prefix), *positions]), runs[f"{base}.positions"])
             yield exact(torch.tensor([prefix, *(len(p.slot) for p in plan.passes[1:])]), runs[f"{base}.positions_len"])
         if f"{base}.logits" in runs:
-            want = runs[f"{base}.logits"]
-            halves = len(want) // len(_condition(io))
-            logits = torch.cat([replay(model, _condition(io), plan, got, half > 0) for half in range(halves)])
-            yield Check(logits, want[:, prefix - 1 :])
+            expected = runs[f"{base}.logits"]
+            halves = len(expected) // len(_condition(io))
+            logits = torch.cat([replay(model, _condition(io), plan, computed, half > 0) for half in range(halves)])
+            yield Check(logits, expected[:, prefix - 1 :])
 
     def sampled(run: str, key: str, seed: int, settings: TokenSettings) -> Iterator[Check]:
         model = _model(folder, weights)
-        want = runs[key]
+        expected = runs[key]
         if model.regions > 1:  # recorded in decoding order
             cells = torch.tensor(par_groups(model.grid, model.regions)).flatten()
-            want = torch.empty_like(want).index_copy(1, cells, want)
-        yield exact(generated(model, run, settings, seed), want)
+            expected = torch.empty_like(expected).index_copy(1, cells, expected)
+        yield exact(generated(model, run, settings, seed), expected)
 
     for key in sorted(runs):
         if m := _GREEDY.fullmatch(key):

@@ -135,8 +135,8 @@ def _head(folder: Path) -> Iterator[Case]:
         denoise = Denoiser(_head_run(_model(folder), temperature, n), table)
         rows = Conditions(z[:n], z[n : 2 * n] if cfg != 1 else None)
         out = denoise(rows, torch.full((n, 1), cfg), first, data[f"s{tag}.step_noise_f16"][:, :n])
-        want = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
-        yield Check(out, want) if clipped else relative(out, want)
+        expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
+        yield Check(out, expected) if clipped else relative(out, expected)
 
     if "net.x" in data:
         yield Case("mar/head.net", net)
@@ -191,11 +191,15 @@ def _tables(folder: Path) -> Iterator[Case]:
 
     def checks(tag: str) -> Iterator[Check]:
         ours = tables(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999)
-        for key, want in data.items():
+        for key, expected in data.items():
             prefix, name = key.split(".")
             if prefix == tag:
-                got = getattr(ours, name)
-                yield relative(got, want, TABLE_TOLERANCE) if want.is_floating_point() else exact(got, want)
+                computed = getattr(ours, name)
+                yield (
+                    relative(computed, expected, TABLE_TOLERANCE)
+                    if expected.is_floating_point()
+                    else exact(computed, expected)
+                )
 
     for tag in sorted({key.split(".")[0] for key in data}, key=lambda t: (t.endswith("c"), int(t.rstrip("c")))):
         yield Case(f"mar/diffusion_tables.{tag}", partial(checks, tag))
@@ -270,8 +274,8 @@ def _sampling(folder: Path) -> Iterator[Case]:
         )
         noise = RecordedNoise(data, tag, guided=settings.cfg != 1)
         out = finish(mar(model, from_ids(data[f"{tag}.labels"].tolist()), settings, noise)).latents
-        want = data[f"{tag}.out"]
-        yield relative(out, want) if tag in FROM_999 else Check(out, want)
+        expected = data[f"{tag}.out"]
+        yield relative(out, expected) if tag in FROM_999 else Check(out, expected)
 
     for tag in sorted({key.split(".")[0] for key in data}):
         yield Case(f"mar/sample_tokens.{tag}", partial(checks, tag))

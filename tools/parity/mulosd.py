@@ -54,14 +54,14 @@ def _grid(case: dict[str, Any]) -> Iterator[Check]:
     region = geometry.expand(down, case["l"])
     islands = geometry.islands(region)
     yield exact(torch.from_numpy(region.ravel().nonzero()[0]), torch.tensor(case["R_X"], dtype=torch.int64))
-    for got, first, want in (
+    for computed, first, expected in (
         (islands, 1, case["islands"]),
         (geometry.waves(islands, case["window"]), 0, case["waves"]),
     ):
         recorded = np.full(down.size, first - 1)
-        for number, cells in enumerate(want):
+        for number, cells in enumerate(expected):
             recorded[cells] = first + number
-        yield exact(torch.from_numpy(got.ravel()), torch.from_numpy(recorded))
+        yield exact(torch.from_numpy(computed.ravel()), torch.from_numpy(recorded))
 
 
 # ------------------------------------------------------------------------------------------------ acceptance

@@ -155,15 +155,15 @@ def _variant(path: Path) -> Iterator[Case]:
 
     def checks() -> Iterator[Check]:
         net = _network(_own(data), _heads(path))
-        tokens, cond, want = data["idx"], data["cond"], data["logits"]
-        grid = int(want.shape[1] ** 0.5)
-        yield Check(_full(net, cond, tokens, grid), want)
+        tokens, cond, expected = data["idx"], data["cond"], data["logits"]
+        grid = int(expected.shape[1] ** 0.5)
+        yield Check(_full(net, cond, tokens, grid), expected)
         model = TokenModel(net, path.stem, grid)
         names = ("",) * len(cond)
         what: AnyCondition = _features(cond) if cond.is_floating_point() else CodeCondition(tuple(cond), names)
         # The reference does not support this with fewer key heads. The last token is not an input.
         whole = torch.cat([tokens, tokens[:, -1:]], 1)
-        yield Check(replay(model, what, raster(grid), whole, False), want)
+        yield Check(replay(model, what, raster(grid), whole, False), expected)
 
     yield Case(f"tar/{path.stem}", checks)
 
@@ -255,9 +255,9 @@ def _ta_tok(path: Path) -> Iterator[Case]:
 
     def decoded(pool: int) -> Iterator[Check]:
         codes = io[f"indices_ps{pool}"]
-        got = torch.stack(features_of(CodeCondition(tuple(codes), ("",) * len(codes)), made()).features)
-        yield Check(got, io[f"decoded_from_indices_ps{pool}"])
-        yield Check(got, io[f"rec_ps{pool}"])
+        computed = torch.stack(features_of(CodeCondition(tuple(codes), ("",) * len(codes)), made()).features)
+        yield Check(computed, io[f"decoded_from_indices_ps{pool}"])
+        yield Check(computed, io[f"rec_ps{pool}"])
 
     def other_size() -> Iterator[Check]:
         yield exact(made().codes(io["img_big"]), io["indices_big"])
