@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ...cli.options import choose_device, output, whole
+from ...cli.options import SEEDS, choose_device, output, whole
 from ...reports.drawing import contact_sheet
 from .mar import MARBench
 from .mulosd import LlamaGenRepairBench
-from .tables import Bench, Ground, bench_of, run_table, to_markdown
+from .tables import BATCH, SEED, Bench, Ground, bench_of, run_table, to_markdown
 from .tar import TarBench, TarRepairBench
 from .tokens import TokenBench
 
@@ -32,6 +32,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("tables", help="names of tables, separated by commas")
     parser.add_argument("--images", default="1000", metavar="N", help="images per row; default 1000")
+    parser.add_argument(
+        "--seed", default=str(SEED), metavar="N", help=f"sampling seed; default {SEED}, which chose presets"
+    )
+    parser.add_argument("--batch", default=str(BATCH), metavar="N", help=f"images sampled at once; default {BATCH}")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="weights of the models; default fp32")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
@@ -46,16 +50,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compute and print the tables."""
     images = whole(options.images, "images", 100, MAX_IMAGES)
+    seed, batch = whole(options.seed, "seed", 0, SEEDS - 1), whole(options.batch, "batch", 1, images)
     out, sheet = output(options.out, "out", (".json",)), output(options.sheet, "sheet", (".png", ".jpg"))
     names = [name.strip() for name in options.tables.split(",")]
     kinds = [bench_of(name, BENCHES) for name in names]
-    device, ground = str(choose_device(options.device)), Ground(images)
-    bench_by_kind = {kind: kind(ground, device, options.dtype) for kind in dict.fromkeys(kinds)}
+    device, ground = str(choose_device(options.device)), Ground(images, seed=seed)
+    bench_by_kind = {kind: kind(ground, device, options.dtype, batch) for kind in dict.fromkeys(kinds)}
     benches = [bench_by_kind[kind] for kind in kinds]
     for name, bench in zip(names, benches, strict=True):
         bench.expect(name)  # report missing files before sampling
     lines: list[np.ndarray] = []
-    record: dict[str, Any] = {"images": images, "floors": {}, "tables": {}}
+    record: dict[str, Any] = {"images": images, "seed": seed, "batch": batch, "floors": {}, "tables": {}}
     for name, bench in zip(names, benches, strict=True):
         floors = bench.floors(name)
         results = run_table(bench, name, log=lambda text: print(text, flush=True), keep=lines)

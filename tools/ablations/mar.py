@@ -13,17 +13,20 @@ from ...model_loaders.mar import load_mar
 from ...model_loaders.networks.kl import KLModel
 from ...model_loaders.networks.mar import MARModel
 from ...reports.record import Report
+from ...samplers import presets
 from ...samplers.driver import finish
+from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.noise import PairedNoise
 from ...samplers.registry import find
 from ..training.recipes import DEFAULTS, to_rgb
-from .tables import BATCH, SEED, TEST_SEED, Bench, Judged, Row, Table, from_rgb
+from .tables import BATCH, TEST_SEED, Bench, Judged, Row, Table, from_rgb
 
 _LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
 _COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
 _K = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
 _LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's values for 32 AR steps
 _NO_CACHE = dict.fromkeys(("encoder_cache", "token_cache", "condition_cache", "head_cache"), False)
+_FAST = presets.values(LazyMARSettings, "fast", demo=True)
 _DRAFT = {"draft_length": 8, "prefill_ratio": 0.15}
 
 TABLES: dict[str, Table] = {
@@ -132,6 +135,25 @@ TABLES: dict[str, Table] = {
             ),
         ),
     ),
+    "fasthybrid-batches": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(Row(f"RG-{v:g}", "fasthybrid", {**_K, "threshold": v}) for v in (0.9, 0.95, 0.99)),
+            *(Row(f"RG-{v:g} + LazyMAR", "fasthybrid+lazymar", {**_K, "threshold": v, **_LAZY}) for v in (0.95, 0.99)),
+        ),
+    ),
+    "few-steps": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            Row("fast: 12 AR steps, GtR R = 1, DiSA 25 to 5, LazyMAR", "lazymar", _FAST),
+            Row("fast, random order", "lazymar", {**_FAST, "order": "random", "reconstruct": 0}),
+            Row("fast, halton order", "lazymar", {**_FAST, "order": "halton", "reconstruct": 0}),
+            Row("12 AR steps, halton order", "mar", {"ar_steps": 12, "order": "halton"}),
+            Row("12 AR steps, random order", "mar", {"ar_steps": 12}),
+        ),
+    ),
     "accelerators": (
         _COMMON,
         (
@@ -186,7 +208,8 @@ class MARBench(Bench):
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         entry = find(row.sampler)
         more = {"draft": self.draft} if entry.needs_draft else {}
+        seed = self.ground.seed
         latents, report = finish(
-            entry.run(self.mar, self.ground.condition(images), settings, PairedNoise(SEED, images), SEED, **more)
+            entry.run(self.mar, self.ground.condition(images), settings, PairedNoise(seed, images), seed, **more)
         )
         return to_rgb(self.kl.net.decode(latents)), report

@@ -82,6 +82,7 @@ class Result:
     counts: dict[str, int]
     acceptance: float | None
     seconds: float
+    batches: int = 1
 
     def work(self) -> dict[str, str]:
         """Cells of the cost columns by heading."""
@@ -92,6 +93,8 @@ class Result:
             "head rows an image": f"{self.counts['head_rows'] / images:.0f}",
             "s an image": f"{self.seconds / images:.3f}",
         }
+        if "head_calls" in self.counts:
+            out["head calls a batch"] = f"{self.counts['head_calls'] / self.batches:.0f}"
         if "cache_bytes" in self.counts:
             out["cache kB an image"] = f"{self.counts['cache_bytes'] / images / 1000:.0f}"
         return out
@@ -116,15 +119,16 @@ class Ground:
     Args:
         images: images per row, 100 or more.
         checkpoints: folder of the checkpoints, the judge's included; None selects the repository's own.
+        seed: sampling seed. 2026 chose presets and checkpoints, so report figures of another seed.
 
     Raises:
         UserError: fewer images, or no judge.
     """
 
-    def __init__(self, images: int, checkpoints: Path | None = None):
+    def __init__(self, images: int, checkpoints: Path | None = None, seed: int = SEED):
         if images < 100:
             raise UserError(f"images: {images} is too few for figures; use 100 or more.")
-        self.images, self.checkpoints = images, checkpoints
+        self.images, self.checkpoints, self.seed = images, checkpoints, seed
         self.labels = balanced_labels(images)
         self.judge, self.tolerance = load_judge(self.file("judge"))
         self._references: dict[int, np.ndarray] = {}
@@ -169,12 +173,13 @@ class Bench(ABC):
         ground: labels, judge and reference.
         device: device of the models.
         dtype: dtype of the models, see :func:`model_loaders.checkpoint.choose_dtype`.
+        batch: images sampled at once.
     """
 
     tables: ClassVar[dict[str, Table]]
 
-    def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32"):
-        self.ground, self.device, self.dtype = ground, torch.device(device), dtype
+    def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32", batch: int = BATCH):
+        self.ground, self.device, self.dtype, self.batch = ground, torch.device(device), dtype, batch
         self._rows: dict[str, tuple[Result, np.ndarray]] = {}
 
     @abstractmethod
@@ -200,7 +205,9 @@ class Bench(ABC):
     def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
         """Result of a row from the reports of its batches."""
         total = merged(reports)
-        return Result(row.title, row.sampler, settings, judged, total.counts, total.acceptance, total.seconds)
+        return Result(
+            row.title, row.sampler, settings, judged, total.counts, total.acceptance, total.seconds, len(reports)
+        )
 
     def expect(self, name: str) -> None:
         """Check that all checkpoints of a table exist.
@@ -213,7 +220,7 @@ class Bench(ABC):
                 self.ground.file(file)
 
     @torch.no_grad()
-    def pictures(self, row: Row, settings: dict[str, Any], batch: int = BATCH) -> tuple[np.ndarray, list[Report]]:
+    def pictures(self, row: Row, settings: dict[str, Any]) -> tuple[np.ndarray, list[Report]]:
         """All images of a row, uint8 [images, S, S, 3], and the reports of all batches.
 
         Raises:
@@ -221,7 +228,7 @@ class Bench(ABC):
         """
         made = make(find(row.sampler).settings, settings)
         every = range(self.ground.images)
-        parts = [self.draw(row, made, every[at : at + batch]) for at in range(0, len(every), batch)]
+        parts = [self.draw(row, made, every[at : at + self.batch]) for at in range(0, len(every), self.batch)]
         return np.concatenate([rgb for rgb, _ in parts]), [report for _, report in parts]
 
     def row(self, row: Row, common: dict[str, Any]) -> tuple[Result, np.ndarray]:

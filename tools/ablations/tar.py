@@ -37,7 +37,7 @@ from ..training.quality import Agreement, frechet, percent, prompt_agreement, sh
 from ..training.recipes import RESOLUTION
 from ..training.tar_recipes import DTOK_HIGH, DTOK_LOW
 from .mulosd import RepairBench, rows
-from .tables import BATCH, SEED, TEST_SEED, Bench, Ground, Result, Row, Table
+from .tables import BATCH, TEST_SEED, Bench, Ground, Result, Row, Table
 from .tokens import TokenBench
 
 LANGUAGE, TA_TOK = "tar", "ta-tok"
@@ -128,8 +128,8 @@ class PromptGround(Ground):
     """
 
     def __init__(self, ground: Ground):
-        super().__init__(ground.images, ground.checkpoints)
-        self.wanted = wishes(self.images, SEED)
+        super().__init__(ground.images, ground.checkpoints, ground.seed)
+        self.wanted = wishes(self.images, self.seed)
         self.prompts = self.wanted.captions()
 
     def real(self, seed: int, side: int = RESOLUTION) -> np.ndarray:
@@ -235,10 +235,9 @@ class TarBench(TokenBench):
             parts = list(self.ta_tok.codes(x, DETAILS.index(settings.detail) + 1).cpu())
         else:
             for at in range(0, len(prompts), BATCH):
-                part = prompts[at : at + BATCH]
-                done = finish_prompt(
-                    tar_prompt(self.language, part, settings, PairedDraws(SEED, range(at, at + len(part))), SEED)
-                )
+                part, seed = prompts[at : at + BATCH], self.ground.seed
+                draws = PairedDraws(seed, range(at, at + len(part)))
+                done = finish_prompt(tar_prompt(self.language, part, settings, draws, seed))
                 parts += list(done.condition.codes)
                 seconds += done.report.seconds
         size = self.ta_tok.net.config.codes if real else self.language.marks.codes

@@ -34,7 +34,7 @@ from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import ADJACENT, NON_LOCAL
 from ..training.recipes import RESOLUTION, to_rgb
 from ..training.token_recipes import GPT_HIGH, GPT_LOW, PAR
-from .tables import SEED, TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb
+from .tables import TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb
 
 VQ = "vq"
 # Batch size of the tokenizer.
@@ -186,10 +186,10 @@ class TokenBench(Bench):
         return {}
 
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
-        condition, draws = self.condition(row, images), PairedDraws(SEED, images)
+        condition, draws = self.condition(row, images), PairedDraws(self.ground.seed, images)
         codes, report = finish(
             find(row.sampler).run(
-                self.model(row.model), condition, settings, draws, SEED, **self.companions(row, settings)
+                self.model(row.model), condition, settings, draws, self.ground.seed, **self.companions(row, settings)
             )
         )
         return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes.split(_CHUNK)]), report

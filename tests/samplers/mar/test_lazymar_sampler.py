@@ -22,6 +22,7 @@ from fastar_nodes.samplers.mar.loop import Conditions, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
+    DiSASettings,
     FastHybridLazyMARSettings,
     FastHybridSettings,
     LazyMARSettings,
@@ -434,7 +435,7 @@ def test_settings_are_derived():
     cache = list(knobs(CacheSettings))
     assert cache[:3] == ["refresh_period", "start_step", "computed_ratio"]
     assert [name for name, (_, about) in knobs(CacheSettings).items() if not about.advanced] == cache[:3]
-    assert list(knobs(LazyMARSettings)) == [*knobs(MARBase), *cache]
+    assert list(knobs(LazyMARSettings)) == [*knobs(MARBase), *knobs(DiSASettings), *cache]
     assert list(knobs(FastHybridLazyMARSettings)) == [*knobs(FastHybridSettings), *cache]
 
 
