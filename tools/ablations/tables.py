@@ -82,7 +82,7 @@ class Result:
     counts: dict[str, int]
     acceptance: float | None
     seconds: float
-    batches: int = 1
+    batches: int
 
     def work(self) -> dict[str, str]:
         """Cells of the cost columns by heading."""

@@ -184,8 +184,8 @@ class TarBench(TokenBench):
     tables = TABLES
     ground: PromptGround
 
-    def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32"):
-        super().__init__(PromptGround(ground), device, dtype)
+    def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32", batch: int = BATCH):
+        super().__init__(PromptGround(ground), device, dtype, batch)
         self._codes: dict[str, tuple[CodeCondition, float | None]] = {}
 
     def needs(self, row: Row) -> tuple[str, ...]:

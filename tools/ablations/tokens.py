@@ -34,7 +34,7 @@ from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import ADJACENT, NON_LOCAL
 from ..training.recipes import RESOLUTION, to_rgb
 from ..training.token_recipes import GPT_HIGH, GPT_LOW, PAR
-from .tables import TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb
+from .tables import BATCH, TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb
 
 VQ = "vq"
 # Batch size of the tokenizer.
@@ -129,8 +129,8 @@ class TokenBench(Bench):
 
     tables = TABLES
 
-    def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32"):
-        super().__init__(ground, device, dtype)
+    def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32", batch: int = BATCH):
+        super().__init__(ground, device, dtype, batch)
         self._models: dict[str, TokenModel] = {}
         self._floors: dict[int, dict[str, Judged]] = {}
 
