@@ -34,10 +34,10 @@ def _model(name: str, tooltip: str) -> io.Input:
     return MAR.Input(name, tooltip=tooltip)
 
 
-def _preset() -> io.Input:
+def _preset(more: str = "") -> io.Input:
     return preset_widget(
-        "exact, balanced and fast put measured numbers in their place, the demo's own for the demo and the papers' for full-size "
-        "models; the report says which."
+        "exact, balanced and fast replace the settings by measured values, the demo's own for the demo and the papers' for full-size "
+        f"models; the report lists them.{more}"
     )
 
 
@@ -154,15 +154,15 @@ def _schema(
     sampler: str,
     models: list[io.Input] | None = None,
     optional: Sequence[io.Input] = (),
-    preset: bool = True,
+    preset: str | None = "",
     **about: Any,
 ) -> io.Schema:
-    """Schema of a sampler node with the widgets of its settings."""
+    """Schema of a sampler node with the widgets of its settings; ``preset`` extends the preset's tooltip, None leaves it out."""
     condition = CONDITION.Input("condition", tooltip="What to draw, one entry an image, from Class Label.")
     return schema(
         category="FastAR/sample",
         sockets=[*(models or [_model("model", "The MAR to sample, from Load MAR.")]), condition],
-        widgets=[seed(), *widgets(SAMPLERS[sampler].settings), *([_preset()] if preset else [])],
+        widgets=[seed(), *widgets(SAMPLERS[sampler].settings), *([] if preset is None else [_preset(preset)])],
         optional=optional,
         outputs=sampled(),
         **about,
@@ -189,7 +189,7 @@ class MARSampler(io.ComfyNode):
                 "inpaint",
             ],
             optional=[_cache(), *_edit()],
-            preset=False,
+            preset=None,
         )
 
     @classmethod
@@ -214,7 +214,7 @@ class FastHybridSampler(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
-        return _sample("fasthybrid", model, inputs, noise_steps=lambda s: s.diffusion_steps + s.guided_steps)
+        return _sample("fasthybrid", model, inputs)
 
 
 class LazyMARSampler(io.ComfyNode):
@@ -230,6 +230,7 @@ class LazyMARSampler(io.ComfyNode):
             "the null branch of guidance and most of the diffusion head come from caches (ICCV 2025).",
             search_aliases=["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"],
             optional=_edit(),
+            preset=" fast also sets ar_steps, diffusion_steps, diffusion_steps_end, order and reconstruct.",
         )
 
     @classmethod

@@ -20,6 +20,7 @@ from PIL import Image
 TOLD = {
     "fasthybrid_vs_mar": ["MAR", "FastHybrid"],
     "lazymar_vs_mar": ["MAR", "LazyMAR"],
+    "fast_preset_vs_mar": ["MAR", "LazyMAR"],
     "cspd_draft_and_target": ["target alone", "draft alone", "CSpD lossless", "CSpD published"],
     "mar_accelerators_side_by_side": [
         "MAR",
