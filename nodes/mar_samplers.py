@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,17 +95,12 @@ def _edit_of(latent: Any, mask: Any) -> Edit | None:
     return Edit(latent["samples"], area[None] if area.ndim == 2 else area[:, 0] if area.ndim == 4 else area)
 
 
-def _diffusion_steps(settings: Any) -> int:
-    return settings.diffusion_steps
-
-
 def _sample(
     sampler: str,
     model: Any,
     inputs: dict[str, Any],
     field: str = "model",
     others: Sequence[host.Loaded] = (),
-    noise_steps: Callable[[Any], int] = _diffusion_steps,
     cached: bool = False,
     **more: Any,
 ) -> io.NodeOutput:
@@ -116,7 +111,6 @@ def _sample(
         model: value of the model socket named ``field``.
         inputs: the node's other inputs by name.
         others: further models that must be on the device.
-        noise_steps: diffusion steps that noise is drawn for, from the settings.
         cached: whether the sampler caches features.
         more: further arguments of the sampler.
     """
@@ -128,7 +122,7 @@ def _sample(
     settings: Any = presets.apply(
         make(entry.settings, inputs), preset, is_demo(loaded.model), loaded.model.net.config.dim
     )
-    steps, images = noise_steps(settings), len(condition)
+    steps, images = settings.diffusion_steps, len(condition)
     if _noise_bytes(loaded.model, images, steps) > NOISE_LIMIT:
         raise UserError(
             f"condition: {images} images with {settings.diffusion_steps} diffusion steps need more than "
