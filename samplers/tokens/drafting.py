@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ...errors import UserError
@@ -57,6 +59,9 @@ class DraftDraws:
 
     def __len__(self) -> int:
         return len(self._draws)
+
+    def of(self, images: Sequence[int]) -> DraftDraws:
+        return DraftDraws(self._draws.of(images))
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
         return self._draws.gumbel("draft", cells, values)

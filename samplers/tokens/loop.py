@@ -173,20 +173,36 @@ class TokenRun:
             end: cells below this one are attended to; if a single cell is fed, all of them.
         """
 
-        def halves(x: Tensor) -> Tensor:
-            return torch.cat([x, x]) if null else x
-
-        x = halves(self.model.net.embed(self.tokens.gather(1, fed)))
-        self.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
         # The absolute position table has no entry for the last cell.
         position, slot, end = fed.clamp(max=self.model.tokens - 2), fed + cache.prefix, cache.prefix + end
         mask = None
         if fed.numel() > 1:
-            mask = torch.arange(end, device=x.device) <= (position + cache.prefix)[:, None, :, None]
-        if len(fed) == 1:
-            mask = None if mask is None else mask[0, 0]
+            mask = torch.arange(end, device=fed.device) <= (position + cache.prefix)[..., None]
+        return self.feed_rows(self.model.net.embed(self.tokens.gather(1, fed)), position, slot, cache, null, end, mask)
+
+    def feed_rows(
+        self, x: Tensor, position: Tensor, slot: Tensor, cache: Cache, null: bool, end: int, mask: Tensor | None
+    ) -> Tensor:
+        """Hidden rows [R, m, C] of a pass in which every image feeds its own rows.
+
+        Args:
+            x: rows [B, m, C].
+            position: int64 [B, m].
+            slot: int64 [B, m], counted with the prefix.
+            cache, null: see :meth:`feed_ragged`.
+            end: slots below this one are attended to.
+            mask: bool [B, m, end]; None: every row attends to all of them.
+        """
+
+        def halves(x: Tensor) -> Tensor:
+            return torch.cat([x, x]) if null else x
+
+        x = halves(x)
+        self.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
+        if len(position) == 1:
+            mask = None if mask is None else mask[0]
             return self.model.net.advance(x, position[0], slot[0], cache, end, mask)
-        mask = None if mask is None else halves(mask)
+        mask = None if mask is None else halves(mask[:, None])
         return self.model.net.advance(x, halves(position), halves(slot), cache, end, mask)
 
     def guide(self, logits: Tensor, guided: bool | Tensor) -> Tensor:
