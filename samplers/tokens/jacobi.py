@@ -320,7 +320,9 @@ def decode(run: TokenRun, window: int) -> TokenSampler:
         return (yield from decode_serially(run))
     check_window(run.schedule)
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
-        run.report.note = f"parallel: a window feeds about 4 times the rows, which is slower on a CPU from {_CPU_BATCH} images on; 0 turns it off."
+        run.report.note = (
+            f"parallel: a window feeds 4 times the rows, slower on a CPU from {_CPU_BATCH} images on; 0 turns it off."
+        )
     return (yield from timed(_decode(run, window), run.clock, run.report, run.device))
 
 
