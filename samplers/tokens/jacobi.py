@@ -92,13 +92,13 @@ class DeviceTable:
 class _Positions:
     """Reads positions on the host: at once on a CPU, one call late on a GPU."""
 
-    def __init__(self, start: Sequence[int], last: int):
-        self._last, self._known = last, list(start)
+    def __init__(self, start: Sequence[int], last: int, device: torch.device):
+        self.late, self._last, self._known = device.type == "cuda", last, list(start)
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
 
     def read(self, at: Tensor) -> list[int]:
         """Lower bounds of the positions int64 [B]; on a CPU the positions."""
-        if at.device.type != "cuda":
+        if not self.late:
             return at.tolist()
         host = torch.empty(at.shape, dtype=at.dtype, pin_memory=True)
         host.copy_(at, non_blocking=True)
@@ -143,14 +143,13 @@ class Jacobi:
         self._row_counts = table.row_start[stop] - table.row_start[passes]
         self._cell_counts = table.cell_start[stop] - table.cell_start[passes]
         self._ends = np.array([table.pass_end[k:s].max(initial=0) for k, s in zip(passes, stop, strict=True)])
-        self._late = device.type == "cuda"
         self._range = torch.arange(max(self._row_counts.max(), self._cell_counts.max()), device=device)
         self._all = self.tokens
         self._where: Tensor | None = None  # indices of the live images; None: all
         self.at = torch.ones(batch, dtype=torch.int64, device=device)
         self.images = list(range(batch))
         self.positions = [1] * batch
-        self._reader = _Positions(self.positions, table.passes)
+        self._reader = _Positions(self.positions, table.passes, device)
         self.history.append(self.at)
         first = int(table.cell_start[1])
         newest = int(table.cells[first - 1]) if first else table.known - 1
@@ -183,7 +182,7 @@ class Jacobi:
         entries = torch.where(inside, entries, len(on.cells) - 1)
         cells = on.cells[entries]
         predicted_by = None if self.table.one_to_one else (on.cell_row[entries] - row[:, None]).clamp_(min=0)
-        end = int(self.table.slots if self._late else self._ends[known].max())
+        end = int(self.table.slots if self._reader.late else self._ends[known].max())
         # Step 2: draw their cells.
         new = self.predictor.draw(Window(rows, entries, cells, predicted_by, int(known.min()), end))
         # Step 3: accept the passes up to the first changed token.
@@ -198,7 +197,7 @@ class Jacobi:
 
     def _most(self, counts: np.ndarray, known: np.ndarray) -> int:
         """The largest count of the windows at the passes ``known``, or behind them if these are lower bounds."""
-        return int(counts[known.min() :].max() if self._late else counts[known].max())
+        return int(counts[known.min() :].max() if self._reader.late else counts[known].max())
 
     def _advance(self) -> None:
         """Record the positions, and remove finished images from the batch."""
@@ -208,7 +207,11 @@ class Jacobi:
         self.positions = self._reader.read(everywhere)
         live = [i for i, image in enumerate(self.images) if self.positions[image] < self.table.passes]
         # On a GPU, rows of finished images cost less than a copy of the cache.
-        if not self.shrink or not live or len(live) > (len(self.images) // 2 if self._late else len(self.images) - 1):
+        if (
+            not self.shrink
+            or not live
+            or len(live) > (len(self.images) // 2 if self._reader.late else len(self.images) - 1)
+        ):
             return
         self._gather()
         self.images = [self.images[i] for i in live]

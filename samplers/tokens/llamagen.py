@@ -5,6 +5,7 @@ Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalab
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from ...model_loaders.networks.gpt import TokenModel
@@ -57,5 +58,6 @@ def jacobi(
         settings: with ``parallel`` 0 the window is the side of the grid.
     """
     raster_only("Jacobi", model)
+    settings = replace(settings, parallel=settings.parallel or model.grid)
     run = begin("jacobi", model, condition, settings, noise, seed, raster(model.grid))
-    return (yield from decode(run, settings.parallel or model.grid))
+    return (yield from decode(run, settings.parallel))

@@ -8,8 +8,8 @@ loop never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from .conditioning import PreparedCondition, prepare
 from .draws import Draws, draw
 from .schedule import Schedule
 from .settings import TokenSettings
+
+S = TypeVar("S", bound=TokenSettings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +227,29 @@ class TokenRun:
         return self.tokens.clone().view(-1, self.model.grid, self.model.grid)
 
 
+# Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for codes and features.
+_PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "codes": (4.0, 0)}
+# PAR's guidance by width and regions (XL-4x, XXL-4x, 3B-4x, 3B-16x); all values can be drawn.
+_PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}
+
+
+def published(model: TokenModel) -> dict[str, Any]:
+    """Published sampling settings of a model: "cfg" and "top_k"."""
+    c = model.net.config
+    cfg, top_k = _PUBLISHED[c.condition]
+    if (c.dim, c.regions) in _PUBLISHED_PAR:
+        cfg, top_k = _PUBLISHED_PAR[c.dim, c.regions], 0
+    return {"cfg": cfg, "top_k": top_k}
+
+
+def resolve(settings: S, model: TokenModel) -> S:
+    """The settings with the model's published values for ``cfg`` 0 and ``top_k`` -1."""
+    own = published(model)
+    return replace(
+        settings, cfg=settings.cfg or own["cfg"], top_k=own["top_k"] if settings.top_k < 0 else settings.top_k
+    )
+
+
 def begin(
     name: str,
     model: TokenModel,
@@ -241,6 +266,7 @@ def begin(
     """
     device = next(model.net.parameters()).device
     prepared = prepare(model, condition, device)
+    settings = resolve(settings, model)
     if len(draws) != len(condition):
         raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
     report = Report(name, model.name, asdict(settings), seed, len(condition), device.type)

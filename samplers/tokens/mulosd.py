@@ -44,7 +44,7 @@ from .drafting import DraftDraws, check_pair, neighbour_count, redraws_all, scal
 from .draws import Draws, draw, tempered
 from .jacobi import start
 from .llamagen import raster
-from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin, decode, to_device
+from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin, decode, resolve, to_device
 from .redraw import draft_schedule, redraws, redraws_to_device
 from .schedule import Schedule
 from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
@@ -411,6 +411,7 @@ def mulosd(
             grid that is no integer multiple, or so many neighbours that nothing can be rejected.
     """
     check_pair(target, draft, up_sampler.vq.config.codes, "MuLo-SD")
+    settings = resolve(settings, target)
     factor = scale_factor(target, draft)
     up_sampler.fits(factor)
     k = neighbour_count(settings, target.net.config.vocab)

@@ -13,10 +13,10 @@ class TokenSettings:
     """LlamaGen (Sun et al. 2024) and whatever shares its way of sampling a token."""
 
     cfg: float = knob(
-        4.0,
-        "Guidance towards the condition; higher is more typical and less varied. Usual: 4 for classes and for Tar, 7.5 for text, "
-        "1.5 to 2 where variety is measured. At 1 there is no guidance and half the work.",
-        low=1.0,
+        0.0,
+        "Guidance towards the condition; higher is more typical and less varied. Usual: 0, the model's published value: 4 for classes "
+        "and for Tar, 7.5 for text, 1.3 to 1.5 for PAR. At 1 there is no guidance and half the work.",
+        low=0.0,
         high=20.0,
         step=0.05,
         symbol="cfg scale",
@@ -31,10 +31,10 @@ class TokenSettings:
         symbol="temperature",
     )
     top_k: int = knob(
-        2000,
-        "Only the so many likeliest values of a token can be drawn; fewer is cleaner and less varied. Usual: 2000 "
-        "for classes, 1000 for text, 0 for Tar. 0 allows all; 1 takes the likeliest.",
-        low=0,
+        -1,
+        "Only this many of the likeliest values of a token can be drawn; fewer is cleaner and less varied. Usual: -1, the model's "
+        "published value: 2000 for classes, 1000 for text, all for Tar and PAR. 0 allows all; 1 takes the likeliest.",
+        low=-1,
         high=65536,
         step=1,
         symbol="top-k",
