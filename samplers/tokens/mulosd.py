@@ -215,7 +215,6 @@ class _Generation:
             # The cache of further rows belongs to all images.
             whole = not self.settings.draft_rows
             state = start(run, schedule, self.draft_cache, guided, self.settings.draft_parallel, whole)
-        self.total -= len(schedule.passes) - 1
         while not state.finished:
             with torch.inference_mode(), clock.phase("draft"):
                 state.call()
@@ -223,8 +222,8 @@ class _Generation:
                 run.decided = before | decided
             run.report.add(draft_passes=1)
             self.done += 1
-            self.total += 1
             yield self.step(row)
+        self.total -= len(schedule.passes) - len(state.history)  # calls that were not needed
 
     # -------------------------------------------------------------------------------------------- 2 enlarge, 6 reduce
 
@@ -398,7 +397,8 @@ def mulosd(
 
     Yields:
         :class:`TokenStep` after every pass of either model. While drafting, codes are the draft's, repeated over the cells
-        that they cover; tokens to be drawn again are undecided. ``total`` grows when the number of waves becomes known.
+        that they cover; tokens to be drawn again are undecided. ``total`` grows when the number of waves becomes
+        known, and falls by the passes that a window saves.
 
     Returns:
         :class:`TokenSampled`. The report counts all passes (``transformer_passes``), of which the draft's
