@@ -156,7 +156,14 @@ def test_settings() -> None:
         "parallel",
     ]
     defaults = {name: default for name, (default, _) in knobs(TarPromptSettings).items()}
-    assert defaults == {"detail": "729", "temperature": 1.0, "top_p": 0.95, "top_k": 1200, "repetition_penalty": 0.0}
+    assert defaults == {
+        "detail": "729",
+        "temperature": 1.0,
+        "top_p": 0.95,
+        "top_k": 1200,
+        "repetition_penalty": 0.0,
+        "parallel": 0,
+    }
     assert make(TarPromptSettings, defaults) == TarPromptSettings()
     for name, value in {
         "top_p": 1.1,
