@@ -34,6 +34,7 @@ from .model_loaders.upsampler import load_upsampler
 from .reports.record import Clock, Report
 from .samplers.registry import LLAMAGEN, MAR, SAMPLERS, TAR
 from .samplers.settings import knobs, make
+from .samplers.tokens.loop import published
 from .samplers.tokens.settings import TarPromptSettings
 
 AUTO = "auto"
@@ -47,13 +48,6 @@ _LOADERS: dict[str, Callable[..., MARModel | TokenModel]] = {
     MAR: load_mar,
     LLAMAGEN: load_llamagen,
     TAR: load_detokenizer,
-}
-# Settings for models whose file states none, by kind of condition: LlamaGen's published ones for text, Tar's for semantic codes.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "class": {},
-    "text": {"cfg": 7.5, "top_k": 1000},
-    "features": {"top_k": 0},
-    "codes": {"top_k": 0},
 }
 _DEMO_STEPS = 32
 # Language models of Tar: the demo's, and the one for all other de-tokenizers.
@@ -359,13 +353,13 @@ def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def defaults(ready: Ready) -> dict[str, Any]:
-    """Settings recommended for a model: its file's, and for what the file does not state those of its kind.
+    """Settings recommended for a model: its file's, and for what the file does not state the published ones of its kind.
 
     A MAR gets no more AR steps than it has tokens.
     """
     stated = stated_defaults(ready.metadata)
     if ready.family != MAR:
-        return {**_DEFAULTS[ready.config.condition], **stated}
+        return {**published(cast(TokenModel, ready.model)), **stated}
     steps = _DEMO_STEPS if ready.demo else knobs(SAMPLERS[MAR].settings)["ar_steps"][0]
     return {"ar_steps": min(steps, ready.tokens), **stated}
 

@@ -40,6 +40,7 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "top_p",
         "top_k",
         "repetition_penalty",
+        "parallel",
     ),
     "FastARImageToCodes": ("ta_tok", "detail", "images", "dtype"),
     "FastARMARSampler": (
@@ -89,9 +90,9 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "preset",
         "reconstruct",
     ),
-    "FastARLlamaGenSampler": (*_TOKENS, *_TOKENS_ADVANCED),
-    "FastARPAR": (*_TOKENS, "grouping", *_TOKENS_ADVANCED, "sequential_start", "group"),
-    "FastARZipAR": (*_TOKENS, "window", *_TOKENS_ADVANCED, "mask_undecoded", "preset"),
+    "FastARLlamaGenSampler": (*_TOKENS, *_TOKENS_ADVANCED, "parallel"),
+    "FastARPAR": (*_TOKENS, "grouping", *_TOKENS_ADVANCED, "sequential_start", "group", "parallel"),
+    "FastARZipAR": (*_TOKENS, "window", *_TOKENS_ADVANCED, "mask_undecoded", "preset", "parallel"),
     "FastARMuLoSD": (
         *_TOKENS,
         "tau",
@@ -106,6 +107,7 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "up_sampler",
         "repair",
         "preset",
+        "draft_parallel",
     ),
     "FastARCompare": ("labels", "columns", "baseline"),
     "FastARTokenMap": ("what", "opacity"),

@@ -20,7 +20,7 @@ from ..samplers.registry import SAMPLERS
 from ..samplers.settings import make
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.loop import TokenSampled, TokenStep
+from ..samplers.tokens.loop import TokenSampled, TokenStep, resolve
 from ..samplers.tokens.settings import neighbours_of
 from ..samplers.tokens.upsampling import up_sampling
 from . import host
@@ -128,8 +128,10 @@ def _sample(
     number = checked_seed(inputs.pop("seed"))
     preset = inputs.pop("preset", presets.AS_SET)
     settings: Any = presets.apply(make(entry.settings, inputs), preset, is_demo(loaded.model))
+    settings = resolve(settings, loaded.model)
     condition = _read(condition, loaded)
-    work = _work_bytes(loaded.model, len(condition), settings, _rows(condition), together(loaded.model, settings))
+    cells = min(loaded.model.tokens, together(loaded.model, settings) * max(1, settings.parallel))
+    work = _work_bytes(loaded.model, len(condition), settings, _rows(condition), cells)
     _to_device(loaded, work, len(condition))
     draws = PairedDraws(number, range(len(condition)))
     return _run(entry.run(loaded.model, condition, settings, draws, number), loaded)
@@ -329,6 +331,7 @@ class MuLoSDSampler(io.ComfyNode):
         condition, number = _condition(condition, large), checked_seed(seed)
         preset = inputs.pop("preset", presets.AS_SET)
         settings: Any = presets.apply(make(entry.settings, inputs), preset, is_demo(large.model))
+        settings = resolve(settings, large.model)
         expect_same_codes(_vq(large), _vq(small), large.model.name)
         if upscale_model is not None and not is_upscale_model(upscale_model):
             raise UserError(
@@ -361,7 +364,8 @@ class MuLoSDSampler(io.ComfyNode):
         # Islands are separated, so a wave has at most one cell of every second row and column.
         wave = math.ceil(model.grid / 2) ** 2
         verifying = _work_bytes(model, images, settings, rows, min(wave, 256), model.tokens)
-        drafting = _work_bytes(small.model, images, settings, rows, small.model.grid)
+        cells = min(small.model.tokens, small.model.grid * max(1, settings.draft_parallel))
+        drafting = _work_bytes(small.model, images, settings, rows, cells)
         table = 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
         side = small.model.grid * _vae(large).downscale_ratio
         enlarging = max(_decoder_bytes(large, images), upscaler.memory(side, side) if upscaler else 0)

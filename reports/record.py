@@ -65,6 +65,7 @@ class Report:
             "outcome" uint8 (see above), "cached" int32 (number of AR steps at which the token's decoder rows came from a
             cache), "islands" int32 (number from 1 within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
         similarity: similarities of all verified drafts, float32 [n].
+        note: a remark about the settings, or "".
     """
 
     sampler: str
@@ -79,6 +80,7 @@ class Report:
     peak_memory_bytes: int | None = None
     maps: dict[str, np.ndarray] = field(default_factory=dict)
     similarity: np.ndarray | None = None
+    note: str = ""
 
     def add(self, **counts: int) -> None:
         """Add to counts; a new name starts at 0."""
@@ -123,6 +125,8 @@ class Report:
             out["tokens_per_pass"] = round(self.tokens_per_pass, 4)
         out["phases"] = {k: round(v, 6) for k, v in self.phases.items()}
         out["peak_memory_bytes"] = self.peak_memory_bytes
+        if self.note:
+            out["note"] = self.note
         return out
 
 
@@ -242,5 +246,6 @@ def to_text(report: Report) -> str:
         lines.append(f"acceptance: {100 * report.acceptance:.1f} %")
     if report.peak_memory_bytes is not None:
         lines.append(f"peak memory: {report.peak_memory_bytes / 2**20:.0f} MiB")
+    lines += [f"note: {report.note}"] * bool(report.note)
     lines.append("settings: " + ", ".join(f"{k}={v}" for k, v in report.settings.items()))
     return "\n".join(lines)

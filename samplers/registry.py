@@ -25,11 +25,12 @@ from .mar.settings import (
 )
 from .noise import Noise
 from .tokens.lantern import lantern
-from .tokens.llamagen import llamagen
+from .tokens.llamagen import jacobi, llamagen
 from .tokens.loop import TokenSampler
 from .tokens.mulosd import mulosd
 from .tokens.par import par
 from .tokens.settings import (
+    JacobiSettings,
     LanternSettings,
     LlamaGenSettings,
     MuLoSDSettings,
@@ -150,6 +151,7 @@ SAMPLERS: dict[str, Entry] = {
         Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, baseline=True, family=LLAMAGEN, demo=_PLAIN_DEMO),
         Entry("par", "PAR", par, PARSettings, family=LLAMAGEN, demo=("demo-par",)),
         Entry("tar", "Tar", llamagen, LlamaGenSettings, baseline=True, family=TAR, demo=_TAR_DEMO),
+        Entry("jacobi", "Jacobi", jacobi, JacobiSettings, family=LLAMAGEN, demo=_PLAIN_DEMO, also=(TAR, _TAR_DEMO)),
         Entry("zipar", "ZipAR", zipar, ZipARSettings, family=LLAMAGEN, demo=_PLAIN_DEMO, also=(TAR, _TAR_DEMO)),
         Entry(
             "mulosd",

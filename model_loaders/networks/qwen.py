@@ -260,6 +260,37 @@ class QwenLM(nn.Module):
         h = self._blocks(self.model.embed_tokens(ids[:, None]), (cache.lengths + at)[:, None], attention)
         return self._logits(h, span)[:, 0]
 
+    def advance(
+        self, ids: Tensor, at: Tensor, slot: Tensor, visible: Tensor, cache: PromptCache, span: tuple[int, int]
+    ) -> Tensor:
+        """Feed several tokens of every image, and write them into the cache.
+
+        Args:
+            ids: int64 [R, n].
+            at: int64 [R, n], number of codes before each.
+            slot: int64 [R, n], cache slots to write, counted with the prompt.
+            visible: bool [R, n, end], slots that a token attends to; the padding of prompts is excluded here.
+            cache: from :meth:`prefill`.
+            span: see the class.
+
+        Returns:
+            fp32 logits [R, n, values].
+        """
+        end = visible.shape[2]
+        mask = visible[:, None]
+        if cache.padding_mask is not None:
+            mask = mask & cache.padding_mask[..., :end]
+
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.keys[layer], cache.values[layer]
+            target = slot[:, None, :, None].expand(k.shape)
+            keys.scatter_(2, target, k)
+            values.scatter_(2, target, v)
+            return attend(q, keys[:, :, :end], values[:, :, :end], mask)
+
+        h = self._blocks(self.model.embed_tokens(ids), cache.lengths[:, None] + at, attention)
+        return self._logits(h, span)
+
     def _blocks(self, x: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """All blocks, at positions int64 [R or 1, n]."""
         rope = angles(positions, self.config.head_dim, self.config.theta)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ...errors import UserError
@@ -49,6 +51,23 @@ def neighbour_count(settings: MuLoSDSettings | LanternSettings, codes: int) -> i
     return k
 
 
+def scale_factor(target: TokenModel, draft: TokenModel) -> int:
+    """The paper's r. Raises UserError if the target's grid is not an integer multiple, above 1, of the draft's."""
+    factor, rest = divmod(target.grid, draft.grid)
+    if rest or factor < 2:
+        raise UserError(
+            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}, which is no "
+            "whole multiple above 1; choose a draft of half, a third or a quarter of the side."
+        )
+    return factor
+
+
+def redraws_all(settings: MuLoSDSettings, draft: TokenModel) -> bool:
+    """Whether the tokens are those of serial decoding, whatever the draft."""
+    whole = not settings.draft_rows or settings.draft_rows >= draft.grid
+    return settings.tau > 1 and not settings.acceptance_target and not settings.resample_window and whole
+
+
 class DraftDraws:
     """Draws of the draft model: all from the stream "draft", so that they are independent of the target's."""
 
@@ -57,6 +76,9 @@ class DraftDraws:
 
     def __len__(self) -> int:
         return len(self._draws)
+
+    def of(self, images: Sequence[int]) -> DraftDraws:
+        return DraftDraws(self._draws.of(images))
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
         return self._draws.gumbel("draft", cells, values)

@@ -26,6 +26,10 @@ class Draws(Protocol):
         """Number of images B."""
         ...
 
+    def of(self, images: Sequence[int]) -> Draws:
+        """The draws of some of the images, by their place in the batch."""
+        ...
+
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
         """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells' device."""
         ...
@@ -45,6 +49,9 @@ class PairedDraws:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def of(self, images: Sequence[int]) -> PairedDraws:
+        return PairedDraws(self.seed, [self.images[i] for i in images])
 
     def _start(self, stream: str, values: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Key of every image [B, 1, 1] and offset of every value [values]; computed once per run."""

@@ -73,20 +73,25 @@ def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
-def rejected(pool: Tensor, tau: float, acceptance: float = 0.0) -> Tensor:
+def rejected(pool: Tensor, tau: float, acceptance: float = 0.0, own: Tensor | None = None) -> Tensor:
     """R_T: rejected draft tokens, bool [B, n].
 
     Args:
         pool: from :func:`pooled`, [B, n].
         tau: smallest pooled probability of an accepted token.
-        acceptance: if above 0, tau is chosen for every image so that this share of its tokens, 0..1, and ties are accepted.
+        acceptance: if above 0, this share of every image's tokens, 0..1, is accepted instead: the highest pooled probabilities.
+            Those that agree to 1e-4 are tied (sums of the whole distribution differ by rounding); of tied tokens those of the
+            highest probability ``own`` are accepted, and of equal ones the first in raster order.
+        own: probability of the tokens themselves, [B, n]; None: equal.
     """
     if acceptance <= 0:
         return pool < tau
     accepted = min(pool.shape[1], round(acceptance * pool.shape[1]))
-    if not accepted:
-        return torch.ones_like(pool, dtype=torch.bool)
-    return pool < pool.topk(accepted, dim=1).values[:, -1:]
+    # Sort by the less significant key first.
+    order = torch.arange(pool.shape[1], device=pool.device).expand_as(pool)
+    for key in (pool if own is None else own, (pool * 1e4).round()):
+        order = order.gather(1, key.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
+    return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)
 
 
 # ------------------------------------------------------------------------------------------------ islands

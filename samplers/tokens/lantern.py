@@ -36,7 +36,7 @@ from .drafting import check_pair, neighbour_count
 from .draws import Draws, draw, tempered
 from .islands import codebook_neighbours
 from .llamagen import raster
-from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin
+from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin, resolve
 from .settings import CERTAIN, LanternSettings
 
 # ------------------------------------------------------------------------------------------------ the rules
@@ -317,6 +317,7 @@ def lantern(
             "drafts at the same size."
         )
     k = neighbour_count(settings, target.net.config.vocab)
+    settings = resolve(settings, target)
     plan, draft_settings = raster(target.grid), replace(settings, cfg=settings.draft_cfg)
     run = begin("lantern", target, condition, settings, noise, seed, plan)
     drafter = begin("lantern", draft, condition, draft_settings, noise, seed, plan)

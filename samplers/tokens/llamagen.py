@@ -5,14 +5,16 @@ Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalab
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from ...model_loaders.networks.gpt import TokenModel
 from ..conditioning import AnyCondition
 from .draws import Draws
-from .loop import TokenSampler, begin, decode, raster_only
+from .jacobi import decode
+from .loop import TokenSampler, begin, raster_only
 from .schedule import Schedule, next_token_passes
-from .settings import LlamaGenSettings
+from .settings import JacobiSettings, LlamaGenSettings
 
 
 @lru_cache(maxsize=4)
@@ -34,7 +36,7 @@ def llamagen(
         seed: only recorded in the report.
 
     Yields:
-        :class:`TokenStep` after every pass; returns :class:`TokenSampled`.
+        :class:`TokenStep` after every pass; returns :class:`TokenSampled`. See :func:`samplers.tokens.jacobi.decode`.
 
     Raises:
         UserError: a condition that does not fit the model, or a PAR.
@@ -42,4 +44,20 @@ def llamagen(
     raster_only("LlamaGen", model)
     # Reports of a de-tokenizer are compared with each other, not with those of a LlamaGen.
     name = "tar" if model.net.config.condition in ("features", "codes") else "llamagen"
-    return (yield from decode(begin(name, model, condition, settings, noise, seed, raster(model.grid))))
+    return (
+        yield from decode(begin(name, model, condition, settings, noise, seed, raster(model.grid)), settings.parallel)
+    )
+
+
+def jacobi(
+    model: TokenModel, condition: AnyCondition, settings: JacobiSettings, noise: Draws, seed: int | None = None
+) -> TokenSampler:
+    """The tokens of :func:`llamagen` by Jacobi iteration; the arguments are the same.
+
+    Args:
+        settings: with ``parallel`` 0 the window is the side of the grid.
+    """
+    raster_only("Jacobi", model)
+    settings = replace(settings, parallel=settings.parallel or model.grid)
+    run = begin("jacobi", model, condition, settings, noise, seed, raster(model.grid))
+    return (yield from decode(run, settings.parallel))

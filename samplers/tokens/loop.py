@@ -8,8 +8,8 @@ loop never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from .conditioning import PreparedCondition, prepare
 from .draws import Draws, draw
 from .schedule import Schedule
 from .settings import TokenSettings
+
+S = TypeVar("S", bound=TokenSettings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,20 +175,36 @@ class TokenRun:
             end: cells below this one are attended to; if a single cell is fed, all of them.
         """
 
-        def halves(x: Tensor) -> Tensor:
-            return torch.cat([x, x]) if null else x
-
-        x = halves(self.model.net.embed(self.tokens.gather(1, fed)))
-        self.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
         # The absolute position table has no entry for the last cell.
         position, slot, end = fed.clamp(max=self.model.tokens - 2), fed + cache.prefix, cache.prefix + end
         mask = None
         if fed.numel() > 1:
-            mask = torch.arange(end, device=x.device) <= (position + cache.prefix)[:, None, :, None]
-        if len(fed) == 1:
-            mask = None if mask is None else mask[0, 0]
+            mask = torch.arange(end, device=fed.device) <= (position + cache.prefix)[..., None]
+        return self.feed_rows(self.model.net.embed(self.tokens.gather(1, fed)), position, slot, cache, null, end, mask)
+
+    def feed_rows(
+        self, x: Tensor, position: Tensor, slot: Tensor, cache: Cache, null: bool, end: int, mask: Tensor | None
+    ) -> Tensor:
+        """Hidden rows [R, m, C] of a pass in which every image feeds its own rows.
+
+        Args:
+            x: rows [B, m, C].
+            position: int64 [B, m].
+            slot: int64 [B, m], counted with the prefix.
+            cache, null: see :meth:`feed_ragged`.
+            end: slots below this one are attended to.
+            mask: bool [B, m, end]; None: every row attends to all of them.
+        """
+
+        def halves(x: Tensor) -> Tensor:
+            return torch.cat([x, x]) if null else x
+
+        x = halves(x)
+        self.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
+        if len(position) == 1:
+            mask = None if mask is None else mask[0]
             return self.model.net.advance(x, position[0], slot[0], cache, end, mask)
-        mask = None if mask is None else halves(mask)
+        mask = None if mask is None else halves(mask[:, None])
         return self.model.net.advance(x, halves(position), halves(slot), cache, end, mask)
 
     def guide(self, logits: Tensor, guided: bool | Tensor) -> Tensor:
@@ -209,6 +227,29 @@ class TokenRun:
         return self.tokens.clone().view(-1, self.model.grid, self.model.grid)
 
 
+# Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for codes and features.
+_PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "codes": (4.0, 0)}
+# PAR's guidance by width and regions (XL-4x, XXL-4x, 3B-4x, 3B-16x); all values can be drawn.
+_PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}
+
+
+def published(model: TokenModel) -> dict[str, Any]:
+    """Published sampling settings of a model: "cfg" and "top_k"."""
+    c = model.net.config
+    cfg, top_k = _PUBLISHED[c.condition]
+    if (c.dim, c.regions) in _PUBLISHED_PAR:
+        cfg, top_k = _PUBLISHED_PAR[c.dim, c.regions], 0
+    return {"cfg": cfg, "top_k": top_k}
+
+
+def resolve(settings: S, model: TokenModel) -> S:
+    """The settings with the model's published values for ``cfg`` 0 and ``top_k`` -1."""
+    own = published(model)
+    return replace(
+        settings, cfg=settings.cfg or own["cfg"], top_k=own["top_k"] if settings.top_k < 0 else settings.top_k
+    )
+
+
 def begin(
     name: str,
     model: TokenModel,
@@ -225,6 +266,7 @@ def begin(
     """
     device = next(model.net.parameters()).device
     prepared = prepare(model, condition, device)
+    settings = resolve(settings, model)
     if len(draws) != len(condition):
         raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
     report = Report(name, model.name, asdict(settings), seed, len(condition), device.type)

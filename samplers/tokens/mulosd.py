@@ -20,7 +20,7 @@ There is no public code. Where the paper leaves a choice open:
 - The pass that updates the keys and values of the last block is the one that verifies the next block.
 - The draft model reads the new rows of the reduced image only; its cache of earlier rows is kept.
 - The draft model has its own random numbers; the target's are those of the cells, as in ``llamagen.py``. With tau above 1 in
-  raster order the tokens are therefore those of serial decoding.
+  raster order the tokens are therefore those of serial decoding. A whole image is then decoded serially, without a draft.
 
 The host waits for the device once per cycle, for the map of rejections, which determines the number of passes that follow.
 """
@@ -35,16 +35,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import UserError
 from ...model_loaders.networks.gpt import Cache, TokenModel
 from ...reports.record import ACCEPTED, EXPANDED, REJECTED
 from ..conditioning import AnyCondition
 from ..driver import timed
 from . import islands as geometry
-from .drafting import DraftDraws, check_pair, neighbour_count
+from .drafting import DraftDraws, check_pair, neighbour_count, redraws_all, scale_factor
 from .draws import Draws, draw, tempered
+from .jacobi import start
 from .llamagen import raster
-from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin, to_device
+from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin, decode, resolve, to_device
 from .redraw import draft_schedule, redraws, redraws_to_device
 from .schedule import Schedule
 from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
@@ -93,6 +93,7 @@ class _Generation:
         neighbours: table of every code's neighbours, see :func:`islands.neighbours`.
         decided: bool of the shape of the target's tokens.
         cache, draft_cache: allocated by the first pass of each model.
+        draft_slots: image slots of the draft model's cache.
         done, total: passes so far, and the number known to be needed.
         pools: pooled probabilities of all verified draft tokens.
     """
@@ -107,6 +108,7 @@ class _Generation:
     maps: _Maps
     cache: Cache | None = None
     draft_cache: Cache | None = None
+    draft_slots: int = 0
     done: int = 0
     total: int = 0
     pools: list[Tensor] = field(default_factory=list)
@@ -131,7 +133,7 @@ class _Generation:
 
     def cycles(self) -> Iterator[TokenStep]:
         """All cycles; the numbers are those of the module's description."""
-        small = self.drafter.model.grid
+        small, self.draft_slots = self.drafter.model.grid, self.drafter.model.tokens - 1
         each = min(self.settings.draft_rows or small, small)
         starts = range(0, small, each)
         plans = [
@@ -139,6 +141,8 @@ class _Generation:
             for row in starts
         ]
         self.total = sum(sum(bool(p.cells) for p in plan.passes) + 1 for plan in plans)
+        if self.settings.draft_parallel > 1:
+            self.draft_slots = max(plan.table.slots for plan in plans)
         refresh = 0
         for row, plan in zip(starts, plans, strict=True):
             rows, width = min(each, small - row), self.factor * self.grid
@@ -169,7 +173,7 @@ class _Generation:
                 x = x.view(-1, small, small)
                 return x.repeat_interleave(self.factor, 1).repeat_interleave(self.factor, 2).flatten(1)
 
-            drafted = repeated(self.drafter.decided.clone()[None])
+            drafted = repeated(self.drafter.decided.clone())
             drafted[:, : drafted_from * self.factor * self.grid] = False
             codes, decided = torch.where(drafted, repeated(self.drafter.tokens), codes), decided | drafted
         codes = codes.masked_fill(~decided, 0)
@@ -180,27 +184,46 @@ class _Generation:
 
     def draft(self, schedule: Schedule, row: int) -> Iterator[TokenStep]:
         """Generate the draft's rows from ``row`` on."""
-        run, clock = self.drafter, self.run.clock
+        run, clock, window = self.drafter, self.run.clock, self.settings.draft_parallel
         null, until = any(run.guided), run.settings.cfg_interval
+        guided = [run.settings.cfg > 1 and (until < 0 or p.clock <= until) for p in schedule.passes]
         with torch.inference_mode(), clock.phase("draft"):
             logits = None
             if self.draft_cache is None:
-                logits, self.draft_cache = run.prefill(null, run.model.tokens - 1)
+                logits, self.draft_cache = run.prefill(null, self.draft_slots)
                 run.report.add(cache_bytes=self.draft_cache.bytes)
             passes = to_device(schedule, self.draft_cache.prefix, run.device)
-        for at, planned in zip(passes, schedule.passes, strict=True):
-            if not planned.cells:
+        for k, at in enumerate(passes[:1] if window > 1 else passes):
+            if not schedule.passes[k].cells:
                 continue
             with torch.inference_mode(), clock.phase("draft"):
-                if logits is None:
-                    logits = run.feed(at, self.draft_cache, null)
-                else:
-                    logits = logits[:, None]
-                run.decide(at, logits, run.settings.cfg > 1 and (until < 0 or planned.clock <= until))
+                logits = run.feed(at, self.draft_cache, null) if logits is None else logits[:, None]
+                run.decide(at, logits, guided[k])
                 logits = None
             run.report.add(draft_passes=1)
             self.done += 1
             yield self.step(row)
+        if window > 1:
+            yield from self.draft_windows(schedule, guided, row)
+
+    def draft_windows(self, schedule: Schedule, guided: list[bool], row: int) -> Iterator[TokenStep]:
+        """The passes after the first by Jacobi iteration, see ``jacobi.py``."""
+        run, clock = self.drafter, self.run.clock
+        assert self.draft_cache is not None
+        before = run.decided
+        with torch.inference_mode(), clock.phase("draft"):
+            # The cache of further rows belongs to all images.
+            whole = not self.settings.draft_rows
+            state = start(run, schedule, self.draft_cache, guided, self.settings.draft_parallel, whole)
+        while not state.finished:
+            with torch.inference_mode(), clock.phase("draft"):
+                state.call()
+                run.tokens, decided = state.state()
+                run.decided = before | decided
+            run.report.add(draft_passes=1)
+            self.done += 1
+            yield self.step(row)
+        self.total -= len(schedule.passes) - len(state.history)  # calls that were not needed
 
     # -------------------------------------------------------------------------------------------- 2 enlarge, 6 reduce
 
@@ -266,14 +289,16 @@ class _Generation:
         with run.clock.phase("verification"):
             size = max(1, _BLOCK // (len(hidden) * run.model.net.config.vocab))
             cells = torch.arange(first, last, device=hidden.device)
-            pools = []
+            pools, own = [], []
             for part, rows in zip(cells.split(size), hidden.split(size, dim=1), strict=True):
                 logits = run.guide(run.model.net.logits(rows), self.guided(part))
                 p = tempered(logits, self.settings).softmax(-1)
                 pools.append(geometry.pooled(p, self.tokens[:, part], self.neighbours))
+                own.append(p.gather(-1, self.tokens[:, part, None])[..., 0])
             pool = torch.cat(pools, dim=1)
             self.pools.append(pool.flatten())
-            rejected = geometry.rejected(pool, self.settings.tau, self.settings.acceptance_target)
+            s = self.settings
+            rejected = geometry.rejected(pool, s.tau, s.acceptance_target, torch.cat(own, dim=1))
             return rejected.cpu().numpy()  # the host waits here
 
     # -------------------------------------------------------------------------------------------- 4 expand
@@ -372,7 +397,8 @@ def mulosd(
 
     Yields:
         :class:`TokenStep` after every pass of either model. While drafting, codes are the draft's, repeated over the cells
-        that they cover; tokens to be drawn again are undecided. ``total`` grows when the number of waves becomes known.
+        that they cover; tokens to be drawn again are undecided. ``total`` grows when the number of waves becomes
+        known, and falls by the passes that a window saves.
 
     Returns:
         :class:`TokenSampled`. The report counts all passes (``transformer_passes``), of which the draft's
@@ -385,11 +411,17 @@ def mulosd(
             grid that is no integer multiple, or so many neighbours that nothing can be rejected.
     """
     check_pair(target, draft, up_sampler.vq.config.codes, "MuLo-SD")
-    factor = _scale_factor(target, draft)
+    settings = resolve(settings, target)
+    factor = scale_factor(target, draft)
     up_sampler.fits(factor)
     k = neighbour_count(settings, target.net.config.vocab)
     run = begin("mulosd", target, condition, settings, noise, seed, raster(target.grid))
     run.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
+    if redraws_all(settings, draft):
+        result = yield from decode(run)
+        shape = result.codes.shape
+        run.report.maps.update(islands=np.zeros(shape, np.int32), waves=np.full(shape, -1, np.int32))
+        return result
     # Guidance covers the same part of the draft as of the target.
     until = settings.cfg_interval // factor**2 if settings.cfg_interval >= 0 else -1
     draft_settings = replace(settings, cfg_interval=until)
@@ -411,14 +443,3 @@ def mulosd(
         return TokenSampled(run.tokens[:, :-1].clone().view(shape), run.report)
 
     return (yield from timed(steps(), run.clock, run.report, run.device))
-
-
-def _scale_factor(target: TokenModel, draft: TokenModel) -> int:
-    """The paper's r. Raises UserError if the target's grid is not an integer multiple, above 1, of the draft's."""
-    factor, rest = divmod(target.grid, draft.grid)
-    if rest or factor < 2:
-        raise UserError(
-            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}, which is no "
-            "whole multiple above 1; choose a draft of half, a third or a quarter of the side."
-        )
-    return factor

@@ -17,7 +17,8 @@ from ...errors import UserError
 from ...model_loaders.networks.gpt import TokenModel
 from ..conditioning import AnyCondition
 from .draws import Draws
-from .loop import TokenSampler, begin, decode
+from .jacobi import decode
+from .loop import TokenSampler, begin
 from .schedule import Pass, Schedule, group_clocks, next_token_passes, sequential_start
 from .settings import ADJACENT, NON_LOCAL, TRAINED, PARSettings
 
@@ -115,4 +116,4 @@ def par(
         schedule = ablation_schedule(
             model.grid, settings.group, settings.grouping == ADJACENT, settings.sequential_start
         )
-    return (yield from decode(begin("par", model, condition, settings, noise, seed, schedule)))
+    return (yield from decode(begin("par", model, condition, settings, noise, seed, schedule), settings.parallel))

@@ -64,6 +64,11 @@ class Schedule:
             out[list(p.cells)] = k
         return out.reshape(self.grid, self.grid)
 
+    @cached_property
+    def table(self) -> RowTable:
+        """All rows and cells, for decoding several passes at once."""
+        return _table(self)
+
     def visible(self) -> list[np.ndarray]:
         """Attention mask of every pass but the first: bool [rows, slots up to the highest visible]."""
         written = np.full(self.slots, self.unwritten_visible)
@@ -74,6 +79,95 @@ class Schedule:
             end = max(p.last_visible) + 1
             out.append(written[:end] & (np.arange(end) <= np.array(p.last_visible)[:, None]))
         return out
+
+
+@dataclass(frozen=True, eq=False)
+class RowTable:
+    """All rows and cells of a schedule in the order of their passes. Arrays are int64; the last entry of a row's or a cell's array
+    is padding.
+
+    A stand-in has a slot of its own, behind the others, so that the rows of several passes can be fed at once: those up to the
+    pass that feeds the true token attend to the stand-in, later ones to the true token.
+
+    Attributes:
+        passes: number of passes P.
+        known: see :class:`Schedule`.
+        slots: image slots of the cache.
+        fed: cell whose token a row feeds; N + 1 + i for transition token i.
+        position: see :class:`Pass`; padding 0.
+        slot: cache slot of a row, from the first image slot; padding writes to the last one.
+        visible: bool [rows, slots], slots that a row attends to.
+        row_start, cell_start: [P + 1], the first row and cell of each pass, and their numbers.
+        pass_end: [P], slots below this one are attended to in a pass.
+        cells: cells in order of decision; padding N.
+        cell_row: row that predicts a cell.
+        cell_pass: pass that decides a cell; padding P.
+        decided_at: [N] by cell: pass that decides it; -1 for known cells, P for cells that the schedule leaves out.
+        one_to_one: whether every row predicts one cell, in order.
+    """
+
+    passes: int
+    known: int
+    slots: int
+    fed: np.ndarray
+    position: np.ndarray
+    slot: np.ndarray
+    visible: np.ndarray
+    row_start: np.ndarray
+    cell_start: np.ndarray
+    pass_end: np.ndarray
+    cells: np.ndarray
+    cell_row: np.ndarray
+    cell_pass: np.ndarray
+    decided_at: np.ndarray
+    one_to_one: bool
+
+
+def _table(schedule: Schedule) -> RowTable:
+    passes, count = schedule.passes, schedule.grid**2
+    fed = [c for p in passes for c in (*p.fed, *range(count + 1, count + 1 + p.special))]
+    position = [n for p in passes for n in p.position]
+    row_pass = np.repeat(np.arange(len(passes)), [len(p.position) for p in passes])
+    stand_in = [f <= count and at >= 0 and f != at for f, at in zip(fed, position, strict=True)]
+    slots = schedule.slots + sum(stand_in) + 1
+    # holder: the physical slot that holds each slot of the schedule after a pass; -1: not written.
+    holder = np.where(np.arange(schedule.slots) < schedule.known, np.arange(schedule.slots), -1)
+    slot = np.array([s for p in passes for s in p.slot] + [slots - 1])
+    logical = slot[:-1].copy()
+    slot[:-1][stand_in] = schedule.slots + np.arange(sum(stand_in))
+    last_visible = [n for p in passes for n in p.last_visible]
+    visible = np.zeros((len(fed) + 1, slots), bool)
+    starts = np.searchsorted(row_pass, np.arange(len(passes) + 1))
+    for first, last in zip(starts, starts[1:], strict=False):
+        holder[logical[first:last]] = slot[first:last]
+        for row in range(first, last):
+            seen = holder[: last_visible[row] + 1]
+            visible[row, seen[seen >= 0]] = True
+    ends = np.where(visible.any(1), slots - np.argmax(visible[:, ::-1], axis=1), 0)[:-1]
+    cells = np.array([c for p in passes for c in p.cells] + [count])
+    cell_pass = np.repeat(np.arange(len(passes) + 1), [*(len(p.cells) for p in passes), 1])
+    cell_row = np.array([int(starts[k]) + r for k, p in enumerate(passes) for r in p.rows] + [0])
+    decided_at = np.where(np.arange(count) < schedule.known, -1, len(passes))
+    decided_at[cells[:-1]] = cell_pass[:-1]
+    cell_start = np.searchsorted(cell_pass[:-1], np.arange(len(passes) + 1))
+    later = cell_row[cell_start[1] : -1]
+    return RowTable(
+        passes=len(passes),
+        known=schedule.known,
+        slots=slots,
+        fed=np.array([*fed, 0]),
+        position=np.array([*position, 0]),
+        slot=slot,
+        visible=visible,
+        row_start=starts,
+        cell_start=cell_start,
+        pass_end=np.array([ends[a:b].max(initial=0) for a, b in zip(starts, starts[1:], strict=False)]),
+        cells=cells,
+        cell_row=cell_row,
+        cell_pass=cell_pass,
+        decided_at=decided_at,
+        one_to_one=len(later) == len(fed) and bool((later == np.arange(len(fed))).all()),
+    )
 
 
 def next_token_passes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..settings import knob
 
@@ -12,10 +13,10 @@ class TokenSettings:
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
     cfg: float = knob(
-        4.0,
-        "Guidance towards the condition; higher is more typical and less varied. Usual: 4 for classes and for Tar, 7.5 for text, "
-        "1.5 to 2 where variety is measured. At 1 there is no guidance and half the work.",
-        low=1.0,
+        0.0,
+        "Guidance towards the condition; higher is more typical and less varied. Usual: 0, the model's published value: 4 for classes "
+        "and for Tar, 7.5 for text, 1.3 to 1.5 for PAR. At 1 there is no guidance and half the work.",
+        low=0.0,
         high=20.0,
         step=0.05,
         symbol="cfg scale",
@@ -30,10 +31,10 @@ class TokenSettings:
         symbol="temperature",
     )
     top_k: int = knob(
-        2000,
-        "Only this many of the likeliest values of a token can be drawn; fewer is cleaner and less varied. Usual: 2000 "
-        "for classes, 1000 for text, 0 for Tar. 0 allows all; 1 takes the likeliest.",
-        low=0,
+        -1,
+        "Only this many of the likeliest values of a token can be drawn; fewer is cleaner and less varied. Usual: -1, the model's "
+        "published value: 2000 for classes, 1000 for text, all for Tar and PAR. 0 allows all; 1 takes the likeliest.",
+        low=-1,
         high=65536,
         step=1,
         symbol="top-k",
@@ -60,9 +61,32 @@ class TokenSettings:
     )
 
 
+_EXACT = "In fp32 the same picture token for token; in half precision another picture of the same distribution."
+
+
+def _window(usual: str, what: str = "Passes") -> Any:
+    text = f"{what} that one call guesses ahead and checks; more is fewer calls of more rows. {_EXACT} {usual}"
+    return knob(0, text, low=0, high=4096, step=1, symbol="W", advanced=True)
+
+
+_SIDE = (
+    "Usual: the picture's side in tokens (16 for 256 pixels), twice that for a single picture on a GPU. 0 is one pass after another, "
+    "faster on a CPU from 4 pictures on."
+)
+
+
 @dataclass(frozen=True)
 class LlamaGenSettings(TokenSettings):
     """Plain LlamaGen: one token after another, row by row."""
+
+    parallel: int = _window(_SIDE)
+
+
+@dataclass(frozen=True)
+class JacobiSettings(LlamaGenSettings):
+    """LlamaGen with Jacobi iteration: the picture of plain LlamaGen in a fraction of the calls."""
+
+    parallel: int = _window("Usual: 0, the picture's side in tokens. 1 is one pass after another.")
 
 
 ADJACENT, NON_LOCAL, TRAINED = "ablation: adjacent", "ablation: non-local", "from checkpoint"
@@ -95,6 +119,7 @@ class PARSettings(TokenSettings):
         symbol="n",
         advanced=True,
     )
+    parallel: int = _window(_SIDE)
 
 
 @dataclass(frozen=True)
@@ -116,6 +141,7 @@ class ZipARSettings(TokenSettings):
         "blanks, which weakens everything else.",
         advanced=True,
     )
+    parallel: int = _window(_SIDE)
 
 
 DETAILS = ("729", "169", "81")
@@ -167,6 +193,7 @@ class TarPromptSettings:
         step=0.01,
         advanced=True,
     )
+    parallel: int = _window("Usual: 32 on a GPU. 0 is one code after another.", "Codes")
 
 
 PIXEL, LATENT = "pixel", "latent"
@@ -268,6 +295,9 @@ class MuLoSDSettings(TokenSettings):
         "speculative decoding (the paper's comparison).",
         choices=(LOCAL, SUFFIX),
         advanced=True,
+    )
+    draft_parallel: int = _window(
+        "Usual: the draft's side in tokens. 0 is one pass after another.", "Passes of the draft model"
     )
 
 

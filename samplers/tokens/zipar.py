@@ -15,8 +15,9 @@ from functools import lru_cache
 from ...model_loaders.networks.gpt import TokenModel
 from ..conditioning import AnyCondition
 from .draws import Draws
+from .jacobi import decode
 from .llamagen import raster
-from .loop import TokenSampler, begin, decode, raster_only
+from .loop import TokenSampler, begin, raster_only
 from .schedule import Schedule, group_clocks, next_token_passes
 from .settings import ZipARSettings
 
@@ -67,4 +68,4 @@ def zipar(
     """
     raster_only("ZipAR", model)
     schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
-    return (yield from decode(begin("zipar", model, condition, settings, noise, seed, schedule)))
+    return (yield from decode(begin("zipar", model, condition, settings, noise, seed, schedule), settings.parallel))

@@ -33,6 +33,7 @@ TOLD = {
     "mar_masked_edit": ["anew by MAR", "anew by FastHybrid"],
     "par_vs_llamagen": ["LlamaGen: one by one", "PAR: four regions", "LlamaGen, non-local", "LlamaGen, adjacent"],
     "zipar_windows": ["LlamaGen", "ZipAR, window 16", *(f"ZipAR, window {n} " for n in (8, 4, 2, 1))],
+    "exact_parallel_decoding": ["LlamaGen", "LlamaGen, parallel 16", "ZipAR, window 8", "ZipAR, window 8, parallel 16"],
     "all_families_one_subject": ["MAR", "FastHybrid", "LlamaGen", "PAR"],
     "tar_text_to_image": [
         "128 pixels, all codes",

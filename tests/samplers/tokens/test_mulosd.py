@@ -90,9 +90,13 @@ def run(kind="class", images=(0, 1, 2), seed=5, small=3, up=UP, **changes):
     )
 
 
-def serial(kind="class", images=(0, 1, 2), seed=5, **changes):
+def serial_run(kind="class", images=(0, 1, 2), seed=5, **changes):
     chosen = LlamaGenSettings(**{**FEW, **changes})
-    return finish(llamagen(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed)).codes
+    return finish(llamagen(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed))
+
+
+def serial(*args, **changes):
+    return serial_run(*args, **changes).codes
 
 
 # ------------------------------------------------------------------------------------------------ the plain program
@@ -257,6 +261,11 @@ def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, cha
     result = run(kind, small=small, draft_rows=rows, tau=1.01, resample_window=0, **change)
     assert torch.equal(result.codes, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
     counts = result.report.counts
+    if rows in (0, small):  # a whole picture costs what serial decoding costs
+        plain = {k: v for k, v in change.items() if k != "expansion"}
+        assert counts == serial_run(kind, **plain).report.counts and not result.report.maps["islands"].any()
+        assert (result.report.maps["waves"] == -1).all() and result.report.settings["tau"] == 1.01
+        return
     assert counts["rejected"] == 3 * GRID**2 and not counts["accepted"] and not counts["expanded"]
     assert counts["transformer_passes"] - counts["draft_passes"] == GRID**2  # the verification stands for the first
 
@@ -331,7 +340,26 @@ CASES = {
     "rate": {"acceptance_target": 0.7},
     "a third": {"small": 2, "draft_rows": 1},
     "greedy": {"temperature": 0.0},
+    "drafted in windows": {"draft_parallel": 3, "draft_window": 0},
+    "rows in windows": {"draft_parallel": 4, "draft_rows": 1},
 }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [2, 3, 20])
+@pytest.mark.parametrize("case", [case for case in CASES if "window" not in case])
+def test_a_draft_in_windows_is_the_draft(kind, window, case):
+    serially, parallel = run(kind, **CASES[case]), run(kind, **CASES[case], draft_parallel=window)
+    assert torch.equal(parallel.codes, serially.codes)
+    assert parallel.report.counts["draft_passes"] <= serially.report.counts["draft_passes"]
+    for name, values in serially.report.maps.items():
+        assert name == "step" or np.array_equal(parallel.report.maps[name], values)
+
+
+def test_a_draft_in_windows_takes_fewer_passes():
+    serially, parallel = (run(images=(1,), draft_window=0, draft_parallel=w).report.counts for w in (0, 9))
+    assert parallel["draft_passes"] < serially["draft_passes"]
+    assert parallel["waves"] == serially["waves"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -402,12 +430,14 @@ def test_yields_every_pass_and_can_be_left_at_any(case):
     assert (
         all(s.total >= s.done for s in seen)
         and seen[-1].total == seen[-1].done
-        and (np.diff([s.total for s in seen]) >= 0).all()
+        and ("window" in case or (np.diff([s.total for s in seen]) >= 0).all())
     )
     for s in seen:
         assert s.codes.shape == s.decided.shape == (3, GRID, GRID) and not s.codes[~s.decided].any()
         assert 0 <= int(s.codes.min()) and int(s.codes.max()) < CODES
     assert seen[-1].decided.all() and torch.equal(seen[-1].codes, result.codes)
+    if case == "rows in windows":
+        return
     first = seen[result.report.counts["draft_passes"] // (1 if CASES[case].get("draft_rows", 0) == 0 else 3) - 1]
     factor = GRID // (2 if "small" in CASES[case] else 3)
     shown = first.codes[:, ::factor, ::factor].repeat_interleave(factor, 1).repeat_interleave(factor, 2)
@@ -669,6 +699,7 @@ def test_settings_begin_like_every_token_samplers_and_every_default_is_allowed()
         "resample_order",
         "up_sampler",
         "repair",
+        "draft_parallel",
     ]
     defaults = {name: default for name, (default, _) in knobs(MuLoSDSettings).items()}
     assert make(MuLoSDSettings, defaults) == MuLoSDSettings()

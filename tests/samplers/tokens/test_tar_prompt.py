@@ -147,9 +147,23 @@ def test_time_of_the_driver_is_not_the_samplers() -> None:
 
 
 def test_settings() -> None:
-    assert list(knobs(TarPromptSettings)) == ["detail", "temperature", "top_p", "top_k", "repetition_penalty"]
+    assert list(knobs(TarPromptSettings)) == [
+        "detail",
+        "temperature",
+        "top_p",
+        "top_k",
+        "repetition_penalty",
+        "parallel",
+    ]
     defaults = {name: default for name, (default, _) in knobs(TarPromptSettings).items()}
-    assert defaults == {"detail": "729", "temperature": 1.0, "top_p": 0.95, "top_k": 1200, "repetition_penalty": 0.0}
+    assert defaults == {
+        "detail": "729",
+        "temperature": 1.0,
+        "top_p": 0.95,
+        "top_k": 1200,
+        "repetition_penalty": 0.0,
+        "parallel": 0,
+    }
     assert make(TarPromptSettings, defaults) == TarPromptSettings()
     for name, value in {
         "top_p": 1.1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.registry import MAR, SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws, allowed
 from fastar_nodes.samplers.tokens.llamagen import llamagen, raster
+from fastar_nodes.samplers.tokens.loop import published, resolve
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par, par_schedule
 from fastar_nodes.samplers.tokens.settings import ADJACENT, NON_LOCAL, LlamaGenSettings, PARSettings, ZipARSettings
 from fastar_nodes.samplers.tokens.zipar import windowed, zipar
@@ -70,8 +72,8 @@ def run(case, images=(0, 1, 2), seed=5, **changes):
 
 
 def test_every_registered_sampler_is_here():
-    # Those with a draft model have tests of their own.
-    ours = [entry for entry in SAMPLERS.values() if entry.family != MAR and not entry.needs_draft]
+    # Those with a draft model, and Jacobi, have tests of their own.
+    ours = [e for e in SAMPLERS.values() if e.family != MAR and not e.needs_draft and e.name != "jacobi"]
     assert {entry.run for entry in ours} <= {sampler for sampler, *_ in CASES.values()}
     assert [entry.name for entry in ours if entry.baseline] == ["llamagen", "tar"]
     assert {type(chosen) for _, _, chosen, _ in CASES.values()} >= {entry.settings for entry in ours}
@@ -278,3 +280,38 @@ def test_all_greedy_settings_draw_the_likeliest():
     for change in ({"temperature": 0.0}, {"top_k": 0, "top_p": 0.0}):
         assert torch.equal(run(CASES["llamagen"], **{"top_k": 0, "top_p": 1.0, **change}).codes, plain.codes)
     assert torch.equal(run(CASES["llamagen"], top_k=1, seed=77).codes, plain.codes)
+
+
+# ------------------------------------------------------------------------------------------------ published settings
+
+
+def sized(dim: int, regions: int = 1, condition: str = "class") -> SimpleNamespace:
+    config = SimpleNamespace(dim=dim, regions=regions, condition=condition)
+    return SimpleNamespace(net=SimpleNamespace(config=config))
+
+
+@pytest.mark.parametrize(
+    ("model", "cfg", "top_k"),
+    [
+        (sized(768), 4.0, 2000),
+        (sized(1280), 4.0, 2000),
+        (sized(1280, condition="text"), 7.5, 1000),
+        (sized(1536, condition="features"), 4.0, 0),
+        (sized(1536, condition="codes"), 4.0, 0),
+        (sized(1280, 4), 1.5, 0),
+        (sized(1536, 4), 1.435, 0),
+        (sized(3200, 4), 1.345, 0),
+        (sized(3200, 16), 1.5, 0),
+    ],
+    ids=str,
+)
+def test_cfg_zero_and_top_k_minus_one_take_the_published_values(model, cfg, top_k):
+    assert published(model) == {"cfg": cfg, "top_k": top_k}
+    own = resolve(LlamaGenSettings(), model)
+    assert (own.cfg, own.top_k) == (cfg, top_k)
+    assert resolve(LlamaGenSettings(cfg=1.0, top_k=0), model) == LlamaGenSettings(cfg=1.0, top_k=0)
+
+
+def test_a_report_states_the_values_that_were_taken():
+    report = finish(llamagen(PLAIN, from_ids((1,)), LlamaGenSettings(), PairedDraws(1, (0,)))).report
+    assert report.settings["cfg"] == 4.0 and report.settings["top_k"] == 2000

@@ -1,0 +1,403 @@
+"""Windows of passes: the tokens of serial decoding in every schedule, and what a call accepts, counts and shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.reports.record import ACCEPTED, PLAIN, to_text
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.tokens import jacobi as module
+from fastar_nodes.samplers.tokens import loop
+from fastar_nodes.samplers.tokens.draws import PairedDraws, draw
+from fastar_nodes.samplers.tokens.llamagen import jacobi, llamagen, raster
+from fastar_nodes.samplers.tokens.loop import begin
+from fastar_nodes.samplers.tokens.par import ablation_schedule, par, par_schedule
+from fastar_nodes.samplers.tokens.redraw import draft_schedule
+from fastar_nodes.samplers.tokens.settings import (
+    ADJACENT,
+    NON_LOCAL,
+    JacobiSettings,
+    LlamaGenSettings,
+    PARSettings,
+    TarPromptSettings,
+    ZipARSettings,
+)
+from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.zipar import windowed, zipar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from qwen_reference import tiny_tar
+from tokens_reference import condition_of, pick, tiny_gpt
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def exact_gpt(kind="class", **shape):
+    """A tiny model in fp64, so that the order of sums decides no token."""
+    model = tiny_gpt(kind, **shape)
+    model.net.double()
+    return model
+
+
+PLAIN_GPT, TRAINED_PAR, FEATURES = exact_gpt(), exact_gpt(special=3, seed=1), exact_gpt("features")
+CASES = {
+    "llamagen": (llamagen, PLAIN_GPT, LlamaGenSettings()),
+    "llamagen, 6 x 6": (llamagen, exact_gpt(grid=6), LlamaGenSettings()),
+    "detokenizer": (llamagen, FEATURES, LlamaGenSettings()),
+    "text": (llamagen, tiny_gpt("text"), LlamaGenSettings()),
+    "grouped heads": (llamagen, exact_gpt("class, grouped heads"), LlamaGenSettings()),
+    "par": (par, TRAINED_PAR, PARSettings()),
+    "par, at once": (par, TRAINED_PAR, PARSettings(sequential_start=False)),
+    "par, non-local": (par, PLAIN_GPT, PARSettings(grouping=NON_LOCAL)),
+    "par, adjacent": (par, FEATURES, PARSettings(grouping=ADJACENT, group=3)),
+    "par, adjacent, at once": (par, PLAIN_GPT, PARSettings(grouping=ADJACENT, sequential_start=False)),
+    "zipar 1": (zipar, PLAIN_GPT, ZipARSettings(window=1)),
+    "zipar 2": (zipar, FEATURES, ZipARSettings(window=2)),
+    "zipar 2, text": (zipar, tiny_gpt("text"), ZipARSettings(window=2)),
+    "zipar 3, 6 x 6": (zipar, exact_gpt(grid=6), ZipARSettings(window=3)),
+}
+FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
+
+
+def kind_of(model) -> str:
+    return model.net.config.condition
+
+
+def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
+    chosen = dataclasses.replace(chosen, **changes)
+    return finish(sampler(model, condition_of(kind_of(model), images), chosen, PairedDraws(seed, images), seed))
+
+
+# ------------------------------------------------------------------------------------------------ the tokens
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.sampled_from(sorted(CASES)),
+    st.sampled_from([2, 3, 5, 16, 100]),
+    st.sampled_from([(0,), (0, 1, 2)]),
+    st.fixed_dictionaries(
+        {
+            "cfg": st.sampled_from([1.0, 1.5, 4.0]),
+            "temperature": st.sampled_from([0.0, 0.7, 1.0]),
+            "top_p": st.sampled_from([0.8, 1.0]),
+            "top_k": st.sampled_from([0, 1, 7]),
+            "cfg_interval": st.sampled_from([-1, 0, 5]),
+        }
+    ),
+    st.integers(0, 2**32),
+)
+def test_tokens_are_those_of_serial_decoding(name, window, images, values, seed):
+    case = CASES[name]
+    serial = run(*case, images, seed, **values)
+    parallel = run(*case, images, seed, **values, parallel=window)
+    assert torch.equal(parallel.codes, serial.codes)
+    assert parallel.report.counts["transformer_passes"] <= serial.report.counts["transformer_passes"]
+
+
+def plain_iteration(model, label: int, image: int, chosen, seed: int) -> tuple[list[int], list[int]]:
+    """Jacobi iteration in raster order without a cache; returns the tokens and the call that made each certain."""
+    net, count, grid = model.net, model.tokens, model.grid
+    gumbel = PairedDraws(seed, (image,)).gumbel("token", torch.arange(count), net.config.vocab)[0]
+    labels = torch.tensor([label, net.config.condition_size])
+    prefix, positions = net.cls_embedding.embedding_table(labels)[:, None], net.positions(grid, 1)
+
+    def draw_all(tokens):
+        x = torch.cat([prefix, net.embed(torch.tensor(tokens[:-1])).expand(2, -1, -1)], dim=1)
+        cond, null = net(x, torch.arange(-1, count - 1), positions)
+        mixed = null + chosen.cfg * (cond - null)
+        return [pick(mixed[c], chosen, gumbel[c]) for c in range(count)]
+
+    first = draw_all([0] * count)[0]
+    tokens, step, at, call = [first] * count, [0] + [-1] * (count - 1), 1, 0
+    while at < count:
+        call += 1
+        stop = min(count, at + chosen.parallel)
+        new = draw_all(tokens)[at:stop]
+        changed = [i for i, (a, b) in enumerate(zip(new, tokens[at:stop], strict=True)) if a != b]
+        accepted = min(changed[0] + 1 if changed else stop - at, stop - at)
+        tokens[at:stop] = new
+        tokens[stop:] = [new[-1]] * (count - stop)
+        step[at : at + accepted] = [call] * accepted
+        at += accepted
+    return tokens, step
+
+
+@pytest.mark.parametrize("window", [2, 4, 30])
+def test_calls_are_those_of_a_plain_iteration_without_a_cache(window):
+    chosen = LlamaGenSettings(**FEW, parallel=window)
+    made = run(llamagen, PLAIN_GPT, chosen)
+    for i, label in enumerate((1, 4, 0)):
+        tokens, step = plain_iteration(PLAIN_GPT, label, i, chosen, 5)
+        assert made.codes[i].flatten().tolist() == tokens
+        assert made.report.maps["step"][i].ravel().tolist() == step
+
+
+def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
+    for name, schedule in (("llamagen", raster(4)), ("zipar 2", windowed(4, 2)), ("par", par_schedule(4, 4))):
+        _, model, chosen = CASES[name]
+        serial = run(*CASES[name], **FEW)
+        state = begin(
+            name,
+            model,
+            condition_of(kind_of(model)),
+            dataclasses.replace(chosen, **FEW),
+            PairedDraws(5, (0, 1, 2)),
+            5,
+            schedule,
+        )
+        one = finish(module._decode(state, 1))
+        assert torch.equal(one.codes, serial.codes)
+        assert one.report.counts["transformer_passes"] == serial.report.counts["transformer_passes"]
+        assert np.array_equal(one.report.maps["step"], serial.report.maps["step"]) and not one.report.counts["accepted"]
+        assert run(*CASES[name], **FEW, parallel=1).report.counts == serial.report.counts
+
+
+@pytest.mark.parametrize("name", CASES, ids=str)
+def test_an_image_does_not_depend_on_its_batch(name):
+    together = run(*CASES[name], **FEW, parallel=5)
+    rows = 0
+    for i in range(3):
+        alone = run(*CASES[name], (i,), **FEW, parallel=5)
+        assert torch.equal(alone.codes[0], together.codes[i])
+        for key, values in alone.report.maps.items():
+            assert np.array_equal(values[0], together.report.maps[key][i]), key
+        rows += alone.report.counts["transformer_tokens"]
+    longest = int(together.report.maps["step"].max()) + 1
+    assert together.report.counts["transformer_passes"] == longest
+    if kind_of(CASES[name][1]) != "text":  # texts are padded to the longest
+        assert rows <= together.report.counts["transformer_tokens"] <= 1.5 * rows
+
+
+# ------------------------------------------------------------------------------------------------ guesses and slots
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 50])
+@pytest.mark.parametrize("name", ["llamagen", "zipar 2", "par", "par, adjacent"])
+def test_right_guesses_take_one_call_a_window(monkeypatch, name, window):
+    serial = run(*CASES[name], (1,), **FEW)
+    passes = serial.report.counts["transformer_passes"]
+
+    def oracle(self, entered, token, count):
+        self.tokens[:, :-1] = serial.codes.flatten(1)
+
+    monkeypatch.setattr(module.Jacobi, "_guess", oracle)
+    made = run(*CASES[name], (1,), **FEW, parallel=window)
+    assert torch.equal(made.codes, serial.codes)
+    assert made.report.counts["transformer_passes"] == (passes if window == 1 else 1 + math.ceil((passes - 1) / window))
+    assert window == 1 or not made.report.counts["rejected"]
+
+
+@pytest.mark.parametrize("name", ["zipar 1", "zipar 2", "par, non-local", "par, adjacent", "par"])
+def test_stand_ins_and_true_tokens_are_seen_by_their_own_passes(monkeypatch, name):
+    """All passes in one call: the logits of every row are those of its serial pass, which saw one of the two."""
+    serial_logits, window_logits = [], []
+
+    def recording(made):
+        def recorded(logits, chosen, gumbel):
+            made.append(logits)
+            return draw(logits, chosen, gumbel)
+
+        return recorded
+
+    monkeypatch.setattr(loop, "draw", recording(serial_logits))
+    serial = run(*CASES[name], (1,), **FEW)
+    monkeypatch.setattr(module, "draw", recording(window_logits))
+    monkeypatch.setattr(module.Jacobi, "_guess", lambda self, *_: self.tokens[:, :-1].copy_(serial.codes.flatten(1)))
+    run(*CASES[name], (1,), **FEW, parallel=100)
+    torch.testing.assert_close(torch.cat(window_logits, dim=1), torch.cat(serial_logits, dim=1), rtol=1e-5, atol=1e-5)
+
+
+SCHEDULES = {
+    "raster": raster(5),
+    "zipar": windowed(5, 2),
+    "non-local": ablation_schedule(4, 4, False, True),
+    "adjacent": ablation_schedule(5, 4, True, False),
+    "par": par_schedule(4, 4),
+    "draft rows": draft_schedule(4, 2, 1, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_table_lists_every_row_and_cell(name):
+    schedule = SCHEDULES[name]
+    table, known = schedule.table, schedule.known
+    stand_ins = sum(f != p for q in schedule.passes for f, p in zip(q.fed, q.position, strict=False))
+    assert table.slots == schedule.slots + stand_ins + 1 and (stand_ins > 0) == (
+        name in ("zipar", "non-local", "adjacent")
+    )
+    assert table.passes == len(schedule.passes) and len(table.row_start) == len(table.cell_start) == table.passes + 1
+    assert table.one_to_one == (name in ("raster", "par"))
+    for k, (p, visible) in enumerate(zip(schedule.passes[1:], schedule.visible(), strict=True), 1):
+        rows = slice(table.row_start[k], table.row_start[k + 1])
+        assert table.fed[rows].tolist() == [*p.fed, *range(schedule.grid**2 + 1, schedule.grid**2 + 1 + p.special)]
+        assert table.position[rows].tolist() == list(p.position)
+        # As many slots as serially, and in them the latest rows.
+        assert (table.visible[rows].sum(1) == visible.sum(1)).all()
+        cells = slice(table.cell_start[k], table.cell_start[k + 1])
+        assert table.cells[cells].tolist() == list(p.cells) and (table.cell_pass[cells] == k).all()
+        assert (table.cell_row[cells] - table.row_start[k]).tolist() == list(p.rows)
+        assert (table.decided_at[list(p.cells)] == k).all()
+    assert not table.visible[:, -1].any() and (table.decided_at[:known] == -1).all()
+
+
+# ------------------------------------------------------------------------------------------------ steps and reports
+
+
+@pytest.mark.parametrize("name", CASES, ids=str)
+def test_certain_cells_stay_and_progress_only_grows(name):
+    sampler, model, chosen = CASES[name]
+    chosen = dataclasses.replace(chosen, **FEW, parallel=4)
+    steps = sampler(model, condition_of(kind_of(model)), chosen, PairedDraws(5, (0, 1, 2)))
+    seen = []
+    while True:
+        try:
+            seen.append(next(steps))
+        except StopIteration as end:
+            result = end.value
+            break
+    for earlier, later in zip(seen, seen[1:], strict=False):
+        assert later.decided[earlier.decided].all() and later.done > earlier.done
+        assert torch.equal(later.codes[earlier.decided], earlier.codes[earlier.decided])
+    for step in seen:
+        assert step.total == model.tokens and step.done == int(step.decided.flatten(1).sum(1).min())
+        assert not step.codes[~step.decided].any() and not step.codes.is_inference() and not step.decided.is_inference()
+    assert seen[-1].decided.all() and torch.equal(seen[-1].codes, result.codes)
+
+
+def test_report_adds_up():
+    result = run(*CASES["zipar 2"], **FEW, parallel=4)
+    report, step, outcome = result.report, result.report.maps["step"], result.report.maps["outcome"]
+    assert report.counts["accepted"] == int((outcome == ACCEPTED).sum()) and set(np.unique(outcome)) <= {
+        PLAIN,
+        ACCEPTED,
+    }
+    assert step.dtype == np.int32 and outcome.dtype == np.uint8 and (step[:, 0, 0] == 0).all()
+    assert report.counts["transformer_passes"] == step.max() + 1 and 0 < report.acceptance < 1
+    for image in step:
+        assert set(np.unique(image)) == set(range(image.max() + 1)), "every call makes a cell certain"
+    assert report.settings["parallel"] == 4 and report.seconds > 0
+    assert report.tokens_per_pass == pytest.approx(16 / (step.max() + 1))
+
+
+def test_a_report_says_where_a_window_costs_time():
+    model, chosen = tiny_gpt(), LlamaGenSettings(**FEW, parallel=4)
+    four = finish(llamagen(model, from_ids((1, 2, 3, 0)), chosen, PairedDraws(5, range(4)))).report
+    assert "parallel: a window feeds" in to_text(four) and four.to_dict()["note"] == four.note
+    assert not run(llamagen, model, chosen).report.note
+
+
+class Late(module._Positions):
+    """The reading of a GPU on a CPU: what it returns is one call old."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.late = True
+
+    def read(self, at):
+        known, self._known = self._known, at.tolist()
+        return [min(n + 1, self._last) for n in known]
+
+
+@pytest.mark.parametrize("name", CASES, ids=str)
+def test_positions_that_are_read_a_call_late_cost_one_call_at_most(monkeypatch, name):
+    at_once = run(*CASES[name], **FEW, parallel=4)
+    monkeypatch.setattr(module, "_Positions", Late)
+    late = run(*CASES[name], **FEW, parallel=4)
+    assert torch.equal(late.codes, at_once.codes)
+    assert 0 <= late.report.counts["transformer_passes"] - at_once.report.counts["transformer_passes"] <= 1
+    for key, values in at_once.report.maps.items():
+        assert np.array_equal(late.report.maps[key], values)
+    assert late.report.counts["accepted"] == at_once.report.counts["accepted"]
+
+
+class NoAnswers(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "masked_select", "equal"), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["llamagen", "zipar 2", "par"])
+def test_a_call_never_waits_for_the_device(name):
+    sampler, model, chosen = CASES[name]
+    steps = sampler(
+        model, condition_of(kind_of(model)), dataclasses.replace(chosen, parallel=4), PairedDraws(5, (0, 1, 2))
+    )
+    next(steps)
+    with NoAnswers():
+        finish(steps)
+
+
+# ------------------------------------------------------------------------------------------------ the samplers
+
+
+def test_blanks_cannot_be_decoded_in_a_window():
+    with pytest.raises(UserError, match="parallel: the blanks of mask_undecoded off"):
+        run(*CASES["zipar 2"], mask_undecoded=False, parallel=2)
+    assert run(*CASES["zipar 2"], mask_undecoded=False, parallel=1).codes.shape == (3, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["llamagen", "detokenizer"])
+def test_the_sampler_of_the_command_line_takes_the_side_of_the_grid(name):
+    _, model, _ = CASES[name]
+    made, wide = run(jacobi, model, JacobiSettings(**FEW)), run(llamagen, model, LlamaGenSettings(**FEW, parallel=4))
+    assert torch.equal(made.codes, wide.codes) and made.report.counts == wide.report.counts
+    assert made.report.sampler == "jacobi"
+    with pytest.raises(UserError, match="trained in PAR's order, which Jacobi does not follow"):
+        run(jacobi, TRAINED_PAR, JacobiSettings())
+
+
+TAR = tiny_tar(penalty=1.3)
+TAR.net.double()
+PROMPTS = ("a red boat", "cat", "a red boat", "")
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sampled_from([2, 3, 7, 40]),
+    st.sampled_from([0.0, 0.6, 1.0, 1.9]),
+    st.sampled_from([0.0, 0.8, 1.3]),
+    st.sampled_from([(0, 1.0), (5, 0.9)]),
+    st.sampled_from(["729", "169", "81"]),
+    st.integers(0, 2**32),
+)
+def test_codes_of_tar_are_those_of_serial_decoding(window, penalty, temperature, cut, detail, seed):
+    chosen = TarPromptSettings(detail, temperature, cut[1], cut[0], penalty)
+
+    def prompted(parallel, prompts=PROMPTS, images=range(4)):
+        return finish(
+            tar_prompt(TAR, prompts, dataclasses.replace(chosen, parallel=parallel), PairedDraws(seed, images))
+        )
+
+    serial, parallel = prompted(0), prompted(window)
+    assert torch.equal(parallel.codes, serial.codes)
+    assert parallel.report.counts["transformer_passes"] <= serial.report.counts["transformer_passes"]
+    assert torch.equal(prompted(window, PROMPTS[1:2], [1]).codes[0], serial.codes[1])
+
+
+def test_progress_of_tar_only_grows():
+    steps = list(tar_prompt(TAR, PROMPTS, TarPromptSettings(parallel=3, top_k=0), PairedDraws(5, range(4))))
+    done = [s.done for s in steps]
+    assert done == sorted(set(done)) and done[-1] == steps[-1].total == 16
+    for earlier, later in zip(steps, steps[1:], strict=False):
+        assert torch.equal(later.codes[:, : earlier.done], earlier.codes[:, : earlier.done])
+
+
+def test_the_demo_is_identical_in_less_than_half_of_the_calls(root: Path):
+    model = load_llamagen(root / "demo" / "checkpoints" / "llamagen-low.safetensors", "auto", torch.device("cpu"))
+    chosen = LlamaGenSettings(cfg=1.5, top_k=0, top_p=0.8)
+    labels, calls = from_ids([i % 8 for i in range(24)]), []
+    serial = finish(llamagen(model, labels, chosen, PairedDraws(77, range(24))))
+    made = finish(llamagen(model, labels, dataclasses.replace(chosen, parallel=8), PairedDraws(77, range(24))))
+    assert torch.equal(made.codes, serial.codes)
+    calls = made.report.maps["step"].max(axis=(1, 2)) + 1
+    assert calls.mean() < 32 and made.report.counts["transformer_passes"] == calls.max() < 64
