@@ -306,7 +306,8 @@ class MAR(nn.Module):
         x = self.decoder_embed(encoded)
         full = self.mask_token.to(x.dtype).expand(b, buffer + length + (padding_mask is not None), -1).clone()
         full[:, :buffer] = x[:, :buffer]
-        at = known if padding_mask is None else torch.where(padding_mask, known, length)  # padding goes to a row that is cut off
+        # Padding goes to a row that is cut off.
+        at = known if padding_mask is None else torch.where(padding_mask, known, length)
         full.scatter_(1, (at + buffer)[..., None].expand(-1, -1, x.shape[2]), x[:, buffer:])
         return full[:, : buffer + length] + self.decoder_pos_embed_learned
 

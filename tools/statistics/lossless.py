@@ -213,7 +213,10 @@ def to_markdown(outcomes: list[Outcome]) -> str:
     ]
     for o in outcomes:
         tokens = "" if o.tokens is None else f"{100 * o.tokens:.1f}"
-        p, controls = (f"{p:.3f}" for p in o.p.values()), (f"{name} {p:.1g}" for name, p in o.controls.items())
+        p, controls = (
+            (f"{p:.3f}" for p in o.p.values()),
+            (f"{name} {max(p, 1e-300):.0e}" for name, p in o.controls.items()),
+        )
         lines.append(f"| {o.case.title} | {tokens} | {100 * o.steps:.1f} | {' | '.join(p)} | {', '.join(controls)} |")
     return "\n".join(lines)
 
