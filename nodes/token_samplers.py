@@ -270,7 +270,7 @@ class ZipARSampler(io.ComfyNode):
 
 _SHARES = (
     "balanced and fast keep 70 and 90 of 100 drafted tokens of full-size models instead, and on the demo what tau 0.1 keeps, with wider "
-    "and narrower windows; the report says which. exact draws everything again: the target's own picture, slower than without MuLo-SD."
+    "and narrower windows; the report says which. exact draws everything again: the target's own picture, without a draft."
 )
 
 

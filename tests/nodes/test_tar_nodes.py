@@ -324,7 +324,7 @@ def test_one_prompt_feeds_every_size_and_method():
     plain, report = draw(token_samplers.LlamaGenSampler, large, codes, top_k=0)
     assert report.sampler == "tar" and report.counts["transformer_passes"] == 36
     exact, record = mulosd(large, small, codes, preset="exact", tau=0.0)
-    assert torch.equal(exact, plain) and record.acceptance == 0
+    assert torch.equal(exact, plain) and record.counts == report.counts
     fast, record = draw(token_samplers.ZipARSampler, large, codes, top_k=0, window=2)
     assert fast.shape == plain.shape and record.counts["transformer_passes"] < 36
     assert draw(token_samplers.LlamaGenSampler, small, codes)[0].shape == (2, 4, 3, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,7 +61,8 @@ def fitting(node: type) -> host.Loaded:
 
 
 def values(settings: type, **changes):
-    return {name: default for name, (default, _) in knobs(settings).items()} | changes
+    """Defaults of a settings class, with the published values for classes."""
+    return {name: default for name, (default, _) in knobs(settings).items()} | {"cfg": 4.0, "top_k": 2000} | changes
 
 
 def sample(node: type, model=None, condition=None, seed: int = 3, **changes):
@@ -419,4 +420,4 @@ def test_reports_of_tokens_as_text():
     text = comparison.ReportToText.execute(report=report, format="text").result[0]
     assert "transformer passes: 7" in text and "tokens per pass: 2.29" in text and "cache bytes: " in text
     record = json.loads(comparison.ReportToText.execute(report=report, format="json").result[0])["runs"][0]
-    assert record["settings"] == asdict(PARSettings()) and record["tokens_per_pass"] == 2.2857
+    assert record["settings"] == values(PARSettings) and record["tokens_per_pass"] == 2.2857

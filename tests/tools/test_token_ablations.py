@@ -181,7 +181,10 @@ def test_the_command_runs_tables_of_both_families(folder, tmp_path, monkeypatch,
     assert main(["ablation", "small", *files]) == 0
     assert "| *VQ-rebuilt pictures* |" in capsys.readouterr().out
     figures = json.loads((tmp_path / "f.json").read_text())
-    assert list(figures) == ["images", "seed", "batch", "floors", "tables"] and set(figures["floors"]) == {"real", "VQ-rebuilt"}
+    assert list(figures) == ["images", "seed", "batch", "floors", "tables"] and set(figures["floors"]) == {
+        "real",
+        "VQ-rebuilt",
+    }
     first, second = figures["tables"]["small"]
     assert (first["model"], first["steps"], second["steps"]) == (LOW, 64, 19) and first["figures"]["images"] == 100
     with Image.open(tmp_path / "s.png") as sheet:
