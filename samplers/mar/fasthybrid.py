@@ -126,6 +126,7 @@ class LookaheadHead:
         full = self.lookahead(run, step, z, ~ok) if accepted < ok.numel() else None
         few = self.refine(run, step, z, ok) if accepted and self.settings.accepted == "refine" else None
         # 2. lookahead and 3. refine, in one loop where both are due
+        made: tuple[Tensor, ...]
         if full and few:
             made = self.full[step].together(full.rows, self.few, few.rows)
         else:

@@ -430,10 +430,18 @@ def mulosd(
     drafter.report = run.report
     with torch.inference_mode():
         neighbours = geometry.codebook_neighbours(up_sampler.vq.quantize, k, run.device)
-    shape = (len(run.tokens), target.grid, target.grid)
-    run.tokens = torch.zeros(shape[0], target.tokens + 1, dtype=torch.int64, device=run.device)
+    run.tokens = torch.zeros(len(run.tokens), target.tokens + 1, dtype=torch.int64, device=run.device)
     decided = torch.zeros_like(run.tokens, dtype=torch.bool)
-    state = _Generation(run, drafter, settings, up_sampler, factor, neighbours, decided, _Maps.empty(shape))
+    state = _Generation(
+        run,
+        drafter,
+        settings,
+        up_sampler,
+        factor,
+        neighbours,
+        decided,
+        _Maps.empty((len(run.tokens), target.grid, target.grid)),
+    )
 
     def steps() -> TokenSteps:
         yield from state.cycles()
