@@ -305,13 +305,15 @@ def shape_errors(file: Checkpoint, what: str) -> Iterator[None]:
     """
     try:
         yield
+    except UserError:
+        raise
     except KeyError as e:
         raise file.error(f"does not fit {what}: {e.args[0]} is missing") from e
     except ValueError as e:
         if "unpack" not in str(e):  # an unpacked shape has the wrong number of dimensions
             raise file.error(f"cannot be used as {what}: {e}") from e
         raise file.error(f"does not fit {what}: its weights are misshaped") from e
-    except (IndexError, ZeroDivisionError) as e:
+    except (IndexError, ZeroDivisionError, RuntimeError) as e:
         raise file.error(f"does not fit {what}: its weights are misshaped") from e
 
 

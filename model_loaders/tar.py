@@ -69,11 +69,11 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     single = files == [path]  # a single file rather than a model folder
     file = read_weights(path if single else folder, files, "checkpoint")
     expect(file, "tar language model")
-    about = _json_entry(file, "config") or read_json(folder / "config.json", "checkpoint")
-    config = _language_config(file, about)
+    settings = _json_entry(file, "config") or read_json(folder / "config.json", "checkpoint")
+    config = _language_config(file, settings)
     tokenizer = load_tokenizer(folder, path.stem if single else "", file.metadata)
-    marks, scales = _marks(file, about, tokenizer, config.vocab)
-    side = _number(file, about, "semantic_side", OFFICIAL_SIDE, scales, LARGEST_GRID)
+    marks, scales = _marks(file, settings, tokenizer, config.vocab)
+    side = _number(file, settings, "semantic_side", OFFICIAL_SIDE, scales, LARGEST_GRID)
     generation = _json_entry(file, "generation_config") or (
         {} if _json_entry(file, "config") else read_json(folder / "generation_config.json", "checkpoint")
     )
@@ -85,7 +85,7 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     return TarModel(
         net=ck.load_strictly(net, weights, "Tar's language model", dtype=compute, device=device),
         name=file.text("name", path.stem if single and path.stem != "model" else folder.name),
-        words=lambda text: tokenizer.encode(clean(text)),
+        tokenize=lambda text: tokenizer.encode(clean(text)),
         marks=marks,
         sides=tuple(side // (scale + 1) for scale in range(scales)),
         repetition_penalty=float(penalty) if _is_number(penalty) and 0 < penalty <= 2 else 1.0,
@@ -110,7 +110,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _number(file: ck.Checkpoint, about: Mapping[str, Any], key: str, default: Any, low: float, high: float) -> Any:
+def _number(file: ck.Checkpoint, settings: Mapping[str, Any], key: str, default: Any, low: float, high: float) -> Any:
     """A number from a JSON configuration.
 
     Args:
@@ -120,7 +120,7 @@ def _number(file: ck.Checkpoint, about: Mapping[str, Any], key: str, default: An
     Raises:
         UserError: the entry is not such a number, or out of range.
     """
-    value = about.get(key)
+    value = settings.get(key)
     if value is None:
         return default
     whole = not isinstance(default, float)
@@ -129,25 +129,25 @@ def _number(file: ck.Checkpoint, about: Mapping[str, Any], key: str, default: An
     return int(value) if whole else float(value)
 
 
-def _language_config(file: ck.Checkpoint, about: Mapping[str, Any]) -> QwenConfig:
-    rope = about.get("rope_parameters")  # written by newer versions of transformers
+def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> QwenConfig:
+    rope = settings.get("rope_parameters")  # written by newer versions of transformers
     rope = rope if isinstance(rope, dict) else {}
-    theta = _number(file, {**rope, **about}, "rope_theta", 1e6, 1.0, 1e12)
-    scaling = about.get("rope_scaling") or rope
+    theta = _number(file, {**rope, **settings}, "rope_theta", 1e6, 1.0, 1e12)
+    scaling = settings.get("rope_scaling") or rope
     kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
     if kind not in (None, "default"):
         raise file.error(f"uses an unsupported RoPE scaling ({str(kind)[:40]})", "choose an official Tar")
-    tied = about.get("tie_word_embeddings")
+    tied = settings.get("tie_word_embeddings")
     names = [name for name in file.state if name != HEAD or not tied]
     if tied is False and HEAD not in file.state:
         raise file.error(f"does not fit Tar's language model: {HEAD} is missing")
     with ck.shape_errors(file, "Tar's language model"):
         config = QwenConfig.from_state_dict(
             {name: file.state[name] for name in names},
-            heads=_number(file, about, "num_attention_heads", None, 1, 4096),
-            positions=_number(file, about, "max_position_embeddings", 32768, 1, 1 << 24),
+            heads=_number(file, settings, "num_attention_heads", None, 1, 4096),
+            positions=_number(file, settings, "max_position_embeddings", 32768, 1, 1 << 24),
             theta=theta,
-            eps=_number(file, about, "rms_norm_eps", 1e-6, 0.0, 1.0),
+            eps=_number(file, settings, "rms_norm_eps", 1e-6, 0.0, 1.0),
         )
     derived = {
         "hidden_size": config.dim,
@@ -156,15 +156,15 @@ def _language_config(file: ck.Checkpoint, about: Mapping[str, Any]) -> QwenConfi
         "intermediate_size": config.hidden,
     }
     for key, value in derived.items():
-        if _number(file, about, key, value, 0, 1 << 30) != value:
+        if _number(file, settings, key, value, 0, 1 << 30) != value:
             raise file.error(
-                f"has {key} = {about[key]} in its configuration, and weights of {value}",
+                f"has {key} = {settings[key]} in its configuration, and weights of {value}",
                 "put the configuration of the same model there",
             )
     return config
 
 
-def _marks(file: ck.Checkpoint, about: Mapping[str, Any], tokenizer: Tokenizer, rows: int) -> tuple[Marks, int]:
+def _marks(file: ck.Checkpoint, settings: Mapping[str, Any], tokenizer: Tokenizer, rows: int) -> tuple[Marks, int]:
     """Ids of the special tokens, each from the first source that states it, and the number of scales.
 
     Raises:
@@ -174,8 +174,8 @@ def _marks(file: ck.Checkpoint, about: Mapping[str, Any], tokenizer: Tokenizer, 
     official = rows >= _CODE + _CODES
 
     def find(key: str, name: str, default: int) -> int:
-        if about.get(key) is not None:
-            return int(_number(file, about, key, 0, 0, rows - 1))
+        if settings.get(key) is not None:
+            return int(_number(file, settings, key, 0, 0, rows - 1))
         if name in named:
             return named[name]
         if not official:
@@ -186,15 +186,15 @@ def _marks(file: ck.Checkpoint, about: Mapping[str, Any], tokenizer: Tokenizer, 
         return default
 
     code = find("image_start_token_id", "<I0>", _CODE)
-    if about.get("image_end_token_id") is not None:
-        codes = int(_number(file, about, "image_end_token_id", 0, 0, rows - 1)) - code + 1
+    if settings.get("image_end_token_id") is not None:
+        codes = int(_number(file, settings, "image_end_token_id", 0, 0, rows - 1)) - code + 1
     elif "<I0>" in named:
         codes = _count_run(named, "<I{}>")
     else:
         codes = _CODES
     image, scale = find("image_start_tag_id", "<im_start>", _IMAGE), find("scale_start_token_id", "<S0>", _SCALE)
-    if about.get("scale_end_token_id") is not None:
-        scales = int(_number(file, about, "scale_end_token_id", 0, 0, rows - 1)) - scale + 1
+    if settings.get("scale_end_token_id") is not None:
+        scales = int(_number(file, settings, "scale_end_token_id", 0, 0, rows - 1)) - scale + 1
     else:
         scales = _count_run(named, "<S{}>") or SCALES
     turn = named.get(_OPENING), named.get(_CLOSING)

@@ -97,23 +97,23 @@ def _from_vocabulary(folder: Path, field: str) -> dict[str, Any]:
     }
 
 
-def _build(about: dict[str, Any], where: str, field: str) -> Tokenizer:
+def _build(spec: dict[str, Any], where: str, field: str) -> Tokenizer:
     """Construct a tokenizer from the content of a ``tokenizer.json``.
 
     Raises:
         UserError: the content is invalid.
     """
     try:
-        marks = {str(entry["content"]): int(entry["id"]) for entry in about.get("added_tokens") or []}
-        model = dict(about["model"])
+        marks = {str(entry["content"]): int(entry["id"]) for entry in spec.get("added_tokens") or []}
+        model = dict(spec["model"])
         if isinstance(model.get("vocab"), dict) and not model.get("merges"):
             # A word-level vocabulary also contains the added tokens.
             unknown = model.get("unk_token")
             model["vocab"] = {
                 word: int(n) for word, n in model["vocab"].items() if word == unknown or word not in marks
             }
-        about = {
-            **about,
+        spec = {
+            **spec,
             "model": model,
             "added_tokens": [],
             "post_processor": None,
@@ -121,30 +121,30 @@ def _build(about: dict[str, Any], where: str, field: str) -> Tokenizer:
             "padding": None,
         }
         size = len(model.get("vocab", ()))
-        encode = _word_level(about) if _is_word_level(about) else None
+        encode = _word_level(spec) if _is_word_level(spec) else None
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise UserError(f"{field}: {where} is no tokenizer ({type(e).__name__}: {first_line(e)}); get it again") from e
-    return Tokenizer(encode or _library(about, where, field), marks, size)
+    return Tokenizer(encode or _library(spec, where, field), marks, size)
 
 
 def _kind(part: Any) -> Any:
     return part.get("type") if isinstance(part, dict) else None
 
 
-def _is_word_level(about: Mapping[str, Any]) -> bool:
+def _is_word_level(spec: Mapping[str, Any]) -> bool:
     """Whether :func:`_word_level` implements this tokenizer."""
-    words = _kind(about["model"]) == "WordLevel" and about["model"].get("unk_token") in about["model"]["vocab"]
+    words = _kind(spec["model"]) == "WordLevel" and spec["model"].get("unk_token") in spec["model"]["vocab"]
     return (
         words
-        and _kind(about.get("normalizer")) in (None, "Lowercase")
-        and _kind(about.get("pre_tokenizer")) == "Whitespace"
+        and _kind(spec.get("normalizer")) in (None, "Lowercase")
+        and _kind(spec.get("pre_tokenizer")) == "Whitespace"
     )
 
 
-def _word_level(about: Mapping[str, Any]) -> Callable[[str], list[int]]:
+def _word_level(spec: Mapping[str, Any]) -> Callable[[str], list[int]]:
     """An encoder that splits text at whitespace and between words and punctuation, and looks the words up."""
-    vocabulary: dict[str, int] = about["model"]["vocab"]
-    unknown, lower = vocabulary[about["model"]["unk_token"]], _kind(about.get("normalizer")) == "Lowercase"
+    vocabulary: dict[str, int] = spec["model"]["vocab"]
+    unknown, lower = vocabulary[spec["model"]["unk_token"]], _kind(spec.get("normalizer")) == "Lowercase"
 
     def encode(text: str) -> list[int]:
         words = groupby(text.lower() if lower else text, _character_class)
@@ -161,7 +161,7 @@ def _character_class(character: str) -> int:
     return 1 if category[0] in "LM" or category in ("Nd", "Nl", "Pc") or character in "\u200c\u200d" else 2
 
 
-def _library(about: Mapping[str, Any], where: str, field: str) -> Callable[[str], list[int]]:
+def _library(spec: Mapping[str, Any], where: str, field: str) -> Callable[[str], list[int]]:
     """An encoder of the package ``tokenizers``.
 
     Raises:
@@ -172,7 +172,7 @@ def _library(about: Mapping[str, Any], where: str, field: str) -> Callable[[str]
     except (ImportError, RuntimeError) as e:
         raise import_error("tokenizers", field, e) from e
     try:
-        library = Library.from_str(json.dumps(about))
+        library = Library.from_str(json.dumps(spec))
     except Exception as e:  # a damaged tokenizer can raise any exception
         raise UserError(f"{field}: {where} is no tokenizer ({first_line(e)}); get it again") from e
 

@@ -1,4 +1,4 @@
-"""Qwen2 written as plainly as it can be: one sequence, one head, one position after another, in float64. Tiny networks of it."""
+"""Reference Qwen2: one sequence, one head, one position at a time, in float64; and tiny networks."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ TINY = QwenConfig(
 
 
 def tiny_qwen(config: QwenConfig = TINY, seed: int = 0) -> QwenLM:
-    """Random weights of a size at which attention and logits differ from place to place."""
+    """Random weights of a scale at which attention and logits differ between positions."""
     g = torch.Generator().manual_seed(seed)
     net = QwenLM(config)
     net.load_state_dict({k: torch.randn(v.shape, generator=g) * 0.4 for k, v in net.state_dict().items()})
     return net.eval().requires_grad_(False)
 
 
-# Words 0 to 14, the mark of an image 15, three scales, then 20 codes.
+# Text tokens 0 to 14, start of an image 15, three scales, then 20 codes.
 MARKS = Marks(image=15, scale=16, code=20, codes=20)
 
 
 def tiny_tar(
     config: QwenConfig = TINY, seed: int = 0, sides: tuple[int, ...] = (4, 2, 1), penalty: float = 1.0
 ) -> TarModel:
-    """A language model whose tokenizer knows words of up to 14 letters, by their length."""
+    """A language model whose tokenizer maps a word to its length, at most 14."""
     return TarModel(
         tiny_qwen(config, seed),
         "tiny",
@@ -54,7 +54,7 @@ def plain_logits(state: dict[str, Tensor], config: QwenConfig, ids: list[int]) -
     def norm(x: Tensor, weight: Tensor) -> Tensor:
         return x / (x.square().mean() + config.eps).sqrt() * weight
 
-    def turned(x: Tensor, at: int) -> Tensor:
+    def rotated(x: Tensor, at: int) -> Tensor:
         half = len(x) // 2
         out = x.clone()
         for i in range(half):
@@ -77,8 +77,8 @@ def plain_logits(state: dict[str, Tensor], config: QwenConfig, ids: list[int]) -
             heads = []
             for head in range(config.heads):
                 own = head // (config.heads // config.kv_heads)
-                query = turned(q[at][head], at)
-                scores = torch.stack([query @ turned(k[j][own], j) / d**0.5 for j in range(at + 1)]).softmax(0)
+                query = rotated(q[at][head], at)
+                scores = torch.stack([query @ rotated(k[j][own], j) / d**0.5 for j in range(at + 1)]).softmax(0)
                 heads.append(sum(scores[j] * v[j][own] for j in range(at + 1)))
             rows[at] = rows[at] + w[f"{p}self_attn.o_proj.weight"] @ torch.cat(heads)
         for at, x in enumerate(rows):
@@ -91,7 +91,7 @@ def plain_logits(state: dict[str, Tensor], config: QwenConfig, ids: list[int]) -
 
 
 def official_names(config: QwenConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a Qwen2 checkpoint, written down from its published layout."""
+    """Names and shapes of a Qwen2 checkpoint, from its published layout."""
     c, kv = config, config.kv_heads * config.head_dim
     out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab, c.dim), "model.norm.weight": (c.dim,)}
     for n in range(c.depth):

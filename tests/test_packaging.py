@@ -96,6 +96,8 @@ import asyncio, importlib, importlib.util, json, sys
 from pathlib import Path
 root, fakes = Path(sys.argv[1]), sys.argv[2]
 sys.path.insert(0, fakes)
+# An editable installation of this repository would supply the missing modules.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in str(getattr(finder, "__module__", ""))]
 import fake_comfy
 fake_comfy.install()
 folders = sys.modules["folder_paths"]

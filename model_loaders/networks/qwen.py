@@ -352,7 +352,7 @@ class TarModel:
     Attributes:
         net: the network in eval mode.
         name: display name, used in messages and reports.
-        words: tokenizer: text to token ids, without special tokens.
+        tokenize: text to token ids, without special tokens.
         marks: ids of the special tokens.
         sides: side of the grid of codes at every scale: 27, 13 and 9 officially.
         repetition_penalty: recommended by the files; 1 is none.
@@ -360,7 +360,7 @@ class TarModel:
 
     net: QwenLM
     name: str
-    words: Callable[[str], list[int]]
+    tokenize: Callable[[str], list[int]]
     marks: Marks
     sides: tuple[int, ...] = (27, 13, 9)
     repetition_penalty: float = 1.0
@@ -402,13 +402,13 @@ class TarModel:
         most = self.net.config.positions - self.sides[scale] ** 2
         if len(ids) > most:
             raise UserError(
-                f"text: the prompt takes {len(ids)} tokens with what stands around it, {self.name} has room for {max(0, most)}; shorten it."
+                f"text: the prompt takes {len(ids)} tokens with its template, {self.name} has room for {max(0, most)}; shorten it."
             )
         return ids
 
     def _text(self, text: str) -> list[int]:
         """Token ids of a text. Raises UserError if one of them is a special token or outside the vocabulary."""
-        ids = self.words(text)
+        ids = self.tokenize(text)
         m = self.marks
         marks = {m.image, *range(m.scale, m.scale + len(self.sides)), *(m.turn or ())}
         if any(i in marks or self.span[0] <= i < self.span[1] for i in ids):

@@ -14,7 +14,7 @@ def grid_table(grid: int, head_dim: int, device: torch.device) -> Tensor:
     """Table of 2-D RoPE, fp32 [1 + grid * grid, 2, D]: cosines and signed sines of every cell.
 
     The first half of a head's pairs rotates with the grid row, the second half with the column. Entry 0 is zero, as in the
-    official table, and stands for every row in front of the grid.
+    official table, and is the entry of every row before the grid.
     """
     half = head_dim // 2
     frequency = 1.0 / GRID_BASE ** (torch.arange(0, half, 2, device=device).float() / half)

@@ -2,7 +2,7 @@
 
 Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (LlamaGen, arXiv
 2406.06525), after VQGAN (Esser et al. 2021). Codes are compared on the unit sphere: features and codebook are
-L2-normalised wherever they are used, whatever length the stored weights have.
+L2-normalised wherever they are used, so that their stored lengths do not matter.
 
 A LATENT of this family holds the normalised code vectors, [B, code channels, h, w]. :meth:`VQAutoencoder.decode` replaces
 each vector by its nearest code, so that rounding does not change the image and edited vectors become valid codes.

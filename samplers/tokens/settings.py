@@ -1,4 +1,4 @@
-"""Settings of the samplers of discrete tokens; see ``settings.py`` for what a field carries."""
+"""Settings of the samplers of discrete tokens; see ``samplers/settings.py`` for the metadata of a field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..settings import knob
 
 @dataclass(frozen=True)
 class TokenSettings:
-    """LlamaGen (Sun et al. 2024) and whatever shares its way of sampling a token."""
+    """Sampling of a token, shared by all samplers of discrete tokens."""
 
     cfg: float = knob(
         0.0,
@@ -51,7 +51,7 @@ class TokenSettings:
     )
     cfg_interval: int = knob(
         -1,
-        "Guidance ends after so many decoding steps, which saves half the work from there on. Usual: -1, guidance "
+        "Guidance ends after this many decoding steps, which saves half the work from there on. Usual: -1, guidance "
         "to the end. PAR and ZipAR count anew after their sequential start, as published.",
         low=-1,
         high=65536,
@@ -111,7 +111,7 @@ class PARSettings(TokenSettings):
     )
     group: int = knob(
         4,
-        "Tokens decided together in an ablation; more is faster and less coherent. Usual: 4 or 16. A PAR knows its "
+        "Tokens decided together in an ablation; more is faster and less coherent. Usual: 4 or 16. A PAR has its "
         "own number and ignores this.",
         low=1,
         high=256,
@@ -153,8 +153,8 @@ class TarPromptSettings:
 
     detail: str = knob(
         "729",
-        "How many semantic codes tell what the picture shows; fewer is faster and vaguer. Usual: 729, on which Tar was "
-        "trained most. A model with another grid writes its own three numbers in their place.",
+        "Number of semantic codes that describe the picture; fewer is faster and vaguer. Usual: 729, on which Tar was "
+        "trained most. A model with another grid has its own three numbers in their place.",
         choices=DETAILS,
         symbol="scale",
     )
@@ -177,7 +177,7 @@ class TarPromptSettings:
     )
     top_k: int = knob(
         1200,
-        "Only the so many likeliest codes can be drawn; fewer is safer and less varied. Usual: 1200. 0 allows all; 1 takes the "
+        "Only this many of the likeliest codes can be drawn; fewer is safer and less varied. Usual: 1200. 0 allows all; 1 takes the "
         "likeliest.",
         low=0,
         high=65536,
@@ -201,7 +201,7 @@ AT_ONCE, ONE_BY_ONE = "islands at once", "one by one"
 LOCAL, SUFFIX = "local", "suffix"
 DRAFTED, CERTAIN = "drafted", "certain"
 
-# LANTERN's neighbours and the codes that it takes them from; "auto" keeps the share.
+# LANTERN's number of neighbours, and the size of its codebook; -1 keeps the ratio.
 PUBLISHED_NEIGHBOURS, PUBLISHED_CODES = 1000, 16384
 
 
@@ -350,7 +350,7 @@ class LanternSettings(TokenSettings):
 
 
 def neighbours_of(settings: MuLoSDSettings | LanternSettings, codes: int) -> int:
-    """How many neighbours the setting asks for, of a codebook of ``codes``."""
+    """Number of neighbours for a codebook of ``codes``; -1 keeps LANTERN's share of the codebook."""
     if settings.neighbours >= 0:
         return settings.neighbours
     return round(codes * PUBLISHED_NEIGHBOURS / PUBLISHED_CODES)

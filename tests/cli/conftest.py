@@ -76,7 +76,7 @@ def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     def run(*argv: object) -> Answer:
         try:
             code = main([str(a) for a in argv])
-        except SystemExit as e:  # argparse's way out
+        except SystemExit as e:  # raised by argparse
             code = e.code
         return Answer(code, *capsys.readouterr())
 
@@ -84,7 +84,7 @@ def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 
 def one_sentence(answer: Answer) -> str:
-    """What a person reads on bad input: exit code 2, one line, no traceback, nothing on stdout."""
+    """The message on bad input: exit code 2, one line, no traceback, nothing on stdout."""
     assert answer.code == 2, answer
     assert answer.out == ""
     lines = answer.err.strip().splitlines()

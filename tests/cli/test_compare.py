@@ -1,4 +1,4 @@
-"""compare, end to end on random weights: the picture, the numbers, the sentences."""
+"""compare, end to end on random weights: the picture, the numbers, the messages."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_picture_table_and_json(cli, files, tmp_path):
     assert maps.width > 2 * 320
     assert np.asarray(picture).std() > 5  # something is drawn
 
-    told = json.loads((tmp_path / "report.json").read_text())
-    assert list(told) == ["version", "device", "runs"]
-    assert told["version"] == 1 and told["device"] == "cpu"
-    mar, fast = told["runs"]
+    numbers = json.loads((tmp_path / "report.json").read_text())
+    assert list(numbers) == ["version", "device", "runs"]
+    assert numbers["version"] == 1 and numbers["device"] == "cpu"
+    mar, fast = numbers["runs"]
     for run in (mar, fast):
         keys = [
             "sampler",

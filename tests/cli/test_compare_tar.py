@@ -55,8 +55,8 @@ def tar(tmp_path_factory) -> TarFiles:
     """Tar's parts: 16 codes of 20, drawn at 4 x 4 and 8 x 8; and one file with all but the language model."""
     folder = tmp_path_factory.mktemp("tar")
     about = {"config": {**CONFIG, **IDS}, "tokenizer": words(), "name": "tiny tar", "defaults": {"top_k": 15}}
-    told = {k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()}
-    save_file(tiny_qwen().state_dict(), folder / "tar.safetensors", told)
+    metadata = {k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()}
+    save_file(tiny_qwen().state_dict(), folder / "tar.safetensors", metadata)
     save_file(tiny_ta_tok(READER).state_dict(), folder / "ta-tok.safetensors", {"name": "tiny ta-tok"})
     shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}}
     low = write(drawer(4), folder / "low.safetensors", 11, grid=4, name="tiny low", **shared)
@@ -121,18 +121,20 @@ def test_a_prompt_draws_with_the_demos_tar(cli, tar_demo, tmp_path):
     )
     rows = table(answer)
     assert [name.split(" ")[0] for name in rows] == ["Tar", "ZipAR", "MuLo-SD"] and rows["Tar"]["speed-up"] == "1.00x"
-    told = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
-    assert {run["model"] for run in told.values()} == {"tiny high"} and told["tar"]["counts"][
+    numbers = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
+    assert {run["model"] for run in numbers.values()} == {"tiny high"} and numbers["tar"]["counts"][
         "transformer_passes"
     ] == 64
-    assert told["zipar"]["counts"]["transformer_passes"] == 28 and told["mulosd"]["counts"]["draft_passes"] == 16
-    assert told["mulosd"]["speedup"] == pytest.approx(told["tar"]["seconds"] / told["mulosd"]["seconds"], rel=1e-3)
-    assert (
-        told["tar"]["settings"]["top_k"] == 0
-        and told["tar"]["settings"]["cfg"] == 2.0
-        and told["mulosd"]["images"] == 2
+    assert numbers["zipar"]["counts"]["transformer_passes"] == 28 and numbers["mulosd"]["counts"]["draft_passes"] == 16
+    assert numbers["mulosd"]["speedup"] == pytest.approx(
+        numbers["tar"]["seconds"] / numbers["mulosd"]["seconds"], rel=1e-3
     )
-    assert 0.3 < told["mulosd"]["acceptance"] < 0.7
+    assert (
+        numbers["tar"]["settings"]["top_k"] == 0
+        and numbers["tar"]["settings"]["cfg"] == 2.0
+        and numbers["mulosd"]["images"] == 2
+    )
+    assert 0.3 < numbers["mulosd"]["acceptance"] < 0.7
     assert np.asarray(Image.open("compare.png")).std() > 5 and Image.open("m.png").width > 3 * 320
 
 
@@ -165,12 +167,12 @@ def test_llamagens_of_two_sizes_and_a_comparison(cli, tiny_demo, tmp_path):
         )
     )
     assert [name.split(" ")[0] for name in rows] == ["LlamaGen", "ZipAR", "MuLo-SD", "LANTERN-style"]
-    told = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
+    numbers = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
     # The larger of the two is drafted by the smaller, and sets the size of all.
-    assert {run["model"] for run in told.values()} == {"tiny llamagen"} and told["llamagen"]["counts"][
+    assert {run["model"] for run in numbers.values()} == {"tiny llamagen"} and numbers["llamagen"]["counts"][
         "transformer_passes"
     ] == 64
-    assert told["mulosd"]["counts"]["draft_passes"] == 16 and told["lantern"]["counts"]["draft_passes"] > 16
+    assert numbers["mulosd"]["counts"]["draft_passes"] == 16 and numbers["lantern"]["counts"]["draft_passes"] > 16
 
 
 def test_tar_and_llamagen_side_by_side_are_two_families(cli, tar_demo, tmp_path):
@@ -248,12 +250,12 @@ def test_bench_draws_prompts(cli, tar_demo, sentence, tmp_path):
         "t.json",
     )
     assert cli(*both, "--samplers", "tar,mulosd,llamagen", "--set", "prompt.detail=81").code == 0
-    told = json.loads((tmp_path / "t.json").read_text())["batches"]
-    assert [group["batch"] for group in told] == [1, 3]
-    assert all([run["sampler"] for run in group["runs"]] == ["tar", "mulosd", "llamagen"] for group in told)
+    numbers = json.loads((tmp_path / "t.json").read_text())["batches"]
+    assert [group["batch"] for group in numbers] == [1, 3]
+    assert all([run["sampler"] for run in group["runs"]] == ["tar", "mulosd", "llamagen"] for group in numbers)
     # One code of the fewest in front of the tokens, in both halves of the guidance.
-    assert [group["runs"][0]["counts"]["transformer_tokens"] for group in told] == [2 * (1 + 63), 3 * 2 * (1 + 63)]
-    assert told[0]["runs"][2]["model"] == "tiny llamagen", "classes as before"
+    assert [group["runs"][0]["counts"]["transformer_tokens"] for group in numbers] == [2 * (1 + 63), 3 * 2 * (1 + 63)]
+    assert numbers[0]["runs"][2]["model"] == "tiny llamagen", "classes as before"
     assert "draw classes" in sentence(cli("bench", "--prompt", "cat", "--samplers", "llamagen", "--device", "cpu"))
     assert "name one with --prompt" in sentence(
         cli("bench", "--samplers", "tar", "--set", "prompt.detail=81", "--device", "cpu")
@@ -267,8 +269,8 @@ def test_files_of_tar(cli, tar, tmp_path):
     rows = table(cli(*args(tar, "--draft", tar.low, "--json", "c.json")))
     assert list(rows) == ["Tar", "ZipAR", "MuLo-SD"]
     assert list(table(cli(*args(tar)))) == ["Tar", "ZipAR"]
-    told = json.loads((tmp_path / "c.json").read_text())["runs"]
-    assert told[0]["settings"]["top_k"] == 0 and {run["model"] for run in told} == {"tiny high"}
+    numbers = json.loads((tmp_path / "c.json").read_text())["runs"]
+    assert numbers[0]["settings"]["top_k"] == 0 and {run["model"] for run in numbers} == {"tiny high"}
     lone = ("compare", "--model", tar.whole, "--tar", tar.tar, "--prompt", "a red boat", "--device", "cpu")
     assert list(table(cli(*lone))) == ["Tar", "ZipAR"]  # its TA-Tok and decoder are in it
 
@@ -305,7 +307,7 @@ def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
     assert made["mulosd"]["draft"].name == "tiny low" and made["lantern"]["draft"] is ready.model
     assert made["lantern"]["vq"] is ready.decoder
     alone = with_draft(both[1:], options)
-    assert alone[0].entry.run.keywords["draft"].name == "tiny low", "the sampler has a sentence for it"
+    assert alone[0].entry.run.keywords["draft"].name == "tiny low", "the sampler reports it"
     itself = with_draft(both[1:], SimpleNamespace(**{**vars(options), "draft": "auto"}))
     assert itself[0].entry.run.keywords["draft"] is ready.model
 
@@ -328,9 +330,9 @@ def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
     ],
 )
 def test_bad_input_is_one_sentence(cli, tar, sentence, more, words_):
-    said = sentence(cli(*args(tar, *more)))
+    message = sentence(cli(*args(tar, *more)))
     for word in words_:
-        assert word in said
+        assert word in message
 
 
 def test_parts_that_do_not_fit(cli, tar, sentence, tmp_path):
@@ -338,9 +340,7 @@ def test_parts_that_do_not_fit(cli, tar, sentence, tmp_path):
     assert "draft: tiny high draws 8 x 8 tokens" in same and "no whole multiple" in same
     wide = tmp_path / "wide.safetensors"
     save_file(tiny_ta_tok(replace(READER, width=36)).state_dict(), wide, {"name": "wide"})
-    assert "ta_tok: wide has features of width 36, tiny high needs 24" in sentence(
-        cli(*args(tar, "--ta-tok", wide))
-    )
+    assert "ta_tok: wide has features of width 36, tiny high needs 24" in sentence(cli(*args(tar, "--ta-tok", wide)))
     more = tmp_path / "more.safetensors"
     save_file(tiny_ta_tok(replace(READER, codes=30)).state_dict(), more, {"name": "more"})
     assert "a codebook of 20, more has 30" in sentence(cli(*args(tar, "--ta-tok", more)))
@@ -348,11 +348,13 @@ def test_parts_that_do_not_fit(cli, tar, sentence, tmp_path):
         VQAutoencoder(replace(VQ_SIZE, codes=30)), tmp_path / "other.safetensors", 7, groups=4, name="other vq"
     )
     assert "decoder: other vq has 30 codes" in sentence(cli(*args(tar, "--decoder", other)))
-    said = sentence(cli(*args(tar, "--samplers", "mulosd", "--draft", write_gpt(tmp_path / "llamagen.safetensors", 3))))
-    assert said.startswith("draft: llamagen.safetensors holds a LlamaGen, not a Tar de-tokenizer")
+    message = sentence(
+        cli(*args(tar, "--samplers", "mulosd", "--draft", write_gpt(tmp_path / "llamagen.safetensors", 3)))
+    )
+    assert message.startswith("draft: llamagen.safetensors holds a LlamaGen, not a Tar de-tokenizer")
 
 
-def test_what_needs_words_and_what_does_not(cli, tar, files, sentence, tar_demo):
+def test_prompts_and_files_that_do_not_match(cli, tar, files, sentence, tar_demo):
     lone = (
         "compare",
         "--model",
@@ -369,12 +371,12 @@ def test_what_needs_words_and_what_does_not(cli, tar, files, sentence, tar_demo)
     assert "prompt: tiny high draws from text; say what with --prompt" in sentence(cli(*lone))
     plain = ("compare", "--model", files.llamagen, "--decoder", files.vq, "--device", "cpu", "--samplers", "llamagen")
     assert "no sampler of this run draws from Tar's codes" in sentence(cli(*plain, "--set", "prompt.detail=81"))
-    said = sentence(cli("compare", "--model", "tar-1.5b", "--prompt", "cat"))
-    assert "model: tar-1.5b writes the codes" in said and "--tar" in said
+    message = sentence(cli("compare", "--model", "tar-1.5b", "--prompt", "cat"))
+    assert "model: tar-1.5b writes the codes" in message and "--tar" in message
     both = ("compare", "--prompt", "cat", "--samplers", "tar,llamagen", "--device", "cpu")
     assert "two families" in sentence(cli(*both, "--decoder", tar.vq))
-    said = sentence(cli("bench", "--random", "LlamaGen-B", "--samplers", "tar", "--device", "cpu"))
-    assert "tar samples a Tar de-tokenizer" in said
+    message = sentence(cli("bench", "--random", "LlamaGen-B", "--samplers", "tar", "--device", "cpu"))
+    assert "tar samples a Tar de-tokenizer" in message
 
 
 def test_without_the_demos_tar(cli, tiny_demo, sentence):

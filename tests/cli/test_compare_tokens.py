@@ -63,21 +63,21 @@ def test_all_families_of_the_demo_in_one_run(cli, tiny_demo, tmp_path):
     assert list(rows) == ["LlamaGen", "ZipAR", "PAR", "MAR", "FastHybrid"]
     assert rows["LlamaGen"]["speed-up"] == rows["MAR"]["speed-up"] == "1.00x"
     assert [rows[name]["passes"] for name in rows] == ["16", "12", "7", "3", "3"]
-    told = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
-    assert list(told) == ["llamagen", "zipar", "par", "mar", "fasthybrid"]
+    numbers = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
+    assert list(numbers) == ["llamagen", "zipar", "par", "mar", "fasthybrid"]
     for name, base in (("par", "llamagen"), ("zipar", "llamagen"), ("fasthybrid", "mar")):
-        assert told[name]["speedup"] == pytest.approx(told[base]["seconds"] / told[name]["seconds"], rel=1e-3)
+        assert numbers[name]["speedup"] == pytest.approx(numbers[base]["seconds"] / numbers[name]["seconds"], rel=1e-3)
     # The PAR has one size; the LlamaGen of that size is compared with it.
-    assert {name: told[name]["model"] for name in ("par", "zipar")} == {"par": "tiny par", "zipar": "tiny llamagen"}
-    assert told["llamagen"]["tokens_per_pass"] == 1 and told["par"]["tokens_per_pass"] == pytest.approx(
+    assert {name: numbers[name]["model"] for name in ("par", "zipar")} == {"par": "tiny par", "zipar": "tiny llamagen"}
+    assert numbers["llamagen"]["tokens_per_pass"] == 1 and numbers["par"]["tokens_per_pass"] == pytest.approx(
         16 / 7, rel=1e-3
     )
-    assert told["llamagen"]["counts"]["cache_bytes"] > 0 and set(told["par"]["phases"]) == {
+    assert numbers["llamagen"]["counts"]["cache_bytes"] > 0 and set(numbers["par"]["phases"]) == {
         "transformer",
         "sampling",
         "decoder",
     }
-    assert told["zipar"]["settings"]["cfg"] == 2.0 and told["zipar"]["settings"]["top_k"] == 0  # the file's own
+    assert numbers["zipar"]["settings"]["cfg"] == 2.0 and numbers["zipar"]["settings"]["top_k"] == 0  # the file's own
     assert np.asarray(Image.open("c.png")).std() > 5 and Image.open("m.png").width > 4 * 320
 
 
@@ -135,18 +135,18 @@ def test_a_par_file_is_sampled_by_par(cli, files):
     ],
 )
 def test_bad_input_is_one_sentence(cli, files, sentence, tmp_path, model, more, words):
-    said = sentence(cli(*args(files, getattr(files, model), *more, "--models", tmp_path)))
+    message = sentence(cli(*args(files, getattr(files, model), *more, "--models", tmp_path)))
     for word in words:
-        assert word in said
+        assert word in message
     assert not list(tmp_path.iterdir())
 
 
-def test_a_catalogued_model_of_another_family_is_told_before_it_is_downloaded(cli, sentence, tmp_path, monkeypatch):
+def test_a_catalogued_model_of_another_family_is_reported_before_it_is_downloaded(cli, sentence, tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", None)
-    said = sentence(
+    message = sentence(
         cli("compare", "--model", "mar-base", "--samplers", "zipar", "--models", tmp_path, "--device", "cpu")
     )
-    assert "zipar samples a LlamaGen or a PAR" in said and "mar-base is not one" in said
+    assert "zipar samples a LlamaGen or a PAR" in message and "mar-base is not one" in message
 
 
 def test_two_families_cannot_share_a_decoder(cli, tiny_demo, files, sentence):
@@ -155,7 +155,7 @@ def test_two_families_cannot_share_a_decoder(cli, tiny_demo, files, sentence):
     )
 
 
-def test_a_demo_that_is_not_there_says_so(cli, tiny_demo, sentence):
+def test_a_demo_that_is_not_there_is_reported(cli, tiny_demo, sentence):
     (tiny_demo / "par.safetensors").unlink()
     assert "the built-in demo-par is missing" in sentence(
         cli("compare", "--samplers", "llamagen,par", "--device", "cpu")
@@ -164,8 +164,8 @@ def test_a_demo_that_is_not_there_says_so(cli, tiny_demo, sentence):
 
 def test_a_tokenizer_of_other_codes_is_named(cli, files, sentence, tmp_path):
     other = write_vq(tmp_path / "other.safetensors", replace(VQ_SIZE, codes=30))
-    said = sentence(cli(*args(files, files.llamagen)[:4], other, "--device", "cpu"))
-    assert "decoder: tiny vq has 30 codes, tiny llamagen writes 24" in said
+    message = sentence(cli(*args(files, files.llamagen)[:4], other, "--device", "cpu"))
+    assert "decoder: tiny vq has 30 codes, tiny llamagen writes 24" in message
 
 
 def test_prompts_for_models_that_read_them(cli, files, sentence, tmp_path, monkeypatch):
@@ -197,8 +197,8 @@ def test_prompts_for_models_that_read_them(cli, files, sentence, tmp_path, monke
         )
     )
     assert list(rows) == ["LlamaGen", "ZipAR"] and asked == [(files.vq, "auto", torch.device("cpu"))]
-    told = json.loads((tmp_path / "t.json").read_text())["runs"][0]
-    assert told["images"] == 4 and told["settings"]["cfg"] == 7.5 and told["settings"]["top_k"] == 1000
+    numbers = json.loads((tmp_path / "t.json").read_text())["runs"][0]
+    assert numbers["images"] == 4 and numbers["settings"]["cfg"] == 7.5 and numbers["settings"]["top_k"] == 1000
     for more in (("--label", "cat"), ("--text", "  "), ()):
         assert "say what with --text" in sentence(cli(*args(files, model, *more)))
 

@@ -73,13 +73,13 @@ def test_the_bar_is_silent_when_it_is_quick_and_draws_when_not(monkeypatch):
             )
             before = stream.getvalue()
             bar(3, 4, "AR steps")
-            assert stream.getvalue() == before  # not more often than an eye can follow
+            assert stream.getvalue() == before  # updates are rate-limited
     assert screen.getvalue().endswith("\x1b[K") and "\n" not in screen.getvalue()  # the line is cleared
     assert log.getvalue().count("\n") == 1 and "\r" not in log.getvalue()
 
 
 def test_benchmark_sizes_are_the_official_ones(mar_fixtures):
-    """Against the recorded names and shapes of the official files; the timing itself is no test."""
+    """Compared with the recorded names and shapes of the official files."""
     for size in bench.SIZES:
         shapes = json.loads((mar_fixtures / f"mar_{size[-1].lower()}_keys.json").read_text())
         state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
@@ -150,6 +150,16 @@ def test_train_demo_answers_what_it_cannot_do(cli, sentence, tmp_path):
     assert "no folder" in sentence(cli("train-demo", "--out", "file", "--device", "cpu"))
 
 
+def test_only_the_judge_is_stored_outside_the_shipped_checkpoints(root, tmp_path):
+    from fastar_nodes.tools.files import checkpoint
+    from fastar_nodes.tools.training.command import NAMES
+
+    assert checkpoint("judge") == root / "tools" / "checkpoints" / "judge.safetensors"
+    for name in NAMES:
+        assert checkpoint(name).is_file() and checkpoint(name, tmp_path) == tmp_path / f"{name}.safetensors"
+        assert name == "judge" or checkpoint(name).parent == root / "demo" / "checkpoints"
+
+
 def test_train_demo_trains_what_was_named(cli, tmp_path):
     from fastar_nodes.model_loaders.mar import load_mar
     from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
@@ -200,7 +210,7 @@ def test_train_demo_goes_on_from_an_autoencoder_only_if_asked(cli, tmp_path, mon
 
 
 def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
-    """What is trained on what; how it learns is tests/demo's business."""
+    """Order and arguments of the trainings; tests/tools tests the recipes."""
     from fastar_nodes.model_loaders.networks.gpt import GPT
     from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
     from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
@@ -250,7 +260,7 @@ def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
 
 
 def test_train_demo_trains_tar_in_order(cli, sentence, tmp_path, monkeypatch):
-    """What is trained on what; how it learns is tests/demo's business."""
+    """Order and arguments of the trainings; tests/tools tests the recipes."""
     from fastar_nodes.model_loaders.networks.gpt import GPT
     from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
     from fastar_nodes.tools.training import ta_tok_recipe, tar_recipes, token_recipes

@@ -1,4 +1,4 @@
-"""verify: right on the recorded cases, wrong on spoilt ones, at home with other sizes."""
+"""verify: recorded cases pass, modified ones fail, other sizes work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tiny_files import MAR_SIZE, write
 
 
 def verdicts(answer) -> dict[str, str]:
-    """Case to ok, FAIL or yet."""
+    """Verdict by case: ok, FAIL or yet."""
     return {line.split()[0]: line.split()[-1] for line in answer.out.splitlines()}
 
 
@@ -37,7 +37,7 @@ def test_all_recorded_cases_agree(cli, mar_fixtures):
         assert float(error) <= float(tolerance) and (
             float(tolerance) <= 1e-4 or ".s1" in name or ".s2" in name or name.endswith((".a", ".b"))
         )
-    above = verdicts(cli("verify", mar_fixtures.parent))  # with a folder a family
+    above = verdicts(cli("verify", mar_fixtures.parent))  # one folder per family
     assert found.items() <= above.items() and {*above.values()} <= {"ok", "not yet"}
 
 
@@ -104,7 +104,7 @@ def test_what_this_version_lacks_is_not_yet():
 
 
 def test_tars_folder_is_known_by_its_files(cli, tmp_path):
-    """Its VQ tokenizer's case has the name of a LlamaGen's, which looks for other files."""
+    """Its VQ case has the name of LlamaGen's, which needs other files."""
     (tmp_path / "tar").mkdir()
     for name in ("ar_tiny_io", "vq_tiny_io"):
         save_file({"x": torch.zeros(1)}, tmp_path / "tar" / f"{name}.safetensors")
@@ -114,7 +114,7 @@ def test_tars_folder_is_known_by_its_files(cli, tmp_path):
 
 
 class _Positions:
-    """Noise by position; the test writes it down in the order in which the reference draws it."""
+    """Noise by position; the test records it in the order of the reference's draws."""
 
     def __init__(self, orders, first, steps):
         self.o, self.f, self.s = orders, first, steps
@@ -153,7 +153,7 @@ def test_cases_of_another_size_are_read_from_their_tensors(cli, tmp_path, cfg):
             where = plan.ahead(step)[image].sort().values
             firsts.append(first[image, where])
             rows.append(steps[image][:, where])
-        if cfg != 1:  # the reference draws for the null half too
+        if cfg != 1:  # the reference also draws for the null branch
             rows += [torch.full_like(row, 9.0) for row in rows[-batch:]]
     left = [1 + (cfg - 1) * (tokens - max(1, tokens - end)) / tokens for end in plan.ends]
     save_file(

@@ -64,7 +64,7 @@ def find_python(core: Path) -> str:
 
 
 class Rejected(Exception):
-    """The server did not take a prompt; the message holds everything it said."""
+    """The server did not take a prompt; the message holds the server's answer."""
 
 
 class Comfy:

@@ -27,7 +27,7 @@ def comfy() -> Iterator[Comfy]:
 
 @pytest.fixture(scope="session")
 def info(comfy: Comfy) -> dict[str, Any]:
-    """/object_info: every node type the server knows."""
+    """/object_info: every node type of the server."""
     return comfy.get("/object_info")
 
 

@@ -1,4 +1,4 @@
-"""Prompts that ComfyUI lets through although they make no sense: each must be answered by a sentence that names the field."""
+"""Invalid prompts that pass the checks of ComfyUI: each must fail with one sentence that names the field."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ CASES = {
 }
 
 
-def is_sentence(said: str, begins: str, holds: str) -> bool:
-    said = said.strip()
-    return said.startswith(begins) and holds in said and "Traceback" not in said and len(said) < 400
+def is_sentence(message: str, begins: str, holds: str) -> bool:
+    message = message.strip()
+    return message.startswith(begins) and holds in message and "Traceback" not in message and len(message) < 400
 
 
 def test_models_that_are_none(comfy, info):
@@ -87,23 +87,23 @@ def test_models_that_are_none(comfy, info):
         "target": ["1", 0],
         "condition": ["2", 0],
     }
-    said = comfy.complaint(graph(n5={"samples": ["9", 0]}, n9={**node, "draft": "demo-draft"}))
-    assert is_sentence(said, "draft: ", "Load MAR"), said
-    said = comfy.complaint(graph(n5={"samples": ["9", 0]}, n9={**node, "draft": ["1", 0], "target": 3}))
-    assert is_sentence(said, "target: ", "Load MAR"), said
+    message = comfy.complaint(graph(n5={"samples": ["9", 0]}, n9={**node, "draft": "demo-draft"}))
+    assert is_sentence(message, "draft: ", "Load MAR"), message
+    message = comfy.complaint(graph(n5={"samples": ["9", 0]}, n9={**node, "draft": ["1", 0], "target": 3}))
+    assert is_sentence(message, "target: ", "Load MAR"), message
 
 
 def test_cache_settings_over_a_link(comfy, info):
     node = {"class_type": "FastARLazyMARCache", **defaults(info["FastARLazyMARCache"], refresh_period=["10", 0])}
-    said = comfy.complaint(graph(n4={"cache": ["9", 0]}, n9=node, n10={**INT, "value": 0}))
-    assert is_sentence(said, "refresh_period: ", "outside 1 to"), said
+    message = comfy.complaint(graph(n4={"cache": ["9", 0]}, n9=node, n10={**INT, "value": 0}))
+    assert is_sentence(message, "refresh_period: ", "outside 1 to"), message
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_sentence_that_names_the_field(comfy, name):
     prompt, begins, holds = CASES[name]
-    said = comfy.complaint(prompt)
-    assert is_sentence(said, begins, holds), said
+    message = comfy.complaint(prompt)
+    assert is_sentence(message, begins, holds), message
 
 
 FILES = ["../../etc/passwd", "/etc/passwd", "..\\x.safetensors", "nothing.safetensors", ""]
@@ -114,15 +114,15 @@ FILES = ["../../etc/passwd", "/etc/passwd", "..\\x.safetensors", "nothing.safete
     [*((f, n) for f in ("checkpoint", "decoder") for n in FILES), ("checkpoint", "demo-kl"), ("decoder", "demo")],
 )
 def test_no_way_out_of_the_model_folders(comfy, field, name):
-    said = comfy.complaint(graph(n1={field: name}))
-    assert f"{field}: " in said and "Traceback" not in said and "root:" not in said, said
+    message = comfy.complaint(graph(n1={field: name}))
+    assert f"{field}: " in message and "Traceback" not in message and "root:" not in message, message
 
 
 def test_a_token_map_of_other_pictures(comfy):
     other = {"class_type": "EmptyImage", "width": 64, "height": 64, "batch_size": 3, "color": 0}
     node = {"class_type": "FastARTokenMap", "report": ["4", 1], "image": ["9", 0], "what": "outcome", "opacity": 0.5}
-    said = comfy.complaint(graph(n9=other, n10=node, n11={"class_type": "PreviewImage", "images": ["10", 0]}))
-    assert is_sentence(said, "image: ", "3 pictures"), said
+    message = comfy.complaint(graph(n9=other, n10=node, n11={"class_type": "PreviewImage", "images": ["10", 0]}))
+    assert is_sentence(message, "image: ", "3 pictures"), message
 
 
 def test_the_server_lives_on(comfy):

@@ -1,4 +1,4 @@
-"""What a started ComfyUI knows of the pack before anything runs."""
+"""The pack in a running ComfyUI, before any prompt."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_the_pack_is_imported(comfy):
 
 
 def test_exactly_our_nodes_are_there(info):
-    assert {name for name in info if name.startswith("FastAR")} == set(NODES)
+    there = {name for name in info if name.startswith("FastAR")}
+    assert there == set(NODES), "NODES in this file lists every node"
 
 
 @pytest.mark.parametrize("node", NODES)

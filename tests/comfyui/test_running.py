@@ -204,7 +204,7 @@ def test_interrupt_is_honoured_within_a_step(comfy):
             assert kind not in ("execution_success", "execution_error"), (kind, data)
     finally:
         events.close()
-    # One step may have ended between our reading of its event and the server's reading of our request.
+    # A step may end between the reading of its event and the arrival of the request.
     assert seen[-1] <= last + 2 and seen[-1] < 64
     assert comfy.failure(comfy.wait(prompt)) == "interrupted"
     comfy.run(graph())  # and the next run is none the worse
@@ -302,7 +302,7 @@ def test_every_token_map_is_in_the_menu(info):
 
 
 MAPS = ["fixed at step", "outcome", "accepted", "redone", "order", "cached", "rejected", "drafted"]
-# What only samplers of discrete tokens tell (test_tokens.py).
+# Report fields of token samplers only (test_tokens.py).
 OF_TOKENS = ["tokens per step", "islands", "waves", "expanded"]
 
 
@@ -341,5 +341,5 @@ def test_own_files_in_the_model_folder(comfy):
 def test_a_download_without_network_is_one_sentence(comfy, info):
     menu = info["FastARLoadMAR"]["input"]["required"]["checkpoint"][1]["options"]
     choice = next(c for c in menu if c.startswith("mar-base (download "))
-    said = comfy.complaint(graph(n1={"checkpoint": choice}))
-    assert said.startswith("checkpoint: ") and "offline" in said.lower()
+    message = comfy.complaint(graph(n1={"checkpoint": choice}))
+    assert message.startswith("checkpoint: ") and "offline" in message.lower()

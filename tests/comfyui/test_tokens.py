@@ -26,7 +26,7 @@ SIZE: dict[str, Any] = dict(
 
 @pytest.fixture(scope="module", autouse=True)
 def files(comfy) -> Path:
-    """A LlamaGen, a PAR and their tokenizer, as a person would put them there."""
+    """A LlamaGen, a PAR and their tokenizer in the model folders."""
     folder = comfy.base / "models" / "fastar"
     folder.mkdir(parents=True, exist_ok=True)
     vq = VQConfig(ch=8, ch_mult=(1, 1, 1), blocks=1, z_channels=8, codes=64, code_channels=8, groups=4)
@@ -59,8 +59,8 @@ def prompt(info: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Any]:
         "label": node("FastARClassLabel", labels="boat, cat"),
         "map": node("FastARTokenMap", report=["zipar", 1], image=["see zipar", 0], what="tokens per step"),
         "show map": node("PreviewImage", images=["map", 0]),
-        "told": node("FastARReport", report=["par", 1], format="json"),
-        "show told": node("PreviewAny", source=["told", 0]),
+        "record": node("FastARReport", report=["par", 1], format="json"),
+        "show record": node("PreviewAny", source=["record", 0]),
     }
     kinds = {"llamagen": "FastARLlamaGenSampler", "zipar": "FastARZipAR", "par": "FastARPAR"}
     pairs: dict[str, Any] = {}
@@ -90,8 +90,8 @@ def test_pictures_numbers_and_maps_of_all_three(comfy, info):
     assert not np.array_equal(made["llamagen"], made["zipar"])
     rows = [line.split("|")[1].strip() for line in outputs["show table"]["text"][0].splitlines()[2:]]
     assert rows == ["LlamaGen", "ZipAR", "PAR"]
-    told = json.loads(outputs["show told"]["text"][0])["runs"][0]
-    assert told["counts"]["transformer_passes"] == 4 + (GRID**2 - 4) // 4 and told["counts"]["cache_bytes"] > 0
+    numbers = json.loads(outputs["show record"]["text"][0])["runs"][0]
+    assert numbers["counts"]["transformer_passes"] == 4 + (GRID**2 - 4) // 4 and numbers["counts"]["cache_bytes"] > 0
     assert len(outputs["show map"]["images"]) == 2
 
 
@@ -139,5 +139,5 @@ def test_previews_arrive_and_a_cancel_stops(comfy, info):
     ],
 )
 def test_mistakes_are_one_sentence(comfy, info, changes, words):
-    said = comfy.complaint(prompt(info, **changes))
-    assert words in said and "Traceback" not in said
+    message = comfy.complaint(prompt(info, **changes))
+    assert words in message and "Traceback" not in message

@@ -169,19 +169,19 @@ def test_prompts_with_and_without_a_chat() -> None:
     model = tiny_tar()
     assert model.prompt("a red boat", 0) == [1, 3, 4, 15, 16] and model.prompt("", 2) == [15, 18]
     chat = replace(
-        model, marks=replace(model.marks, turn=(12, 13)), words=lambda text: [text.count("x") + 1] if text else []
+        model, marks=replace(model.marks, turn=(12, 13)), tokenize=lambda text: [text.count("x") + 1] if text else []
     )
     # A turn: opened, "system..." as one piece, closed, a line end; the user's with the prompt; the assistant's, opened.
     assert chat.prompt("xx", 1) == [12, 1, 13, 1, 12, 3, 13, 1, 12, 1, 15, 17]
     asked: list[str] = []
-    replace(chat, words=lambda text: asked.append(text) or [0]).prompt("hé\n", 0)
+    replace(chat, tokenize=lambda text: asked.append(text) or [0]).prompt("hé\n", 0)
     assert [*dict.fromkeys(asked)] == ["\n", "system\nYou are a helpful assistant.", "user\nhé\n", "assistant\n"]
 
 
 @pytest.mark.parametrize("made", [15, 16, 18, 20, 39])
 def test_a_tokenizer_that_makes_marks_of_text_is_refused(made: int) -> None:
     with pytest.raises(UserError, match="^text: it holds one of the marks that tiny keeps for itself"):
-        replace(tiny_tar(), words=lambda text: [1, made]).prompt("x", 0)
+        replace(tiny_tar(), tokenize=lambda text: [1, made]).prompt("x", 0)
 
 
 def test_prompts_that_do_not_fit() -> None:
@@ -189,7 +189,7 @@ def test_prompts_that_do_not_fit() -> None:
     assert len(model.prompt("a " * 46, 0)) == 48
     with pytest.raises(
         UserError,
-        match="^text: the prompt takes 49 tokens with what stands around it, tiny has room for 48; shorten it.$",
+        match="^text: the prompt takes 49 tokens with its template, tiny has room for 48; shorten it.$",
     ):
         model.prompt("a " * 47, 0)
     assert model.prompt("a " * 58, 1)
@@ -198,7 +198,7 @@ def test_prompts_that_do_not_fit() -> None:
     with pytest.raises(UserError, match="^text: a prompt must be text, not int"):
         model.prompt(3, 0)
     with pytest.raises(UserError, match="^text: the tokenizer makes token 40 of it, tiny has 40"):
-        replace(model, words=lambda text: [40]).prompt("x", 0)
+        replace(model, tokenize=lambda text: [40]).prompt("x", 0)
 
 
 def test_cache_bytes() -> None:

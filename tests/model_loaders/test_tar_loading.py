@@ -281,7 +281,7 @@ def words_added() -> dict[str, int]:
     ],
 )
 def test_words_are_looked_up_as_the_library_does(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    ours = load_tar(folder).words(text)
+    ours = load_tar(folder).tokenize(text)
     assert all(0 <= i < 14 for i in ours)
     library = pytest.importorskip(
         "tokenizers", reason="tokenizers is not installed: the look-up of words is not compared"

@@ -1,4 +1,4 @@
-"""VQ files to models: nestings, what is passed over, dtypes, and what is wrong in one sentence."""
+"""Loading of VQ files: nestings, ignored weights, dtypes and error messages."""
 
 from __future__ import annotations
 

@@ -18,4 +18,4 @@ def _fresh() -> None:
     fake_comfy.state.interrupt_at, fake_comfy.state.asked = -1, 0
     fake_comfy.state.loaded.clear()
     fake_comfy.state.tiles.clear()
-    fake_comfy.Progress.told.clear()
+    fake_comfy.Progress.updates.clear()

@@ -1,6 +1,6 @@
-"""As much of ComfyUI as the node files ask for when they are imported and called, so that they can be tested without one.
+"""The parts of ComfyUI that the node files use, so that they can be tested without ComfyUI.
 
-What a real ComfyUI makes of them is tests/comfyui's business.
+Tests in a real ComfyUI are in tests/comfyui.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Interrupted(BaseException):
 
 
 class FakeInput:
-    """Remembers what a widget or socket was declared with."""
+    """Keeps the arguments of a widget or socket."""
 
     kind = ""
 
@@ -59,15 +59,15 @@ class NodeOutput:
 
 
 class Progress:
-    """ProgressBar; what it was told is kept in ``told``."""
+    """ProgressBar; its calls are kept in ``updates``."""
 
-    told: list[tuple[int, int, Any]] = []
+    updates: list[tuple[int, int, Any]] = []
 
     def __init__(self, total: int):
         self.total = total
 
     def update_absolute(self, value: int, total: int | None = None, preview: Any = None) -> None:
-        Progress.told.append((value, total or self.total, preview))
+        Progress.updates.append((value, total or self.total, preview))
 
 
 class Patcher:
@@ -93,13 +93,13 @@ def _check() -> None:
 
 
 def _tiled_scale(samples: Any, function: Any, tile_x: int, tile_y: int, overlap: int, **about: Any) -> Any:
-    """One tile; what it was asked for is kept."""
+    """One tile; the arguments are kept in ``state.tiles``."""
     state.tiles.append((tile_x, tile_y, overlap, about["upscale_amount"]))
     return function(samples)
 
 
 def install() -> None:
-    """Put the fakes where ``import`` finds them."""
+    """Register the fake modules."""
     cpu = torch.device("cpu")
     io = SimpleNamespace(
         **{

@@ -127,7 +127,16 @@ OPTIONAL = (
 
 
 def test_every_node_is_listed_here():
-    assert set(NODES) == set(ORDER) == set(SOCKETS)
+    for name, table in (("ORDER", ORDER), ("SOCKETS", SOCKETS)):
+        missing, unknown = sorted(set(NODES) - set(table)), sorted(set(table) - set(NODES))
+        assert not missing, f"add {', '.join(missing)} to {name} in this file, and a node with settings to SETTINGS"
+        assert not unknown, (
+            f"{name} in this file lists {', '.join(unknown)}, which is not in NODES of any module of nodes/"
+        )
+
+
+def socket_names(about) -> list[str]:
+    return [i.id for i in about.inputs if i.kind not in WIDGETS]
 
 
 def widget_names(about) -> list[str]:
@@ -136,11 +145,14 @@ def widget_names(about) -> list[str]:
 
 @pytest.mark.parametrize("node", ORDER)
 def test_widgets_keep_their_places(node):
-    assert widget_names(NODES[node])[: len(ORDER[node])] == ORDER[node], "saved graphs keep values by position"
+    assert widget_names(NODES[node])[: len(ORDER[node])] == ORDER[node], (
+        "saved graphs keep values by position; nodes/layout.py holds the order"
+    )
 
 
 @pytest.mark.parametrize("node", NODES)
 def test_every_widget_is_in_the_table(node):
+    assert node in layout.WIDGETS, f"add a row {node} with {', '.join(widget_names(NODES[node]))} to nodes/layout.py"
     missing = [name for name in widget_names(NODES[node]) if name not in layout.WIDGETS[node]]
     assert not missing, f"append {', '.join(missing)} to the row {node} of nodes/layout.py, at its end"
     assert tuple(widget_names(NODES[node])) == layout.WIDGETS[node], "the table names a widget that the node lacks"
@@ -167,8 +179,9 @@ def test_a_setting_appended_to_a_class_moves_no_widget(base, monkeypatch):
             changed.add(node)
             assert names.pop() == "added", f"{node}: a new widget is the last one"
         assert names == widget_names(NODES[node])
-        assert [i.id for i in about.inputs if i.kind not in WIDGETS] == SOCKETS[node][0]
-    assert changed == {node for node, settings in SETTINGS.items() if issubclass(settings, base)}
+        assert socket_names(about) == socket_names(NODES[node])
+    listed = {node for node, settings in SETTINGS.items() if issubclass(settings, base)}
+    assert changed == listed, "SETTINGS in this file names every node with settings, and the class of its settings"
 
 
 def test_widgets_follow_the_table_and_then_the_settings():
@@ -191,9 +204,9 @@ def test_sockets_keep_their_places(node):
 def test_everything_has_a_tooltip_and_a_help_page(root, node):
     for part in [*NODES[node].inputs, *NODES[node].outputs]:
         assert part.about.get("tooltip"), f"{node}.{part.id}"
-    assert (
-        (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8").startswith(f"# {NODES[node].display_name}\n")
-    )
+    page, title = root / "web" / "docs" / f"{node}.md", f"# {NODES[node].display_name}"
+    assert page.is_file(), f"add the help page web/docs/{node}.md"
+    assert page.read_text(encoding="utf-8").startswith(f"{title}\n"), f"{page.name}: the first line is '{title}'"
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -201,11 +214,11 @@ def test_help_pages_explain_every_input(root, node):
     page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
     for part in NODES[node].inputs:
         name = re.sub(r"_[1-8]$", "", part.id) if node == "FastARCompare" else part.id
-        assert f"**{name}" in page, f"{node}: the help page does not explain {part.id}"
+        assert f"**{name}" in page, f"web/docs/{node}.md does not explain {part.id}: '- **{name}**: ...'"
 
 
 @pytest.mark.parametrize("node", SETTINGS)
-def test_widgets_say_what_the_settings_say(node):
+def test_widgets_agree_with_the_settings(node):
     inputs = {i.id: i for i in NODES[node].inputs}
     for name, (default, about) in knobs(SETTINGS[node]).items():
         widget = inputs[name]

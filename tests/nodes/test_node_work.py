@@ -1,4 +1,4 @@
-"""What the nodes do, without ComfyUI: checks, driving a sampler, previews, Compare's cells."""
+"""Nodes on a fake ComfyUI: checks, driving a sampler, previews, cells of Compare."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def steps(total: int, sent: list, closed: list) -> Generator:
 # ------------------------------------------------------------------------------------------------ host
 
 
-def test_drive_tells_every_step_and_returns_the_result():
+def test_drive_reports_every_step_and_returns_the_result():
     sent, closed = [], []
     assert host.drive(steps(4, sent, closed), tiny_vae()) == "result"
-    assert [(a, b) for a, b, _ in Progress.told] == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert Progress.told[-1][2][0] == "JPEG" and Progress.told[-1][2][1].size == (256, 256)
-    assert closed and all(s >= 0 for s in sent), "the sampler is told how long it was kept waiting"
+    assert [(a, b) for a, b, _ in Progress.updates] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert Progress.updates[-1][2][0] == "JPEG" and Progress.updates[-1][2][1].size == (256, 256)
+    assert closed and all(s >= 0 for s in sent), "the sampler receives the seconds it waited"
 
 
 def test_cancel_stops_before_the_next_step_and_closes_the_sampler():
@@ -81,13 +81,13 @@ def test_cancel_stops_before_the_next_step_and_closes_the_sampler():
     fake_comfy.state.interrupt_at = 2
     with pytest.raises(Interrupted):
         host.drive(steps(100, sent, closed), tiny_vae())
-    assert len(Progress.told) == 2 and closed == [True]
+    assert len(Progress.updates) == 2 and closed == [True]
 
 
 def test_no_preview_when_switched_off(monkeypatch):
     monkeypatch.setattr(host.args, "preview_method", Preview.NoPreviews)
     host.drive(steps(4, [], []), tiny_vae())
-    assert all(picture is None for _, _, picture in Progress.told)
+    assert all(picture is None for _, _, picture in Progress.updates)
     monkeypatch.undo()
 
 
@@ -101,7 +101,7 @@ def test_short_memory_costs_the_preview_only():
     assert host.drive(steps(2, [], []), vae) == "result"
 
 
-def test_a_sampler_that_fails_says_so():
+def test_the_error_of_a_sampler_is_passed_on():
     def broken():
         yield SimpleNamespace(
             done=1, total=2, latents=torch.zeros(1, 2, 2, 2), decided=torch.ones(1, 2, 2, dtype=torch.bool)
@@ -158,7 +158,7 @@ def test_undecided_tokens_are_grey_and_batches_a_sheet():
     assert (one[:64, :64] == 255).all() and (one[64:] == preview.GREY).all() and (one[:, 64:] == preview.GREY).all()
 
 
-def test_previews_are_seldom_when_they_are_dear(monkeypatch):
+def test_previews_are_seldom_when_they_are_expensive(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(preview.time, "perf_counter", lambda: now[0])
 
@@ -209,7 +209,7 @@ def values(settings: type, **changes):
 
 
 def models(node: type) -> dict[str, host.Loaded]:
-    """What a sampler wants on its model sockets."""
+    """Values of a sampler's model sockets."""
     return {"draft": a_model(), "target": a_model()} if node is mar_samplers.CSpDSampler else {"model": a_model()}
 
 
@@ -219,6 +219,11 @@ SAMPLERS = {
     mar_samplers.LazyMARSampler: LazyMARSettings,
     mar_samplers.CSpDSampler: CSpDSettings,
 }
+
+
+def test_every_mar_sampler_is_listed_here():
+    missing = {*mar_samplers.NODES} - {*SAMPLERS, mar_samplers.LazyMARCache}
+    assert not missing, f"add {', '.join(node.__name__ for node in missing)} to SAMPLERS in this file"
 
 
 def sample(node: type, what=(1,), seed: int = 3, sockets=None, **changes):
@@ -305,9 +310,9 @@ def test_lazymar_cache_on_plain_mar_is_lazymar_sampler():
     changes = {"refresh_period": 3, "start_step": 1}
     sockets = {"model": a_model()}
     (cache,) = mar_samplers.LazyMARCache.execute(**values(CacheSettings, **changes)).result
-    a, told = sample(mar_samplers.MARSampler, sockets=sockets, ar_steps=8, cache=cache)
+    a, record = sample(mar_samplers.MARSampler, sockets=sockets, ar_steps=8, cache=cache)
     b, wanted = sample(mar_samplers.LazyMARSampler, sockets=sockets, ar_steps=8, **changes)
-    assert torch.equal(a, b) and told.counts == wanted.counts
+    assert torch.equal(a, b) and record.counts == wanted.counts
 
 
 def test_cache_settings_are_checked():
@@ -391,7 +396,7 @@ EDITS = {
 
 @pytest.mark.parametrize("name", EDITS)
 @pytest.mark.parametrize("node", [mar_samplers.MARSampler, mar_samplers.CSpDSampler])
-def test_an_edit_that_cannot_be_is_told_in_a_sentence(node, name):
+def test_an_edit_that_cannot_be_is_reported(node, name):
     sockets, words = EDITS[name]
     with pytest.raises(UserError, match=words) as problem:
         sample(node, [1, 2], **sockets)
@@ -401,15 +406,21 @@ def test_an_edit_that_cannot_be_is_told_in_a_sentence(node, name):
 # --- presets
 
 
-@pytest.mark.parametrize("node", [node for node in SAMPLERS if node is not mar_samplers.MARSampler])
+def presets_of(node: type) -> bool:
+    """Whether a node has presets."""
+    return any(widget.id == "preset" for widget in node.define_schema().inputs)
+
+
+@pytest.mark.parametrize("node", [node for node in SAMPLERS if presets_of(node)])
 @pytest.mark.parametrize("label_set", ["picture-book", ""])
 def test_a_preset_sets_the_accelerator_and_leaves_the_picture(node, label_set):
     demo = label_set == "picture-book"
     sockets = {name: a_model(label_set=label_set) for name in models(node)}
     for name in ("balanced", "fast"):
-        told = sample(node, sockets=sockets, preset=name, cfg=1.5)[1].settings
+        record = sample(node, sockets=sockets, preset=name, cfg=1.5)[1].settings
         meant = presets.values(SAMPLERS[node], name, demo)
-        assert meant and told == values(SAMPLERS[node], ar_steps=4, diffusion_steps=4, cfg=1.5) | meant
+        assert meant, "add presets to samplers/presets.py, or pass preset=False to the node's _schema"
+        assert record == values(SAMPLERS[node], ar_steps=4, diffusion_steps=4, cfg=1.5) | meant
     assert sample(node, sockets=sockets, preset="as set")[1].settings == values(
         SAMPLERS[node], ar_steps=4, diffusion_steps=4
     )
@@ -504,18 +515,18 @@ def test_pictures_of_every_sampler_are_compared():
         sample(mar_samplers.FastHybridSampler, ar_steps=8, cache=cache)
     ]
     pairs = {}
-    for i, (samples, told) in enumerate(runs, 1):
-        pairs |= {f"image_{i}": [tiny_vae().decode(samples)], f"report_{i}": [told]}
+    for i, (samples, record) in enumerate(runs, 1):
+        pairs |= {f"image_{i}": [tiny_vae().decode(samples)], f"report_{i}": [record]}
     _, table = compare(**pairs)
     lines = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    assert len(lines) == 5 and lines[0] == "MAR" and "LazyMAR" in lines and lines[4].startswith("FastHybrid")
-    for (samples, told), what, words in zip(
-        runs, ("order", "outcome", "cached", "rejected", "cached"), range(5), strict=True
-    ):
+    assert len(lines) == len(runs) and lines[0] == "MAR" and "LazyMAR" in lines and lines[-1].startswith("FastHybrid")
+    shown = {"fasthybrid": "outcome", "lazymar": "cached", "cspd": "rejected", "fasthybrid+lazymar": "cached"}
+    for samples, record in runs:
+        what = shown.get(record.sampler, "order")
         (image,) = comparison.TokenMap.execute(
-            report=told, image=tiny_vae().decode(samples), what=what, opacity=0.5
+            report=record, image=tiny_vae().decode(samples), what=what, opacity=0.5
         ).result
-        assert image.shape[0] == 1, words
+        assert image.shape[0] == 1, record.sampler
 
 
 def test_nothing_is_marked_where_nothing_is_measured(monkeypatch):
@@ -530,21 +541,21 @@ def test_nothing_is_marked_where_nothing_is_measured(monkeypatch):
 
 
 def test_token_map_and_report():
-    told = report("fasthybrid")
-    told.maps["step"] = np.zeros((2, 4, 4), np.int32)
-    told.maps["outcome"] = np.ones((2, 4, 4), np.uint8)
+    record = report("fasthybrid")
+    record.maps["step"] = np.zeros((2, 4, 4), np.int32)
+    record.maps["outcome"] = np.ones((2, 4, 4), np.uint8)
     (image,) = comparison.TokenMap.execute(
-        report=told, image=torch.rand(2, 8, 8, 3), what="outcome", opacity=0.5
+        report=record, image=torch.rand(2, 8, 8, 3), what="outcome", opacity=0.5
     ).result
     assert image.shape[0] == 2 and image.shape[2] == 384
-    (bare,) = comparison.TokenMap.execute(report=told, what="fixed at step", opacity=1.0).result
+    (bare,) = comparison.TokenMap.execute(report=record, what="fixed at step", opacity=1.0).result
     assert bare.shape[0] == 2
     with pytest.raises(UserError, match="^opacity: "):
-        comparison.TokenMap.execute(report=told, what="outcome", opacity=float("nan"))
-    assert comparison.ReportToText.execute(report=told, format="csv").result[0].startswith("sampler,")
+        comparison.TokenMap.execute(report=record, what="outcome", opacity=float("nan"))
+    assert comparison.ReportToText.execute(report=record, format="csv").result[0].startswith("sampler,")
     for what in ("rejected", "drafted"):
-        assert comparison.TokenMap.execute(report=told, what=what, opacity=1.0).result[0].shape[0] == 2
+        assert comparison.TokenMap.execute(report=record, what=what, opacity=1.0).result[0].shape[0] == 2
     with pytest.raises(UserError, match="^what: .*no map for 'cached'"):
-        comparison.TokenMap.execute(report=told, what="cached", opacity=1.0)
+        comparison.TokenMap.execute(report=record, what="cached", opacity=1.0)
     with pytest.raises(UserError, match="^report: "):
         comparison.ReportToText.execute(report={"x": 1}, format="csv")

@@ -67,7 +67,7 @@ def test_a_prompt_becomes_the_codes_that_a_script_gets():
     assert made.names == ("a red boat",) * 2 and made.size == 20 and [len(codes) for codes in made.codes] == [16, 16]
     assert not torch.equal(*made.codes) and torch.equal(prompt(images=1).codes[0], made.codes[0])
     assert [len(codes) for codes in prompt(detail="169").codes] == [4, 4]
-    assert [(done, total) for done, total, _ in Progress.told[:16]] == [(k + 1, 16) for k in range(16)]
+    assert [(done, total) for done, total, _ in Progress.updates[:16]] == [(k + 1, 16) for k in range(16)]
 
 
 def test_room_is_made_for_the_language_models_cache_and_cancel_stops_it():
@@ -82,10 +82,10 @@ def test_room_is_made_for_the_language_models_cache_and_cancel_stops_it():
         and report.counts["cache_bytes"] < about["memory_required"] < 100 * report.counts["cache_bytes"]
     )
     fake_comfy.state.interrupt_at, fake_comfy.state.asked = 3, 0
-    Progress.told.clear()
+    Progress.updates.clear()
     with pytest.raises(Interrupted):
         prompt(loaded)
-    assert len(Progress.told) == 3
+    assert len(Progress.updates) == 3
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_prompts_that_cannot_be(changes, words):
     with pytest.raises(UserError, match=words) as problem:
         prompt(**changes)
     assert "\n" not in str(problem.value) and not fake_comfy.state.loaded, (
-        "something was loaded before the mistake was told"
+        "something was loaded before the mistake was reported"
     )
 
 
@@ -250,7 +250,7 @@ def test_pictures_become_codes_each_for_itself(folder):
         )
     assert codes_of(pictures[..., :1], detail="169").codes[0].shape == (4,)
     assert [patchers for patchers, _ in fake_comfy.state.loaded[:1]] == [[conditioning._ta_tok._loaded.patcher]]
-    assert Progress.told[-1][:2] == (10, 10)
+    assert Progress.updates[-1][:2] == (10, 10)
 
 
 def test_cancel_between_pictures(folder):
@@ -296,15 +296,15 @@ def test_mulosd_draws_checks_and_repairs():
     large, small = drawer(), drawer("small", 1)
     codes = prompt()
     fake_comfy.state.loaded.clear()
-    Progress.told.clear()
+    Progress.updates.clear()
     samples, report = mulosd(large, small, codes, acceptance_target=0.6)
     assert samples.shape == (2, 4, 6, 6) and report.sampler == "mulosd" and report.model == "tiny large"
     assert 0 < report.acceptance < 1 and report.counts["draft_passes"] < report.counts["transformer_passes"]
-    told = [(done, total) for done, total, _ in Progress.told]
-    assert [done for done, _ in told] == list(range(1, report.counts["transformer_passes"] + 1)) and told[-1][
+    record = [(done, total) for done, total, _ in Progress.updates]
+    assert [done for done, _ in record] == list(range(1, report.counts["transformer_passes"] + 1)) and record[-1][
         0
-    ] == told[-1][1]
-    assert Progress.told[-1][2][1].size == (240, 120)  # two pictures of 12 pixels, enlarged
+    ] == record[-1][1]
+    assert Progress.updates[-1][2][1].size == (240, 120)  # two pictures of 12 pixels, enlarged
     (reading, _), (patchers, about) = fake_comfy.state.loaded
     assert reading == [large.parts["ta_tok"].patcher]
     assert patchers == [large.patcher, small.patcher, large.vae.patcher], (
@@ -323,10 +323,10 @@ def test_one_prompt_feeds_every_size_and_method():
     large, small = drawer(), drawer("small", 1)
     plain, report = draw(token_samplers.LlamaGenSampler, large, codes, top_k=0)
     assert report.sampler == "tar" and report.counts["transformer_passes"] == 36
-    exact, told = mulosd(large, small, codes, preset="exact", tau=0.0)
-    assert torch.equal(exact, plain) and told.counts == report.counts
-    fast, told = draw(token_samplers.ZipARSampler, large, codes, top_k=0, window=2)
-    assert fast.shape == plain.shape and told.counts["transformer_passes"] < 36
+    exact, record = mulosd(large, small, codes, preset="exact", tau=0.0)
+    assert torch.equal(exact, plain) and record.counts == report.counts
+    fast, record = draw(token_samplers.ZipARSampler, large, codes, top_k=0, window=2)
+    assert fast.shape == plain.shape and record.counts["transformer_passes"] < 36
     assert draw(token_samplers.LlamaGenSampler, small, codes)[0].shape == (2, 4, 3, 3)
     for label_set in ("picture-book", ""):
         loaded = host.Loaded.of(replace(large.model, label_set=label_set), large.vae, large.parts)
@@ -339,13 +339,13 @@ def test_one_prompt_feeds_every_size_and_method():
 def test_cancel_while_it_drafts_and_while_it_repairs():
     total = mulosd(tau=1.01, resample_window=0)[1].counts["transformer_passes"]
     for at in (2, total - 2):
-        Progress.told.clear()
+        Progress.updates.clear()
         codes = prompt()
-        Progress.told.clear()
+        Progress.updates.clear()
         fake_comfy.state.asked, fake_comfy.state.interrupt_at = 0, at
         with pytest.raises(Interrupted):
             mulosd(condition=codes, tau=1.01, resample_window=0)
-        assert len(Progress.told) == at
+        assert len(Progress.updates) == at
         fake_comfy.state.interrupt_at = -1
 
 

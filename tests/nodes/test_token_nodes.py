@@ -107,9 +107,9 @@ def test_the_node_draws_what_a_script_draws():
 @pytest.mark.parametrize("node", SAMPLERS)
 def test_progress_counts_passes_and_previews_show_the_canvas(node):
     passes = sample(node)[1].counts["transformer_passes"]
-    told = [(done, total) for done, total, _ in Progress.told]
-    assert told == [(k + 1, passes) for k in range(passes)]
-    assert Progress.told[-1][2][0] == "JPEG" and Progress.told[-1][2][1].size == (
+    record = [(done, total) for done, total, _ in Progress.updates]
+    assert record == [(k + 1, passes) for k in range(passes)]
+    assert Progress.updates[-1][2][0] == "JPEG" and Progress.updates[-1][2][1].size == (
         256,
         128,
     )  # two pictures of 8 pixels, enlarged
@@ -119,7 +119,7 @@ def test_cancel_stops_before_the_next_pass():
     fake_comfy.state.interrupt_at = 3
     with pytest.raises(Interrupted):
         sample(token_samplers.LlamaGenSampler)
-    assert len(Progress.told) == 3
+    assert len(Progress.updates) == 3
 
 
 def test_without_previews_the_decoder_stays_where_it_is(monkeypatch):
@@ -222,7 +222,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_told_in_a_sentence(name):
+def test_what_cannot_be_is_reported(name):
     node, changes, words = REFUSED[name]
     with pytest.raises(UserError, match=words) as problem:
         sample(node, **changes)
@@ -346,7 +346,7 @@ def test_a_prompt_is_encoded_and_the_encoder_kept_while_it_is_loaded(encoders):
     assert len(encoders) == 1, "it was read again"
     kept = conditioning._encoder.get(("x", "y"), lambda: SimpleNamespace(net=torch.nn.Linear(1, 1)))
     prompt(encoder="folder")
-    assert encoders[1:] == [("folder", "fp32", None)]  # its own tokenizer lies beside it
+    assert encoders[1:] == [("folder", "fp32", None)]  # its own tokenizer is in the folder
     kept.patcher.detach()  # one that is gone already
     prompt(encoder="folder")
     assert len(encoders) == 2
@@ -419,5 +419,5 @@ def test_reports_of_tokens_as_text():
     _, report = sample(token_samplers.PARSampler)
     text = comparison.ReportToText.execute(report=report, format="text").result[0]
     assert "transformer passes: 7" in text and "tokens per pass: 2.29" in text and "cache bytes: " in text
-    told = json.loads(comparison.ReportToText.execute(report=report, format="json").result[0])["runs"][0]
-    assert told["settings"] == values(PARSettings) and told["tokens_per_pass"] == 2.2857
+    record = json.loads(comparison.ReportToText.execute(report=report, format="json").result[0])["runs"][0]
+    assert record["settings"] == values(PARSettings) and record["tokens_per_pass"] == 2.2857

@@ -152,12 +152,12 @@ def test_samplers_run_under_what_the_demo_recommends(graph):
     large = any(n["widgets_values"][0] == "demo-llamagen" for n in graph["nodes"] if n["type"] == "FastARLoadLlamaGen")
     asked = token_recipes.defaults(token_recipes.GRID if large else token_recipes.LOW_GRID)
     tokens = LlamaGenSettings(**{name: asked[name] for name in token_recipes.DEFAULTS})
-    told = {
+    record = {
         "MAR": [recipes.DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg")],
         "tokens": [tokens.cfg, tokens.temperature, tokens.top_k],
     }
     for family, values in families(graph).items():
-        assert values[0] == told[family]
+        assert values[0] == record[family]
 
 
 def test_samplers_share_label_and_seed(graph):
@@ -218,7 +218,7 @@ def test_pictures_are_decoded_with_their_own_models_decoder(graph):
                 assert source(sampler, model) is loader
 
 
-def test_every_compared_picture_stands_beside_its_own_numbers(graph):
+def test_every_compared_picture_is_paired_with_its_own_numbers(graph):
     nodes, links = {n["id"]: n for n in graph["nodes"]}, {link[0]: link for link in graph["links"]}
     for node in (n for n in graph["nodes"] if n["type"] in ("FastARCompare", "FastARTokenMap")):
         into = {i["name"]: links[i["link"]][1] for i in node["inputs"] if i["link"] is not None}

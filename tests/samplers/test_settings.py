@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.mar.settings import (
-    CSpDSettings,
-    FastHybridSettings,
-    LazyMARSettings,
-    MARSettings,
-)
+from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
+from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
 from hypothesis import given
 from hypothesis import strategies as st
 
 
-@pytest.mark.parametrize("kind", [MARSettings, FastHybridSettings, LazyMARSettings, CSpDSettings])
+@pytest.mark.parametrize("kind", {entry.settings: None for entry in SAMPLERS.values()})
 def test_every_field_has_help_and_a_valid_default(kind):
     for name, (default, about) in knobs(kind).items():
         assert about.help.endswith(".") and len(about.help) > 20, name

@@ -1,7 +1,7 @@
-"""Tiny GPTs, and the slow plain path of token sampling: no cache, one image, one cell at a time.
+"""Tiny GPTs, and a slow reference of token sampling: no cache, one image, one cell at a time.
 
-The reference keeps every row that was ever fed, works out from their history which of them each row saw, and runs the
-network's uncached pass over all of them again for every token. Prefixes stand there in full length, never collapsed.
+The reference keeps every row that was fed, derives from the history which rows are visible to each, and runs the network's
+uncached pass over all of them for every token. Prefixes have their full length; texts are not collapsed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def tiny_gpt(kind: str = "class", grid: int = 4, special: int = 0, seed: int = 0
 
 
 def condition_of(kind: str, images: tuple[int, ...] = (0, 1, 2)):
-    """What tiny networks draw: image i is the same in every batch. Texts differ in length."""
+    """Conditions of tiny networks: image i is the same in every batch. Texts differ in length."""
     if kind.startswith("class"):
         return from_ids([(1, 4, 0)[i] for i in images])
     g = [torch.Generator().manual_seed(50 + i) for i in images]
@@ -48,7 +48,7 @@ def condition_of(kind: str, images: tuple[int, ...] = (0, 1, 2)):
 
 
 def prefix_rows(net: GPT, condition, image: int, null: bool) -> Tensor:
-    """Prefix [n, C] of one image from first principles."""
+    """Prefix [n, C] of one image, computed directly."""
     c = net.config
     if c.condition == "class":
         return net.cls_embedding.embedding_table.weight[[c.condition_size if null else condition.labels[image]]]

@@ -1,4 +1,4 @@
-"""The ablation tables, on tiny random checkpoints: they run, they judge the right pictures, and mistakes are told."""
+"""The ablation tables, on tiny random checkpoints: they run, measure the right images, and report errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_row_counts_and_judges_all_pictures(bench):
     assert rgb.shape == (100, 64, 64, 3) and result.figures.images == 100
     assert result.counts["transformer_passes"] == 4 and result.acceptance is not None
     plain, _ = bench.row(tables.Row("x", "mar", {}), FEW)
-    # Guidance doubles the rows: 64 tokens x 3 steps x 2 branches x 100 pictures.
+    # Guidance doubles the rows: 64 tokens x 3 steps x 2 branches x 100 images.
     assert plain.counts["head_rows"] == 64 * 3 * 2 * 100
 
 

@@ -1,4 +1,4 @@
-"""MuLo-SD's tables, on tiny random checkpoints: what a picture takes alone, the right companions, honest shares."""
+"""MuLo-SD's tables, on tiny random checkpoints: passes of an image sampled alone, arguments of the samplers, shares of tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastar_nodes.tools.training.token_recipes import RECIPES
 from tiny_tables import VQ, new_folder, scattered, write_gpt
 
 LOW, HIGH = "llamagen-low", "llamagen"
-# Quick, and with a pool that leaves a few tokens in a hundred below a thousandth.
+# Fast settings; the pool leaves a few percent of the tokens below 0.001.
 QUICK = {"cfg": 1.0, "draft_window": 1, "resample_window": 1, "neighbours": 12}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,7 +43,7 @@ def bench(folder):
 
 
 def row(sampler="mulosd", **settings):
-    # LANTERN's drafts have no guidance, so that some are rejected.
+    # LANTERN's drafts are unguided, so some are rejected.
     usual = {"mulosd": QUICK, "lantern": {"cfg": 3.0}}.get(sampler, {"cfg": 1.0})
     return Row("x", sampler, {**usual, **settings}, HIGH)
 
@@ -82,7 +82,7 @@ def test_a_line_says_what_was_kept_and_what_it_took(bench):
     judged = counts["accepted"] + counts["rejected"]
     assert judged == 100 * 256 and 0 < counts["rejected"] < judged
     assert result.again == (counts["rejected"] + counts["expanded"]) / judged
-    # A row of eight, then three more in each pass of the others' eight rows, a cell behind each other.
+    # A row of eight, then the other rows, each one cell behind the row above.
     assert result.draft_forwards == counts["draft_passes"] == 8 + 6 + 8
     assert result.draft_forwards < result.forwards < counts["transformer_passes"], (
         "a batch takes as many as its slowest"
@@ -109,7 +109,7 @@ def test_the_two_ends(bench):
 
 def test_lantern_drafts_with_the_target_itself(bench):
     done = bench.row(row("lantern", draft_length=4), {})[0]
-    # Chains of four, each with its verification, but where fewer cells are left.
+    # Chains of four and their verification; the last chain is shorter.
     assert done.forwards > 2 + 255 and done.draft_forwards == pytest.approx((done.forwards - 2) * 4 / 5 + 1, rel=0.02)
     assert done.again is None and 0 < done.acceptance < 1
 

@@ -1,4 +1,4 @@
-"""The picture book: a pure function of (seed, index), the same scene at every resolution, things where they should be."""
+"""The picture book: a pure function of (seed, index), the same scene at every resolution, objects at their places."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_thing_is_there_in_its_colour_and_place(label):
     assert 0.03 < share.min() and share.max() < 0.5
     centre = (cover * ((np.arange(64) + 0.5) / 32 - 1)).sum((1, 2)) / cover.sum((1, 2))
     assert np.corrcoef(centre, s.x)[0, 1] > 0.9
-    # Its own colour fills a good part of it: within 40 of 255 in every channel.
+    # The object's colour covers a part of it: within 40 of 255 in every channel.
     ink = (book._RGB[s.colour] * 255)[:, None, None]
     near = (np.abs(rgb - ink).max(-1) < 40) & (mask > 200)
     assert (near.sum((1, 2)) / (mask > 200).sum((1, 2))).min() > 0.12
@@ -60,7 +60,7 @@ def test_the_thing_is_there_in_its_colour_and_place(label):
 
 def test_background_alone_differs_only_where_the_thing_is():
     s = book.scenes(8, 50)
-    s = s[s.label != 0]  # a sun's far reflections are drawn with it but count as sea
+    s = s[s.label != 0]  # distant reflections of a sun are drawn with it but count as sea
     rgb, mask = book.render(s, 64)
     bare, nothing = book.render(s, 64, objects=False)
     assert nothing.max() == 0

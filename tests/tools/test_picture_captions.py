@@ -1,4 +1,4 @@
-"""The demo Tar's words: captions say nothing false, every word is known, and held-out prompts are never trained."""
+"""Captions of the demo's Tar: correct statements, known words, and no held-out request in training captions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_prompts_read_as_captions_of_the_book() -> None:
 
 
 def test_training_captions_say_nothing_false() -> None:
-    """Every word that names a value of a parameter names the scene's."""
+    """Every word for a value of a parameter is one of the scene's value."""
     for name, values in (
         ("label", words._THINGS),
         ("size", words._SIZES),
@@ -39,7 +39,7 @@ def test_training_captions_say_nothing_false() -> None:
             for caption, truth in zip(TRAINED, getattr(BOOK, name), strict=True)
             for value, phrases in enumerate(values)
             for phrase in phrases
-            # A sunset is a thing as well as a time.
+            # A sunset is an object as well as a time.
             if value != truth and phrase != "sunset" and re.search(rf"\b{phrase}\b", caption)
         ]
         assert not wrong, wrong[:3]

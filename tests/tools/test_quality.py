@@ -1,4 +1,4 @@
-"""The judge's figures: exact where they can be, and able to see what they are for (with the shipped judge)."""
+"""Quality figures: exact values where possible, and sensitivity of the committed judge."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_judge_reads_real_pictures(judge, real):
 
 
 def test_the_judge_looks_at_the_thing_not_the_background(judge, real):
-    """The same things over the backgrounds of scenes of other classes."""
+    """The same objects over the backgrounds of scenes of other classes."""
     s, rgb = real
     _, mask = book.render(s)
     strange, _ = book.render(book.scenes(78, 300, labels=(s.label + 5) % 10), objects=False)
@@ -70,7 +70,7 @@ def test_the_judge_looks_at_the_thing_not_the_background(judge, real):
 
 
 def test_the_judge_sees_a_torn_thing(judge, real):
-    """Left half of one picture, right half of another of the same class."""
+    """Left half of one image, right half of another of the same class."""
     s, rgb = real
     order = np.argsort(s.label, kind="stable")
     partner = np.empty_like(order)
@@ -127,8 +127,8 @@ def test_large_pictures_are_averaged_exactly():
             shrunk(np.zeros(shape, np.uint8))
 
 
-def test_every_picture_needs_a_wish(judge, real):
+def test_every_image_needs_a_request(judge, real):
     s, rgb = real
     for pictures, count in ((rgb[:3], 2), (rgb[:0], 0)):
-        with pytest.raises(ValueError, match="wishes"):
+        with pytest.raises(ValueError, match="requests"):
             prompt_agreement(judge[0], pictures, asked(s[:count]))

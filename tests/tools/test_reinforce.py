@@ -1,4 +1,4 @@
-"""Learning from one's own pictures: what a picture is worth, who is to blame, and that a GPT learns from it."""
+"""Policy gradients on own samples: rewards, credit assignment, and that a GPT learns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUIET = {"log": lambda text: None}
 
 
 def gpt(seed: int = 0) -> GPT:
-    """A GPT with opinions: a fresh one finds all codes equally likely."""
+    """A GPT with a non-uniform distribution; at initialisation all codes are equally likely."""
     net, g = GPT(TINY.config).eval(), torch.Generator().manual_seed(seed)
     for p in net.parameters():
         p.data = torch.randn(p.shape, generator=g) * (0.3 if p.ndim > 1 else 0.1) + (p.ndim < 2)
@@ -54,7 +54,7 @@ def vq() -> VQAutoencoder:
 def test_a_token_answers_for_its_row_those_below_and_the_one_above(seed: int, rows: int) -> None:
     errors = torch.rand(3, rows, generator=torch.Generator().manual_seed(seed))
     want = torch.stack([errors[:, max(0, r - 1) :].sum(1) for r in range(rows)], 1)
-    torch.testing.assert_close(reinforce.to_go(errors), want)
+    torch.testing.assert_close(reinforce.from_row_on(errors), want)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 20))
@@ -62,7 +62,7 @@ def test_a_token_answers_for_its_row_those_below_and_the_one_above(seed: int, ro
 def test_pictures_are_compared_with_the_others_of_their_class(seed: int, count: int) -> None:
     g = torch.Generator().manual_seed(seed)
     labels, returns = torch.randint(10, (count,), generator=g), torch.randn(count, 4, generator=g)
-    got = reinforce.beside_others(returns, labels)
+    got = reinforce.minus_class_mean(returns, labels)
     for i in range(count):
         others = (labels == labels[i]) & (torch.arange(count) != i)
         want = returns[i] - returns[others].mean(0) if others.any() else torch.zeros(4)
@@ -112,7 +112,7 @@ def test_what_is_better_or_rarer_than_others_gains() -> None:
     advantage = learner.advantages(m, labels)
     assert (advantage[1, :7] < advantage[0, :7] - 0.5).all(), "it answers for what comes, and for the row above"
     torch.testing.assert_close(advantage[5], advantage[0], msg="nothing was counted yet")
-    apart = [learner.note(labels, s) for _ in range(200)]
+    apart = [learner.count(labels, s) for _ in range(200)]
     assert apart[0] < 0.2 < 0.5 < apart[-1]
     advantage = learner.advantages(m, labels)
     assert (advantage[5, :7] > advantage[0, :7] + 0.2).all(), "a colour seldom drawn"
@@ -128,11 +128,11 @@ def test_slips_are_what_the_model_would_draw() -> None:
     g, labels = torch.Generator().manual_seed(1), torch.arange(60) % 10
     codes = torch.full((60, 64), 31)
     places = net.positions(8, 1)
-    assert torch.equal(reinforce.slipped(net, layout, places, labels, codes, 0.0, g), codes)
+    assert torch.equal(reinforce.resampled(net, layout, places, labels, codes, 0.0, g), codes)
     with torch.no_grad():
-        net.output.weight[:] = 0  # every code as likely as any other
-    changed = reinforce.slipped(net, layout, places, labels, codes, 0.4, g) != codes
-    # Half of 0.4 in the mean, less one in 32 that draws what was there; 3,840 draws, mostly by picture: four deviations are 0.06.
+        net.output.weight[:] = 0  # all codes equally likely
+    changed = reinforce.resampled(net, layout, places, labels, codes, 0.4, g) != codes
+    # Mean rate 0.2, less 1/32 draws of the old code; 3,840 draws, correlated by image: four std are 0.06.
     assert float(changed.float().mean()) == pytest.approx(0.19, abs=0.06)
     assert changed.float().mean(1).std() > 0.05, "some pictures many, some few"
 
@@ -140,7 +140,7 @@ def test_slips_are_what_the_model_would_draw() -> None:
 def test_a_block_comes_from_another_picture_of_the_class() -> None:
     labels = torch.arange(40) % 10
     codes = torch.arange(40)[:, None, None].expand(40, 16, 16)
-    out = reinforce.exchanged(codes, labels, torch.Generator().manual_seed(0))
+    out = reinforce.with_exchanged_block(codes, labels, torch.Generator().manual_seed(0))
     for i, picture in enumerate(out):
         rows, columns = (picture != i).nonzero(as_tuple=True)
         source = int(picture[rows[0], columns[0]])
@@ -160,7 +160,7 @@ def test_a_critic_is_trained_on_what_the_model_draws(tmp_path, vq) -> None:
 
 
 def rewarded(token: int):
-    """Marks that find every row without ``token`` wrong; the scenes are the book's own."""
+    """Marks with an error in every row without ``token``; the scenes are those of the book."""
 
     def marks(critic, rgb, labels, grid):
         codes = critic.pop()
@@ -174,10 +174,12 @@ def rewarded(token: int):
 
 
 def test_a_gpt_learns_what_is_rewarded(tmp_path, vq, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that are rewarded come more often; the model that was given stays as it was, and the file can be loaded."""
+    """Rewarded tokens become more frequent; the initial model does not change, and the file can be loaded."""
     start, seen = gpt(), []
     before = {k: v.clone() for k, v in start.state_dict().items()}
-    monkeypatch.setattr(reinforce, "drawn", lambda vq, codes: seen.append(codes) or torch.zeros(len(codes), 3, 64, 64))
+    monkeypatch.setattr(
+        reinforce, "decoded", lambda vq, codes: seen.append(codes) or torch.zeros(len(codes), 3, 64, 64)
+    )
     monkeypatch.setattr(reinforce, "marks", rewarded(5))
     monkeypatch.setattr(reinforce, "REAL", 0.0)
     schedule = Schedule(steps=12, batch=40, lr=2e-2, warmup=1, ema=0.0, weight_decay=0.0)
@@ -199,7 +201,7 @@ def test_a_gpt_learns_what_is_rewarded(tmp_path, vq, monkeypatch: pytest.MonkeyP
 
 
 def test_real_pictures_are_not_forgotten(tmp_path, vq, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where every picture is worth the same, what is learned is the real ones."""
+    """With equal rewards, only the real images are learned."""
     critic, start = Judge().eval(), gpt()
     monkeypatch.setattr(reinforce.Learner, "advantages", lambda self, m, labels: torch.zeros(len(labels), 8))
     said: list[str] = []
@@ -224,7 +226,7 @@ def test_variety_is_counted_on_pictures_drawn_as_the_file_asks(tmp_path, vq, mon
     monkeypatch.setattr(
         reinforce, "llamagen", lambda model, what, s, draws: drawn_with.append(s) or llamagen(model, what, s, draws)
     )
-    monkeypatch.setattr(reinforce.Learner, "note", lambda self, labels, s: noted.append((len(labels), len(s))) or 0.0)
+    monkeypatch.setattr(reinforce.Learner, "count", lambda self, labels, s: noted.append((len(labels), len(s))) or 0.0)
     once = Schedule(steps=1, batch=10, lr=1e-3)
     reinforce.reinforce(TINY, gpt(), vq, Judge().eval(), tmp_path, tmp_path / "gpt.safetensors", CPU, once, 64, **QUIET)
     asked, plain = drawn_with

@@ -1,4 +1,4 @@
-"""Tar's tables, on tiny random checkpoints: one set of codes for all that draw them, and figures of what was asked for."""
+"""Tar's tables, on tiny random checkpoints: one set of codes for all samplers, and agreement with the prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.tools.ablations import tables
 from fastar_nodes.tools.ablations import tar as tar_ablations
 from fastar_nodes.tools.ablations.tables import Ground, Row, to_markdown
-from fastar_nodes.tools.ablations.tar import OF_PICTURES, TarBench, TarRepairBench, as_wished
+from fastar_nodes.tools.ablations.tar import OF_PICTURES, TarBench, TarRepairBench, fulfilling_scenes
 from fastar_nodes.tools.training import picture_book, ta_tok_recipe, tar_recipes
 from fastar_nodes.tools.training.captions import UNSAID, wishes
 from fastar_nodes.tools.training.tar_recipes import DETOKENIZERS
@@ -77,7 +77,7 @@ def row(model: str = LOW, prompt=FEWEST, sampler="tar", **settings):
 
 def test_real_pictures_show_what_the_prompts_ask_for():
     wanted = wishes(200, 3)
-    shown, own = as_wished(wanted, 5), picture_book.scenes(5, 200, labels=wanted.label.tolist())
+    shown, own = fulfilling_scenes(wanted, 5), picture_book.scenes(5, 200, labels=wanted.label.tolist())
     assert all(bool(right.all()) for right in wanted.fulfilled(shown).values())
     for name in ("colour", "place", "size", "time"):
         left = getattr(wanted, name) == UNSAID
@@ -85,7 +85,7 @@ def test_real_pictures_show_what_the_prompts_ask_for():
         assert np.array_equal(getattr(shown, name)[left], getattr(own, name)[left]), (
             "what is left open is the book's own"
         )
-    # They stand where such things stand in the book, within its jitter.
+    # Places are those of the book, within its jitter.
     assert np.abs(shown.x - (shown.place - 1) * picture_book.PLACE_STEP).max() <= picture_book.JITTER + 1e-6
     assert np.abs(shown.scale - np.array(picture_book.SCALES)[shown.size]).max() <= picture_book.JITTER + 1e-6
     assert shown.x.dtype == shown.scale.dtype == np.float32
@@ -139,7 +139,7 @@ def test_a_pictures_own_codes_are_ta_toks(bench):
 
 def test_a_row_says_what_it_took(bench):
     low = bench.row(row(), {})[0]
-    assert low.steps == 64 and low.settings["top_p"] == tar_recipes.usual_defaults(8)["top_p"], (
+    assert low.steps == 64 and low.settings["top_p"] == tar_recipes.token_defaults(8)["top_p"], (
         "the file's own settings"
     )
     assert low.work()["codes"] == "4" and list(low.work()) == [

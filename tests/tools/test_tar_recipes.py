@@ -1,4 +1,4 @@
-"""The demo Tar's recipes: files that load and draw from a few steps, and training that sees what use sees."""
+"""The demo's Tar recipes: loadable files after a few steps, and training inputs equal to inference inputs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def small_detokenizer(grid: int):
 
 
 def sharp(net: torch.nn.Module) -> torch.nn.Module:
-    """Random weights whose likeliest values are far ahead of the others, and follow from all that was read."""
+    """Random weights with a dominant most likely value that depends on the whole input."""
     g = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, p in net.named_parameters():
@@ -79,7 +79,7 @@ def sharp(net: torch.nn.Module) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """All files after a few steps each, trained on one another as they load, and what the trainings said."""
+    """All files after a few steps each, trained on the loaded files, and the log."""
     folder, said = tmp_path_factory.mktemp("tar"), []
     about = {"device": CPU, "schedule": FEW, "count": 40, "log": said.append}
     torch.manual_seed(0)
@@ -104,7 +104,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def test_files_say_all_that_loading_needs(made) -> None:
     assert made.ta_tok.net.config == TINY and made.ta_tok.name == "picture book TA-Tok" and made.ta_tok.has_encoder
     assert made.tar.net.config == small_language() and made.tar.sides == (6, 3, 2) and made.tar.repetition_penalty == 1
-    own = tar_recipes.speaker(made.tar.net, TINY.codes)
+    own = tar_recipes.tar_model(made.tar.net, TINY.codes)
     assert made.tar.marks == own.marks and made.tar.marks.turn is not None
     for text in (*PROMPTS, "", "<|im_end|> <I3>", "\U0001f600"):
         assert made.tar.prompt(text, 1) == own.prompt(text, 1), "words are read as in training"
@@ -116,8 +116,8 @@ def test_files_say_all_that_loading_needs(made) -> None:
 def test_trainings_say_how_well_it_went(made) -> None:
     said = "\n".join(made.said)
     for scale in (36, 9, 4):
-        assert f"ta-tok: {scale} codes: read right: label 0." in said
-        assert f"tar: {scale} codes: " in said and f"dtok: behind {scale} codes: " in said
+        assert f"ta-tok: {scale} codes: accuracy: label 0." in said
+        assert f"tar: {scale} codes: " in said and f"dtok: {scale} codes: " in said
 
 
 @pytest.mark.parametrize("scale", [0, 1, 2])
@@ -131,7 +131,7 @@ def test_a_prompt_becomes_a_picture(made, scale: int) -> None:
 
 
 def test_a_trained_model_can_be_improved(made) -> None:
-    """Training that starts from a model's weights, at a rate of zero, returns them."""
+    """Training from given weights at a rate of zero returns them."""
     still, work = replace(FEW, steps=2, lr=0.0, muon_lr=0.0), made.folder / "again"
     again = tar_recipes.train_language(
         made.ta_tok.net,
@@ -214,7 +214,7 @@ def test_training_sees_the_codes_that_use_sees(pictures) -> None:
 
 
 def test_the_heads_read_what_a_detokenizer_reads(pictures, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The features behind the codes, and every one paints its own part of the thumbnail."""
+    """The decoded features, each of which predicts its own patch of the thumbnail."""
     trainer = ta_tok_recipe.build_ta_tok(TINY).eval()
     x = pictures[0].float() / 255
     with torch.no_grad():
@@ -253,7 +253,7 @@ def test_every_part_learns_and_a_step_helps(pictures) -> None:
     ]
     assert not dead, dead
     assert set(figures) == {"book", *(f"{what}{scale}" for what in ("nats", "error") for scale in range(3))}
-    # Of the loss without its jumps: the codes that were chosen stay.
+    # Of the continuous part of the loss: the selected codes do not change.
     with torch.no_grad():
         norm = sum(float(p.grad.square().sum()) for p in trainer.output_read.parameters())
         for p in trainer.output_read.parameters():
@@ -285,7 +285,7 @@ def test_quantisation_passes_the_gradient_and_moves_both_sides(pictures, monkeyp
 
 
 def test_codes_that_are_chosen_alike_cost(pictures) -> None:
-    """The codebook's loss is least where all codes occur and each is chosen with certainty."""
+    """The codebook loss is smallest if all codes are used and each is selected with certainty."""
     even = torch.full((1, 16), 1 / 16)
     sure = torch.eye(16)
     assert float(ta_tok_recipe._entropy(even)) == pytest.approx(np.log(16), abs=1e-5)
@@ -298,7 +298,7 @@ def test_figures_count_what_is_read(pictures) -> None:
     with torch.no_grad():
         trainer.output_read.weight.zero_()
         trainer.output_read.bias.zero_()
-        trainer.output_read.bias[0] = 1.0  # always a sunset, and everything else the first too
+        trainer.output_read.bias[0] = 1.0  # the first value of every parameter
     for f in ta_tok_recipe.ta_tok_figures(trainer, *pictures, chunk=5):
         wanted = (pictures[1] == 0).float().mean(0).tolist()
         assert list(f.right.values()) == pytest.approx(wanted)
@@ -310,9 +310,9 @@ def test_figures_count_what_is_read(pictures) -> None:
 
 @pytest.mark.parametrize("scale", [0, 1, 2])
 def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
-    """Greedy codes of the sampler are the likeliest of whole training sequences, prompts of several lengths in one batch."""
+    """Greedy codes of the sampler are the argmax of teacher-forced sequences, with prompts of several lengths in one batch."""
     net = sharp(tar_recipes.build_language(small_language()))
-    model = tar_recipes.speaker(net, TINY.codes)
+    model = tar_recipes.tar_model(net, TINY.codes)
     settings = TarPromptSettings(detail=DETAILS[scale], top_k=1, top_p=1.0)
     codes = finish_prompt(tar_prompt(model, PROMPTS, settings, PairedDraws(0, range(3)))).codes
     assert len({tuple(row) for row in codes.tolist()}) == 3
@@ -327,7 +327,7 @@ def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
 
 
 def test_prompts_are_those_of_the_pictures() -> None:
-    model = tar_recipes.speaker(tar_recipes.build_language(small_language()), TINY.codes)
+    model = tar_recipes.tar_model(tar_recipes.build_language(small_language()), TINY.codes)
     prompts, lengths = tar_recipes.prompt_book(model, 30, variants=2, **QUIET)
     assert prompts.dtype == lengths.dtype == torch.int16 and prompts.shape[:2] == lengths.shape == (30, 2)
     s = picture_book.scenes(1, 30)
@@ -356,21 +356,21 @@ def test_a_step_draws_prompts_with_their_own_codes() -> None:
 
 def test_mistakes_are_few_and_drawn_by_row() -> None:
     codes = torch.full((2000, 36), 5)
-    out = tar_recipes.spoilt(codes, 16, 0.1, generator(1, 0))
+    out = tar_recipes.corrupted(codes, 16, 0.1, generator(1, 0))
     assert float((out != 5).float().mean()) == pytest.approx(0.1 * 15 / 16, abs=0.01) and set(
         out.unique().tolist()
     ) == set(range(16))
     by_row = (out != 5).float().mean(1)
     assert float(by_row.var()) > 1.3 * 0.1 * 0.9 / 36, "some rows have more of them than others"
-    assert torch.equal(tar_recipes.spoilt(codes, 16, 0.0, generator(1, 0)), codes)
+    assert torch.equal(tar_recipes.corrupted(codes, 16, 0.0, generator(1, 0)), codes)
 
 
 def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    model = tar_recipes.speaker(tar_recipes.build_language(small_language()), TINY.codes)
+    model = tar_recipes.tar_model(tar_recipes.build_language(small_language()), TINY.codes)
     real = model.net.forward
     monkeypatch.setattr(model.net, "forward", lambda ids, span: seen.append(ids) or real(ids, span))
-    monkeypatch.setattr(tar_recipes, "CONTEXT_MISTAKES", 0.5)
+    monkeypatch.setattr(tar_recipes, "CONTEXT_ERRORS", 0.5)
     row = torch.tensor([model.prompt("cat", 0)])
     codes = torch.full((1, 36), 3)
     ends = torch.tensor([row.shape[1]])
@@ -386,7 +386,7 @@ def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("scale", [0, 1, 2])
 def test_a_detokenizer_learns_what_it_will_be_asked(scale: int) -> None:
-    """Greedy tokens of the sampler, which is given codes, are the likeliest of whole training sequences."""
+    """Greedy tokens of the sampler, given codes, are the argmax of teacher-forced sequences."""
     ta_tok = sharp(ta_tok_recipe.build_ta_tok(TINY).net)
     net = sharp(GPT(small_detokenizer(8)))
     codes = torch.randint(16, (2, (36, 9, 4)[scale]), generator=torch.Generator().manual_seed(3))
@@ -402,7 +402,7 @@ def test_a_detokenizer_learns_what_it_will_be_asked(scale: int) -> None:
 
 
 def test_now_and_then_the_condition_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As zeros in place of features, which is what guidance takes for no condition."""
+    """Zero features, the null condition of guidance."""
     seen, real = [], tar_recipes.detokenizer_logits
     monkeypatch.setattr(tar_recipes, "detokenizer_logits", lambda *a: seen.append(a[1]) or real(*a))
     ta_tok, net = sharp(ta_tok_recipe.build_ta_tok(TINY).net), sharp(GPT(small_detokenizer(8)))
@@ -432,7 +432,7 @@ def test_codes_and_tokens_are_of_the_same_pictures(made) -> None:
 
 
 def test_the_tar_of_the_recipe_is_the_loaders(tmp_path: Path) -> None:
-    """The full-size language model goes through its file unchanged, but for fp16."""
+    """The full-size language model is unchanged by saving and loading, up to fp16."""
     net = tar_recipes.build_language()
     tar_recipes.save_language(net, tmp_path / "tar.safetensors")
     model = load_tar(tmp_path / "tar.safetensors", "fp32")

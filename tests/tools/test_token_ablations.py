@@ -1,4 +1,4 @@
-"""The token models' tables, on tiny random checkpoints: the right model under its own settings, the right size, honest counts."""
+"""The token models' tables, on tiny random checkpoints: model, default settings, image size and counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOW, HIGH, PAR = "llamagen-low", "llamagen", "par"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = new_folder(tmp_path_factory)
-    # lookahead is no setting of a token sampler: what a file says to others is passed over.
+    # lookahead is not a setting of a token sampler; defaults for other samplers are ignored.
     write_gpt(folder, LOW, 8, 2, cfg=1.5, top_k=20, lookahead=4)
     write_gpt(folder, HIGH, 16, 3, cfg=1.0, top_k=0)
     write_gpt(folder, PAR, 8, 4, special=3, cfg=2.0, top_k=0)
@@ -43,7 +43,7 @@ def test_a_row_takes_its_settings_from_the_models_file(bench):
     plain, rgb = bench.row(Row("x", "llamagen", {}, LOW), {})
     assert plain.settings == {"cfg": 1.5, "top_k": 20} and plain.model == LOW
     assert rgb.shape == (100, 64, 64, 3) and plain.figures.images == 100
-    # One pass a token, both halves of the guidance.
+    # One pass per token, both branches of guidance.
     assert (plain.steps, plain.tokens_a_step) == (64, 1.0)
     assert plain.counts["transformer_tokens"] == 64 * 2 * 100
     free, other = bench.row(Row("x", "llamagen", {"cfg": 1.0}, LOW), {"cfg": 3.0, "temperature": 0.5})
@@ -87,7 +87,7 @@ def test_a_window_of_a_whole_row_is_the_raster(bench):
 
 
 def test_large_pictures_are_measured_beside_large_ones(bench):
-    # Averaged pictures are measured beside averaged real ones: the same pictures are at no distance.
+    # Averaged images are compared with averaged real ones: equal images have distance 0.
     ground = bench.ground
     assert ground.figures(ground.real(tables.TEST_SEED, 128)).frechet == pytest.approx(0, abs=1e-6)
     assert ground.figures(ground.real(tables.TEST_SEED, 64)).frechet == pytest.approx(0, abs=1e-6)
@@ -111,7 +111,7 @@ def test_every_table_has_valid_settings(name):
     for row in rows:
         make(SAMPLERS[row.sampler].settings, {**common, **row.settings})
         assert row.model in RECIPES
-        # A PAR knows its own groups and order; the ablations of them run on the plain LlamaGen.
+        # A PAR has fixed groups; their ablations run on LlamaGen.
         assert (row.model == PAR) == (row.sampler == "par" and "grouping" not in row.settings)
 
 
@@ -133,7 +133,7 @@ def test_every_row_of_pars_table_can_be_drawn(bench):
     } == {10}
     assert [line[0] for line in lines[2:4]] == ["*real pictures*", "*VQ-rebuilt pictures*"]
     row = next(line for line in lines if line[0] == "PAR, 4 regions")
-    # The condition, four first tokens, three transition tokens and all groups but the last, in both halves.
+    # The condition, four first tokens, three transition tokens and all groups but the last, in both branches.
     assert row[5:8] == ["19", "3.37", str(2 * (1 + 4 + 3 + 60 - 4))]
     # Keys and values of those rows, in fp32.
     assert row[9] == f"{2 * 64 * 16 * 4 * 2 / 1000:.0f}"
@@ -174,7 +174,7 @@ def test_the_command_runs_tables_of_both_families(folder, tmp_path, monkeypatch,
         "--device",
         "cpu",
     ]
-    # The MAR's files are missing here, which is told before anything is drawn.
+    # The MAR's files are missing; this is reported before sampling.
     assert main(["ablation", "small,mar", *files]) == 2
     told = capsys.readouterr()
     assert "the demo's mar.safetensors is missing" in told.err and "plain" not in told.out

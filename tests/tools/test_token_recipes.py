@@ -1,4 +1,4 @@
-"""The token recipes: a loadable tokenizer, GPT and PAR from a few steps, and training that sees what decoding sees."""
+"""The token recipes: a loadable tokenizer, GPT and PAR after a few steps, and training logits equal to decoding logits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUIET = {"log": lambda text: None}
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory):
-    """Its file, after a few steps, and what the training said."""
+    """Its file after a few steps, and the log."""
     folder, said = tmp_path_factory.mktemp("vq"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipes, "VQ", TINY_VQ)
@@ -80,7 +80,7 @@ def test_tokens_are_learned_in_the_order_they_are_decided(
 
 
 def sharp(special: int) -> TokenModel:
-    """Random weights whose likeliest tokens are far ahead of the others."""
+    """Random weights with a dominant most likely token."""
     g = torch.Generator().manual_seed(special)
     net = GPT(replace(TINY_GPT, special=special)).eval().requires_grad_(False)
     for name, p in net.named_parameters():
@@ -91,7 +91,7 @@ def sharp(special: int) -> TokenModel:
 
 @pytest.mark.parametrize("special", [0, 3, 15])
 def test_training_sees_what_decoding_sees(special: int) -> None:
-    """Greedy tokens of the cached sampler are the likeliest ones of the whole sequence."""
+    """Greedy tokens of the cached sampler are the argmax of the teacher-forced sequence."""
     model, condition, draws = sharp(special), from_ids([3, 7]), PairedDraws(0, range(2))
     run = par if special else llamagen
     settings = (PARSettings if special else LlamaGenSettings)(cfg=1.0, top_k=1)
@@ -123,23 +123,23 @@ def test_no_row_sees_what_it_predicts() -> None:
 
 
 def test_a_tokenizer_can_begin_as_an_autoencoder() -> None:
-    """Its features are the latents, and vectors of length 1 are drawn as latents of unit variance in that direction."""
+    """Its features are the latents, and unit vectors are decoded as latents of unit variance in that direction."""
     torch.manual_seed(0)
     shape = {"ch": 8, "ch_mult": (1, 2), "blocks": 1, "groups": 4}
     kl, net = (
         KLAutoencoder(KLConfig(**shape, z_channels=8)).eval(),
         VQAutoencoder(VQConfig(**shape, z_channels=8, codes=16)).eval(),
     )
-    recipes.begin_with(net, kl)
+    recipes.initialise_from_kl(net, kl)
     x = torch.rand(2, 3, 16, 16) * 2 - 1
     with torch.no_grad():
         mean, _ = kl.encode(x)
         torch.testing.assert_close(net.features(x), mean, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(net.render(mean / 8**0.5), kl.decode(mean), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="an autoencoder of 4 channels does not fit codes of 8"):
-        recipes.begin_with(net, KLAutoencoder(KLConfig(**shape, z_channels=4)))
+        recipes.initialise_from_kl(net, KLAutoencoder(KLConfig(**shape, z_channels=4)))
     with pytest.raises(ValueError, match="does not fit"):
-        recipes.begin_with(net, KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 1), blocks=1, groups=4, z_channels=8)))
+        recipes.initialise_from_kl(net, KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 1), blocks=1, groups=4, z_channels=8)))
 
 
 def test_quantisation_passes_the_gradient_and_moves_both_sides() -> None:
@@ -164,7 +164,7 @@ def test_idle_codes_are_revived() -> None:
     rows = {tuple(row) for row in features.tolist()}
     assert all(tuple(row) in rows for row in module.net.quantize.embedding.weight.tolist())
     for _ in range(recipes.PATIENCE):
-        module.note(torch.tensor([[0, 5]]))
+        module.count_idle(torch.tensor([[0, 5]]))
     assert module.idle[[0, 5]].tolist() == [0, 0]
     kept = module.net.quantize.embedding.weight[[0, 5]].clone()
     assert module.revive(features, torch.Generator().manual_seed(1)) == 30

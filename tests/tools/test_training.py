@@ -1,4 +1,4 @@
-"""The trainer: resuming is seamless, the average is what is kept, the recipes learn."""
+"""The training loop: resuming is exact, the result is the average, the recipes learn."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_diffusion_loss_is_least_for_the_truth():
     mse, bound = recipes.diffusion_loss(torch.cat([noise, -torch.ones(n, 3)], 1), x0, x, noise, t, full)
     assert float(mse) == 0 and float(bound) == pytest.approx(0, abs=1e-3)
     worse = recipes.diffusion_loss(torch.cat([noise, torch.ones(n, 3)], 1), x0, x, noise, t, full)[1]
-    assert worse > 1e-5  # little: with 1000 steps the two bounds of the variance nearly meet
+    assert worse > 1e-5  # small: with 1000 steps the two bounds of the variance are nearly equal
     assert recipes.diffusion_loss(torch.cat([noise + 1, -torch.ones(n, 3)], 1), x0, x, noise, t, full)[1] > 0.01
 
 
@@ -151,7 +151,7 @@ def test_pictures_are_the_books(tmp_path):
 
 
 def test_a_trained_mar_can_be_improved(tmp_path):
-    """Training that starts from a model's weights, at a rate of zero, returns them."""
+    """Training from given weights at a rate of zero returns them."""
     torch.manual_seed(1)
     kl = KLAutoencoder(TINY_KL).eval()
     few = Schedule(steps=2, batch=8, lr=1e-3)

@@ -1,4 +1,4 @@
-"""The up-sampler's training at its smallest: it runs, resumes nothing it should not, improves, and writes what loads again."""
+"""A minimal training of the up-sampler: it runs, improves, and writes a loadable file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_codes_are_those_of_the_same_scenes_at_two_sizes():
 def test_training_improves_and_what_it_writes_loads(tmp_path):
     vq, out, lines = tiny_vq(), tmp_path / "up.safetensors", []
     weights = {k: v.clone() for k, v in vq.state_dict().items()}
-    # Small steps, for the rounding of bf16 differs between processors and large ones let it decide the result.
+    # A small learning rate: bf16 rounding differs between processors and would decide the result.
     net = train_upsampler(
         vq, tmp_path, out, CPU, Schedule(steps=40, batch=4, lr=2e-3, warmup=2, ema=0.5), 6, 8, lines.append
     )

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints that tables of token models can be made of."""
+"""Tiny random checkpoints for the ablation tables of token models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZE = dict(dim=16, depth=1, heads=2, kv_heads=2, hidden=16, vocab=VQ.codes, co
 
 
 def scattered(net: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """Weights under which every picture is another one: a fresh GPT finds all codes equally likely."""
+    """Random weights that sample varied images; at initialisation all codes of a GPT are equally likely."""
     g = torch.Generator().manual_seed(seed)
     for p in net.parameters():
         p.data = torch.randn(p.shape, generator=g) * (1.0 if p.ndim > 1 else 0.1) + (p.ndim < 2)
@@ -23,7 +23,7 @@ def scattered(net: torch.nn.Module, seed: int) -> torch.nn.Module:
 
 
 def new_folder(tmp_path_factory) -> Path:
-    """A folder with what every table needs: tokenizer and judge."""
+    """A folder with the checkpoints of every table: tokenizer and judge."""
     folder = tmp_path_factory.mktemp("checkpoints")
     torch.manual_seed(0)
     recipes.save_checkpoint(scattered(VQAutoencoder(VQ), 1), folder / "vq.safetensors", groups=4)
@@ -32,7 +32,7 @@ def new_folder(tmp_path_factory) -> Path:
 
 
 def write_gpt(folder: Path, name: str, grid: int, seed: int, special: int = 0, **defaults: object) -> None:
-    """A class-conditional GPT, or a PAR of ``special + 1`` regions, whose file asks for ``defaults``."""
+    """A class-conditional GPT, or a PAR of ``special + 1`` regions, with ``defaults`` in its metadata."""
     net = scattered(GPT(GPTConfig(**_SIZE, special=special)), seed)
     about = dict(heads=2, grid=grid, label_set="picture-book", defaults=defaults)
     recipes.save_checkpoint(net, folder / f"{name}.safetensors", **about)

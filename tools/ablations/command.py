@@ -1,6 +1,6 @@
-"""Make pictures of the demo under a table of settings and judge them: the figures of docs/benchmarks.md.
+"""Sample images of the demo under tables of settings and measure them: the figures of docs/benchmarks.md.
 
-Tables: {tables}. Every row uses the same seeds and labels, or prompts. Quality figures are explained in docs/benchmarks.md.
+Tables: {tables}. All rows use the same seeds and labels, or prompts. docs/benchmarks.md defines the quality figures.
 """
 
 from __future__ import annotations
@@ -25,42 +25,45 @@ from .tokens import TokenBench
 BENCHES: tuple[type[Bench], ...] = (MARBench, TokenBench, LlamaGenRepairBench, TarBench, TarRepairBench)
 __doc__ = (__doc__ or "").format(tables=", ".join(name for kind in BENCHES for name in kind.tables))
 
-MOST = 100_000
+MAX_IMAGES = 100_000
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument("tables", help="which tables, separated by commas")
-    parser.add_argument("--images", default="1000", metavar="N", help="pictures of every row; default 1000")
+    """Add the options of the command."""
+    parser.add_argument("tables", help="names of tables, separated by commas")
+    parser.add_argument("--images", default="1000", metavar="N", help="images per row; default 1000")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="weights of the models; default fp32")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument(
-        "--sheet", type=Path, metavar="FILE", help="draw the first 10 pictures of every row, a line a row, all tables"
+        "--sheet",
+        type=Path,
+        metavar="FILE",
+        help="draw the first 10 images of every row of all tables, one line per row",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make, judge and print the tables."""
-    images = whole(options.images, "images", 100, MOST)
+    """Compute and print the tables."""
+    images = whole(options.images, "images", 100, MAX_IMAGES)
     out, sheet = output(options.out, "out", (".json",)), output(options.sheet, "sheet", (".png", ".jpg"))
     names = [name.strip() for name in options.tables.split(",")]
     kinds = [bench_of(name, BENCHES) for name in names]
     device, ground = str(choose_device(options.device)), Ground(images)
-    made = {kind: kind(ground, device, options.dtype) for kind in dict.fromkeys(kinds)}
-    benches = [made[kind] for kind in kinds]
+    bench_by_kind = {kind: kind(ground, device, options.dtype) for kind in dict.fromkeys(kinds)}
+    benches = [bench_by_kind[kind] for kind in kinds]
     for name, bench in zip(names, benches, strict=True):
-        bench.expect(name)  # mistakes are told before anything is drawn
+        bench.expect(name)  # report missing files before sampling
     lines: list[np.ndarray] = []
-    told: dict[str, Any] = {"images": images, "floors": {}, "tables": {}}
+    record: dict[str, Any] = {"images": images, "floors": {}, "tables": {}}
     for name, bench in zip(names, benches, strict=True):
         floors = bench.floors(name)
         results = run_table(bench, name, log=lambda text: print(text, flush=True), keep=lines)
         print(f"{name}:\n\n{to_markdown(results, floors)}\n", flush=True)
-        told["floors"].update({k: asdict(v) for k, v in floors.items()})
-        told["tables"][name] = [asdict(r) for r in results]
+        record["floors"].update({k: asdict(v) for k, v in floors.items()})
+        record["tables"][name] = [asdict(r) for r in results]
         if out:
-            out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if sheet:
         Image.fromarray(contact_sheet(np.concatenate(lines), 10)).save(sheet)
     return 0

@@ -1,4 +1,4 @@
-"""The papers' ablations on the demo's MAR: what is tried, and how it is drawn."""
+"""Ablation tables of the MAR samplers on the demo's MAR."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tables import BATCH, SEED, TEST_SEED, Bench, Judged, Row, Table, from_rgb
 _LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
 _COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
 _K = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
-_LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's for 32 AR steps
+_LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's values for 32 AR steps
 _NO_CACHE = dict.fromkeys(("encoder_cache", "token_cache", "condition_cache", "head_cache"), False)
 _DRAFT = {"draft_length": 8, "prefill_ratio": 0.15}
 
@@ -149,7 +149,7 @@ TABLES: dict[str, Table] = {
 
 
 class MARBench(Bench):
-    """The demo's MAR, with its draft model."""
+    """Rows of the demo's MAR and its draft model."""
 
     tables = TABLES
 
@@ -162,7 +162,7 @@ class MARBench(Bench):
         return load_mar(self.ground.file("mar"), self.dtype, self.device)
 
     @cached_property
-    def small(self) -> MARModel:
+    def draft(self) -> MARModel:
         """The draft model."""
         return load_mar(self.ground.file("mar-draft"), self.dtype, self.device)
 
@@ -173,7 +173,7 @@ class MARBench(Bench):
 
     @cached_property
     def _floors(self) -> dict[str, Judged]:
-        # Other scenes than the reference's.
+        # Scenes that the reference does not contain.
         real = self.ground.real(TEST_SEED + 1)
         with torch.no_grad():
             means = (self.kl.net.encode(part.to(self.device))[0] for part in from_rgb(real).split(BATCH))
@@ -185,8 +185,8 @@ class MARBench(Bench):
 
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         entry = find(row.sampler)
-        more = {"draft": self.small} if entry.needs_draft else {}
-        done = finish(
+        more = {"draft": self.draft} if entry.needs_draft else {}
+        latents, report = finish(
             entry.run(self.mar, self.ground.condition(images), settings, PairedNoise(SEED, images), SEED, **more)
         )
-        return to_rgb(self.kl.net.decode(done.latents)), done.report
+        return to_rgb(self.kl.net.decode(latents)), report

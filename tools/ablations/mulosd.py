@@ -1,11 +1,11 @@
-"""Ablations of MuLo-SD, and what its rows tell: on the demo's two LlamaGens here, on its Tar in ``tar_ablations.py``.
+"""Ablation tables of MuLo-SD on the demo's two LlamaGens; those on its Tar are in ``tar.py``.
 
-What is compared is the paper's ("Multi-Scale Local Speculative Decoding for Image Generation", CVPR 2026, arXiv 2601.05149): how
-much of the draft is kept, what a rejection costs, whether similar codes are pooled, whether islands are drawn again at once,
-how the draft is enlarged. Rows of one comparison share tau, or the share of drafts that they keep.
+The comparisons are those of the paper ("Multi-Scale Local Speculative Decoding for Image Generation", CVPR 2026, arXiv
+2601.05149): acceptance threshold, treatment of rejections, pooling of similar codes, parallel resampling of islands, and the
+up-sampler. Rows of one comparison share tau, or the acceptance rate.
 
-Images of a batch share their passes: as many as the one with the most waves needs. A table's forwards are those of every
-picture alone, on average, which follow from the maps.
+The images of a batch share their passes, as many as the image with the most waves needs. The column *forwards* is the mean
+number of passes of an image sampled alone, computed from the maps of the report.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from .tables import Bench, Result, Row
 from .tokens import TokenBench
 
 UPSAMPLER = "upsampler"
-# The threshold of all rows that are about something else, and the share of drafts of those that have to be equally fast.
+# Threshold of rows that vary another setting, and acceptance rate of rows that are compared at equal speed.
 TAU, KEPT = 0.3, 0.7
 _TAUS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 _SHARES = (0.5, 0.7, 0.9)
-# A rejection that discards the rest leaves something only where there are few.
+# Thresholds for rejections that discard the rest of the draft.
 _LOW_TAUS = (0.01, 0.001)
 _NEIGHBOURS = (0, 1, 4, 16, 64)
 
 
 def rows(serial: Row) -> tuple[Row, ...]:
-    """The comparisons, beside serial decoding of the target.
+    """The rows of a table.
 
     Args:
-        serial: the first line; the others draw from its model.
+        serial: the first row, serial decoding; the others use its model.
     """
 
     def mulosd(title: str, **settings: Any) -> Row:
@@ -72,49 +72,51 @@ def rows(serial: Row) -> tuple[Row, ...]:
     )
 
 
-# ------------------------------------------------------------------------------------------------ what it took
+# ------------------------------------------------------------------------------------------------ cost
 
 
 def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
-    """Passes of the transformer that each picture of a batch takes if it is drawn alone, those of both models together.
+    """Transformer passes of each image of a batch if it is sampled alone, of draft and target together.
 
     Args:
-        report: of a sampler of discrete tokens, with its maps.
-        settings: the sampler's.
-        small: side of the draft's grid, of MuLo-SD.
+        report: report of a token sampler, with maps.
+        settings: settings of the sampler.
+        small: side of MuLo-SD's draft grid.
 
     Returns:
         int64 [B].
     """
     passes, step = report.counts["transformer_passes"], report.maps["step"]
     if isinstance(settings, LanternSettings):
-        return np.array([_of_chain(np.unique(image, return_counts=True)[1], settings.draft_length) for image in step])
+        return np.array(
+            [_chain_passes(np.unique(image, return_counts=True)[1], settings.draft_length) for image in step]
+        )
     if not isinstance(settings, MuLoSDSettings):
         return np.full(len(step), passes)
     grid = step.shape[1]
     each = min(settings.draft_rows or small, small) * (grid // small)
-    # Every cycle draws again in as many passes as it has waves, less the first, which is the verification's own.
+    # A cycle resamples in one pass per wave, except the first, which is the verification pass.
     cycles = np.array_split(report.maps["waves"], range(each, grid, each), axis=1)
     more = np.stack([rows.max(axis=(1, 2)).clip(min=0) for rows in cycles]).astype(np.int64)
     return passes - more.max(axis=1).sum() + more.sum(axis=0)
 
 
-def _of_chain(decided: np.ndarray, longest: int) -> int:
-    """The same of a chain of drafts up to ``longest``, of the tokens that each verification decided, the prefill's one first."""
+def _chain_passes(decided: np.ndarray, longest: int) -> int:
+    """Passes of a chain of drafts up to ``longest``, from the tokens that the prefill and each verification decided."""
     known = np.cumsum(decided)
-    # Both prefills; then every cycle drafts as far as there are cells, and verifies.
+    # Both prefills; then every cycle drafts up to the end of the grid, and verifies.
     return 2 + sum(min(longest, int(known[-1] - before)) + 1 for before in known[:-1])
 
 
 @dataclass(frozen=True)
 class RepairResult(Result):
-    """A row's figures, and what its pictures took.
+    """Figures of a row of MuLo-SD.
 
     Attributes:
-        model: what draws, by its file's name.
-        forwards, draft_forwards: passes of a picture alone, on average: of both models, and of the draft among them.
-        again: share of the tokens that were drawn again, 0..1; None where nothing is.
-        islands: of a picture, on average; None where there are none.
+        model: name of the checkpoint.
+        forwards, draft_forwards: mean passes of an image sampled alone, of both models and of the draft.
+        again: share of resampled tokens, 0..1; None for other samplers.
+        islands: mean number of islands per image; None for other samplers.
     """
 
     model: str
@@ -124,7 +126,7 @@ class RepairResult(Result):
     islands: float | None
 
     def work(self) -> dict[str, str]:
-        """What it took: a column's heading to the cell. Seconds are of batches."""
+        """Cells of the cost columns by heading; seconds refer to batches."""
 
         def number(value: float | None) -> str:
             return "" if value is None else f"{value:.1f}"
@@ -139,22 +141,22 @@ class RepairResult(Result):
         }
 
 
-# ------------------------------------------------------------------------------------------------ the benches
+# ------------------------------------------------------------------------------------------------ benches
 
 
 class RepairBench(TokenBench):
-    """A token model with a smaller one that drafts for it."""
+    """Rows of a token model with a smaller draft model."""
 
     tables = {}
-    # File and grid of what drafts.
+    # Checkpoint and grid of the draft model.
     drafter: ClassVar[str]
     small: ClassVar[int]
 
     def needs(self, row: Row) -> tuple[str, ...]:
-        mine: tuple[str, ...] = ()
+        checkpoints: tuple[str, ...] = ()
         if find(row.sampler).needs_codes == "up_sampler":
-            mine = (self.drafter, *((UPSAMPLER,) if row.settings.get("up_sampler") == LATENT else ()))
-        return (*super().needs(row), *mine)
+            checkpoints = (self.drafter, *((UPSAMPLER,) if row.settings.get("up_sampler") == LATENT else ()))
+        return (*super().needs(row), *checkpoints)
 
     @cached_property
     def learned(self) -> UpSamplerModel:
@@ -164,7 +166,7 @@ class RepairBench(TokenBench):
     def companions(self, row: Row, settings: Any) -> dict[str, Any]:
         needed = find(row.sampler).needs_codes
         if needed == "vq":
-            # There is no smaller model of the same grid.
+            # The target drafts: there is no smaller model of the same grid.
             return {"draft": self.model(row.model), "vq": self.vq}
         if needed != "up_sampler":
             return {}
@@ -179,9 +181,9 @@ class RepairBench(TokenBench):
         forwards = np.concatenate([forwards_alone(report, made, self.small) for report in reports])
         drafted: float | None = None
         if isinstance(made, MuLoSDSettings):
-            drafted = reports[0].counts["draft_passes"]  # the same for all
+            drafted = reports[0].counts["draft_passes"]  # the same for all batches
         elif isinstance(made, LanternSettings):
-            # All but one pass of every cycle, and one of the two prefills.
+            # All passes but one per cycle and one of the two prefills.
             cycles = [len(np.unique(image)) - 1 for report in reports for image in report.maps["step"]]
             drafted = float(forwards.mean() - np.mean(cycles) - 1)
         again, islands, counts = None, None, plain.counts
@@ -199,7 +201,7 @@ class RepairBench(TokenBench):
 
 
 class LlamaGenRepairBench(RepairBench):
-    """The demo's two LlamaGens."""
+    """Rows of the demo's two LlamaGens."""
 
     tables = {"mulosd-llamagen": ({}, rows(Row("LlamaGen", "llamagen", {}, GPT_HIGH.name)))}
     drafter, small = GPT_LOW.name, GPT_LOW.grid

@@ -1,8 +1,7 @@
-"""Tables of settings of the demo: how a row's pictures are made, judged beside real ones, and printed.
+"""Ablation tables: how the images of a row are sampled, measured against real images, and printed.
 
-Quality does not depend on the batch (noise is paired per image), so pictures are made in large batches here; speed is
-measured by ``bench``, in one paired run. The tables of MAR stand in ``ablations.py``, those of discrete tokens in
-``token_ablations.py``, of MuLo-SD in ``mulosd_ablations.py``, and of Tar, which draws prompts, in ``tar_ablations.py``.
+The images do not depend on the batch size (noise is paired per image), so batches are large; ``bench`` measures speed. The
+tables are in ``mar.py``, ``tokens.py`` (LlamaGen, PAR, ZipAR), ``mulosd.py`` and ``tar.py``.
 """
 
 from __future__ import annotations
@@ -30,14 +29,21 @@ from ..training.quality import figures, shrunk
 from ..training.recipes import RESOLUTION, to_signed
 
 SEED, TEST_SEED = 2026, 2
-# Pictures drawn together; the seconds of every table are of batches of this size.
+# Batch size; the seconds in the tables refer to it.
 BATCH = 100
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: what it is called, which sampler, which settings on top of the table's own, and which of the demo's
-    models, where a sampler has several to choose from. ``prompt``: settings of what writes Tar's codes, if that is drawn from."""
+    """One row of a table.
+
+    Attributes:
+        title: first cell.
+        sampler: name in the registry.
+        settings: settings in addition to those of the table.
+        model: name of the checkpoint, where the sampler has several.
+        prompt: settings of Tar's language model, where it is used.
+    """
 
     title: str
     sampler: str
@@ -46,28 +52,28 @@ class Row:
     prompt: dict[str, Any] = field(default_factory=dict)
 
 
-# What all lines share, and the lines.
+# Settings of all rows, and the rows.
 Table = tuple[dict[str, Any], tuple[Row, ...]]
 
 
 class Judged(Protocol):
-    """Figures of a row's pictures, a dataclass."""
+    """Quality figures of a row, a dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def images(self) -> int:
-        """How many they are of."""
+        """Number of images."""
         ...
 
     def cells(self) -> dict[str, str]:
-        """A table's columns: heading to cell."""
+        """Cells by column heading."""
         ...
 
 
 @dataclass(frozen=True)
 class Result:
-    """A row's figures; counts and seconds are sums over batches."""
+    """Figures of a row; counts and seconds are sums over batches."""
 
     title: str
     sampler: str
@@ -78,7 +84,7 @@ class Result:
     seconds: float
 
     def work(self) -> dict[str, str]:
-        """What it took: a column's heading to the cell. Memory is of what a cache keeps."""
+        """Cells of the cost columns by heading."""
         images = self.figures.images
         out = {
             "accepted %": "" if self.acceptance is None else f"{100 * self.acceptance:.1f}",
@@ -92,27 +98,27 @@ class Result:
 
 
 def from_rgb(rgb: np.ndarray) -> Tensor:
-    """uint8 [N, H, W, 3] to an autoencoder's input, fp32 [N, 3, H, W] in -1..1."""
+    """Images uint8 [N, H, W, 3] to the input of an autoencoder, fp32 [N, 3, H, W] in -1..1."""
     return to_signed(torch.from_numpy(rgb).permute(0, 3, 1, 2))
 
 
 def balanced_labels(images: int) -> np.ndarray:
-    """Labels 0..9 in turn, int64 [images]."""
+    """Labels 0..9, repeated; int64 [images]."""
     return np.arange(images) % len(picture_book.LABELS)
 
 
 class Ground:
-    """What all rows of a run share: the labels, the judge, and the real pictures they are measured against.
+    """Shared by all rows of a run: the labels, the judge, and the real images that the rows are compared with.
 
-    The judge reads 64 x 64 pixels. Larger pictures are averaged to that size before they are judged, block by block, and so are
-    the real and rebuilt ones of that size that they are compared with.
+    The judge has an input size of 64 x 64 pixels. Larger images are averaged to that size, and so are the real and reconstructed
+    images they are compared with.
 
     Args:
-        images: pictures of every row, 100 or more.
+        images: images per row, 100 or more.
         checkpoints: folder of the checkpoints, the judge's included; None selects the repository's own.
 
     Raises:
-        UserError: fewer pictures, or no judge.
+        UserError: fewer images, or no judge.
     """
 
     def __init__(self, images: int, checkpoints: Path | None = None):
@@ -124,10 +130,10 @@ class Ground:
         self._references: dict[int, np.ndarray] = {}
 
     def file(self, name: str) -> Path:
-        """One of the demo's files.
+        """Path of a checkpoint.
 
         Raises:
-            UserError: it is not there.
+            UserError: the file is missing.
         """
         path = files.checkpoint(name, self.checkpoints)
         if not path.is_file():
@@ -137,32 +143,32 @@ class Ground:
         return path
 
     def condition(self, images: range) -> Condition:
-        """The labels of the images of these numbers."""
+        """Condition of the images with these indices."""
         labels = tuple(int(i) for i in self.labels[images.start : images.stop])
         return Condition(labels, tuple(picture_book.LABELS[i] for i in labels), "picture-book")
 
     def real(self, seed: int, side: int = RESOLUTION) -> np.ndarray:
-        """The book's own pictures of all labels, uint8 [images, side, side, 3]."""
+        """Real images of all labels, uint8 [images, side, side, 3]."""
         return picture_book.render(picture_book.scenes(seed, self.images, labels=self.labels), side)[0]
 
     def reference(self, side: int) -> np.ndarray:
-        """The judge's features of real pictures of that size, float32 [images, 64]."""
+        """The judge's features of real images of that size, float32 [images, 64]."""
         if side not in self._references:
             self._references[side] = read(self.judge, shrunk(self.real(TEST_SEED, side))).features
         return self._references[side]
 
     def figures(self, rgb: np.ndarray) -> Judged:
-        """Figures of pictures uint8 [images, S, S, 3] of all labels, beside real ones of that size."""
+        """Figures of images uint8 [images, S, S, 3] of all labels."""
         return figures(self.judge, self.tolerance, shrunk(rgb), self.labels, self.reference(rgb.shape[1]))
 
 
 class Bench(ABC):
-    """Models of a family, loaded when the first row needs them, and its rows.
+    """The models of a family, loaded on first use, and its tables.
 
     Args:
-        ground: what the rows are measured with.
-        device: where models compute.
-        dtype: weights of the models, see :func:`model_loaders.checkpoint.choose_dtype`.
+        ground: labels, judge and reference.
+        device: device of the models.
+        dtype: dtype of the models, see :func:`model_loaders.checkpoint.choose_dtype`.
     """
 
     tables: ClassVar[dict[str, Table]]
@@ -173,34 +179,34 @@ class Bench(ABC):
 
     @abstractmethod
     def needs(self, row: Row) -> tuple[str, ...]:
-        """Names of the demo's files that a row needs."""
+        """Names of the checkpoints of a row."""
 
     @abstractmethod
     def floors(self, name: str) -> Mapping[str, Judged]:
-        """Figures of real pictures and of ones that only went through the decoder, judged like generated ones: a table's floors."""
+        """Figures of real images and of their reconstructions: the floors of a table."""
 
     @abstractmethod
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
-        """Pictures uint8 [n, S, S, 3] of the images of these numbers, and the sampler's report.
+        """Images uint8 [n, S, S, 3] with these indices, and the sampler's report.
 
         Args:
-            settings: of the row's sampler, checked.
+            settings: instance of the sampler's settings class.
         """
 
     def settings(self, row: Row, common: dict[str, Any]) -> dict[str, Any]:
-        """All that is set for a row, by name."""
+        """All settings of a row, by name."""
         return {**common, **row.settings}
 
     def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
-        """A row's line, from the reports of its batches."""
+        """Result of a row from the reports of its batches."""
         total = merged(reports)
         return Result(row.title, row.sampler, settings, judged, total.counts, total.acceptance, total.seconds)
 
     def expect(self, name: str) -> None:
-        """Nothing if every file that a table needs is there.
+        """Check that all checkpoints of a table exist.
 
         Raises:
-            UserError: one is not.
+            UserError: one is missing.
         """
         for row in self.tables[name][1]:
             for file in self.needs(row):
@@ -208,10 +214,10 @@ class Bench(ABC):
 
     @torch.no_grad()
     def pictures(self, row: Row, settings: dict[str, Any], batch: int = BATCH) -> tuple[np.ndarray, list[Report]]:
-        """All pictures of a row, uint8 [images, S, S, 3], and the reports of all batches.
+        """All images of a row, uint8 [images, S, S, 3], and the reports of all batches.
 
         Raises:
-            UserError: a setting that the sampler does not have or take.
+            UserError: an unknown or invalid setting.
         """
         made = make(find(row.sampler).settings, settings)
         every = range(self.ground.images)
@@ -219,8 +225,8 @@ class Bench(ABC):
         return np.concatenate([rgb for rgb, _ in parts]), [report for _, report in parts]
 
     def row(self, row: Row, common: dict[str, Any]) -> tuple[Result, np.ndarray]:
-        """Figures of one line, and its pictures as the judge saw them, uint8 [images, 64, 64, 3]; a line that several tables
-        share is drawn once."""
+        """Result of a row and its images at the judge's input size, uint8 [images, 64, 64, 3]. Rows of several tables are sampled
+        once."""
         settings = self.settings(row, common)
         key = f"{row.sampler} {row.model} {make(find(row.sampler).settings, settings)} {row.prompt}"
         if key not in self._rows:
@@ -231,7 +237,7 @@ class Bench(ABC):
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """One report of all batches: counts, seconds and images are sums, the rest is the first one's."""
+    """One report of all batches: counts, seconds and images are sums, the rest is that of the first batch."""
     total = replace(reports[0], counts=dict(reports[0].counts))
     for part in reports[1:]:
         total.add(**part.counts)
@@ -241,10 +247,10 @@ def merged(reports: Sequence[Report]) -> Report:
 
 
 def bench_of(name: str, kinds: Sequence[type[Bench]]) -> type[Bench]:
-    """Which kind of bench has a table.
+    """The class of benches that has a table.
 
     Raises:
-        UserError: none of them.
+        UserError: there is no such table.
     """
     for kind in kinds:
         if name in kind.tables:
@@ -257,16 +263,16 @@ def bench_of(name: str, kinds: Sequence[type[Bench]]) -> type[Bench]:
 def run_table(
     bench: Bench, name: str, log: Callable[[str], None] = print, keep: list[np.ndarray] | None = None
 ) -> list[Result]:
-    """All lines of a table.
+    """Results of all rows of a table.
 
     Args:
-        bench: models and references.
-        name: one of the bench's tables.
-        log: receives a line a row.
-        keep: receives the first ten pictures of every row, uint8 [10, 64, 64, 3].
+        bench: a bench that has the table.
+        name: the table.
+        log: receives one line per row.
+        keep: receives the first ten images of every row, uint8 [10, 64, 64, 3].
 
     Raises:
-        UserError: no such table, or a file that it needs is missing.
+        UserError: no such table, or a checkpoint is missing.
     """
     common, rows = bench_of(name, [type(bench)]).tables[name]
     out = []
@@ -281,10 +287,10 @@ def run_table(
 
 
 def to_markdown(results: Sequence[Result], floors: Mapping[str, Judged]) -> str:
-    """The table docs/benchmarks.md shows; seconds are of batches of 100, without the decoder."""
+    """Markdown table of docs/benchmarks.md; seconds refer to batches of 100, without the decoder."""
     rows = [(f"*{name} pictures*", f.cells()) for name, f in floors.items()]
     rows += [(r.title, {**r.figures.cells(), **r.work()}) for r in results]
-    # The floors have figures and no work, so that those come first. What no row has is left out.
+    # Quality columns come first, because the floors have no cost columns. Empty columns are omitted.
     every = dict.fromkeys(heading for _, cells in rows for heading in cells)
     heads = [heading for heading in every if any(cells.get(heading) for _, cells in rows)]
     lines = [f"| {' | '.join(['setting', *heads])} |", "|---" * (1 + len(heads)) + "|"]

@@ -1,8 +1,8 @@
-"""Ablations of the demo's Tar: prompts that no training has read, and whether the pictures show what they ask for.
+"""Ablation tables of the demo's Tar on held-out prompts.
 
-A prompt's codes are written once, whatever draws from them, so rows that differ in a sampler alone draw the same codes. Their
-seconds are the de-tokenizer's; those of the language model have a column of their own where a table is about it. Prompts,
-and what their figures mean, are in ``captions.py`` and ``quality.py``.
+The codes of a prompt are generated once per setting of the language model, so rows that differ in the sampler alone decode the
+same codes. The column *s an image* is the time of the de-tokenizer; *prompt s an image* is that of the language model. Prompts
+are defined in ``captions.py``, figures in ``quality.py``.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from .tables import BATCH, SEED, TEST_SEED, Bench, Ground, Result, Row, Table
 from .tokens import TokenBench
 
 LANGUAGE, TA_TOK = "tar", "ta-tok"
-# Among a row's settings of the prompt: the codes are TA-Tok's of a real picture, and nothing is written.
+# Value of the prompt setting "codes": TA-Tok's codes of real images, without the language model.
 OF_PICTURES = "of real pictures"
-# What a prompt may say of its thing.
+# Parameters of a prompt besides the object.
 _SAID = ("colour", "place", "size", "time")
 
 
@@ -83,7 +83,7 @@ TABLES: dict[str, Table] = {
 
 @dataclass(frozen=True)
 class PromptFigures:
-    """Figures of pictures of prompts; see ``quality.py``."""
+    """Quality figures of images of prompts; see ``quality.py``."""
 
     agreement: Agreement
     whole: float
@@ -91,11 +91,11 @@ class PromptFigures:
 
     @property
     def images(self) -> int:
-        """How many they are of."""
+        """Number of images."""
         return self.agreement.images
 
     def cells(self) -> dict[str, str]:
-        """A table's columns: heading to cell."""
+        """Cells by column heading."""
         a = self.agreement
         shares = {
             "thing %": a.thing,
@@ -110,21 +110,21 @@ class PromptFigures:
         return {**{heading: percent(share) for heading, share in shares.items()}, "Frechet": f"{self.frechet:.2f}"}
 
 
-def as_wished(wanted: Wishes, seed: int) -> Scenes:
-    """Pictures of the book ``seed`` that show what was asked for, one a wish; what is left open is the book's own."""
+def fulfilling_scenes(wanted: Wishes, seed: int) -> Scenes:
+    """Scenes of the book ``seed`` that fulfil the requests, one each; unstated parameters are those of the book."""
     s = picture_book.scenes(seed, len(wanted), labels=wanted.label.tolist())
     said = {name: np.where(getattr(wanted, name) == UNSAID, getattr(s, name), getattr(wanted, name)) for name in _SAID}
-    # Place and size move with their names; how far a thing stands from there stays.
+    # Place and size change; the random offset from their centre remains.
     x = s.x + ((said["place"] - s.place) * picture_book.PLACE_STEP).astype(np.float32)
     scales = np.array(picture_book.SCALES, np.float32)
     return replace(s, **said, x=x, scale=s.scale + scales[said["size"]] - scales[s.size])
 
 
 class PromptGround(Ground):
-    """What all rows share: prompts that no training has read, the judge, and real pictures of what they ask for.
+    """Shared by all rows of a run: held-out prompts, the judge, and real images that fulfil the prompts.
 
     Args:
-        ground: of labels; its number of pictures and its folder are taken.
+        ground: provides the number of images and the folder of the checkpoints.
     """
 
     def __init__(self, ground: Ground):
@@ -133,30 +133,32 @@ class PromptGround(Ground):
         self.prompts = self.wanted.captions()
 
     def real(self, seed: int, side: int = RESOLUTION) -> np.ndarray:
-        """The book's own pictures of what the prompts ask for, uint8 [images, side, side, 3]."""
-        return picture_book.render(as_wished(self.wanted, seed), side)[0]
+        """Real images that fulfil the prompts, uint8 [images, side, side, 3]."""
+        return picture_book.render(fulfilling_scenes(self.wanted, seed), side)[0]
 
     def figures(self, rgb: np.ndarray) -> PromptFigures:
-        """Figures of pictures uint8 [images, S, S, 3] of all prompts, beside real ones of that size."""
-        seen = read(self.judge, shrunk(rgb))
+        """Figures of images uint8 [images, S, S, 3] of all prompts."""
+        predictions = read(self.judge, shrunk(rgb))
         agreement = prompt_agreement(self.judge, rgb, self.wanted)
         return PromptFigures(
-            agreement, float((seen.whole > 0.5).mean()), frechet(seen.features, self.reference(rgb.shape[1]))
+            agreement,
+            float((predictions.whole > 0.5).mean()),
+            frechet(predictions.features, self.reference(rgb.shape[1])),
         )
 
 
-# ------------------------------------------------------------------------------------------------ the benches
+# ------------------------------------------------------------------------------------------------ benches
 
 
 @dataclass(frozen=True)
 class PromptResult(Result):
-    """A row's figures, what draws, how its codes came about, and how many passes a picture takes.
+    """Figures of a row of Tar.
 
     Attributes:
-        model: by its file's name.
-        prompt: settings of what writes the codes.
-        codes: how many an image has.
-        prompt_seconds: what writing took an image; None where nothing was written.
+        model: name of the de-tokenizer's checkpoint.
+        prompt: settings of the language model.
+        codes: semantic codes per image.
+        prompt_seconds: seconds per image of the language model; None without it.
         steps: passes of the de-tokenizer.
     """
 
@@ -167,7 +169,7 @@ class PromptResult(Result):
     steps: int
 
     def work(self) -> dict[str, str]:
-        """What it took: a column's heading to the cell."""
+        """Cells of the cost columns by heading."""
         return {
             "codes": str(self.codes),
             "prompt s an image": "" if self.prompt_seconds is None else f"{self.prompt_seconds:.3f}",
@@ -177,7 +179,7 @@ class PromptResult(Result):
 
 
 class TarBench(TokenBench):
-    """The demo's Tar: its language model, TA-Tok and de-tokenizers, with the tokenizer of the LlamaGens."""
+    """Rows of the demo's Tar: language model, TA-Tok and de-tokenizers, with the VQ tokenizer."""
 
     tables = TABLES
     ground: PromptGround
@@ -191,12 +193,12 @@ class TarBench(TokenBench):
 
     @cached_property
     def language(self) -> TarModel:
-        """What writes codes."""
+        """The language model."""
         return load_tar(self.ground.file(LANGUAGE), self.dtype, self.device)
 
     @cached_property
     def ta_tok(self) -> TATokModel:
-        """What codes mean."""
+        """The semantic tokenizer."""
         return load_ta_tok(self.ground.file(TA_TOK), self.dtype, self.device)
 
     def model(self, name: str) -> TokenModel:
@@ -206,36 +208,36 @@ class TarBench(TokenBench):
             self._models[name] = model
         return self._models[name]
 
-    def asked(self, row: Row) -> TarPromptSettings:
-        """How a row's codes are written: as the language model's file says, but for what the row sets.
+    def prompt_settings(self, row: Row) -> TarPromptSettings:
+        """Settings of the language model: the defaults of its checkpoint, updated by the row.
 
         Raises:
-            UserError: no such setting, or out of range.
+            UserError: an unknown or invalid setting.
         """
-        known = knobs(TarPromptSettings)
-        stated = (
+        names = knobs(TarPromptSettings)
+        defaults = (
             {} if "codes" in row.prompt else json.loads(read_metadata(self.ground.file(LANGUAGE)).get("defaults", "{}"))
         )
         own = {name: value for name, value in row.prompt.items() if name != "codes"}
-        return make(TarPromptSettings, {**{name: value for name, value in stated.items() if name in known}, **own})
+        return make(TarPromptSettings, {**{name: value for name, value in defaults.items() if name in names}, **own})
 
     @torch.no_grad()
     def codes(self, row: Row) -> tuple[CodeCondition, float | None]:
-        """Codes of all images of a row, and the seconds that writing them took; once for all rows that have the same."""
-        settings, real = self.asked(row), "codes" in row.prompt
+        """Codes of all images of a row and the seconds of the language model; computed once per prompt setting."""
+        settings, real = self.prompt_settings(row), "codes" in row.prompt
         key = f"{settings} {real}"
         if key in self._codes:
             return self._codes[key]
         prompts, seconds, parts = self.ground.prompts, 0.0, []
         if real:
-            # Other pictures than those that the drawn ones are compared with.
+            # Images that the reference does not contain.
             x = torch.from_numpy(self.ground.real(TEST_SEED + 1)).permute(0, 3, 1, 2).float() / 255
             parts = list(self.ta_tok.codes(x, DETAILS.index(settings.detail) + 1).cpu())
         else:
             for at in range(0, len(prompts), BATCH):
-                some = prompts[at : at + BATCH]
+                part = prompts[at : at + BATCH]
                 done = finish_prompt(
-                    tar_prompt(self.language, some, settings, PairedDraws(SEED, range(at, at + len(some))), SEED)
+                    tar_prompt(self.language, part, settings, PairedDraws(SEED, range(at, at + len(part))), SEED)
                 )
                 parts += list(done.condition.codes)
                 seconds += done.report.seconds
@@ -245,17 +247,17 @@ class TarBench(TokenBench):
 
     def condition(self, row: Row, images: range) -> AnyCondition:
         codes = self.codes(row)[0]
-        some = CodeCondition(
+        part = CodeCondition(
             codes.codes[images.start : images.stop], codes.names[images.start : images.stop], codes.size
         )
-        return features_of(some, self.ta_tok)  # here, so that no sampler's seconds hold it
+        return features_of(part, self.ta_tok)  # outside the sampler, so that its seconds exclude it
 
     def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
         plain, (codes, seconds) = Bench.result(self, row, settings, judged, reports), self.codes(row)
         return PromptResult(
             **vars(plain),
             model=row.model,
-            prompt=vars(self.asked(row)) | row.prompt,
+            prompt=vars(self.prompt_settings(row)) | row.prompt,
             codes=len(codes.codes[0]),
             prompt_seconds=None if seconds is None else seconds / len(codes),
             steps=reports[0].counts["transformer_passes"],
@@ -263,7 +265,7 @@ class TarBench(TokenBench):
 
 
 class TarRepairBench(RepairBench, TarBench):
-    """The demo's Tar, whose small de-tokenizer drafts for the large one."""
+    """Rows of the demo's Tar, with the small de-tokenizer as the draft model of the large one."""
 
     tables = {"mulosd": ({}, rows(Row("Tar", "tar", {}, DTOK_HIGH.name)))}
     drafter, small = DTOK_LOW.name, DTOK_LOW.grid

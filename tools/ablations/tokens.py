@@ -1,12 +1,12 @@
-"""Ablations of the demo's token models: LlamaGen of two sizes, PAR and ZipAR.
+"""Ablation tables of the demo's token models: two LlamaGens, PAR and ZipAR.
 
-What suits a model stands in its file (``token_recipes.DEFAULTS``), so a row says only in what it differs. The judge reads 64
-pixels: pictures of the 16 x 16 grid, which have 128, are averaged 2 x 2 before they are judged, and so are the real and the
-rebuilt ones beside them. *Rebuilt* means through the VQ tokenizer, at the model's size.
+The checkpoints hold the default settings (``token_recipes.DEFAULTS``); a row lists the differences. Images of the 16 x 16 grid
+have 128 pixels and are averaged 2 x 2 for the judge, and so are the real and reconstructed images. *Rebuilt* images are
+reconstructions of the VQ tokenizer at the size of the model.
 
-On the plain LlamaGen, PAR's schedules are run with a network that was trained for none of them; PAR's authors (Wang et al.
-2025, arXiv 2412.15119) trained one for each. So those rows say what training for the groups is worth, and the PAR's own row
-without its sequential start what the start is worth to a network that knows it.
+The rows "ablation on LlamaGen" run PAR's schedules with a network that was not trained for them; PAR's authors (Wang et al.
+2025, arXiv 2412.15119) trained one network per schedule. These rows measure the effect of that training. The row of the PAR
+without its sequential start measures the effect of the start for a network trained with it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..training.token_recipes import GPT_HIGH, GPT_LOW, PAR
 from .tables import SEED, TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb
 
 VQ = "vq"
-# Pictures that go through the tokenizer at once.
+# Batch size of the tokenizer.
 _CHUNK = 25
 
 _PLAIN = Row("LlamaGen", "llamagen", {}, GPT_LOW.name)
@@ -61,7 +61,7 @@ TABLES: dict[str, Table] = {
         (
             *(Row(f"cfg {c:g}", "llamagen", {"cfg": c}, GPT_LOW.name) for c in (1.0, 1.5, 2.0, 3.0)),
             *(Row(f"top-p {p:g}", "llamagen", {"top_p": p}, GPT_LOW.name) for p in (0.7, 0.8, 0.9, 1.0)),
-            # One way of leaving out what is unlikely at a time.
+            # One truncation of the distribution at a time.
             *(
                 Row(f"temperature {t:g}, top-p 1", "llamagen", {**_ALL, "temperature": t}, GPT_LOW.name)
                 for t in (0.6, 0.7, 0.8, 0.9)
@@ -100,14 +100,20 @@ TABLES: dict[str, Table] = {
 
 @dataclass(frozen=True)
 class TokenResult(Result):
-    """A row's figures, its model, how many passes of the transformer a batch takes, and how many tokens of an image each decides."""
+    """Figures of a row of a token model.
+
+    Attributes:
+        model: name of the checkpoint.
+        steps: transformer passes per batch.
+        tokens_a_step: tokens of an image per pass.
+    """
 
     model: str
     steps: int
     tokens_a_step: float
 
     def work(self) -> dict[str, str]:
-        """What it took: a column's heading to the cell. The cache is the keys and values of a picture's tokens."""
+        """Cells of the cost columns by heading."""
         images = self.figures.images
         return {
             "steps (forwards)": str(self.steps),
@@ -119,7 +125,7 @@ class TokenResult(Result):
 
 
 class TokenBench(Bench):
-    """The demo's LlamaGens and its PAR, with their tokenizer."""
+    """Rows of the demo's LlamaGens and PAR."""
 
     tables = TABLES
 
@@ -137,10 +143,10 @@ class TokenBench(Bench):
         return load_vq(self.ground.file(VQ), device=self.device)
 
     def model(self, name: str) -> TokenModel:
-        """One of the demo's models, by its file's name.
+        """A token model by the name of its checkpoint.
 
         Raises:
-            UserError: its file is missing, or is not of this tokenizer.
+            UserError: the checkpoint is missing, or belongs to another tokenizer.
         """
         if name not in self._models:
             model = load_llamagen(self.ground.file(name), self.dtype, self.device)
@@ -149,18 +155,18 @@ class TokenBench(Bench):
         return self._models[name]
 
     def settings(self, row: Row, common: dict[str, Any]) -> dict[str, Any]:
-        stated = json.loads(read_metadata(self.ground.file(row.model)).get("defaults", "{}"))
-        known = knobs(find(row.sampler).settings)
-        return {**{name: value for name, value in stated.items() if name in known}, **common, **row.settings}
+        defaults = json.loads(read_metadata(self.ground.file(row.model)).get("defaults", "{}"))
+        names = knobs(find(row.sampler).settings)
+        return {**{name: value for name, value in defaults.items() if name in names}, **common, **row.settings}
 
     @torch.no_grad()
     def floors(self, name: str) -> dict[str, Judged]:
-        """Figures of real pictures and of rebuilt ones, judged like generated ones, for every size of picture in a table."""
+        """Figures of real images and of their reconstructions, for every image size of a table."""
         out: dict[str, Judged] = {}
         for row in self.tables[name][1]:
             side = self.model(row.model).grid * self.vq.net.config.stride
             if side not in self._floors:
-                real = self.ground.real(TEST_SEED + 1, side)  # other scenes than the reference's
+                real = self.ground.real(TEST_SEED + 1, side)  # scenes that the reference does not contain
                 codes = (self.vq.net.encode(part.to(self.device))[1] for part in from_rgb(real).split(_CHUNK))
                 rebuilt = np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes])
                 size = "" if side == RESOLUTION else f" {side}-pixel"
@@ -172,26 +178,24 @@ class TokenBench(Bench):
         return out
 
     def condition(self, row: Row, images: range) -> AnyCondition:
-        """What a row draws of the images of these numbers."""
+        """Condition of the images with these indices."""
         return self.ground.condition(images)
 
     def companions(self, row: Row, settings: Any) -> dict[str, Any]:
-        """What the row's sampler takes beside its model, by name."""
+        """Further arguments of the row's sampler, by name."""
         return {}
 
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         condition, draws = self.condition(row, images), PairedDraws(SEED, images)
-        done = finish(
+        codes, report = finish(
             find(row.sampler).run(
                 self.model(row.model), condition, settings, draws, SEED, **self.companions(row, settings)
             )
         )
-        return np.concatenate(
-            [to_rgb(self.vq.net.decode_codes(part)) for part in done.codes.split(_CHUNK)]
-        ), done.report
+        return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes.split(_CHUNK)]), report
 
     def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
         plain = super().result(row, settings, judged, reports)
-        steps, together = reports[0].counts["transformer_passes"], reports[0].tokens_per_pass
-        assert together is not None
-        return TokenResult(**vars(plain), model=row.model, steps=steps, tokens_a_step=together)
+        steps, tokens_per_pass = reports[0].counts["transformer_passes"], reports[0].tokens_per_pass
+        assert tokens_per_pass is not None
+        return TokenResult(**vars(plain), model=row.model, steps=steps, tokens_a_step=tokens_per_pass)

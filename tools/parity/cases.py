@@ -1,4 +1,4 @@
-"""Parity cases: what a recorded result is compared with, and how the outcome is judged. Knows no family."""
+"""Parity cases of all families: comparison of computed with recorded tensors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ATOL = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """One comparison: computed and recorded tensor, and the largest absolute difference that is still right."""
+    """Comparison of a computed with a recorded tensor; ``tolerance`` is the largest allowed absolute difference."""
 
-    got: Tensor
-    want: Tensor
+    computed: Tensor
+    expected: Tensor
     tolerance: float = ATOL
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A named group of checks; ``checks`` None means that this version does not have what it would test."""
+    """A named group of checks; ``checks`` is None if this version does not implement what they test."""
 
     name: str
     checks: Callable[[], Iterable[Check]] | None
@@ -35,7 +35,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Verdict on a case: the worst check's error and tolerance, "ok", "FAIL" or "not yet", and why it failed."""
+    """Result of a case: error and tolerance of the worst check, "ok", "FAIL" or "not yet", and the reason of a failure."""
 
     name: str
     error: float
@@ -50,27 +50,36 @@ class Outcome:
         return f"{self.name:<40}  {numbers[0]:>10}  {numbers[1]:>10}  {self.verdict}"
 
 
-def relative(got: Tensor, want: Tensor, tolerance: float = ATOL) -> Check:
-    """A check relative to the largest recorded value, for results whose size is not O(1)."""
-    return Check(got, want, tolerance * max(1.0, float(want.abs().max())))
+def relative(computed: Tensor, expected: Tensor, tolerance: float = ATOL) -> Check:
+    """A check whose tolerance is relative to the largest recorded value, if that is above 1."""
+    return Check(computed, expected, tolerance * max(1.0, float(expected.abs().max())))
 
 
-def exact(got: Tensor, want: Tensor) -> Check:
-    """Whole numbers: no difference allowed."""
-    return Check(got, want, 0.0)
+def exact(computed: Tensor, expected: Tensor) -> Check:
+    """A check with tolerance 0."""
+    return Check(computed, expected, 0.0)
+
+
+def failed(name: str, error: Exception) -> Case:
+    """A case that fails with ``error``, for a damaged file."""
+
+    def checks() -> Iterable[Check]:
+        raise error
+
+    return Case(name, checks)
 
 
 def judge(case: Case) -> Outcome:
-    """Run a case. Whatever goes wrong inside it is its failure, not ours."""
+    """Run a case. An exception in its checks is a failure of the case."""
     if case.checks is None:
         return Outcome(case.name, 0.0, 0.0, "not yet")
     worst = Outcome(case.name, 0.0, 0.0, "FAIL", "the file holds nothing to compare")
     try:
         for k, check in enumerate(case.checks()):
-            if check.got.shape != check.want.shape:
-                why = f"shape {list(check.got.shape)}, recorded {list(check.want.shape)}"
+            if check.computed.shape != check.expected.shape:
+                why = f"shape {list(check.computed.shape)}, recorded {list(check.expected.shape)}"
                 return Outcome(case.name, float("inf"), check.tolerance, "FAIL", why)
-            gap = (check.got.double() - check.want.double()).abs()
+            gap = (check.computed.double() - check.expected.double()).abs()
             error = float(gap.max()) if gap.numel() else 0.0
             ok = error <= check.tolerance  # False for NaN
             now = Outcome(case.name, error, check.tolerance, "ok" if ok else "FAIL", "" if ok else "the numbers differ")
@@ -78,13 +87,13 @@ def judge(case: Case) -> Outcome:
                 return now
             if k == 0 or error * max(worst.tolerance, 1e-300) >= worst.error * max(check.tolerance, 1e-300):
                 worst = now
-    except Exception as e:  # a damaged case file can fail in any way
+    except Exception as e:  # damaged case files can raise any exception
         return Outcome(case.name, float("nan"), 0.0, "FAIL", f"{type(e).__name__}: {e}".splitlines()[0])
     return worst
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """A case file's tensors. Those stored in fp16 (names ending in _f16) come out as fp32.
+    """Tensors of a case file; fp16 tensors are converted to fp32.
 
     Raises:
         UserError: the file is damaged.
@@ -100,10 +109,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_json(path: Path) -> Any:
-    """A case file's JSON.
+    """Content of a JSON case file.
 
     Raises:
-        UserError: it is no JSON.
+        UserError: the file is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))

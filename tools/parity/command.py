@@ -1,8 +1,8 @@
-"""Check this code against results recorded from the reference implementations.
+"""Compare this code with recorded results of the reference implementations.
 
-DIR is laid out like tests/parity: one folder a family (mar, llamagen, tar), or one family's files. Every case gets a
-line: name, largest absolute error, tolerance, and ok, FAIL or "not yet" (recorded, but this version does not have the
-sampler). Exit code 0 if nothing failed, 1 if something did, 2 if the folder cannot be read.
+DIR has the layout of tests/parity: one folder per family (mar, llamagen, tar, vq), or the files of one family. Every case
+prints a line: name, largest absolute error, tolerance, and ok, FAIL or "not yet" (recorded, but not implemented in this
+version). Exit code 0 if no case failed, 1 if one did, 2 if the folder cannot be read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ...errors import UserError
 from .cases import Case, judge
 
-# Files that only Tar's folder holds: its tokenizer's case has the name of LlamaGen's.
+# Files that identify Tar's folder: its VQ files have the names of LlamaGen's.
 TAR = (
     "ar_tiny_*.safetensors",
     "mulosd_geometry.json",
@@ -27,7 +27,7 @@ TAR = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
+    """Add the options of the command."""
     parser.add_argument("dir", type=Path, metavar="DIR", help="a folder of recorded cases")
 
 
@@ -35,13 +35,9 @@ def collect(root: Path) -> list[Case]:
     """The cases of a folder, or of the family folders in it.
 
     Raises:
-        UserError: no such folder, or one without a case that is known here.
+        UserError: no such folder, or no case in it.
     """
-    from . import llamagen as parity_llamagen
-    from . import mar as parity_mar
-    from . import mulosd as parity_mulosd
-    from . import tar as parity_tar
-    from . import vq as parity_vq
+    from . import llamagen, mar, mulosd, tar, vq
 
     if not root.is_dir():
         what = "no folder" if root.exists() else "not there"
@@ -49,10 +45,10 @@ def collect(root: Path) -> list[Case]:
     out: list[Case] = []
     for folder in [root, *sorted(p for p in root.iterdir() if p.is_dir())]:
         if any(next(folder.glob(mark), None) for mark in TAR):
-            out += parity_tar.cases(folder)
+            out += tar.cases(folder)
         else:
-            out += parity_mar.cases(folder) + parity_llamagen.cases(folder) + parity_vq.cases(folder)
-        out += parity_mulosd.cases(folder)
+            out += mar.cases(folder) + llamagen.cases(folder) + vq.cases(folder)
+        out += mulosd.cases(folder)
     if not out:
         raise UserError(f"DIR: {root} holds no parity case known here; name a folder laid out like tests/parity.")
     return out
@@ -60,7 +56,7 @@ def collect(root: Path) -> list[Case]:
 
 @torch.no_grad()
 def run(options: argparse.Namespace) -> int:
-    """Print a line a case."""
+    """Run all cases and print one line each."""
     failed = counted = 0
     for case in collect(options.dir):
         outcome = judge(case)

@@ -1,6 +1,6 @@
-"""Parity cases of CSpD's published mode: the acceptance ratio, what replaces a rejected draft, and whole runs.
+"""Parity cases of CSpD's published mode: acceptance ratio, replacement of rejected drafts, and sampling runs.
 
-Everything is read from the case's tensors but the class labels, the pre-fill and the guidance, which no file holds.
+Class labels, prefill ratio and guidance scale are not recorded; the constants hold them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LABELS, PREFILL, CFG, HIGHEST = (1, 9), 0.15, 3.0, 950
 
 @dataclass(eq=False)
 class _RecordedRun(Run):
-    """A run on the recorded timesteps, which are no respacing."""
+    """A run with the recorded timesteps, which are not a respacing."""
 
     table: Tables | None = None
 
@@ -45,7 +45,7 @@ class _RecordedRun(Run):
 
 
 class _Verification:
-    """Rows of one recorded verification, sample by sample, positions ascending."""
+    """Rows of one recorded verification, image by image, positions ascending."""
 
     def __init__(self, data: dict[str, Tensor], tag: str, rows: slice):
         def cat(name: str) -> Tensor:
@@ -62,7 +62,7 @@ class _Verification:
         return self.ratio > self.guess
 
     def decide(self, flat: Iterator[Tensor], normals: Iterator[Tensor]) -> Tensor:
-        """Tokens that come out, taking as many recorded draws as it needs."""
+        """Resulting tokens; consumes recorded draws until all are decided."""
         out, left = torch.where(self.accepted[:, None], self.token, 0), ~self.accepted
         while bool(left.any()) and len(self.normals) < TRIES:
             self.normals.append(next(normals))
@@ -80,23 +80,23 @@ def _verifications(data: dict[str, Tensor], tag: str) -> list[_Verification]:
 
 
 def _decided(data: dict[str, Tensor], tag: str) -> tuple[list[_Verification], list[Tensor]]:
-    """The recorded verifications with their draws, and the tokens that we get from them."""
+    """The recorded verifications with their draws, and the tokens computed from them."""
     uniforms = iter(data[f"{tag}.rand_flat"].split(data[f"{tag}.rand_sizes"].tolist()))
     channels = data[f"{tag}.noise_f16"].shape[2]
     rows = data[f"{tag}.randn_like_rows"].tolist()
     normals = iter(data[f"{tag}.randn_like_flat_f16"].view(-1, channels).split(rows))
     found, ours = _verifications(data, tag), []
     for v in found:
-        next(uniforms)  # the guesses, which are stored with the rows too
+        next(uniforms)  # the uniform draws of the acceptance test, which are stored with the rows too
         ours.append(v.decide(uniforms, normals))
     return found, ours
 
 
-class _RecordedRolls:
-    """Recorded judgements, asked for by image and position."""
+class _RecordedDraws:
+    """Recorded rejection draws by image and position."""
 
     def __init__(self, tokens: int, places: list[tuple[Tensor, Tensor]], found: list[_Verification]):
-        self.where = torch.zeros(2, tokens, dtype=torch.int64)  # row of all verifications behind one another
+        self.where = torch.zeros(2, tokens, dtype=torch.int64)  # row in the concatenated verifications
         self.which = torch.zeros(2, tokens, dtype=torch.int64)
         self.found, at = found, 0
         self.guesses = torch.cat([v.guess for v in found])
@@ -115,7 +115,7 @@ class _RecordedRolls:
 
 
 class _RecordedNoise:
-    """Recorded noise: of every position, and of every position and respaced timestep."""
+    """Recorded noise: initial by position, and by position and timestep."""
 
     def __init__(self, data: dict[str, Tensor], tag: str, inter: str):
         self._orders, self._first = data[f"{tag}.orders"].long(), data[f"{tag}.noise_f16"]
@@ -132,7 +132,7 @@ class _RecordedNoise:
 
 
 def _schedule(tokens: int, rows: list[int], images: int) -> tuple[int, int]:
-    """AR steps and draft length whose verifications have so many rows; no file says them.
+    """AR steps and draft length whose verifications have the recorded numbers of rows.
 
     Raises:
         ValueError: there are none.
@@ -168,7 +168,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
 
     def ratio(tag: str, inner: float) -> Iterator[Check]:
         for v in _verifications(data, tag):
-            # As probabilities: above 1 the ratio has no meaning and any size.
+            # As probabilities: values above 1 are equivalent.
             yield Check(published_ratio(v.token, v.q, v.p, inner).exp().clamp(max=1), v.ratio.clamp(max=1))
 
     def again(tag: str) -> Iterator[Check]:
@@ -200,7 +200,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
                 where = recorded.plan.ahead(first, step + 1 - first).sort(1).values
                 places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
                 first = step + 1
-        decide.draws = _RecordedRolls(tokens, places, found)
+        decide.draws = _RecordedDraws(tokens, places, found)
         result = finish(loop(recorded, decide))
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)

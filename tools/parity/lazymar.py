@@ -1,8 +1,8 @@
-"""Parity cases of LazyMAR: which steps are refreshed, similarities, chosen rows, conditions, and whole runs.
+"""Parity cases of LazyMAR: refreshed steps, similarities, selected rows, conditions, and sampling runs.
 
-Equal rows tie exactly at the keep boundary, and which of them the reference kept depends on its sort; so the recorded rows
-are checked to be as good as ours, score by score, and followed. Everything is read from the case's tensors but the
-guidance and the published code's constants, which no file holds.
+Equal rows tie exactly at the selection boundary, where the choice of the reference depends on its sort. The recorded rows must
+have the same scores as ours, and the run continues with them. The guidance scale and the constants of the published code are not
+recorded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .cases import Case, Check, exact, read_json, read_tensors
 
 DATA, MODEL = "lazymar.safetensors", "lazy_tiny_mar_f16.safetensors"
 CFG, HIGHEST = 3.0, 950
-# The published code's: the 4th block, rows beyond those that must be, and shares by absolute AR step, however many there are.
+# Constants of the published code: block 4, and 15 rows in addition to the required ones.
 BLOCK, SPARE = 4, 15
 SCORE_TOLERANCE = 1e-5
 BASELINE, TOKENS = "baseline", "tokcache"
@@ -36,7 +36,7 @@ BASELINE, TOKENS = "baseline", "tokcache"
 
 @dataclass(eq=False)
 class _RecordedRun(Run):
-    """A run on the recorded timesteps, which are no respacing."""
+    """A run with the recorded timesteps, which are not a respacing."""
 
     table: Tables | None = None
 
@@ -46,8 +46,8 @@ class _RecordedRun(Run):
         return self.table
 
 
-class _Follower(LazyTransformer):
-    """Chooses as recorded and remembers what it saw."""
+class _RecordedSelection(LazyTransformer):
+    """LazyMAR with the recorded selection; it stores conditions, scores and its own selection."""
 
     def __init__(self, settings: LazyMARSettings, recorded: dict[int, Tensor]):
         super().__init__(settings, REFERENCE_RATIOS, SPARE)
@@ -56,7 +56,7 @@ class _Follower(LazyTransformer):
         self.fresh: list[int] = []
         self.scores: dict[int, Tensor] = {}
         self.choices: dict[int, tuple[Tensor, Tensor]] = {}
-        """AR step to rows that must be computed and all rows we would have chosen, int64 [B, n]."""
+        """By AR step: rows that must be computed, and all rows of our own selection, int64 [B, n]."""
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Conditions:
         self.z.append((wanted, super().__call__(run, step, wanted)))
@@ -83,18 +83,18 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
     Args:
         folder: holds :data:`DATA` and :data:`MODEL`.
         config: its model's JSON.
-        recorded: noise of a tag, from tensors named as in the plain MAR's cases.
+        recorded: noise of a tag, from tensors named as in the cases of MAR.
     """
     data = read_tensors(folder / DATA)
     steps = next(value for key, value in data.items() if key.endswith(".step_noise_cat_f16"))
 
     @lru_cache(maxsize=3)
-    def run(tag: str) -> tuple[Tensor, _Follower]:
+    def run(tag: str) -> tuple[Tensor, _RecordedSelection]:
         path = folder / config
         heads = int(read_json(path)["encoder_num_heads"]) if path.is_file() else None
         model = replace(load_mar(folder / MODEL, "fp32", heads=heads), latent_scale=1.0)
-        of = TOKENS if tag == BASELINE else tag  # the baseline used the same noise
-        # The null half's noise, which upstream draws and throws away, may be left out.
+        of = TOKENS if tag == BASELINE else tag  # the baseline has the same noise
+        # The noise of the null branch, which the reference draws and discards, may be omitted.
         noise = recorded(
             {
                 "x.orders": data[f"{of}.orders"],
@@ -106,7 +106,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
             steps.shape[1] > len(data[f"{of}.init_noise_cat_f16"]),
         )
         fresh = [] if tag == BASELINE else data[f"{of}.force_fresh"].nonzero()[:, 0].tolist()
-        # Fresh from the beginning to the start step, then once a period.
+        # Refreshed up to the start step, then once per period.
         start = next((k for k, s in enumerate(fresh) if s + 1 not in fresh), 0)
         later = [s for s in fresh if s > start]
         settings = LazyMARSettings(
@@ -127,35 +127,36 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         begun = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None)
         table = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
         state = _RecordedRun(**vars(begun), table=table)
-        follower = _Follower(settings, kept)
+        transformer = _RecordedSelection(settings, kept)
         with torch.no_grad():
-            out = finish(generate(state, follower, PlainHead(state, follower)))
-        return out.latents, follower
+            out = finish(generate(state, transformer, PlainHead(state, transformer)))
+        return out.latents, transformer
 
     def chosen(tag: str) -> Iterator[Check]:
-        _, got = run(tag)
-        yield exact(torch.tensor(got.fresh), data[f"{tag}.force_fresh"].nonzero()[:, 0])
+        _, computed = run(tag)
+        yield exact(torch.tensor(computed.fresh), data[f"{tag}.force_fresh"].nonzero()[:, 0])
         at = {step: k for k, step in enumerate(data[f"{tag}.prune_step"].tolist())}
-        for step, score in got.scores.items():
+        for step, score in computed.scores.items():
             yield Check(score, data[f"{tag}.prune_vcos"][at[step]], SCORE_TOLERANCE)
-        for step, (must, keep) in got.choices.items():
+        for step, (must, keep) in computed.choices.items():
             theirs = data[f"{tag}.prune_keep_mask"][at[step]].bool()
             ours = torch.zeros_like(theirs).scatter(1, keep, True)
             yield exact(theirs.gather(1, must), torch.ones_like(must))
             yield exact(theirs.sum(1), ours.sum(1))
             lowest = [
-                got.scores[step].where(mask, torch.inf).sort(1).values[:, : keep.shape[1]] for mask in (ours, theirs)
+                computed.scores[step].where(mask, torch.inf).sort(1).values[:, : keep.shape[1]]
+                for mask in (ours, theirs)
             ]
             yield Check(lowest[0], lowest[1], SCORE_TOLERANCE)
 
     def conditions(tag: str) -> Iterator[Check]:
-        want, row = data[f"{tag}.z_cat"], 0
+        expected, row = data[f"{tag}.z_cat"], 0
         for wanted, z in run(tag)[1].z:
             assert z.null is not None
             order = wanted.argsort(1).repeat(2, 1)
             both = torch.cat([z.cond, z.null])
             both = both.gather(1, order[..., None].expand_as(both)).flatten(0, 1)
-            yield Check(both, want[row : row + len(both)])
+            yield Check(both, expected[row : row + len(both)])
             row += len(both)
 
     def whole(tag: str) -> Iterator[Check]:

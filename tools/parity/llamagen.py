@@ -1,7 +1,7 @@
-"""Parity cases of the LlamaGen family: GPT, LlamaGen's, PAR's and ZipAR's sampling runs, filters of a token's values.
+"""Parity cases of the LlamaGen family: GPT, sampling runs of LlamaGen, PAR and ZipAR, top-k and top-p filters.
 
-A folder holds any of the files named below; every size is read from them: ``X_io`` belongs to the weights ``X``, and
-ZipAR's runs to the weights of plain LlamaGen. The VQ autoencoders have their own cases.
+A folder contains any of the files named below. ``X_io`` belongs to the weights ``X``, and ZipAR's runs to the weights of
+LlamaGen. All sizes are read from the files. The VQ tokenizers have cases of their own (``vq.py``).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ...samplers.tokens.par import par_groups, par_schedule
 from ...samplers.tokens.schedule import Schedule
 from ...samplers.tokens.settings import TokenSettings
 from ...samplers.tokens.zipar import windowed
-from .cases import Case, Check, exact, read_json, read_tensors
+from .cases import Case, Check, exact, failed, read_json, read_tensors
 
 _GREEDY = re.compile(r"(.+)\.greedy\.cfg([\d.]+?)(?:_int(\d+))?\.tokens")
 _SAMPLED = re.compile(r"(.+)\.sampled\.seed(\d+)_cfg([\d.]+)_k(\d+)_p([\d.]+)_t([\d.]+)\.tokens")
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every case whose files are in ``folder``, cheap to list: no weights are read yet."""
+    """The cases whose files are in ``folder``; weights are read when a case runs."""
     known: dict[str, Callable[[Path, str], Iterable[Case]]] = {
         "gpt": _gpt,
         "par": _par,
@@ -45,16 +45,9 @@ def cases(folder: Path) -> list[Case]:
         make = known.get(stem.split("_")[0])
         try:
             out += make(folder, stem) if make else ()
-        except Exception as e:  # a damaged file is one failed case; the others still run
-            out.append(Case(f"llamagen/{stem}", _fails(e)))
+        except Exception as e:  # a damaged file is one failed case; the others run
+            out.append(failed(f"llamagen/{stem}", e))
     return [*out, *(_key_list(path) for path in sorted(folder.glob("keys_*.json")) if "vq" not in path.stem)]
-
-
-def _fails(error: Exception) -> Callable[[], Iterable[Check]]:
-    def checks() -> Iterable[Check]:
-        raise error
-
-    return checks
 
 
 @lru_cache(maxsize=4)
@@ -64,7 +57,7 @@ def _io(folder: Path, stem: str) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=4)
 def _model(folder: Path, stem: str) -> TokenModel:
-    """The weights ``stem``; head count and grid from the rotation table beside them, or the official ones."""
+    """The model of the weights ``stem``; head count and grid follow from the RoPE table, or are the official ones."""
     state, io = read_tensors(folder / f"{stem}.safetensors"), _io(folder, stem)
     heads = state["tok_embeddings.weight"].shape[1] // (2 * io["freqs_cis"].shape[1]) if "freqs_cis" in io else None
     net = GPT(GPTConfig.from_state_dict(state, heads))
@@ -74,7 +67,7 @@ def _model(folder: Path, stem: str) -> TokenModel:
 
 
 def _condition(io: dict[str, Tensor]) -> AnyCondition:
-    """What the recorded runs drew: class ids, or captions less their padding."""
+    """Condition of the recorded runs: class ids, or captions without padding."""
     if "cond" in io:
         return from_ids(io["cond"].tolist())
     texts = [rows[mask > 0] for rows, mask in zip(io["caption_embs"], io["emb_masks"], strict=True)]
@@ -108,17 +101,17 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
         if f"{tag}.cap_proj" in io:
             yield Check(prefix, io[f"{tag}.cap_proj"])
         x, place = rows(prefix)
-        turn = net.positions(grid, prefix.shape[1]).rows(place)
-        yield Check(torch.stack([turn[:, 0, ::2], turn[:, 1, 1::2]], -1), io["freqs_cis"])
+        rope = net.positions(grid, prefix.shape[1]).rows(place)
+        yield Check(torch.stack([rope[:, 0, ::2], rope[:, 1, 1::2]], -1), io["freqs_cis"])
         if f"{tag}.l0_out" in io:
             first = net.layers[0]
             assert isinstance(first, Block)
             norm = first.attention_norm(x)
-            attention = first.attention.wo(attend(*first.attention.project(norm, turn), causal=True))
+            attention = first.attention.wo(attend(*first.attention.project(norm, rope), causal=True))
             out = x + attention
             out = out + first.feed_forward(first.ffn_norm(out))
-            for key, got in (("l0_norm", norm), ("l0_attn", attention), ("l0_out", out)):
-                yield Check(got, io[f"{tag}.{key}"])
+            for key, computed in (("l0_norm", norm), ("l0_attn", attention), ("l0_out", out)):
+                yield Check(computed, io[f"{tag}.{key}"])
             yield Check(net.output(io[f"{tag}.final_norm"]), io[f"{tag}.full_logits"])
 
     def cached(suffix: str) -> Iterator[Check]:
@@ -127,7 +120,7 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
         if suffix == "_nomask":
             what = TextCondition(tuple(io["caption_embs"]), ("",) * len(io["caption_embs"]))
         yield Check(
-            _replay(model, what, raster(model.grid), io["tokens"], "uncond" in suffix),
+            replay(model, what, raster(model.grid), io["tokens"], "uncond" in suffix),
             io[f"{tag}.cached_logits{suffix}"],
         )
 
@@ -161,9 +154,9 @@ def _par(folder: Path, stem: str) -> Iterator[Case]:
     def mask() -> Iterator[Check]:
         model = _model(folder, stem)
         schedule = par_schedule(model.grid, model.regions)
-        for seen, at in zip(schedule.visible(), schedule.passes[1:], strict=True):
-            recorded = io["group_mask"][1:, 1:][list(at.slot), : seen.shape[1]]
-            yield exact(torch.from_numpy(seen).to(torch.uint8), recorded)
+        for visible, at in zip(schedule.visible(), schedule.passes[1:], strict=True):
+            recorded = io["group_mask"][1:, 1:][list(at.slot), : visible.shape[1]]
+            yield exact(torch.from_numpy(visible).to(torch.uint8), recorded)
 
     yield Case(f"llamagen/{stem}.order", order)
     yield Case(f"llamagen/{stem}.full_logits", full)
@@ -182,7 +175,7 @@ def _zipar(folder: Path, stem: str) -> Iterator[Case]:
 
 
 def _key_list(path: Path) -> Case:
-    """Names and shapes of an official file, against a network of that size on the meta device."""
+    """Names and shapes of an official file, compared with a network of that size on the meta device."""
 
     def checks() -> Iterator[Check]:
         shapes = {name: tuple(shape) for name, shape in read_json(path)["keys"].items()}
@@ -209,9 +202,14 @@ def _filters(folder: Path, stem: str) -> Iterator[Case]:
         yield Case(f"llamagen/sampler.{m[1]}", partial(checks, m[1], int(m[2]), float(m[3])))
 
 
-class _Multinomial:
-    """The reference's draws again: torch.multinomial divides by exponential numbers, as many as there are rows, and takes
-    the largest. ``together``: one call for all cells of a pass (PAR), not one a cell."""
+class MultinomialDraws:
+    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers and takes the maximum.
+
+    Args:
+        seed: of the global generator.
+        images: batch size.
+        together: whether one call draws all cells of a pass (PAR), instead of one call per cell.
+    """
 
     def __init__(self, seed: int, images: int, together: bool):
         self._generator, self._images, self._together = torch.Generator().manual_seed(seed), images, together
@@ -235,33 +233,33 @@ def _runs(
     """Recorded generations."""
 
     def generated(model: TokenModel, run: str, settings: TokenSettings, seed: int) -> Tensor:
-        draws = _Multinomial(seed, len(_condition(io)), together=model.regions > 1)
+        draws = MultinomialDraws(seed, len(_condition(io)), together=model.regions > 1)
         out = finish(decode(begin("verify", model, _condition(io), settings, draws, None, schedule(run, model))))
         return out.codes.flatten(1)
 
     def greedy(run: str, base: str, cfg: float, until: int) -> Iterator[Check]:
         model = _model(folder, weights)
         plan = schedule(run, model)
-        got = generated(model, run, TokenSettings(cfg=cfg, top_k=1, cfg_interval=until), 0)
-        yield exact(got, runs[f"{base}.tokens_raster" if model.regions > 1 else f"{base}.tokens"])
+        computed = generated(model, run, TokenSettings(cfg=cfg, top_k=1, cfg_interval=until), 0)
+        yield exact(computed, runs[f"{base}.tokens_raster" if model.regions > 1 else f"{base}.tokens"])
         prefix = io["emb_masks"].shape[1] if "emb_masks" in io else 1
         if f"{base}.positions" in runs:
             positions = [n + prefix for p in plan.passes[1:] for n in p.slot]
             yield exact(torch.tensor([*range(prefix), *positions]), runs[f"{base}.positions"])
             yield exact(torch.tensor([prefix, *(len(p.slot) for p in plan.passes[1:])]), runs[f"{base}.positions_len"])
         if f"{base}.logits" in runs:
-            want = runs[f"{base}.logits"]
-            halves = len(want) // len(_condition(io))
-            logits = torch.cat([_replay(model, _condition(io), plan, got, half > 0) for half in range(halves)])
-            yield Check(logits, want[:, prefix - 1 :])
+            expected = runs[f"{base}.logits"]
+            halves = len(expected) // len(_condition(io))
+            logits = torch.cat([replay(model, _condition(io), plan, computed, half > 0) for half in range(halves)])
+            yield Check(logits, expected[:, prefix - 1 :])
 
     def sampled(run: str, key: str, seed: int, settings: TokenSettings) -> Iterator[Check]:
         model = _model(folder, weights)
-        want = runs[key]
-        if model.regions > 1:  # recorded in the order of generation
+        expected = runs[key]
+        if model.regions > 1:  # recorded in decoding order
             cells = torch.tensor(par_groups(model.grid, model.regions)).flatten()
-            want = torch.empty_like(want).index_copy(1, cells, want)
-        yield exact(generated(model, run, settings, seed), want)
+            expected = torch.empty_like(expected).index_copy(1, cells, expected)
+        yield exact(generated(model, run, settings, seed), expected)
 
     for key in sorted(runs):
         if m := _GREEDY.fullmatch(key):
@@ -272,9 +270,9 @@ def _runs(
             yield Case(f"llamagen/{m[1]}.sampled", partial(sampled, m[1], key, int(m[2]), settings))
 
 
-def _replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, tokens: Tensor, null: bool) -> Tensor:
-    """Logits [B, rows, V] of all rows that a schedule feeds, with known tokens int64 [B, N]; the prefill's last row first."""
-    run = begin("verify", model, condition, TokenSettings(), _Multinomial(0, len(condition), False), None, schedule)
+def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, tokens: Tensor, null: bool) -> Tensor:
+    """Teacher-forced logits [B, rows, V] of all passes of a schedule, with tokens int64 [B, N]; the first row is the prefill's."""
+    run = begin("verify", model, condition, TokenSettings(), MultinomialDraws(0, len(condition), False), None, schedule)
     run.tokens.copy_(tokens)
     logits, cache = run.prefill(null=True)
     out = [logits[:, None]]

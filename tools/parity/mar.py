@@ -1,6 +1,6 @@
-"""Parity cases of the MAR family: networks, head, diffusion tables, mask schedule, whole sampling runs, KL autoencoder.
+"""Parity cases of the MAR family: networks, head, diffusion tables, mask schedule, sampling runs, KL autoencoder.
 
-A folder holds any of the files named below; every size is read from them. What no file says is in the constants.
+A folder contains any of the files named below. All sizes are read from the files; the constants hold what they do not record.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from ...samplers.mar.settings import MARSettings
 from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar
-from .cases import Case, Check, exact, read_json, read_tensors, relative
+from .cases import Case, Check, exact, failed, read_json, read_tensors, relative
 
 MODEL, MODEL_CONFIG, DECODER = "tiny_mar_f16.safetensors", "tiny_mar_config.json", "tiny_vae_f16.safetensors"
-# Recorded runs that start at t = 999; their results are huge. All others start at 950, as does every "c" table.
+# Recorded runs from t = 999, whose results are large. The other runs, and the tables "c", start at 950.
 FROM_999 = ("a", "b")
 CLIPPED = 950
 TEMPERATURES = {"b": 0.95}
@@ -42,7 +42,7 @@ TABLE_TOLERANCE = 1e-9
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every case whose files are in ``folder``, cheap to list: nothing large is read yet."""
+    """The cases whose files are in ``folder``; weights are read when a case runs."""
     known: list[tuple[tuple[str, ...], Callable[[Path], Iterable[Case]]]] = [
         (("encdec.safetensors", MODEL), _encdec),
         (("head.safetensors", MODEL), _head),
@@ -50,7 +50,7 @@ def cases(folder: Path) -> list[Case]:
         (("mask_schedule.json",), _schedules),
         (("sample_tokens.safetensors", MODEL), _sampling),
         (("vae.safetensors", DECODER), _autoencoder),
-        ((parity_lazymar.DATA, parity_lazymar.MODEL), lambda f: parity_lazymar.cases(f, MODEL_CONFIG, _Recorded)),
+        ((parity_lazymar.DATA, parity_lazymar.MODEL), lambda f: parity_lazymar.cases(f, MODEL_CONFIG, RecordedNoise)),
         ((parity_cspd.DATA, parity_cspd.DRAFT, MODEL), lambda f: parity_cspd.cases(f, MODEL, MODEL_CONFIG)),
     ]
     out: list[Case] = []
@@ -63,16 +63,9 @@ def cases(folder: Path) -> list[Case]:
             if missing:
                 raise FileNotFoundError(f"{missing[0]} is not beside it")
             out += make(folder)
-        except Exception as e:  # a damaged file is one failed case; the others still run
-            out.append(Case(f"mar/{stem}", _fails(e)))
+        except Exception as e:  # a damaged file is one failed case; the others run
+            out.append(failed(f"mar/{stem}", e))
     return [*out, *(_key_list(path) for path in sorted(folder.glob("*_keys.json")))]
-
-
-def _fails(error: Exception) -> Callable[[], Iterable[Check]]:
-    def checks() -> Iterable[Check]:
-        raise error
-
-    return checks
 
 
 @lru_cache(maxsize=2)
@@ -101,7 +94,7 @@ def _encdec(folder: Path) -> Iterator[Case]:
         yield Check(encoded, data[f"{tag}.enc_out{suffix}"])
         z = data[f"{tag}.dec_out{suffix}"]
         yield Check(net.decode(encoded, known), z)
-        # The short way that the samplers take: only the rows that are asked for.
+        # The samplers decode masked positions only.
         at = hidden[..., None].expand(-1, -1, z.shape[2])
         yield Check(net.decode(encoded, known, hidden), z.gather(1, at))
 
@@ -112,7 +105,7 @@ def _encdec(folder: Path) -> Iterator[Case]:
 
 
 def _head_run(model: MARModel, temperature: float, rows: int) -> Run:
-    """As much of a run as the head's denoiser looks at."""
+    """A run with the state that the head's denoiser uses."""
     c = model.net.config
     orders = torch.arange(c.tokens).expand(rows, -1)
     settings = MARSettings(ar_steps=1, temperature=temperature)
@@ -142,8 +135,8 @@ def _head(folder: Path) -> Iterator[Case]:
         denoise = Denoiser(_head_run(_model(folder), temperature, n), table)
         rows = Conditions(z[:n], z[n : 2 * n] if cfg != 1 else None)
         out = denoise(rows, torch.full((n, 1), cfg), first, data[f"s{tag}.step_noise_f16"][:, :n])
-        want = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
-        yield Check(out, want) if clipped else relative(out, want)
+        expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
+        yield Check(out, expected) if clipped else relative(out, expected)
 
     if "net.x" in data:
         yield Case("mar/head.net", net)
@@ -171,7 +164,7 @@ def _autoencoder(folder: Path) -> Iterator[Case]:
 
 
 def _key_list(path: Path) -> Case:
-    """Names and shapes of an official file, against a network of that size on the meta device."""
+    """Names and shapes of an official file, compared with a network of that size on the meta device."""
 
     def checks() -> Iterator[Check]:
         shapes = {name: tuple(shape) for name, shape in read_json(path).items()}
@@ -198,11 +191,15 @@ def _tables(folder: Path) -> Iterator[Case]:
 
     def checks(tag: str) -> Iterator[Check]:
         ours = tables(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999)
-        for key, want in data.items():
+        for key, expected in data.items():
             prefix, name = key.split(".")
             if prefix == tag:
-                got = getattr(ours, name)
-                yield relative(got, want, TABLE_TOLERANCE) if want.is_floating_point() else exact(got, want)
+                computed = getattr(ours, name)
+                yield (
+                    relative(computed, expected, TABLE_TOLERANCE)
+                    if expected.is_floating_point()
+                    else exact(computed, expected)
+                )
 
     for tag in sorted({key.split(".")[0] for key in data}, key=lambda t: (t.endswith("c"), int(t.rstrip("c")))):
         yield Case(f"mar/diffusion_tables.{tag}", partial(checks, tag))
@@ -211,7 +208,7 @@ def _tables(folder: Path) -> Iterator[Case]:
 def _schedules(folder: Path) -> Iterator[Case]:
     def checks(tokens: int, steps: int, recorded: dict[str, list[int]]) -> Iterator[Check]:
         left = masked_after(tokens, steps)
-        # Upstream's last entry is 1 although the last step decides everything.
+        # The last entry of the reference is 1, although its last step decides all tokens.
         yield exact(torch.tensor(left[:-1]), torch.tensor(recorded["mask_len"][:-1]))
         sizes = [before - after for before, after in pairwise([tokens, *left])]
         yield exact(torch.tensor(sizes), torch.tensor(recorded["n_pred"]))
@@ -224,8 +221,8 @@ def _schedules(folder: Path) -> Iterator[Case]:
 # ------------------------------------------------------------------------------------------------ sampling
 
 
-class _Recorded:
-    """Recorded noise, put back to its positions. The files hold it in the order in which it was drawn."""
+class RecordedNoise:
+    """Recorded noise by position; the files store it in the order of the draws."""
 
     def __init__(self, data: dict[str, Tensor], tag: str, guided: bool):
         self._orders = data[f"{tag}.orders"].long()
@@ -241,7 +238,7 @@ class _Recorded:
                 self._first[image, where[image]] = first[row : row + n]
                 self._steps[image][:, where[image]] = steps[:, step_row : step_row + n]
                 row, step_row = row + n, step_row + n
-            step_row += batch * n if guided else 0  # noise of the null half, which upstream draws and throws away
+            step_row += batch * n if guided else 0  # noise of the null branch, which the reference draws and discards
 
     def orders(self, tokens: int) -> Tensor:
         return self._orders
@@ -264,7 +261,7 @@ def _sampling(folder: Path) -> Iterator[Case]:
         cfg = scales[-1] if constant else 1 + (scales[-1] - 1) * tokens / (tokens - 1)
         t_max = 999 if tag in FROM_999 else CLIPPED
         executed = len(data[f"{tag}.step_noise_cat_f16"])
-        # Clipping merges timesteps: 25 steps from 950 are 24. Recorded runs ask for round numbers.
+        # Clipping merges timesteps: 25 steps from 950 are 24. Recorded settings are multiples of 5.
         fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max)) == executed]
         count = next((n for n in fitting if n % 5 == 0), fitting[0])
         settings = MARSettings(
@@ -275,10 +272,10 @@ def _sampling(folder: Path) -> Iterator[Case]:
             cfg_schedule="constant" if constant else "linear",
             temperature=TEMPERATURES.get(tag, 1.0),
         )
-        noise = _Recorded(data, tag, guided=settings.cfg != 1)
+        noise = RecordedNoise(data, tag, guided=settings.cfg != 1)
         out = finish(mar(model, from_ids(data[f"{tag}.labels"].tolist()), settings, noise)).latents
-        want = data[f"{tag}.out"]
-        yield relative(out, want) if tag in FROM_999 else Check(out, want)
+        expected = data[f"{tag}.out"]
+        yield relative(out, expected) if tag in FROM_999 else Check(out, expected)
 
     for tag in sorted({key.split(".")[0] for key in data}):
         yield Case(f"mar/sample_tokens.{tag}", partial(checks, tag))

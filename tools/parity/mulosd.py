@@ -1,7 +1,7 @@
 """Parity cases of MuLo-SD and of the LANTERN-style comparison.
 
-``mulosd_geometry.json`` lists grids with rejected cells, and what they make of them: a case each. ``lantern_accept_io`` holds
-trees of drafts that the published code judged: a case for every tree, setting and way of drawing.
+``mulosd_geometry.json`` lists grids with rejected cells and the expected regions, islands and waves; one case each.
+``lantern_accept_io`` contains draft trees that the published code verified; one case per tree, setting and decoding mode.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from ...samplers.tokens import islands as geometry
 from ...samplers.tokens.lantern import certain_rest, likeliest, relaxed
-from .cases import Case, Check, exact, read_json, read_tensors, relative
+from .cases import Case, Check, exact, failed, read_json, read_tensors, relative
 
 GEOMETRY, LANTERN = "mulosd_geometry.json", "lantern_accept_io.safetensors"
 _JUDGED = re.compile(r"(.+)\.(greedy|sample)\.(off|(?:pp_)?k(\d+)_[dl]([\d.]+))\.best")
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every case whose files are in ``folder``."""
+    """The cases whose files are in ``folder``."""
     out: list[Case] = []
     known: dict[str, tuple[str, Callable[[Path], Iterable[Case]]]] = {
         GEOMETRY: ("tar/mulosd_geometry", _geometry),
@@ -35,13 +35,9 @@ def cases(folder: Path) -> list[Case]:
         if (folder / file).is_file():
             try:
                 out += list(make(folder / file)) or [Case(name, lambda: ())]
-            except Exception as e:  # a damaged file is one failed case; the others still run
-                out.append(Case(name, partial(_fails, e)))
+            except Exception as e:  # a damaged file is one failed case; the others run
+                out.append(failed(name, e))
     return out
-
-
-def _fails(error: Exception) -> Iterable[Check]:
-    raise error
 
 
 # ------------------------------------------------------------------------------------------------ geometry
@@ -58,14 +54,14 @@ def _grid(case: dict[str, Any]) -> Iterator[Check]:
     region = geometry.expand(down, case["l"])
     islands = geometry.islands(region)
     yield exact(torch.from_numpy(region.ravel().nonzero()[0]), torch.tensor(case["R_X"], dtype=torch.int64))
-    for got, first, want in (
+    for computed, first, expected in (
         (islands, 1, case["islands"]),
         (geometry.waves(islands, case["window"]), 0, case["waves"]),
     ):
         recorded = np.full(down.size, first - 1)
-        for number, cells in enumerate(want):
+        for number, cells in enumerate(expected):
             recorded[cells] = first + number
-        yield exact(torch.from_numpy(got.ravel()), torch.from_numpy(recorded))
+        yield exact(torch.from_numpy(computed.ravel()), torch.from_numpy(recorded))
 
 
 # ------------------------------------------------------------------------------------------------ acceptance
@@ -85,7 +81,7 @@ def _lantern(path: Path) -> Iterator[Case]:
 
 
 def _nearest(data: dict[str, Tensor]) -> Iterator[Check]:
-    """Compared by distance: equally distant codes may stand in any order. The published table is of the codebook as stored."""
+    """Compares distances, because the order of equally distant codes is arbitrary. The published table uses the stored codebook."""
     codes = data["codebook"]
     distance = (codes[:, None] - codes).norm(dim=-1)
     ours = geometry.neighbours(codes, data["nearest"].shape[1])
@@ -102,30 +98,30 @@ def _greedy(data: dict[str, Tensor], tree: str, run: str, k: int, delta: float) 
 
 
 def _sampled(data: dict[str, Tensor], tree: str, run: str, k: int, delta: float) -> Iterator[Check]:
-    """The walk down a tree: of the drafts that follow what is accepted, one after another is tried, each on what the last one left."""
-    paths, logits, rolls = data[f"{tree}.candidates"], data[f"{tree}.logits"], data[f"{run}u"].tolist()
+    """Verification of a draft tree: the children of the accepted prefix in turn, each against the residual distribution."""
+    paths, logits, uniforms = data[f"{tree}.candidates"], data[f"{tree}.logits"], data[f"{run}u"].tolist()
     nearest, depth = data["nearest"], paths.shape[1]
     length, best, used = 1, 0, 0
-    left = logits[0, 0].softmax(-1)
+    residual = logits[0, 0].softmax(-1)
     while length < depth:
-        here = (paths[:, :length] == paths[best, :length]).all(1).nonzero()[:, 0]
-        left, before = logits[here[0], length - 1].softmax(-1), length
-        tried: set[int] = {-1}
-        for path in here.tolist():
+        children = (paths[:, :length] == paths[best, :length]).all(1).nonzero()[:, 0]
+        residual, before = logits[children[0], length - 1].softmax(-1), length
+        seen_drafts: set[int] = {-1}
+        for path in children.tolist():
             draft = paths[path, length]
-            if int(draft) in tried:
+            if int(draft) in seen_drafts:
                 continue
-            tried.add(int(draft))
-            counted, lent = relaxed(left, draft, nearest[:, :k], delta)
+            seen_drafts.add(int(draft))
+            counted, lent = relaxed(residual, draft, nearest[:, :k], delta)
             used += 1
-            if rolls[used - 1] <= float(counted):
+            if uniforms[used - 1] <= float(counted):
                 length, best = length + 1, path
                 break
-            left = certain_rest(left, draft, lent, nearest[:, : k + 1])
+            residual = certain_rest(residual, draft, lent, nearest[:, : k + 1])
         if length == before:
             break
     else:
-        left = logits[best, length - 1].softmax(-1)
+        residual = logits[best, length - 1].softmax(-1)
     yield exact(torch.tensor([best, length - 1]), data[f"{run}best"])
-    yield exact(torch.tensor(used), torch.tensor(len(rolls)))
-    yield Check(left, data[f"{run}next_p"])
+    yield exact(torch.tensor(used), torch.tensor(len(uniforms)))
+    yield Check(residual, data[f"{run}next_p"])

@@ -1,7 +1,7 @@
-"""Parity cases of Tar: the de-tokenizer AR-DTok, its VQ tokenizer, TA-Tok and its codebook, filters of a token's values.
+"""Parity cases of Tar: AR-DTok, its VQ tokenizer, TA-Tok and its codebook, top-k and top-p filters.
 
-A folder holds any of the files named below; every size is read from them: ``X_io`` belongs to the weights ``X_state``, and the
-variants of AR-DTok hold weights (``sd.``) and results in one. MuLo-SD has its own cases.
+A folder contains any of the files named below. ``X_io`` belongs to the weights ``X_state``; files of AR-DTok's variants contain
+weights (``sd.``) and results. All sizes are read from the files. MuLo-SD has cases of its own (``mulosd.py``).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ...samplers.tokens.draws import allowed
 from ...samplers.tokens.llamagen import raster
 from ...samplers.tokens.loop import begin, decode
 from ...samplers.tokens.settings import TokenSettings
-from .cases import Case, Check, exact, read_json, read_tensors
-from .llamagen import _Multinomial, _replay
+from .cases import Case, Check, exact, failed, read_json, read_tensors
+from .llamagen import MultinomialDraws, replay
 
 _GREEDY = re.compile(r"greedy_(cond4_)?cfg([\d.]+?)(?:_interval(\d+))?")
 _SAMPLED = re.compile(r"sampled_cfg([\d.]+)_(?:topk(\d+)_topp(\d+)|default)_seed(\d+)")
@@ -39,7 +39,7 @@ Tensors = dict[str, Tensor]
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every case whose files are in ``folder``, cheap to list."""
+    """The cases whose files are in ``folder``."""
     known: dict[str, Callable[[Path], Iterable[Case]]] = {
         "ar_tiny_io": _detokenizer,
         "ar_tiny_fixedpe": _variant,
@@ -57,8 +57,8 @@ def cases(folder: Path) -> list[Case]:
         if path.is_file():
             try:
                 out += make(path)
-            except Exception as e:  # a damaged file is one failed case; the others still run
-                out.append(Case(f"tar/{stem}", _fails(e)))
+            except Exception as e:  # a damaged file is one failed case; the others run
+                out.append(failed(f"tar/{stem}", e))
     listed = folder / "full_size_shapes.json"
     if listed.is_file():
         try:
@@ -66,22 +66,15 @@ def cases(folder: Path) -> list[Case]:
                 Case(f"tar/keys.{name}", partial(_key_list, name, about)) for name, about in read_json(listed).items()
             ]
         except Exception as e:
-            out.append(Case("tar/keys", _fails(e)))
+            out.append(failed("tar/keys", e))
     return out
 
 
-def _fails(error: Exception) -> Callable[[], Iterable[Check]]:
-    def checks() -> Iterable[Check]:
-        raise error
-
-    return checks
-
-
 def _weights(path: Path) -> tuple[Tensors, Path]:
-    """The weights that belong to results, and their file.
+    """The weights of recorded results, and their file.
 
     Raises:
-        FileNotFoundError: they are not there.
+        FileNotFoundError: the file is missing.
     """
     weights = path.with_name(path.name.replace("_io", "_state"))
     if not weights.is_file():
@@ -106,7 +99,7 @@ def _features(rows: Tensor) -> FeatureCondition:
 
 
 def _full(net: GPT, cond: Tensor, tokens: Tensor, grid: int) -> Tensor:
-    """Logits [B, N, V] of all picture tokens, in one pass."""
+    """Logits [B, N, V] of all image tokens from one pass."""
     prefix = net.prefix(cond)
     x, rows = torch.cat([prefix, net.embed(tokens)], 1), prefix.shape[1]
     return net(x, torch.arange(-rows, tokens.shape[1]), net.positions(grid, rows))[:, rows - 1 :]
@@ -124,12 +117,12 @@ def _detokenizer(path: Path) -> Iterator[Case]:
         four, null = key.endswith("cond4"), key.endswith("uncond")
         cond = io["cond4"] if four else io["cond"]
         yield Check(_full(model.net, torch.zeros_like(cond) if null else cond, tokens[:, :-1], model.grid), io[key])
-        # The same through the cache, one token after another.
-        yield Check(_replay(model, condition(four), raster(model.grid), tokens, null), io[key])
+        # The same with the KV cache, token by token.
+        yield Check(replay(model, condition(four), raster(model.grid), tokens, null), io[key])
 
     def generated(key: str, four: bool, settings: TokenSettings, seed: int) -> Iterator[Check]:
         model, what = _loaded(weights), condition(four)
-        run = begin("verify", model, what, settings, _Multinomial(seed, len(what), False), None, raster(model.grid))
+        run = begin("verify", model, what, settings, MultinomialDraws(seed, len(what), False), None, raster(model.grid))
         yield exact(finish(decode(run)).codes.flatten(1), io[key])
 
     for key in sorted(io):
@@ -152,7 +145,7 @@ def _network(state: Mapping[str, Tensor], heads: int) -> GPT:
 
 
 def _heads(path: Path) -> int:
-    """Head count of the variants: of the plain weights beside them."""
+    """Head count of the variants, from the base weights in the same folder."""
     plain = path.with_name("ar_tiny_state.safetensors")
     return int(json.loads(read_metadata(plain).get("config", "{}")).get("n_head", 4))
 
@@ -162,21 +155,21 @@ def _variant(path: Path) -> Iterator[Case]:
 
     def checks() -> Iterator[Check]:
         net = _network(_own(data), _heads(path))
-        tokens, cond, want = data["idx"], data["cond"], data["logits"]
-        grid = int(want.shape[1] ** 0.5)
-        yield Check(_full(net, cond, tokens, grid), want)
+        tokens, cond, expected = data["idx"], data["cond"], data["logits"]
+        grid = int(expected.shape[1] ** 0.5)
+        yield Check(_full(net, cond, tokens, grid), expected)
         model = TokenModel(net, path.stem, grid)
         names = ("",) * len(cond)
         what: AnyCondition = _features(cond) if cond.is_floating_point() else CodeCondition(tuple(cond), names)
-        # The reference cannot do this with fewer key heads; the last token is never fed.
+        # The reference does not support this with fewer key heads. The last token is not an input.
         whole = torch.cat([tokens, tokens[:, -1:]], 1)
-        yield Check(_replay(model, what, raster(grid), whole, False), want)
+        yield Check(replay(model, what, raster(grid), whole, False), expected)
 
     yield Case(f"tar/{path.stem}", checks)
 
 
 def _names(path: Path) -> Iterator[Case]:
-    """A variant of which the reference cannot compute anything: its weights fit, and logits have the right shape."""
+    """A variant that the reference cannot run: compares the names of the weights and the shape of the logits."""
     data = read_tensors(path)
 
     def checks() -> Iterator[Check]:
@@ -262,9 +255,9 @@ def _ta_tok(path: Path) -> Iterator[Case]:
 
     def decoded(pool: int) -> Iterator[Check]:
         codes = io[f"indices_ps{pool}"]
-        got = torch.stack(features_of(CodeCondition(tuple(codes), ("",) * len(codes)), made()).features)
-        yield Check(got, io[f"decoded_from_indices_ps{pool}"])
-        yield Check(got, io[f"rec_ps{pool}"])
+        computed = torch.stack(features_of(CodeCondition(tuple(codes), ("",) * len(codes)), made()).features)
+        yield Check(computed, io[f"decoded_from_indices_ps{pool}"])
+        yield Check(computed, io[f"rec_ps{pool}"])
 
     def other_size() -> Iterator[Check]:
         yield exact(made().codes(io["img_big"]), io["indices_big"])
@@ -292,10 +285,10 @@ def _filters(path: Path) -> Iterator[Case]:
 
 
 def _key_list(name: str, about: Mapping[str, Any]) -> Iterator[Check]:
-    """Names and shapes of an official file, against a network of that size on the meta device."""
+    """Names and shapes of an official file, compared with a network of that size on the meta device."""
     listed = {key: tuple(shape) for key, (shape, _) in about["tensors"].items()}
     state = {key: torch.empty(shape, device="meta") for key, shape in listed.items()}
-    # Buffers are listed and not counted.
+    # Buffers are listed but not counted.
     elements = sum(t.numel() for key, t in state.items() if key != HISTORY and not key.startswith("scale_layer."))
     yield exact(torch.tensor(elements), torch.tensor(about["params"]))
     idle: set[str] = set()

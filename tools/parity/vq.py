@@ -1,14 +1,14 @@
-"""Parity cases of LlamaGen's VQ tokenizer; its GPT has its own.
+"""Parity cases of LlamaGen's VQ tokenizer.
 
-``vqNAME_io.safetensors`` beside ``vqNAME.safetensors`` gives two cases: decoding (any grid: the file names it) and encoding.
-``keys_*vq*.json`` gives one: names and shapes of an official file against a network of that size, made on the meta device.
-Every size is read from the files.
+``vqNAME_io.safetensors`` with ``vqNAME.safetensors`` gives two cases: decoding (of the grids in the file) and encoding.
+``keys_*vq*.json`` gives one: names and shapes of an official file, compared with a network of that size on the meta device.
+All sizes are read from the files.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -17,27 +17,20 @@ from torch import Tensor
 
 from ...model_loaders.autoencoders import load_vq
 from ...model_loaders.networks.vq import HISTORY, VQAutoencoder, VQConfig
-from .cases import Case, Check, exact, read_json, read_tensors
+from .cases import Case, Check, exact, failed, read_json, read_tensors
 
 _GRID = re.compile(r"indices_(\d+)x(\d+)")
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every case whose files are in ``folder``, cheap to list: nothing large is read yet."""
+    """The cases whose files are in ``folder``; weights are read when a case runs."""
     out: list[Case] = []
     for path in sorted(folder.glob("vq*_io.safetensors")):
         try:
             out += _tokenizer(path)
-        except Exception as e:  # a damaged file is one failed case; the others still run
-            out.append(Case(f"llamagen/{path.stem.removesuffix('_io')}", _fails(e)))
+        except Exception as e:  # a damaged file is one failed case; the others run
+            out.append(failed(f"llamagen/{path.stem.removesuffix('_io')}", e))
     return [*out, *(_key_list(path) for path in sorted(folder.glob("keys_*.json")) if "vq" in path.stem)]
-
-
-def _fails(error: Exception) -> Callable[[], Iterable[Check]]:
-    def checks() -> Iterable[Check]:
-        raise error
-
-    return checks
 
 
 @lru_cache(maxsize=2)
@@ -57,14 +50,14 @@ def _tokenizer(path: Path) -> Iterator[Case]:
             grid = f"{m[1]}x{m[2]}"
             codes = data[m[0]].view(-1, int(m[1]), int(m[2]))
             vectors = net.vectors(codes)
-            # The codebook may hold a vector twice: compare what is found again, not its number.
+            # The codebook may contain a vector twice, so vectors are compared, not codes.
             yield exact(net.vectors(net.codes(vectors)), vectors)
             if f"zq_{grid}" in data:
                 yield Check(vectors, data[f"zq_{grid}"])
             if f"post_quant_{grid}" in data:
                 yield Check(net.post_quant_conv(vectors), data[f"post_quant_{grid}"])
             yield Check(net.decode_codes(codes), data[f"decode_{grid}"])
-            # The way of a LATENT through core's VAE Decode, in half precision on top.
+            # The path of a LATENT through core's VAE Decode, in half precision.
             yield Check(net.decode(vectors.half()), data[f"decode_{grid}"])
 
     def encode() -> Iterator[Check]:
@@ -84,12 +77,12 @@ def _key_list(path: Path) -> Case:
 
 
 def _keys(path: Path) -> Iterator[Check]:
-    """Names and shapes of an official file, one by one, and the number of its elements."""
+    """Names and shapes of an official file, and the number of its elements."""
     listed = read_json(path)
     shapes = {name: tuple(shape) for name, shape in listed["keys"].items()}
     state: dict[str, Tensor] = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     yield exact(torch.tensor(sum(t.numel() for t in state.values())), torch.tensor(listed["total_elements"]))
-    # The record of codes used in training is no weight, and passed over in loading.
+    # The record of used codes is not a weight; the loader ignores it.
     state.pop(HISTORY, None)
     with torch.device("meta"):
         net = VQAutoencoder(VQConfig.from_state_dict(state))

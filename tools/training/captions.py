@@ -1,8 +1,8 @@
-"""The words of the demo's Tar: what its captions say of a scene, and prompts that it has never read.
+"""Captions of the picture book for the demo's Tar: training captions, held-out prompts, and the vocabulary.
 
-A caption names the thing and any of colour, size, place and time, in the ways and orders in which people type prompts. Some
-wishes are held out: a quarter of those that say more than thing and colour are in no caption of the training, so that prompts
-made of them ask for compositions that are new to the language model, though none of their words is.
+A caption states the object and any of colour, size, place and time, in varying words and order. A quarter of the combinations
+of more than object and colour is held out of the training captions. Evaluation prompts are made of these, so they ask for
+compositions that are new to the language model, in known words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .picture_book import Scenes
 
 UNSAID = -1
 SUNSET = picture_book.LABELS.index("sunset")
-# How each value may be called; the first is how prompts of the book have it.
+# Words for each value; evaluation prompts use the first.
 _THINGS = (
     ("sunset", "sundown"),
     ("mountains", "mountain", "peaks"),
@@ -47,18 +47,18 @@ _TIMES = (
     ("at night", "by night", "in the night"),
 )
 _LEADS = ("a picture of", "an image of", "a drawing of", "a painting of", "a photo of", "draw", "show me", "there is")
-# Stands for any word that is not known.
+# An adjective outside the vocabulary, and the token of unknown words.
 _STRANGE, _UNKNOWN = "lovely", "[UNK]"
-# What a chat sets around a prompt, and what else may be typed.
+# Words of the chat template, and other words of prompts.
 _AROUND = "system you are a helpful assistant . user , ; : ! and with the an one is it that of some in on at"
 _TURNS, _IMAGE = ("<|im_start|>", "<|im_end|>"), ("<im_start>", "<im_end>")
-# How often a caption says each.
+# Probability that a training caption states each parameter.
 SAID = {"label": 0.98, "colour": 0.9, "size": 0.4, "place": 0.45, "time": 0.5}
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What N prompts ask for: int64 [N] each, an index into the picture book's lists or :data:`UNSAID`."""
+    """Requested parameters of N prompts: int64 [N] each, an index into the picture book's lists or :data:`UNSAID`."""
 
     label: np.ndarray
     colour: np.ndarray
@@ -70,14 +70,14 @@ class Wishes:
         return len(self.label)
 
     def captions(self) -> list[str]:
-        """The prompts, worded as the book's captions: ``a red boat at sunset``."""
+        """The prompts in the words of the book's captions: ``a red boat at sunset``."""
         return [
             _plain(dict(zip(SAID, row, strict=True)))
             for row in np.stack([getattr(self, f.name) for f in fields(self)], 1).tolist()
         ]
 
     def fulfilled(self, scenes: Scenes) -> dict[str, np.ndarray]:
-        """Of N scenes, bool [N] by parameter: whether it is what was asked for; unsaid is True."""
+        """Whether N scenes match the request, bool [N] by parameter; True where a parameter is not stated."""
         return {
             f.name: (getattr(self, f.name) == UNSAID) | (getattr(self, f.name) == getattr(scenes, f.name))
             for f in fields(self)
@@ -85,8 +85,8 @@ class Wishes:
 
 
 def held_out(wish: dict[str, int]) -> bool:
-    """Whether the training's captions leave a wish (values by the names of :class:`Wishes`) out: a quarter of those that name
-    thing, colour and more, chosen by a hash."""
+    """Whether a request (values by the names of :class:`Wishes`) is held out of the training captions: a quarter of those that
+    state object, colour and more, selected by a hash."""
     if min(wish["label"], wish["colour"]) == UNSAID or max(wish[name] for name in ("size", "place", "time")) == UNSAID:
         return False
     number = 0
@@ -99,20 +99,18 @@ def held_out(wish: dict[str, int]) -> bool:
 
 
 def wishes(count: int, seed: int = 0) -> Wishes:
-    """Held-out wishes for prompts: every thing in every colour in turn, with one to three of size, place and time.
+    """Held-out requests: every object in every colour in turn, with one to three of size, place and time.
 
     Args:
-        count: how many, at least 0; 47 go once through things and colours.
-        seed: of what else they say; the same wishes on every machine.
+        count: number of requests, at least 0; 47 cover all objects and colours once.
+        seed: seed of the other parameters; the result is the same on every machine.
     """
-    colours = [
-        (thing, colour) for colour in range(len(picture_book.COLOURS)) for thing in range(len(picture_book.LABELS))
-    ]
-    # A sunset is red or yellow, and at sunset without saying.
+    # A sunset is red or yellow, and its time is not stated.
     pairs = [
-        (thing, colour)
-        for thing, colour in colours
-        if thing != SUNSET or picture_book.COLOURS[colour] in ("red", "yellow")
+        (label, colour)
+        for colour, name in enumerate(picture_book.COLOURS)
+        for label in range(len(picture_book.LABELS))
+        if label != SUNSET or name in ("red", "yellow")
     ]
     r, rows = Random(seed), []
     for i in range(count):
@@ -139,27 +137,27 @@ def _plain(wish: dict[str, int]) -> str:
     return " ".join(filter(None, words))
 
 
-def _pick(r: Random, among: Sequence[str], first: float = 0.6) -> str:
-    """One of them, the first with that chance."""
+def _choose(r: Random, among: Sequence[str], first: float = 0.6) -> str:
+    """One of the options; the first with probability ``first``."""
     return among[0] if r.random() < first or len(among) == 1 else among[1 + int(r.random() * (len(among) - 1))]
 
 
 def caption(wish: dict[str, int], r: Random) -> str:
-    """One of the ways to say a wish (values by the names of :class:`Wishes`); "" if it is none."""
+    """A random wording of a request (values by the names of :class:`Wishes`); "" if it states nothing."""
     said = {name: "" for name in SAID}
     if wish["colour"] != UNSAID:
         said["colour"] = picture_book.COLOURS[wish["colour"]]
     for name, values in (("label", _THINGS), ("size", _SIZES), ("place", _PLACES), ("time", _TIMES)):
         if wish[name] != UNSAID:
-            said[name] = _pick(r, values[wish[name]])
+            said[name] = _choose(r, values[wish[name]])
     if not any(said.values()):
         return ""
-    if r.random() < 0.2:  # mere words, in any order
+    if r.random() < 0.2:  # keywords in random order
         parts = sorted(filter(None, said.values()), key=lambda _: r.random())
         text = (", " if r.random() < 0.5 else " ").join(parts)
     else:
         article = "" if said["label"] == "mountains" else "a"
-        words = [_pick(r, (article, "the", ""), 0.65)] if said["label"] else []
+        words = [_choose(r, (article, "the", ""), 0.65)] if said["label"] else []
         words += [said["colour"], said["size"]] if r.random() < 0.1 else [said["size"], said["colour"]]
         phrase, order = " ".join(filter(None, [*words, said["label"]])), r.random()
         parts = [phrase, said["place"], said["time"]]
@@ -180,7 +178,7 @@ def caption(wish: dict[str, int], r: Random) -> str:
 
 
 def training_wish(scene: Sequence[int], r: Random) -> dict[str, int]:
-    """What a training caption says of a scene (label, colour, size, place, time): some of it, and no held-out wish."""
+    """The part of a scene (label, colour, size, place, time) that a training caption states; never a held-out request."""
     everything = r.random() < 0.15
     wish = {
         name: value if everything or r.random() < SAID[name] else UNSAID
@@ -194,7 +192,7 @@ def training_wish(scene: Sequence[int], r: Random) -> dict[str, int]:
 
 
 def training_captions(s: Scenes, seed: int) -> list[str]:
-    """A caption of each of N scenes."""
+    """One caption for each of N scenes."""
     r = Random(seed)
     rows = np.stack([getattr(s, name) for name in SAID], 1).tolist()
     return [caption(training_wish(row, r), r) for row in rows]
@@ -204,14 +202,14 @@ def training_captions(s: Scenes, seed: int) -> list[str]:
 
 
 def vocabulary() -> list[str]:
-    """The words in the order of their ids; the first stands for any other."""
+    """The words in the order of their ids; the first is the unknown word."""
     phrases = [phrase for values in (_THINGS, _SIZES, _PLACES, _TIMES) for names in values for phrase in names]
     words = {word for phrase in (*phrases, *_LEADS, *picture_book.COLOURS, _AROUND) for word in phrase.split()}
     return [_UNKNOWN, *sorted(words)]
 
 
 def tokenizer_json(codes: int, scales: int) -> dict[str, Any]:
-    """What a ``tokenizer.json`` would say: words as they stand, then the marks of a chat, of images, scales and codes."""
+    """Content of a ``tokenizer.json``: the words, then the special tokens of the chat template, images, scales and codes."""
     words = vocabulary()
     marks = [*_TURNS, *_IMAGE, *(f"<S{i}>" for i in range(scales)), *(f"<I{i}>" for i in range(codes))]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -229,5 +227,5 @@ def tokenizer_json(codes: int, scales: int) -> dict[str, Any]:
 
 
 def tokenizer(codes: int, scales: int) -> Tokenizer:
-    """The same, as the loader of a language model reads it."""
+    """The tokenizer of :func:`tokenizer_json`."""
     return load_tokenizer(Path(), "", {"tokenizer": json.dumps(tokenizer_json(codes, scales))})

@@ -1,11 +1,10 @@
-"""The judge: a small network that reads a picture's scene parameters and says whether the thing is whole.
+"""The judge: a small network that predicts the scene parameters of an image and whether its object is whole.
 
-It is trained to look at the thing and not at the background (half of its pictures carry the background of another
-scene), to read class, colour, time of day, variant, place and size, and to tell whole pictures from broken ones: regions
-of latents exchanged with another scene of the same class, noise on some latents, no thing at all. Those are the ways a
-token model fails.
+It predicts class, colour, time of day, variant, place and size. A quarter of its training images has the background of
+another scene, so that it reads the object. Another quarter is corrupted as token models fail: blocks of latents exchanged
+with another scene of the class, noise on some latents, or no object.
 
-Quality figures made with it are in ``quality.py``.
+``quality.py`` computes the quality figures.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ FEATURES = 64
 SCHEDULE = Schedule(steps=1600, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5)
 # Outputs: class, colour, time, variant, (x, y, scale), whole.
 _SIZES = {"label": 10, "colour": len(picture_book.COLOURS), "time": 3, "parts": 3, "where": 3, "whole": 1}
-# x and y in units of half a picture, scale around 1: brought to about unit variance.
+# Normalisation of x, y (in units of half an image) and scale to about unit variance.
 _CENTRE, _SPREAD = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.3, 0.03, 0.17])
 
 
 class Judge(nn.Module):
-    """Pictures [B, 3, 64, 64] in -1..1 to features [B, 64] and named outputs."""
+    """Images [B, 3, 64, 64] in -1..1 to features [B, 64] and outputs by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,12 +59,12 @@ class Judge(nn.Module):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge read in N pictures.
+    """Predictions for N images.
 
     Attributes:
         features: float32 [N, 64].
-        scenes: the parameters read (``drift`` is not read and 0.5).
-        whole: float32 [N], probability that the thing is whole.
+        scenes: the predicted parameters; ``drift`` is not predicted and 0.5.
+        whole: float32 [N], probability that the object is whole.
     """
 
     features: np.ndarray
@@ -75,7 +74,7 @@ class Verdict:
 
 @torch.no_grad()
 def read(judge: Judge, rgb: np.ndarray) -> Verdict:
-    """Judge pictures uint8 [N, 64, 64, 3]."""
+    """Predictions for images uint8 [N, 64, 64, 3]."""
     device = next(judge.parameters()).device
     features, outs = [], []
     for at in range(0, len(rgb), 250):
@@ -106,14 +105,14 @@ def read(judge: Judge, rgb: np.ndarray) -> Verdict:
 # ------------------------------------------------------------------------------------------------ training
 
 
-def _broken(z: Tensor, label: Tensor, g: torch.Generator) -> Tensor:
-    """Latents [N, c, 8, 8] spoilt the way token models spoil them: a block from another picture of the class, or noise."""
+def _corrupted(z: Tensor, label: Tensor, g: torch.Generator) -> Tensor:
+    """Latents [N, c, 8, 8] with a corrupted block each: one of another image of the class, or noise."""
     z = z.clone()
     n, _, side, _ = z.shape
     jitter = torch.rand(n, generator=g)
     rank = (label.float() + jitter).argsort()
     other = torch.empty(n, dtype=torch.int64)
-    other[rank] = rank.roll(1)  # the neighbour within the class, nearly always
+    other[rank] = rank.roll(1)  # the next image of the class, except at class boundaries
     kind = torch.rand(n, generator=g)
     for i in range(n):
         h, w = (int(v) for v in torch.randint(2, 6, (2,), generator=g))
@@ -134,24 +133,24 @@ class _Data:
     clean: Tensor
     rebuilt: Tensor
     broken: Tensor
-    alien: Tensor
+    mixed: Tensor
     scenes: Scenes
 
 
 @torch.no_grad()
 def _data(kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[str], None]) -> _Data:
-    """Clean, rebuilt, broken pictures and pictures over another scene's background, each uint8 [count, 3, 64, 64]."""
+    """Clean, reconstructed, corrupted images and images with another background, each uint8 [count, 3, 64, 64]."""
     s = picture_book.scenes(TRAIN_SEED + 100, count)
     rgb, mask = picture_book.render(s, RESOLUTION)
-    log("judge: pictures drawn")
-    strangers, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 200, count), RESOLUTION, objects=False)
+    log("judge: images rendered")
+    backgrounds, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 200, count), RESOLUTION, objects=False)
     cover = mask[..., None].astype(np.float32) / 255
-    alien = (rgb * cover + strangers * (1 - cover)).astype(np.uint8)
+    mixed = (rgb * cover + backgrounds * (1 - cover)).astype(np.uint8)
     clean = torch.from_numpy(rgb).permute(0, 3, 1, 2).contiguous()
     fast = torch.autocast(device.type, torch.bfloat16, enabled=device.type != "mps")
     with fast:
         z = latents(kl, clean, device)[0].float()
-    log("judge: latents ready")
+    log("judge: latents encoded")
 
     def draw(z: Tensor) -> Tensor:
         with fast:
@@ -160,37 +159,37 @@ def _data(kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[st
 
     g = generator(17, 0)
     rebuilt = draw(z + 0.1 * torch.randn(z.shape, generator=g))
-    spoilt = _broken(z, torch.from_numpy(s.label), g)
+    corrupted = _corrupted(z, torch.from_numpy(s.label), g)
     few = s[: count // 8]
-    bare, _ = picture_book.render(few, RESOLUTION, objects=False)  # where nothing is, nothing is whole
+    bare, _ = picture_book.render(few, RESOLUTION, objects=False)  # without an object the target of `whole` is 0
     with fast:
-        spoilt[: len(few)] = latents(kl, torch.from_numpy(bare).permute(0, 3, 1, 2), device)[0].float()
-    broken = draw(spoilt)
-    log("judge: rebuilt and broken pictures ready")
-    return _Data(clean, rebuilt, broken, torch.from_numpy(alien).permute(0, 3, 1, 2).contiguous(), s)
+        corrupted[: len(few)] = latents(kl, torch.from_numpy(bare).permute(0, 3, 1, 2), device)[0].float()
+    broken = draw(corrupted)
+    log("judge: reconstructed and corrupted images decoded")
+    return _Data(clean, rebuilt, broken, torch.from_numpy(mixed).permute(0, 3, 1, 2).contiguous(), s)
 
 
 def reading_loss(
     out: dict[str, Tensor], truth: dict[str, Tensor], where: Tensor, readable: Tensor, timed: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """What a judge loses on B pictures, and the shares it reads rightly.
+    """Loss of a judge on B images, and its accuracy by parameter.
 
     Args:
-        out: what it says, by name.
+        out: its outputs by name.
         truth: class, colour, time and variant, int64 [B], by name.
-        where: place and size as :func:`placed` gives them, fp32 [B, 3].
-        readable: bool [B], pictures of a whole thing; nothing but that is asked of the others.
-        timed: bool [B], pictures whose background tells the time of day.
+        where: normalised place and size of :func:`placed`, fp32 [B, 3].
+        readable: bool [B], images of a whole object; the others only train the output ``whole``.
+        timed: bool [B], images whose background shows the time of day.
     """
     o = {k: v.float() for k, v in out.items()}
     total = F.binary_cross_entropy_with_logits(o["whole"][:, 0], readable.float())
-    right = {}
+    accuracy = {}
     for k, t in truth.items():
         keep = timed if k == "time" else readable
         total = total + F.cross_entropy(o[k][keep], t[keep])
-        right[k] = float((o[k].argmax(1) == t)[keep].float().mean())
-    right["whole"] = float(((o["whole"][:, 0] > 0) == readable).float().mean())
-    return total + 2 * F.smooth_l1_loss(o["where"][readable], where[readable], beta=0.1), right
+        accuracy[k] = float((o[k].argmax(1) == t)[keep].float().mean())
+    accuracy["whole"] = float(((o["whole"][:, 0] > 0) == readable).float().mean())
+    return total + 2 * F.smooth_l1_loss(o["where"][readable], where[readable], beta=0.1), accuracy
 
 
 def attributes(s: Scenes) -> dict[str, Tensor]:
@@ -199,7 +198,7 @@ def attributes(s: Scenes) -> dict[str, Tensor]:
 
 
 def placed(s: Scenes) -> Tensor:
-    """Place and size of N scenes, fp32 [N, 3] of about unit variance."""
+    """Normalised place and size of N scenes, fp32 [N, 3] of about unit variance."""
     return (torch.from_numpy(np.stack([s.x, s.y, s.scale], 1)) - _CENTRE) / _SPREAD
 
 
@@ -212,7 +211,7 @@ def train_judge(
     count: int = 8000,
     log: Callable[[str], None] = print,
 ) -> Judge:
-    """Train the judge, set its agreement tolerance on held-out pictures (``quality.py``) and write ``out``."""
+    """Train the judge, set its redraw tolerance on held-out images (``quality.py``) and write ``out``."""
     d = _data(kl, count, device, log)
     truth, where = attributes(d.scenes), placed(d.scenes)
     with torch.random.fork_rng(devices=[]):
@@ -223,14 +222,14 @@ def train_judge(
         g = generator(19, step)
         b = schedule.batch
         row = torch.randint(count, (b,), generator=g)
-        kind = torch.arange(b) % 8  # 0-1 clean, 2-3 rebuilt, 4-5 another background, 6-7 broken
+        kind = torch.arange(b) % 8  # 0-1 clean, 2-3 reconstructed, 4-5 another background, 6-7 corrupted
         x = torch.where((kind < 2)[:, None, None, None], d.clean[row], d.rebuilt[row])
-        x = torch.where(((kind == 4) | (kind == 5))[:, None, None, None], d.alien[row], x)
+        x = torch.where(((kind == 4) | (kind == 5))[:, None, None, None], d.mixed[row], x)
         x = torch.where((kind > 5)[:, None, None, None], d.broken[row], x)
         _, o = module(to_signed(x).to(device))
         readable, own = (kind < 6).to(device), (kind < 4).to(device)
-        known = {k: t[row].to(device) for k, t in truth.items()}
-        return reading_loss(o, known, where[row].to(device), readable, own)
+        labels = {k: t[row].to(device) for k, t in truth.items()}
+        return reading_loss(o, labels, where[row].to(device), readable, own)
 
     train("judge", judge, loss, schedule, work, device, log)
     held = picture_book.scenes(TRAIN_SEED + 300, 2000)
@@ -241,15 +240,15 @@ def train_judge(
     rebuilt = to_rgb(torch.cat(parts))
     errors = redraw_error(rebuilt, read(judge, rebuilt).scenes)
     tolerance = float(np.quantile(errors, 0.99))
-    log(f"judge: redraw error of rebuilt pictures: median {np.median(errors):.4f}, 99 % {tolerance:.4f}")
+    log(f"judge: redraw error of reconstructions: median {np.median(errors):.4f}, 99 % {tolerance:.4f}")
     save_checkpoint(judge, out, family="judge", tolerance=tolerance, name="picture book judge")
     return judge
 
 
 def load_judge(path: Path) -> tuple[Judge, float]:
-    """The judge and its agreement tolerance (mean absolute colour error, 0..1)."""
+    """The judge and its redraw tolerance (mean absolute colour error, 0..1)."""
     with safe_open(path, "pt") as f:
-        state = {k: f.get_tensor(k).float() for k in f.keys()}  # noqa: SIM118 - safe_open is no mapping
+        state = {k: f.get_tensor(k).float() for k in f.keys()}  # noqa: SIM118 - safe_open is not a mapping
         tolerance = float(json.loads(f.metadata()["tolerance"]))
     judge = Judge()
     judge.load_state_dict(state)

@@ -1,12 +1,12 @@
-"""Quality figures of pictures of the book: does the thing asked for stand there whole, and are the pictures as varied?
+"""Quality figures of generated images of the picture book.
 
-*class*: the judge reads the label that was asked for. *scene*: the scene read off the picture, drawn again, matches the
-picture where the thing is, as well as 99 % of the autoencoder's rebuilt pictures do. *whole*: the judge calls it whole.
-*Frechet*: distance between Gaussian fits of the judge's features (as FID, on this judge), always beside two floors:
-real against other real pictures, and rebuilt against real ones.
+*class*: the judge reads the requested label. *scene*: in addition, a rendering of the scene that the judge reads matches the
+image over the object, as well as 99 % of the autoencoder's reconstructions do. *whole*: the judge classifies the object as
+whole. *Frechet*: Frechet distance of the judge's features (as FID, with the judge as the network); compare it with two floors,
+real images against other real images, and reconstructions against real images.
 
-For pictures of prompts, *agreement* in the manner of GenEval (Ghosh et al. 2023, arXiv 2310.11513): a program, here the
-judge, says of each thing that was asked for whether the picture shows it.
+Images of prompts have *agreement* as in GenEval (Ghosh et al. 2023, arXiv 2310.11513): for every stated parameter, whether
+the judge reads it in the image.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Figures:
-    """Fractions 0..1 and a distance; see the module's text."""
+    """Fractions 0..1 and a Frechet distance, as the module documentation defines them."""
 
     images: int
     label: float
@@ -43,18 +43,18 @@ class Figures:
     frechet: float
 
     def cells(self) -> dict[str, str]:
-        """A table's columns: heading to cell."""
+        """Cells of a table row, by column heading."""
         shares = {"class %": self.label, "scene %": self.scene, "whole %": self.whole}
         return {**{heading: percent(share) for heading, share in shares.items()}, "Frechet": f"{self.frechet:.2f}"}
 
 
 def percent(share: float | None) -> str:
-    """A share 0..1 as a table writes it; "" for None."""
+    """A share 0..1 as a percentage for a table; "" for None."""
     return "" if share is None else f"{100 * share:.1f}"
 
 
 def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray, reference: np.ndarray) -> Figures:
-    """Figures of pictures uint8 [N, 64, 64, 3] asked for as ``labels`` [N], against reference features [M, 64]."""
+    """Figures of images uint8 [N, 64, 64, 3] with requested ``labels`` [N], against reference features [M, 64]."""
     v = read(judge, rgb)
     right = v.scenes.label == labels
     scene = right & (redraw_error(rgb, v.scenes) <= tolerance)
@@ -72,14 +72,14 @@ def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray,
 
 @dataclass(frozen=True)
 class Agreement:
-    """Shares 0..1 of the pictures whose prompt says so that show what was asked for; None where no prompt says it.
+    """Shares 0..1 of images that match their prompt in a parameter, of those whose prompt states it; None if no prompt does.
 
     Attributes:
-        images: pictures in all.
-        thing, colour: the right thing stands there; it has the right colour.
-        both: thing and colour, of all pictures; what a prompt leaves open counts as right.
-        place, size, time: where it stands, how large it is, and the time of day.
-        everything: all that the prompt says.
+        images: number of images.
+        thing, colour: the object; its colour.
+        both: object and colour, of all images; an unstated parameter counts as right.
+        place, size, time: place and size of the object, and the time of day.
+        everything: all stated parameters.
     """
 
     images: int
@@ -93,14 +93,14 @@ class Agreement:
 
 
 def shrunk(rgb: np.ndarray) -> np.ndarray:
-    """Pictures uint8 [N, H, H, 3], H a multiple of 64, averaged to uint8 [N, 64, 64, 3], as the judge reads them.
+    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to the judge's input size: uint8 [N, 64, 64, 3].
 
     Raises:
         ValueError: another shape.
     """
     side = rgb.shape[1] if rgb.ndim == 4 else 0
     if side < RESOLUTION or side % RESOLUTION or rgb.shape[2:] != (side, 3):
-        raise ValueError(f"rgb: pictures are [N, H, H, 3] with H a multiple of {RESOLUTION}, not {list(rgb.shape)}.")
+        raise ValueError(f"rgb: images are [N, H, H, 3] with H a multiple of {RESOLUTION}, not {list(rgb.shape)}.")
     factor = side // RESOLUTION
     if factor == 1:
         return rgb
@@ -109,18 +109,18 @@ def shrunk(rgb: np.ndarray) -> np.ndarray:
 
 
 def prompt_agreement(judge: Judge, rgb: np.ndarray, wanted: Wishes) -> Agreement:
-    """Whether pictures show what their prompts ask for, as far as the judge reads it.
+    """Agreement of images with their prompts, as read by the judge.
 
     Args:
         judge: see ``judge.py``.
         rgb: uint8 [N, H, H, 3], H = 64 or a multiple.
-        wanted: what each prompt asks for (``captions.wishes`` makes prompts that no training has read).
+        wanted: the requests of the prompts (``captions.wishes`` gives held-out ones).
 
     Raises:
-        ValueError: no picture, another shape, or another number of wishes.
+        ValueError: no image, another shape, or another number of requests.
     """
     if not len(rgb) or len(rgb) != len(wanted):
-        raise ValueError(f"wanted: {len(wanted)} wishes for {len(rgb)} pictures; give one a picture, and at least one.")
+        raise ValueError(f"wanted: {len(wanted)} requests for {len(rgb)} images; give one per image, and at least one.")
     right = wanted.fulfilled(read(judge, shrunk(rgb)).scenes)
 
     def share(name: str) -> float | None:

@@ -1,7 +1,7 @@
-"""What the demo's networks are and how each is trained on the picture book.
+"""Configurations and trainings of the demo's KL autoencoder, MAR and draft MAR.
 
-``kl`` is the autoencoder; ``mar`` and ``draft`` are trained on its latents; the judge has a file of its own. Every recipe
-writes one fp16 safetensors file whose metadata says all that the state dict does not.
+The MARs are trained on the latents of the autoencoder. Every recipe writes one fp16 safetensors file whose metadata holds the
+configuration that the state dict does not contain.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TRAIN_SEED = 1
 KL = KLConfig(ch=32, ch_mult=(1, 1, 2, 2), blocks=1, z_channels=8, groups=8)
 KL_SCHEDULE = Schedule(steps=3400, batch=24, lr=2e-3, ema=0.997, weight_decay=0.0, decay=0.4)
 KL_WEIGHT = 3e-3
-# A second stage with a tenth of the KL pressure brings back what the first one dropped: eyes, windows, bubbles.
+# A second stage with a tenth of the KL weight restores small details.
 KL_FINE_SCHEDULE = Schedule(steps=2200, batch=24, lr=1.5e-3, ema=0.997, weight_decay=0.0, decay=0.5)
 KL_FINE_WEIGHT = 3e-4
-# In a third stage only the decoder learns, from latents with up to so much noise on them (they have unit variance). What a MAR
-# makes lies a little off what the encoder makes; a decoder that has seen only the encoder's draws the difference as stains.
+# A third stage trains only the decoder, on latents (of unit variance) with noise of up to this std. Latents sampled by a MAR
+# differ slightly from encoded ones; without this stage the difference is decoded as stains.
 LATENT_NOISE = 0.4
 KL_ROBUST_SCHEDULE = Schedule(steps=1500, batch=24, lr=1e-3, ema=0.997, weight_decay=0.0, decay=0.6)
 
@@ -63,10 +63,10 @@ DRAFT = MARConfig(
 )
 TARGET_SCHEDULE = Schedule(steps=15000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
 DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.35)
-# Small heads explode from t = 999 (samplers/diffusion.py); the checkpoint says so itself.
+# Small heads diverge from t = 999 (samplers/mar/diffusion.py); the value is stored in the checkpoint.
 T_MAX = 950
-# What suits these models better than the full-size defaults; the command line reads it from the file. At a temperature
-# of 1 a head this small puts some tokens between two of the book's colours.
+# Sampling defaults of these models, stored in the checkpoint. At temperature 1 a head of this size places some tokens between
+# two colours of the book.
 DEFAULTS = {
     "ar_steps": 32,
     "diffusion_steps": 50,
@@ -78,15 +78,15 @@ DEFAULTS = {
 }
 NULL_LABELS = 0.1
 HEAD_REPEATS = 3
-# Most noise on the known tokens of a picture. The tokens a sampler goes on from are its own, a little off; a model that
-# has seen only perfect ones takes a colour between two of the book's for a hint that colours mix.
+# Largest std of the noise on known tokens. A sampler continues from its own tokens, which are inexact; a model trained on exact
+# tokens continues an intermediate colour.
 CONTEXT_NOISE = 0.5
 
 
 def pictures(
     count: int, seed: int, resolution: int = RESOLUTION, log: Callable[[str], None] = print
 ) -> tuple[Tensor, Tensor]:
-    """``count`` pictures of the book ``seed``, uint8 [count, 3, resolution, resolution], and their labels int64 [count]."""
+    """``count`` images of the book ``seed``, uint8 [count, 3, resolution, resolution], and their labels int64 [count]."""
     out = torch.empty(count, 3, resolution, resolution, dtype=torch.uint8)
     labels = np.empty(count, np.int64)
     for at in range(0, count, 2000):
@@ -95,7 +95,7 @@ def pictures(
         out[at : at + len(s)] = torch.from_numpy(rgb).permute(0, 3, 1, 2)
         labels[at : at + len(s)] = s.label
         if at % 10000 == 0:
-            log(f"drawing the picture book: {at}/{count}")
+            log(f"rendering the picture book: {at}/{count}")
     return out, torch.from_numpy(labels)
 
 
@@ -120,9 +120,10 @@ def save_checkpoint(net: nn.Module, path: Path, **metadata: object) -> None:
 
 
 def reconstruction_loss(y: Tensor, x: Tensor) -> Tensor:
-    """L1 + 2 MSE + 2 L1 of the gradients, mean over values weighted up to 4-fold where the picture has detail.
+    """L1 + 2 MSE + L1 of the gradients; pixels are weighted up to 4-fold where ``x`` has detail.
 
-    y, x: [B, 3, H, W] in -1..1.
+    Args:
+        y, x: reconstruction and image, [B, 3, H, W] in -1..1.
     """
     detail = (x - F.avg_pool2d(x, 5, 1, 2, count_include_pad=False)).abs().mean(1, keepdim=True)
     weight = 1 + 3 * (4 * detail).clamp(max=1)
@@ -164,10 +165,13 @@ def train_kl(
     log: Callable[[str], None] = print,
     start: KLAutoencoder | None = None,
 ) -> KLAutoencoder:
-    """Train the autoencoder in two stages, normalise its latents to zero mean and unit variance a channel, make its decoder
-    robust (:func:`train_decoder`), write ``out``.
+    """Train the autoencoder in two stages, normalise its latents per channel, train its decoder on noisy latents, write ``out``.
 
-    ``start`` gives a trained autoencoder, of which only the decoder is trained on: its latents stay what they are.
+    Args:
+        work, device, log: see :func:`.training.train`.
+        schedule, fine, robust: of the three stages.
+        count: number of training images.
+        start: a trained autoencoder; only its decoder is trained further, so its latents do not change.
     """
     data, _ = pictures(count, TRAIN_SEED, log=log)
     if start is None:
@@ -193,10 +197,10 @@ def train_decoder(
     schedule: Schedule = KL_ROBUST_SCHEDULE,
     log: Callable[[str], None] = print,
 ) -> None:
-    """Teach the decoder of an autoencoder with normalised latents to bear noise on them; the encoder keeps its weights.
+    """Train the decoder of an autoencoder with normalised latents on noisy latents; the encoder does not change.
 
     Args:
-        data: pictures uint8 [N, 3, H, W].
+        data: images uint8 [N, 3, H, W].
     """
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
@@ -214,17 +218,17 @@ def train_decoder(
 
 @torch.no_grad()
 def latents(net: KLAutoencoder, data: Tensor, device: torch.device, chunk: int = 100) -> tuple[Tensor, Tensor]:
-    """Posterior mean and standard deviation of pictures uint8 [N, 3, H, W], each fp32 [N, z, h, w] on the CPU."""
+    """Posterior mean and std of images uint8 [N, 3, H, W], each fp32 [N, z, h, w] on the CPU."""
     parts = [net.encode(to_signed(data[i : i + chunk]).to(device)) for i in range(0, len(data), chunk)]
     return torch.cat([m.cpu() for m, _ in parts]), torch.cat([s.cpu() for _, s in parts])
 
 
 @torch.no_grad()
 def normalise_latents(net: KLAutoencoder, data: Tensor, device: torch.device) -> None:
-    """Fold per-channel mean and deviation of the latents into the two 1x1 convolutions: exact, and no extra rule to ship."""
+    """Fold the per-channel mean and std of the latents into the two 1x1 convolutions; exact."""
     mean, _ = latents(net, data, device)
     shift, scale = (f(mean.transpose(0, 1).flatten(1), dim=1).to(device) for f in (torch.mean, torch.std))
-    scale = scale.clamp(min=0.25 * float(scale.max()))  # a channel the KL term switched off stays small
+    scale = scale.clamp(min=0.25 * float(scale.max()))  # channels that the KL term switched off stay small
     z = net.config.z_channels
     q, p = net.quant_conv, net.post_quant_conv
     p.bias += p.weight[:, :, 0, 0] @ shift
@@ -272,12 +276,18 @@ def train_mar(
 ) -> MAR:
     """Train a MAR on the autoencoder's latents and write ``out``.
 
-    ``start`` gives the weights to begin with (a trained model to be improved); None begins with random ones.
-    The share of masked tokens is 1 - 0.95 u^1.5, u uniform: mostly early steps (which decide the layout), some of all.
+    The share of masked tokens is 1 - 0.95 u^1.5 with u uniform, so early AR steps, which decide the layout, are most frequent.
+
+    Args:
+        config, name: of the MAR.
+        kl: the autoencoder, loaded from its fp16 file as shipped.
+        work, device, schedule, log: see :func:`.training.train`.
+        count: number of training images.
+        start: initial weights; None for random ones.
     """
     data, labels = pictures(count, TRAIN_SEED, log=log)
     log("encoding the picture book")
-    # The posterior's mean, not a sample: the decoder has learned to bear noise, the MAR need not learn to make it.
+    # The posterior mean, not a sample: the decoder is robust to noise, so the MAR need not reproduce it.
     book = latents(kl, data, device)[0].flatten(2).transpose(1, 2).contiguous()
     del data
     full, n, b = tables(), config.tokens, schedule.batch

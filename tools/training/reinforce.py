@@ -1,15 +1,15 @@
-"""The last stage of the large LlamaGen: it learns from its own pictures which of their tokens did not go together.
+"""Last training stage of the large LlamaGen: policy gradients on its own samples.
 
-Teacher forcing asks for every token behind a real beginning. When it draws, a model of this size stands behind its own, and
-where a thing begins, whose place, size and colour are settled token by token, it contradicts itself (docs/benchmarks.md). So
-here it draws pictures, a *critic* reads which scene each of them shows, and tokens behind which a picture came nearer to that
-scene than the others of its class become likelier: REINFORCE (Williams 1992) with the mean of the others taken off (Kool et al. 2019).
+Teacher forcing trains every token on a real prefix. In sampling, a model of this size continues its own prefix and contradicts
+itself where an object begins (docs/benchmarks.md). In this stage it samples images, a *critic* predicts the scene that each
+image shows, and the reward is the agreement of the image with that scene. The estimator is REINFORCE (Williams 1992) with the
+mean reward of the other samples of the class as the baseline (Kool et al. 2019).
 
-What it learns from is drawn from its whole distribution; an artist draws with guidance, and without the rarest tokens, which
-makes rare scenes rarer. So how often a scene is drawn is counted on pictures drawn as the file asks for.
+The gradient uses samples of the full distribution. Guidance and top-p make rare scenes rarer, so the frequency of scenes is
+measured on further samples with the defaults of the checkpoint.
 
-The critic is a judge in all but name, with weights, seed and training pictures of its own. The judge that the figures are
-made with has no part in any training.
+The critic has the architecture of the judge, with weights, seed and training images of its own. The judge that computes the
+quality figures takes part in no training.
 """
 
 from __future__ import annotations
@@ -41,21 +41,20 @@ from .training import Schedule, generator, train
 
 CRITIC_SCHEDULE = Schedule(steps=5000, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5)
 CRITIC_PICTURES = 5000
-# At most so large a share of a picture's tokens is what the model guessed there.
-SLIPS = 0.4
+# Largest share of an image's tokens that is resampled from the model.
+RESAMPLED = 0.4
 SCHEDULE = Schedule(steps=1400, batch=160, lr=3e-4, warmup=20, decay=0.45, ema=0.98, weight_decay=0.0)
-# The error, in units of this, that a picture is off by; about the judge's tolerance. More than MOST counts as MOST.
+# Unit of the redraw error, about the judge's tolerance, and the largest error in this unit.
 UNIT, MOST = 0.082, 3.0
-# Beside the error: another class than the one asked for, the critic calling the thing whole, and a scene that is drawn less often
-# than it stands in the book.
+# Reward weights relative to the error: a wrong class, a whole object, an attribute that is rarer in samples than in the book.
 WRONG, WHOLE, VARIETY = 1.5, 1.2, 0.6
-# Pictures a step that are drawn as the file asks for, to count what they show.
+# Images per step that are sampled with the checkpoint's defaults, to count their attributes.
 COUNTED = 40
-# Real pictures a step, the weight of their nats, and how many of them come without a label. They keep what the model
-# knows of the book, and its prediction without a label.
+# Real images per step, the weight of their cross-entropy, and the share without a label. They preserve the teacher-forced
+# model and its unconditional prediction.
 REAL_BATCH, REAL, NULL = 40, 0.3, 0.3
 ADVANTAGE = 4.0
-# How much each step still remembers of how often an attribute was drawn before it.
+# Decay of the running attribute counts per step.
 MEMORY = 0.95
 ATTRIBUTES = {
     "colour": len(picture_book.COLOURS),
@@ -64,7 +63,7 @@ ATTRIBUTES = {
     "place": len(picture_book.PLACES),
     "size": len(picture_book.SIZES),
 }
-# Pictures that the memory holds, as it were.
+# Effective number of images in the running counts: _SEEN.
 _CLASSES, _SEEN = len(picture_book.LABELS), 300
 
 
@@ -72,13 +71,13 @@ _CLASSES, _SEEN = len(picture_book.LABELS), 300
 
 
 @torch.no_grad()
-def slipped(
+def resampled(
     net: GPT, layout: Layout, places: PositionTable, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
 ) -> Tensor:
-    """Codes int64 [B, N] with some of them replaced, in two rounds, by what the model draws there behind the others.
+    """Codes int64 [B, N], some of them resampled from the model given the others, in two rounds.
 
     Args:
-        most: up to so large a share of a picture's codes, a different one for every picture.
+        most: largest share of resampled codes; the share of an image is uniform below it.
     """
     share = most * torch.rand(len(codes), 1, generator=g).to(codes.device)
     for _ in range(2):
@@ -89,8 +88,8 @@ def slipped(
     return codes
 
 
-def exchanged(codes: Tensor, labels: Tensor, g: torch.Generator) -> Tensor:
-    """Codes [N, G, G] with a block of each from another picture of the class, if there is one."""
+def with_exchanged_block(codes: Tensor, labels: Tensor, g: torch.Generator) -> Tensor:
+    """Codes [N, G, G] in which a block of each image is replaced by that of another image of the class, if there is one."""
     n, side = len(codes), codes.shape[-1]
     out, other = codes.clone(), torch.arange(n)
     for label in labels.unique():
@@ -99,7 +98,7 @@ def exchanged(codes: Tensor, labels: Tensor, g: torch.Generator) -> Tensor:
         other[rows] = rows.roll(1)
     for i in range(n):
         h, w = (int(v) for v in torch.randint(side // 5, side * 5 // 8 + 1, (2,), generator=g))
-        # Below the first rows, which are sky.
+        # Below the first two rows, which are sky.
         top = int(torch.randint(min(2, side - h), side - h + 1, (1,), generator=g))
         left = int(torch.randint(0, side - w + 1, (1,), generator=g))
         out[i, top : top + h, left : left + w] = codes[other[i], top : top + h, left : left + w]
@@ -107,8 +106,8 @@ def exchanged(codes: Tensor, labels: Tensor, g: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def drawn(vq: VQAutoencoder, codes: Tensor, chunk: int = 20) -> Tensor:
-    """Pictures of codes int64 [N, G, G] as a judge sees them: uint8 [N, 3, 64, 64] on the CPU."""
+def decoded(vq: VQAutoencoder, codes: Tensor, chunk: int = 20) -> Tensor:
+    """Images of codes int64 [N, G, G] at the judge's input size, uint8 [N, 3, 64, 64] on the CPU."""
     device = next(vq.parameters()).device
     rgb = np.concatenate([to_rgb(vq.decode_codes(part.to(device))) for part in codes.split(chunk)])
     return torch.from_numpy(shrunk(rgb)).permute(0, 3, 1, 2)
@@ -124,23 +123,30 @@ def train_critic(
     count: int = CRITIC_PICTURES,
     log: Callable[[str], None] = print,
 ) -> Judge:
-    """Train a critic of what ``net`` draws on a ``grid`` x ``grid`` picture: clean pictures, ones that only went through the
-    tokenizer, ones with slips of the model's own, all of which it has to read, and ones with a foreign block in them, which
-    it has to recognise."""
+    """Train a critic for the samples of ``net`` on a ``grid`` x ``grid`` token grid.
+
+    It predicts the scenes of clean images, of reconstructions of the tokenizer, and of images with resampled codes. Images with
+    a block of another image train the output ``whole``.
+    """
     codes, labels = code_book(vq, count, grid, device, log)
     layout, places, g = Layout.of(grid).to(device), net.positions(grid, 1), generator(71, 0)
 
-    def slip(at: int) -> Tensor:
+    def resample(at: int) -> Tensor:
         rows = slice(at, at + 100)
-        return slipped(net, layout, places, labels[rows].to(device), codes[rows].long().to(device), SLIPS, g).cpu()
+        return resampled(
+            net, layout, places, labels[rows].to(device), codes[rows].long().to(device), RESAMPLED, g
+        ).cpu()
 
     whole = codes.long().unflatten(1, (grid, grid))
-    kinds = [whole, *(torch.cat([slip(at) for at in range(0, count, 100)]).view_as(whole) for _ in range(2))]
-    log("critic: slips made")
+    kinds = [whole, *(torch.cat([resample(at) for at in range(0, count, 100)]).view_as(whole) for _ in range(2))]
+    log("critic: codes resampled")
     scenes = picture_book.scenes(TRAIN_SEED, count)
     clean = torch.from_numpy(picture_book.render(scenes, RESOLUTION)[0]).permute(0, 3, 1, 2)
-    good, broken = torch.stack([clean, *(drawn(vq, kind) for kind in kinds)]), drawn(vq, exchanged(whole, labels, g))
-    log("critic: pictures ready")
+    good, broken = (
+        torch.stack([clean, *(decoded(vq, kind) for kind in kinds)]),
+        decoded(vq, with_exchanged_block(whole, labels, g)),
+    )
+    log("critic: images decoded")
     truth, where = attributes(scenes), placed(scenes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(505)
@@ -150,29 +156,29 @@ def train_critic(
         g = generator(72, step)
         row = torch.randint(count, (schedule.batch,), generator=g)
         kind = torch.randint(len(good), (schedule.batch,), generator=g)
-        spoilt = torch.arange(schedule.batch) % 4 == 3
-        x = torch.where(spoilt[:, None, None, None], broken[row], good[kind, row])
+        corrupted = torch.arange(schedule.batch) % 4 == 3
+        x = torch.where(corrupted[:, None, None, None], broken[row], good[kind, row])
         _, out = module(to_signed(x).to(device))
-        known, readable = {k: t[row].to(device) for k, t in truth.items()}, ~spoilt.to(device)
+        known, readable = {k: t[row].to(device) for k, t in truth.items()}, ~corrupted.to(device)
         return reading_loss(out, known, where[row].to(device), readable, readable)
 
     train("critic", critic, loss, schedule, work, device, log)
     return critic
 
 
-# ------------------------------------------------------------------------------------------------ what a picture is worth
+# ------------------------------------------------------------------------------------------------ rewards
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What a critic says of B pictures.
+    """A critic's predictions for B images.
 
     Attributes:
-        errors: fp32 [B, G], each row of cells' part of the redraw error, in units of :data:`UNIT`; at most :data:`MOST` a picture.
-        live: bool [B, G], rows whose tokens can still change the thing: it reaches them, or the row above.
-        right: bool [B], it shows the class asked for.
-        whole: fp32 [B], probability that the thing is whole.
-        scenes: as read.
+        errors: redraw error by grid row, fp32 [B, G], in units of :data:`UNIT`; its sum is at most :data:`MOST` per image.
+        live: bool [B, G], rows whose tokens can affect the object: the object extends to the row or to the one above.
+        right: bool [B], whether the class is the requested one.
+        whole: fp32 [B], probability that the object is whole.
+        scenes: the predicted scenes.
     """
 
     errors: Tensor
@@ -183,7 +189,7 @@ class Marks:
 
 
 def marks(critic: Judge, rgb: np.ndarray, labels: Tensor, grid: int) -> Marks:
-    """Have pictures uint8 [B, 64, 64, 3] on a grid of ``grid`` rows read that were asked for as ``labels`` int64 [B]."""
+    """The critic's predictions for images uint8 [B, 64, 64, 3] of ``grid`` token rows, requested as ``labels`` int64 [B]."""
     verdict = read(critic, rgb)
     error, cover = (torch.from_numpy(m).unflatten(1, (grid, -1)).sum((2, 3)) for m in redraw_map(rgb, verdict.scenes))
     errors = error / cover.sum(1, keepdim=True).clamp(min=1) / UNIT
@@ -199,33 +205,33 @@ def marks(critic: Judge, rgb: np.ndarray, labels: Tensor, grid: int) -> Marks:
 
 
 def _from_above(rows: Tensor) -> Tensor:
-    """Rows [B, G] moved down by one; the first stays. A token also shows in the row of pixels above it."""
+    """Rows [B, G] shifted down by one; the first stays. The decoder's receptive field reaches the row above a token."""
     return torch.cat([rows[:, :1], rows[:, :-1]], 1)
 
 
-def to_go(errors: Tensor) -> Tensor:
-    """Errors by row [B, G] to what comes from each row on, [B, G], counting the row above it."""
+def from_row_on(errors: Tensor) -> Tensor:
+    """Sum of errors [B, G] from each row on, the row above included, [B, G]."""
     return _from_above(errors.flip(1).cumsum(1).flip(1))
 
 
 def values(s: Scenes) -> Tensor:
-    """The attributes of N scenes, one-hot side by side, fp32 [N, values of all attributes]."""
+    """Concatenated one-hot attributes of N scenes, fp32 [N, values of all attributes]."""
     return torch.cat([F.one_hot(torch.from_numpy(getattr(s, name)), n) for name, n in ATTRIBUTES.items()], 1).float()
 
 
 def counted(labels: Tensor, s: Scenes) -> Tensor:
-    """How often each value of each attribute stands among pictures of each class, fp32 [classes, values]."""
+    """Counts of every attribute value by class, fp32 [classes, values]."""
     return F.one_hot(labels, _CLASSES).float().T @ values(s)
 
 
 def log_shares(counts: Tensor) -> Tensor:
-    """Logarithm of the share of every value within its attribute, [classes, values]; very rare ones are not told apart."""
+    """Logarithm of the smoothed share of every value within its attribute, [classes, values]."""
     parts = counts.split(list(ATTRIBUTES.values()), 1)
     return torch.cat([(part / part.sum(1, keepdim=True).clamp(min=1e-6) + 0.003).log() for part in parts], 1)
 
 
-def beside_others(returns: Tensor, labels: Tensor) -> Tensor:
-    """Returns [B, G] less the mean of the batch's other pictures of the class; of a single one nothing is left."""
+def minus_class_mean(returns: Tensor, labels: Tensor) -> Tensor:
+    """Returns [B, G] minus the mean of the other images of the class in the batch; 0 for the only image of a class."""
     by = F.one_hot(labels, _CLASSES).float()
     others = (by.sum(0) - 1)[labels, None]
     rest = (by.T @ returns)[labels] - returns
@@ -233,10 +239,10 @@ def beside_others(returns: Tensor, labels: Tensor) -> Tensor:
 
 
 class Learner(nn.Module):
-    """A GPT and what it has drawn so far.
+    """A GPT and running attribute counts of its samples.
 
     Attributes:
-        seen: how often each value of each attribute was drawn, fp32 [classes, values], forgetting.
+        seen: exponentially decaying counts of every attribute value, fp32 [classes, values].
     """
 
     def __init__(self, net: GPT):
@@ -247,30 +253,31 @@ class Learner(nn.Module):
         self.register_buffer("book", log_shares(book), persistent=False)
         self.register_buffer("seen", book * (_SEEN / len(s)))
 
-    def note(self, labels: Tensor, s: Scenes) -> float:
-        """Count scenes that were drawn for ``labels`` int64 [B].
+    def count(self, labels: Tensor, s: Scenes) -> float:
+        """Add scenes sampled for ``labels`` int64 [B] to the counts.
 
         Returns:
-            How far what is drawn lies from the book: Kullback-Leibler, in nats, the mean of classes, the sum of attributes.
+            KL divergence of the samples' attributes from the book's, in nats: sum over attributes, mean over classes.
         """
         self.seen.mul_(MEMORY).add_(counted(labels, s).to(self.seen.device) * ((1 - MEMORY) * _SEEN / len(labels)))
         return float((self.book.exp() * (self.book - log_shares(self.seen))).sum(1).mean())
 
     @torch.no_grad()
     def advantages(self, m: Marks, labels: Tensor) -> Tensor:
-        """How much better than others the pictures are from each row on.
+        """Advantage of every token row.
 
         Args:
-            m: marks of B pictures; labels: int64 [B], what they were asked for.
+            m: predictions for B images.
+            labels: the requested classes, int64 [B].
 
         Returns:
-            fp32 [B, G], at about unit variance, 0 where nothing can be changed any more.
+            fp32 [B, G] of about unit variance; 0 in rows that cannot affect the object.
         """
         rare = (self.book - log_shares(self.seen)).cpu()
         variety = (values(m.scenes) * rare.clamp(-1.5, 1.5)[labels]).sum(1)
         once = WHOLE * m.whole - WRONG * (~m.right).float() + VARIETY * variety
         live = m.live.float()
-        advantage = beside_others(once[:, None] - to_go(m.errors), labels) * live
+        advantage = minus_class_mean(once[:, None] - from_row_on(m.errors), labels) * live
         spread = (advantage.square().sum() / live.sum().clamp(min=1)).sqrt().clamp(min=1e-6)
         return (advantage / spread).clamp(-ADVANTAGE, ADVANTAGE)
 
@@ -290,18 +297,16 @@ def reinforce(
     count: int | None = None,
     log: Callable[[str], None] = print,
 ) -> GPT:
-    """Train a LlamaGen on pictures it draws, and on real ones beside them, and write ``out``.
-
-    Its own pictures are drawn without guidance, at temperature 1, from the whole distribution; beside them some as the file asks for,
-    which only count.
+    """Train a LlamaGen on its own samples and on real images, and write ``out``.
 
     Args:
-        recipe: what it is.
-        start: the model as teacher forcing left it; it keeps its weights.
+        recipe: of the model.
+        start: the model after teacher forcing; not modified.
         vq: its tokenizer.
-        critic: reads what it drew, see :func:`train_critic`.
-        schedule: ``batch`` is how many pictures it draws a step.
-        count: real pictures, instead of the recipe's.
+        critic: of :func:`train_critic`.
+        work, device, log: see :func:`.training.train`.
+        schedule: ``batch`` is the number of samples per step, from the full distribution (cfg 1, temperature 1).
+        count: number of real images; None for the recipe's.
     """
     grid, config = recipe.grid, recipe.config
     count = count or recipe.count
@@ -314,17 +319,17 @@ def reinforce(
     labels, few = torch.arange(schedule.batch) % _CLASSES, torch.arange(COUNTED) % _CLASSES
 
     def own(net: GPT, what: Tensor, settings: LlamaGenSettings, seed: int, step: int) -> tuple[Tensor, Marks]:
-        """Codes [B, G, G] of new pictures of ``what``, and what the critic says of them."""
+        """Codes [B, G, G] of new samples of the classes ``what``, and the critic's predictions."""
         with torch.autocast(device.type, enabled=False), torch.no_grad():
             draws = PairedDraws(seed, range(step * len(what), (step + 1) * len(what)))
             codes = finish(
                 llamagen(TokenModel(net, recipe.title, grid), from_ids(what.tolist()), settings, draws)
             ).codes
-            return codes, marks(critic, drawn(vq, codes).permute(0, 2, 3, 1).numpy(), what, grid)
+            return codes, marks(critic, decoded(vq, codes).permute(0, 2, 3, 1).numpy(), what, grid)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         _, asked = own(module.net, few, usual, 917, step)
-        apart = module.note(few, asked.scenes)
+        apart = module.count(few, asked.scenes)
         codes, m = own(module.net, labels, plain, 911, step)
         advantage = module.advantages(m, labels)
         tokens, weight = codes.flatten(1), advantage.repeat_interleave(grid, 1).to(device)

@@ -1,10 +1,10 @@
-"""How the demo's TA-Tok learns to tell what a picture of the book shows.
+"""Training of the demo's TA-Tok on the picture book.
 
-The official TA-Tok (Tar, arXiv 2506.18898) has a picture encoder that was trained with text before (SigLIP 2), and is trained
-until the features behind its codes are that encoder's again. The demo has no such encoder. In its place stand two heads
-behind the codes, which are thrown away afterwards: one reads the scene's parameters off the mean of the features, so that the
-codes hold what a caption says, the other paints a thumbnail, every feature its own part of it, so that they hold where
-things are. The three scales are learned together, with one codebook.
+The official TA-Tok (Tar, arXiv 2506.18898) starts from an image encoder that was trained with text (SigLIP 2) and is trained to
+reconstruct its features from the codes. The demo has no such encoder. Two auxiliary heads on the decoded features replace it:
+one predicts the scene parameters from the mean feature, so that the codes contain what a caption states; the other predicts a
+thumbnail, each feature its own patch, so that they contain positions. The heads are discarded. The three scales are trained
+together and share one codebook.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import picture_book
 from .recipes import RESOLUTION, TRAIN_SEED, save_checkpoint
 from .training import Schedule, generator, train
 
-# 48 pixels in patches of 8: grids of 6, 3 and 2 codes a side, the demo's 729, 169 and 81.
+# 48 pixels in patches of 8: grids of 6, 3 and 2 codes per side, for the official 27, 13 and 9.
 TA_TOK = TATokConfig(
     width=96,
     code_width=32,
@@ -42,9 +42,9 @@ TA_TOK = TATokConfig(
 )
 SCHEDULE = Schedule(steps=4500, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.45)
 COUNT = 40000
-# The book that is only measured on, and how much of it.
+# Seed and number of the held-out images.
 HELD_SEED, HELD = TRAIN_SEED + 400, 1000
-# What is read off the features, and how many values each has.
+# Predicted parameters and their numbers of values.
 PARAMETERS = {
     "label": len(picture_book.LABELS),
     "colour": len(picture_book.COLOURS),
@@ -53,14 +53,14 @@ PARAMETERS = {
     "time": len(picture_book.TIMES),
     "parts": picture_book.PARTS,
 }
-# Side of the thumbnail, which the side of every scale's grid divides, and its weight beside the parameters'.
+# Side of the thumbnail, a multiple of every grid's side, and the weight of its loss.
 THUMBNAIL, PAINTING = 12, 10.0
-# Of features to their codes, as in the VQ tokenizer; and of codes being chosen all alike and each with certainty.
+# Weights of the commitment loss and of the codebook's entropy loss, and the softmax temperature of the latter.
 COMMITMENT, SPREAD, SOFTNESS = 0.25, 0.2, 0.05
 
 
 class TATokTrainer(nn.Module):
-    """A TA-Tok in training: the network and what is thrown away afterwards."""
+    """A TA-Tok in training: the network and the auxiliary heads."""
 
     def __init__(self, net: TATok):
         super().__init__()
@@ -70,42 +70,44 @@ class TATokTrainer(nn.Module):
         self.output_paint = nn.ModuleList(nn.Linear(c.width, 3 * (THUMBNAIL // side) ** 2) for side in self.sides)
 
     def forward(self, images: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
-        """What the codes of pictures tell, at every scale; every shape follows from the batch.
+        """Predictions from the codes of images at every scale; shapes depend on the batch alone.
 
         Args:
-            images: fp32 [B, 3, H, W] in 0..1, best of the network's own input size.
+            images: fp32 [B, 3, H, W] in 0..1, preferably of the network's input size.
 
         Returns:
-            By scale: logits of the parameters behind one another [B, 26]; thumbnails [B, 3, 12, 12] in 0..1; codes int64
-            [B, n]. And the loss of the codebook, a scalar.
+            By scale: concatenated logits of the parameters [B, 26], thumbnails [B, 3, 12, 12] in 0..1, and codes int64 [B, n];
+            and the scalar loss of the codebook.
         """
-        looked = self.net.encode(images)
+        encoded = self.net.encode(images)
         read, painted, codes = [], [], []
-        rest, doubt, chances = looked.new_zeros(()), looked.new_zeros(()), []
+        quantisation, uncertainty, probabilities = encoded.new_zeros(()), encoded.new_zeros(()), []
         for scale, side in enumerate(self.sides):
-            wanted = self.net.bottleneck.in_linear(pool(self.net, looked, scale))
-            # In bf16 neighbouring codes would be taken for each other.
+            targets = self.net.bottleneck.in_linear(pool(self.net, encoded, scale))
+            # bf16 cannot distinguish neighbouring codes.
             with torch.autocast(images.device.type, enabled=False):
-                wanted = F.normalize(wanted.float(), dim=-1)
+                targets = F.normalize(targets.float(), dim=-1)
                 book = self.net.bottleneck.regularizer
                 table = book.unit(book.embedding.weight)
-                likeness = wanted @ table.T
-                code = likeness.argmax(-1)
+                similarity = targets @ table.T
+                code = similarity.argmax(-1)
                 chosen = table[code]
-                rest = rest + _gap(chosen, wanted.detach()) + COMMITMENT * _gap(wanted, chosen.detach())
-                chance = F.softmax(likeness / SOFTNESS, dim=-1)
-                doubt = doubt + _entropy(chance).mean()
-                chances.append(chance.flatten(0, 1).mean(0))
-                # What reads the codes sees codes; its gradient goes straight through to the features.
-                straight = wanted + (chosen - wanted).detach()
+                quantisation = (
+                    quantisation + _gap(chosen, targets.detach()) + COMMITMENT * _gap(targets, chosen.detach())
+                )
+                probability = F.softmax(similarity / SOFTNESS, dim=-1)
+                uncertainty = uncertainty + _entropy(probability).mean()
+                probabilities.append(probability.flatten(0, 1).mean(0))
+                # Straight-through estimator: the heads receive codes, the features their gradient.
+                straight = targets + (chosen - targets).detach()
             features = self.net.finish(self.net.bottleneck.out_linear(straight))
             read.append(self.output_read(features.mean(1)).float())
             part = THUMBNAIL // side
             rows = self.output_paint[scale](features).float().view(-1, side, side, 3, part, part)
             painted.append(rows.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, THUMBNAIL, THUMBNAIL))
             codes.append(code)
-        spread = _entropy(torch.stack(chances).mean(0))
-        return read, painted, codes, rest + SPREAD * (doubt / SCALES - spread)
+        spread = _entropy(torch.stack(probabilities).mean(0))
+        return read, painted, codes, quantisation + SPREAD * (uncertainty / SCALES - spread)
 
 
 def _gap(a: Tensor, b: Tensor) -> Tensor:
@@ -113,21 +115,21 @@ def _gap(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).square().sum(-1).mean()
 
 
-def _entropy(chances: Tensor) -> Tensor:
+def _entropy(probabilities: Tensor) -> Tensor:
     """Entropy in nats of probabilities [..., K]."""
-    return -(chances * chances.clamp(min=1e-9).log()).sum(-1)
+    return -(probabilities * probabilities.clamp(min=1e-9).log()).sum(-1)
 
 
-def pool(net: TATok, looked: Tensor, scale: int) -> Tensor:
-    """What is about to be quantised at a scale, [B, n, C], of what the encoder saw [B, side * side, C]; as :meth:`TATok.pooled`."""
+def pool(net: TATok, encoded: Tensor, scale: int) -> Tensor:
+    """Pooled features [B, n, C] of a scale before quantisation, from encoder features [B, side * side, C]; as :meth:`TATok.pooled`."""
     if scale:
         side = net.config.side
-        looked = F.avg_pool2d(looked.transpose(1, 2).unflatten(2, (side, side)), scale + 1).flatten(2).transpose(1, 2)
-    return net.encode_task_layer(looked)
+        encoded = F.avg_pool2d(encoded.transpose(1, 2).unflatten(2, (side, side)), scale + 1).flatten(2).transpose(1, 2)
+    return net.encode_task_layer(encoded)
 
 
 def build_ta_tok(config: TATokConfig = TA_TOK, seed: int = 47) -> TATokTrainer:
-    """A fresh TA-Tok with its heads. The codebook begins as unit vectors in all directions."""
+    """A randomly initialised TA-Tok with its auxiliary heads; the codebook starts as random directions."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         trainer = TATokTrainer(TATok(config))
@@ -148,7 +150,7 @@ def build_ta_tok(config: TATokConfig = TA_TOK, seed: int = 47) -> TATokTrainer:
 def ta_tok_book(
     count: int, seed: int = TRAIN_SEED, size: int = TA_TOK.input_size, log: Callable[[str], None] = print
 ) -> tuple[Tensor, Tensor]:
-    """Pictures uint8 [count, 3, size, size] of the book ``seed`` and their parameters int64 [count, 6] (:data:`PARAMETERS`)."""
+    """Images uint8 [count, 3, size, size] of the book ``seed`` and their parameters int64 [count, 6] (:data:`PARAMETERS`)."""
     out = torch.empty(count, 3, size, size, dtype=torch.uint8)
     truth = torch.empty(count, len(PARAMETERS), dtype=torch.int64)
     for at in range(0, count, 1000):
@@ -157,15 +159,15 @@ def ta_tok_book(
         out[at : at + len(s)] = F.interpolate(x, (size, size), mode="bilinear", antialias=True).round().to(torch.uint8)
         truth[at : at + len(s)] = torch.from_numpy(np.stack([getattr(s, name) for name in PARAMETERS], 1))
         if at % 10000 == 0:
-            log(f"drawing the picture book for TA-Tok: {at}/{count}")
+            log(f"rendering the picture book for TA-Tok: {at}/{count}")
     return out, truth
 
 
 def ta_tok_loss(trainer: nn.Module, images: Tensor, truth: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of a batch, and figures to log as tensors without gradient.
+    """Loss of a batch, and figures to log as detached tensors.
 
     Args:
-        trainer: :class:`TATokTrainer`, as it is or compiled.
+        trainer: a :class:`TATokTrainer`, possibly compiled.
         images: uint8 [B, 3, H, W]; truth: int64 [B, 6].
     """
     x = images.float() / 255
@@ -183,19 +185,19 @@ def ta_tok_loss(trainer: nn.Module, images: Tensor, truth: Tensor) -> tuple[Tens
 
 @torch.no_grad()
 def semantic_codes(net: TATok, images: Tensor) -> list[Tensor]:
-    """Codes int64 [B, n] of pictures [B, 3, H, W] in 0..1 at every scale, the finest first; they are looked at once."""
-    looked = net.encode(images)
-    return [net.bottleneck.codes(pool(net, looked, scale)) for scale in range(SCALES)]
+    """Codes int64 [B, n] of images [B, 3, H, W] in 0..1 at every scale, the finest first, from one encoder pass."""
+    encoded = net.encode(images)
+    return [net.bottleneck.codes(pool(net, encoded, scale)) for scale in range(SCALES)]
 
 
 @dataclass(frozen=True)
 class ScaleFigures:
-    """What the codes of one scale tell of held-out pictures.
+    """Figures of one scale on held-out images.
 
     Attributes:
-        right: share of pictures of which each of :data:`PARAMETERS` is read right.
+        right: accuracy of each of :data:`PARAMETERS`.
         error: mean squared error of the thumbnails, colours in 0..1.
-        used, perplexity: codes that occur, and how many equally likely ones they are worth.
+        used, perplexity: number of codes that occur, and the perplexity of their distribution.
     """
 
     right: dict[str, float]
@@ -206,7 +208,7 @@ class ScaleFigures:
 
 @torch.no_grad()
 def ta_tok_figures(trainer: TATokTrainer, images: Tensor, truth: Tensor, chunk: int = 250) -> list[ScaleFigures]:
-    """Figures of every scale on pictures uint8 [N, 3, H, W] with parameters int64 [N, 6]."""
+    """Figures of every scale on images uint8 [N, 3, H, W] with parameters int64 [N, 6]."""
     device, n = trainer.output_read.weight.device, len(images)
     right, error = torch.zeros(SCALES, len(PARAMETERS)), torch.zeros(SCALES)
     counts = torch.zeros(SCALES, trainer.net.config.codes)
@@ -233,7 +235,7 @@ def ta_tok_figures(trainer: TATokTrainer, images: Tensor, truth: Tensor, chunk: 
 def save_ta_tok(
     trainer: TATokTrainer, out: Path, device: torch.device, log: Callable[[str], None] = print, held: int = HELD
 ) -> None:
-    """Write the network without its heads, and log what its codes tell of ``held`` pictures of another book."""
+    """Write the network without its auxiliary heads, and log its figures on ``held`` images of another book."""
     c = trainer.net.config
     save_checkpoint(
         trainer.net,
@@ -248,7 +250,7 @@ def save_ta_tok(
     figures = ta_tok_figures(trainer, *ta_tok_book(held, HELD_SEED, c.input_size, lambda _: None))
     for side, f in zip(trainer.sides, figures, strict=True):
         shares = "  ".join(f"{name} {share:.3f}" for name, share in f.right.items())
-        log(f"ta-tok: {side**2} codes: read right: {shares}; thumbnail error {f.error:.4f}")
+        log(f"ta-tok: {side**2} codes: accuracy: {shares}; thumbnail error {f.error:.4f}")
         log(f"ta-tok: {side**2} codes: {f.used} of {c.codes} used, perplexity {f.perplexity:.0f}")
 
 
@@ -265,8 +267,8 @@ def train_ta_tok(
 
     Args:
         work, device, schedule, log: see :func:`..training.train`.
-        count: pictures it is trained on.
-        config: its shape; with a picture encoder.
+        count: number of training images.
+        config: configuration, with an image encoder.
     """
     images, truth = ta_tok_book(count, TRAIN_SEED, config.input_size, log)
 

@@ -1,10 +1,8 @@
-"""How the rest of the demo's Tar is trained: the language model that writes the codes of a caption's picture, and the
-de-tokenizers that draw from codes at two sizes.
+"""Training of the demo's Tar language model, which predicts semantic codes from a caption, and of its two de-tokenizers.
 
-Source: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898). All learn from the codes that the shipped TA-Tok
-(``ta_tok_recipe.py``) and VQ tokenizer (``token_recipes.py``) make of the picture book. The language model reads prompts as
-:meth:`TarModel.prompt` sets them, and only its codes are scored; the de-tokenizers read the features that TA-Tok makes of
-codes, as AR-DTok does.
+Source: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898). The targets are codes of the shipped TA-Tok
+(``ta_tok_recipe.py``) and VQ tokenizer (``token_recipes.py``). The language model is conditioned on prompts of
+:meth:`TarModel.prompt`, with a loss on the codes alone; the de-tokenizers on TA-Tok's features of the codes, as AR-DTok.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from ...model_loaders.tar import SCALES
 from . import captions, picture_book
 from .recipes import NULL_LABELS, RESOLUTION, TRAIN_SEED, save_checkpoint
 from .ta_tok_recipe import TA_TOK, semantic_codes
-from .token_recipes import GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, code_book, usual_defaults
+from .token_recipes import GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, code_book, token_defaults
 from .training import Schedule, generator, train
 
-# Scales of the training's steps in turn: as often as Tar was trained on each.
+# Scales of consecutive training steps, in the proportions of Tar's training.
 SCALE_CYCLE = (0, 0, 1, 2)
-# Pictures at the end of the book that are only measured on: at most so many, and a fifth.
+# Held-out images at the end of the book: at most this many, and at most a fifth.
 HELD = 500
 
 
@@ -39,7 +37,7 @@ HELD = 500
 def semantic_book(
     ta_tok: TATok, count: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 500
 ) -> list[Tensor]:
-    """Semantic codes int16 [count, n] of the training book's first pictures at every scale, the finest first."""
+    """Semantic codes int16 [count, n] of the first training images at every scale, the finest first."""
     books: list[list[Tensor]] = [[] for _ in range(SCALES)]
     for at in range(0, count, chunk):
         s = picture_book.scenes(TRAIN_SEED, min(chunk, count - at), at)
@@ -48,12 +46,12 @@ def semantic_book(
             for book, codes in zip(books, semantic_codes(ta_tok, part.to(device).float() / 255), strict=True):
                 book.append(codes.to("cpu", torch.int16))
         if at % (20 * chunk) == 0:
-            log(f"drawing the picture book for its semantic codes: {at}/{count}")
+            log(f"encoding the picture book into semantic codes: {at}/{count}")
     return [torch.cat(book) for book in books]
 
 
-def spoilt(codes: Tensor, values: int, share: float, g: torch.Generator) -> Tensor:
-    """Codes int64 [B, n] of which some are others, drawn from ``values``: a share of each row from none to twice ``share``."""
+def corrupted(codes: Tensor, values: int, share: float, g: torch.Generator) -> Tensor:
+    """Codes int64 [B, n], some of them replaced by random ones below ``values``; the rate of a row is uniform in [0, 2 share]."""
     shares = 2 * share * torch.rand(len(codes), 1, generator=g)
     wrong = (torch.rand(codes.shape, generator=g) < shares).to(codes.device)
     return torch.where(wrong, torch.randint(values, codes.shape, generator=g).to(codes.device), codes)
@@ -67,15 +65,15 @@ def _held(count: int) -> int:
 
 LANGUAGE_SCHEDULE = Schedule(steps=6500, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45)
 LANGUAGE_COUNT, VARIANTS = SMALL_PICTURES, 4
-# A model that has only read right codes takes its own first mistake for a fact.
-CONTEXT_MISTAKES = 0.02
-# Longer prompts than were ever trained are refused, and are read as well as they can be up to there.
+# Rate of wrong codes in the input. A model trained on correct prefixes alone does not recover from its own errors.
+CONTEXT_ERRORS = 0.02
+# Longest sequence; longer ones are rejected.
 _POSITIONS = 512
 
 
 def language_config(codes: int = TA_TOK.codes) -> QwenConfig:
-    """Shape of the demo's language model for a codebook."""
-    known = captions.tokenizer(codes, SCALES)
+    """Configuration of the demo's language model for a codebook."""
+    words = captions.tokenizer(codes, SCALES)
     return QwenConfig(
         dim=128,
         depth=3,
@@ -83,44 +81,45 @@ def language_config(codes: int = TA_TOK.codes) -> QwenConfig:
         kv_heads=2,
         head_dim=32,
         hidden=320,
-        vocab=known.size + len(known.marks),
+        vocab=words.size + len(words.marks),
         positions=_POSITIONS,
         theta=1e4,
     )
 
 
 def build_language(config: QwenConfig | None = None, seed: int = 59) -> QwenLM:
-    """A fresh language model; of :func:`language_config` if none is given."""
+    """A randomly initialised language model; None selects :func:`language_config`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return qwen.initialise(QwenLM(config or language_config()))
 
 
-def speaker(net: QwenLM, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
-    """A language model with the demo's words and marks, as the loader makes it of the file.
+def tar_model(net: QwenLM, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
+    """A language model with the demo's vocabulary, as the loader returns it.
 
     Args:
-        codes: entries of TA-Tok's codebook; side: of its finest grid.
+        codes: size of TA-Tok's codebook.
+        side: side of TA-Tok's finest grid.
     """
-    known = captions.tokenizer(codes, SCALES)
-    ids = known.marks
+    words = captions.tokenizer(codes, SCALES)
+    ids = words.marks
     marks = Marks(ids["<im_start>"], ids["<S0>"], ids["<I0>"], codes, (ids["<|im_start|>"], ids["<|im_end|>"]))
-    return TarModel(net, "picture book Tar", known.encode, marks, tuple(side // (i + 1) for i in range(SCALES)))
+    return TarModel(net, "picture book Tar", words.encode, marks, tuple(side // (i + 1) for i in range(SCALES)))
 
 
 def prompt_book(
     model: TarModel, count: int, variants: int = VARIANTS, seed: int = TRAIN_SEED, log: Callable[[str], None] = print
 ) -> tuple[Tensor, Tensor]:
-    """Captions of the training book's first pictures, ``variants`` of each, set as prompts at scale 0.
+    """Prompts at scale 0 of the first training images, ``variants`` captions of each.
 
     Returns:
-        Token ids int16 [count, variants, L], 0 behind a prompt's end, and lengths int16 [count, variants].
+        Token ids int16 [count, variants, L], padded with 0 at the end, and lengths int16 [count, variants].
     """
     s = picture_book.scenes(TRAIN_SEED, count)
     rows = [
         [model.prompt(text, 0) for text in captions.training_captions(s, seed * variants + i)] for i in range(variants)
     ]
-    log(f"{count * variants} captions written")
+    log(f"{count * variants} captions generated")
     longest = max((len(ids) for row in rows for ids in row), default=0)
     padded = torch.tensor([[ids + [0] * (longest - len(ids)) for ids in row] for row in rows], dtype=torch.int16)
     lengths = torch.tensor([[len(ids) for ids in row] for row in rows], dtype=torch.int16)
@@ -136,20 +135,21 @@ def language_loss(
     scale: int,
     g: torch.Generator | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross-entropy of the codes behind prompts, and figures as tensors without gradient. All shapes follow from the batch's.
+    """Cross-entropy of codes given prompts, in nats per code, and figures as detached tensors. Shapes depend on the batch alone.
 
     Args:
-        net: :class:`QwenLM`, as it is or compiled.
-        marks: see :func:`speaker`.
-        prompts: int64 [B, L] as :func:`prompt_book` makes them; lengths: int64 [B].
-        codes: int64 [B, n] of that scale.
+        net: a :class:`QwenLM`, possibly compiled.
+        marks: special tokens of :func:`tar_model`.
+        prompts: int64 [B, L] of :func:`prompt_book`.
+        lengths: int64 [B].
+        codes: int64 [B, n] of the scale.
         scale: 0, 1 or 2.
-        g: draws mistakes in the codes that are read (never in those that are to be written); None: there are none.
+        g: corrupts input codes, never targets; None disables this.
     """
     n = codes.shape[1]
-    read = codes if g is None else spoilt(codes, marks.codes, CONTEXT_MISTAKES, g)
+    read = codes if g is None else corrupted(codes, marks.codes, CONTEXT_ERRORS, g)
     prompts = prompts.scatter_add(1, lengths[:, None] - 1, torch.full_like(lengths, scale)[:, None])
-    # Codes stand right behind their prompt, blanks behind them, where nothing sees them.
+    # Codes follow their prompt; the padding comes last, where the causal mask hides it.
     at = lengths[:, None] + torch.arange(n, device=codes.device)
     ids = torch.cat([prompts, torch.zeros_like(codes)], dim=1).scatter(1, at, marks.code + read)[:, :-1]
     logits = net(ids, (marks.code, marks.code + marks.codes))
@@ -168,21 +168,22 @@ def language_batch(
     g: torch.Generator,
     count: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """What a step of :func:`language_loss` learns from: prompts, lengths and codes int64, and the scale.
+    """Random batch of :func:`language_loss`: prompts, lengths and codes int64, and the scale.
 
     Args:
-        codes, prompts, lengths: the books; count: pictures of them that may be drawn, from the first on.
+        codes, prompts, lengths: of all images.
+        count: number of training images among them, the first ones; None for all.
     """
     scale = SCALE_CYCLE[step % len(SCALE_CYCLE)]
     rows = torch.randint(count or len(prompts), (batch,), generator=g)
-    said = torch.randint(prompts.shape[1], (batch,), generator=g)
-    return prompts[rows, said].long(), lengths[rows, said].long(), codes[scale][rows].long(), scale
+    variant = torch.randint(prompts.shape[1], (batch,), generator=g)
+    return prompts[rows, variant].long(), lengths[rows, variant].long(), codes[scale][rows].long(), scale
 
 
 def save_language(net: QwenLM, out: Path, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> None:
-    """Write the language model with its configuration and words."""
-    c, m = net.config, speaker(net, codes, side).marks
-    about = {
+    """Write the language model with its configuration and tokenizer."""
+    c, m = net.config, tar_model(net, codes, side).marks
+    config = {
         "model_type": "qwen2",
         "hidden_size": c.dim,
         "num_hidden_layers": c.depth,
@@ -203,7 +204,7 @@ def save_language(net: QwenLM, out: Path, codes: int = TA_TOK.codes, side: int =
         "image_end_token_id": m.code + m.codes - 1,
     }
     save_checkpoint(
-        net, out, family="tar", config=about, tokenizer=captions.tokenizer_json(codes, SCALES), name="picture book Tar"
+        net, out, family="tar", config=config, tokenizer=captions.tokenizer_json(codes, SCALES), name="picture book Tar"
     )
 
 
@@ -221,18 +222,18 @@ def train_language(
     """Train the language model on TA-Tok's codes and write ``out``.
 
     Args:
-        ta_tok: as it will be shipped (loaded from its fp16 file), with its picture encoder, on ``device``.
+        ta_tok: loaded from its fp16 file as shipped, with its image encoder, on ``device``.
         work, device, schedule, log: see :func:`..training.train`.
-        count: pictures whose captions it reads.
-        config: its shape instead of :func:`language_config`.
-        start: weights to begin with; None begins with random ones.
+        count: number of training images.
+        config: configuration instead of :func:`language_config`.
+        start: initial weights; None for random ones.
     """
     c, held = ta_tok.config, _held(count)
     book = semantic_book(ta_tok, count + held, device, log)
     net = build_language(config or language_config(c.codes)).to(device)
     if start is not None:
         net.load_state_dict(start.state_dict())
-    model = speaker(net, c.codes, c.side)
+    model = tar_model(net, c.codes, c.side)
     prompts, lengths = prompt_book(model, count + held, log=log)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
@@ -247,26 +248,26 @@ def train_language(
     for scale, codes in enumerate(book):
         with torch.no_grad():
             nats, _ = language_loss(net, model.marks, ids, ends, codes[count:].long().to(device), scale)
-        log(f"tar: {codes.shape[1]} codes: {float(nats):.3f} nats a code of {held} new pictures")
+        log(f"tar: {codes.shape[1]} codes: {float(nats):.3f} nats per code on {held} held-out images")
     return net
 
 
 # ------------------------------------------------------------------------------------------------ de-tokenizers
 
-# Share of the semantic codes that are wrong in training, so that a few wrong ones in use do no harm.
-CODE_MISTAKES = 0.03
+# Rate of wrong semantic codes in training, for robustness to errors of the language model.
+CODE_ERRORS = 0.03
 
 
 @dataclass(frozen=True)
 class DetokenizerRecipe:
-    """An AR-DTok for pictures of one size.
+    """An AR-DTok for images of one size.
 
     Attributes:
-        name: names the training's state file.
-        title: what a person calls the result.
-        grid: tokens along one side of a picture, which has 8 times as many pixels.
-        schedule: length and pace.
-        count: pictures it is trained on.
+        name: name of the checkpoint and of the state file.
+        title: display name.
+        grid: tokens along one side; the image has 8 times as many pixels.
+        schedule: of the training.
+        count: number of training images.
     """
 
     name: str
@@ -276,7 +277,7 @@ class DetokenizerRecipe:
     count: int
 
     def config(self, ta_tok: TATok, vq: VQAutoencoder) -> GPTConfig:
-        """Its shape, for the most codes that may stand in front."""
+        """Its configuration, for a prefix of the finest scale."""
         c = ta_tok.config
         return detokenizer_config(self.grid, c.width, c.side, vq.config.codes)
 
@@ -284,7 +285,7 @@ class DetokenizerRecipe:
 def detokenizer_config(
     grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes
 ) -> GPTConfig:
-    """Shape of a demo de-tokenizer of ``grid`` x ``grid`` tokens; width and side are TA-Tok's."""
+    """Configuration of a demo de-tokenizer of ``grid`` x ``grid`` tokens; width and side are TA-Tok's."""
     return GPTConfig(
         dim=128,
         depth=6,
@@ -316,17 +317,17 @@ DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
 
 
 def build_detokenizer(config: GPTConfig, seed: int = 67) -> GPT:
-    """A fresh de-tokenizer; its positions begin small, as its embeddings do."""
+    """A randomly initialised de-tokenizer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return gpt.initialise(GPT(config))
 
 
 def detokenizer_logits(net: GPT, features: Tensor, tokens: Tensor) -> Tensor:
-    """What every row of whole sequences predicts, fp32 [B, N, V]; entry i is about token i.
+    """Teacher-forced logits fp32 [B, N, V]; entry i predicts token i.
 
     Args:
-        net: a GPT, as it is or compiled.
+        net: a GPT, possibly compiled.
         features: [B, n, C]; zeros mean "no condition".
         tokens: int64 [B, N] in raster order, N a square number.
     """
@@ -339,16 +340,18 @@ def detokenizer_logits(net: GPT, features: Tensor, tokens: Tensor) -> Tensor:
 def detokenizer_loss(
     net: nn.Module, ta_tok: TATok, codes: Tensor, tokens: Tensor, g: torch.Generator | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross-entropy of a picture's tokens behind its semantic codes, and figures as tensors without gradient. All shapes follow
-    from the batch's.
+    """Cross-entropy of tokens given semantic codes, in nats per token, and figures as detached tensors. Shapes depend on the
+    batch alone.
 
     Args:
-        net: a GPT, as it is or compiled; ta_tok: what makes features of the codes, without gradients.
-        codes: int64 [B, n]; tokens: int64 [B, N].
-        g: draws mistakes in the codes, and pictures whose condition is left out; None: there are none.
+        net: a GPT, possibly compiled.
+        ta_tok: computes the features of the codes, without gradients.
+        codes: int64 [B, n].
+        tokens: int64 [B, N].
+        g: corrupts codes and drops the condition of some images; None disables both.
     """
     if g is not None:
-        codes = spoilt(codes, ta_tok.config.codes, CODE_MISTAKES, g)
+        codes = corrupted(codes, ta_tok.config.codes, CODE_ERRORS, g)
     with torch.no_grad(), torch.autocast(codes.device.type, enabled=False):
         features = ta_tok.features(codes)
         if g is not None:
@@ -363,13 +366,13 @@ def detokenizer_loss(
 def detokenizer_batch(
     step: int, batch: int, codes: Sequence[Tensor], tokens: Tensor, g: torch.Generator, count: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What a step of :func:`detokenizer_loss` learns from: codes and tokens int64; arguments as for :func:`language_batch`."""
+    """Random batch of :func:`detokenizer_loss`: codes and tokens int64; arguments as for :func:`language_batch`."""
     rows = torch.randint(count or len(tokens), (batch,), generator=g)
     return codes[SCALE_CYCLE[step % len(SCALE_CYCLE)]][rows].long(), tokens[rows].long()
 
 
 def save_detokenizer(net: GPT, recipe: DetokenizerRecipe, out: Path) -> None:
-    """Write a de-tokenizer. Its codes say what the picture is to show, so a large one need not draw more cautiously."""
+    """Write a de-tokenizer. The codes determine the content, so the large one needs no lower temperature."""
     save_checkpoint(
         net,
         out,
@@ -380,7 +383,7 @@ def save_detokenizer(net: GPT, recipe: DetokenizerRecipe, out: Path) -> None:
         decoder="demo-vq",
         ta_tok="demo-ta-tok",
         name=recipe.title,
-        defaults=usual_defaults(recipe.grid),
+        defaults=token_defaults(recipe.grid),
     )
 
 
@@ -400,9 +403,9 @@ def train_detokenizer(
     """Train a de-tokenizer and write ``out``.
 
     Args:
-        ta_tok, vq: as they will be shipped (loaded from their fp16 files), on ``device``.
+        ta_tok, vq: loaded from their fp16 files as shipped, on ``device``.
         schedule, count, config: instead of the recipe's.
-        start: weights to begin with; None begins with random ones.
+        start: initial weights; None for random ones.
     """
     schedule, count = schedule or recipe.schedule, count or recipe.count
     held = _held(count)
@@ -427,5 +430,5 @@ def train_detokenizer(
                 float(detokenizer_loss(net, ta_tok, a.long().to(device), b.long().to(device))[0]) * len(a)
                 for a, b in parts
             )
-        log(f"{recipe.name}: behind {codes.shape[1]} codes: {nats / held:.3f} nats a token of {held} new pictures")
+        log(f"{recipe.name}: {codes.shape[1]} codes: {nats / held:.3f} nats per token on {held} held-out images")
     return net

@@ -1,7 +1,7 @@
-"""One resumable training loop for every demo network: EMA, warm-up and decay, mixed precision, progress.
+"""The resumable training loop of all demo networks: EMA, warm-up and decay, mixed precision, progress.
 
-A step's batch and noise depend on (seed, step) only, so a run that was stopped and resumed sees what an unbroken run
-would have seen. Knows nothing of what is trained: a recipe passes the module, a batch function and a loss function.
+The batch and the noise of a step depend only on (seed, step), so a resumed run equals an uninterrupted one. A recipe passes
+the module and a loss function.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 @dataclass(frozen=True)
 class Schedule:
-    """Length and pace of a training.
+    """Length and learning rates of a training.
 
     Attributes:
-        steps: optimiser steps in all.
-        batch: pictures a step.
+        steps: number of optimiser steps.
+        batch: images per step.
         lr: peak learning rate of AdamW (vectors, embeddings, convolutions).
         muon_lr: peak learning rate of Muon for the hidden matrices; 0 trains them with AdamW as well.
         warmup: steps of linear warm-up.
-        decay: last fraction of the steps, over which the rate falls linearly to zero.
-        ema: decay of the weight average that is shipped.
+        decay: last fraction of the steps, in which the rate falls linearly to zero.
+        ema: decay of the exponential moving average of the weights, which is the result.
         weight_decay: decoupled weight decay of the matrices.
     """
 
@@ -43,15 +43,15 @@ class Schedule:
     weight_decay: float = 0.02
 
     def rate(self, step: int) -> float:
-        """Fraction of the peak rate at a step (0-based): trapezoid."""
+        """Fraction of the peak rate at a step (0-based); a trapezoid."""
         tail = max(1.0, self.decay * self.steps)
         return max(0.0, min(1.0, (step + 1) / max(1, self.warmup), (self.steps - step) / tail))
 
 
-def choose_device(wanted: str = "auto") -> torch.device:
-    """``auto`` takes CUDA, then MPS, then the CPU."""
-    if wanted != "auto":
-        return torch.device(wanted)
+def choose_device(name: str = "auto") -> torch.device:
+    """The named device; ``auto`` selects CUDA, MPS or the CPU, in this order."""
+    if name != "auto":
+        return torch.device(name)
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -80,7 +80,7 @@ def _optimisers(module: nn.Module, s: Schedule) -> list[torch.optim.Optimizer]:
 
 
 def generator(seed: int, step: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for one step, so that resuming repeats nothing and skips nothing."""
+    """The random generator of one step."""
     return torch.Generator(device).manual_seed((seed * 1_000_003 + step) % (2**63))
 
 
@@ -94,16 +94,16 @@ def train(
     log: Callable[[str], None] = print,
     save_every: float = 120.0,
 ) -> nn.Module:
-    """Train ``module`` (or go on with the run found in ``folder``) and return it holding the averaged weights.
+    """Train ``module``, or resume the run in ``folder``, and return it with the averaged weights.
 
     Args:
         name: names the state file ``<folder>/<name>.state.pt``.
         module: freshly initialised network.
         loss: ``(module, step) -> (scalar loss, figures to log)``; draws its own batch from the step.
         schedule: see :class:`Schedule`.
-        folder: where the resumable state is kept; made if missing.
-        device: where to train; bf16 autocast on CPU and CUDA, fp32 on MPS.
-        log: receives a line every ten seconds or so.
+        folder: folder of the resumable state; created if missing.
+        device: training device; bf16 autocast on CPU and CUDA, fp32 on MPS.
+        log: receives a progress line about every ten seconds.
         save_every: seconds between saves.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def train(
             o.load_state_dict(saved)
             for g, peak in zip(o.param_groups, peaks, strict=True):
                 g["peak"] = peak
-        log(f"{name}: going on at step {start} of {schedule.steps}")
+        log(f"{name}: resuming at step {start} of {schedule.steps}")
 
     def save(step: int) -> None:
         state = {"model": module.state_dict(), "average": average, "step": step}
@@ -129,13 +129,13 @@ def train(
         torch.save(state, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)
 
-    began = said = saved = time.monotonic()
+    began = logged = saved = time.monotonic()
     seen: dict[str, float] = {}
     for step in range(start, schedule.steps):
         for o in optimisers:
             for g in o.param_groups:
                 g["lr"] = g["peak"] * schedule.rate(step)
-        # On CPUs the fused attention's backward pass is slower than the plain one at these sizes.
+        # On CPUs the backward pass of fused attention is slower than that of plain attention at these sizes.
         plain = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
         with plain, torch.autocast(device.type, torch.bfloat16, enabled=device.type != "mps"):
             value, figures = loss(module, step)
@@ -151,12 +151,12 @@ def train(
         for k, f in {"loss": float(value.detach()), **figures}.items():
             seen[k] = f if k not in seen or not math.isfinite(seen[k]) else seen[k] * 0.97 + f * 0.03
         now = time.monotonic()
-        if now - said > 10 or step + 1 == schedule.steps:
+        if now - logged > 10 or step + 1 == schedule.steps:
             pace = (now - began) / (step + 1 - start)
             text = "  ".join(f"{k} {f:.4f}" for k, f in seen.items())
             left = (schedule.steps - step - 1) * pace / 60
             log(f"{name}: step {step + 1}/{schedule.steps}  {text}  {pace:.3f} s/step  {left:.0f} min left")
-            said = now
+            logged = now
         if now - saved > save_every or step + 1 == schedule.steps:
             save(step + 1)
             saved = now

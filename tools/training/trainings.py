@@ -103,10 +103,12 @@ class Trainings:
     # -------------------------------------------------------------------------------------------- one per family
 
     def _kl(self) -> None:
-        schedules = (recipes.KL_SCHEDULE, recipes.KL_FINE_SCHEDULE, recipes.KL_ROBUST_SCHEDULE)
-        stages = [self._schedule(schedule) for schedule in schedules]
+        first, fine = self._schedule(recipes.KL_SCHEDULE), self._schedule(recipes.KL_FINE_SCHEDULE)
+        robust = self._schedule(recipes.KL_ROBUST_SCHEDULE)
         start = self._autoencoder() if self.improve else None
-        recipes.train_kl(self.work, self.path("kl"), self.device, *stages, log=log, start=start, **self.count)
+        recipes.train_kl(
+            self.work, self.path("kl"), self.device, first, fine, robust, log=log, start=start, **self.count
+        )
 
     def _mar(self, name: str, config: MARConfig, schedule: Schedule) -> None:
         path, kl = self.path(name), self._autoencoder()

@@ -1,8 +1,8 @@
-"""How the learned latent up-sampler of MuLo-SD is trained on the picture book.
+"""Training of MuLo-SD's learned latent up-sampler on the picture book.
 
-It learns to turn the codes of a small picture into those of the same picture at twice the size. Source: "Multi-Scale Local
-Speculative Decoding for Image Generation" (arXiv 2601.05149): losses on decoded pixels. In place of its LPIPS stand the
-features of the tokenizer's own encoder, which needs no other network, and its PatchGAN is left out.
+The up-sampler maps the codes of an image to those of the same image at twice the size. Source: "Multi-Scale Local Speculative
+Decoding for Image Generation" (arXiv 2601.05149), with losses on decoded pixels. Two losses differ: features of the tokenizer's
+encoder replace LPIPS, which needs another network, and there is no PatchGAN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .training import Schedule, generator, train
 WIDTH, BLOCKS = 48, 4
 SCHEDULE = Schedule(steps=2500, batch=16, lr=2e-3, ema=0.997, weight_decay=0.0, decay=0.5)
 COUNT, LOW_GRID = 8000, 8
-# Weights beside the pixels': features of the encoder, the real codes' vectors, and coming to rest on a code.
+# Weights relative to the pixel loss: encoder features, vectors of the target codes, commitment to the nearest code.
 FEATURES, CODES, COMMITMENT = 0.5, 1.0, 0.25
 
 
@@ -31,11 +31,11 @@ FEATURES, CODES, COMMITMENT = 0.5, 1.0, 0.25
 def code_pairs(
     vq: VQAutoencoder, count: int, grid: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 250
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The training book at two sizes.
+    """The training images at two sizes.
 
     Returns:
-        Codes int16 [count, grid, grid] of small pictures, int16 [count, 2 grid, 2 grid] of large ones, and these, uint8
-        [count, 3, H, H].
+        Codes of the small images int16 [count, grid, grid], codes of the large ones int16 [count, 2 grid, 2 grid], and the
+        large images uint8 [count, 3, H, H].
     """
     small, side = grid * vq.config.stride, 2 * grid * vq.config.stride
     low = torch.empty(count, grid, grid, dtype=torch.int16)
@@ -51,7 +51,7 @@ def code_pairs(
             )
         rgb[at:end] = pictures
         if at % (20 * chunk) == 0:
-            log(f"drawing and encoding the picture book at two sizes: {at}/{count}")
+            log(f"rendering and encoding the picture book at two sizes: {at}/{count}")
     return low, high, rgb
 
 
@@ -62,14 +62,14 @@ def upsampler_loss(
 
     Args:
         low, high: codes int64 [B, h, w] and [B, 2 h, 2 w].
-        pictures: what ``high`` is of, fp32 [B, 3, H, W] in -1..1.
+        pictures: the images of ``high``, fp32 [B, 3, H, W] in -1..1.
     """
     vectors = net(vq.vectors(low)).float()
-    # In bf16 neighbouring codes would be taken for each other.
+    # bf16 cannot distinguish neighbouring codes.
     with torch.autocast(pictures.device.type, enabled=False):
         found = vq.codes(vectors.detach())
         chosen = vq.vectors(found)
-    # The decoder sees codes; its gradient goes straight through to the vectors.
+    # Straight-through estimator: the decoder receives codes, the vectors its gradient.
     y = vq.render(vectors + (chosen - vectors).detach()).float()
     pixels = reconstruction_loss(y, pictures)
     features = F.mse_loss(F.normalize(vq.features(y).float(), dim=1), vq.vectors(high))
@@ -92,10 +92,10 @@ def train_upsampler(
     """Train the up-sampler and write ``out``.
 
     Args:
-        vq: the tokenizer, as it will be shipped (loaded from its fp16 file), on ``device``.
+        vq: the tokenizer, loaded from its fp16 file as shipped, on ``device``.
         work, device, schedule, log: see :func:`..training.train`.
-        count: pictures it is trained on.
-        grid: tokens along one side of the small ones.
+        count: number of training images.
+        grid: tokens along one side of the small images.
     """
     low, high, rgb = code_pairs(vq, count, grid, device, log)
     with torch.random.fork_rng(devices=[]):

@@ -167,7 +167,7 @@ def test_without_noise_the_draft_must_be_right(model, other):
 
 
 class Remembers:
-    """A transformer without ``several``, as one with a cache is: it must see final tokens only, in order."""
+    """A transformer that verifies step by step, as one with a cache does: it must see final tokens only, in order."""
 
     def __init__(self):
         self.full, self.asked = FullTransformer(), []
@@ -177,6 +177,10 @@ class Remembers:
             (step, run.tokens.gather(1, run.plan.known(step)[..., None].expand(-1, -1, run.tokens.shape[2])))
         )
         return self.full(run, step, wanted)
+
+    def verify(self, run, step, count):
+        for s in range(step, step + count):
+            yield [self(run, s, run.plan.ahead(s))]
 
     def denoiser(self, run, table):
         return self.full.denoiser(run, table)
@@ -309,7 +313,7 @@ def changed(model: MARModel, **shape) -> MARModel:
 @pytest.mark.parametrize(
     ("draft", "says"),
     [
-        (lambda m: changed(m, channels=8), "numbers a token, 8 and 4"),
+        (lambda m: changed(m, channels=8), "channels per token, 8 and 4"),
         (lambda m: changed(m, tokens=64), "tokens, 64 and 16"),
         (lambda m: changed(m, classes=1000), "classes, 1000 and 5"),
         (lambda m: dataclasses.replace(m, latent_scale=0.2325), "latent scale, 0.2325 and 0.5"),

@@ -12,7 +12,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid, guidance_weights
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARBase, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,5 +114,5 @@ def test_cosine_weight_is_the_papers_formula():
 
 
 def test_settings_extend_plain_mars():
-    plain, hybrid = (tuple(f.name for f in dataclasses.fields(s)) for s in (MARSettings, FastHybridSettings))
+    plain, hybrid = (tuple(f.name for f in dataclasses.fields(s)) for s in (MARBase, FastHybridSettings))
     assert hybrid[: len(plain)] == plain

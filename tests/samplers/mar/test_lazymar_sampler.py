@@ -15,7 +15,7 @@ from fastar_nodes.samplers.mar import lazymar as module
 from fastar_nodes.samplers.mar.denoiser import Denoiser
 from fastar_nodes.samplers.mar.diffusion import tables
 from fastar_nodes.samplers.mar.editing import Edit
-from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
+from fastar_nodes.samplers.mar.fasthybrid import Guided, fasthybrid
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
 from fastar_nodes.samplers.mar.lazymar_head import CachedDenoiser
 from fastar_nodes.samplers.mar.loop import Conditions, begin
@@ -25,6 +25,7 @@ from fastar_nodes.samplers.mar.settings import (
     FastHybridLazyMARSettings,
     FastHybridSettings,
     LazyMARSettings,
+    MARBase,
     MARSettings,
 )
 from fastar_nodes.samplers.mar.transformer import FullTransformer
@@ -79,9 +80,10 @@ class Watched(LazyTransformer):
 def as_slow(model, changed, edit=None):
     """The result and the slow plug, after they were found equal."""
     fast = Watched(changed)
-    got = finish(mar(model, LABELS, changed, NOISE, transformer=fast, edit=edit))
+    plain = MARSettings(**{name: getattr(changed, name) for name in knobs(MARBase)})
+    got = finish(mar(model, LABELS, plain, NOISE, transformer=fast, edit=edit))
     slow = SlowLazy(changed, 1, spare=1, follow=fast.kept)  # a quarter of 5 blocks stand before the chosen one
-    want = finish(mar(model, LABELS, changed, NOISE, transformer=slow, edit=edit))
+    want = finish(mar(model, LABELS, plain, NOISE, transformer=slow, edit=edit))
     torch.testing.assert_close(got.latents, want.latents, rtol=1e-4, atol=1e-4 * float(want.latents.abs().max()))
     return got, slow
 
@@ -393,9 +395,8 @@ def test_a_period_of_one_is_the_plain_head_even_with_drafts(model, space):
     scale, first, draft = torch.full((2, 1), 2.0), torch.randn(2, 4, generator=g), torch.randn(2, 4, generator=g)
     noise, pull = torch.randn(len(table), 2, 4, generator=g), tuple(0.9 - 0.1 * k for k in range(len(table)))
     with torch.no_grad():
-        both = [
-            d(z, scale, first, noise, draft, pull, space) for d in (Denoiser(run, table), CachedDenoiser(run, table, 1))
-        ]
+        denoisers = Denoiser(run, table), CachedDenoiser(run, table, 1)
+        both = [d(z, scale, first, noise, Guided(d.rule, draft, pull, space)) for d in denoisers]
     torch.testing.assert_close(*both, rtol=1e-5, atol=1e-5)
 
 
@@ -433,7 +434,7 @@ def test_settings_are_derived():
     cache = list(knobs(CacheSettings))
     assert cache[:3] == ["refresh_period", "start_step", "computed_ratio"]
     assert [name for name, (_, about) in knobs(CacheSettings).items() if not about.advanced] == cache[:3]
-    assert list(knobs(LazyMARSettings)) == [*knobs(MARSettings), *cache]
+    assert list(knobs(LazyMARSettings)) == [*knobs(MARBase), *cache]
     assert list(knobs(FastHybridLazyMARSettings)) == [*knobs(FastHybridSettings), *cache]
 
 

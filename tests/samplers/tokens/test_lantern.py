@@ -1,4 +1,4 @@
-"""The LANTERN-style comparison: its rules by hand, its exact ends, and what every token sampler must do."""
+"""The LANTERN-style comparison: its rules, its exact limits, and the requirements on every token sampler."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ NEAREST = torch.tensor([[1, 2, 3, 4], [2, 0, 3, 4], [3, 1, 0, 4], [4, 2, 1, 0], 
         (1, 4, 9.0, 0.20, True),
     ],
 )
-def test_neighbours_lend_while_it_stays_within_delta(x, k, delta, count, lent):
+def test_neighbours_are_added_while_their_sum_is_within_delta(x, k, delta, count, lent):
     counted, any_lent = relaxed(P, torch.tensor(x), NEAREST[:, :k], delta)
     assert float(counted) == pytest.approx(count, abs=1e-6) and bool(any_lent) is lent
     batch = relaxed(P.expand(2, 3, -1), torch.full((2, 3), x), NEAREST[:, :k], delta)
     assert torch.equal(batch[0], counted.expand(2, 3)) and torch.equal(batch[1], any_lent.expand(2, 3))
 
 
-def test_what_is_left_after_a_rejection():
+def test_residual_distributions():
     x, yes, no = torch.tensor(1), torch.tensor(True), torch.tensor(False)
     assert torch.allclose(certain_rest(P, x, no, NEAREST[:, :2]), torch.tensor([0.40, 0, 0.15, 0.10, 0.30]) / 0.95)
     assert torch.allclose(certain_rest(P, x, yes, NEAREST[:, :2]), torch.tensor([0.0, 0, 0, 0.10, 0.30]) / 0.40)
@@ -178,7 +178,7 @@ def test_an_image_does_not_depend_on_its_batch(kind, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_touches_nothing_global_and_waits_once_a_cycle(case):
+def test_changes_no_global_state_and_waits_once_a_cycle(case):
     def state():
         return (
             torch.random.get_rng_state().tolist(),
@@ -194,18 +194,18 @@ def test_touches_nothing_global_and_waits_once_a_cycle(case):
     first = next(going)
     assert state() == before, "in the middle of a run"
     assert not first.codes.is_inference() and not first.decided.is_inference()
-    asked = []
+    waits = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             name = func.overloadpacket.__name__
             assert name not in ("nonzero", "masked_select", "equal"), func
-            asked.append(name in ("_local_scalar_dense", "item", "is_nonzero"))
+            waits.append(name in ("_local_scalar_dense", "item", "is_nonzero"))
             return func(*args, **(kwargs or {}))
 
     with Watch():
         cycles = sum(1 for _ in going)
-    assert sum(asked) == 2 * cycles, "the least and the most far image"
+    assert sum(waits) == 2 * cycles, "the fewest and the most tokens of an image"
     assert state() == before
 
 

@@ -1,4 +1,4 @@
-"""MuLo-SD against a plain uncached program, its two exact ends, and what every token sampler must do."""
+"""MuLo-SD against an uncached reference, its two exact limits, and the requirements on every token sampler."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ DRAFTS = {(kind, small): tiny_gpt(kind, small, seed=1) for kind in KINDS for sma
 
 
 class Fixed:
-    """A draft that is given, whatever the draft model says."""
+    """Up-sampling to given codes, independent of the draft model."""
 
     name, vq = "fixed", VQ.net
 
@@ -383,7 +383,7 @@ def steps_of(case, images=(0, 1, 2)):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_touches_nothing_global_and_asks_the_device_for_nothing_but_the_map(case):
+def test_changes_no_global_state_and_waits_for_the_map_only(case):
     def state():
         return (
             torch.random.get_rng_state().tolist(),
@@ -614,7 +614,7 @@ def test_the_learned_one_in_a_run():
     assert torch.equal(raster.codes, serial())
 
 
-def test_the_setting_names_the_plug():
+def test_the_setting_selects_the_up_sampler():
     assert (
         up_sampling(PIXEL, VQ).name == "pixel, bicubic"
         and up_sampling(PIXEL, VQ, lambda x: x).name == "pixel, upscale model"

@@ -1,4 +1,4 @@
-"""Prompts to semantic codes: against a slow plain loop, settings one by one, batches, prompts of every kind, and the way on."""
+"""Prompts to semantic codes: against a slow reference loop, single settings, batches, unusual prompts, and the de-tokenizer."""
 
 from __future__ import annotations
 
@@ -176,11 +176,11 @@ def test_settings() -> None:
             make(TarPromptSettings, {name: value})
 
 
-def test_repetition_penalty_is_the_files_unless_one_is_asked_for() -> None:
+def test_repetition_penalty_defaults_to_the_files() -> None:
     model = tiny_tar(penalty=1.8)
-    by_file, asked = run(model), run(tiny_tar(), settings=replace(DRAWN, repetition_penalty=1.8))
+    by_file, by_setting = run(model), run(tiny_tar(), settings=replace(DRAWN, repetition_penalty=1.8))
     none = run(model, settings=replace(DRAWN, repetition_penalty=1.0))
-    assert torch.equal(by_file.codes, asked.codes) and torch.equal(none.codes, run(tiny_tar()).codes)
+    assert torch.equal(by_file.codes, by_setting.codes) and torch.equal(none.codes, run(tiny_tar()).codes)
     assert not torch.equal(by_file.codes, none.codes)
     assert by_file.report.settings["repetition_penalty"] == 1.8
     logits, seen = torch.tensor([[2.0, -2.0, 2.0, -2.0]]), torch.tensor([[True, True, False, False]])
@@ -239,7 +239,7 @@ def test_a_very_long_prompt(loaded: TarModel) -> None:
     assert run(roomy, [text], replace(DRAWN, detail="81")).codes.shape == (1, 1)
 
 
-def test_marks_that_a_person_types_change_nothing_but_words(loaded: TarModel) -> None:
+def test_names_of_special_tokens_in_a_prompt_are_plain_text(loaded: TarModel) -> None:
     typed = loaded.prompt("a cat <im_start><S0><I7>", 0)
     assert typed[:2] == [1, 5] and typed[-2:] == [15, 16] and all(i < 14 for i in typed[:-2])
 
@@ -309,5 +309,5 @@ def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
 
 
 def test_reports_are_json(tmp_path: Path) -> None:
-    told = run(tiny_tar()).report.to_dict()
-    assert json.loads(json.dumps(told)) == told
+    report = run(tiny_tar()).report.to_dict()
+    assert json.loads(json.dumps(report)) == report

@@ -1,4 +1,4 @@
-"""The cached loop against the slow reference, and what every token sampler must do."""
+"""The cached loop against the slow reference, and the requirements on every token sampler."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_same_seed_same_picture_another_seed_another(case):
     assert not torch.equal(first.codes, run(case, seed=6).codes)
 
 
-def test_touches_nothing_global_and_never_asks_the_device(case):
+def test_changes_no_global_state_and_never_waits_for_the_device(case):
     sampler, model, chosen, _ = case
 
     def state():
@@ -218,7 +218,7 @@ def test_the_first_row_is_llamagens_whatever_the_window():
         assert torch.equal(run(CASES["zipar"], window=window).codes[:, 0], run(CASES["llamagen"]).codes[:, 0])
 
 
-def test_blanks_change_what_is_seen():
+def test_visible_unwritten_slots_change_the_tokens():
     assert not torch.equal(run(CASES["zipar"], mask_undecoded=False).codes, run(CASES["zipar"]).codes)
 
 
@@ -275,7 +275,7 @@ def test_something_is_always_allowed_and_only_the_likeliest(values, top_k, top_p
             assert row[keep].min() >= row[~keep].max()
 
 
-def test_greedy_is_the_likeliest_however_it_is_asked_for():
+def test_all_greedy_settings_draw_the_likeliest():
     plain = run(CASES["llamagen"], top_k=1, top_p=1.0)
     for change in ({"temperature": 0.0}, {"top_k": 0, "top_p": 0.0}):
         assert torch.equal(run(CASES["llamagen"], **{"top_k": 0, "top_p": 1.0, **change}).codes, plain.codes)

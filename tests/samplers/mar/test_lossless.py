@@ -1,0 +1,37 @@
+"""Lossless CSpD and the speculative head draw plain MAR's distribution; the same tests reject approximate samplers.
+
+5,000 draws a case; ``python -m fastar_nodes.tools.statistics.lossless`` repeats this with 100,000.
+"""
+
+from __future__ import annotations
+
+import pytest
+from fastar_nodes.tools.statistics.lossless import ALPHA, CARELESS, CASES, WARMER, Case, Comparisons, draw
+
+DRAWS = 5000
+
+
+def rejected(case: Case) -> list[str]:
+    """Controls that 5,000 draws suffice to reject; the others' difference is too small."""
+    small = WARMER, *([CARELESS] if case.title == "cspd, near draft" else [])
+    return [name for name in case.controls if name not in small]
+
+
+@pytest.fixture(scope="module")
+def tests(one_thread) -> Comparisons:
+    return Comparisons(DRAWS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_the_distribution_is_plain_mars_and_the_controls_are_not(tests: Comparisons, case: Case):
+    p = tests.case(case).p
+    assert min(p.values()) > ALPHA, p
+    assert rejected(case)
+    for name in rejected(case):
+        assert tests.control(case, name) <= ALPHA, name
+
+
+def test_a_draw_is_repeatable_and_its_noise_is_its_keys(one_thread):
+    first, again, other = (draw(key, 50, "mar", "", {"ar_steps": 2, "diffusion_steps": 3})[0] for key in "aab")
+    assert first.shape == (50, 8) and first.equal(again)
+    assert not (first == other).any()

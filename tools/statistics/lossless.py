@@ -1,0 +1,250 @@
+"""Statistical tests of the samplers that claim plain MAR's distribution, with the power of each test:
+
+    python -m fastar_nodes.tools.statistics.lossless --draws 100000
+
+A case draws toy images (4 tokens of 2 channels, ``toy.py``) with lossless CSpD or with the speculative diffusion head, and as
+many with plain MAR from independent noise, and gives the p-values of three two-sample tests (``two_samples.py``). Its controls
+are approximate samplers with the same models and settings, which the same tests have to reject:
+
+- ``paper``, ``published``: CSpD's approximate modes; ``no alignment``: published mode, draft and target with noise of their own.
+- ``careless``: a rejected diffusion step is drawn from the target's kernel instead of from the residual distribution.
+- ``temperature + 2 %``: plain MAR at a temperature that is 2 % higher; shows how small a difference the test detects.
+
+All seeds are fixed. A case fails if the smallest of its p-values is at most 0.001, a control if it is above that. Exit code 0 if
+nothing fails, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from ...model_loaders.networks.mar import MARModel
+from ...samplers.conditioning import from_ids
+from ...samplers.driver import finish
+from ...samplers.mar import coupling, speculative
+from ...samplers.registry import SAMPLERS
+from .toy import ManyImages, toy_mar
+from .two_samples import p_values
+
+SEED, ALPHA = 90210, 0.001
+# Images drawn together.
+BATCH = 5000
+_COMMON = {"ar_steps": 3, "diffusion_steps": 6, "cfg": 2.0, "temperature": 1.0}
+_CSPD = {"prefill_ratio": 0.0, "draft_length": 2}
+CARELESS, WARMER = "careless", "temperature + 2 %"
+DRAFTS = {
+    "target": lambda: toy_mar(),
+    "near": lambda: toy_mar(perturbation=0.03),
+    "far": lambda: toy_mar(seed=1),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sampler that claims plain MAR's distribution.
+
+    Attributes:
+        sampler: its name in the registry.
+        draft: draft model of CSpD, one of :data:`DRAFTS`; "" for none.
+        common: settings that plain MAR has too.
+        settings: its own settings.
+        controls: name of a control to the settings in which it differs.
+    """
+
+    sampler: str
+    draft: str = ""
+    common: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    controls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Sampler, draft and all settings that are not every case's."""
+        parts = [self.sampler, *([f"{self.draft} draft"] if self.draft else [])]
+        return ", ".join(parts + [f"{k} {v:g}" for k, v in {**self.common, **self.settings}.items() if k not in _CSPD])
+
+
+_PAPER, _PUBLISHED = {"paper": {"mode": "paper"}}, {"published": {"mode": "published"}}
+_UNALIGNED = {"no alignment": {"mode": "published", "alignment": False}}
+_CARELESS: dict[str, Mapping[str, Any]] = {CARELESS: {}}
+_WARMER: dict[str, Mapping[str, Any]] = {WARMER: {}}
+
+
+def _cases() -> Iterator[Case]:
+    yield Case("mar", "", {}, {"speculation": 3}, _CARELESS)
+    yield Case("mar", "", {}, {"speculation": 6}, {**_CARELESS, **_WARMER})
+    # A draft that is the target is always accepted; without alignment the published mode judges it nevertheless.
+    yield Case("cspd", "target", {}, _CSPD, _UNALIGNED)
+    yield Case("cspd", "near", {}, _CSPD, {**_CARELESS, **_PAPER, **_PUBLISHED})
+    yield Case("cspd", "near", {}, {**_CSPD, "speculation": 4}, _CARELESS)
+    yield Case("cspd", "far", {}, _CSPD, {**_CARELESS, **_PAPER, **_PUBLISHED})
+    for common in ({"cfg": 1.0}, {"temperature": 1.3}):
+        yield Case("mar", "", common, {"speculation": 6}, {**_CARELESS, **_WARMER})
+        yield Case("cspd", "target", common, _CSPD, _UNALIGNED)
+        yield Case("cspd", "near", common, _CSPD, _PUBLISHED)
+        yield Case("cspd", "far", common, _CSPD, _CARELESS)
+
+
+CASES = tuple(_cases())
+
+
+@contextmanager
+def careless_coupling() -> Iterator[None]:
+    """Within it, a rejected diffusion step is drawn from the target's kernel p instead of from max(0, p - q)."""
+
+    def careless(draft: Tensor, q: Any, p: Any, uniforms: Tensor, retry: coupling.Retry) -> coupling.Coupled:
+        normals, _ = retry(torch.arange(len(draft)), 0, 1)
+        drawn = torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * normals[:, 0])
+        return coupling.Coupled(drawn, torch.zeros(len(draft), dtype=torch.bool))
+
+    with mock.patch.object(speculative, "couple", careless):
+        yield
+
+
+@lru_cache
+def _model(name: str) -> MARModel:
+    return DRAFTS[name]()
+
+
+def draw(key: str, draws: int, sampler: str, draft: str, settings: Mapping[str, Any]) -> tuple[Tensor, dict[str, int]]:
+    """Draw images of the toy target.
+
+    Args:
+        key: names the noise.
+        draws: number of images.
+        sampler: name in the registry.
+        draft: draft model of CSpD, or "".
+        settings: the sampler's settings.
+
+    Returns:
+        Latents as vectors, fp32 [draws, 8], and the report's counts, summed.
+    """
+    entry, counts = SAMPLERS[sampler], dict[str, int]()
+    more: dict[str, Any] = {"draft": _model(draft)} if draft else {}
+    parts = []
+    for at in range(0, draws, BATCH):
+        n = min(BATCH, draws - at)
+        noise = ManyImages(f"{SEED}/{key}/{at}", n)
+        done: Any = finish(entry.run(_model("target"), from_ids([1] * n), entry.settings(**settings), noise, **more))
+        parts.append(done.latents.flatten(1))
+        for name, count in done.report.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return torch.cat(parts), counts
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a case.
+
+    Attributes:
+        p: p-values by test.
+        controls: a control's smallest p-value, by its name.
+        tokens, steps: accepted shares 0..1 of the drafted tokens (CSpD) and diffusion steps.
+    """
+
+    case: Case
+    p: dict[str, float]
+    controls: dict[str, float]
+    tokens: float | None
+    steps: float
+
+    @property
+    def failures(self) -> list[str]:
+        """One line for each test that rejects the case and each control that no test rejects."""
+        found = [f"{self.case.title}: {test} p = {p:.2g}" for test, p in self.p.items() if p <= ALPHA]
+        return found + [f"{self.case.title}: {name} p = {p:.2g}" for name, p in self.controls.items() if p > ALPHA]
+
+
+class Comparisons:
+    """The cases' tests with a number of draws each; plain MAR is drawn once for all cases with the same settings."""
+
+    def __init__(self, draws: int):
+        self.draws = draws
+        self._plain: dict[str, Tensor] = {}
+
+    def plain(self, common: Mapping[str, Any]) -> Tensor:
+        """Plain MAR's draws, fp32 [draws, 8]."""
+        key = f"plain {sorted(common.items())}"
+        if key not in self._plain:
+            self._plain[key] = draw(key, self.draws, "mar", "", {**_COMMON, **common})[0]
+        return self._plain[key]
+
+    def control(self, case: Case, name: str) -> float:
+        """Smallest p-value of one of a case's controls."""
+        settings = {**_COMMON, **case.common, **case.settings, **case.controls[name]}
+        sampler, draft = case.sampler, case.draft
+        if name == WARMER:
+            settings = {**_COMMON, **case.common}
+            settings["temperature"] *= 1.02
+            sampler, draft = "mar", ""
+        with careless_coupling() if name == CARELESS else nullcontext():
+            found, _ = draw(f"{case.title}/{name}", self.draws, sampler, draft, settings)
+        return min(p_values(self.plain(case.common), found).values())
+
+    def case(self, case: Case) -> Outcome:
+        """Test a case alone, without its controls."""
+        settings = {**_COMMON, **case.common, **case.settings}
+        found, n = draw(case.title, self.draws, case.sampler, case.draft, settings)
+        tokens = n["accepted"] / (n["accepted"] + n["rejected"]) if case.draft else None
+        steps = n["accepted_steps"] / n["drafted_steps"]
+        return Outcome(case, p_values(self.plain(case.common), found), {}, tokens, steps)
+
+    def __call__(self, case: Case) -> Outcome:
+        """Test a case and its controls."""
+        return replace(self.case(case), controls={name: self.control(case, name) for name in case.controls})
+
+
+def to_markdown(outcomes: list[Outcome]) -> str:
+    """A Markdown table, one line a case."""
+    lines = [
+        "| case | tokens accepted % | steps accepted % | Hotelling | energy | KS | controls |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for o in outcomes:
+        tokens = "" if o.tokens is None else f"{100 * o.tokens:.1f}"
+        p, controls = (
+            (f"{p:.3f}" for p in o.p.values()),
+            (f"{name} {max(p, 1e-300):.0e}" for name, p in o.controls.items()),
+        )
+        lines.append(f"| {o.case.title} | {tokens} | {100 * o.steps:.1f} | {' | '.join(p)} | {', '.join(controls)} |")
+    return "\n".join(lines)
+
+
+def run(draws: int, log: Callable[[str], None] = print, cases: tuple[Case, ...] = CASES) -> list[Outcome]:
+    """Test all cases; ``log`` receives a line a case."""
+    tests, out = Comparisons(draws), []
+    for case in cases:
+        began = time.monotonic()
+        out.append(tests(case))
+        controls = ", ".join(f"{k} {p:.2g}" for k, p in out[-1].controls.items())
+        found = ", ".join(f"{k} {p:.2g}" for k, p in out[-1].p.items())
+        log(f"{case.title}: {found}; controls: {controls}; {time.monotonic() - began:.0f} s")
+    return out
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Test all cases, print the table, return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=100_000, metavar="N", help="images of every case; default 100000")
+    options = parser.parse_args(argv)
+    outcomes = run(options.draws, lambda text: print(text, flush=True))
+    print(to_markdown(outcomes))
+    failures = [line for o in outcomes for line in o.failures]
+    for line in failures:
+        print(f"FAIL {line}")
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
