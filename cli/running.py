@@ -24,7 +24,7 @@ def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -
     Returns:
         The sampler's result.
     """
-    unit = "AR steps" if planned.entry.family == MAR else "passes"
+    unit = "AR steps" if planned.entry.family == MAR else "steps"
     return drive(_begin(planned, condition, seed, first), planned.entry.title, unit)
 
 

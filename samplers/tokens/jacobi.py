@@ -39,7 +39,7 @@ from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps
 from .loop import decode as decode_serially
 from .schedule import RowTable, Schedule
 
-# On a CPU, batches of this size and more are decoded faster without a window.
+# On a CPU, batches of this size and more gain little or nothing from a window.
 _CPU_BATCH = 4
 
 
@@ -324,7 +324,7 @@ def decode(run: TokenRun, window: int) -> TokenSampler:
     check_window(run.schedule)
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
         run.report.note = (
-            f"parallel: a window feeds 4 times the rows, slower on a CPU from {_CPU_BATCH} images on; 0 turns it off."
+            f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
         )
     return (yield from timed(_decode(run, window), run.clock, run.report, run.device))
 

@@ -419,8 +419,8 @@ def mulosd(
     run.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
     if redraws_all(settings, draft):
         result = yield from decode(run)
-        shape = result.codes.shape
-        run.report.maps.update(islands=np.zeros(shape, np.int32), waves=np.full(shape, -1, np.int32))
+        step = result.report.maps["step"]
+        result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
         return result
     # Guidance covers the same part of the draft as of the target.
     until = settings.cfg_interval // factor**2 if settings.cfg_interval >= 0 else -1

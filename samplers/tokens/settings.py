@@ -71,7 +71,7 @@ def _window(usual: str, what: str = "Passes") -> Any:
 
 _SIDE = (
     "Usual: the picture's side in tokens (16 for 256 pixels), twice that for a single picture on a GPU. 0 is one pass after another, "
-    "faster on a CPU from 4 pictures on."
+    "about as fast on a CPU from 4 pictures on."
 )
 
 
