@@ -224,7 +224,7 @@ class LazyMARSampler(io.ComfyNode):
             "the null branch of guidance and most of the diffusion head come from caches (ICCV 2025).",
             search_aliases=["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"],
             optional=_edit(),
-            preset=" fast also sets ar_steps, diffusion_steps, diffusion_steps_end, order and reconstruct.",
+            preset=" fast also sets ar_steps, diffusion_steps, diffusion_steps_end and order.",
         )
 
     @classmethod

@@ -32,9 +32,10 @@ _WINDOWS: Values = {
     "balanced": {"window": 8, "mask_undecoded": True},
     "fast": {"window": 4, "mask_undecoded": True},
 }
+# Halton order: with GtR's two stages the demo loses twice as many scenes (docs/benchmarks/lazymar.md).
 _FEW_STEPS = {
-    "order": "checkerboard",
-    "reconstruct": 1,
+    "order": "halton",
+    "reconstruct": 0,
     "refresh_period": 3,
     "start_step": 3,
     "computed_ratio": 0.05,
