@@ -448,6 +448,6 @@ def mulosd(
         maps = state.maps
         run.report.maps.update(step=maps.step, outcome=maps.outcome, islands=maps.islands, waves=maps.waves)
         run.report.similarity = torch.cat(state.pools).cpu().numpy()
-        return TokenSampled(run.tokens[:, :-1].clone().view(shape), run.report)
+        return TokenSampled(run.tokens[:, :-1].clone().view(-1, target.grid, target.grid), run.report)
 
     return (yield from timed(steps(), run.clock, run.report, run.device))
