@@ -17,6 +17,7 @@ from fastar_nodes.tools.ablations.independent import (
     Measure,
     book,
     copied,
+    different_scenes,
     drawn,
     inside,
     nearest,
@@ -63,6 +64,13 @@ def test_two_planets_have_no_time_of_day():
     scene = {name: np.array([6, 7]) if name == "label" else np.zeros(2, np.int64) for name in ATTRIBUTES}
     assert same_scene(scene, {**scene, "time": np.array([2, 2])}).tolist() == [True, False]
     assert same_scene(scene, {**scene, "colour": np.array([0, 1])}).tolist() == [True, False]
+
+
+def test_different_scenes_are_counted():
+    scene = {name: np.array([6, 6, 7, 7, 7]) if name == "label" else np.zeros(5, np.int64) for name in ATTRIBUTES}
+    assert different_scenes(scene) == 2
+    assert different_scenes({**scene, "time": np.array([0, 2, 0, 0, 2])}) == 3
+    assert different_scenes({**scene, "parts": np.arange(5)}) == 5
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +133,6 @@ def test_images_of_the_demo():
 
 
 def test_the_table_has_a_column_a_figure():
-    lines = to_markdown({"MAR": Figures(*(0.1 * i for i in range(9)))}).splitlines()
+    lines = to_markdown({"MAR": Figures(0.0, 0.1, 0.2, 765, *(0.1 * i for i in range(6)))}).splitlines()
     assert len(lines) == 3 and len({line.count("|") for line in lines}) == 1
-    assert lines[2].startswith("| MAR | 0.0 | 10.0 | 20.0 |")
+    assert lines[2].startswith("| MAR | 0.0 | 10.0 | 20.0 | 765 | 0.0 | 10.0 |")

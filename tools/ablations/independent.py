@@ -9,6 +9,7 @@ The large LlamaGen was trained by reinforcement with the scene error of a critic
   book only. **class %**: it predicts the requested class. **confident %**: the least of its six confidences (class, colour,
   place, size, time of day, variant) is above the 1 % quantile of real images; an image that mixes two scenes fails.
   **agreement %**: its six predictions are the judge's; an image that only the judge recognises fails.
+- **scenes**: number of different predicted scenes (combinations of the six attributes); depends on the number of images.
 - **precision %, recall %**: improved precision and recall by k-nearest-neighbour manifolds, k = 3 (Kynkaanniemi et al. 2019,
   arXiv 1904.06991). Precision is the share of generated images within the manifold of real images, recall the share of real
   images within the manifold of the generated ones.
@@ -184,6 +185,12 @@ def same_scene(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> np.ndarray
     return np.logical_and.reduce([(a[k] == b[k]) | (untimed if k == "time" else False) for k in ATTRIBUTES])
 
 
+def different_scenes(attributes: dict[str, np.ndarray]) -> int:
+    """Number of different combinations; the time of day of a planet does not count."""
+    time = np.where(attributes["label"] == _UNTIMED, 0, attributes["time"])
+    return len(np.unique(np.stack(list({**attributes, "time": time}.values())), axis=1).T)
+
+
 # ------------------------------------------------------------------------------------------------ neighbours
 
 
@@ -214,11 +221,12 @@ def copied(points: Tensor, training: Tensor, fresh: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Figures:
-    """Shares 0..1 of a row's images; see the module's docstring."""
+    """Number of scenes and shares 0..1 of a row's images; see the module's docstring."""
 
     label: float
     confident: float
     agreement: float
+    scenes: int
     precision: float
     recall: float
     copies: float
@@ -231,6 +239,7 @@ HEADINGS = (
     "class %",
     "confident %",
     "agreement %",
+    "scenes",
     "precision %",
     "recall %",
     "copies %",
@@ -275,6 +284,7 @@ class Measure:
             float((prediction.attributes["label"] == self.ground.labels).mean()),
             float((prediction.confidence >= self.threshold).mean()),
             float(same_scene(prediction.attributes, judged).mean()),
+            different_scenes(prediction.attributes),
             *shares,
         )
 
@@ -324,7 +334,9 @@ def rows(ground: Ground, seed: int) -> Iterator[tuple[str, np.ndarray]]:
 def to_markdown(table: dict[str, Figures]) -> str:
     """A Markdown table, one line a row."""
     lines = [f"| images | {' | '.join(HEADINGS)} |", "|---" * (1 + len(HEADINGS)) + "|"]
-    lines += [f"| {title} | {' | '.join(map(percent, asdict(f).values()))} |" for title, f in table.items()]
+    for title, figures in table.items():
+        cells = (str(value) if isinstance(value, int) else percent(value) for value in asdict(figures).values())
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
