@@ -13,6 +13,13 @@ state is usable only as a whole; channel-wise acceptance probabilities would mul
   target, so the first step almost never changes the draft, and the second keeps its noise, which keeps pictures of one seed
   alike.
 
+Rounding limit: means that differ by at most 1e-5 (1 + |mean|) in every channel, with log stds within 1e-5, count as equal, since
+fp32 evaluations of one head in two batches differ by as much. On the demo (50 diffusion steps from t = 950, temperature 0.8, 8
+channels) the smallest std of a step with noise is 0.0051, so the limit is 0.002 std per channel at mean 0 and 0.004 at |mean| = 1.
+At |mean| = 1 in all channels the total-variation error is at most 0.0044 in the worst step, 0.00012 in the median step and 0.013
+per token. With the demo's draft model the limit applied in none of 12,032 judged steps. The last step has no noise; there the
+limit is an error of the value.
+
 All randomness is passed in. A std of 0 means no noise: the draft is then accepted only if it equals the mean.
 """
 
