@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .denoiser import RowNoise
 from .diffusion import Tables
-from .loop import Conditions, Denoise, Run, Transformer
+from .loop import Conditions, Denoise, HeadRows, Run, Transformer
 
 
 class PlainHead:
@@ -36,21 +36,12 @@ class PlainHead:
         image, position = rows_at(where)
         scale = torch.full((len(image), 1), run.plan.cfg[step], device=where.device)
         first, noise = self.noise.spaced(image, position, len(self.tables[step]))
-        return self.denoise(run, step, z.flat(), scale, first, noise, image, position).view(*where.shape, -1)
+        rows = HeadRows(z.flat(), scale, first, noise)
+        return self.denoise(step, rows, image, position).view(*where.shape, -1)
 
-    def denoise(
-        self,
-        run: Run,
-        step: int,
-        z: Conditions,
-        scale: Tensor,
-        first: Tensor,
-        noise: Tensor,
-        image: Tensor,
-        position: Tensor,
-    ) -> Tensor:
-        """Tokens [N, channels] of rows (image, position) int64 [N]; other arguments as :meth:`Denoiser.__call__`."""
-        return self.denoisers[step](z, scale, first, noise)
+    def denoise(self, step: int, rows: HeadRows, image: Tensor, position: Tensor) -> Tensor:
+        """Tokens [N, channels] of the head rows of an AR step, at (image, position) int64 [N]."""
+        return self.denoisers[step](*rows)
 
 
 def rows_at(where: Tensor) -> tuple[Tensor, Tensor]:

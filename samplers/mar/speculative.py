@@ -30,7 +30,7 @@ from .coupling import Gaussian, acceptable, couple
 from .denoiser import Denoiser
 from .diffusion import Tables, guide
 from .head import PlainHead
-from .loop import Conditions, Run, Transformer
+from .loop import Conditions, HeadRows, Run, Transformer
 
 # Lanes of a row's random numbers: one for all acceptances, two per diffusion step for redraws after a rejection.
 _ACCEPT, _NORMAL, _UNIFORM = -1, 0, 1
@@ -274,17 +274,7 @@ class SpeculativeHead(PlainHead):
             return SpeculativeHead(run, transformer, window, tables)
         return PlainHead(run, transformer, tables)
 
-    def denoise(
-        self,
-        run: Run,
-        step: int,
-        z: Conditions,
-        scale: Tensor,
-        first: Tensor,
-        noise: Tensor,
-        image: Tensor,
-        position: Tensor,
-    ) -> Tensor:
-        """Tokens [N, channels] of rows (image, position) int64 [N]; other arguments as :meth:`Denoiser.__call__`."""
+    def denoise(self, step: int, rows: HeadRows, image: Tensor, position: Tensor) -> Tensor:
+        """Tokens [N, channels] of the head rows of an AR step, at (image, position) int64 [N]."""
         rng = CounterRNG(self.keys[image, position])
-        return self.speculative[step].sample(z, scale, first, noise, rng)
+        return self.speculative[step].sample(rows.z, rows.scale, rows.first, rows.noise, rng)
