@@ -430,24 +430,16 @@ def mulosd(
     drafter.report = run.report
     with torch.inference_mode():
         neighbours = geometry.codebook_neighbours(up_sampler.vq.quantize, k, run.device)
-    run.tokens = torch.zeros(len(run.tokens), target.tokens + 1, dtype=torch.int64, device=run.device)
+    shape = (len(run.tokens), target.grid, target.grid)
+    run.tokens = torch.zeros(shape[0], target.tokens + 1, dtype=torch.int64, device=run.device)
     decided = torch.zeros_like(run.tokens, dtype=torch.bool)
-    state = _Generation(
-        run,
-        drafter,
-        settings,
-        up_sampler,
-        factor,
-        neighbours,
-        decided,
-        _Maps.empty((len(run.tokens), target.grid, target.grid)),
-    )
+    state = _Generation(run, drafter, settings, up_sampler, factor, neighbours, decided, _Maps.empty(shape))
 
     def steps() -> TokenSteps:
         yield from state.cycles()
         maps = state.maps
         run.report.maps.update(step=maps.step, outcome=maps.outcome, islands=maps.islands, waves=maps.waves)
         run.report.similarity = torch.cat(state.pools).cpu().numpy()
-        return TokenSampled(run.tokens[:, :-1].clone().view(-1, target.grid, target.grid), run.report)
+        return TokenSampled(run.tokens[:, :-1].clone().view(shape), run.report)
 
     return (yield from timed(steps(), run.clock, run.report, run.device))

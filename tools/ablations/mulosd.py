@@ -181,7 +181,7 @@ class RepairBench(TokenBench):
         forwards = np.concatenate([forwards_alone(report, made, self.small) for report in reports])
         drafted: float | None = None
         if isinstance(made, MuLoSDSettings):
-            drafted = reports[0].counts["draft_passes"]  # the same for all batches
+            drafted = reports[0].counts.get("draft_passes", 0)  # the same for all batches
         elif isinstance(made, LanternSettings):
             # All passes but one per cycle and one of the two prefills.
             cycles = [len(np.unique(image)) - 1 for report in reports for image in report.maps["step"]]

@@ -75,6 +75,6 @@ def test_settings_begin_alike_and_every_default_is_allowed(kind):
     )
     defaults = {name: default for name, (default, _) in knobs(kind).items()}
     assert make(kind, defaults) == kind()
-    for name, value in {"cfg": 0.9, "top_p": 1.1, "temperature": -1, "top_k": -1, "cfg_interval": -2}.items():
+    for name, value in {"cfg": -0.1, "top_p": 1.1, "temperature": -1, "top_k": -2, "cfg_interval": -2}.items():
         with pytest.raises(UserError, match=f"^{name}: .* outside"):
             make(kind, {name: value})
