@@ -32,7 +32,7 @@ _WINDOWS: Values = {
     "balanced": {"window": 8, "mask_undecoded": True},
     "fast": {"window": 4, "mask_undecoded": True},
 }
-# Halton order: with GtR's two stages the demo loses twice as many scenes (docs/benchmarks/lazymar.md).
+# Halton order: with GtR's two stages the demo loses more scenes (docs/benchmarks/lazymar.md).
 _FEW_STEPS = {
     "order": "halton",
     "reconstruct": 0,

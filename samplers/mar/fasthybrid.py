@@ -12,7 +12,7 @@ At AR step s, with z the transformer's output for the positions of step s and of
    mu'_t = (1 - gamma_t) mu_t + gamma_t x'. A step with gamma_t = 1 does not depend on the head and skips it.
 
 Lookaheads end at multiples of k, so that the images of a batch start their next ones together: the number of sequential head
-calls of a batch then hardly exceeds that of one image. Guided steps take evenly spaced entries of the token's own noise, so
+calls of a batch then stays near that of one image. Guided steps take evenly spaced entries of the token's own noise, so
 that an accepted token stays close to plain MAR's.
 
 The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further transformer pass.
