@@ -66,6 +66,7 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "diffusion_steps_end",
         "diffusion_steps_curve",
         "reconstruct",
+        "lookahead_start",
     ),
     "FastARLazyMAR": (
         *_MAR,
