@@ -49,13 +49,13 @@ PRESETS: dict[type, tuple[Values, Values]] = {
     FastHybridSettings: (
         {
             "exact": {"lookahead": 0},
-            "balanced": {"threshold": 0.95, "lookahead": 4, "guided_steps": 5},
-            "fast": {"threshold": 0.8, "lookahead": 8, "guided_steps": 5},
+            "balanced": {"threshold": 0.95, "lookahead": 4, "guided_steps": 5, "lookahead_start": 8},
+            "fast": {"threshold": 0.8, "lookahead": 8, "guided_steps": 5, "lookahead_start": 0},
         },
         {
             "exact": {"lookahead": 0},
-            "balanced": {"threshold": 0.8, "lookahead": 8, "guided_steps": 10},
-            "fast": {"threshold": 0.6, "lookahead": 8, "guided_steps": 10},
+            "balanced": {"threshold": 0.8, "lookahead": 8, "guided_steps": 10, "lookahead_start": 0},
+            "fast": {"threshold": 0.6, "lookahead": 8, "guided_steps": 10, "lookahead_start": 0},
         },
     ),
     CacheSettings: (
