@@ -396,14 +396,17 @@ def test_every_family_is_compared_with_its_own_baseline():
 
     def table(**about):
         _, text = comparison.Compare.execute(**{"labels": [""], "columns": [0], "baseline": [0]} | pairs | about).result
-        return [[cell.strip() for cell in line.strip("| ").split("|")][:2] for line in text.splitlines()[2:]]
+        return [
+            [cell.strip() for cell in line.strip("| ").split("|")][:2]
+            for line in text.partition("\n\n")[0].splitlines()[2:]
+        ]
 
     assert table() == [
         ["MAR", "1.00x"],
         ["FastHybrid", "2.00x"],
-        ["ZipAR", "1.00x"],
-        ["LlamaGen", "0.33x"],
-        ["PAR", "2.00x"],
+        ["LlamaGen", "1.00x"],
+        ["ZipAR", "3.00x"],
+        ["PAR", "6.00x"],
     ]
     assert table(baseline=[4])[:2] == [["LlamaGen", "1.00x"], ["MAR", "0.75x"]]
     alone = table(report_2=[None], report_4=[None], report_5=[None])
