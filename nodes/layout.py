@@ -1,7 +1,7 @@
 """Order of every node's widgets.
 
 Saved graphs store widget values by position. A position in this table therefore never changes: append the name of a new widget at the
-end of its node's row. A node whose order has to change gets a new id; the old one moves to ``nodes/previous.py``.
+end of its node's row, and to :data:`LATER`. A node whose order has to change gets a new id; the old one moves to ``nodes/previous.py``.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "diffusion_steps_end",
         "diffusion_steps_curve",
         "reconstruct",
+        "lookahead_start",
     ),
     "FastARLazyMARSampler": (
         "preset",
@@ -185,17 +186,36 @@ WIDGETS: dict[str, tuple[str, ...]] = {
 }
 
 
+# Widgets that were added after a node's first release, at the end of its row. They are optional inputs: prompts in API format that were
+# saved before do not have them, and run with their defaults.
+LATER: dict[str, tuple[str, ...]] = {
+    "FastARTarPrompt": ("parallel",),
+    "FastARMARSampler": ("reconstruct",),
+    "FastARFastHybrid": ("diffusion_steps_end", "diffusion_steps_curve", "reconstruct", "lookahead_start"),
+    "FastARLazyMAR": ("diffusion_steps_end", "diffusion_steps_curve", "reconstruct"),
+    "FastARCSpD": ("reconstruct",),
+    "FastARLlamaGenSampler": ("parallel",),
+    "FastARPAR": ("parallel",),
+    "FastARZipAR": ("parallel",),
+    "FastARMuLoSD": ("draft_parallel",),
+}
+
+
 class Named(Protocol):
     """A widget."""
 
     id: str
+    optional: bool
 
 
 W = TypeVar("W", bound=Named)
 
 
 def ordered(node_id: str, widgets: Iterable[W]) -> list[W]:
-    """A node's widgets in saved order. Widgets that are not in the table follow, in the order given."""
+    """A node's widgets in saved order. Widgets that are not in the table follow, in the order given. Later ones become optional."""
     row: Sequence[str] = WIDGETS.get(node_id, ())
     place = {name: i for i, name in enumerate(row)}
-    return sorted(widgets, key=lambda widget: place.get(widget.id, len(row)))
+    out = sorted(widgets, key=lambda widget: place.get(widget.id, len(row)))
+    for widget in out:
+        widget.optional = widget.optional or widget.id in LATER.get(node_id, ())
+    return out

@@ -274,13 +274,18 @@ def defaults(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, Any]:
-    """A saved graph as the prompt that the editor would send (no sub-graphs, no bypassed nodes)."""
+    """A saved graph as the prompt that the editor would send (no sub-graphs, no bypassed nodes).
+
+    A graph of an earlier version gives the prompt that was saved with it: without widgets that were added later.
+    """
     links = {link[0]: link for link in workflow["links"]}
     prompt = {}
     for node in workflow["nodes"]:
         if node["type"] in VIRTUAL:
             continue
-        inputs = dict(zip(widget_names(object_info[node["type"]]), node.get("widgets_values") or [], strict=True))
+        names, values = widget_names(object_info[node["type"]]), node.get("widgets_values") or []
+        assert len(values) <= len(names), node["type"]
+        inputs = dict(zip(names, values, strict=False))
         inputs = {name: value for name, value in inputs.items() if not name.startswith("control_after_generate")}
         for socket_ in node["inputs"]:
             if socket_["link"] is not None:

@@ -46,6 +46,17 @@ TOLD = {
 }
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests" / "workflows").glob("*/*.json")), ids=lambda p: f"{p.parent.name}-{p.stem}"
+)
+def test_prompts_of_every_earlier_version_run(comfy, info, path):
+    """They have no widgets that were added later."""
+    prompt = to_api(json.loads(path.read_text(encoding="utf-8")), info)
+    for node in prompt.values():
+        node["inputs"].update({k: 4 for k in ("ar_steps", "diffusion_steps") if k in node["inputs"]})
+    assert comfy.run(prompt)
+
+
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_every_shared_workflow_runs(comfy, info, name):
     prompt = to_api(load_workflow(name), info)

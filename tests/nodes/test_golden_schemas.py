@@ -32,12 +32,13 @@ def _widget(part: Any) -> list[Any]:
     """Name, type, default, and choices or range. Menus of files are left out: they depend on the machine."""
     about = part.about
     options = about.get("options")
+    later = ["optional"] if part.optional else []
     if isinstance(options, loaders.Menu):
-        return [part.id, part.kind, "files"]
+        return [part.id, part.kind, "files", *later]
     if options is not None and len(options) > 100:  # names of classes
-        return [part.id, part.kind, about["default"], len(options)]
+        return [part.id, part.kind, about["default"], len(options), *later]
     limits = options if options is not None else [about[k] for k in ("min", "max", "step") if k in about]
-    return [part.id, part.kind, about["default"], limits]
+    return [part.id, part.kind, about["default"], limits, *later]
 
 
 def record(about: Any) -> dict[str, Any]:
@@ -58,6 +59,10 @@ def schemas() -> dict[str, Any]:
     return json.loads(json.dumps({about.node_id: record(about) for about in found}))
 
 
+def _choices(widget: list[Any]) -> set[Any]:
+    return set(widget[3]) if len(widget) > 3 and isinstance(widget[3], list) else set()
+
+
 def breaks(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """What a change from one set of records to another does to saved graphs."""
     out = []
@@ -69,8 +74,11 @@ def breaks(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         if [w[:2] for w in now["widgets"][: len(was["widgets"])]] != [w[:2] for w in was["widgets"]]:
             out.append(f"{node}: a widget moved, left or changed its type; append, or give the node a new id")
         for before, after in zip(was["widgets"], now["widgets"], strict=False):
-            if before[1] == "COMBO" and isinstance(before[-1], list) and not set(before[-1]) <= set(after[-1]):
+            if before[1] == "COMBO" and not _choices(before) <= _choices(after):
                 out.append(f"{node}.{before[0]}: a choice left")
+        for widget in now["widgets"][len(was["widgets"]) :]:
+            if widget[-1] != "optional":
+                out.append(f"{node}.{widget[0]}: a new widget is required; list it in LATER of nodes/layout.py")
         for kind in ("inputs", "outputs"):
             names = [socket[0] for socket in now[kind]]
             if [n for n in names if n in [s[0] for s in was[kind]]] != [s[0] for s in was[kind]]:
@@ -99,9 +107,10 @@ def test_what_breaks_saved_graphs_is_found():
         return {"A": {**old["A"], **parts}}
 
     x, y = old["A"]["widgets"]
-    assert breaks(old, old) == [] and breaks(old, changed(widgets=[x, y, ["z", "INT", 0, []]])) == []
+    assert breaks(old, old) == [] and breaks(old, changed(widgets=[x, y, ["z", "INT", 0, [], "optional"]])) == []
     assert breaks(old, changed(inputs=[["m", "M", "required"], ["n", "N", "optional"]])) == []
     for parts in (
+        {"widgets": [x, y, ["z", "INT", 0, []]]},
         {"widgets": [y, x]},
         {"widgets": [x]},
         {"widgets": [["z", "INT", 0, []], x, y]},
