@@ -312,6 +312,8 @@ def test_menus_are_checked_as_they_ever_were(folder):
     menus = {i.id: i.about["options"] for i in loaders.LoadLlamaGen.define_schema().inputs}
     assert "auto" in menus["decoder"] and "vq16-c2i (download 288 MB)" in menus["decoder"]
     assert not {"kl16", "gone.pth", 5, None} & {x for x in ("kl16", "gone.pth", 5, None) if x in menus["decoder"]}
+    # When it lists nodes, it copies lists from their elements.
+    assert [*menus["decoder"]] == type(menus["decoder"])(x for x in menus["decoder"])
     menus = {i.id: i.about["options"] for i in conditioning.TextPrompt.define_schema().inputs if i.kind == "COMBO"}
     assert "flan-t5-xl (download 11.40 GB)" in menus["encoder"] and "mar-base" not in menus["encoder"]
 
