@@ -212,6 +212,10 @@ def combine(
         UserError: no such preset, or a value out of range.
     """
     suited = {k: v for k, v in recommended.items() if k in knobs(kind)}
+    try:
+        make(kind, suited)
+    except UserError as e:
+        raise UserError(f"model: its file recommends a setting that cannot be used ({str(e).rstrip('.')}).") from e
     steps = vars(make(kind, {**suited, **asked})).get("ar_steps", ar_steps or 64)
     chosen = values(kind, preset, demo, width, steps)
     if preset == BALANCED and "window" in suited:

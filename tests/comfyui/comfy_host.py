@@ -280,7 +280,12 @@ def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, A
     for node in workflow["nodes"]:
         if node["type"] in VIRTUAL:
             continue
-        inputs = dict(zip(widget_names(object_info[node["type"]]), node.get("widgets_values") or [], strict=True))
+        about, values = object_info[node["type"]], node.get("widgets_values") or []
+        names = widget_names(about)
+        assert len(values) <= len(names), f"{node['type']} has more values than widgets"
+        # Widgets that were added since take their defaults.
+        added = {name: value for name, value in defaults(about).items() if name in names[len(values) :]}
+        inputs = dict(zip(names, values, strict=False)) | added
         inputs = {name: value for name, value in inputs.items() if not name.startswith("control_after_generate")}
         for socket_ in node["inputs"]:
             if socket_["link"] is not None:

@@ -166,7 +166,7 @@ def test_every_setting_of_a_preset_has_the_value_auto(kind):
 
 
 def test_a_mistake_in_a_models_file_is_a_sentence():
-    with pytest.raises(UserError, match="^cfg: 100 is outside 1 to 20"):
+    with pytest.raises(UserError, match=r"^model: its file recommends .* \(cfg: 100 is outside 1 to 20\)"):
         mar(mar_samplers.MARSampler, file={"cfg": 100.0})
 
 
