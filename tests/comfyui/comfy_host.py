@@ -269,7 +269,8 @@ def load_workflow(name: str) -> dict[str, Any]:
 
 def defaults(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Inputs of a node, from its /object_info: every widget at its default."""
-    named = {name: options for group in about["input"].values() for name, (_, options) in group.items()}
+    groups = [about["input"].get(group, {}) for group in ("required", "optional")]
+    named = {name: about[1] for group in groups for name, about in group.items() if len(about) > 1}
     return {name: options["default"] for name, options in named.items() if "default" in options} | changes
 
 
