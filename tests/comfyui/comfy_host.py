@@ -269,23 +269,31 @@ def load_workflow(name: str) -> dict[str, Any]:
 
 def defaults(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Inputs of a node, from its /object_info: every widget at its default."""
-    named = {name: options for group in about["input"].values() for name, (_, options) in group.items()}
+    groups = [about["input"].get(group, {}) for group in ("required", "optional")]
+    named = {name: about[1] for group in groups for name, about in group.items() if len(about) > 1}
     return {name: options["default"] for name, options in named.items() if "default" in options} | changes
 
 
-def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, Any]:
+def to_api(workflow: dict[str, Any], object_info: dict[str, Any], later: bool = True) -> dict[str, Any]:
     """A saved graph as the prompt that the editor would send (no sub-graphs, no bypassed nodes).
 
-    A graph of an earlier version gives the prompt that was saved with it: without widgets that were added later.
+    Args:
+        workflow: the graph.
+        object_info: the server's schemas.
+        later: whether widgets that were added since the graph was saved are part of the prompt, as when the editor opens it. A prompt
+            that was saved in API format with the graph does not have them.
     """
     links = {link[0]: link for link in workflow["links"]}
     prompt = {}
     for node in workflow["nodes"]:
         if node["type"] in VIRTUAL:
             continue
-        names, values = widget_names(object_info[node["type"]]), node.get("widgets_values") or []
-        assert len(values) <= len(names), node["type"]
+        about, values = object_info[node["type"]], node.get("widgets_values") or []
+        names = widget_names(about)
+        assert len(values) <= len(names), f"{node['type']} has more values than widgets"
         inputs = dict(zip(names, values, strict=False))
+        if later:  # take their defaults
+            inputs |= {name: value for name, value in defaults(about).items() if name in names[len(values) :]}
         inputs = {name: value for name, value in inputs.items() if not name.startswith("control_after_generate")}
         for socket_ in node["inputs"]:
             if socket_["link"] is not None:
