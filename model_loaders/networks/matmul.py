@@ -12,8 +12,10 @@ reads them well depends on the processor, on the number of rows and on their len
 
 On the first product of a kind (row length, class of row counts, threads) every method is timed on parts of the weights that
 are in memory, and the fastest is used for this kind until the process ends. After :data:`BUDGET` seconds of timing in all, a
-new kind takes the choice of the most similar one, except that many rows are always timed. The methods differ by rounding. Two processes may choose differently;
-:func:`configure` fixes the choice.
+new kind takes the choice of the most similar one, except that many rows are always timed.
+
+The methods differ by rounding. Within a process the choice of a kind never changes, so that equal calls give equal results. Two
+processes may choose differently; :func:`configure` fixes the choice.
 """
 
 from __future__ import annotations
