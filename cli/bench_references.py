@@ -243,7 +243,7 @@ def mar(root: Path, model: MARModel, batch: int, sets: Mapping[str, str], lazy: 
             diffloss_d=c.head_depth,
             diffloss_w=c.head_width,
             num_sampling_steps=str(steps),
-            lazy_mar=lazy,
+            **({"lazy_mar": True} if lazy else {}),
         )
         return _load(made, model.net)
 
@@ -280,7 +280,8 @@ def mar(root: Path, model: MARModel, batch: int, sets: Mapping[str, str], lazy: 
 
 
 def _greedy(name: str, sets: Mapping[str, str]) -> Any:
-    return make(find(name).settings, {"cfg": "4", "top_k": "0", "temperature": "0", **sets})
+    published = {"mask_undecoded": "false"} if name == "zipar" else {}
+    return make(find(name).settings, {"cfg": "4", "top_k": "0", "temperature": "0", **published, **sets})
 
 
 def _tokens(
@@ -374,7 +375,8 @@ def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
     given = features.expand(batch, -1, -1)
 
     def theirs(settings: Any) -> Tensor:
-        return networks.ar_generate(net, given, count, cfg_scale=settings.cfg, sample_logits=False)
+        with net.sampling():
+            return networks.ar_generate(net, given, count, cfg_scale=settings.cfg, sample_logits=False)
 
     model = Ready(TAR, TokenModel(ours, f"{size}, random weights", DTOK_GRID))
     condition = FeatureCondition((features,) * batch, ("",) * batch)
