@@ -6,6 +6,9 @@ family (mar, llamagen, tar); the range gives the smallest and the largest. Each 
 the network has an official size and random weights, which is meaningful for seconds but not for pictures or acceptance rates.
 Models that draw from text get random rows, which say nothing about acceptance either; with --prompt, Tar's language model and
 LlamaGen's text encoder compute the real ones, untimed.
+
+--against times a reference implementation instead of other samplers: a checkout of MAR, LazyMAR, LlamaGen, PAR, ZipAR or Tar,
+with the random weights of --random. The results are compared first. --ops counts the operations of one run of each sampler.
 """
 
 from __future__ import annotations
@@ -24,13 +27,16 @@ import torch
 from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
-from ..model_loaders.networks import gpt, mar
+from ..model_loaders.networks import gpt, mar, matmul
 from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..reports.record import VERSION, Report
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, TextCondition, from_ids
 from ..samplers.registry import LLAMAGEN, TAR, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
+from . import bench_against as against
+from .bench_references import DTOK_SIZES, identify, pair
+from .bench_work import counted, measure_speed
 from .conditions import conditions, of_prompt
 from .models import USUAL, load, usual_samplers, with_draft
 from .options import MOST_IMAGES, choose_device, model_options, output, sampler_options, whole
@@ -64,6 +70,9 @@ _COLUMNS = (
     "passes",
     "head calls",
     "accepted",
+    "operations",
+    "waits",
+    "floor",
 )
 
 
@@ -72,7 +81,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model_options(parser)
     sampler_options(parser)
     parser.add_argument(
-        "--random", choices=[*SIZES, *TOKEN_SIZES], help="an official size with random weights instead of --model"
+        "--random",
+        choices=[*SIZES, *TOKEN_SIZES, *DTOK_SIZES],
+        help="an official size with random weights instead of --model; AR-DTok only with --against",
     )
     parser.add_argument(
         "--prompt",
@@ -83,6 +94,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
     parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each sampler; default 5")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="checkout of a reference implementation, timed with the same random weights; may be repeated",
+    )
+    parser.add_argument(
+        "--ops", action="store_true", help="also count operations, and the least time for them on this CPU"
+    )
+    parser.add_argument(
+        "--matmul",
+        choices=[matmul.MEASURED, *matmul.METHODS],
+        default=matmul.MEASURED,
+        help="matrix products on a CPU: chosen by measurement (default), or always one method",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table (Markdown)")
 
@@ -165,6 +192,11 @@ def run(options: argparse.Namespace) -> int:
     batches = [whole(text, "batch", 1, MOST_IMAGES) for text in options.batch.split(",")]
     repeats = whole(options.repeats, "repeats", 1, 1000)
     table, numbers = output(options.out, "out", (".md", ".txt")), output(options.json, "json", (".json",))
+    matmul.configure(options.matmul)
+    if options.against:
+        return _against(options, batches, repeats, table, numbers)
+    if options.random in DTOK_SIZES:
+        raise UserError(f"random: {options.random} is timed beside Tar only; give a checkout of it with --against.")
     if options.random and options.samplers is None:
         options.samplers = USUAL[LLAMAGEN if options.random in TOKEN_SIZES else MAR_FAMILY]
     samplers = usual_samplers(options)
@@ -179,7 +211,7 @@ def run(options: argparse.Namespace) -> int:
     planned = plan(samplers, sets, options.steps, ready)
     what = [_conditions(planned, batch, options, asked) for batch in batches]
     planned = with_draft(planned, options)
-    found = [_measure(planned, batch, repeats, drawn) for batch, drawn in zip(batches, what, strict=True)]
+    found = [_measure(planned, batch, repeats, drawn, options.ops) for batch, drawn in zip(batches, what, strict=True)]
     device = planned[0].on.device
     name = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
     text = "\n".join([_about(name, device, repeats), "", _table(found, planned)])
@@ -221,12 +253,48 @@ def _conditions(
     return [read[id(p.on)] if id(p.on) in read else _condition(p.on, batch) for p in planned]
 
 
-def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCondition]) -> dict[str, Any]:
+def _against(
+    options: argparse.Namespace, batches: list[int], repeats: int, table: Path | None, numbers: Path | None
+) -> int:
+    """Time reference implementations; returns the exit code."""
+    device = choose_device(options.device)
+    if device.type != "cpu":
+        raise UserError(f"against: references are timed on a CPU, not on {device.type}; add --device cpu.")
+    if options.samplers:
+        raise UserError("against: the sampler is the checkout's; leave --samplers out.")
+    sets = dict(text.split("=", 1) for text in options.sets if "=" in text)
+    if options.steps:
+        sets["ar_steps"] = str(options.steps)
+    checkouts = [identify(folder) for folder in options.against]
+    found = []
+    for name, root in checkouts:
+        usual = {"mar": "MAR-B", "lazymar": "MAR-B", "tar": "AR-DTok-B"}.get(name, "LlamaGen-B")
+        size = options.random or usual
+        if (size in DTOK_SIZES, size in SIZES) != (usual in DTOK_SIZES, usual in SIZES):
+            raise UserError(f"random: {name} has no size {size}; leave it out, which is {usual}.")
+        model = None
+        if name != "tar":
+            model = random_model(size, "fp32", device, PAR_SPECIAL if name == "par" else 0).model
+        for batch in batches:
+            found.append(against.measure(pair(name, root, model, size, batch, sets), repeats))
+    text = "\n".join([_about("Random weights", device, repeats), "", against.table(found)])
+    print(text)
+    if table:
+        table.write_text(text + "\n", encoding="utf-8")
+    if numbers:
+        against.write(numbers, {"version": VERSION, "device": device.type, "machine": _machine(device)}, found)
+    return 0
+
+
+def _measure(
+    planned: list[Planned], batch: int, repeats: int, what: list[AnyCondition], operations: bool = False
+) -> dict[str, Any]:
     """Run every sampler ``repeats`` times, interleaved; all timings and their medians.
 
     Args:
         batch: images of each condition.
         what: condition of each sampler.
+        operations: whether to count the operations of a further run of each sampler.
     """
     for p, condition in zip(planned, what, strict=True):
         warm_up(p, condition)
@@ -238,7 +306,8 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
                 raise UserError(f"{p.entry.name}: its run took no measurable time; raise --batch.")
             reports.append(report)
     out = []
-    for p, reports, base in zip(planned, runs, measured_against(planned), strict=True):
+    speed = measure_speed() if operations and planned[0].on.device.type == "cpu" else None
+    for p, reports, base, condition in zip(planned, runs, measured_against(planned), what, strict=True):
         ratios = [a.seconds / b.seconds for a, b in zip(runs[base], reports, strict=True)]
         seconds = [r.seconds for r in reports]
         accepted = [r.acceptance for r in reports if r.acceptance is not None]
@@ -260,6 +329,11 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
         }
         if accepted:
             entry["acceptance"] = round(median(accepted), 6)
+        if operations:
+            with counted() as work:
+                draw(p, condition, 0)
+            entry |= {"operations": work.operations, "waits": work.waits}
+            entry["floor"] = round(work.floor(speed), 6) if speed else None
         out.append(entry)
     return {"batch": batch, "runs": out}
 
@@ -296,6 +370,9 @@ def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
                     str(entry["counts"].get("transformer_passes", "")),
                     str(entry["counts"].get("head_calls", "")),
                     f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else "",
+                    str(entry.get("operations", "")),
+                    str(entry.get("waits", "")),
+                    f"{entry['floor']:.3f}" if entry.get("floor") else "",
                 ]
             )
     kept = [i for i in range(len(_COLUMNS)) if any(row[i] for row in rows[1:])]  # without empty columns

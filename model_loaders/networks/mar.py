@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .matmul import Linear
+
 # The head count is in no state dict. Official sizes B, L, H by width; others need metadata "heads".
 OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 16}
 
@@ -95,7 +97,7 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.qkv, self.proj = Linear(dim, 3 * dim, bias=True), Linear(dim, dim, bias=True)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, N, C] to query, key, value, each [B, heads, N, C / heads]."""
@@ -118,7 +120,7 @@ class Attention(nn.Module):
 class _MLP(nn.Module):
     def __init__(self, dim: int):
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.fc1, self.fc2 = Linear(dim, 4 * dim, bias=True), Linear(4 * dim, dim, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(x)))
@@ -155,8 +157,8 @@ class HeadBlock(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.in_ln = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 3 * width))
+        self.mlp = nn.Sequential(Linear(width, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 3 * width, bias=True))
 
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         """x [N, w]; modulation [N, 3 w]: shift, scale, gate."""
@@ -172,8 +174,8 @@ class _Final(nn.Module):
     def __init__(self, width: int, out: int):
         super().__init__()
         self.norm_final = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.linear = nn.Linear(width, out)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+        self.linear = Linear(width, out, bias=True)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width, bias=True))
 
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         shift, scale = modulation.chunk(2, dim=-1)
@@ -186,7 +188,7 @@ class _TimeEmbedding(nn.Module):
     def __init__(self, width: int, frequencies: int = 256):
         super().__init__()
         self.frequencies = frequencies
-        self.mlp = nn.Sequential(nn.Linear(frequencies, width), nn.SiLU(), nn.Linear(width, width))
+        self.mlp = nn.Sequential(Linear(frequencies, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
 
     def forward(self, t: Tensor) -> Tensor:
         half = self.frequencies // 2
@@ -202,8 +204,8 @@ class DiffusionHead(nn.Module):
         super().__init__()
         self.channels = channels
         self.time_embed = _TimeEmbedding(width)
-        self.cond_embed = nn.Linear(z_channels, width)
-        self.input_proj = nn.Linear(channels, width)
+        self.cond_embed = Linear(z_channels, width, bias=True)
+        self.input_proj = Linear(channels, width, bias=True)
         self.res_blocks = nn.ModuleList(HeadBlock(width) for _ in range(depth))
         self.final_layer = _Final(width, 2 * channels)
 
@@ -257,10 +259,10 @@ class MAR(nn.Module):
         self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
         self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
         self.diffusion_pos_embed_learned = nn.Parameter(torch.empty(1, c.tokens, c.dim))
-        self.z_proj, self.z_proj_ln = nn.Linear(c.channels, c.dim), nn.LayerNorm(c.dim, eps=1e-6)
+        self.z_proj, self.z_proj_ln = Linear(c.channels, c.dim, bias=True), nn.LayerNorm(c.dim, eps=1e-6)
         self.encoder_blocks = nn.ModuleList(Block(c.dim, c.heads) for _ in range(c.encoder_depth))
         self.encoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
-        self.decoder_embed = nn.Linear(c.dim, c.dim)
+        self.decoder_embed = Linear(c.dim, c.dim, bias=True)
         self.decoder_blocks = nn.ModuleList(Block(c.dim, c.heads) for _ in range(c.decoder_depth))
         self.decoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
         self.diffloss = _DiffusionLoss(DiffusionHead(c.channels, c.head_width, c.head_depth, c.dim))

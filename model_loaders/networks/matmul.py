@@ -1,41 +1,236 @@
-"""Products with a transposed weight matrix, with a faster path for few rows on a CPU.
+"""Products with a transposed weight matrix. On a CPU the fastest of a few methods is chosen by measurement.
 
-A decode step multiplies large matrices by a handful of rows, and its time goes into reading the weights. CPU libraries
-read them inefficiently for x W^T of that shape: W x^T with contiguous rows of x takes half the time. A single row takes half
-the time as a batch of two half matrices. Small weights, and many or long rows, are faster with ``F.linear``.
+A decode step multiplies large matrices by a handful of rows, and its time goes into reading the weights. Which library call
+reads them well depends on the processor, on the number of rows and on their length, so that no fixed rule is good everywhere:
+
+- ``linear``: ``F.linear``. The only method on other devices, for other types than fp32, for small weights and in training;
+- ``columns``: W x^T, transposed;
+- ``halves``: one row as a batch of two half matrices;
+- ``onednn``: oneDNN's product with the weight as it is stored;
+- ``packed``: oneDNN's product with a copy of the weight in its own layout. All copies together take at most
+  :data:`PACKED_BYTES`.
+
+On the first product of a kind (row length, class of row counts, threads) every method is timed on parts of the weights that
+are in memory, and the fastest is used for this kind until the process ends. After :data:`BUDGET` seconds of timing in all, a
+new kind takes the choice of the most similar one, except that many rows are always timed.
+
+The methods differ by rounding. Within a process the choice of a kind never changes, so that equal calls give equal results. Two
+processes may choose differently; :func:`configure` fixes the choice.
 """
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Fewest elements of a weight that exceeds the caches; most rows, and the row length below which 3 or 4 rows still gain.
-LARGE_WEIGHT, FEW_ROWS, WIDE = 1 << 18, 4, 1024
+MEASURED = "measured"
+METHODS = ("linear", "columns", "halves", "onednn", "packed")
+# Fewest elements of a weight that exceeds the inner caches; smaller ones always take F.linear.
+LARGE_WEIGHT = 1 << 18
+# Row counts that are timed, by the largest count of their class. Beyond the last class products are bound by arithmetic and
+# not by memory: they are one kind, whatever the row length, timed with MANY_ROWS.
+CLASSES, MANY_ROWS = {1: 1, 2: 2, 4: 4, 8: 8, 32: 16}, 128
+# Elements of a weight that are timed, for few rows and for many; timed rounds; CPU seconds of all timings of the process,
+# after which no further one begins.
+PARTS, ROUNDS, BUDGET = (1 << 19, 1 << 18), 2, 0.04
+# Another method than F.linear, and packing, must be this much faster.
+GAIN = 0.93
+PACKED_BYTES = 1 << 30
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x [..., in] times the transposed weight [out, in], to [..., out]; the result may be strided."""
+class Kind(NamedTuple):
+    """Products that share a choice: row length and largest row count of the class, both 0 for many rows, and threads."""
+
+    width: int
+    rows: int
+    threads: int
+
+
+class _State:
+    """The choices of this process."""
+
+    def __init__(self) -> None:
+        self.method = MEASURED
+        self.chosen: dict[Kind, str] = {}
+        self.spent = 0.0
+        self.modules: WeakSet[Linear] = WeakSet()
+        # Address and version of a module's weight, and its packed copy or, beyond PACKED_BYTES, the weight itself.
+        self.packed: WeakKeyDictionary[Linear, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
+
+
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def configure(method: str = MEASURED) -> None:
+    """Choose by measurement, or fix one of :data:`METHODS` for all products from now on; forget earlier measurements.
+
+    A product that the method does not cover takes ``F.linear``. With a fixed method, results are the same in every process
+    on the same machine with the same number of threads.
+
+    Raises:
+        ValueError: an unknown method.
+    """
+    if method not in (MEASURED, *METHODS):
+        raise ValueError(f"matmul: {method} is none of {', '.join((MEASURED, *METHODS))}")
+    _state.method, _state.spent = method, 0.0
+    _state.chosen.clear()
+
+
+def choices() -> dict[Kind, str]:
+    """The method of every kind that has been measured in this process."""
+    return dict(_state.chosen)
+
+
+# ------------------------------------------------------------------------------------------------ methods
+
+
+def _columns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = weight @ x.T if bias is None else torch.addmm(bias[:, None], weight, x.T)
+    return out.T.contiguous()  # strided rows would slow down what follows
+
+
+def _halves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    halves, columns = weight.view(2, -1, weight.shape[1]), x.T.expand(2, -1, -1)
+    if bias is None:
+        return torch.bmm(halves, columns).view(1, -1)
+    return torch.baddbmm(bias.view(2, -1, 1), halves, columns).view(1, -1)
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def _pack(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
+
+
+_CALLS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    "linear": F.linear,
+    "columns": _columns,
+    "halves": _halves,
+    "onednn": _onednn,
+    "packed": _onednn,  # with the packed weight
+}
+
+
+def _usable(method: str, rows: int, weight: Tensor) -> bool:
+    """Whether a method covers a product of ``rows`` rows (0: many) with this weight."""
+    if method == "halves":
+        return rows == 1 and not len(weight) % 2
+    if method == "packed":  # for many rows it gains little over ``onednn`` and would copy all weights
+        return _has_onednn() and rows > 0
+    return method != "onednn" or _has_onednn()
+
+
+# ------------------------------------------------------------------------------------------------ the choice
+
+
+def _kind(rows: int, width: int) -> Kind:
+    """The kind of a product."""
+    largest = next((n for n in CLASSES if rows <= n), 0)
+    return Kind(width if largest else 0, largest, torch.get_num_threads())
+
+
+def _choose(kind: Kind, weight: Tensor) -> str:
+    """The method of a kind: measured, or beyond the time budget that of the most similar kind."""
+    chosen = _state.chosen.get(kind)
+    if chosen is None:
+        if _state.spent < BUDGET or not kind.rows:
+            began = time.thread_time()
+            chosen = _measure(kind, weight)
+            _state.spent += time.thread_time() - began
+        else:
+            near = [k for k in _state.chosen if bool(k.rows) == bool(kind.rows) and k.threads == kind.threads]
+            nearest = min(near, key=lambda k: (abs(k.rows - kind.rows), abs(k.width - kind.width)), default=None)
+            chosen = "linear" if nearest is None else _state.chosen[nearest]
+        _state.chosen[kind] = chosen
+    return chosen
+
+
+def _measure(kind: Kind, weight: Tensor) -> str:
+    """Time the methods. Every trial reads another part of the loaded weights, so that it is cached as in a real run."""
+    width = weight.shape[1]
+    height = max(2, PARTS[not kind.rows] * kind.threads // width // 2 * 2)
+    height = min(height, len(weight))
+    weights = [m.weight.detach() for m in _state.modules if _large(m.weight) and m.weight.shape[1] == width]
+    parts = [part for w in [*weights, weight.detach()] for part in w.split(height) if len(part) == height]
+    methods = [m for m in METHODS if _usable(m, kind.rows, parts[0])]
+    x = weight.new_ones(CLASSES.get(kind.rows, MANY_ROWS), width)
+    packed = [_pack(parts[i % len(parts)]) for i in range(ROUNDS)] if "packed" in methods else []
+    for method in methods:  # the first call includes the creation of a kernel
+        _CALLS[method](x, packed[0] if method == "packed" else parts[0], None)
+    best, turn = dict.fromkeys(methods, float("inf")), 0
+    # Packed copies come last, because they are in the caches at first.
+    stored = [m for m in methods if m != "packed"]
+    for method in [*stored * ROUNDS, *["packed"] * len(packed)]:
+        turn += 1
+        part = packed[turn % ROUNDS] if method == "packed" else parts[turn % len(parts)]
+        began = time.thread_time()  # without the time of other processes
+        _CALLS[method](x, part, None)
+        best[method] = min(best[method], time.thread_time() - began)
+    fastest = min(stored, key=lambda m: best[m] * (GAIN if m == "linear" else 1))
+    return "packed" if packed and best["packed"] < GAIN * best[fastest] else fastest
+
+
+def _large(weight: Tensor) -> bool:
+    """Whether methods other than F.linear apply to a weight."""
+    return weight.numel() >= LARGE_WEIGHT and weight.dtype == torch.float32 and weight.device.type == "cpu"
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, module: Linear | None = None) -> Tensor:
+    """x [..., in] times the transposed weight [out, in], plus the bias [out]; to [..., out].
+
+    Args:
+        module: owner of the weight, which keeps its packed copy; None: without packing.
+    """
+    # Subclasses are fake and traced tensors.
+    if not _large(weight) or x.dtype != torch.float32 or type(x) is not Tensor or torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
     rows = x.numel() // x.shape[-1]
-    if rows > FEW_ROWS or weight.numel() < LARGE_WEIGHT or x.device.type != "cpu" or x.dtype != torch.float32:
-        return F.linear(x, weight)
-    columns = x.reshape(rows, -1).contiguous().T
-    if rows == 1 and not len(weight) % 2:
-        out = torch.bmm(weight.view(2, -1, weight.shape[1]), columns.expand(2, -1, -1)).view(-1, 1)
-    elif rows == 2 or rows > 2 and weight.shape[1] < WIDE:
-        out = weight @ columns
-    else:
-        return F.linear(x, weight)
-    return out.T.view(*x.shape[:-1], len(weight))
+    if not rows:
+        return F.linear(x, weight, bias)
+    kind = _kind(rows, x.shape[-1])
+    method = _choose(kind, weight) if _state.method == MEASURED else _state.method
+    if method == "packed" and module is None:
+        method = "onednn"
+    if method == "linear" or not _usable(method, kind.rows, weight):
+        return F.linear(x, weight, bias)
+    if method == "packed":
+        assert module is not None
+        weight = module.packed()
+    flat = x.reshape(rows, -1).contiguous()
+    return _CALLS[method](flat, weight, bias).view(*x.shape[:-1], -1)
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` without bias, computed by :func:`linear`."""
+    """``nn.Linear``, computed by :func:`linear`."""
 
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__(in_features, out_features, bias=False)
+    def __init__(self, in_features: int, out_features: int, bias: bool = False):
+        super().__init__(in_features, out_features, bias=bias)
+        _state.modules.add(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] to [..., out]; the result may be strided."""
-        return linear(x, self.weight)
+        """x [..., in] to [..., out]."""
+        return linear(x, self.weight, self.bias, self)
+
+    def packed(self) -> Tensor:
+        """The weight in oneDNN's layout, or the weight itself where the copies would exceed :data:`PACKED_BYTES`."""
+        weight = self.weight
+        version = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        held = _state.packed.get(self)
+        if held is None or held[0] != version:
+            _state.packed.pop(self, None)
+            used = sum(m.weight.nbytes for m, (_, copy) in _state.packed.items() if copy.is_mkldnn)
+            held = version, _pack(weight) if used + weight.nbytes <= PACKED_BYTES else weight
+            _state.packed[self] = held
+        return held[1]
+
+
+_state = _State()

@@ -113,11 +113,7 @@ class QwenConfig:
 
 class _BiasedLinear(Linear):
     def __init__(self, in_features: int, out_features: int):
-        super().__init__(in_features, out_features)
-        self.bias = nn.Parameter(torch.zeros(out_features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + self.bias
+        super().__init__(in_features, out_features, bias=True)
 
 
 class _Attention(nn.Module):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from fastar_nodes.model_loaders.networks import matmul
 from fastar_nodes.model_loaders.networks.attention import attend
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, initialise
-from fastar_nodes.model_loaders.networks.matmul import Linear
 
 SHAPES = {
     "class": GPTConfig(32, 3, 4, 4, 48, 19, "class", 5),
@@ -144,29 +142,6 @@ def test_grouped_heads_are_repeated_keys(mask):
     want = F.scaled_dot_product_attention(q, *repeated, attn_mask=seen).transpose(1, 2).flatten(2)
     got = attend(q, k, v, drawn if mask == "drawn" else None, causal=mask == "causal")
     torch.testing.assert_close(got, want)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9])
-@pytest.mark.parametrize(("wide", "out"), [(8, 6), (8, 7), (2048, 4)])
-def test_a_product_is_the_same_whichever_way_it_goes(monkeypatch, rows, wide, out):
-    monkeypatch.setattr(matmul, "LARGE_WEIGHT", 1)
-    layer, x = (
-        Linear(wide, out).requires_grad_(False),
-        torch.randn(rows, wide, generator=torch.Generator().manual_seed(0)),
-    )
-    for given in (x, x.T.contiguous().T, x[:, None], x[None]):
-        got = layer(given)
-        assert got.shape == (*given.shape[:-1], out)
-        torch.testing.assert_close(got, F.linear(given, layer.weight), rtol=1e-4, atol=1e-4)
-
-
-def test_large_weights_go_the_quick_way(monkeypatch):
-    called = []
-    monkeypatch.setattr(matmul.F, "linear", lambda x, w: called.append(len(x)) or x @ w.T)
-    layer = Linear(512, 512).requires_grad_(False)
-    for rows in range(1, 8):
-        layer(torch.randn(rows, 512))
-    assert called == [5, 6, 7], "up to four rows of a large weight"
 
 
 def test_training_reaches_every_weight():

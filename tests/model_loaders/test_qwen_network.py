@@ -108,10 +108,13 @@ def test_a_span_is_a_part_of_all_logits() -> None:
         assert net(ids).shape[-1] == config.vocab
 
 
-def test_the_quick_way_of_few_rows_is_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", matmul.METHODS)
+def test_products_of_every_method_agree(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     net, codes = tiny_qwen(), torch.randint(20, (2, 4), generator=torch.Generator().manual_seed(4))
     slow = replay(net, PROMPTS[:2], codes)
     monkeypatch.setattr(matmul, "LARGE_WEIGHT", 1)
+    monkeypatch.setattr(matmul, "_state", matmul._State())
+    matmul.configure(method)
     torch.testing.assert_close(replay(net, PROMPTS[:2], codes), slow, **CLOSE)
 
 
