@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 
 from ..errors import UserError
+from . import pins
 from .checkpoint import read_metadata
 from .download import download, readable_size
 
@@ -83,7 +84,8 @@ class Entry:
     @property
     def label(self) -> str:
         """Menu text while the file is not downloaded."""
-        return f"{self.id} (download {readable_size(self.size)})" if self.size else f"{self.id} (download)"
+        size = f" {readable_size(self.size)}" if self.size else ""
+        return f"{self.id} (download{size}{'' if self.sha256 else ', not pinned'})"
 
 
 @lru_cache(maxsize=1)
@@ -161,7 +163,10 @@ def resolve(
             raise UserError(f"{field}: the built-in {entry.id} is missing from this installation; install FastAR again")
         return path
     found = _find(entry.file, [*folders, Path(download_to)])
-    return found or download(
+    if found:
+        pins.check(found, entry.sha256, field, lambda: progress(0, 0) if progress else None)
+        return found
+    return download(
         entry.repo or "",
         entry.file,
         Path(download_to),
@@ -254,6 +259,9 @@ def _resolve_parts(
     """The folder of an entry with several files; missing files are downloaded."""
     for folder in folders:
         if all(os.path.isfile(folder / entry.file / part) for part in entry.parts if not part.endswith(_OPTIONAL)):
+            for part in entry.parts:
+                if os.path.isfile(path := folder / entry.file / part.removesuffix(_OPTIONAL)):
+                    pins.check(path, None, field)
             return folder / entry.file
     to, done = download_to / entry.file, 0
 

@@ -24,7 +24,7 @@ from fastar_nodes.model_loaders.upsampler import load_upsampler
 from qwen_reference import tiny_qwen
 from safetensors.torch import save_file
 
-PROMPT = "A small red boat, 2 cats: caf\u00e9 \U0001f319. " * 3
+PROMPT = "A red boat, caf\u00e9 \U0001f319"
 
 
 @dataclass(frozen=True)
