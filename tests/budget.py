@@ -50,7 +50,6 @@ def _work(call: Callable[[], object]) -> list:
     limit = _status("VmSize") + _ADDRESS_SPACE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))
-    gc.collect()
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # resets VmHWM
     before, begin = _status("VmRSS"), resource.getrusage(resource.RUSAGE_SELF)
@@ -69,6 +68,7 @@ def _work(call: Callable[[], object]) -> list:
 def measure(call: Callable[[], object]) -> Outcome:
     """Run ``call`` in a child process. Its standard error is discarded: libraries in Rust print panics there."""
     sys.stdout.flush()
+    gc.freeze()  # so that a collection in the child does not copy the parent's pages
     read, write = os.pipe()
     child = os.fork()
     if not child:

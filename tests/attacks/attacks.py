@@ -88,9 +88,9 @@ def tensor_of_gigabytes(folder: Path) -> Path:
 @attack("mar", "_codecs.encode")
 def doubling_codec(folder: Path) -> Path:
     """Thirty times _codecs.encode(x, "hex"): each doubles the length, to gigabytes."""
-    body = b"\x80\x02}X\x01\0\0\0aU\x08xxxxxxxxq\0"
-    body += b"0c_codecs\nencode\nh\0X\x03\0\0\0hex\x86Rq\0" * 30
-    return archive_with(folder / "x.pt", body + b"s.")
+    body = b"\x80\x02}X\x01\0\0\0a(U\x08xxxxxxxxq\0"
+    body += b"c_codecs\nencode\nh\0X\x03\0\0\0hex\x86Rq\0" * 30
+    return archive_with(folder / "x.pt", body + b"ts.")
 
 
 @attack("mar", "nested values")
@@ -121,7 +121,7 @@ def million_lists(folder: Path) -> Path:
 def copies_of_a_dictionary(folder: Path) -> Path:
     """OrderedDict(x) of a dictionary with 20,000 entries, 5,000 times."""
     entries = b"".join(b"J" + i.to_bytes(4, "little") + b"N" for i in range(20_000))
-    body = b"\x80\x02}q\0(" + entries + b"u0](" + b"ccollections\nOrderedDict\nh\0\x85R" * 5_000 + b"e."
+    body = b"\x80\x02}q\0(" + entries + b"u](" + b"ccollections\nOrderedDict\nh\0\x85R" * 5_000 + b"e."
     return archive_with(folder / "x.pt", body)
 
 

@@ -71,8 +71,8 @@ def run_case(number: int, seed: int, seeds: list[Seed], folder: Path) -> tuple[S
     outside.write_text('{"secret": 1}')
     (folder / "models").mkdir()
     path = place(chosen.path, folder / "models")
-    for _ in range(r.choice((1, 1, 1, 2, 3))):
-        mutate(r, path, outside, canary)
+    for i in range(r.choice((1, 1, 1, 2, 3))):
+        mutate(r, path, outside, canary, fresh=not i)
     outcome = measure(lambda: chosen.load(path))
     return chosen, outcome, problem(outcome, size_of(path)), canary.exists()
 

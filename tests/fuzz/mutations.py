@@ -193,7 +193,7 @@ def pickled_of(r: random.Random, data: bytes, canary: Path) -> bytes:
         state[r.choice((name, "x", 3, None, *TEXTS[:-2]))] = r.choice(
             (None, 3, "x", torch.ones(1).expand(10**6, 10**3), torch.tensor(1.0), torch.zeros(0, 2**40),
              torch.ones(3).to_sparse(), torch.ones(2, dtype=torch.complex64), torch.full((3,), torch.nan),
-             torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), state[name].double(), state[name].t())
+             state[name].double(), state[name].t())
         )  # fmt: skip
     elif kind == 2:
         state[re.sub(r"\d+", lambda m: str(r.choice(NUMBERS)), name)] = state.pop(name)
@@ -244,12 +244,13 @@ def archive_of(r: random.Random, data: bytes, canary: Path) -> bytes:
 # ------------------------------------------------------------------------------------------------ files and folders
 
 
-def mutate(r: random.Random, path: Path, outside: Path, canary: Path) -> None:
+def mutate(r: random.Random, path: Path, outside: Path, canary: Path, fresh: bool) -> None:
     """Mutate a file, or one file of a folder, in place.
 
     Args:
         outside: a file that links may refer to.
         canary: what a payload creates.
+        fresh: the file is unchanged so far; only then a pickle is loaded, to be changed.
     """
     if path.is_dir():
         file = r.choice(sorted(p for p in path.iterdir() if p.is_file() and not p.is_symlink()) or [path / "x"])
@@ -259,13 +260,13 @@ def mutate(r: random.Random, path: Path, outside: Path, canary: Path) -> None:
             if r.random() < 0.7:
                 file.symlink_to(outside)
             return
-        mutate(r, file, outside, canary)
+        mutate(r, file, outside, canary, fresh)
         return
     data = path.read_bytes()
     changes: list[Callable[[], bytes]] = [lambda: bytes_of(r, data)]
     if path.suffix == ".safetensors":
         changes += [lambda: safetensors_of(r, data)] * 4
-    elif path.suffix in (".pt", ".pth"):
+    elif path.suffix in (".pt", ".pth") and fresh:
         changes += [lambda: pickled_of(r, data, canary)] * 4
     elif path.suffix == ".json":
         changes += [lambda: json_of(r, data.decode()).encode("utf-8", "surrogatepass")] * 3
