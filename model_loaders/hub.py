@@ -126,6 +126,7 @@ def check(choice: str, family: str, local: Sequence[str]) -> None:
     Raises:
         UserError: it names neither a local file nor an entry.
     """
+    _expect_text(choice, FIELDS[family])
     names = {*local, *map(_without_shard, local)} if family in _FOLDERS else local
     if choice not in names and _entry(choice, family) is None:
         raise UserError(f"{FIELDS[family]}: {_quoted(choice)} is none of the files here; choose another from the list")
@@ -152,6 +153,7 @@ def resolve(
         UserError: no such file, a name outside the folders, or a failed download.
     """
     field, folders = FIELDS[family], [*map(Path, folders)]
+    _expect_text(choice, field)
     entry = _entry(choice, family)
     if entry is None:
         return _local(choice, folders, field, family in _FOLDERS)
@@ -251,6 +253,11 @@ def _entry(choice: str, family: str) -> Entry | None:
         article = "an" if place[0] in "aeiou" else "a"
         raise UserError(f"{field}: {name} is {article} {place}; choose it as {place}")
     return entry
+
+
+def _expect_text(choice: object, field: str) -> None:
+    if not isinstance(choice, str):
+        raise UserError(f"{field}: it got a {type(choice).__name__}, not a name; choose one from the list")
 
 
 def _resolve_parts(

@@ -64,7 +64,8 @@ def compare_grid(
         uint8 [H, W, 3], at most 8192 pixels a side; pictures are reduced to fit.
 
     Raises:
-        UserError: no cells, more than fit into 8192 pixels, lists of different lengths, a baseline out of range, or arrays that are not uint8 batches.
+        UserError: no cells, more than fit into 8192 pixels, lists of different lengths, a baseline out of range, or
+            arrays that are not uint8 batches.
     """
     n = len(pictures)
     if not n:
