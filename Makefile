@@ -1,4 +1,4 @@
-# make demo | test | check | comfyui. Commands run in .venv, which is created and filled if it is missing.
+# make demo | test | check | comfyui | fuzz. Commands run in .venv, which is created and filled if it is missing.
 # Another Python: make test PYTHON=python3.12. An existing environment: make test PY=python.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 endif
 
-.PHONY: demo test check comfyui
+.PHONY: demo test check comfyui fuzz
 
 # MAR and FastHybrid with one seed, side by side, in compare.png.
 demo: $(READY)
@@ -24,6 +24,10 @@ check: $(READY) $(TOOLS)
 	$(PY) -m ruff check .
 	mkdir -p .mypy_path && ln -sfn "$(CURDIR)" .mypy_path/fastar_nodes
 	cd .mypy_path && $(if $(findstring /,$(PY)),"$(abspath $(PY))",$(PY)) -m mypy --config-file ../pyproject.toml -p fastar_nodes
+
+# 10,000 mutated weight files and model folders, loaded one by one. Linux only; about ten minutes.
+fuzz: $(READY)
+	$(PY) tests/fuzz/fuzzer.py --cases 10000
 
 # Only the tests in a real ComfyUI; see "Tests" in CONTRIBUTING.md.
 comfyui: $(READY)

@@ -1,8 +1,18 @@
 """The exception for invalid user input, and helpers for its messages. Every package may import this module."""
 
+_LONGEST = 400
+
 
 class UserError(ValueError):
-    """Invalid input. The message is one sentence: the field or file, what was found, and the remedy."""
+    """Invalid input. The message is one sentence: the field or file, what was found, and the remedy.
+
+    A message over 400 characters, which a value from a file or graph can cause, is shortened in the middle.
+    """
+
+    def __init__(self, message: str):
+        if len(message) > _LONGEST:
+            message = f"{message[: _LONGEST - 163]}...{message[-160:]}"
+        super().__init__(message)
 
 
 def first_line(error: BaseException) -> str:

@@ -39,7 +39,7 @@ from .bench_references import DTOK_SIZES, identify, pair
 from .bench_work import counted, measure_speed
 from .conditions import conditions, of_prompt
 from .models import USUAL, load, usual_samplers, with_draft
-from .options import MOST_IMAGES, choose_device, model_options, output, sampler_options, whole
+from .options import MOST_IMAGES, choose_device, model_options, output, sampler_options, save, whole
 from .planning import Planned, measured_against, plan
 from .running import draw, warm_up
 
@@ -217,11 +217,11 @@ def run(options: argparse.Namespace) -> int:
     text = "\n".join([_about(name, device, repeats), "", _table(found, planned)])
     print(text)
     if table:
-        table.write_text(text + "\n", encoding="utf-8")
+        save(table, lambda part: part.write_text(text + "\n", encoding="utf-8"))
     if numbers:
         about = {"version": VERSION, "device": device.type, "machine": _machine(device), "model": name}
         found_all = {**about, "repeats": repeats, "batches": found}
-        numbers.write_text(json.dumps(found_all, indent=2) + "\n", encoding="utf-8")
+        save(numbers, lambda part: part.write_text(json.dumps(found_all, indent=2) + "\n", encoding="utf-8"))
     return 0
 
 

@@ -21,7 +21,7 @@ from ..reports.record import PLAIN, Report, to_json, to_table
 from ..samplers.registry import MAR
 from .conditions import conditions, of_prompt
 from .models import load, usual_samplers, with_draft
-from .options import MOST_IMAGES, SEEDS, model_options, output, sampler_options, whole
+from .options import MOST_IMAGES, SEEDS, model_options, output, sampler_options, save, whole
 from .planning import measured_against, plan
 from .running import draw, warm_up
 
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         _write(_maps(pictures, labels, reports, title), maps)
         print(f"token maps: {maps}")
     if numbers:
-        numbers.write_text(to_json(reports, base) + "\n", encoding="utf-8")
+        save(numbers, lambda part: part.write_text(to_json(reports, base) + "\n", encoding="utf-8"))
         print(f"numbers: {numbers}")
     return 0
 
@@ -110,4 +110,4 @@ def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], 
 
 
 def _write(picture: np.ndarray, path: Path) -> None:
-    Image.fromarray(picture).save(path)
+    save(path, Image.fromarray(picture).save)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -103,16 +103,32 @@ def output(path: Path | None, name: str, endings: Sequence[str]) -> Path | None:
     """Check an output file before the run starts, and create its folder.
 
     Raises:
-        UserError: an unknown file extension, or a folder.
+        UserError: an unknown file extension, a folder, or a name that no file can have.
     """
     if path is None:
         return None
+    if "\0" in str(path) or len(os.fsencode(path.name)) > 200:
+        raise UserError(f"{name}: {str(path)[:60]!a} cannot be the name of a file; give another.")
     if path.suffix.lower() not in endings:
         raise UserError(f"{name}: {path} should end in {' or '.join(endings)}.")
     if path.is_dir():
         raise UserError(f"{name}: {path} is a folder; name a file in it.")
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def save(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file beside ``path``, then rename it, so that an interruption leaves no half-written file.
+
+    Args:
+        write: writes the path it is given, which has the suffix of ``path``.
+    """
+    part = path.with_name(f".{path.stem}.part{path.suffix}")
+    try:
+        write(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def choose_device(name: str) -> torch.device:
@@ -125,8 +141,8 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
+        torch.zeros(1, device=device).item()  # fails on meta, which computes nothing
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError):
         have = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         have += ["mps"] if torch.backends.mps.is_available() else []
         raise UserError(f"device: {name} cannot be used here; there is {', '.join(have)}.") from None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from . import checkpoint as ck
 from .families import expect
 from .networks.gpt import TokenModel
@@ -94,8 +94,8 @@ def _network(file: ck.Checkpoint, what: str, config_class: Any, network_class: A
             return network_class(config)
     except KeyError as e:
         raise file.error(f"does not fit {what}: {e.args[0]} is missing") from e
-    except (ValueError, IndexError, ZeroDivisionError) as e:
+    except (ValueError, IndexError, ZeroDivisionError, OverflowError, RuntimeError, TypeError) as e:
         raise file.error(
-            f"does not fit {what} with {groups} GroupNorm groups ({e})",
+            f"does not fit {what} with {groups} GroupNorm groups ({first_line(e)})",
             f"{ck.UNCHANGED}, or give its metadata an entry 'groups'",
         ) from e

@@ -22,19 +22,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..errors import UserError, first_line
+from . import archive
+from .wording import list_names, printable, shape_text, some
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # Keys under which training scripts store weights, in order of preference: papers evaluate the EMA weights.
 _NESTS = ("model_ema", "ema", "model", "module", "state_dict", "sd")
-# First bytes of the two formats of torch.save.
-_ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own limit
-_NAMES_SHOWN = 10
+_ZIP, _LEGACY = archive.ZIP, archive.LEGACY
+_HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
+_MAX_TENSORS = 100_000
+_LONGEST_AXIS = (1 << 31) - 1
 UNCHANGED = "get an unchanged copy of the file"
 _TORCH = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
@@ -134,7 +136,7 @@ def read(path: str | Path, field: str = "checkpoint") -> Checkpoint:
 
     Raises:
         UserError: the file is missing, empty, damaged, of another format, contains objects other than plain values and
-            tensors, or contains no tensor.
+            tensors, contains no tensor, more than 100,000, or one that is empty.
     """
     path = Path(path)
     if _format(path, field) == "safetensors":
@@ -145,7 +147,15 @@ def read(path: str | Path, field: str = "checkpoint") -> Checkpoint:
         raise UserError(f"{field}: {path.name} holds no tensors; choose a file with a model's weights")
     if all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    return Checkpoint(state, metadata, path, field)
+    file = Checkpoint(state, metadata, path, field)
+    if len(state) > _MAX_TENSORS:
+        raise file.error(f"holds {len(state)} tensors, more than the limit of {_MAX_TENSORS}", "choose another file")
+    wrong = next((name for name, t in state.items() if not all(1 <= n <= _LONGEST_AXIS for n in t.shape)), None)
+    if wrong is not None:
+        raise file.error(
+            f"holds a tensor that is empty or too large ({printable(wrong)} of {shape_text(state[wrong])} numbers)"
+        )
+    return file
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -153,7 +163,9 @@ def read_metadata(path: str | Path) -> dict[str, str]:
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            found = json.loads(file.read(length)).get("__metadata__", {}) if length <= _HEADER_LIMIT else {}
+            if length > _HEADER_LIMIT or file.read(1) != b"{":
+                return {}
+            found = json.loads(b"{" + file.read(length - 1)).get("__metadata__", {})
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
     return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
@@ -201,10 +213,19 @@ def _describe(head: bytes) -> str:
 
 
 def _read_safetensors(path: Path, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with path.open("rb") as header:
+        length = int.from_bytes(header.read(8), "little")
+        count = header.read(length).count(b'"data_offsets"')
+    if count > _MAX_TENSORS:
+        raise UserError(
+            f"{field}: {path.name} holds {count} tensors, more than the limit of {_MAX_TENSORS}; choose another file"
+        )
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})
-    except (SafetensorError, OSError, ValueError, RuntimeError, AttributeError, TypeError) as e:
+    except MemoryError:
+        raise
+    except Exception as e:  # a damaged file can raise any exception
         raise UserError(f"{field}: {path.name} is damaged or cut short ({first_line(e)}); {UNCHANGED}") from e
 
 
@@ -215,6 +236,12 @@ def _read_pickled(path: Path, field: str) -> object:
             f"{field}: {path.name} is a pickled checkpoint, which torch {torch.__version__} cannot read safely; "
             "use a .safetensors version of it, or torch 2.6 or newer"
         )
+    try:
+        archive.check(path)
+    except archive.HoldsCode as e:
+        raise _holds_code(path, field, str(e)) from e
+    except (archive.Refused, OSError) as e:
+        raise UserError(f"{field}: {path.name} {e}; {UNCHANGED}") from e
     with path.open("rb") as file:
         zipped = file.read(4) == _ZIP
     # torch.load trusts the extension ".safetensors" of a path, and maps only files given by path.
@@ -225,14 +252,23 @@ def _read_pickled(path: Path, field: str) -> object:
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as e:
         named = re.search(r"GLOBAL (\S+)", str(e))
-        raise UserError(
-            f"{field}: {path.name} holds more than numbers ({named[1] if named else 'objects torch does not trust'}); "
-            "that could be code, so nothing of it was loaded: use a .safetensors version of it"
-        ) from e
+        raise _holds_code(path, field, named[1] if named else "objects torch does not trust") from e
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception
         raise UserError(f"{field}: {path.name} is damaged or no checkpoint ({first_line(e)}); {UNCHANGED}") from e
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is None, a text, or a finite number of at most 64 bits."""
+    return value is None or isinstance(value, str) or isinstance(value, (bool, int, float)) and abs(value) < 1 << 63
+
+
+def _holds_code(path: Path, field: str, name: str) -> UserError:
+    return UserError(
+        f"{field}: {path.name} holds more than numbers ({printable(name)}); that could be code, so nothing of it was loaded: "
+        "use a .safetensors version of it"
+    )
 
 
 def _tensors(found: Any, path: Path, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -252,7 +288,7 @@ def _tensors(found: Any, path: Path, field: str) -> tuple[dict[str, Tensor], dic
             break
         arguments = found.get("args") if inner is found.get("sd") else None
         if isinstance(arguments, Mapping):
-            plain = {str(k): v for k, v in arguments.items() if v is None or isinstance(v, (bool, int, float, str))}
+            plain = {k: v for k, v in arguments.items() if isinstance(k, str) and _is_plain(v)}
             metadata["args"] = json.dumps(plain)
         found = inner
     state = {k: v.detach() for k, v in found.items() if isinstance(k, str) and isinstance(v, Tensor)}
@@ -311,10 +347,20 @@ def shape_errors(file: Checkpoint, what: str) -> Iterator[None]:
         raise file.error(f"does not fit {what}: {e.args[0]} is missing") from e
     except ValueError as e:
         if "unpack" not in str(e):  # an unpacked shape has the wrong number of dimensions
-            raise file.error(f"cannot be used as {what}: {e}") from e
+            raise file.error(f"cannot be used as {what}: {first_line(e)}") from e
         raise file.error(f"does not fit {what}: its weights are misshaped") from e
-    except (IndexError, ZeroDivisionError, RuntimeError) as e:
+    except (IndexError, ZeroDivisionError, OverflowError, RuntimeError, TypeError) as e:
         raise file.error(f"does not fit {what}: its weights are misshaped") from e
+
+
+def build(file: Checkpoint, what: str, make: Callable[[], N]) -> N:
+    """Construct a network on the meta device, where weights take no memory.
+
+    Raises:
+        UserError: see :func:`shape_errors`.
+    """
+    with shape_errors(file, what), torch.device("meta"):
+        return make()
 
 
 def load_strictly(
@@ -351,20 +397,20 @@ def load_strictly(
         "misshaped": [name for name, t in expected.items() if name in state and state[name].shape != t.shape],
     }
     if any(wrong.values()):
-        raise UserError(f"{label} does not fit {what}: {_list_names(wrong, expected, state)}; {UNCHANGED}")
+        raise UserError(f"{label} does not fit {what}: {list_names(wrong, expected, state)}; {UNCHANGED}")
     invalid = [n for n, t in state.items() if not t.is_floating_point() or t.layout is not torch.strided]
     if invalid:
         kind = str(state[invalid[0]].dtype).removeprefix("torch.")
-        raise UserError(f"{label} holds {kind} and no plain weights in {_some(invalid)}; get an fp32 or fp16 file")
+        raise UserError(f"{label} holds {kind} and no plain weights in {some(invalid)}; get an fp32 or fp16 file")
     loaded = {}
     for name, tensor in state.items():
         target = torch.float32 if name.startswith(tuple(fp32)) and dtype is not None else dtype
         loaded[name] = tensor.to(dtype=target, copy=True).contiguous()
     broken = [name for name, tensor in loaded.items() if not _finite(tensor)]
     if broken and all(_finite(state[name]) for name in broken):
-        raise UserError(f"{label} has weights too large for {dtype} in {_some(broken)}; choose dtype bf16 or fp32")
+        raise UserError(f"{label} has weights too large for {dtype} in {some(broken)}; choose dtype bf16 or fp32")
     if broken:
-        raise UserError(f"{label} holds NaN or infinite weights in {_some(broken)}; get the file again")
+        raise UserError(f"{label} holds NaN or infinite weights in {some(broken)}; get the file again")
     net.load_state_dict({name: tensor.to(device) for name, tensor in loaded.items()}, strict=True, assign=True)
     return net.eval().requires_grad_(False)
 
@@ -375,33 +421,3 @@ def _finite(tensor: Tensor) -> bool:
     if tensor.element_size() == 1:  # aminmax does not support fp8
         tensor = tensor.float()
     return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
-
-
-def _list_names(wrong: dict[str, list[str]], expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """For example "1 misshaped (c is 3x4, not 3x5), 12 missing (a, b), 10 of them not named", with at most ten names."""
-    kinds = sorted((kind for kind in wrong if wrong[kind]), key=lambda kind: len(wrong[kind]))
-    left, parts = _NAMES_SHOWN, []
-    for i, kind in enumerate(kinds):
-        some = wrong[kind][: left // (len(kinds) - i)]
-        left -= len(some)
-        shown = [printable(name) for name in some]
-        if kind == "misshaped":
-            shown = [f"{printable(n)} is {_shape(state[n])}, not {_shape(expected[n])}" for n in some]
-        parts.append(f"{len(wrong[kind])} {kind} ({', '.join(shown)})")
-    hidden = sum(map(len, wrong.values())) - (_NAMES_SHOWN - left)
-    return ", ".join(parts) + (f", {hidden} of them not named" if hidden else "")
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(map(printable, names[:_NAMES_SHOWN])) + (f" and {more} more" if more > 0 else "")
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "a single number"
-
-
-def printable(name: str) -> str:
-    """A name or value from a file, printable and at most 80 characters."""
-    name = name if name.isprintable() else ascii(name)
-    return name if len(name) <= 80 else name[:77] + "..."

@@ -8,7 +8,7 @@ network calls in a thread, so that the caller can report progress and cancel at 
 from __future__ import annotations
 
 import errno
-import hashlib
+import logging
 import os
 import re
 import shutil
@@ -16,16 +16,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import TypeVar
 
 from ..errors import UserError, first_line
+from .pins import digests, record, recorded
 
 CONNECT_SECONDS = 45.0  # total time to connect; each address of a host can time out in turn
 _TICK_SECONDS = 0.2
 _MIN_SIZE_RATIO = 0.9  # offered size over the catalogue's approximate size
-_CHUNK = 1 << 22
 _BARS = "huggingface_hub.http_get"
+_CATALOGUE = "install FastAR again"
 
 T = TypeVar("T")
 
@@ -54,8 +55,9 @@ def download(
 ) -> Path:
     """Download ``file`` of ``repo`` to ``to / file``.
 
-    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. The length and, if the catalogue
-    or the server provides it, the sha256 are verified before the file is renamed.
+    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. Before the file is renamed, its
+    length is verified, and its digest against the catalogue's sha256, the one recorded at the first download
+    (:mod:`.pins`), and the server's: the sha256 of large files, the git hash of small ones. The sha256 is then recorded.
 
     Args:
         to: target folder; created if necessary.
@@ -70,8 +72,10 @@ def download(
 
     Raises:
         UserError: no connection (within a minute), a refusal by the server, a full disk, or a corrupted file; the message
-            gives the address for a manual download.
+            gives the address for a manual download. Also a ``file`` that is no plain file name.
     """
+    if file in ("", "..") or PureWindowsPath(file).name != file or "\0" in file or ":" in file:
+        raise UserError(f"{field}: {file[:80]!a} is no plain file name, so it is not downloaded; {_CATALOGUE}")
     by_hand = f"get it from https://huggingface.co/{repo} and put it into {to}"
     try:
         import huggingface_hub as hub
@@ -90,9 +94,12 @@ def download(
             part = _part(to, file, metadata.etag, metadata.size)
             _check_offer(metadata.size, size, part)
             _transfer(url, part, file, metadata.size, progress)
-            checksum = sha256 or (metadata.etag if re.fullmatch("[0-9a-f]{64}", metadata.etag or "") else None)
-            _check_part(part, metadata.size, checksum, report)
+            digest = _check_part(part, metadata.size, metadata.etag, sha256, recorded(to / file), report)
             os.replace(part, to / file)
+            record(to / file, digest)
+            logging.getLogger(__name__).info(
+                "%s: sha256 %s%s", file, digest, "" if sha256 else ", not pinned; recorded for later checks"
+            )
     except Timeout as e:
         raise UserError(f"{field}: {file} is already being downloaded to {to}; wait for that to end") from e
     except _Failed as e:
@@ -193,23 +200,41 @@ def _quiet(enabled: bool) -> Iterator[None]:
             enable_progress_bars(_BARS)
 
 
-def _check_part(part: Path, size: int | None, sha256: str | None, report: Callable[[int, int], None]) -> None:
-    """Verify length and checksum; a file that fails is deleted.
+def _check_part(
+    part: Path,
+    size: int | None,
+    etag: str | None,
+    pinned: str | None,
+    first: str | None,
+    report: Callable[[int, int], None],
+) -> str:
+    """Verify length and digest; a file that fails is deleted.
+
+    Args:
+        size, etag: announced by the server. An etag of 64 hex digits is the sha256, one of 40 the git hash (or a mirror's
+            SHA-1); others are no digests.
+        pinned, first: sha256 of the catalogue, and of the first download.
+
+    Returns:
+        The sha256.
 
     Raises:
         _Failed: it does not match.
     """
     actual = part.stat().st_size
-    report(actual, actual)
-    digest = hashlib.sha256()
-    if sha256:
-        with part.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                report(actual, actual)
-    if (size and actual != size) or (sha256 and digest.hexdigest() != sha256):
+    sha256, *others = digests(part, lambda: report(actual, actual))
+    is_digest = re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", etag or "")
+    reason = None
+    if size is not None and actual != size or is_digest and etag not in (sha256, *others):
+        reason = "what arrived is not the file that was announced"
+    elif pinned not in (None, sha256):
+        reason = f"its sha256 is {sha256[:16]}..., and FastAR's catalogue expects {str(pinned)[:16]}..."
+    elif first not in (None, sha256):
+        reason = "it is another file than the one downloaded first; delete its .sha256 file to accept it"
+    if reason:
         part.unlink()
-        raise _Failed from ValueError("what arrived is not the file that was announced")
+        raise _Failed from ValueError(reason)
+    return sha256
 
 
 def _reason(error: BaseException) -> str:

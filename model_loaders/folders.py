@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from ..errors import UserError, first_line
 from . import checkpoint as ck
 
 _SHARD = re.compile(r"-of-(\d+)\.\w+$")
-_MAX_JSON_BYTES = 256_000_000  # a tokenizer with 65,536 image codes has 12 MB
+MAX_JSON_BYTES = 32_000_000  # a tokenizer with 65,536 image codes has 12 MB
+_MAX_DIGITS = 25
 
 
 def weight_files(path: Path, field: str, what: str) -> list[Path]:
@@ -38,7 +40,7 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         single, shards = folder / f"{stem}.{suffix}", sorted(folder.glob(f"{stem}-*-of-*.{suffix}"))
         if single.is_file():
-            return [single]
+            return [member(single, field)]
         if shards:
             match = _SHARD.search(shards[0].name)
             count = int(match[1]) if match else len(shards)
@@ -46,13 +48,28 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
                 raise UserError(
                     f"{field}: {folder} holds {len(shards)} of {count} shards of its weights; put all of them there"
                 )
-            return shards
+            return [member(shard, field) for shard in shards]
     others = sorted(folder.glob("*.safetensors"))
     if len(others) == 1:
-        return others
+        return [member(others[0], field)]
     raise UserError(
         f"{field}: {folder} holds no model.safetensors, nor shards of it; choose a folder or file with {what}"
     )
+
+
+def member(path: Path, field: str) -> Path:
+    """Check that a file of a model folder is not a link out of it; links within Hugging Face's cache are accepted.
+
+    Raises:
+        UserError: it is such a link.
+    """
+    folder, target = path.parent.resolve(), path.resolve()
+    cached = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
+    if folder not in target.parents and not cached:
+        raise UserError(
+            f"{field}: {path.name} in {path.parent} is a link out of that folder; put the file itself there"
+        )
+    return path
 
 
 def read_weights(path: Path, files: Sequence[Path], field: str) -> ck.Checkpoint:
@@ -81,8 +98,9 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
+    member(path, field)
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
+        if path.stat().st_size > MAX_JSON_BYTES:
             raise ValueError("it is too large")
         return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:
@@ -92,12 +110,25 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> dict[str, Any]:
-    """Parse a JSON object.
+    """Parse a JSON object of finite numbers with at most 25 digits; Python's parser also accepts NaN and endless integers.
 
     Raises:
-        ValueError: ``text`` is not JSON, or not an object.
+        ValueError: ``text`` is not JSON, or not an object, or holds other numbers.
     """
-    value = json.loads(text)
+    value = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
     return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"it holds a number of {len(text)} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"it holds the number {text[:20]}")
+    return number

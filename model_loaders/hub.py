@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 
 from ..errors import UserError
+from . import pins
 from .checkpoint import read_metadata
 from .download import download, readable_size
 
@@ -83,7 +84,8 @@ class Entry:
     @property
     def label(self) -> str:
         """Menu text while the file is not downloaded."""
-        return f"{self.id} (download {readable_size(self.size)})" if self.size else f"{self.id} (download)"
+        size = f" {readable_size(self.size)}" if self.size else ""
+        return f"{self.id} (download{size}{'' if self.sha256 else ', not pinned'})"
 
 
 @lru_cache(maxsize=1)
@@ -124,6 +126,7 @@ def check(choice: str, family: str, local: Sequence[str]) -> None:
     Raises:
         UserError: it names neither a local file nor an entry.
     """
+    _expect_text(choice, FIELDS[family])
     names = {*local, *map(_without_shard, local)} if family in _FOLDERS else local
     if choice not in names and _entry(choice, family) is None:
         raise UserError(f"{FIELDS[family]}: {_quoted(choice)} is none of the files here; choose another from the list")
@@ -150,6 +153,7 @@ def resolve(
         UserError: no such file, a name outside the folders, or a failed download.
     """
     field, folders = FIELDS[family], [*map(Path, folders)]
+    _expect_text(choice, field)
     entry = _entry(choice, family)
     if entry is None:
         return _local(choice, folders, field, family in _FOLDERS)
@@ -161,7 +165,10 @@ def resolve(
             raise UserError(f"{field}: the built-in {entry.id} is missing from this installation; install FastAR again")
         return path
     found = _find(entry.file, [*folders, Path(download_to)])
-    return found or download(
+    if found:
+        pins.check(found, entry.sha256, field, lambda: progress(0, 0) if progress else None)
+        return found
+    return download(
         entry.repo or "",
         entry.file,
         Path(download_to),
@@ -248,12 +255,20 @@ def _entry(choice: str, family: str) -> Entry | None:
     return entry
 
 
+def _expect_text(choice: object, field: str) -> None:
+    if not isinstance(choice, str):
+        raise UserError(f"{field}: it got a {type(choice).__name__}, not a name; choose one from the list")
+
+
 def _resolve_parts(
     entry: Entry, folders: Sequence[Path], download_to: Path, progress: Callable[[int, int], None] | None, field: str
 ) -> Path:
     """The folder of an entry with several files; missing files are downloaded."""
     for folder in folders:
         if all(os.path.isfile(folder / entry.file / part) for part in entry.parts if not part.endswith(_OPTIONAL)):
+            for part in entry.parts:
+                if os.path.isfile(path := folder / entry.file / part.removesuffix(_OPTIONAL)):
+                    pins.check(path, None, field)
             return folder / entry.file
     to, done = download_to / entry.file, 0
 

@@ -61,9 +61,8 @@ def load_llamagen(
             f"holds {config.special} transition tokens, but a PAR has one less than a square number (3, 8, 15, ...)"
         )
     side = _grid(file, config, grid)
-    with torch.device("meta"):
-        net = GPT(config)
     what = "a PAR" if config.special else "a LlamaGen"
+    net = ck.build(file, what, lambda: GPT(config))
     imagenet = config.condition == "class" and config.condition_size == IMAGENET_CLASSES
     weights = file.filter(lambda name: name != _ROPE_TABLE)
     return TokenModel(

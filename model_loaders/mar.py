@@ -49,8 +49,7 @@ def load_mar(
         raise file.error(f"says patch = {patch} in its metadata, but its tokens have {config.channels} channels")
     latent_scale = file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4, float)
     t_max = file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX, int)
-    with torch.device("meta"):
-        net = MAR(config)
+    net = ck.build(file, "a MAR", lambda: MAR(config))
     return MARModel(
         net=ck.load_strictly(net, file, "a MAR", dtype=compute, fp32=FP32_WEIGHTS, device=device),
         name=file.name,

@@ -78,8 +78,7 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
         {} if _json_entry(file, "config") else read_json(folder / "generation_config.json", "checkpoint")
     )
     penalty = generation.get("repetition_penalty", 1.0)
-    with torch.device("meta"):
-        net = QwenLM(config)
+    net = ck.build(file, "Tar's language model", lambda: QwenLM(config))
     # A tied output matrix is the embedding; older files contain RoPE frequencies, which are recomputed.
     weights = file.filter(lambda name: not (name == HEAD and config.tied) and not name.endswith(".inv_freq"))
     return TarModel(
@@ -262,8 +261,7 @@ def load_ta_tok(
         config = TATokConfig.from_state_dict(shapes, heads, encoder_heads, size)
     if not config.encoder_depth:
         ignored |= {name for name in file.state if name.startswith(ENCODING)}
-    with torch.device("meta"):
-        net = TATok(config)
+    net = ck.build(file, "a TA-Tok", lambda: TATok(config))
     weights = file.filter(lambda name: name not in ignored)
     return TATokModel(ck.load_strictly(net, weights, "a TA-Tok", dtype=compute, device=device), file.name)
 
@@ -308,8 +306,7 @@ def load_detokenizer(
     weights = file.filter(lambda name: not name.startswith(tuple(_PARTS)))
     config = _detokenizer_config(weights, arguments, heads)
     side = _grid(file, config, arguments, grid)
-    with torch.device("meta"):
-        net = GPT(config)
+    net = ck.build(file, "a Tar de-tokenizer", lambda: GPT(config))
     model = TokenModel(
         net=ck.load_strictly(net, weights, "a Tar de-tokenizer", dtype=compute, device=device),
         name=file.name,

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, first_line
+from ..errors import UserError
 from . import checkpoint as ck
 from .captions import clean
 from .families import expect
-from .folders import weight_files
-from .tokenizer import import_error
+from .folders import MAX_JSON_BYTES, member, read_json, weight_files
+from .networks.structure import depth
+from .tokenizer import check_components, import_error, library_errors
 
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.
 MAX_TOKENS = 120
@@ -29,6 +30,28 @@ _ATTENTION = "encoder.block.0.layer.0.SelfAttention"
 _FEED_FORWARD = "encoder.block.0.layer.1.DenseReluDense"
 _SHARED, _COPY = "shared.weight", "encoder.embed_tokens.weight"
 _TOKENIZERS = ("tokenizer.json", "spiece.model")
+_TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# Components of the tokenizers of all T5 and Flan-T5, as written by different versions of transformers.
+_COMPONENTS: dict[str, dict[str | None, dict[str, Any]]] = {
+    "model": {"Unigram": {"vocab": ..., "unk_id": ..., "byte_fallback": (True,)}},
+    "normalizer": {
+        None: {},
+        "Precompiled": {"precompiled_charsmap": ...},
+        "Strip": {"strip_left": (True,), "strip_right": (True,)},
+        "Replace": {"pattern": ({"Regex": " {2,}"},), "content": ("\u2581", " ")},
+    },
+    "pre_tokenizer": {
+        None: {},
+        "WhitespaceSplit": {},
+        "Metaspace": {
+            "replacement": ("\u2581",),
+            "add_prefix_space": (True,),
+            "prepend_scheme": ("always", "first", "never"),
+            "split": (True,),
+            "str_rep": ("\u2581",),
+        },
+    },
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,12 +177,21 @@ def _tokenizer(t5: Any, folder: Path) -> Any:
         raise UserError(
             f"{FIELD}: {folder} has no tokenizer ({' or '.join(_TOKENIZERS)}); put the one of google/flan-t5-xl there"
         )
-    try:
-        return t5.T5TokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    except Exception as e:  # a damaged tokenizer can raise any exception
+    for name in (*_TOKENIZERS, *_TOKENIZER_SETTINGS):
+        path = folder / name
+        if path.is_file() and member(path, FIELD).stat().st_size > MAX_JSON_BYTES:
+            raise UserError(f"{FIELD}: {name} in {folder} is too large; get the file again")
+    settings = read_json(folder / "tokenizer_config.json", FIELD)
+    if any(name.endswith("_file") and value for name, value in settings.items()):
         raise UserError(
-            f"{FIELD}: the tokenizer in {folder} cannot be read ({first_line(e)}); get its files again"
-        ) from e
+            f"{FIELD}: tokenizer_config.json in {folder} refers to another file; put the one of google/flan-t5-xl there"
+        )
+    if spec := read_json(folder / "tokenizer.json", FIELD):
+        check_components(spec, _COMPONENTS, f"tokenizer.json in {folder}", FIELD)
+    with library_errors(f"{FIELD}: the tokenizer in {folder} cannot be read"):
+        words = t5.T5TokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        words("a small red boat")
+    return words
 
 
 def _read(path: Path, files: Sequence[Path]) -> ck.Checkpoint:
@@ -198,12 +230,11 @@ def _network(t5: Any, file: ck.Checkpoint) -> Any:
             d_kv=inner // heads,
             num_heads=heads,
             d_ff=state[f"{_FEED_FORWARD}.{'wi_0' if gated else 'wi'}.weight"].shape[0],
-            num_layers=len({name.split(".")[2] for name in state if name.startswith("encoder.block.")}),
+            num_layers=depth(state, "encoder.block."),
             relative_attention_num_buckets=buckets,
             feed_forward_proj="gated-gelu" if gated else "relu",
             is_encoder_decoder=False,
             use_cache=False,
             dropout_rate=0.0,
         )
-        with torch.device("meta"):
-            return t5.T5EncoderModel(config)
+        return ck.build(file, "a T5 encoder", lambda: t5.T5EncoderModel(config))

@@ -11,19 +11,36 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, first_line
-from .folders import parse_json, read_json
+from .folders import MAX_JSON_BYTES, member, parse_json, read_json
 
 # Pre-tokenization pattern of Qwen2, applied before byte-pair merges.
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_PROBE = "A small red boat, 2 cats & 1 moon: caf\u00e9 \u6708 \U0001f319.\n"
+# Components of Qwen2's tokenizer and of simpler ones.
+_TAR_COMPONENTS: dict[str, dict[str | None, dict[str, Any]]] = {
+    "model": {
+        "BPE": {"vocab": ..., "merges": ..., "unk_token": ..., "byte_fallback": (True,), "ignore_merges": (True,)},
+        "WordLevel": {"vocab": ..., "unk_token": ...},
+    },
+    "normalizer": {None: {}, "NFC": {}, "NFD": {}, "NFKC": {}, "NFKD": {}, "Lowercase": {}},
+    "pre_tokenizer": {
+        None: {},
+        "Whitespace": {},
+        "WhitespaceSplit": {},
+        "ByteLevel": {"add_prefix_space": (True,), "trim_offsets": (True,), "use_regex": (True,)},
+        "Split": {"pattern": ({"Regex": _QWEN},), "behavior": ("Isolated",)},
+    },
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +92,10 @@ def load_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str], field: 
 
 def _from_vocabulary(folder: Path, field: str) -> dict[str, Any]:
     """The ``tokenizer.json`` equivalent of Qwen2's ``vocab.json``, ``merges.txt`` and ``added_tokens.json``."""
+    member(folder / "merges.txt", field)
     try:
+        if (folder / "merges.txt").stat().st_size > MAX_JSON_BYTES:
+            raise ValueError("it is too large")
         lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as e:
         raise UserError(f"{field}: merges.txt in {folder} cannot be read ({first_line(e)}); get the file again") from e
@@ -104,19 +124,20 @@ def _build(spec: dict[str, Any], where: str, field: str) -> Tokenizer:
         UserError: the content is invalid.
     """
     try:
-        marks = {str(entry["content"]): int(entry["id"]) for entry in spec.get("added_tokens") or []}
+        marks = {str(entry["content"]): _id(entry["id"]) for entry in spec.get("added_tokens") or []}
         model = dict(spec["model"])
         if isinstance(model.get("vocab"), dict) and not model.get("merges"):
             # A word-level vocabulary also contains the added tokens.
             unknown = model.get("unk_token")
             model["vocab"] = {
-                word: int(n) for word, n in model["vocab"].items() if word == unknown or word not in marks
+                word: _id(n) for word, n in model["vocab"].items() if word == unknown or word not in marks
             }
         spec = {
             **spec,
             "model": model,
             "added_tokens": [],
             "post_processor": None,
+            "decoder": None,
             "truncation": None,
             "padding": None,
         }
@@ -124,7 +145,61 @@ def _build(spec: dict[str, Any], where: str, field: str) -> Tokenizer:
         encode = _word_level(spec) if _is_word_level(spec) else None
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise UserError(f"{field}: {where} is no tokenizer ({type(e).__name__}: {first_line(e)}); get it again") from e
-    return Tokenizer(encode or _library(spec, where, field), marks, size)
+    if encode is None:
+        check_components(spec, _TAR_COMPONENTS, where, field)
+        encode = _library(spec, where, field)
+    return Tokenizer(encode, marks, size)
+
+
+def _id(value: Any) -> int:
+    """A token id.
+
+    Raises:
+        ValueError: it is no integer from 0 to 2^31 - 1.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
+        raise ValueError(f"{str(value)[:20]} is no token id")
+    return value
+
+
+def check_components(spec: Mapping[str, Any], allowed: Mapping[str, Any], where: str, field: str) -> None:
+    """Check that a ``tokenizer.json`` has no other components than official ones.
+
+    Other normalizers and patterns can turn a short prompt into gigabytes or run for minutes, and some make the library
+    abort the process.
+
+    Args:
+        allowed: "model", "normalizer" and "pre_tokenizer" to the accepted types, each with its accepted arguments.
+
+    Raises:
+        UserError: it has another component, or one with other arguments.
+    """
+    for place, types in allowed.items():
+        parts = [spec.get(place)]
+        if _kind(parts[0]) == "Sequence":
+            parts = parts[0].get("normalizers") or parts[0].get("pretokenizers") or []
+        if not isinstance(parts, list) or len(parts) > 8:
+            raise UserError(
+                f"{field}: {where} has a {place} of another form than the official ones; get the official file"
+            )
+        for part in parts:
+            kind = _kind(part)
+            if part is None and None in types:
+                continue
+            if not isinstance(kind, str) or kind not in types or not _accepted(part, types[kind]):
+                named = kind[:40] if isinstance(kind, str) else "part without a type"
+                raise UserError(
+                    f"{field}: {where} has a {place} that no official tokenizer has ({named!a}); get the official file"
+                )
+
+
+def _accepted(part: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    """Whether every argument of a component is unset, false, or accepted (``...`` accepts every value)."""
+    for name, value in part.items():
+        accepted = arguments.get(name, ())
+        if name != "type" and accepted is not ... and value not in (None, False, "", *accepted):
+            return False
+    return True
 
 
 def _kind(part: Any) -> Any:
@@ -171,15 +246,30 @@ def _library(spec: Mapping[str, Any], where: str, field: str) -> Callable[[str],
         from tokenizers import Tokenizer as Library
     except (ImportError, RuntimeError) as e:
         raise import_error("tokenizers", field, e) from e
-    try:
+    with library_errors(f"{field}: {where} is no tokenizer"):
         library = Library.from_str(json.dumps(spec))
-    except Exception as e:  # a damaged tokenizer can raise any exception
-        raise UserError(f"{field}: {where} is no tokenizer ({first_line(e)}); get it again") from e
+        library.encode(_PROBE, add_special_tokens=False)
 
     def encode(text: str) -> list[int]:
-        return list(library.encode(text, add_special_tokens=False).ids)
+        with library_errors(f"{field}: {where} cannot encode the prompt"):
+            return list(library.encode(text, add_special_tokens=False).ids)
 
     return encode
+
+
+@contextmanager
+def library_errors(found: str) -> Iterator[None]:
+    """Report errors of the package ``tokenizers``, whose panics are no ``Exception``.
+
+    Raises:
+        UserError: in place of every error in the block but interruption and lack of memory.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, UserError):
+        raise
+    except BaseException as e:
+        raise UserError(f"{found} ({first_line(e)}); get the official file") from e
 
 
 def import_error(package: str, field: str, error: BaseException) -> UserError:

@@ -29,9 +29,10 @@ def load_upsampler(path: str | Path, dtype: str = "auto", device: str | torch.de
     file = ck.read(path, "up_sampler")
     try:
         config = UpSamplerConfig.from_state_dict(file.state)
-        with torch.device("meta"):
-            net = UpSampler(config)
     except (KeyError, ValueError) as e:
-        raise file.error("holds no weights of a latent up-sampler", "choose a file that its training wrote") from e
+        raise file.error(
+            "holds no weights of a latent up-sampler, or blocks without order", "choose a file that its training wrote"
+        ) from e
+    net = ck.build(file, "a latent up-sampler", lambda: UpSampler(config))
     net = ck.load_strictly(net, file, "a latent up-sampler", dtype=compute, device=device)
     return UpSamplerModel(net, file.name)

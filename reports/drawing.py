@@ -24,6 +24,8 @@ ACCENT: Colour = (86, 180, 233)
 
 PAD = 12  # pixels inside a cell or legend
 LABEL_SIZE, BODY_SIZE, TAG_SIZE = 18, 15, 13  # font sizes in pixels
+LONGEST_SIDE = 8192  # pixels of a sheet or map
+_LONGEST_LINE = 1000  # characters; measuring text takes time per character
 
 
 @lru_cache(maxsize=16)
@@ -46,8 +48,9 @@ def text_width(text: str, size: int) -> float:
 
 
 def shorten(text: str, size: int, max_width: float) -> str:
-    """Truncate ``text`` with an ellipsis to at most ``max_width`` pixels."""
-    if text_width(text, size) <= max_width:
+    """Truncate ``text`` with an ellipsis to at most ``max_width`` pixels and 1000 characters."""
+    whole, text = text, text[:_LONGEST_LINE]
+    if text == whole and text_width(text, size) <= max_width:
         return text
     while text and text_width(text + "...", size) > max_width:
         text = text[:-1]
@@ -57,7 +60,7 @@ def shorten(text: str, size: int, max_width: float) -> str:
 def wrap(text: str, size: int, max_width: float, lines: int) -> list[str]:
     """Break ``text`` into at most ``lines`` lines of ``max_width`` pixels; the last line is shortened if words remain."""
     out: list[str] = []
-    words = text.split()
+    words = text[: lines * _LONGEST_LINE].split()
     while words and len(out) + 1 < lines:
         n = 1
         while n < len(words) and text_width(" ".join(words[: n + 1]), size) <= max_width:

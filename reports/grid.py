@@ -15,6 +15,7 @@ from .drawing import (
     BODY_SIZE,
     EDGE,
     LABEL_SIZE,
+    LONGEST_SIDE,
     PAD,
     PANEL,
     QUIET,
@@ -33,7 +34,9 @@ from .record import Baseline, Report, against, explain
 
 _GAP = 20  # pixels between cells and around them
 _TARGET_WIDTH = 352  # small images are enlarged by the integer factor closest to this width
-_MIN_WIDTH, _MAX_WIDTH = 320, 2048
+_TARGET_HEIGHT = 4 * _TARGET_WIDTH  # elongated ones at most to this height
+_MIN_WIDTH, _MAX_WIDTH, _MAX_HEIGHT = 320, 2048, 4096
+_MOST_COLUMNS = (LONGEST_SIDE - _GAP) // (_MIN_WIDTH + 2 * PAD + _GAP)
 
 
 def compare_grid(
@@ -52,7 +55,7 @@ def compare_grid(
         pictures: one uint8 array [N, H, W, 3] per cell, drawn as a near-square sheet. Sizes and counts may differ.
         labels: one per cell; long labels wrap to two lines and are then shortened.
         reports: one per cell, None where no report exists.
-        columns: cells per row; 0 chooses (at most four).
+        columns: cells per row, at most 22; 0 chooses (at most four).
         baseline: index of the cell that speed-ups refer to, or one index per cell, None for no speed-up. Each baseline
             is followed by the cells that refer to it; cells without a baseline come last.
         marked: whether baseline cells get a tag and a coloured outline.
@@ -60,10 +63,11 @@ def compare_grid(
         explained: whether a line under the grid says what the numbers mean.
 
     Returns:
-        uint8 [H, W, 3].
+        uint8 [H, W, 3], at most 8192 pixels a side; pictures are reduced to fit.
 
     Raises:
-        UserError: no cells, lists of different lengths, a baseline out of range, or arrays that are not uint8 batches.
+        UserError: no cells, more than fit into 8192 pixels, lists of different lengths, a baseline out of range, or
+            arrays that are not uint8 batches.
     """
     n = len(pictures)
     if not n:
@@ -79,7 +83,9 @@ def compare_grid(
         )
     order = cell_order(bases)
     measured = against(reports, bases)
-    sheets = [_cell_picture(check_batch(pictures[i], f"picture {i + 1}")) for i in order]
+    columns = min(n, columns, _MOST_COLUMNS) if columns > 0 else math.ceil(n / math.ceil(n / 4))
+    limit = _cell_limit(columns, math.ceil(n / columns), title)
+    sheets = [_cell_picture(check_batch(pictures[i], f"picture {i + 1}"), limit) for i in order]
     numbers = [_numbers(reports[i], measured[i]) for i in order]
     inner = max(_MIN_WIDTH, *(s.shape[1] for s in sheets), 0)
     width = inner + 2 * PAD
@@ -87,7 +93,6 @@ def compare_grid(
     # The baseline tag is drawn to the right of its label.
     label_width = [inner - (text_width("baseline", TAG_SIZE) + PAD if tag else 0) for tag in tagged]
     titles = [wrap(labels[i], LABEL_SIZE, label_width[k], 2) for k, i in enumerate(order)]
-    columns = min(n, columns) if columns > 0 else math.ceil(n / math.ceil(n / 4))
     rows = []
     for start in range(0, n, columns):
         cells = range(start, min(n, start + columns))
@@ -116,14 +121,33 @@ def cell_order(bases: Sequence[int | None]) -> list[int]:
     return list(dict.fromkeys(out))
 
 
-def _cell_picture(batch: np.ndarray) -> np.ndarray:
-    """A batch as one sheet, enlarged by an integer factor, or reduced to ``_MAX_WIDTH``."""
+def _cell_limit(columns: int, rows: int, title: str) -> tuple[int, int]:
+    """Largest width and height in pixels of a cell's picture.
+
+    Raises:
+        UserError: the cells do not fit into a sheet of :data:`.drawing.LONGEST_SIDE`.
+    """
+    around = _GAP + 2 * PAD
+    text = 2 * line_height(LABEL_SIZE) + 6 + 5 * line_height(BODY_SIZE) + PAD // 2
+    top = _GAP + (line_height(BODY_SIZE) + PAD if title else 0)
+    width, height = (LONGEST_SIDE - _GAP) // columns - around, (LONGEST_SIDE - top) // rows - around - text
+    if height < 32:
+        raise UserError(f"pictures: {columns * rows} cells do not fit into one sheet; compare fewer at a time.")
+    return min(width, _MAX_WIDTH), min(height, _MAX_HEIGHT)
+
+
+def _cell_picture(batch: np.ndarray, limit: tuple[int, int]) -> np.ndarray:
+    """A batch as one sheet, enlarged by an integer factor, or reduced to ``limit`` (width, height)."""
     n, h, w, _ = batch.shape
     columns = math.ceil(math.sqrt(n))
-    factor = max(1, round(_TARGET_WIDTH / (columns * w)))
+    factor = min(round(_TARGET_WIDTH / (columns * w)), _TARGET_HEIGHT // (math.ceil(n / columns) * h))
+    factor = max(1, factor)
     sheet = contact_sheet(batch.repeat(factor, axis=1).repeat(factor, axis=2), columns, gap=2 * (n > 1))
     h, w = sheet.shape[:2]
-    return sheet if w <= _MAX_WIDTH else resize(sheet, _MAX_WIDTH, max(1, round(h * _MAX_WIDTH / w)))
+    if w <= limit[0] and h <= limit[1]:
+        return sheet
+    scale = min(limit[0] / w, limit[1] / h)
+    return resize(sheet, max(1, round(w * scale)), max(1, round(h * scale)))
 
 
 def _numbers(report: Report | None, baseline: Report | None) -> list[tuple[str, str]]:

@@ -52,6 +52,7 @@ OUTCOMES: dict[int, tuple[str, Colour]] = {
     PLAIN: ("plain", (74, 74, 82)),
     GIVEN: ("given", (40, 40, 46)),
 }
+_LARGEST, _MOST_BYTES = 4096, 1 << 28
 _BLANK: Colour = OUTCOMES[GIVEN][1]  # tokens without a value in a numeric map
 
 _Legend = list[tuple[str, Colour]]
@@ -87,7 +88,7 @@ def token_map(
             colours the wave in which a token was resampled.
         image: backdrop, uint8 [B, H, W, 3], or one image for all; None for the bare map.
         opacity: weight of the map, from 0 (backdrop only) to 1 (map only). A bare map is always opaque.
-        size: width in pixels, at least 64; the height follows from the token grid.
+        size: width in pixels, 64 to 4096; the height follows from the token grid, and is at most 4096.
 
     Returns:
         uint8 [B, height + legend, size, 3].
@@ -98,12 +99,14 @@ def token_map(
     grids = _select_map(report, what)
     if not 0 <= opacity <= 1:
         raise UserError(f"opacity: {opacity:g} is outside 0 to 1.")
-    if size < 64:
-        raise UserError(f"size: {size} is too small for a map; 64 is the least.")
+    if not 64 <= size <= _LARGEST:
+        raise UserError(f"size: {size} is outside 64 to {_LARGEST} pixels.")
     batch, h, w = grids.shape
     if image is not None and len(check_batch(image, "image")) not in (1, batch):
         raise UserError(f"image: it holds {len(image)} pictures, the report is of {batch}; connect those of that run.")
-    height = max(1, round(size * h / w))
+    height = min(_LARGEST, max(1, round(size * h / w)))
+    if batch * height * size * 3 > _MOST_BYTES:
+        raise UserError(f"size: {batch} maps of {size}x{height} pixels exceed 256 MB; choose a smaller size.")
     # Token row of every pixel row, token column of every pixel column.
     ys, xs = np.arange(height) * h // height, np.arange(size) * w // size
     numeric = what in ("step", "fixed at step", "order", "cached", "tokens per step", "waves")

@@ -22,6 +22,7 @@ from .attention import AttentionFunction, KVCache, attend
 from .layers import Block, RMSNorm
 from .matmul import Linear
 from .rope import PositionTable, grid_table
+from .structure import depth
 from .ta_tok import TATokModel
 
 # Attention heads by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need metadata.
@@ -103,7 +104,7 @@ class GPTConfig:
         rows, columns = state[key].shape
         return GPTConfig(
             dim=dim,
-            depth=len({k.split(".")[1] for k in state if k.startswith("layers.")}),
+            depth=depth(state, "layers."),
             heads=heads,
             kv_heads=kv_heads,
             hidden=state["layers.0.feed_forward.w1.weight"].shape[0],

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .structure import MOST_LEVELS, depth
+
 
 @dataclass(frozen=True)
 class KLConfig:
@@ -47,11 +49,12 @@ class KLConfig:
 
         Raises:
             KeyError: a parameter of a KL autoencoder is missing.
+            ValueError: the levels or blocks are not numbered from 0 without gaps, or more than 16.
         """
         ch = state["encoder.conv_in.weight"].shape[0]
-        levels = 1 + max(int(k.split(".")[2]) for k in state if k.startswith("encoder.down."))
+        levels = depth(state, "encoder.down.", MOST_LEVELS)
         mult = tuple(state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] // ch for i in range(levels))
-        blocks = sum(k.startswith("encoder.down.0.block.") and k.endswith(".conv1.weight") for k in state)
+        blocks = depth(state, "encoder.down.0.block.", MOST_LEVELS)
 
         def attention(side: str) -> frozenset[int]:
             return frozenset(i for i in range(levels) if f"{side}.{i}.attn.0.q.weight" in state)

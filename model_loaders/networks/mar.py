@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .matmul import Linear
+from .structure import depth
 
 # The head count is in no state dict. Official sizes B, L, H by width; others need metadata "heads".
 OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 16}
@@ -64,10 +65,6 @@ class MARConfig:
             KeyError: the state dict is not a MAR's.
             ValueError: the head count is unknown or does not divide the width, or the tokens are no square.
         """
-
-        def count(prefix: str) -> int:
-            return len({k[len(prefix) :].split(".")[0] for k in state if k.startswith(prefix)})
-
         dim = state["class_emb.weight"].shape[1]
         tokens = state["diffusion_pos_embed_learned"].shape[1]
         heads = heads or OFFICIAL_HEADS.get(dim)
@@ -79,14 +76,14 @@ class MARConfig:
             raise ValueError(f"{tokens} tokens are no square grid")
         return MARConfig(
             dim=dim,
-            encoder_depth=count("encoder_blocks."),
-            decoder_depth=count("decoder_blocks."),
+            encoder_depth=depth(state, "encoder_blocks."),
+            decoder_depth=depth(state, "decoder_blocks."),
             heads=heads,
             buffer=state["encoder_pos_embed_learned"].shape[1] - tokens,
             tokens=tokens,
             channels=state["z_proj.weight"].shape[1],
             classes=state["class_emb.weight"].shape[0],
-            head_depth=count("diffloss.net.res_blocks."),
+            head_depth=depth(state, "diffloss.net.res_blocks."),
             head_width=state["diffloss.net.input_proj.weight"].shape[0],
         )
 

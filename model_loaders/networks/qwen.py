@@ -24,6 +24,7 @@ from .attention import AttentionFunction, KVCache, attend
 from .layers import RMSNorm
 from .matmul import Linear, linear
 from .rope import angles, rotate_halves
+from .structure import depth
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYERS, _FIRST = "model.layers.", "model.layers.0."
@@ -95,7 +96,7 @@ class QwenConfig:
             )
         return QwenConfig(
             dim=dim,
-            depth=len({name.split(".")[2] for name in state if name.startswith(_LAYERS)}),
+            depth=depth(state, _LAYERS),
             heads=heads,
             kv_heads=own // head_dim,
             head_dim=head_dim,

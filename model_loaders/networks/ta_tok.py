@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import UserError
+from .structure import depth
 
 TABLE = "bottleneck.regularizer.embedding.weight"
 NORM_EPS = 1e-6
@@ -98,7 +99,7 @@ class TATokConfig:
             width,
             code_width,
             codes,
-            _layers(state, _DECODER),
+            depth(state, _DECODER),
             heads,
             state[f"{_DECODER}0.mlp.fc1.weight"].shape[0],
             places,
@@ -119,17 +120,13 @@ class TATokConfig:
         whole = any(name.startswith(_LAST) for name in state)
         return replace(
             decoder,
-            encoder_depth=_layers(state, _ENCODER) - whole,
+            encoder_depth=depth(state, _ENCODER) - whole,
             encoder_heads=encoder_heads,
             encoder_hidden=state[f"{_ENCODER}0.mlp.fc1.weight"].shape[0],
             patch=patch,
             side=side,
             input_size=input_size,
         )
-
-
-def _layers(state: Mapping[str, Tensor], prefix: str) -> int:
-    return len({name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)})
 
 
 def unused(state: Mapping[str, object]) -> set[str]:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .structure import depth
+
 EPS = 1e-6
 
 
@@ -40,7 +42,7 @@ class UpSamplerConfig:
             KeyError: the state dict is not one of an up-sampler.
         """
         width, channels = state["enter.weight"].shape[:2]
-        return UpSamplerConfig(channels, width, len({k.split(".")[1] for k in state if k.startswith("blocks.")}))
+        return UpSamplerConfig(channels, width, depth(state, "blocks."))
 
 
 class RowConv(nn.Conv2d):

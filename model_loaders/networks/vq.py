@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .kl import Attention, Down, ResBlock, Up, group_norm
+from .structure import MOST_LEVELS, depth
 
 # Buffer of the official files that inference does not use: the codes that training used last.
 HISTORY = "quantize.codebook_used"
@@ -61,11 +62,11 @@ class VQConfig:
             ValueError: a width is no multiple of the first.
         """
         ch = state["encoder.conv_in.weight"].shape[0]
-        levels = 1 + max((int(k.split(".")[2]) for k in state if k.startswith("encoder.conv_blocks.")), default=0)
+        levels = depth(state, "encoder.conv_blocks.", MOST_LEVELS)
         widths = [state[f"encoder.conv_blocks.{i}.res.0.conv1.weight"].shape[0] for i in range(levels)]
         if ch < 1 or any(width % ch for width in widths):
             raise ValueError(f"widths {', '.join(map(str, widths))} are no multiples of {ch}")
-        blocks = sum(k.startswith("encoder.conv_blocks.0.res.") and k.endswith(".conv1.weight") for k in state)
+        blocks = depth(state, "encoder.conv_blocks.0.res.", MOST_LEVELS)
         codes, code_channels = state["quantize.embedding.weight"].shape
         return VQConfig(
             ch,

@@ -38,6 +38,9 @@ class Server(http.server.ThreadingHTTPServer):
         self.redirects = False
         self.sends = CONTENT
         self.pause_after: int | None = None
+        self.break_at: int | None = None  # closes the connection at this byte of the file
+        self.drip = 0.0  # seconds between 500 bytes
+        self.etag = hashlib.sha256(CONTENT).hexdigest()
         self.go_on = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -71,7 +74,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         body = server.sends[begin:] if server.status == 200 else b""
         self.send_response(206 if wanted and server.status == 200 else server.status)
-        self.send_header("ETag", f'"{hashlib.sha256(CONTENT).hexdigest()}"')
+        self.send_header("ETag", f'"{server.etag}"')
         self.send_header("X-Repo-Commit", "0" * 40)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(body)))
@@ -80,7 +83,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             cut = server.pause_after if server.pause_after is not None else len(body)
+            if server.break_at is not None and begin < server.break_at:
+                body = body[: server.break_at - begin]
+                self.close_connection = True
             try:
+                while server.drip and body:
+                    self.wfile.write(body[:500])
+                    body = body[500:]
+                    time.sleep(server.drip)
                 self.wfile.write(body[:cut])
                 self.wfile.flush()
                 if server.pause_after is not None:

@@ -11,7 +11,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from safetensors.torch import save_file
 
-BASE = "mar-base (download 832 MB)"
+BASE = "mar-base (download 832 MB, not pinned)"
 
 
 def resolve(choice: str, folder: Path, family: str = "mar", progress=None) -> Path:
@@ -74,8 +74,8 @@ def test_menu() -> None:
         "demo",
         "demo-draft",
         BASE,
-        "mar-large (download 1.91 GB)",
-        "mar-huge (download 3.77 GB)",
+        "mar-large (download 1.91 GB, not pinned)",
+        "mar-huge (download 3.77 GB, not pinned)",
     ]
     assert hub.menu("mar", ["zebra.safetensors", "big\\mar-huge.safetensors", "a/mar-base.safetensors"]) == [
         "demo",
@@ -83,32 +83,32 @@ def test_menu() -> None:
         "zebra.safetensors",
         "big\\mar-huge.safetensors",
         "a/mar-base.safetensors",
-        "mar-large (download 1.91 GB)",
+        "mar-large (download 1.91 GB, not pinned)",
     ]
-    assert hub.menu("kl", []) == ["demo-kl", "kl16 (download 266 MB)"]
+    assert hub.menu("kl", []) == ["demo-kl", "kl16 (download 266 MB, not pinned)"]
 
 
 def test_menu_of_llamagen_and_par() -> None:
     entries = [text for text in hub.menu("llamagen", []) if not text.startswith("demo")]
     assert entries == [
-        "llamagen-b-256 (download 444 MB)",
-        "llamagen-b-384 (download 444 MB)",
-        "llamagen-l-256 (download 1.37 GB)",
-        "llamagen-l-384 (download 1.37 GB)",
-        "llamagen-xl-384 (download 3.10 GB)",
-        "llamagen-xxl-384 (download 5.64 GB)",
-        "llamagen-3b-384 (download 12.39 GB)",
-        "llamagen-t2i-xl-256 (download 3.11 GB)",
-        "llamagen-t2i-xl-512 (download 3.11 GB)",
-        "par-xl-4x (download)",
-        "par-xxl-4x (download)",
-        "par-3b-4x (download)",
-        "par-3b-16x (download)",
+        "llamagen-b-256 (download 444 MB, not pinned)",
+        "llamagen-b-384 (download 444 MB, not pinned)",
+        "llamagen-l-256 (download 1.37 GB, not pinned)",
+        "llamagen-l-384 (download 1.37 GB, not pinned)",
+        "llamagen-xl-384 (download 3.10 GB, not pinned)",
+        "llamagen-xxl-384 (download 5.64 GB, not pinned)",
+        "llamagen-3b-384 (download 12.39 GB, not pinned)",
+        "llamagen-t2i-xl-256 (download 3.11 GB, not pinned)",
+        "llamagen-t2i-xl-512 (download 3.11 GB, not pinned)",
+        "par-xl-4x (download, not pinned)",
+        "par-xxl-4x (download, not pinned)",
+        "par-3b-4x (download, not pinned)",
+        "par-3b-16x (download, not pinned)",
     ]
     assert [text for text in hub.menu("vq", ["a/vq_ds16_t2i.pt"]) if not text.startswith("demo")] == [
         "a/vq_ds16_t2i.pt",
-        "vq16-c2i (download 288 MB)",
-        "vq8-c2i (download 281 MB)",
+        "vq16-c2i (download 288 MB, not pinned)",
+        "vq8-c2i (download 281 MB, not pinned)",
     ]
 
 
@@ -144,7 +144,13 @@ def test_a_menu_leaves_out_what_is_catalogued_for_another(tmp_path: Path) -> Non
 
 def test_check_knows_every_text_a_menu_ever_showed() -> None:
     local = ["mar-base.safetensors"]
-    for choice in (*hub.menu("mar", []), *hub.menu("mar", local), "mar-base", "mar-base (download 1 TB)"):
+    for choice in (
+        *hub.menu("mar", []),
+        *hub.menu("mar", local),
+        "mar-base",
+        "mar-base (download 1 TB)",
+        "mar-base (download 832 MB)",
+    ):
         hub.check(choice, "mar", local)
     for choice in ("", "gone.safetensors", "../../etc/passwd", "mar-base (downloaded)x"):
         with pytest.raises(UserError, match="^checkpoint: .*choose another"):

@@ -212,7 +212,7 @@ def poison(state: dict) -> None:
         ),
         (lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(())}), "weights are misshaped"),
         (lambda s: s.update({"tok_embeddings.weight": torch.ones(20)}), "embeddings are misshaped"),
-        (lambda s: s.update({"tok_embeddings.weight": torch.ones(20, 0)}), "misshaped|missing or empty"),
+        (lambda s: s.update({"tok_embeddings.weight": torch.ones(20, 0)}), "empty or too large"),
         (lambda s: s.update({"cls_embedding.embedding_table.weight": torch.ones(1, 16)}), "missing or empty"),
         (
             lambda s: s.update({"cls_embedding.embedding_table.weight": torch.ones(1, 2, 16)}),

@@ -227,7 +227,7 @@ def poison(state: dict) -> None:
         (lambda s: s.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
         (lambda s: s.update(mask_token=torch.ones(1, 1, 9)), r"1 misshaped \(mask_token is 1x1x9, not 1x1x8\)"),
         (lambda s: s.update({"class_emb.weight": torch.ones(3)}), "weights are misshaped"),
-        (lambda s: s.update({"class_emb.weight": torch.ones(0, 8)}), "missing or empty"),
+        (lambda s: s.update({"class_emb.weight": torch.ones(0, 8)}), "empty or too large"),
         (lambda s: s.update({"encoder_pos_embed_learned": torch.ones(1, 3, 8)}), "missing or empty"),
         (lambda s: s.update({"diffusion_pos_embed_learned": torch.ones(1, 5, 8)}), "5 tokens are no square"),
         (renumber, "12 missing .*12 unexpected .*, 14 of them not named"),
@@ -247,7 +247,7 @@ def test_what_does_not_fit_a_mar(tiny, change, words: str) -> None:
         (lambda s: s.pop("encoder.conv_in.weight"), "encoder.conv_in.weight is missing"),
         (lambda s: s.update({"lossless.weight": torch.ones(1)}), r"1 unexpected \(lossless.weight\)"),
         (lambda s: s.update({"encoder.down.x.weight": torch.ones(1)}), "does not fit a KL autoencoder"),
-        (lambda s: s.update({"encoder.conv_in.weight": torch.ones(0, 3, 3, 3)}), "does not fit a KL autoencoder"),
+        (lambda s: s.update({"encoder.conv_in.weight": torch.ones(0, 3, 3, 3)}), "empty or too large"),
         (lambda s: s["decoder.conv_in.bias"].fill_(float("inf")), "NaN or infinite weights in decoder.conv_in.bias"),
     ],
 )

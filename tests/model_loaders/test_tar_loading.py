@@ -695,12 +695,17 @@ def test_one_file_with_all_parts(tmp_path: Path) -> None:
 
 def test_catalogue(tmp_path: Path) -> None:
     official = [text for text in hub.menu("tar", []) if not text.startswith("demo")]
-    assert official == ["tar-1.5b (download 3.29 GB)", "tar-7b (download 16.17 GB)"]
+    assert official == ["tar-1.5b (download 3.29 GB, not pinned)", "tar-7b (download 16.17 GB, not pinned)"]
     local = ["Tar-1.5B/model.safetensors", "ta_tok.pth", "sub/ar_dtok_lp_512px.pth", "vq_ds16_t2i.pt", "my.pt"]
     shown = {
-        "tar": ["Tar-1.5B", "my.pt", "tar-7b (download 16.17 GB)"],
+        "tar": ["Tar-1.5B", "my.pt", "tar-7b (download 16.17 GB, not pinned)"],
         "ta-tok": ["ta_tok.pth", "my.pt"],
-        "dtok": ["sub/ar_dtok_lp_512px.pth", "my.pt", "ar-dtok-256 (download)", "ar-dtok-1024 (download)"],
+        "dtok": [
+            "sub/ar_dtok_lp_512px.pth",
+            "my.pt",
+            "ar-dtok-256 (download, not pinned)",
+            "ar-dtok-1024 (download, not pinned)",
+        ],
     }
     for family, expected in shown.items():
         assert [text for text in hub.menu(family, local) if not text.startswith("demo")] == expected

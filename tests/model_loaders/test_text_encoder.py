@@ -236,7 +236,7 @@ def test_the_catalogued_folder_is_found_or_completed(tmp_path: Path, monkeypatch
 
 def test_menu_and_folders_of_ones_own(tmp_path: Path) -> None:
     local = ["mine/model-00001-of-00002.safetensors", "mine/model-00002-of-00002.safetensors", "one.safetensors"]
-    assert hub.menu("t5", local) == ["mine", "one.safetensors", "flan-t5-xl (download 11.40 GB)"]
+    assert hub.menu("t5", local) == ["mine", "one.safetensors", "flan-t5-xl (download 11.40 GB, not pinned)"]
     assert hub.menu("t5", ["sub\\flan-t5-xl\\model-00001-of-00002.safetensors"]) == ["sub\\flan-t5-xl"]
     assert "flan-t5-xl/model-00001-of-00002.safetensors" not in hub.menu(
         "mar", ["flan-t5-xl/model-00001-of-00002.safetensors"]

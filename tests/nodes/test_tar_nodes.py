@@ -217,9 +217,9 @@ def test_menus_show_what_is_here_and_stay_valid(folder):
     assert "tar" in menu["options"] and menu["default"] == "demo-tar"
     assert any(text.startswith("tar-1.5b (download") for text in menu["options"])
     menu = {i.id: i.about for i in loaders.LoadTarDetokenizer.define_schema().inputs}["checkpoint"]
-    assert menu["default"].startswith("demo-dtok") and "ar-dtok-512 (download)" in menu["options"]
+    assert menu["default"].startswith("demo-dtok") and "ar-dtok-512 (download, not pinned)" in menu["options"]
     menu = {i.id: i.about for i in conditioning.ImageToCodes.define_schema().inputs}["ta_tok"]
-    assert menu["default"] == "demo-ta-tok" and "ta-tok (download)" in menu["options"]
+    assert menu["default"] == "demo-ta-tok" and "ta-tok (download, not pinned)" in menu["options"]
     valid = loaders.LoadTar.validate_inputs
     assert valid("tar-1.5b (download 3.29 GB)") is True and valid("ta-tok") == "ta-tok is a ta_tok; choose it as ta_tok"
     valid = loaders.LoadTarDetokenizer.validate_inputs

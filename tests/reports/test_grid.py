@@ -195,3 +195,38 @@ def test_an_old_pillow_draws_with_its_one_small_font(monkeypatch):
         assert maps.shape[2] == 64
     finally:
         drawing.font.cache_clear()
+
+
+# ------------------------------------------------------------------------------------------------ bounds
+
+
+@pytest.mark.parametrize("shape", [(300, 2), (3000, 2), (2, 3000), (100_000, 1), (1, 100_000), (5000, 5000)])
+def test_elongated_and_large_pictures_are_fitted(shape) -> None:
+    out = p.compare_grid([flat(RED, 1, *shape), flat(BLUE)], ["a", "b"], [None, None])
+    assert max(out.shape[:2]) <= drawing.LONGEST_SIDE and (out == np.array(BLUE)).all(-1).any()
+    high, low, left, right = where(out, RED)
+    height, width = high - low, left - right
+    assert max(abs(height), abs(width)) <= 4096
+    if shape[0] == 300:  # both sides by the same integer
+        assert abs(height) == 4 * 300 and abs(width) == 4 * 2
+
+
+@pytest.mark.parametrize(("cells", "columns"), [(60, 60), (30, 1), (60, 0)])
+def test_many_cells_are_reduced_to_fit(cells: int, columns: int) -> None:
+    pictures = [flat((i, 255 - i, 7)) for i in range(cells)]
+    out = p.compare_grid(pictures, ["x"] * cells, [None] * cells, columns)
+    assert max(out.shape[:2]) <= drawing.LONGEST_SIDE
+    found = {tuple(c) for c in np.unique(out.reshape(-1, 3), axis=0).tolist()}
+    assert sum((i, 255 - i, 7) in found for i in range(cells)) == cells
+
+
+def test_more_cells_than_a_sheet_holds() -> None:
+    with pytest.raises(UserError, match="^pictures: 300 cells do not fit into one sheet; compare fewer at a time"):
+        p.compare_grid([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1)
+
+
+@pytest.mark.parametrize("text", ["x" * 1_000_000, "x " * 500_000, "\u200b" * 100_000])
+def test_endless_labels_are_shortened(text: str) -> None:
+    out = p.compare_grid([flat(RED)], [text], [None], title=text)
+    assert out.shape[1] < 1000
+    assert drawing.shorten(text, 15, 200).endswith("...") and len(drawing.shorten(text, 15, 200)) <= 1003

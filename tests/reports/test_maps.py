@@ -234,3 +234,13 @@ def test_expanded_is_redones_colour():
 def test_a_report_without_islands_says_so():
     with pytest.raises(UserError, match="no map for 'islands'; its maps: outcome"):
         p.token_map(mapped(outcome=np.zeros((1, 2, 2), np.uint8)), "islands")
+
+
+def test_elongated_and_large_maps_are_bounded() -> None:
+    tall = p.token_map(mapped(step=np.zeros((1, 900, 1), np.int32)), "step", size=64)
+    assert tall.shape[1] <= 4096 + 100 and tall.shape[2] == 64
+    assert p.token_map(mapped(step=np.zeros((1, 1, 900), np.int32)), "step", size=64).shape[1] < 100
+    with pytest.raises(UserError, match="^size: 5000 is outside 64 to 4096 pixels"):
+        p.token_map(mapped(step=np.zeros((1, 2, 2), np.int32)), "step", size=5000)
+    with pytest.raises(UserError, match="^size: 64 maps of 4096x4096 pixels exceed 256 MB; choose a smaller size"):
+        p.token_map(mapped(step=np.zeros((64, 2, 2), np.int32)), "step", size=4096)

@@ -1,0 +1,345 @@
+"""Small hostile files. Each function writes one into a folder, returns its path, and its docstring states what it tries."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tar_files
+import torch
+from fastar_nodes.model_loaders import archive
+from safetensors.torch import save_file
+
+# Attack, the loader that reads it, and a word of the refusal.
+ATTACKS: list[tuple[Callable[[Path], Path], str, str]] = []
+
+
+def attack(loader: str, words: str) -> Callable[[Callable[[Path], Path]], Callable[[Path], Path]]:
+    """Register an attack on a loader ("mar", "llamagen", "kl", "vq", "upsampler", "tar" or "t5")."""
+
+    def add(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+        ATTACKS.append((make, loader, words))
+        return make
+
+    return add
+
+
+def archive_with(path: Path, pickled: bytes, compression: int = zipfile.ZIP_STORED, **records: bytes) -> Path:
+    """A zip file in the layout of torch.save."""
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr("archive/data.pkl", pickled)
+        file.writestr("archive/version", "3\n")
+        for name, content in records.items():
+            file.writestr(f"archive/data/{name}", content)
+    return path
+
+
+def header(path: Path, entries: dict[str, Any], body: bytes = b"", text: str = "") -> Path:
+    """A safetensors file with this header."""
+    data = (text or json.dumps(entries)).encode()
+    path.write_bytes(len(data).to_bytes(8, "little") + data + body)
+    return path
+
+
+def storage(key: str, count: int) -> bytes:
+    """Opcodes that push a float storage of ``count`` elements."""
+    size = count.to_bytes(4, "little")
+    return b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\0" + key.encode() + b"X\x03\0\0\0cpuJ" + size + b"tQ"
+
+
+def tensor(key: str, count: int, shape: int) -> bytes:
+    """Opcodes that push a tensor over such a storage."""
+    size = shape.to_bytes(4, "little")
+    return (
+        b"ctorch._utils\n_rebuild_tensor_v2\n("
+        + storage(key, count)
+        + b"K\0J"
+        + size
+        + b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ pickles
+
+
+@attack("mar", "compressed archive")
+def zip_bomb(folder: Path) -> Path:
+    """100 MB of zeros in 100 kB: a compressed record, which torch would inflate into memory."""
+    return archive_with(folder / "x.pt", b"\x80\x02}.", zipfile.ZIP_DEFLATED, **{"0": bytes(100_000_000)})
+
+
+@attack("mar", "bytearray")
+def bytearray_of_gigabytes(folder: Path) -> Path:
+    """100 bytes that allocate 2 GB: bytearray(n), which torch's weights-only unpickler calls."""
+    return archive_with(folder / "x.pt", b"\x80\x02}X\x01\0\0\0acbuiltins\nbytearray\nJ\0\0\0\x7f\x85Rs.")
+
+
+@attack("mar", "torch.Tensor")
+def tensor_of_gigabytes(folder: Path) -> Path:
+    """torch.Tensor(n) allocates 8 GB, by its class instead of a storage."""
+    return archive_with(folder / "x.pt", b"\x80\x02}X\x01\0\0\0actorch\nTensor\nJ\0\0\0\x7f\x85Rs.")
+
+
+@attack("mar", "_codecs.encode")
+def doubling_codec(folder: Path) -> Path:
+    """Thirty times _codecs.encode(x, "hex"): each doubles the length, to gigabytes."""
+    body = b"\x80\x02}X\x01\0\0\0a(U\x08xxxxxxxxq\0"
+    body += b"c_codecs\nencode\nh\0X\x03\0\0\0hex\x86Rq\0" * 30
+    return archive_with(folder / "x.pt", body + b"ts.")
+
+
+@attack("mar", "nested values")
+def hash_of_doubled_tuples(folder: Path) -> Path:
+    """A dictionary key of forty tuples, each holding the previous twice: its hash takes 2^40 steps."""
+    return archive_with(folder / "x.pt", b"\x80\x02})q\0" + b"h\0h\0\x86q\0" * 40 + b"Ns.")
+
+
+@attack("mar", "nested values")
+def deep_tuples(folder: Path) -> Path:
+    """A hundred thousand nested tuples as a key, whose hash overflows the stack of the process."""
+    return archive_with(folder / "x.pt", b"\x80\x02})" + b"\x85" * 100_000 + b"Ns.")
+
+
+@attack("mar", "nested values")
+def many_marks(folder: Path) -> Path:
+    """Five million open marks."""
+    return archive_with(folder / "x.pt", b"\x80\x02" + b"(" * 5_000_000 + b".")
+
+
+@attack("mar", "more steps than the limit")
+def million_lists(folder: Path) -> Path:
+    """Ten million empty sets, 216 bytes each, in 10 MB."""
+    return archive_with(folder / "x.pt", b"\x80\x02" + b"\x8f" * 10_000_000 + b".")
+
+
+@attack("mar", "more steps than the limit")
+def copies_of_a_dictionary(folder: Path) -> Path:
+    """OrderedDict(x) of a dictionary with 20,000 entries, 5,000 times."""
+    entries = b"".join(b"J" + i.to_bytes(4, "little") + b"N" for i in range(20_000))
+    body = b"\x80\x02}q\0(" + entries + b"u](" + b"ccollections\nOrderedDict\nh\0\x85R" * 5_000 + b"e."
+    return archive_with(folder / "x.pt", body)
+
+
+@attack("mar", "claims more weights")
+def storage_larger_than_its_record(folder: Path) -> Path:
+    """A storage of 2^31 elements whose record has four bytes."""
+    return archive_with(
+        folder / "x.pt", b"\x80\x02}X\x01\0\0\0a" + tensor("0", 2**31 - 1, 1) + b"s.", **{"0": bytes(4)}
+    )
+
+
+@attack("mar", "claims more weights")
+def tensor_larger_than_its_storage(folder: Path) -> Path:
+    """A tensor of 2^31 elements over a storage of one, which torch enlarges to fit."""
+    return archive_with(
+        folder / "x.safetensors", b"\x80\x02}X\x01\0\0\0a" + tensor("0", 1, 2**31 - 1) + b"s.", **{"0": bytes(4)}
+    )
+
+
+@attack("mar", "claims more weights")
+def legacy_storage_of_gigabytes(folder: Path) -> Path:
+    """The old format allocates a storage before it reads it: 8 GB for 200 bytes."""
+    path = folder / "x.pth"
+    path.write_bytes(
+        archive.LEGACY
+        + b"\x80\x02M\xe9\x03."
+        + pickle.dumps({"little_endian": True}, 2)
+        + b"\x80\x02}X\x01\0\0\0a"
+        + tensor("0", 2**31 - 1, 2**31 - 1)
+        + b"s."
+        + pickle.dumps(["0"], 2)
+    )
+    return path
+
+
+@attack("mar", "claims more weights")
+def expanded_tensor(folder: Path) -> Path:
+    """Strides of zero: one element as a terabyte."""
+    torch.save({"a": torch.ones(1).expand(10**6, 10**6)}, folder / "x.pt")
+    return folder / "x.pt"
+
+
+@attack("mar", "damaged")
+def two_directories(folder: Path) -> Path:
+    """A second zip directory behind the first, so that two readers see different records."""
+    path = archive_with(folder / "x.pt", b"\x80\x02}.")
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data.pkl", bytes(10**6))
+    path.write_bytes(path.read_bytes() + other.getvalue())
+    return path
+
+
+# ------------------------------------------------------------------------------------------------ safetensors
+
+
+def empty_blocks(path: Path, name: str, count: int, others: dict[str, Any]) -> Path:
+    """``count`` empty tensors named like blocks."""
+    at = max((entry["data_offsets"][1] for entry in others.values()), default=0)
+    blocks = {name.format(i): {"dtype": "F32", "shape": [0], "data_offsets": [at, at]} for i in range(count)}
+    return header(path, {**others, **blocks}, bytes(at))
+
+
+@attack("mar", "empty or too large")
+def blocks_of_nothing(folder: Path) -> Path:
+    """20,000 empty tensors named like the blocks of a MAR; building that many blocks takes a minute."""
+    return empty_blocks(folder / "x.safetensors", "encoder_blocks.{}.x", 20_000, {})
+
+
+def small_blocks(path: Path, name: str, numbers: range | list[int], source: Path) -> Path:
+    """A valid file with further tensors of one number, named like blocks."""
+    from safetensors.torch import load_file
+
+    state = load_file(source)
+    save_file(state | {name.format(i): torch.ones(1) for i in numbers}, path, metadata={"heads": "2", "grid": "4"})
+    return path
+
+
+def many_blocks(loader: str, name: str) -> None:
+    def make(folder: Path) -> Path:
+        return small_blocks(
+            folder / "x.safetensors", name, range(3, 20_000), folder / "seeds" / f"{loader}.safetensors"
+        )
+
+    make.__name__ = f"many_blocks_of_{loader}"
+    make.__doc__ = f"20,000 tensors of one number named {name}, each of which would become a block of the network."
+    attack(loader, "block")(make)
+
+
+for _loader, _name in (
+    ("mar", "encoder_blocks.{}.x"),
+    ("gpt", "layers.{}.x"),
+    ("kl", "encoder.down.{}.block.0.conv1.weight"),
+    ("vq", "encoder.conv_blocks.0.res.{}.conv1.weight"),
+    ("up", "blocks.{}.x"),
+    ("ta_tok", "encoder.encoder.layers.{}.x"),
+    ("dtok", "layers.{}.x"),
+):
+    many_blocks(_loader, _name)
+
+
+@attack("mar", "not numbered 0 to")
+def blocks_with_words(folder: Path) -> Path:
+    """Blocks that are numbered by words, which a count of distinct names accepts."""
+    return small_blocks(
+        folder / "x.safetensors", "encoder_blocks.x{}.y", range(400), folder / "seeds" / "mar.safetensors"
+    )
+
+
+@attack("kl", "empty or too large")
+def axes_of_2_to_60(folder: Path) -> Path:
+    """An axis of 2^60 beside one of 0: no bytes, and an overflow where sizes are multiplied."""
+    entry = {"dtype": "F32", "shape": [2**60, 0], "data_offsets": [0, 0]}
+    names = ("encoder.conv_in.weight", "post_quant_conv.weight", "decoder.conv_in.weight")
+    return header(folder / "x.safetensors", dict.fromkeys(names, entry))
+
+
+@attack("mar", "more than the limit of 100000")
+def million_tensors(folder: Path) -> Path:
+    """120,000 tensors in 8 MB of header, each of which becomes an object."""
+    entry = {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}
+    return header(folder / "x.safetensors", {str(i): entry for i in range(120_000)}, bytes(4))
+
+
+@attack("mar", "no weight file")
+def header_of_90_megabytes(folder: Path) -> Path:
+    """A header of 90 MB, several times that when parsed."""
+    return header(folder / "x.safetensors", {}, text='{"__metadata__": {"name": "' + "x" * 90_000_000 + '"}}')
+
+
+# ------------------------------------------------------------------------------------------------ folders
+
+
+def tar(folder: Path, **files: str) -> Path:
+    """Tar's model folder with these files replaced; "__" stands for a dot."""
+    path = tar_files.language_model(folder / "tar")
+    for name, text in files.items():
+        (path / name.replace("__", ".")).write_text(text)
+    return path
+
+
+def config(**changes: str) -> str:
+    """Tar's config.json with values replaced by raw JSON."""
+    text = {k: json.dumps(v) for k, v in {**tar_files.CONFIG, **tar_files.IDS}.items()} | changes
+    return "{" + ", ".join(f'"{k}": {v}' for k, v in text.items()) + "}"
+
+
+@attack("tar", "a number of 400 digits")
+def integer_of_400_digits(folder: Path) -> Path:
+    """An integer that overflows a float when it is compared with its limits."""
+    return tar(folder, config__json=config(rope_theta="9" * 400))
+
+
+@attack("tar", "Infinity")
+def infinity_in_the_configuration(folder: Path) -> Path:
+    """Infinity, which Python's JSON parser accepts and no comparison with an upper limit of a float refuses as a type."""
+    return tar(folder, config__json=config(rms_norm_eps="Infinity"))
+
+
+@attack("tar", "NaN")
+def nan_in_the_vocabulary(folder: Path) -> Path:
+    """NaN as a token id."""
+    words = json.dumps(tar_files.words()).replace('"red": 2', '"red": NaN')
+    return tar(folder, tokenizer__json=words)
+
+
+@attack("tar", "-15 is no token id")
+def negative_token_id(folder: Path) -> Path:
+    """A special token with a negative id, which reads another row of the embedding."""
+    added = {**tar_files.ADDED, "<im_start>": -15}
+    return tar(folder, config__json=json.dumps(tar_files.CONFIG), tokenizer__json=json.dumps(tar_files.words(added)))
+
+
+@attack("tar", "normalizer that no official tokenizer has")
+def exploding_normalizer(folder: Path) -> Path:
+    """Eight replacements of a by ten a: a prompt becomes gigabytes when it is encoded."""
+    grow = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+    words = tar_files.words(normalizer={"type": "Sequence", "normalizers": [grow] * 8})
+    return tar(folder, tokenizer__json=json.dumps(words))
+
+
+@attack("tar", "pre_tokenizer that no official tokenizer has")
+def backtracking_pattern(folder: Path) -> Path:
+    """A pattern that takes exponential time on a prompt."""
+    split = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+    return tar(folder, tokenizer__json=json.dumps(tar_files.words(pre_tokenizer=split)))
+
+
+@attack("t5", "normalizer that no official tokenizer has")
+def exploding_normalizer_of_t5(folder: Path) -> Path:
+    """The same in a text encoder."""
+    path = folder / "seeds" / "t5"
+    spec = json.loads((path / "tokenizer.json").read_text())
+    grow = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+    spec["normalizer"] = {"type": "Sequence", "normalizers": [grow] * 8}
+    (path / "tokenizer.json").write_text(json.dumps(spec))
+    return path
+
+
+@attack("t5", "refers to another file")
+def tokenizer_in_another_file(folder: Path) -> Path:
+    """A tokenizer_config.json that names another tokenizer file than the one that is checked."""
+    path = folder / "seeds" / "t5"
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_file": str(path / "other.json")}))
+    return path
+
+
+@attack("tar", "link out of that folder")
+def link_to_a_secret(folder: Path) -> Path:
+    """A config.json that is a link to a file outside the folder."""
+    path = tar(folder)
+    (folder / "secret.json").write_text("{}")
+    (path / "config.json").unlink()
+    (path / "config.json").symlink_to(folder / "secret.json")
+    return path
+
+
+@attack("tar", "config.json")
+def deep_json(folder: Path) -> Path:
+    """A hundred thousand nested lists, which overflow the stack of a recursive parser."""
+    return tar(folder, config__json="[" * 100_000)

@@ -1,0 +1,130 @@
+"""Small valid files of every kind that a loader reads, as starting points of mutations."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tar_files
+import torch
+from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
+from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
+from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
+from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from fastar_nodes.model_loaders.text import load_text_encoder
+from fastar_nodes.model_loaders.upsampler import load_upsampler
+from qwen_reference import tiny_qwen
+from safetensors.torch import save_file
+
+PROMPT = "A red boat, caf\u00e9 \U0001f319"
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A valid file or folder, and what loads it.
+
+    Attributes:
+        path: the file or folder.
+        load: loads a path of this kind and uses it as far as untrusted content matters.
+    """
+
+    path: Path
+    load: Callable[[Path], object]
+
+
+def weights(net: torch.nn.Module) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return {k: torch.randn(t.shape, generator=g) * 0.1 for k, t in net.state_dict().items()}
+
+
+def build(folder: Path) -> list[Seed]:
+    """Write every kind of file into ``folder``."""
+    out = []
+
+    def add(name: str, load: Callable[[Path], object], state: dict, /, **metadata: str) -> None:
+        save_file(state, folder / f"{name}.safetensors", metadata=metadata)
+        torch.save({"model": state, "epoch": 3, "args": argparse.Namespace(lr=1e-4)}, folder / f"{name}.pt")
+        torch.save({"model_ema": state}, folder / f"{name}.pth", _use_new_zipfile_serialization=False)
+        out.extend(Seed(folder / f"{name}.{suffix}", load) for suffix in ("safetensors", "pt", "pth"))
+
+    mar = MARConfig(
+        dim=16, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=4, channels=4, classes=3, head_depth=1,
+        head_width=8,
+    )  # fmt: skip
+    add("mar", lambda p: load_mar(p, heads=None if p.suffix == ".safetensors" else 2), weights(MAR(mar)), heads="2")
+    kl = KLConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=4, encoder_attention=frozenset({1}), groups=32)
+    add("kl", load_kl, weights(KLAutoencoder(kl)))
+    gpt = GPTConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10)
+    add("gpt", lambda p: load_llamagen(p, grid=4, heads=2), weights(GPT(gpt)), grid="4", heads="2", name="tiny")
+    vq = VQConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=8, codes=24, code_channels=4, groups=32)
+    add("vq", load_vq, weights(VQAutoencoder(vq)), groups="32")
+    add("up", load_upsampler, weights(UpSampler(UpSamplerConfig(4, 8, 2))))
+    add("dtok", lambda p: load_detokenizer(p, grid=4, heads=2), tar_files.detokenizer_state(), heads="2", grid="4")
+    ta_tok = replace(tar_files.TA_TOK, width=192, input_size=15)  # head counts as in the official sizes
+    add("ta_tok", load_ta_tok, tar_files.tiny_ta_tok(ta_tok).state_dict(), encoder_heads="3")
+
+    single = folder / "single"
+    single.mkdir()
+    settings = json.dumps({**tar_files.CONFIG, **tar_files.IDS})
+    save_file(
+        tiny_qwen().state_dict(),
+        single / "tar.safetensors",
+        metadata={"config": settings, "tokenizer": json.dumps(tar_files.words())},
+    )
+    out.append(Seed(single / "tar.safetensors", use_tar))
+    out.append(Seed(tar_files.language_model(folder / "words"), use_tar))
+    merged = tar_files.language_model(folder / "merges", {**tar_files.CONFIG, **tar_files.IDS})
+    (merged / "tokenizer.json").unlink()
+    write_merges(merged)
+    out.append(Seed(merged, use_tar))
+    out.append(Seed(write_t5(folder / "t5"), use_t5))
+    return out
+
+
+def write_merges(folder: Path) -> None:
+    """A byte-pair tokenizer in Qwen's three files, with ids below the 40 rows of the tiny language model."""
+    signs = [chr(n) for n in (*range(33, 127), *range(161, 173), *range(174, 256))]
+    signs += [chr(256 + i) for i in range(256 - len(signs))]
+    (folder / "vocab.json").write_text(json.dumps({sign: i % 14 for i, sign in enumerate(signs)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "added_tokens.json").write_text(json.dumps(tar_files.ADDED))
+
+
+def write_t5(folder: Path) -> Path:
+    """A tiny T5 encoder with a tokenizer of six words."""
+    import tokenizers
+    import transformers
+
+    folder.mkdir()
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=120, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=3, feed_forward_proj="gated-gelu"
+    )
+    state = transformers.T5EncoderModel(config).state_dict()
+    save_file(
+        {k: v.contiguous() for k, v in state.items() if not k.endswith("embed_tokens.weight")},
+        folder / "model.safetensors",
+    )
+    words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat"]
+    made = tokenizers.Tokenizer(tokenizers.models.Unigram([(w, -float(i)) for i, w in enumerate(words)], unk_id=2))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer"}))
+    return folder
+
+
+def use_tar(path: Path) -> None:
+    model = load_tar(path)
+    model.prompt(PROMPT, 0)
+
+
+def use_t5(path: Path) -> None:
+    load_text_encoder(path).encode([PROMPT])

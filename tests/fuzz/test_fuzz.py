@@ -1,0 +1,16 @@
+"""300 mutated files of every kind: each loads or is refused in one sentence, and nothing in it is executed."""
+
+import pytest
+
+pytest.importorskip("transformers", reason="the fuzzer also mutates text encoders")
+budget = pytest.importorskip("budget")
+if not budget.available():
+    pytest.skip("needs fork and /proc", allow_module_level=True)
+
+from fuzzer import fuzz  # noqa: E402
+
+
+def test_mutated_files() -> None:
+    tally = fuzz(range(300))
+    assert not tally.problems and not tally.executed, tally.problems
+    assert sum(tally.kinds.values()) == 300 and tally.kinds["refused"] > 150
