@@ -140,6 +140,7 @@ TABLES: dict[str, Table] = {
         (
             Row("MAR", "mar", {}),
             *(Row(f"RG-{v:g}", "fasthybrid", {**_K, "threshold": v}) for v in (0.9, 0.95, 0.99)),
+            Row("RG-0.95, lookahead_start 8", "fasthybrid", {**_K, "threshold": 0.95, "lookahead_start": 8}),
             *(Row(f"RG-{v:g} + LazyMAR", "fasthybrid+lazymar", {**_K, "threshold": v, **_LAZY}) for v in (0.95, 0.99)),
         ),
     ),
