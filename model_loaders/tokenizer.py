@@ -176,7 +176,7 @@ def check_components(spec: Mapping[str, Any], allowed: Mapping[str, Any], where:
         UserError: it has another component, or one with other arguments.
     """
     for place, types in allowed.items():
-        parts = [spec.get(place)]
+        parts: Any = [spec.get(place)]
         if _kind(parts[0]) == "Sequence":
             parts = parts[0].get("normalizers") or parts[0].get("pretokenizers") or []
         if not isinstance(parts, list) or len(parts) > 8:
