@@ -172,7 +172,7 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
         self.work, self.claimed = 0, 0
-        self.seen: set[object] = set()
+        self.seen: dict[object, int] = {}
 
     def run(self) -> None:
         """Simulate up to the end of the next pickle.
@@ -309,19 +309,19 @@ class _Machine:
 
     def storage(self, pid: Any) -> _Node:
         """BINPERSID: the storage (b"storage", type, key, device, elements, ...)."""
-        parts = pid.value if isinstance(pid, _Node) and pid.kind == "tuple" else ()
+        parts: Any = pid.value if isinstance(pid, _Node) and pid.kind == "tuple" else ()
         if len(parts) >= 5 and isinstance(parts[4], int):
             kind = (_global(parts[1]) or "").rsplit(" ")[-1]
             size = parts[4] * _ITEM_SIZES.get(kind, 1)
             key = parts[2].decode("utf-8", "replace") if isinstance(parts[2], bytes) else parts[2]
             if self.storages is not None:
                 limit = self.storages.get(str(key), 0)
-            elif key in self.seen:
-                limit = size
+            elif key in self.seen:  # torch takes the first
+                limit = self.seen[key]
             else:
                 limit = self.budget - self.claimed
                 self.claimed += max(size, 0)
-                self.seen.add(key)
+                self.seen[key] = size
             if not 0 <= size <= limit:
                 raise Refused("claims more weights than it holds bytes")
             return _Node("storage", parts[4])

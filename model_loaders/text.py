@@ -182,7 +182,8 @@ def _tokenizer(t5: Any, folder: Path) -> Any:
         if path.is_file() and member(path, FIELD).stat().st_size > MAX_JSON_BYTES:
             raise UserError(f"{FIELD}: {name} in {folder} is too large; get the file again")
     settings = read_json(folder / "tokenizer_config.json", FIELD)
-    if any(name.endswith("_file") and value for name, value in settings.items()):
+    # The official file has an unused special_tokens_map_file.
+    if any(settings.get(name) for name in ("tokenizer_file", "vocab_file")):
         raise UserError(
             f"{FIELD}: tokenizer_config.json in {folder} refers to another file; put the one of google/flan-t5-xl there"
         )

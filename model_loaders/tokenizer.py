@@ -25,6 +25,7 @@ from .folders import MAX_JSON_BYTES, member, parse_json, read_json
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_LONGEST_CHARSMAP = 500_000  # T5's has 320,000; it may map one character to as much
 _PROBE = "A small red boat, 2 cats & 1 moon: caf\u00e9 \u6708 \U0001f319.\n"
 # Components of Qwen2's tokenizer and of simpler ones.
 _TAR_COMPONENTS: dict[str, dict[str | None, dict[str, Any]]] = {
@@ -175,7 +176,7 @@ def check_components(spec: Mapping[str, Any], allowed: Mapping[str, Any], where:
         UserError: it has another component, or one with other arguments.
     """
     for place, types in allowed.items():
-        parts = [spec.get(place)]
+        parts: Any = [spec.get(place)]
         if _kind(parts[0]) == "Sequence":
             parts = parts[0].get("normalizers") or parts[0].get("pretokenizers") or []
         if not isinstance(parts, list) or len(parts) > 8:
@@ -184,6 +185,8 @@ def check_components(spec: Mapping[str, Any], allowed: Mapping[str, Any], where:
             )
         for part in parts:
             kind = _kind(part)
+            if place == "model" and isinstance(part, dict) and "type" not in part:  # as the library reads old files
+                kind = "Unigram" if isinstance(part.get("vocab"), list) else "BPE"
             if part is None and None in types:
                 continue
             if not isinstance(kind, str) or kind not in types or not _accepted(part, types[kind]):
@@ -197,6 +200,8 @@ def _accepted(part: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
     """Whether every argument of a component is unset, false, or accepted (``...`` accepts every value)."""
     for name, value in part.items():
         accepted = arguments.get(name, ())
+        if name == "precompiled_charsmap" and isinstance(value, str) and len(value) > _LONGEST_CHARSMAP:
+            return False
         if name != "type" and accepted is not ... and value not in (None, False, "", *accepted):
             return False
     return True

@@ -158,6 +158,26 @@ def legacy_storage_of_gigabytes(folder: Path) -> Path:
 
 
 @attack("mar", "claims more weights")
+def legacy_storage_that_grows(folder: Path) -> Path:
+    """A storage first of one element, then under the same key of 2^31: torch takes the first, and enlarges it."""
+    path = folder / "x.pth"
+    path.write_bytes(
+        archive.LEGACY
+        + b"\x80\x02M\xe9\x03."
+        + pickle.dumps({"little_endian": True}, 2)
+        + b"\x80\x02}(X\x01\0\0\0a"
+        + tensor("0", 1, 1)
+        + b"X\x01\0\0\0b"
+        + tensor("0", 2**31 - 1, 2**31 - 1)
+        + b"u."
+        + pickle.dumps(["0"], 2)
+        + (1).to_bytes(8, "little")
+        + bytes(4)
+    )
+    return path
+
+
+@attack("mar", "claims more weights")
 def expanded_tensor(folder: Path) -> Path:
     """Strides of zero: one element as a terabyte."""
     torch.save({"a": torch.ones(1).expand(10**6, 10**6)}, folder / "x.pt")

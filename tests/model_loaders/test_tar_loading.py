@@ -46,7 +46,7 @@ def refused(load, path: Path, pattern: str, **options) -> str:
     text = str(error.value)
     assert (
         "\n" not in text
-        and len(text) < 1200
+        and len(text) <= 400
         and text.split(":")[0] in ("checkpoint", "ta_tok", "decoder", "grid", "dtype", "text")
     )
     return text
@@ -234,13 +234,13 @@ def test_official_ids_by_arithmetic(folder: Path) -> None:
         ({"hidden_size": 25}, "hidden_size = 25 in its configuration, and weights of 24"),
         ({"num_hidden_layers": 3}, "num_hidden_layers = 3"),
         ({"rms_norm_eps": "tiny"}, "rms_norm_eps = tiny"),
-        ({"rope_theta": float("inf")}, "rope_theta = inf"),
+        ({"rope_theta": float("inf")}, "config.json in .* holds the number Infinity"),
         ({"max_position_embeddings": [1]}, "max_position_embeddings"),
     ],
 )
 def test_configurations_that_make_no_sense(folder: Path, change: dict, words_: str) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, **IDS, **change}))
-    refused(load_tar, folder, f"^checkpoint: Tar-tiny .*{words_}")
+    refused(load_tar, folder, f"^checkpoint: (Tar-tiny .*)?{words_}")
 
 
 # ---------------------------------------------------------------------------------------------------- tokenizers
