@@ -104,12 +104,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ops", action="store_true", help="also count operations, and the least time for them on this CPU"
     )
-    parser.add_argument(
-        "--matmul",
-        choices=[matmul.MEASURED, *matmul.METHODS],
-        default=matmul.MEASURED,
-        help="matrix products on a CPU: chosen by measurement (default), or always one method",
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table (Markdown)")
 

@@ -1,0 +1,134 @@
+"""bench --against and --ops, with checkouts written for the tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+
+import pytest
+import torch
+from fastar_nodes.cli import bench, bench_references
+from fastar_nodes.cli.bench_work import Speed, Work, counted
+
+# A checkout in LlamaGen's layout whose network is ours; the cache is not used.
+GPT_MODULE = """
+from dataclasses import dataclass
+from torch import nn
+from fastar_nodes.cli.bench import official_gpt
+from fastar_nodes.model_loaders.networks.gpt import GPT
+
+@dataclass
+class ModelArgs:
+    dim: int
+    n_layer: int
+    n_head: int
+    vocab_size: int
+    num_classes: int
+    block_size: int
+
+class Transformer(GPT):
+    def __init__(self, args):
+        super().__init__(official_gpt("tiny"))
+"""
+GENERATE_MODULE = """
+import torch
+import tqdm
+from timm.models.vision_transformer import Block
+
+def generate(model, labels, count, cfg_scale, sample_logits):
+    assert not sample_logits and list(tqdm.tqdm([1])) == [1] and Block(8, 2)(torch.zeros(1, 3, 8)).shape == (1, 3, 8)
+    labels = labels.cuda()  # without effect
+    tokens = torch.zeros(len(labels), 0, dtype=torch.int64)
+    side = int(count**0.5)
+    for i in range(count):
+        halves = []
+        for condition in (labels, torch.full_like(labels, model.config.condition_size)):
+            x = torch.cat([model.prefix(condition), model.embed(tokens)], 1)
+            halves.append(model(x, torch.arange(-1, i), model.positions(side, 1))[:, -1])
+        cond, null = halves
+        tokens = torch.cat([tokens, (null + cfg_scale * (cond - null)).argmax(-1, keepdim=True)], 1)
+    return tokens
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """Gives the folder of a checkout; LlamaGen-B is tiny."""
+    monkeypatch.setitem(bench.TOKEN_SIZES, "tiny", (16, 1, 2, 4))
+    monkeypatch.setitem(bench.TOKEN_SIZES, "LlamaGen-B", (16, 1, 2, 4))
+    folder = tmp_path / "autoregressive" / "models"
+    folder.mkdir(parents=True)
+    (folder / "gpt.py").write_text(textwrap.dedent(GPT_MODULE), encoding="utf-8")
+    (folder / "generate.py").write_text(textwrap.dedent(GENERATE_MODULE), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_reference_is_timed_and_compared(cli, checkout, tmp_path):
+    before, path = set(sys.modules), list(sys.path)
+    numbers = tmp_path / "out.json"
+    done = cli("bench", "--against", checkout, "--batch", "1,2", "--repeats", "2", "--device", "cpu", "--json", numbers)
+    assert done.code == 0, done
+    assert "| LlamaGen-B, 4 x 4, batch 2 |" in done.out and done.out.count("| yes |") == 2
+    first, second = json.loads(numbers.read_text(encoding="utf-8"))["against"]
+    assert first["difference"] == second["difference"] == 0
+    assert len(first["ours"]) == len(first["reference"]) == 2 and first["ratio"] > 0 and first["floor"] > 0
+    assert first["operations"] > 16 and first["waits"] == 0
+    local = {n for n in set(sys.modules) - before if n.split(".")[0] in ("autoregressive", "timm", "tqdm", "scipy")}
+    assert not local and sys.path == path, "the checkout's modules are forgotten"
+
+
+def test_results_that_differ_are_no_comparison(cli, sentence, checkout):
+    file = checkout / "autoregressive" / "models" / "generate.py"
+    file.write_text(file.read_text(encoding="utf-8").replace("return tokens", "return tokens + 1"), encoding="utf-8")
+    message = sentence(cli("bench", "--against", checkout, "--repeats", "1", "--device", "cpu"))
+    assert "differ" in message and "LlamaGen-B" in message
+
+
+def test_a_checkout_that_cannot_be_used_is_named(cli, sentence, checkout, tmp_path):
+    assert "no checkout of MAR" in sentence(cli("bench", "--against", tmp_path / "nowhere", "--device", "cpu"))
+    assert "no size MAR-B" in sentence(cli("bench", "--against", checkout, "--random", "MAR-B", "--device", "cpu"))
+    assert "leave --samplers out" in sentence(
+        cli("bench", "--against", checkout, "--samplers", "mar", "--device", "cpu")
+    )
+    assert "--against" in sentence(cli("bench", "--random", "AR-DTok-B", "--device", "cpu"))
+    (checkout / "autoregressive" / "models" / "gpt.py").write_text("import no_such_module", encoding="utf-8")
+    assert "no_such_module" in sentence(cli("bench", "--against", checkout, "--device", "cpu"))
+    (tmp_path / "spec_decode").mkdir()
+    assert "CSpD" in sentence(cli("bench", "--against", tmp_path, "--device", "cpu"))
+
+
+def test_checkouts_are_recognised(tmp_path):
+    files = {
+        "mar": "models/mar.py",
+        "lazymar": "models/mar_cache.py",
+        "zipar": "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py",
+        "tar": "tok/ar_dtok/ar_model.py",
+    }
+    for name, path in files.items():
+        (tmp_path / name / path).parent.mkdir(parents=True)
+        (tmp_path / name / path).touch()
+        inside = "LlamaGen-ZipAR" if name == "zipar" else ""
+        assert bench_references.identify(tmp_path / name) == (name, tmp_path / name / inside)
+
+
+def test_operations_are_counted_without_views():
+    x, w, b = torch.ones(3, 8), torch.ones(5, 8), torch.ones(5)
+    with torch.inference_mode(), counted() as work:
+        y = torch.addmm(b, x.view(3, 8), w.t())
+        (y + 1).sum().item()
+    assert work.operations == 4 and work.waits == 1  # addmm, add, sum, item
+    assert work.products == [(3 * 8 * 5, 4 * (3 * 8 + 8 * 5 + 3 * 5))]
+
+
+def test_the_floor_is_the_larger_of_arithmetic_and_memory():
+    work = Work(0, 0, [(1000, 10), (10, 4000)])
+    assert work.floor(Speed(arithmetic=1000.0, memory=1000.0)) == pytest.approx(2.0 + 4.0)
+
+
+def test_bench_counts_operations(cli, tiny_demo, tmp_path):
+    numbers = tmp_path / "out.json"
+    done = cli("bench", "--samplers", "llamagen", "--repeats", "1", "--ops", "--device", "cpu", "--json", numbers)
+    assert done.code == 0 and "operations" in done.out
+    entry = json.loads(numbers.read_text(encoding="utf-8"))["batches"][0]["runs"][0]
+    assert entry["operations"] > 100 and entry["floor"] > 0
