@@ -197,8 +197,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, module: Linear
     Args:
         module: owner of the weight, which keeps its packed copy; None: without packing.
     """
-    # Subclasses are fake and traced tensors.
-    if not _large(weight) or x.dtype != torch.float32 or type(x) is not Tensor or torch.is_grad_enabled():
+    if not _large(weight) or x.dtype != torch.float32 or torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    if type(x) is not Tensor or torch.compiler.is_compiling():  # fake and traced tensors
         return F.linear(x, weight, bias)
     rows = x.numel() // x.shape[-1]
     if not rows:
