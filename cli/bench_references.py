@@ -48,7 +48,7 @@ class Pair:
     Attributes:
         work: what is drawn, for the table.
         model: our model.
-        ours: draws a batch with the given seed; returns our report's counts.
+        ours: draws a batch with the given seed; returns our report.
         theirs: the same work in the reference implementation.
         compare: the largest difference of the two results, for a run that both do alike; None: not comparable.
         tolerance: the largest difference that counts as equal.

@@ -36,8 +36,8 @@ LARGE_WEIGHT = 1 << 18
 # Row counts that are timed, by the largest count of their class. Beyond the last class products are bound by arithmetic and
 # not by memory: they are one kind, whatever the row length, timed with MANY_ROWS.
 CLASSES, MANY_ROWS = {1: 1, 2: 2, 4: 4, 8: 8, 32: 16}, 128
-# Elements of a weight that are timed, for few rows and for many; timed rounds; CPU seconds of all timings of the process,
-# after which no further one begins.
+# Elements of a weight that are timed, for few rows and for many; timed rounds; seconds of all timings of the process, after
+# which no further one begins.
 PARTS, ROUNDS, BUDGET = (1 << 19, 1 << 18), 2, 0.04
 # Another method than F.linear, and packing, must be this much faster.
 GAIN = 0.93
@@ -143,15 +143,22 @@ def _choose(kind: Kind, weight: Tensor) -> str:
     chosen = _state.chosen.get(kind)
     if chosen is None:
         if _state.spent < BUDGET or not kind.rows:
-            began = time.thread_time()
+            clock = _clock(kind.threads)
+            began = clock()
             chosen = _measure(kind, weight)
-            _state.spent += time.thread_time() - began
+            _state.spent += clock() - began
         else:
             near = [k for k in _state.chosen if bool(k.rows) == bool(kind.rows) and k.threads == kind.threads]
             nearest = min(near, key=lambda k: (abs(k.rows - kind.rows), abs(k.width - kind.width)), default=None)
             chosen = "linear" if nearest is None else _state.chosen[nearest]
         _state.chosen[kind] = chosen
     return chosen
+
+
+def _clock(threads: int) -> Callable[[], float]:
+    """Seconds of this thread, without those of other processes; where they are coarse or there are more threads, wall time."""
+    fine = hasattr(time, "thread_time") and time.get_clock_info("thread_time").resolution < 1e-5
+    return time.thread_time if fine and threads == 1 else time.perf_counter
 
 
 def _measure(kind: Kind, weight: Tensor) -> str:
@@ -166,15 +173,15 @@ def _measure(kind: Kind, weight: Tensor) -> str:
     packed = [_pack(parts[i % len(parts)]) for i in range(ROUNDS)] if "packed" in methods else []
     for method in methods:  # the first call includes the creation of a kernel
         _CALLS[method](x, packed[0] if method == "packed" else parts[0], None)
-    best, turn = dict.fromkeys(methods, float("inf")), 0
+    best, turn, clock = dict.fromkeys(methods, float("inf")), 0, _clock(kind.threads)
     # Packed copies come last, because they are in the caches at first.
     stored = [m for m in methods if m != "packed"]
     for method in [*stored * ROUNDS, *["packed"] * len(packed)]:
         turn += 1
         part = packed[turn % ROUNDS] if method == "packed" else parts[turn % len(parts)]
-        began = time.thread_time()  # without the time of other processes
+        began = clock()
         _CALLS[method](x, part, None)
-        best[method] = min(best[method], time.thread_time() - began)
+        best[method] = min(best[method], clock() - began)
     fastest = min(stored, key=lambda m: best[m] * (GAIN if m == "linear" else 1))
     return "packed" if packed and best["packed"] < GAIN * best[fastest] else fastest
 
@@ -190,8 +197,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, module: Linear
     Args:
         module: owner of the weight, which keeps its packed copy; None: without packing.
     """
-    # Subclasses are fake and traced tensors.
-    if not _large(weight) or x.dtype != torch.float32 or type(x) is not Tensor or torch.is_grad_enabled():
+    if not _large(weight) or x.dtype != torch.float32 or torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    if type(x) is not Tensor or torch.compiler.is_compiling():  # fake and traced tensors
         return F.linear(x, weight, bias)
     rows = x.numel() // x.shape[-1]
     if not rows:

@@ -106,7 +106,7 @@ def test_the_fastest_method_is_chosen(monkeypatch):
     running = [""]
     for name in matmul.METHODS:
         monkeypatch.setitem(matmul._CALLS, name, lambda *a, name=name: running.__setitem__(0, name) or call(*a))
-    monkeypatch.setattr(matmul.time, "thread_time", lambda: now[0])
+    monkeypatch.setattr(matmul, "_clock", lambda threads: lambda: now[0])
     layer, kind = filled(16, 8), matmul.Kind(16, 1, 1)
     assert matmul._measure(kind, layer.weight) == "columns", "packing gains too little"
     cost["packed"] = 1.0
