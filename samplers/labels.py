@@ -78,7 +78,7 @@ def check_labels(text: str, field: str = "labels") -> None:
                 f"{name} ({where})" for where, names in label_sets().items() for name in _closest(_key(word), names)[:2]
             ]
             hint = f"; the closest: {', '.join(close)}" if close else ""
-            problems.append(f"there is no class {word!r}{hint}")
+            problems.append(f"there is no class {_shown(word)}{hint}")
     _refuse(problems, field)
 
 
@@ -88,6 +88,11 @@ def _refuse(problems: list[str], field: str) -> None:
         shown = dict.fromkeys(problems)
         more = f". {len(shown) - _MOST_SHOWN} more are unknown" if len(shown) > _MOST_SHOWN else ""
         raise UserError(f"{field}: {'. '.join(list(shown)[:_MOST_SHOWN])}{more}.")
+
+
+def _shown(word: str) -> str:
+    """A word in quotes, shortened."""
+    return repr(word if len(word) <= 60 else f"{word[:57]}...")
 
 
 def _key(word: str) -> str:
@@ -112,7 +117,7 @@ def _class_id(word: str, names: tuple[str, ...], label_set: str) -> int | str:
             return f"{number} is outside {limit}"
         return number
     if not names:
-        return f"{word!r} is a name, and this model's class names are unknown; give class ids"
+        return f"{_shown(word)} is a name, and this model's class names are unknown; give class ids"
     lower = {name.lower(): i for i, name in enumerate(names)}
     key = _key(word)
     if key in lower:
@@ -121,4 +126,4 @@ def _class_id(word: str, names: tuple[str, ...], label_set: str) -> int | str:
     hint = (
         f"the closest: {', '.join(close)}" if close else f"for example {names[0]}, or an id from 0 to {len(names) - 1}"
     )
-    return f"{label_set} has no class {word!r}; {hint}"
+    return f"{label_set} has no class {_shown(word)}; {hint}"

@@ -20,8 +20,8 @@ from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
 S = TypeVar("S")
 
-AS_SET, EXACT = "as set", "exact"
-NAMES = (AS_SET, EXACT, "balanced", "fast")
+AS_SET, EXACT, BALANCED = "as set", "exact", "balanced"
+NAMES = (AS_SET, EXACT, BALANCED, "fast")
 # Settings that a model's file may recommend. t_max is not among them: its 0 takes the file's value.
 RECOMMENDED = frozenset(
     (
@@ -212,8 +212,15 @@ def combine(
         UserError: no such preset, or a value out of range.
     """
     suited = {k: v for k, v in recommended.items() if k in knobs(kind)}
+    try:
+        make(kind, suited)
+    except UserError as e:
+        raise UserError(f"model: its file recommends a setting that cannot be used ({str(e).rstrip('.')}).") from e
     steps = vars(make(kind, {**suited, **asked})).get("ar_steps", ar_steps or 64)
-    return make(kind, {**suited, **values(kind, preset, demo, width, steps), **asked})
+    chosen = values(kind, preset, demo, width, steps)
+    if preset == BALANCED and "window" in suited:
+        chosen["window"] = suited["window"]  # measured on the model's own grid
+    return make(kind, {**suited, **chosen, **asked})
 
 
 def is_exact(sampler: str, settings: Mapping[str, Any], side: int) -> bool:

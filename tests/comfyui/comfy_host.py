@@ -269,7 +269,8 @@ def load_workflow(name: str) -> dict[str, Any]:
 
 def defaults(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Inputs of a node, from its /object_info: every widget at its default."""
-    named = {name: options for group in about["input"].values() for name, (_, options) in group.items()}
+    groups = [about["input"].get(group, {}) for group in ("required", "optional")]
+    named = {name: about[1] for group in groups for name, about in group.items() if len(about) > 1}
     return {name: options["default"] for name, options in named.items() if "default" in options} | changes
 
 
@@ -280,7 +281,12 @@ def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, A
     for node in workflow["nodes"]:
         if node["type"] in VIRTUAL:
             continue
-        inputs = dict(zip(widget_names(object_info[node["type"]]), node.get("widgets_values") or [], strict=True))
+        about, values = object_info[node["type"]], node.get("widgets_values") or []
+        names = widget_names(about)
+        assert len(values) <= len(names), f"{node['type']} has more values than widgets"
+        # Widgets that were added since take their defaults.
+        added = {name: value for name, value in defaults(about).items() if name in names[len(values) :]}
+        inputs = dict(zip(names, values, strict=False)) | added
         inputs = {name: value for name, value in inputs.items() if not name.startswith("control_after_generate")}
         for socket_ in node["inputs"]:
             if socket_["link"] is not None:

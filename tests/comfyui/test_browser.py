@@ -151,15 +151,89 @@ def test_workflow_opens_and_runs(comfy: Comfy, editor: Any, info: Any, name: str
 
 
 def test_a_mistake_is_told_in_the_editor(comfy: Comfy, editor: Any, workflow: Any, artifacts: Path) -> None:
+    """Before anything runs, on the node that is wrong, without a stack trace."""
     wrong = json.loads(json.dumps(workflow))
-    next(n for n in wrong["nodes"] if n["type"] == "FastARClassLabel")["widgets_values"][0] = "catt"
+    labels = next(n for n in wrong["nodes"] if n["type"] == "FastARClassLabel")
+    labels["widgets_values"][0] = "catt"
     editor.evaluate("graph => app.loadGraphData(graph)", wrong)
     editor.wait_for_timeout(1000)
-    assert "cat" in comfy.failure(_run(comfy, editor))
-    editor.get_by_role("button", name="View details").click()
-    editor.wait_for_timeout(1500)
+    before = comfy.get("/history")
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    editor.wait_for_timeout(2500)
     editor.screenshot(path=str(artifacts / f"mistake_{editor.renderer}.png"))
-    assert "has no class 'catt'" in editor.locator("body").inner_text()
+    assert comfy.get("/history") == before, "it ran"
+    editor.get_by_role("button", name="View details").first.click()
+    editor.wait_for_timeout(1000)
+    editor.locator('[class*="lucide--info"]').last.click()  # beside "Class Label - labels"
+    editor.wait_for_timeout(1000)
+    editor.screenshot(path=str(artifacts / f"mistake_{editor.renderer}_details.png"))
+    shown = editor.locator("body").inner_text()
+    assert "there is no class 'catt'; the closest: cat" in shown and "Traceback" not in shown
+
+
+def test_a_mistake_known_at_run_time_is_told_in_the_editor(
+    comfy: Comfy, editor: Any, workflow: Any, artifacts: Path
+) -> None:
+    """A class of ImageNet, for the demo's label set."""
+    wrong = json.loads(json.dumps(workflow))
+    labels = next(n for n in wrong["nodes"] if n["type"] == "FastARClassLabel")
+    labels["widgets_values"][0] = "tabby"
+    editor.evaluate("graph => app.loadGraphData(graph)", wrong)
+    editor.wait_for_timeout(1000)
+    assert "has no class 'tabby'" in comfy.failure(_run(comfy, editor))
+    editor.get_by_role("button", name="View details").first.click()
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"mistake_run_{editor.renderer}.png"))
+    shown = editor.locator("body").inner_text()
+    assert "has no class 'tabby'" in shown
+
+
+CONNECTS = """([from, to, name]) => {
+    const a = LiteGraph.createNode(from), b = LiteGraph.createNode(to)
+    app.graph.add(a); app.graph.add(b)
+    const into = b.inputs.findIndex(i => i.name === name)
+    a.connect(0, b, into)
+    const made = b.inputs[into].link != null
+    app.graph.remove(a); app.graph.remove(b)
+    return made
+}"""
+
+
+def test_a_wire_of_another_kind_does_not_connect(editor: Any) -> None:
+    for source, target, fits in (
+        ("FastARClassLabel", "FastARMARSampler", True),
+        ("FastARTarPrompt", "FastARMARSampler", False),
+        ("FastARTextPrompt", "FastARFastHybridSampler", False),
+        ("FastARClassLabel", "FastARFastHybrid", True),
+        ("FastARImageToCodes", "FastARLazyMAR", False),
+        ("FastARTarPrompt", "FastARZipARSampler", True),
+        ("FastARClassLabel", "FastARLlamaGenSampler", True),
+        ("FastARTextPrompt", "FastARMuLoSD", True),
+    ):
+        assert editor.evaluate(CONNECTS, [source, target, "condition"]) == fits, (source, target)
+
+
+SENT = """async ([type, mode]) => {
+    for (const n of app.graph._nodes) if (n.type === type) n.mode = mode
+    return (await app.graphToPrompt()).output
+}"""
+MUTED, BYPASSED = 2, 4
+
+
+def test_what_mute_and_bypass_do(editor: Any, info: Any) -> None:
+    """A cache leaves a graph that runs. A sampler does not, unless a latent to edit passes through it: hence ``enabled``."""
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("mar_accelerators_side_by_side"))
+    cache = next(t for t in editor.evaluate("app.graph._nodes.map(n => n.type)") if "Cache" in t)
+    for mode in (MUTED, BYPASSED):
+        sent = editor.evaluate(SENT, [cache, mode])
+        assert all("cache" not in node["inputs"] for node in sent.values())
+        for node in sent.values():
+            assert set(info[node["class_type"]]["input"]["required"]) <= set(node["inputs"]), node["class_type"]
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("fasthybrid_vs_mar"))
+    sampler = next(t for t in editor.evaluate("app.graph._nodes.map(n => n.type)") if "FastHybrid" in t)
+    for mode in (MUTED, BYPASSED):
+        sent = editor.evaluate(SENT, [sampler, mode])
+        assert sum("samples" not in n["inputs"] for n in sent.values() if n["class_type"] == "VAEDecode") == 1
 
 
 def test_the_template_browser_opens_the_workflow(comfy: Comfy, editor: Any, workflow: Any, artifacts: Path) -> None:

@@ -76,6 +76,18 @@ def test_every_shared_workflow_runs(comfy, info, name):
         assert line.startswith(f"| {words}"), table
 
 
+SHIPPED = sorted((ROOT / "tests" / "workflows").glob("*/*.json"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_workflow_ever_shipped_runs(comfy, info, path):
+    prompt = to_api(json.loads(path.read_text(encoding="utf-8")), info)
+    for node in prompt.values():
+        node["inputs"].update({k: v for k, v in {"ar_steps": 4, "diffusion_steps": 4}.items() if k in node["inputs"]})
+        node["inputs"] |= {"diffusion_steps_end": 0} if "diffusion_steps_end" in node["inputs"] else {}
+    assert comfy.run(prompt)
+
+
 def test_pictures_are_decoded_and_the_same_for_the_same_seed(comfy):
     save = {"class_type": "SaveImage", "images": ["5", 0], "filename_prefix": "one"}
     first, again = (comfy.run(graph(n7={}, n8={}, n9=save))["9"]["images"] for _ in range(2))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import conditioning, mar_samplers, schema, token_samplers
+from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.checkpoint import read_metadata
+from fastar_nodes.nodes import conditioning, loaders, mar_samplers, schema, token_samplers
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.mar.settings import CacheSettings, CSpDSettings, FastHybridSettings, LazyMARSettings
@@ -61,7 +64,10 @@ def test_a_dropped_sampler_takes_what_the_models_file_recommends():
     assert {k: settings[k] for k in TOKEN_FILE if k != "window"} == {
         k: v for k, v in TOKEN_FILE.items() if k != "window"
     }
-    assert tokens(token_samplers.ZipARSampler, preset="none")[1].settings["window"] == 3
+    # The file's window is the one that was measured on its grid.
+    windows = {"none": 3, "balanced for this model": 3, "fast for this model": 4, "exact": 256}
+    for preset, window in windows.items():
+        assert tokens(token_samplers.ZipARSampler, preset=preset)[1].settings["window"] == window
 
 
 def test_without_a_file_auto_is_the_papers_default():
@@ -160,7 +166,7 @@ def test_every_setting_of_a_preset_has_the_value_auto(kind):
 
 
 def test_a_mistake_in_a_models_file_is_a_sentence():
-    with pytest.raises(UserError, match="^cfg: 100 is outside 1 to 20"):
+    with pytest.raises(UserError, match=r"^model: its file recommends .* \(cfg: 100 is outside 1 to 20\)"):
         mar(mar_samplers.MARSampler, file={"cfg": 100.0})
 
 
@@ -195,3 +201,22 @@ def test_every_unknown_label_is_named_before_the_run():
     words = check("catt, boat, golden retriver, 1000")
     assert "'catt'; the closest: cat (picture-book)" in words and "golden retriever (imagenet-1k)" in words
     assert "'1000'" in words and "boat'" not in words and words.endswith(".") and "labels:" not in words
+
+
+# --- the demo
+
+
+@pytest.mark.parametrize("choice", ["demo", "demo-draft", "demo-llamagen", "demo-llamagen-low", "demo-par"])
+def test_loaders_hand_over_what_the_demos_files_recommend(choice, root):
+    is_mar = choice in ("demo", "demo-draft")
+    node = loaders.LoadMAR if is_mar else loaders.LoadLlamaGen
+    loaded = node.execute(**dropped(node, checkpoint=choice)).result[0]
+    entry = next(e for e in hub.entries("mar" if is_mar else "llamagen") if e.id == choice)
+    stated = json.loads(read_metadata(root / entry.file)["defaults"])
+    assert stated and {k: loaded.recommended[k] for k in stated} == stated
+    kind = type_of("mar") if is_mar else ZipARSettings
+    node = mar_samplers.MARSampler if is_mar else token_samplers.ZipARSampler
+    settings = asdict(
+        schema.settings_of(kind, {k: v for k, v in dropped(node).items() if k in knobs(kind)}, stated, True)
+    )
+    assert {k: settings[k] for k in stated if k in settings} == {k: v for k, v in stated.items() if k in settings}

@@ -79,7 +79,10 @@ def test_widgets_have_values_in_range(graph):
         if node["type"] not in NODES:
             continue
         values = widget_values(node, NODES[node["type"]])
-        for about in (i for i in NODES[node["type"]].inputs if i.kind in WIDGETS):
+        widgets = [i for i in NODES[node["type"]].inputs if i.kind in WIDGETS]
+        controls = sum(bool(i.about.get("control_after_generate")) for i in widgets)
+        assert len(node["widgets_values"]) == len(widgets) + controls, f"{node['type']}: a value for every widget"
+        for about in widgets:
             value = values[about.id]
             if about.kind == "COMBO":
                 assert value in about.about["options"], (node["type"], about.id)
