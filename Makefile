@@ -14,7 +14,7 @@ endif
 
 # MAR and FastHybrid with one seed, side by side, in compare.png.
 demo: $(READY)
-	$(PY) -m fastar_nodes compare --model demo --label cat --seed 7 --samplers mar,fasthybrid --out compare.png
+	$(PY) -m fastar_nodes compare --model demo --label cat --seed 7 --samplers mar,fasthybrid --set fasthybrid.lookahead_start=8 --out compare.png
 
 test: $(READY)
 	$(PY) -m pytest
