@@ -45,7 +45,7 @@ def test_every_data_file_is_installed():
     installed = [
         f"{folder}/{glob}".lstrip("/").replace("**/", "") for folder, globs in patterns.items() for glob in globs
     ]
-    for folder in (*PACKAGES, "demo", "web", "workflows"):
+    for folder in (*PACKAGES, "demo", "subgraphs", "web", "workflows"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_dir() or path.suffix in (".py", ".pyc") or path.name.startswith("."):
                 continue

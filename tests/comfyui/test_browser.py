@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comfy_host import PACK, VIRTUAL, WORKFLOWS, Comfy, load_workflow, to_api
+from comfy_host import PACK, ROOT, VIRTUAL, WORKFLOWS, Comfy, load_workflow, to_api
 from PIL import Image
 
 playwright = pytest.importorskip("playwright.sync_api", reason="NOT TESTED IN A BROWSER: playwright is not installed")
@@ -133,6 +133,7 @@ def test_workflow_opens_and_runs(comfy: Comfy, editor: Any, info: Any, name: str
     entry = _run(comfy, editor)
     assert not comfy.failure(entry)
     editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_opened.png"))
     _show_all(editor)
     editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}.png"))
     _no_complaint(editor)
@@ -143,7 +144,7 @@ def test_workflow_opens_and_runs(comfy: Comfy, editor: Any, info: Any, name: str
     grid = comfy.picture(shown["SaveImage"]["images"][0])
     grid.save(artifacts / f"{name}_compare.png")
     assert np.asarray(grid).std() > 20
-    for i, image in enumerate(shown["PreviewImage"]["images"]):
+    for i, image in enumerate(shown.get("PreviewImage", {}).get("images", [])):
         comfy.picture(image).save(artifacts / f"{name}_map_{i}.png")
     # The thumbnail beside the workflow is this file.
     thumbnail = grid.resize((640, round(grid.height * 640 / grid.width)), Image.Resampling.LANCZOS)
@@ -208,14 +209,14 @@ MUTED, BYPASSED = 2, 4
 
 def test_what_mute_and_bypass_do(editor: Any, info: Any) -> None:
     """A cache leaves a graph that runs. A sampler does not, unless a latent to edit passes through it: hence ``enabled``."""
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("mar_accelerators_side_by_side"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("08 MAR accelerators side by side"))
     cache = next(t for t in editor.evaluate("app.graph._nodes.map(n => n.type)") if "Cache" in t)
     for mode in (MUTED, BYPASSED):
         sent = editor.evaluate(SENT, [cache, mode])
         assert all("cache" not in node["inputs"] for node in sent.values())
         for node in sent.values():
             assert set(info[node["class_type"]]["input"]["required"]) <= set(node["inputs"]), node["class_type"]
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("fasthybrid_vs_mar"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
     sampler = next(t for t in editor.evaluate("app.graph._nodes.map(n => n.type)") if "FastHybrid" in t)
     for mode in (MUTED, BYPASSED):
         sent = editor.evaluate(SENT, [sampler, mode])
@@ -227,7 +228,48 @@ def test_the_template_browser_opens_the_workflow(comfy: Comfy, editor: Any, work
     editor.get_by_text(PACK, exact=True).click()
     editor.wait_for_timeout(1500)
     editor.screenshot(path=str(artifacts / f"templates_{editor.renderer}.png"))
-    editor.get_by_text("fasthybrid_vs_mar", exact=True).last.click()
+    editor.get_by_text("04 FastHybrid vs MAR", exact=True).last.click()
     editor.wait_for_function(f"app.graph._nodes.length === {len(workflow['nodes'])}", timeout=10000)
     editor.wait_for_timeout(1000)
+    _no_complaint(editor)
+
+
+APPS = [name for name in WORKFLOWS if name.endswith(".app")]
+# Zoom at which the editor opens a template: the nodes take three quarters of the canvas.
+OPENED = "[app.canvas.ds.scale, app.canvas.canvas.width, app.canvas.canvas.height]"
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_a_starter_opens_readable_and_its_app_shows_inputs_and_picture(
+    comfy: Comfy, editor: Any, name: str, artifacts: Path
+) -> None:
+    load = "([graph, name]) => app.loadGraphData(graph, true, true, name, {openSource: 'template'})"
+    starter = name.removesuffix(".app")
+    editor.evaluate(load, [load_workflow(starter), starter])
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"{starter}_{editor.renderer}_opened.png"))
+    assert editor.evaluate(OPENED)[0] >= 0.95
+    app = load_workflow(name)
+    editor.evaluate(load, [app, name])
+    editor.wait_for_timeout(2500)
+    editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}.png"))
+    shown = editor.locator("body").inner_text()
+    assert all(widget in shown for _, widget in app["extra"]["linearData"]["inputs"])
+    _no_complaint(editor)
+
+
+BLUEPRINTS = sorted((ROOT / "subgraphs").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
+def test_a_blueprint_opens(editor: Any, path: Path, artifacts: Path) -> None:
+    graph = json.loads(path.read_text(encoding="utf-8"))
+    editor.evaluate("graph => app.loadGraphData(graph)", graph)
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"blueprint {path.stem}_{editor.renderer}.png"))
+    sent = editor.evaluate("async () => (await app.graphToPrompt()).output")
+    inner = graph["definitions"]["subgraphs"][0]["nodes"]
+    assert sorted(node["class_type"] for node in sent.values()) == sorted(node["type"] for node in inner)
+    names = editor.evaluate("app.graph._nodes[0].widgets.map(w => w.name)")
+    assert len(names) == len(graph["nodes"][0]["properties"]["proxyWidgets"])
     _no_complaint(editor)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from urllib.parse import quote
 
 import pytest
 from comfy_host import PACK, ROOT, WORKFLOWS, load_workflow
@@ -86,7 +88,16 @@ def test_the_text_encoder_that_fits_is_chosen(info):
 def test_the_template_browser_gets_workflows_and_thumbnails(comfy):
     assert sorted(comfy.get("/workflow_templates")[PACK]) == WORKFLOWS
     for name in WORKFLOWS:
-        assert comfy.get(f"/api/workflow_templates/{PACK}/{name}.json") == load_workflow(name)
-        thumbnail = comfy.bytes(f"/api/workflow_templates/{PACK}/{name}.jpg")
+        address = f"/api/workflow_templates/{PACK}/{quote(name)}"
+        assert comfy.get(f"{address}.json") == load_workflow(name)
+        thumbnail = comfy.bytes(f"{address}.jpg")
         assert thumbnail == (ROOT / "workflows" / f"{name}.jpg").read_bytes()
         assert thumbnail[:2] == b"\xff\xd8"
+
+
+def test_blueprints_are_listed_and_readable(comfy):
+    found = {entry["name"]: key for key, entry in comfy.get("/global_subgraphs").items() if PACK in str(entry["info"])}
+    files = {path.stem: path for path in (ROOT / "subgraphs").glob("*.json")}
+    assert found.keys() == files.keys() and files
+    for name, key in found.items():
+        assert json.loads(comfy.get(f"/global_subgraphs/{key}")["data"]) == json.loads(files[name].read_text("utf-8"))

@@ -152,12 +152,17 @@ def families(graph):
     return found
 
 
+def compares(graph):
+    return any(n["type"] == "FastARCompare" for n in graph["nodes"])
+
+
 def test_samplers_that_are_compared_share_their_settings(graph):
     """Otherwise the speed-up under the pictures would be another thing's."""
     main = families(graph)
     assert main
     for values in main.values():
-        assert len(values) > 1 and all(value == values[0] for value in values)
+        assert all(value == values[0] for value in values)
+        assert len(values) > 1 or not compares(graph)
 
 
 def test_samplers_run_under_what_the_demo_recommends(graph):
@@ -179,6 +184,9 @@ def test_samplers_share_label_and_seed(graph):
     nodes, links = {n["id"]: n for n in graph["nodes"]}, {link[0]: link for link in graph["links"]}
     kinds = [kind for kinds in SAMPLERS.values() for kind in kinds]
     samplers = [n for n in graph["nodes"] if n["type"] in kinds]
+    if not compares(graph):
+        assert len(samplers) == 1
+        return
     edits = any(i["name"] == "mask" and i["link"] is not None for n in samplers for i in n["inputs"])
     for name in ("condition", "seed"):
         sources = [links[i["link"]][1] for n in samplers for i in n["inputs"] if i["name"] == name]
@@ -204,6 +212,37 @@ def test_prompts_have_the_samplers_seed(graph):
         links[i["link"]][1] for n in graph["nodes"] if n["type"] in kinds for i in n["inputs"] if i["name"] == "seed"
     }
     assert len(seeds) <= 1
+
+
+STARTERS = sorted(name for name in GRAPHS if name.endswith(".app.json"))
+
+
+def test_every_family_has_a_starter():
+    assert len(STARTERS) == 3
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_starters_are_small_and_open_at_full_size(name):
+    """The editor opens a template so that its nodes take three quarters of the canvas."""
+    graph = json.loads((FOLDER / name.replace(".app.", ".")).read_text(encoding="utf-8"))
+    assert 5 <= sum(n["type"] != "MarkdownNote" for n in graph["nodes"]) <= 6
+    left, top = (min(n["pos"][k] for n in graph["nodes"]) for k in (0, 1))
+    right, bottom = (max(n["pos"][k] + n["size"][k] for n in graph["nodes"]) for k in (0, 1))
+    assert right - left <= 0.75 * 1900 and bottom - top + 30 <= 0.75 * 1080
+
+
+@pytest.mark.parametrize("name", STARTERS)
+def test_an_app_is_its_starter_in_app_mode(name):
+    app, graph = (json.loads((FOLDER / n).read_text(encoding="utf-8")) for n in (name, name.replace(".app.", ".")))
+    nodes = {node["id"]: node for node in graph["nodes"]}
+    shown = graph["extra"]["linearData"]
+    assert shown["inputs"] and [nodes[number]["type"] for number in shown["outputs"]] == ["SaveImage"]
+    for number, widget in shown["inputs"]:
+        about = NODES[nodes[number]["type"]].inputs
+        assert widget in {i.id for i in about if i.kind in WIDGETS}
+        assert all(i["link"] is None for i in nodes[number]["inputs"] if i["name"] == widget)
+    assert app["id"] != graph["id"] and app["extra"].pop("linearMode") is True and "linearMode" not in graph["extra"]
+    assert {**app, "id": graph["id"]} == graph
 
 
 def test_drafts_are_smaller_models_of_the_same_family(graph):
@@ -249,8 +288,8 @@ def test_every_compared_picture_is_paired_with_its_own_numbers(graph):
 def test_windows_and_groupings_are_what_the_titles_say():
     """Of the token graphs, whose samplers differ in one widget."""
     for name, kinds, widget in (
-        ("zipar_windows", ("FastARZipAR", "FastARZipARSampler"), "window"),
-        ("par_vs_llamagen", ("FastARPAR",), "grouping"),
+        ("11 ZipAR windows", ("FastARZipAR", "FastARZipARSampler"), "window"),
+        ("10 PAR vs LlamaGen", ("FastARPAR",), "grouping"),
     ):
         graph = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         nodes = [n for n in graph["nodes"] if n["type"] in kinds]
