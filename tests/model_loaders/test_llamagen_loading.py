@@ -203,7 +203,10 @@ def poison(state: dict) -> None:
             "layers.0.attention.wqkv.weight is missing",
         ),
         (lambda s: s.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
-        (lambda s: s.update({"layers.7.ffn_norm.weight": torch.ones(16)}), r"its blocks layers\.\* are not numbered 0 to 2"),
+        (
+            lambda s: s.update({"layers.7.ffn_norm.weight": torch.ones(16)}),
+            r"its blocks layers\.\* are not numbered 0 to 2",
+        ),
         (lambda s: s.update({"output.weight": torch.ones(19, 16)}), r"output.weight is 19x16, not 20x16"),
         (lambda s: s.update({"layers.0.feed_forward.w1.weight": torch.ones(9, 16)}), "misshaped"),
         (

@@ -95,7 +95,10 @@ def widen(state: dict) -> None:
         (lambda s: s.pop("post_quant_conv.weight"), "post_quant_conv.weight is missing"),
         (lambda s: s.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
         (lambda s: s.update({"encoder.conv_blocks.x.weight": torch.ones(1)}), "does not fit a VQ autoencoder"),
-        (lambda s: s.update({"encoder.conv_blocks.99999999.weight": torch.ones(1)}), "conv_blocks.* are not numbered 0 to 2"),
+        (
+            lambda s: s.update({"encoder.conv_blocks.99999999.weight": torch.ones(1)}),
+            "conv_blocks.* are not numbered 0 to 2",
+        ),
         (lambda s: s.update({"encoder.conv_in.weight": torch.ones(0, 3, 3, 3)}), "empty or too large"),
         (lambda s: s.update({"encoder.conv_in.weight": torch.ones(())}), "does not fit a VQ autoencoder"),
         (lambda s: s.update({"quantize.embedding.weight": torch.ones(3)}), "does not fit a VQ autoencoder"),
