@@ -30,7 +30,7 @@ class MARConfig:
         buffer: class rows in front of the tokens.
         tokens: tokens of a picture (a square grid).
         channels: channels per token (latent channels times patch area).
-        classes: number of class labels.
+        classes: number of class labels; 0 for none.
         head_depth, head_width: residual blocks and width of the diffusion head.
     """
 
@@ -251,7 +251,8 @@ class MAR(nn.Module):
     def __init__(self, config: MARConfig):
         super().__init__()
         c = self.config = config
-        self.class_emb = nn.Embedding(c.classes, c.dim)
+        if c.classes:
+            self.class_emb = nn.Embedding(c.classes, c.dim)
         self.fake_latent = nn.Parameter(torch.empty(1, c.dim))
         self.mask_token = nn.Parameter(torch.empty(1, 1, c.dim))
         self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
