@@ -76,8 +76,9 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "diffusion_steps_end",
         "diffusion_steps_curve",
         "reconstruct",
+        "llm_cache",
     ),
-    "FastARLazyMARCache": (*_LAZY, *_LAZY_ADVANCED, "preset", "preset_for"),
+    "FastARLazyMARCache": (*_LAZY, *_LAZY_ADVANCED, "preset", "preset_for", "llm_cache"),
     "FastARCSpD": (
         *_MAR,
         "draft_length",

@@ -26,6 +26,7 @@ from .mar import MAR, DiffusionHead, MARConfig, pick
 from .mar import initialise as initialise_mar
 from .qwen import QwenConfig, QwenLM
 from .qwen import initialise as initialise_llm
+from .rows import Work
 
 MAR_PREFIX, LLM_PREFIX = "mar.", "llm."
 # Position tables of the MAR; the first two also have buffer rows.
@@ -133,7 +134,8 @@ class PromptBatch:
 
     def __init__(self, prompts: Sequence[PromptCache]):
         device = prompts[0].keys.device
-        self.lengths = torch.tensor([p.length for p in prompts], device=device)
+        self.host_lengths = [p.length for p in prompts]
+        self.lengths = torch.tensor(self.host_lengths, device=device)
         self.groups: list[_Group] = []
         for length in sorted({p.length for p in prompts}):
             rows = [i for i, p in enumerate(prompts) if p.length == length]
@@ -185,15 +187,22 @@ class TokenCache:
     """Keys and values of known tokens in the language model, kept between AR steps (LazyMAR).
 
     Attributes:
-        keys, values: one tensor per block, [rows, kv heads, room, D]; buffer rows of the last call lie behind the tokens.
+        live: rows of the batch whose features are kept, the first ones.
+        room: rows that fit into the cache.
+        keys, values: one tensor per block, [live, kv heads, room, D]; buffer rows of the last call lie behind the tokens.
     """
 
+    live: int
+    room: int
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return self.keys + self.values
+    def store(self, k: Tensor, v: Tensor, count: int) -> None:
+        """Keep the next block's first ``count`` keys and values of [R, kv heads, n, D]."""
+        for stores, t in ((self.keys, k), (self.values, v)):
+            kept = t.new_empty(self.live, t.shape[1], self.room, t.shape[3])
+            kept[:, :, :count] = t[: self.live, :, :count]
+            stores.append(kept)
 
 
 def _mlp(inner: int, width: int, out: int) -> nn.Sequential:
@@ -286,8 +295,6 @@ class Hybrid(nn.Module):
         prompts: PromptBatch,
         padding_mask: Tensor | None = None,
         cache: TokenCache | None = None,
-        live: int = 0,
-        room: int = 0,
     ) -> Tensor:
         """The decoder's input rows: encoder output plus what the language model adds to it.
 
@@ -296,7 +303,7 @@ class Hybrid(nn.Module):
             known: int64 [B, K], the same positions.
             prompts: of R rows, a multiple of B; rows b, B + b, ... belong to image b.
             padding_mask: bool [B, K], as for ``mar.encode``.
-            cache: receives the known tokens' keys and values of the first ``live`` rows, with space for ``room`` rows.
+            cache: receives the known tokens' keys and values.
 
         Returns:
             [R, buffer + K, C].
@@ -307,10 +314,7 @@ class Hybrid(nn.Module):
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if cache is not None:
-                for stores, t in ((cache.keys, k), (cache.values, v)):
-                    store = t.new_empty(live, t.shape[1], room, t.shape[3])
-                    store[:, :, : known.shape[1]] = t[:live, :, : known.shape[1]]
-                    stores.append(store)
+                cache.store(k, v, known.shape[1])
             return prompts.attend(layer, q, k, v)
 
         h = self.llm.hidden(y, self._positions(prompts, 0, y.shape[1]), attention)
@@ -339,6 +343,24 @@ class Hybrid(nn.Module):
 
         h = self.llm.hidden(y, self._positions(prompts, at, encoded.shape[1]), attention)
         return encoded.repeat(branches, 1, 1) + self.proj_out(h)
+
+    # -------------------------------------------------------------------------------------------- work
+
+    def llm_flops(self, rows: int, before: int) -> int:
+        """Floating-point operations (2 per multiply-add) of ``rows`` rows in the language model, behind ``before`` others."""
+        c = self.config.llm
+        linear = c.dim * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.dim * c.hidden
+        visible = rows * before + rows * (rows + 1) // 2
+        return 2 * c.depth * (rows * linear + 2 * c.heads * c.head_dim * visible)
+
+    def mar_flops(self, work: Work) -> int:
+        """Floating-point operations of a pass of the MAR's encoder and decoder."""
+        c = self.config.mar
+        after = 9 * c.dim**2  # output projection and MLP
+        encoder = work.encoder * (3 * c.dim**2 + after + 2 * c.dim * work.encoder_keys)
+        decoder = work.decoder * (3 * c.dim**2 + after + 2 * c.dim * work.decoder_keys)
+        last = work.decoder * 3 * c.dim**2 + work.last * (after + 2 * c.dim * work.decoder_keys)
+        return 2 * (c.encoder_depth * encoder + (c.decoder_depth - 1) * decoder + last)
 
     @staticmethod
     def _positions(prompts: PromptBatch, at: int, count: int) -> Tensor:

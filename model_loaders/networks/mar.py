@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -348,6 +349,8 @@ class MARModel:
         t_max: highest diffusion timestep this checkpoint should start from; 999 officially.
         patch: latent positions a token covers per side; 1 in every official file.
         label_set: name of the label list ("imagenet-1k", "picture-book"), or "" if unknown.
+        max_beta: largest beta of the diffusion the head was trained with; 0.999 for every MAR.
+        condition: kind of condition it is sampled with.
     """
 
     net: MAR
@@ -356,6 +359,17 @@ class MARModel:
     t_max: int = 999
     patch: int = 1
     label_set: str = ""
+    max_beta: float = 0.999
+    condition: ClassVar[str] = "class"
+
+    @property
+    def module(self) -> nn.Module:
+        """All weights."""
+        return self.net
+
+    def first_timestep(self, diffusion_steps: int) -> int:
+        """Highest timestep of a table of that many diffusion steps, where the settings do not choose one."""
+        return self.t_max
 
     def to_latents(self, tokens: Tensor) -> Tensor:
         """Tokens [B, L, channels] to decoder latents [B, C, H, W], fp32."""
