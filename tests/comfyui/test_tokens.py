@@ -62,7 +62,7 @@ def prompt(info: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Any]:
         "record": node("FastARReport", report=["par", 1], format="json"),
         "show record": node("PreviewAny", source=["record", 0]),
     }
-    kinds = {"llamagen": "FastARLlamaGenSampler", "zipar": "FastARZipAR", "par": "FastARPAR"}
+    kinds = {"llamagen": "FastARLlamaGenSampler", "zipar": "FastARZipARSampler", "par": "FastARPAR"}
     pairs: dict[str, Any] = {}
     for i, (name, kind) in enumerate(kinds.items(), 1):
         model = ["trained" if name == "par" else "plain", 0]

@@ -12,7 +12,7 @@ import torch
 from fake_comfy import Interrupted, Preview, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel, initialise
-from fastar_nodes.nodes import comparison, conditioning, host, mar_samplers, preview, schema
+from fastar_nodes.nodes import comparison, conditioning, host, mar_samplers, preview, previous, schema
 from fastar_nodes.reports.record import GIVEN, Report
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import from_ids
@@ -406,38 +406,52 @@ def test_an_edit_that_cannot_be_is_reported(node, name):
 # --- presets
 
 
-def presets_of(node: type) -> bool:
-    """Whether a node has presets."""
-    return any(widget.id == "preset" for widget in node.define_schema().inputs)
+PREVIOUS = {
+    previous.PreviousFastHybrid: FastHybridSettings,
+    previous.PreviousLazyMAR: LazyMARSettings,
+    previous.PreviousCSpD: CSpDSettings,
+}
 
 
-@pytest.mark.parametrize("node", [node for node in SAMPLERS if presets_of(node)])
+@pytest.mark.parametrize("node", PREVIOUS)
 @pytest.mark.parametrize("label_set", ["picture-book", ""])
-def test_a_preset_sets_the_accelerator_and_leaves_the_picture(node, label_set):
+def test_a_preset_of_a_previous_node_replaces_the_widgets(node, label_set):
     demo = label_set == "picture-book"
-    sockets = {name: a_model(label_set=label_set) for name in models(node)}
+    names = ("draft", "target") if node is previous.PreviousCSpD else ("model",)
+    sockets = {name: a_model(label_set=label_set) for name in names}
+
+    def settings(preset: str, **changes):
+        wanted = values(PREVIOUS[node], **{"ar_steps": 4, "diffusion_steps": 4, "cfg": 1.5} | changes)
+        done = node.execute(**sockets, condition=from_ids([1]), seed=3, preset=preset, **wanted)
+        return done.result[1].settings
+
     # LazyMAR's fast preset also sets the AR steps, to more than the tiny model has tokens.
-    for name in ("balanced",) if node is mar_samplers.LazyMARSampler else ("balanced", "fast"):
-        record = sample(node, sockets=sockets, preset=name, cfg=1.5)[1].settings
-        meant = presets.values(SAMPLERS[node], name, demo, ar_steps=4)
-        assert meant, "add presets to samplers/presets.py, or pass preset=None to the node's _schema"
-        assert record == values(SAMPLERS[node], ar_steps=4, diffusion_steps=4, cfg=1.5) | meant
-    assert sample(node, sockets=sockets, preset="as set")[1].settings == values(
-        SAMPLERS[node], ar_steps=4, diffusion_steps=4
-    )
+    for name in ("balanced",) if node is previous.PreviousLazyMAR else ("balanced", "fast"):
+        meant = presets.values(PREVIOUS[node], name, demo, ar_steps=4)
+        assert meant
+        assert settings(name) == values(PREVIOUS[node], ar_steps=4, diffusion_steps=4, cfg=1.5) | meant
+    assert settings("as set") == values(PREVIOUS[node], ar_steps=4, diffusion_steps=4, cfg=1.5)
     with pytest.raises(UserError, match="^preset: 'best' is not one of as set, exact"):
-        sample(node, sockets=sockets, preset="best")
+        settings("best")
 
 
-def test_cache_presets_are_for_the_model_that_is_named():
+def test_a_threshold_of_a_previous_node_means_itself():
+    """-1 is auto in the newer node; here it accepts every draft."""
+    wanted = values(FastHybridSettings, ar_steps=4, diffusion_steps=4, threshold=-1.0)
+    done = previous.PreviousFastHybrid.execute(model=a_model(), condition=from_ids([1]), seed=3, **wanted)
+    assert done.result[1].settings["threshold"] == -1.0
+
+
+def test_cache_presets_of_the_previous_node_are_for_the_model_that_is_named():
+    run = previous.PreviousLazyMARCache.execute
     for preset_for in ("demo", "full size"):
         for name in ("exact", "balanced", "fast"):
-            done = mar_samplers.LazyMARCache.execute(**values(CacheSettings), preset=name, preset_for=preset_for)
+            done = run(**values(CacheSettings), preset=name, preset_for=preset_for)
             meant = presets.values(CacheSettings, name, preset_for == "demo")
             assert done.result[0] == CacheSettings(**values(CacheSettings) | meant)
-    assert mar_samplers.LazyMARCache.execute(**values(CacheSettings)).result[0] == CacheSettings()
+    assert run(**values(CacheSettings)).result[0] == CacheSettings()
     with pytest.raises(UserError, match="^preset_for: 'tiny' is not one of demo, full size"):
-        mar_samplers.LazyMARCache.execute(**values(CacheSettings), preset="fast", preset_for="tiny")
+        run(**values(CacheSettings), preset="fast", preset_for="tiny")
 
 
 # --- labels

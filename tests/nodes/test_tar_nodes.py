@@ -17,7 +17,7 @@ from fastar_nodes.model_loaders.networks.gpt import GPT
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig, initialise
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
-from fastar_nodes.nodes import comparison, conditioning, host, loaders, token_samplers
+from fastar_nodes.nodes import comparison, conditioning, host, loaders, previous, token_samplers
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import CodeCondition, from_ids
 from fastar_nodes.samplers.settings import knobs
@@ -278,9 +278,17 @@ def test_pictures_that_cannot_be_read(folder, changes, words):
 # ------------------------------------------------------------------------------------------------ samplers
 
 
-def mulosd(target=None, draft=None, condition=None, seed=5, upscale_model=None, **changes):
+def mulosd(
+    target=None,
+    draft=None,
+    condition=None,
+    seed=5,
+    upscale_model=None,
+    node=token_samplers.MuLoSDSampler,
+    **changes,
+):
     extra = {name: changes.pop(name) for name in ("preset",) if name in changes}
-    done = token_samplers.MuLoSDSampler.execute(
+    done = node.execute(
         target=drawer() if target is None else target,
         draft=drawer("small", 1) if draft is None else draft,
         condition=prompt() if condition is None else condition,
@@ -332,7 +340,7 @@ def test_one_prompt_feeds_every_size_and_method():
         loaded = host.Loaded.of(replace(large.model, label_set=label_set), large.vae, large.parts)
         for name in ("balanced", "fast"):
             meant = presets.values(MuLoSDSettings, name, label_set == "picture-book")
-            settings = mulosd(loaded, small, codes, preset=name)[1].settings
+            settings = mulosd(loaded, small, codes, preset=name, node=previous.PreviousMuLoSD)[1].settings
             assert {k: settings[k] for k in meant} == meant
 
 

@@ -15,7 +15,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig, VQModel
-from fastar_nodes.nodes import comparison, conditioning, host, loaders, mar_samplers, token_samplers
+from fastar_nodes.nodes import comparison, conditioning, host, loaders, mar_samplers, previous, token_samplers
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import TextCondition, from_ids
 from fastar_nodes.samplers.driver import finish
@@ -73,7 +73,7 @@ def sample(node: type, model=None, condition=None, seed: int = 3, **changes):
         model=fitting(node) if model is None else model,
         condition=condition,
         seed=seed,
-        **values(SAMPLERS[node], **changes),
+        **values(SAMPLERS.get(node, ZipARSettings), **changes),
         **extra,
     )
     return done.result[0]["samples"], done.result[1]
@@ -150,9 +150,10 @@ def test_zipar_with_a_full_window_is_llamagen_and_presets_set_the_window():
         assert torch.equal(exact, plain)
         for name in ("balanced", "fast"):
             meant = presets.values(ZipARSettings, name, label_set == "picture-book")
-            assert sample(token_samplers.ZipARSampler, model, preset=name)[1].settings == values(ZipARSettings) | meant
-    with pytest.raises(UserError, match="^preset: 'best'"):
-        sample(token_samplers.ZipARSampler, preset="best")
+            assert sample(previous.PreviousZipAR, model, preset=name)[1].settings == values(ZipARSettings) | meant
+    for node in (token_samplers.ZipARSampler, previous.PreviousZipAR):
+        with pytest.raises(UserError, match="^preset: 'best'"):
+            sample(node, preset="best")
 
 
 def test_texts_of_a_batch():
