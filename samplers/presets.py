@@ -214,3 +214,33 @@ def combine(
     suited = {k: v for k, v in recommended.items() if k in knobs(kind)}
     steps = vars(make(kind, {**suited, **asked})).get("ar_steps", ar_steps or 64)
     return make(kind, {**suited, **values(kind, preset, demo, width, steps), **asked})
+
+
+def is_exact(sampler: str, settings: Mapping[str, Any], side: int) -> bool:
+    """Whether a run gives its baseline's picture: the baseline itself, or an accelerator at its exact setting.
+
+    Args:
+        sampler: a sampler's name, or a combination's.
+        settings: of the run; missing names count as not exact.
+        side: of the token grid.
+    """
+    s = {
+        "lookahead": -1,
+        "threshold": 0,
+        "refresh_period": 0,
+        "prefill_ratio": 0,
+        "window": 0,
+        "group": 0,
+        "tau": 0,
+        **settings,
+    }
+    exact = {
+        "mar": not (s.get("speculation") or s.get("diffusion_steps_end") or s.get("reconstruct")),
+        "fasthybrid": s["lookahead"] == 0 or s["threshold"] > 1,
+        "lazymar": s["refresh_period"] == 1,
+        "cspd": s["prefill_ratio"] >= 1,
+        "zipar": s["window"] >= side,
+        "par": s["group"] == 1,
+        "mulosd": s["tau"] > 1 and not s.get("acceptance_target") and not s.get("resample_window"),
+    }
+    return all(exact.get(part, part in ("llamagen", "tar", "jacobi")) for part in sampler.split("+"))

@@ -94,8 +94,11 @@ def test_models_that_are_none(comfy, info):
 
 
 def test_cache_settings_over_a_link(comfy, info):
-    node = {"class_type": "FastARLazyMARFeatureCache", **defaults(info["FastARLazyMARFeatureCache"], refresh_period=["10", 0])}
-    message = comfy.complaint(graph(n4={"cache": ["9", 0]}, n9=node, n10={**INT, "value": 0}))
+    node = {
+        "class_type": "FastARLazyMARFeatureCache",
+        **defaults(info["FastARLazyMARFeatureCache"], refresh_period=["10", 0]),
+    }
+    message = comfy.complaint(graph(n4={"cache": ["9", 0]}, n9=node, n10={**INT, "value": -5}))
     assert is_sentence(message, "refresh_period: ", "outside 1 to"), message
 
 

@@ -317,7 +317,7 @@ def test_lazymar_cache_on_plain_mar_is_lazymar_sampler():
 
 def test_cache_settings_are_checked():
     with pytest.raises(UserError, match="^refresh_period: "):
-        mar_samplers.LazyMARCache.execute(**values(CacheSettings, refresh_period=0))
+        mar_samplers.LazyMARCache.execute(**values(CacheSettings, refresh_period=-2))
     (cache,) = mar_samplers.LazyMARCache.execute(**values(CacheSettings, block=3)).result
     with pytest.raises(UserError, match="^block: 3 is outside 1 to 2"):
         sample(mar_samplers.MARSampler, cache=cache)

@@ -218,7 +218,7 @@ REFUSED = {
         "^model: it came without its decoder",
     ),
     "a seed": (token_samplers.LlamaGenSampler, {"seed": -1}, "^seed: "),
-    "a window": (token_samplers.ZipARSampler, {"window": 0}, "^window: "),
+    "a window": (token_samplers.ZipARSampler, {"window": -2}, "^window: "),
 }
 
 
@@ -304,11 +304,16 @@ def test_what_the_loader_refuses(folder, changes, words):
 
 def test_menus_are_checked_as_they_ever_were(folder):
     valid = loaders.LoadLlamaGen.validate_inputs
-    assert valid("plain.safetensors", "auto") is True and valid(None, None) is True
-    assert valid("llamagen-b-256 (download 444 MB)", "vq16-c2i (download 288 MB)") is True
-    assert "checkpoint" in valid("mar-base", "auto") and "decoder" in valid("plain.safetensors", "kl16")
-    prompt = conditioning.TextPrompt.validate_inputs
-    assert prompt("flan-t5-xl (download 11.40 GB)") is True and "encoder" in prompt("mar-base")
+    assert valid("plain.safetensors") is True and valid(None) is True
+    assert valid("llamagen-b-256 (download 444 MB)") is True
+    assert valid("mar-base") == "mar-base is a MAR, not a LlamaGen; choose another from the list"
+    assert "none of the files here" in valid("auto")
+    # Other menus are checked by ComfyUI, which looks whether they contain the choice.
+    menus = {i.id: i.about["options"] for i in loaders.LoadLlamaGen.define_schema().inputs}
+    assert "auto" in menus["decoder"] and "vq16-c2i (download 288 MB)" in menus["decoder"]
+    assert not {"kl16", "gone.pth", 5, None} & {x for x in ("kl16", "gone.pth", 5, None) if x in menus["decoder"]}
+    menus = {i.id: i.about["options"] for i in conditioning.TextPrompt.define_schema().inputs if i.kind == "COMBO"}
+    assert "flan-t5-xl (download 11.40 GB)" in menus["encoder"] and "mar-base" not in menus["encoder"]
 
 
 # ------------------------------------------------------------------------------------------------ prompt
