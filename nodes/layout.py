@@ -27,6 +27,8 @@ _TOKENS_ADVANCED = ("top_p", "cfg_interval")
 WIDGETS: dict[str, tuple[str, ...]] = {
     "FastARLoadMAR": ("checkpoint", "decoder", "dtype"),
     "FastARLoadLlamaGen": ("checkpoint", "decoder", "grid", "dtype"),
+    "FastARLoadHybrid": ("checkpoint", "decoder", "dtype", "size"),
+    "FastARPrompt": ("text", "images", "negative"),
     "FastARLoadTar": ("checkpoint", "dtype"),
     "FastARLoadTarDetokenizer": ("checkpoint", "ta_tok", "decoder", "dtype", "grid"),
     "FastARClassLabel": ("labels", "label_set", "images_per_label", "add_label"),
@@ -139,8 +141,9 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "diffusion_steps_end",
         "diffusion_steps_curve",
         "reconstruct",
+        "llm_cache",
     ),
-    "FastARLazyMARFeatureCache": ("preset", *_LAZY, *_LAZY_ADVANCED),
+    "FastARLazyMARFeatureCache": ("preset", *_LAZY, *_LAZY_ADVANCED, "llm_cache"),
     "FastARCSpDSampler": (
         "preset",
         *_MAR,
