@@ -42,12 +42,13 @@ class Menu(list[str]):
     the menu when it is complete, and saved graphs must stay valid. Core's check names the widget that is wrong and no other, which
     ``validate_inputs`` cannot do."""
 
-    def __init__(self, choices: Iterable[str], family: str):
-        super().__init__(choices)
+    def __init__(self, choices: Iterable[str] = (), family: str = ""):
+        super().__init__(choices)  # ComfyUI copies lists from their elements alone when it lists nodes
         self.family = family
 
     def __contains__(self, choice: object) -> bool:
-        return super().__contains__(choice) or isinstance(choice, str) and valid(self.family, choice) is True
+        known = super().__contains__(choice)
+        return known or bool(self.family) and isinstance(choice, str) and valid(self.family, choice) is True
 
 
 def menu(family: str, *first: str) -> Menu:

@@ -481,7 +481,7 @@ def compare(**about):
     return comparison.Compare.execute(**{"labels": [""], "columns": [0], "baseline": [0]} | about).result
 
 
-def test_compare_measures_against_the_first_report():
+def test_compare_measures_against_the_plain_sampler():
     image = torch.rand(1, 8, 8, 3)
     pairs = {
         "image_1": [image],
@@ -492,12 +492,51 @@ def test_compare_measures_against_the_first_report():
     }
     grid, table = compare(**pairs)
     assert grid.shape[0] == 1 and grid.shape[3] == 3 and 0 <= grid.min() and grid.max() <= 1
-    lines = table.splitlines()
+    lines, below = (part.splitlines() for part in table.split("\n\n"))
     assert len(lines) == 4 and "MAR" in lines[2] and "1.00x" in lines[2] and "2.00x" in lines[3]
+    assert len(below) == 1 and "passes: sequential evaluations of the large network" in below[0]
     with pytest.raises(UserError, match="^baseline: .*no report"):
         compare(**pairs, baseline=[1])
     with pytest.raises(UserError, match="^baseline: .*only 3"):
         compare(**pairs, baseline=[4])
+
+
+@pytest.mark.parametrize(
+    "cells, best",
+    [
+        # A sweep of thresholds: the exact one, wherever it is; without one the slowest.
+        ([("fasthybrid", 2.0, {"threshold": t, "lookahead": 4}) for t in (0.8, 0.9, 1.01)], 2),
+        ([("fasthybrid", s, {"threshold": t, "lookahead": 4}) for t, s in ((0.8, 2.0), (0.95, 3.0), (0.9, 2.5))], 1),
+        ([("lazymar", 1.0, {"refresh_period": n}) for n in (9, 1, 4)], 1),
+        ([("cspd", 2.0, {"prefill_ratio": r}) for r in (0.1, 1.0)], 1),
+        ([("zipar", 1.0, {"window": n}) for n in (1, 4, 8)], 2),
+        ([("mulosd", 1.0, {"tau": 1.01}), ("mulosd", 3.0, {"tau": 0.1})], 0),
+        # The plain sampler comes before an accelerator at its exact setting, and does not have to be the slowest.
+        ([("fasthybrid", 9.0, {"lookahead": 0}), ("mar", 4.0, {})], 1),
+        ([("mar", 4.0, {"speculation": 8}), ("mar", 3.0, {"speculation": 0})], 1),
+        ([("mar", 4.0, {"diffusion_steps_end": 5}), ("mar", 3.0, {})], 1),
+        ([("jacobi", 1.0, {}), ("par", 2.0, {"group": 4}), ("llamagen", 2.0, {})], 2),
+        (
+            [
+                ("fasthybrid+lazymar", 1.0, {"lookahead": 0, "refresh_period": 9}),
+                ("lazymar", 0.5, {"refresh_period": 1}),
+            ],
+            1,
+        ),
+    ],
+)
+def test_the_baseline_of_a_sweep(cells, best):
+    reports = [report(name, seconds, **settings) for name, seconds, settings in cells]
+    for one in reports:
+        one.maps["step"] = np.zeros((1, 8, 8), np.int32)
+    assert comparison._baselines(0, reports) == [best] * len(reports)
+
+
+def test_of_several_plain_samplers_the_one_with_most_work_is_the_baseline():
+    reports = [report("mar", seconds) for seconds in (1.0, 2.0, 3.0)]
+    for one, passes in zip(reports, (16, 64, 32), strict=True):
+        one.counts = {"transformer_passes": passes, "head_calls": 100 * passes}
+    assert comparison._baselines(0, reports) == [1, 1, 1]
 
 
 def test_compare_without_reports_and_with_none_in_lists():
@@ -533,7 +572,7 @@ def test_pictures_of_every_sampler_are_compared():
     for i, (samples, record) in enumerate(runs, 1):
         pairs |= {f"image_{i}": [tiny_vae().decode(samples)], f"report_{i}": [record]}
     _, table = compare(**pairs)
-    lines = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    lines = [line.split("|")[1].strip() for line in table.partition("\n\n")[0].splitlines()[2:]]
     assert len(lines) == len(runs) and lines[0] == "MAR" and "LazyMAR" in lines and lines[-1].startswith("FastHybrid")
     shown = {"fasthybrid": "outcome", "lazymar": "cached", "cspd": "rejected", "fasthybrid+lazymar": "cached"}
     for samples, record in runs:
