@@ -48,7 +48,7 @@ class LoadHybrid(io.ComfyNode):
             display_name="Load Harmon / UniPic",
             category="FastAR/load",
             description="Loads a Harmon or UniPic, which draw from a prompt: a MAR with a language model inside. For the same samplers as "
-            "Load MAR. The official weights may not be used commercially. They are downloaded when the graph runs, once, into models/fastar.",
+            "Load MAR. The official weights may not be used commercially; they are downloaded when the graph runs, once.",
             search_aliases=["harmon", "unipic", "skywork", "text to image", "hybrid loader", "load checkpoint"],
             widgets=[
                 io.Combo.Input(
@@ -68,8 +68,8 @@ class LoadHybrid(io.ComfyNode):
                     "dtype",
                     options=list(_DTYPES),
                     default=AUTO,
-                    tooltip="Precision of the model. auto: bf16 on a graphics card made for it, else fp32. fp32 is exact and needs twice the "
-                    "memory. fp16 is not offered, because the language model overflows in it.",
+                    tooltip="Precision of the model. auto: bf16 on a graphics card made for it, else fp32. fp32 is exact and needs "
+                    "twice the memory. fp16 is not offered, because the language model overflows in it.",
                 ),
                 io.Combo.Input(
                     "size",
@@ -137,8 +137,8 @@ class Prompt(io.ComfyNode):
                     default=UNCONDITIONAL,
                     multiline=True,
                     advanced=True,
-                    tooltip="What guidance leads away from: a whole instruction, not a list of words. Usual, and what the models were trained "
-                    f"with: {UNCONDITIONAL}",
+                    tooltip="What guidance leads away from: a whole instruction, not a list of words. Usual, and what the models "
+                    f"were trained with: {UNCONDITIONAL}",
                 ),
             ],
             outputs=[

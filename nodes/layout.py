@@ -130,6 +130,7 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "diffusion_steps_end",
         "diffusion_steps_curve",
         "reconstruct",
+        "lookahead_start",
     ),
     "FastARLazyMARSampler": (
         "preset",
