@@ -6,7 +6,17 @@ import re
 from dataclasses import fields, make_dataclass
 
 import pytest
-from fastar_nodes.nodes import comparison, conditioning, layout, loaders, mar_samplers, previous, schema, token_samplers
+from fastar_nodes.nodes import (
+    comparison,
+    conditioning,
+    hybrid,
+    layout,
+    loaders,
+    mar_samplers,
+    previous,
+    schema,
+    token_samplers,
+)
 from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import Knob, knob, knobs

@@ -11,7 +11,7 @@ import json
 import pytest
 import torch
 from fake_comfy import Preview
-from fastar_nodes.nodes import comparison, conditioning, host, loaders, mar_samplers, previous, token_samplers
+from fastar_nodes.nodes import comparison, conditioning, host, hybrid, loaders, mar_samplers, previous, token_samplers
 from graphs import SHIPPED, VIRTUAL, WIDGETS, Core, Run, load, widget_values
 
 MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, previous)
