@@ -14,6 +14,7 @@ from fastar_nodes.model_loaders.hybrid import load_hybrid, precision
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.hybrid import HybridConfig, resize_table
 from safetensors.torch import save_file
+from tiny_hybrid_shapes import shapes
 
 WORDS = ["[UNK]", "user", "assistant", "generate", "an", "image", "a", "red", "boat", ":", "."]
 MARKS = {"<|im_start|>": 11, "<|im_end|>": 12}
@@ -36,8 +37,6 @@ UNUSED = {
 
 
 def weights(tokens: int = 16) -> dict[str, torch.Tensor]:
-    from tiny_hybrid_shapes import shapes
-
     g = torch.Generator().manual_seed(1)
     return {name: torch.randn(shape, generator=g) * 0.1 for name, shape in shapes(tokens).items()}
 
