@@ -31,8 +31,15 @@ from ..model_loaders.networks import gpt, mar, matmul
 from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..reports.record import VERSION, Report
-from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, TextCondition, from_ids
-from ..samplers.registry import LLAMAGEN, TAR, Entry
+from ..samplers.conditioning import (
+    AnyCondition,
+    CodeCondition,
+    FeatureCondition,
+    PromptCondition,
+    TextCondition,
+    from_ids,
+)
+from ..samplers.registry import HYBRID, LLAMAGEN, TAR, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
 from . import bench_against as against
 from .bench_references import DTOK_SIZES, identify, pair
@@ -57,6 +64,8 @@ TOKEN_SIZES = {
 PAR_SPECIAL = 3
 # Rows of a random text condition; codes of a random Tar condition, at most.
 TEXT_ROWS, CODES = 20, 729
+# Prompt of models that read one themselves, if none is given.
+_PROMPT = "a red boat at sunset"
 _COLUMNS = (
     "batch",
     "sampler",
@@ -73,6 +82,7 @@ _COLUMNS = (
     "operations",
     "waits",
     "floor",
+    "TFLOP / image",
 )
 
 
@@ -223,6 +233,8 @@ def _condition(on: Ready, batch: int) -> AnyCondition:
     """A condition without a prompt: consecutive classes, or random rows."""
     if not on.draws_from_text:
         return from_ids([i % on.classes for i in range(batch)])
+    if on.family == HYBRID:
+        return PromptCondition((_PROMPT,) * batch)
     g, names = torch.Generator().manual_seed(0), ("",) * batch
     if on.family != TAR:
         return TextCondition((torch.randn(TEXT_ROWS, on.classes, generator=g).to(on.device),) * batch, names)
@@ -344,6 +356,14 @@ def _about(name: str, device: torch.device, repeats: int) -> str:
     return f"{name} on {device.type} ({machine}); medians of {repeats}, interleaved"
 
 
+def _teraflops(counts: Mapping[str, int], p: Planned, batch: int) -> str:
+    """Floating-point operations of an image, as counted; "" for models whose reports do not count them."""
+    if "transformer_flops" not in counts or p.entry.needs_draft:
+        return ""
+    head = p.on.model.hybrid.config.head_flops(counts.get("head_rows", 0))
+    return f"{(counts['transformer_flops'] + head) / batch / 1e12:.3g}"
+
+
 def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
     rows = [list(_COLUMNS)]
     for group in found:
@@ -367,6 +387,7 @@ def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
                     str(entry.get("operations", "")),
                     str(entry.get("waits", "")),
                     f"{entry['floor']:.3f}" if entry.get("floor") else "",
+                    _teraflops(entry["counts"], p, group["batch"]),
                 ]
             )
     kept = [i for i in range(len(_COLUMNS)) if any(row[i] for row in rows[1:])]  # without empty columns

@@ -126,13 +126,14 @@ class Checkpoint:
 # --------------------------------------------------------------------------------------------------- reading
 
 
-def read(path: str | Path, field: str = "checkpoint") -> Checkpoint:
+def read(path: str | Path, field: str = "checkpoint", skip: Callable[[str], bool] | None = None) -> Checkpoint:
     """Read a weight file without executing code from it.
 
     Args:
         path: a safetensors file, or one written by ``torch.save``: flat, or nested under ``model_ema`` (preferred),
             ``ema``, ``model``, ``module``, ``state_dict`` or ``sd``. A ``module.`` prefix common to all names is removed.
         field: name of the input that selected the file; messages begin with it.
+        skip: whether a weight of this name is left out. In safetensors it is not read at all.
 
     Raises:
         UserError: the file is missing, empty, damaged, of another format, contains objects other than plain values and
@@ -140,9 +141,11 @@ def read(path: str | Path, field: str = "checkpoint") -> Checkpoint:
     """
     path = Path(path)
     if _format(path, field) == "safetensors":
-        state, metadata = _read_safetensors(path, field)
+        state, metadata = _read_safetensors(path, field, skip)
     else:
         state, metadata = _tensors(_read_pickled(path, field), path, field)
+    if skip is not None:
+        state = {name: tensor for name, tensor in state.items() if not skip(name)}
     if not state:
         raise UserError(f"{field}: {path.name} holds no tensors; choose a file with a model's weights")
     if all(name.startswith("module.") for name in state):
@@ -212,7 +215,9 @@ def _describe(head: bytes) -> str:
     return "no weight file of a known format"
 
 
-def _read_safetensors(path: Path, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_safetensors(
+    path: Path, field: str, skip: Callable[[str], bool] | None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     with path.open("rb") as header:
         length = int.from_bytes(header.read(8), "little")
         count = header.read(length).count(b'"data_offsets"')
@@ -222,7 +227,8 @@ def _read_safetensors(path: Path, field: str) -> tuple[dict[str, Tensor], dict[s
         )
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})
+            names = [name for name in file.keys() if skip is None or not skip(name)]
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception

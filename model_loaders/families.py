@@ -15,6 +15,7 @@ _WORDS = {
     "tar language model": "a language model",
     "ta-tok": "a TA-Tok",
     "dtok": "a Tar de-tokenizer",
+    "hybrid": "a Harmon or UniPic",
 }
 # Remedy for a file of another family: (family found, family expected).
 _PLACES = {
@@ -30,6 +31,12 @@ _PLACES = {
     ("llamagen", "dtok"): "load it with Load LlamaGen / PAR",
     ("dtok", "tar language model"): "load it with Load Tar De-tokenizer",
     ("tar language model", "dtok"): "load it with Load Tar",
+    ("hybrid", "mar"): "load it with Load Harmon / UniPic",
+    ("hybrid", "tar language model"): "load it with Load Harmon / UniPic",
+    ("mar", "hybrid"): "load it with Load MAR",
+    ("tar language model", "hybrid"): "load it with Load Tar",
+    ("kl", "hybrid"): "choose it as decoder",
+    ("hybrid", "kl"): "choose it as checkpoint",
 }
 _ANOTHER = "choose another file"
 
@@ -38,8 +45,10 @@ def identify(state: Mapping[str, object]) -> str:
     """Identify a model family by parameter names.
 
     Returns:
-        "mar", "kl", "vq", "llamagen", "dtok", "ta-tok", "t5", "tar language model" or "unknown".
+        "mar", "hybrid", "kl", "vq", "llamagen", "dtok", "ta-tok", "t5", "tar language model" or "unknown".
     """
+    if "mar.fake_latent" in state and "llm.model.embed_tokens.weight" in state:
+        return "hybrid"
     if any(name.startswith("diffloss.net.") for name in state):
         return "mar"
     if "quantize.embedding.weight" in state:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,13 @@ def member(path: Path, field: str) -> Path:
     return path
 
 
-def read_weights(path: Path, files: Sequence[Path], field: str) -> ck.Checkpoint:
+def read_weights(
+    path: Path, files: Sequence[Path], field: str, skip: Callable[[str], bool] | None = None
+) -> ck.Checkpoint:
     """Read several weight files as one checkpoint, with the metadata of the first.
+
+    Args:
+        skip: names of weights that are not read, see :func:`.checkpoint.read`.
 
     Raises:
         UserError: see :func:`.checkpoint.read`, or two files contain the same weight.
@@ -81,7 +86,7 @@ def read_weights(path: Path, files: Sequence[Path], field: str) -> ck.Checkpoint
     state: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for i, path_of_shard in enumerate(files):
-        shard = ck.read(path_of_shard, field)
+        shard = ck.read(path_of_shard, field, skip)
         duplicate = next((name for name in shard.state if name in state), None)
         if duplicate is not None:
             raise shard.error(f"holds {duplicate[:80]!a}, which another shard holds too", "get the shards again")

@@ -59,6 +59,13 @@ class Tokenizer:
     size: int
 
 
+def has_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str]) -> bool:
+    """Whether :func:`load_tokenizer` finds a tokenizer."""
+    names = [f"{stem}.tokenizer.json"] if stem else []
+    whole = any((folder / name).is_file() for name in [*names, "tokenizer.json"])
+    return "tokenizer" in metadata or whole or all((folder / name).is_file() for name in ("vocab.json", "merges.txt"))
+
+
 def load_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str], field: str = "checkpoint") -> Tokenizer:
     """Load the tokenizer of a model.
 

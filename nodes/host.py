@@ -94,8 +94,14 @@ class Loaded:
 
     @staticmethod
     def of(model: Any, vae: FastARVAE | None = None, parts: Any = None, recommended: Any = None) -> Loaded:
-        """Place a model (with attribute ``net``) under ComfyUI's memory management."""
-        return Loaded(model, ModelPatcher(model.net, device(), offload_device()), vae, parts or {}, recommended or {})
+        """Place a model under ComfyUI's memory management: its ``module`` if it has networks around ``net``, else ``net``."""
+        return Loaded(
+            model,
+            ModelPatcher(getattr(model, "module", model.net), device(), offload_device()),
+            vae,
+            parts or {},
+            recommended or {},
+        )
 
 
 class Managed(Protocol):

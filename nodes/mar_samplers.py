@@ -13,6 +13,7 @@ from ..assembly import is_demo
 from ..errors import UserError
 from ..model_loaders.networks.mar import MARModel
 from ..samplers import registry
+from ..samplers.conditioning import MaskedCondition, PromptCondition
 from ..samplers.mar.denoiser import Denoiser
 from ..samplers.mar.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
@@ -85,7 +86,8 @@ def _work_bytes(model: MARModel, images: int, steps: int, cached: bool) -> float
     size = next(model.net.parameters()).element_size()
     rows = 2 * images * 2 * (c.buffer + c.tokens)
     kept = images * 2 * (c.encoder_depth + c.decoder_depth + 2) * (c.buffer + c.tokens) * c.dim * size if cached else 0
-    return _noise_bytes(model, images, steps) + rows * c.dim * 16 * size + 3 * Denoiser.budget * size + kept
+    work = _noise_bytes(model, images, steps) + rows * c.dim * 16 * size + 3 * Denoiser.budget * size
+    return work + kept + model.between_bytes(images, cached)
 
 
 def _edit_of(latent: Any, mask: Any) -> Edit | None:
@@ -157,7 +159,7 @@ def run_sampler(
 ) -> io.NodeOutput:
     """Run a sampler whose settings are known; arguments as :func:`_sample`, of ``inputs`` only the sockets and the seed."""
     entry = SAMPLERS[sampler]
-    condition = as_labels(inputs["condition"], loaded.model.label_set)
+    condition = _condition(inputs["condition"], loaded.model)
     number, cache = checked_seed(inputs["seed"]), inputs.get("cache")
     edit = _edit_of(inputs.get("latent"), inputs.get("mask"))
     steps, images = settings.diffusion_steps, len(condition)
@@ -180,6 +182,17 @@ def run_sampler(
     return io.NodeOutput({"samples": mark(host.to_output(done.latents), KL)}, done.report)
 
 
+def _condition(value: Any, model: MARModel) -> MaskedCondition:
+    """The condition on the socket, of the kind that the model reads.
+
+    Raises:
+        UserError: it is of another kind, or the model has no such class.
+    """
+    if model.condition == PromptCondition.kind:
+        return expect(value, PromptCondition, "condition", "Prompt")
+    return as_labels(value, model.label_set)
+
+
 def expect_mar(value: Any, field: str) -> host.Loaded:
     """Check that a socket holds a MAR."""
     return expect_model(value, host.Loaded, MARModel, field, LOADER)
@@ -193,12 +206,17 @@ def _schema(
     **about: Any,
 ) -> io.Schema:
     """Schema of a sampler node with the widgets of its settings; ``presets`` extends the preset's tooltip, None is the baseline."""
-    condition = MAR_CONDITION.Input("condition", tooltip="What to draw, one entry an image, from Class Label.")
+    condition = MAR_CONDITION.Input(
+        "condition", tooltip="What to draw, one entry an image: Class Label for a MAR, Prompt for Harmon and UniPic."
+    )
     settings = SAMPLERS[sampler].settings
     switches = [] if presets is None else [preset_widget(presets), enabled("plain MAR")]
     return schema(
         category="FastAR/sample",
-        sockets=[*(models or [_model("model", "The MAR to sample, from Load MAR.")]), condition],
+        sockets=[
+            *(models or [_model("model", "The MAR to sample, from Load MAR, or a Harmon or UniPic from its loader.")]),
+            condition,
+        ],
         widgets=[seed(), *widgets(settings, automatic_names(settings)), *switches],
         optional=optional,
         outputs=sampled(),

@@ -36,7 +36,15 @@ COUNTS = (
     "expanded",
     "islands",
     "waves",
+    "encoder_rows",
+    "decoder_rows",
+    "last_rows",
+    "llm_rows",
+    "prompt_rows",
+    "transformer_flops",
 )
+# Counts of models with prompts only.
+PROMPT_COUNTS = COUNTS[-6:]
 VERSION = 1
 
 
@@ -59,7 +67,10 @@ class Report:
             ``drafted_steps`` and ``accepted_steps`` count diffusion steps, not tokens. ``draft_passes`` and
             ``draft_head_calls`` are the passes and head calls of the draft model, included in the totals. MuLo-SD:
             ``expanded`` counts accepted drafts resampled because of a rejected neighbour, ``islands`` connected regions of
-            resampled tokens, ``waves`` the sequential passes that resampled them.
+            resampled tokens, ``waves`` the sequential passes that resampled them. Models with prompts: ``encoder_rows``,
+            ``decoder_rows`` and ``llm_rows`` are the parts of ``transformer_tokens``, ``last_rows`` the rows of the last decoder
+            block, ``prompt_rows`` tokens of prompts that were read, ``transformer_flops`` floating-point operations (2 per
+            multiply-add) of all but the head.
         peak_memory_bytes: peak of allocated device memory during the run; None if the device does not report it.
         maps: name to array [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens),
             "outcome" uint8 (see above), "cached" int32 (number of AR steps at which the token's decoder rows came from a

@@ -1,15 +1,18 @@
-"""Conditions: class labels, text features, semantic features or semantic codes, one entry per image."""
+"""Conditions: class labels, prompts, text features, semantic features or semantic codes, one entry per image."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..model_loaders.networks.mar import MARModel
+from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
+from ..model_loaders.networks.rows import ClassRows, Rows
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,43 @@ class Condition:
         if bad:
             raise UserError(f"condition: label {bad[0]} is outside the model's 0 to {classes - 1}.")
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
+
+    def rows(self, model: MARModel, guided: bool) -> Rows:
+        """The condition as the network reads it; raises as :meth:`class_ids`."""
+        device = next(model.net.parameters()).device
+        return ClassRows(model.net, self.class_ids(model.net.config.classes, model.label_set, device))
+
+
+@dataclass(frozen=True)
+class PromptCondition:
+    """Prompts of a batch, for models with a language model of their own. Each model that samples encodes them itself.
+
+    Attributes:
+        texts: prompts as typed, one per image.
+        unconditional: the whole instruction of the unconditional branch of guidance.
+    """
+
+    kind: ClassVar[str] = "prompt"
+    texts: tuple[str, ...]
+    unconditional: str = UNCONDITIONAL
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Captions."""
+        return self.texts
+
+    def rows(self, model: MARModel, guided: bool) -> Rows:
+        """The condition as the network reads it.
+
+        Raises:
+            UserError: no prompt, or one that the model cannot read.
+        """
+        if not self.texts:
+            raise UserError("condition: it holds no prompt; write at least one.")
+        return cast(HybridModel, model).rows(self.texts, self.unconditional, guided)
 
 
 def from_ids(ids: Sequence[int]) -> Condition:
@@ -107,4 +147,6 @@ class CodeCondition:
         return len(self.codes)
 
 
-AnyCondition = Condition | TextCondition | FeatureCondition | CodeCondition
+# Conditions of masked models (MAR, Harmon, UniPic).
+MaskedCondition = Condition | PromptCondition
+AnyCondition = MaskedCondition | TextCondition | FeatureCondition | CodeCondition

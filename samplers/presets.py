@@ -28,6 +28,7 @@ RECOMMENDED = frozenset(
         "ar_steps",
         "diffusion_steps",
         "cfg",
+        "cfg_schedule",
         "temperature",
         "top_k",
         "top_p",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,7 @@ class MARConfig:
         buffer: class rows in front of the tokens.
         tokens: tokens of a picture (a square grid).
         channels: channels per token (latent channels times patch area).
-        classes: number of class labels.
+        classes: number of class labels; 0 for none.
         head_depth, head_width: residual blocks and width of the diffusion head.
     """
 
@@ -250,7 +251,8 @@ class MAR(nn.Module):
     def __init__(self, config: MARConfig):
         super().__init__()
         c = self.config = config
-        self.class_emb = nn.Embedding(c.classes, c.dim)
+        if c.classes:
+            self.class_emb = nn.Embedding(c.classes, c.dim)
         self.fake_latent = nn.Parameter(torch.empty(1, c.dim))
         self.mask_token = nn.Parameter(torch.empty(1, 1, c.dim))
         self.encoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
@@ -346,6 +348,8 @@ class MARModel:
         t_max: highest diffusion timestep this checkpoint should start from; 999 officially.
         patch: latent positions a token covers per side; 1 in every official file.
         label_set: name of the label list ("imagenet-1k", "picture-book"), or "" if unknown.
+        max_beta: largest beta of the diffusion the head was trained with; 0.999 for every MAR.
+        condition: kind of condition it is sampled with.
     """
 
     net: MAR
@@ -354,6 +358,26 @@ class MARModel:
     t_max: int = 999
     patch: int = 1
     label_set: str = ""
+    max_beta: float = 0.999
+    condition: ClassVar[str] = "class"
+
+    @property
+    def module(self) -> nn.Module:
+        """All weights."""
+        return self.net
+
+    @property
+    def note(self) -> str:
+        """A remark for the report, or ""."""
+        return ""
+
+    def between_bytes(self, images: int, cached: bool) -> int:
+        """Working memory of what lies between encoder and decoder, both branches of guidance; ``cached``: kept between AR steps."""
+        return 0
+
+    def first_timestep(self, diffusion_steps: int) -> int:
+        """Highest timestep of a table of that many diffusion steps, where the settings do not choose one."""
+        return self.t_max
 
     def to_latents(self, tokens: Tensor) -> Tensor:
         """Tokens [B, L, channels] to decoder latents [B, C, H, W], fp32."""

@@ -288,6 +288,19 @@ class QwenLM(nn.Module):
         h = self._blocks(self.model.embed_tokens(ids), cache.lengths[:, None] + at, attention)
         return self._logits(h, span)
 
+    def hidden(self, x: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
+        """Last hidden states, after the final norm, of embeddings that need not be tokens of the vocabulary.
+
+        Args:
+            x: [R, n, C].
+            positions: int64 [R or 1, n].
+            attention: attention of every block; may read and write a cache.
+
+        Returns:
+            [R, n, C].
+        """
+        return self.model.norm(self._blocks(x, positions, attention))
+
     def _blocks(self, x: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """All blocks, at positions int64 [R or 1, n]."""
         rope = angles(positions, self.config.head_dim, self.config.theta)

@@ -33,7 +33,7 @@ import torch
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
-from ..conditioning import Condition
+from ..conditioning import MaskedCondition
 from ..noise import Noise
 from .cspd_lossless import Lossless
 from .cspd_models import Models, RejectionDraws, TwoModels
@@ -59,7 +59,9 @@ def _check(draft: MARModel, target: MARModel) -> None:
         ("latent scale", draft.latent_scale, target.latent_scale),
         ("patch", draft.patch, target.patch),
         ("tokens", d.tokens, t.tokens),
+        ("the kind of condition", draft.condition, target.condition),
         ("classes", d.classes, t.classes),
+        ("the largest beta of their diffusion", draft.max_beta, target.max_beta),
         ("label set", draft.label_set or target.label_set, target.label_set or draft.label_set),
         ("device", next(draft.net.parameters()).device, next(target.net.parameters()).device),
     )
@@ -73,7 +75,7 @@ def _check(draft: MARModel, target: MARModel) -> None:
 
 def cspd(
     model: MARModel,
-    condition: Condition,
+    condition: MaskedCondition,
     settings: CSpDSettings,
     noise: Noise,
     seed: int | None = None,
@@ -106,6 +108,7 @@ def cspd(
     run = begin("cspd", model, condition, settings, noise, seed, edit)
     run.report.model = f"{model.name}, drafted by {draft.name}"
     with torch.no_grad():
-        models = Models(draft, transformer or FullTransformer(), draft_transformer or FullTransformer(), draws)
+        rows = condition.rows(draft, run.guided)
+        models = Models(draft, rows, transformer or FullTransformer(), draft_transformer or FullTransformer(), draws)
         decide: Decide = MODES[settings.mode](run, settings, models)
     return (yield from loop(run, decide))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel
-from ...reports.record import ACCEPTED, PLAIN, REJECTED, Report
+from ...model_loaders.networks.rows import Rows
+from ...reports.record import ACCEPTED, PLAIN, PROMPT_COUNTS, REJECTED, Report
 from ..noise import CounterRNG, row_keys
 from .coupling import Gaussian
 from .denoiser import Denoiser, RowNoise
@@ -20,6 +21,8 @@ from .loop import Conditions, Run, Transformer
 from .settings import CSpDSettings
 from .speculative import SpeculativeDenoiser, SpeculativeHead
 
+# Counts of the report that are both models' together.
+_BOTH = ("transformer_passes", "transformer_tokens", "head_calls", "head_rows")
 # Redraws of a rejected token. Then published takes zero, as its code does, and paper the last draw.
 TRIES = 100
 # Lanes of a token's random numbers, after those of its diffusion steps (speculative.py).
@@ -114,11 +117,13 @@ class Models(NamedTuple):
 
     Attributes:
         draft: the draft model.
+        rows: the condition as the draft model reads it.
         transformer, draft_transformer: how the target's and the draft's transformer are evaluated.
         draws: random numbers of the approximate modes; None for those of the noise.
     """
 
     draft: MARModel
+    rows: Rows
     transformer: Transformer
     draft_transformer: Transformer
     draws: RejectionDraws | None = None
@@ -129,17 +134,16 @@ class TwoModels:
 
     def __init__(self, run: Run, settings: CSpDSettings, models: Models):
         self.settings = s = settings
-        draft, transformer, self.draft_transformer, draws = models
-        self.transformer = transformer
-        self.alone = SpeculativeHead.of(run, transformer, s.speculation)
+        draft, self.transformer, self.draft_transformer = models.draft, models.transformer, models.draft_transformer
+        self.alone = SpeculativeHead.of(run, self.transformer, s.speculation)
         self.noise = self.alone.noise
         self.own_noise = self.noise if s.alignment else RowNoise(run, "target", run.tables)
         # The draft model shares the canvas and the diffusion steps; its work is counted separately.
         scratch = Report("draft", draft.name, {}, None, run.report.images, run.report.device)
-        self.draft_run = replace(run, model=draft, report=scratch)
+        self.draft_run = replace(run, model=draft, rows=models.rows, report=scratch)
         self.draft_head, self.head = TracedDenoiser(self.draft_run, run.tables), TracedDenoiser(run, run.tables)
         self.keys = row_keys(run.noise, "verify", run.tokens.shape[1]).to(run.tokens.device)
-        self.draws = draws or PairedRejectionDraws(self.keys)
+        self.draws = models.draws or PairedRejectionDraws(self.keys)
         self.prefill = int(run.plan.steps * s.prefill_ratio) + 1  # the reference's s <= S ratio
         self.outcome = torch.full(run.tokens.shape[:2], PLAIN, dtype=torch.uint8, device=run.tokens.device)
 
@@ -151,10 +155,7 @@ class TwoModels:
                 return self.alone(run, step, z)
         new = self.decide(run, step)
         drafts = self.draft_run.report.counts
-        both = {
-            name: drafts.get(name, 0)
-            for name in ("transformer_passes", "transformer_tokens", "head_calls", "head_rows")
-        }
+        both = {name: drafts.get(name, 0) for name in _BOTH} | {n: k for n, k in drafts.items() if n in PROMPT_COUNTS}
         run.report.add(**both, draft_passes=both["transformer_passes"], draft_head_calls=both["head_calls"])
         drafts.clear()
         if step + 1 == run.plan.steps:

@@ -21,14 +21,18 @@ from ...errors import UserError
 STEPS = 1000
 
 
-def cosine_betas(steps: int = STEPS) -> Tensor:
-    """betas [steps] float64 of abar(t) = cos^2(pi/2 (t + 0.008) / 1.008), at most 0.999."""
+# Largest beta of MAR's and Harmon's diffusion. UniPic's is 0.2, which changes the nine highest timesteps.
+MAX_BETA = 0.999
+
+
+def cosine_betas(steps: int = STEPS, max_beta: float = MAX_BETA) -> Tensor:
+    """betas [steps] float64 of abar(t) = cos^2(pi/2 (t + 0.008) / 1.008), at most ``max_beta``."""
 
     def abar(t: float) -> float:
         return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
 
     return torch.tensor(
-        [min(1 - abar((i + 1) / steps) / abar(i / steps), 0.999) for i in range(steps)], dtype=torch.float64
+        [min(1 - abar((i + 1) / steps) / abar(i / steps), max_beta) for i in range(steps)], dtype=torch.float64
     )
 
 
@@ -80,8 +84,8 @@ class Tables:
 
 
 @lru_cache(maxsize=64)
-def tables(count: int = STEPS, t_max: int = STEPS - 1) -> Tables:
-    """Tables of a ``count``-step respacing that starts at or below ``t_max``.
+def tables(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BETA) -> Tables:
+    """Tables of a ``count``-step respacing that starts at or below ``t_max``, of the diffusion with betas up to ``max_beta``.
 
     Raises:
         UserError: count or t_max outside 1..1000 or 0..999.
@@ -90,14 +94,14 @@ def tables(count: int = STEPS, t_max: int = STEPS - 1) -> Tables:
         raise UserError(f"diffusion steps: {count} is outside 1 to {STEPS}.")
     if not 0 <= t_max < STEPS:
         raise UserError(f"t_max: {t_max} is outside 0 to {STEPS - 1}.")
-    return tables_at(tuple(respaced_timesteps(count, t_max)))
+    return tables_at(tuple(respaced_timesteps(count, t_max)), max_beta)
 
 
 @lru_cache(maxsize=64)
-def tables_at(timesteps: tuple[int, ...]) -> Tables:
+def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     """Tables for explicit ascending timesteps (0..999)."""
     kept = torch.tensor(timesteps)
-    abar = torch.cumprod(1 - cosine_betas(), 0)[kept]
+    abar = torch.cumprod(1 - cosine_betas(max_beta=max_beta), 0)[kept]
     before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
     betas = 1 - abar / before
     # As upstream, the product is accumulated again from the new betas, which decides the last digits.

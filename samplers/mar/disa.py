@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ...errors import UserError
-from .diffusion import Tables, tables
+from .diffusion import Tables
 from .loop import Run
 from .settings import DiSASettings
 
@@ -50,4 +50,4 @@ def annealed_tables(run: Run, settings: DiSASettings) -> list[Tables]:
     if 0 < last < FEW_STEPS and not run.settings.t_max:
         t_max = min(t_max, CLIPPED)
     counts = annealed_steps(first, last, settings.diffusion_steps_curve, run.plan.steps)
-    return [tables(count, t_max) for count in counts]
+    return [run.table(count, t_max) for count in counts]

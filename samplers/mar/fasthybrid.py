@@ -31,10 +31,10 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel, pick
 from ...reports.record import ACCEPTED, PLAIN, REDONE
-from ..conditioning import Condition
+from ..conditioning import MaskedCondition
 from ..noise import Noise
 from .denoiser import RowNoise
-from .diffusion import Ancestral, tables
+from .diffusion import Ancestral
 from .disa import annealed_tables
 from .editing import Edit
 from .head import PlainHead, denoisers
@@ -96,7 +96,7 @@ class LookaheadHead:
 
     def __init__(self, run: Run, transformer: Transformer, settings: FastHybridSettings):
         self.settings = s = settings
-        self.tables, few = annealed_tables(run, s), tables(s.guided_steps, run.t_max)
+        self.tables, few = annealed_tables(run, s), run.table(s.guided_steps, run.t_max)
         self.full, self.few = denoisers(run, transformer, self.tables), transformer.denoiser(run, few)
         self.full_noise, self.few_noise = RowNoise(run, "full", run.tables), RowNoise(run, "guided", few)
         self.weights = guidance_weights(s.guidance_schedule, len(few))
@@ -195,7 +195,7 @@ class _Due(NamedTuple):
 
 def fasthybrid(
     model: MARModel,
-    condition: Condition,
+    condition: MaskedCondition,
     settings: FastHybridSettings,
     noise: Noise,
     seed: int | None = None,

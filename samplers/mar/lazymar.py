@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import MAR, Block, MARModel, pick
-from ..conditioning import Condition
+from ...model_loaders.networks.rows import Kept, Work
+from ..conditioning import MaskedCondition
 from ..noise import Noise
 from .denoiser import Denoiser
 from .diffusion import Tables
@@ -38,7 +39,7 @@ from .head import PlainHead
 from .lazymar_head import CachedDenoiser
 from .loop import Conditions, Run, Sampler, begin, generate
 from .settings import CacheSettings, LazyMARSettings
-from .transformer import FullTransformer
+from .transformer import FullTransformer, copies, count_pass
 
 # The reference's share of computed decoder rows at AR steps 0..63 of 64.
 REFERENCE_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
@@ -96,13 +97,19 @@ def _own(x: Tensor, live: int) -> Tensor:
 
 @dataclass(eq=False)
 class _Cache:
-    """Features of one refresh. ``live`` rows: images, or images times two branches without the condition cache."""
+    """Features of one refresh. ``live`` decoder rows: images, or images times two branches without the condition cache.
+
+    ``encoded`` encoder rows: as many, or images where the branches of guidance do not differ in the encoder.
+    """
 
     live: int
+    encoded: int
+    between: Kept | None = None
+    """What is kept between encoder and decoder; with the encoder cache."""
     canvas: Tensor | None = None
     """The decoder's input [live, N, C]; stored with the encoder cache, so that old tokens are not embedded again."""
     encoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Keys and values of every encoder block, [live, heads, room, d]: decided tokens, then the class rows of the last call."""
+    """Keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call."""
     values: Tensor | None = None
     """Values of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are always computed."""
     decoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -114,8 +121,11 @@ class _Cache:
     def bytes(self) -> int:
         """Bytes of all stored tensors."""
         pairs = (t for pair in (*self.encoder, *self.decoder) for t in pair)
+        between = self.between.tensors if self.between else []
         return sum(
-            t.untyped_storage().nbytes() for t in (self.canvas, self.values, self.residual, *pairs) if t is not None
+            t.untyped_storage().nbytes()
+            for t in (self.canvas, self.values, self.residual, *pairs, *between)
+            if t is not None
         )
 
 
@@ -202,7 +212,7 @@ class LazyTransformer:
 
     def _begin(self, run: Run) -> None:
         self._describe(run)
-        s, c, net, batch = self.settings, run.model.net.config, run.model.net, len(run.tokens)
+        s, c, batch = self.settings, run.model.net.config, len(run.tokens)
         if s.block > c.decoder_depth:
             raise UserError(
                 f"block: {s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or use 0."
@@ -214,11 +224,8 @@ class LazyTransformer:
         ]
         if self.spare is None:
             self.spare = max(1, round((c.buffer + c.tokens) * _SPARE / _SPARE_OF))
-        self.rows = net.class_rows(run.labels, batch)
-        if run.guided:
-            self.rows = torch.cat([self.rows, net.class_rows(None, batch)])
+        self.vectors = run.rows.vectors(run.guided)
         device = run.tokens.device
-        self.class_places = torch.arange(c.buffer, device=device).expand(len(self.rows), -1)
         if s.token_cache and s.refresh_period > 1:
             self.cached = torch.zeros(batch, c.tokens, dtype=torch.int32, device=device)
             if s.strategy == "random":
@@ -247,21 +254,26 @@ class LazyTransformer:
         if step + 1 >= until or not (s.encoder_cache or prunes or halves):
             return self.full(run, step, wanted)
         net, c, batch, known = run.model.net, run.model.net.config, len(run.tokens), run.plan.known(step)
-        tokens = run.tokens
-        if run.guided:
-            known, tokens, wanted = (torch.cat([x, x]) for x in (known, tokens, wanted))
-        cache = _Cache(live=batch if halves else len(self.rows))
+        rows, encoded = batch * (1 + run.guided), len(self.vectors)
+        e_known, known, wanted = copies(known, encoded), copies(known, rows), copies(wanted, rows)
+        live = batch if halves else rows
+        cache = _Cache(live, min(live, encoded))
         decided, room = known.shape[1], c.buffer + run.plan.starts[until - 1]
-        x = net.embed_known(tokens, known, self.rows)
+        x = net.embed_known(copies(run.tokens, encoded), e_known, self.vectors)
         for block in _blocks(net.encoder_blocks):
             x, *pair = _pass(block, x)
             if s.encoder_cache:
                 # Class rows are computed at every call and follow the tokens, so only the tokens are stored here.
-                stores = tuple(t.new_empty(cache.live, t.shape[1], room, t.shape[3]) for t in pair)
+                stores = tuple(t.new_empty(cache.encoded, t.shape[1], room, t.shape[3]) for t in pair)
                 for store, t in zip(stores, pair, strict=True):
-                    store[:, :, :decided] = t[: cache.live, :, c.buffer :]
+                    store[:, :, :decided] = t[: cache.encoded, :, c.buffer :]
                 cache.encoder.append((stores[0], stores[1]))
-        x = net.canvas(net.encoder_norm(x), known)
+        x = net.encoder_norm(x)
+        if s.encoder_cache:
+            x, cache.between = run.rows.keep(x, e_known, run.guided, live, room, s.llm_cache)
+        else:
+            x = run.rows.fuse(x, e_known, run.guided)
+        x = net.canvas(x, known)
         if s.encoder_cache:
             cache.canvas = _own(x, cache.live)
         # The condition cache needs every token's output, otherwise the wanted ones are enough.
@@ -279,7 +291,9 @@ class LazyTransformer:
         if cache.bytes > self.held:
             run.report.add(cache_bytes=cache.bytes - self.held)
             self.held = cache.bytes
-        run.report.add(transformer_passes=1, transformer_tokens=len(self.rows) * (2 * c.buffer + decided + c.tokens))
+        keys, total = c.buffer + decided, c.buffer + c.tokens
+        last = rows * c.tokens if halves else wanted.numel()
+        count_pass(run, Work(encoded * keys, keys, rows * total, total, last))
         return self._conditions(run, net, x, wanted)
 
     # -------------------------------------------------------------------------------------------- what is reused
@@ -287,30 +301,29 @@ class LazyTransformer:
     def _reuse(self, run: Run, step: int, wanted: Tensor) -> Conditions:
         """New tokens through the encoder, changed rows through the decoder; one branch if the other is cached."""
         assert self.cache is not None
-        net, cache, batch = run.model.net, self.cache, len(run.tokens)
-        new, tokens, asked = run.plan.reveal[:, self.known : run.plan.starts[step]], run.tokens, wanted
-        if cache.live > batch:
-            new, tokens, asked = (torch.cat([x, x]) for x in (new, tokens, asked))
-        x, encoder_rows = self._encode(run, step, tokens, new)
-        x, decoder_rows = self._decode(run, step, x, asked, new)
-        run.report.add(
-            transformer_passes=1, transformer_tokens=cache.live * encoder_rows + round(cache.live * decoder_rows)
-        )
+        net, cache = run.model.net, self.cache
+        new, asked = run.plan.reveal[:, self.known : run.plan.starts[step]], copies(wanted, cache.live)
+        x, encoder_rows = self._encode(run, step, new)
+        x, decoder_rows = self._decode(run, step, x, asked, copies(new, cache.live))
+        keys, c = run.plan.starts[step] + net.config.buffer, net.config
+        rows, total = round(cache.live * decoder_rows), c.buffer + c.tokens
+        count_pass(run, Work(cache.encoded * encoder_rows, keys, rows, total, asked.numel()))
         if cache.residual is not None:
             x = torch.cat([x, x + pick(cache.residual, wanted)])
             asked = torch.cat([wanted, wanted])
         return self._conditions(run, net, x, asked)
 
-    def _encode(self, run: Run, step: int, tokens: Tensor, new: Tensor) -> tuple[Tensor, int]:
-        """The decoder's input [live, N, C] and how many rows the encoder computed for it."""
+    def _encode(self, run: Run, step: int, new: Tensor) -> tuple[Tensor, int]:
+        """The decoder's input [live, N, C] and how many rows per entry the encoder computed for it."""
         assert self.cache is not None
         net, cache, buffer = run.model.net, self.cache, run.model.net.config.buffer
-        rows = self.rows[: cache.live]
+        vectors, tokens = self.vectors[: cache.encoded], copies(run.tokens, cache.encoded)
         if cache.canvas is None:
             known = run.plan.known(step)
-            known = known if cache.live == len(known) else torch.cat([known, known])
-            return net.canvas(net.encode(tokens, known, rows), known), buffer + known.shape[1]
-        x = net.embed_known(tokens, new, rows)
+            e_known = copies(known, cache.encoded)
+            x = run.rows.fuse(net.encode(tokens, e_known, vectors), e_known, cache.live > len(known))
+            return net.canvas(x, copies(known, cache.live)), buffer + known.shape[1]
+        x = net.embed_known(tokens, copies(new, cache.encoded), vectors)
         # Class rows last: a call then writes one slice, and the next call's tokens overwrite the class rows.
         x = torch.cat([x[:, buffer:], x[:, :buffer]], dim=1)
         at, end = self.known, self.known + x.shape[1]
@@ -318,10 +331,12 @@ class LazyTransformer:
             q, k, v = block.attn.project(block.norm1(x))
             keys[:, :, at:end], values[:, :, at:end] = k, v
             x = _rest(block, x, q, keys[:, :, :end], values[:, :, :end])
-        places = torch.cat([new + buffer, self.class_places[: cache.live]], dim=1)
-        x = net.decoder_embed(net.encoder_norm(x)) + net.decoder_pos_embed_learned[0][places]
+        count = x.shape[1]
+        assert cache.between is not None
+        x, places = cache.between.extend(net.encoder_norm(x), new, self.known)
+        x = net.decoder_embed(x) + net.decoder_pos_embed_learned[0][places]
         cache.canvas.scatter_(1, places[..., None].expand(-1, -1, x.shape[2]), x)
-        return cache.canvas, x.shape[1]
+        return cache.canvas, count
 
     def _decode(self, run: Run, step: int, x: Tensor, wanted: Tensor, new: Tensor) -> tuple[Tensor, float]:
         """The last block's rows at ``wanted`` [live, M, C], and how many rows an average block computed."""
@@ -420,7 +435,7 @@ class LazyTransformer:
 
 def lazymar(
     model: MARModel,
-    condition: Condition,
+    condition: MaskedCondition,
     settings: LazyMARSettings,
     noise: Noise,
     seed: int | None = None,

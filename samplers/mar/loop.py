@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
+from ...model_loaders.networks.rows import Rows
 from ...reports.record import GIVEN, PLAIN, Clock, Report
-from ..conditioning import Condition
+from ..conditioning import MaskedCondition
 from ..driver import start_clock, timed
 from ..noise import Noise
 from .diffusion import Ancestral, Tables, tables
@@ -52,6 +53,9 @@ class Sampled(NamedTuple):
     latents: Tensor
     report: Report
 
+
+# What a model of each kind is conditioned on, and the node that makes it.
+_CONDITIONS = {"class": "class labels; connect Class Label", "prompt": "prompts; connect Prompt"}
 
 # The caller may send the seconds it spent since the last step, for example on a preview; they are not sampling time.
 Sampler = Generator[Step, "float | None", Sampled]
@@ -183,7 +187,7 @@ class Run:
     """State of one generation, made by :func:`begin` and passed to the plugs."""
 
     model: MARModel
-    labels: Tensor
+    rows: Rows
     settings: MARBase
     noise: Noise
     plan: Plan
@@ -216,12 +220,16 @@ class Run:
     @property
     def tables(self) -> Tables:
         """Diffusion tables of a full pass."""
-        return tables(self.settings.diffusion_steps, self.t_max)
+        return self.table(self.settings.diffusion_steps, self.t_max)
 
     @property
     def t_max(self) -> int:
         """Highest timestep: the setting, or the checkpoint's own."""
-        return self.settings.t_max or self.model.t_max
+        return self.settings.t_max or self.model.first_timestep(self.settings.diffusion_steps)
+
+    def table(self, count: int, t_max: int) -> Tables:
+        """Diffusion tables of a ``count``-step pass from ``t_max``, of the model's diffusion."""
+        return tables(count, t_max, self.model.max_beta)
 
 
 # ------------------------------------------------------------------------------------------------ the loop
@@ -230,7 +238,7 @@ class Run:
 def begin(
     name: str,
     model: MARModel,
-    condition: Condition,
+    condition: MaskedCondition,
     settings: MARBase,
     noise: Noise,
     seed: int | None,
@@ -239,20 +247,24 @@ def begin(
     """Check the inputs and set up a generation."""
     c, parameter = model.net.config, next(model.net.parameters())
     device = parameter.device
-    labels = condition.class_ids(c.classes, model.label_set, device)
-    batch = len(labels)
+    if condition.kind != model.condition:
+        raise UserError(f"condition: {model.name} is conditioned on {_CONDITIONS[model.condition]}.")
+    with torch.no_grad():
+        rows = condition.rows(model, settings.cfg != 1.0)
+    batch = len(rows)
     orders = noise.orders(c.tokens)
     if len(orders) != batch:
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
     orders = ORDERS[settings.order](orders)
     report = Report(name, model.name, asdict(settings), seed, batch, device.type)
+    report.note = model.note
     tokens, drawn, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:
         tokens, drawn = edit.tokens(model, batch, device)
         start = edit.latents.to(device, torch.float32)
     clock = start_clock(device)
     plan = Plan(orders.to(device), settings, drawn)
-    return Run(model, labels, settings, noise, plan, tokens, report, clock, drawn, start)
+    return Run(model, rows, settings, noise, plan, tokens, report, clock, drawn, start)
 
 
 def generate(run: Run, transformer: Transformer, head: Head) -> Sampler:

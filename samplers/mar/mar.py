@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ...model_loaders.networks.mar import MARModel
-from ..conditioning import Condition
+from ..conditioning import MaskedCondition
 from ..noise import Noise
 from .disa import annealed_tables
 from .editing import Edit
@@ -21,7 +21,7 @@ from .transformer import FullTransformer
 
 def mar(
     model: MARModel,
-    condition: Condition,
+    condition: MaskedCondition,
     settings: MARSettings,
     noise: Noise,
     seed: int | None = None,
@@ -32,7 +32,7 @@ def mar(
 
     Args:
         model: network and the metadata of its file.
-        condition: B class labels.
+        condition: what B images show, of the kind that the model reads.
         settings: see :class:`MARSettings`.
         noise: noise of B images.
         seed: recorded in the report only.

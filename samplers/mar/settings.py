@@ -277,6 +277,12 @@ class CacheSettings:
         unit="% of the diffusion steps",
         advanced=True,
     )
+    llm_cache: bool = knob(
+        True,
+        "Harmon and UniPic, with encoder_cache: keep the language model's keys and values of tokens decided earlier and compute only "
+        "new ones, behind the others instead of in raster order. Off is slower and more exact. A MAR has no language model.",
+        advanced=True,
+    )
 
 
 @dataclass(frozen=True)

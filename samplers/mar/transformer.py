@@ -7,9 +7,47 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...model_loaders.networks.rows import Work
 from .denoiser import Denoiser
 from .diffusion import Tables
 from .loop import Conditions, Run
+
+
+def copies(x: Tensor, rows: int) -> Tensor:
+    """The batch repeated until it has ``rows`` rows."""
+    return x if len(x) == rows else torch.cat([x] * (rows // len(x)))
+
+
+def count_pass(run: Run, work: Work) -> None:
+    """Add a transformer pass to the report."""
+    extra = run.rows.work(work)
+    rows = work.encoder + work.decoder + extra.get("llm_rows", 0)
+    run.report.add(transformer_passes=1, transformer_tokens=rows, **extra)
+
+
+def _pass(
+    run: Run, tokens: Tensor, known: Tensor, wanted: Tensor, count: int, padding_mask: Tensor | None = None
+) -> Tensor:
+    """z [D, M, C], both branches of guidance, for ``count`` copies of the batch.
+
+    Args:
+        tokens: [N, L, channels], N = ``count`` B; the encoder computes one branch or both, see :class:`Rows`.
+        known, wanted: int64 [N, K] and [N, M].
+        padding_mask: bool [N, K], see ``MAR.encode``.
+    """
+    net, vectors = run.model.net, run.rows.vectors(run.guided, count)
+    rows = len(tokens) * (1 + run.guided)
+    e_mask = d_mask = padding_mask
+    if padding_mask is not None:
+        e_mask, d_mask = copies(padding_mask, len(vectors)), copies(padding_mask, rows)
+    e_known = copies(known, len(vectors))
+    encoded = net.encode(copies(tokens, len(vectors)), e_known, vectors, e_mask)
+    fused = run.rows.fuse(encoded, e_known, run.guided, e_mask)
+    wanted = copies(wanted, rows)
+    z = net.decode(fused, copies(known, rows), wanted, d_mask)
+    keys, total = encoded.shape[1], net.config.buffer + net.config.tokens
+    count_pass(run, Work(len(vectors) * keys, keys, rows * total, total, wanted.numel()))
+    return z
 
 
 class FullTransformer:
@@ -17,15 +55,7 @@ class FullTransformer:
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Conditions:
         """z at positions ``wanted`` [B, M], given the tokens decided before ``step``."""
-        net, batch = run.model.net, len(run.tokens)
-        known, tokens, rows = run.plan.known(step), run.tokens, net.class_rows(run.labels, batch)
-        if run.guided:
-            known, tokens, wanted = (torch.cat([x, x]) for x in (known, tokens, wanted))
-            rows = torch.cat([rows, net.class_rows(None, batch)])
-        z = net.decode(net.encode(tokens, known, rows), known, wanted)
-        c = net.config
-        run.report.add(transformer_passes=1, transformer_tokens=len(rows) * (2 * c.buffer + known.shape[1] + c.tokens))
-        return Conditions.of(z, run.guided)
+        return Conditions.of(_pass(run, run.tokens, run.plan.known(step), wanted, 1), run.guided)
 
     def verify(self, run: Run, step: int, count: int) -> Iterator[list[Conditions]]:
         """z of ``count`` AR steps, each given the tokens of all steps before it, in one pass.
@@ -35,7 +65,7 @@ class FullTransformer:
         if count == 1:
             yield [self(run, step, run.plan.ahead(step))]
             return
-        net, plan, (batch, length) = run.model.net, run.plan, run.tokens.shape[:2]
+        plan, batch = run.plan, len(run.tokens)
         starts, sizes = plan.starts[step : step + count], plan.sizes[step : step + count]
         # Batch entries: AR steps, images within. Shorter prefixes are padded.
         known = torch.cat([plan.reveal[:, : starts[-1]]] * count)
@@ -44,14 +74,7 @@ class FullTransformer:
         asked = [plan.ahead(s) for s in range(step, step + count)]
         most = max(sizes)
         wanted = torch.cat([torch.cat([a, a[:, :1].expand(-1, most - a.shape[1])], 1) for a in asked])
-        tokens, rows = torch.cat([run.tokens] * count), torch.cat([net.class_rows(run.labels, batch)] * count)
-        if run.guided:
-            known, padding_mask, wanted, tokens = (torch.cat([x, x]) for x in (known, padding_mask, wanted, tokens))
-            rows = torch.cat([rows, net.class_rows(None, len(rows))])
-        z = net.decode(net.encode(tokens, known, rows, padding_mask), known, wanted, padding_mask)
-        run.report.add(
-            transformer_passes=1, transformer_tokens=len(rows) * (2 * net.config.buffer + known.shape[1] + length)
-        )
+        z = _pass(run, torch.cat([run.tokens] * count), known, wanted, count, padding_mask)
         parts = Conditions.of(z, run.guided).split(batch)
         yield [part.columns(n) for part, n in zip(parts, sizes, strict=True)]
 

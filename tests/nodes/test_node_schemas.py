@@ -6,14 +6,24 @@ import re
 from dataclasses import fields, make_dataclass
 
 import pytest
-from fastar_nodes.nodes import comparison, conditioning, layout, loaders, mar_samplers, previous, schema, token_samplers
+from fastar_nodes.nodes import (
+    comparison,
+    conditioning,
+    hybrid,
+    layout,
+    loaders,
+    mar_samplers,
+    previous,
+    schema,
+    token_samplers,
+)
 from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import Knob, knob, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from graphs import WIDGETS
 
-MODULES = (loaders, conditioning, mar_samplers, token_samplers, comparison, previous)
+MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, previous)
 CLASSES = [node for module in MODULES for node in module.NODES]
 NODES = {about.node_id: about for about in (node.define_schema() for node in CLASSES)}
 SETTINGS = {

@@ -11,12 +11,12 @@ import json
 import pytest
 import torch
 from fake_comfy import Preview
-from fastar_nodes.nodes import comparison, conditioning, host, loaders, mar_samplers, previous, token_samplers
+from fastar_nodes.nodes import comparison, conditioning, host, hybrid, loaders, mar_samplers, previous, token_samplers
 from fastar_nodes.samplers.registry import find
 from fastar_nodes.samplers.settings import knobs
 from graphs import SHIPPED, VIRTUAL, WIDGETS, Core, Run, load, widget_values
 
-MODULES = (loaders, conditioning, mar_samplers, token_samplers, comparison, previous)
+MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, previous)
 CLASSES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
 SCHEMAS = {name: node.define_schema() for name, node in CLASSES.items()}
 GRAPHS = sorted(SHIPPED.glob("*/*.json"))

@@ -156,8 +156,8 @@ class SlowLazy:
 
     def begin(self, run) -> None:
         net, count = run.model.net, run.model.net.config.buffer + run.model.net.config.tokens
-        self.cond = [OneBranch(net, net.class_emb.weight[i], self.s, self.block, self.spare) for i in run.labels]
-        self.null = [OneBranch(net, net.fake_latent[0], self.s, self.block, self.spare) for _ in run.labels]
+        self.cond = [OneBranch(net, net.class_emb.weight[i], self.s, self.block, self.spare) for i in run.rows.labels]
+        self.null = [OneBranch(net, net.fake_latent[0], self.s, self.block, self.spare) for _ in run.rows.labels]
         self.residual = [torch.empty(0)] * len(self.cond)
         self.random = run.noise.first("lazymar", count, run.plan.steps)
 

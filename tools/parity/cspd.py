@@ -191,9 +191,11 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
             mode="published",
             inner_temperature=inner,
         )
-        run = begin("cspd", model, from_ids(LABELS), settings, _RecordedNoise(data, tag, inter), None)
+        condition = from_ids(LABELS)
+        run = begin("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None)
         recorded = _RecordedRun(**vars(run), table=table)
-        decide = Published(recorded, recorded.settings, Models(draft, FullTransformer(), FullTransformer()))
+        models = Models(draft, condition.rows(draft, run.guided), FullTransformer(), FullTransformer())
+        decide = Published(recorded, recorded.settings, models)
         places, first = [], decide.prefill
         for step in range(first, ar_steps):
             if step % length == 0 or step + 1 == ar_steps:

@@ -19,6 +19,7 @@ from ...model_loaders.autoencoders import load_kl
 from ...model_loaders.mar import load_mar
 from ...model_loaders.networks.kl import KLAutoencoder, KLConfig, KLModel
 from ...model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ...model_loaders.networks.rows import ClassRows
 from ...reports.record import Clock, Report
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
@@ -111,7 +112,7 @@ def _head_run(model: MARModel, temperature: float, rows: int) -> Run:
     settings = MARSettings(ar_steps=1, temperature=temperature)
     tokens = torch.zeros(rows, c.tokens, c.channels)
     report, clock = Report("verify", model.name, {}, None, rows, "cpu"), Clock(torch.device("cpu"))
-    labels, noise = torch.zeros(rows, dtype=torch.int64), PairedNoise(0, range(rows))
+    labels, noise = ClassRows(model.net, torch.zeros(rows, dtype=torch.int64)), PairedNoise(0, range(rows))
     return Run(model, labels, settings, noise, Plan(orders, settings), tokens, report, clock)
 
 

@@ -1,0 +1,218 @@
+"""Loader of Harmon and UniPic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UserError
+from . import checkpoint as ck
+from .families import expect
+from .folders import parse_json, read_json, read_weights, weight_files
+from .mar import FP32_WEIGHTS, OFFICIAL_LATENT_SCALE, OFFICIAL_T_MAX
+from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, resize_table
+from .networks.prompts import HybridModel
+from .tokenizer import Tokenizer, clean, has_tokenizer, load_tokenizer
+
+# Weights that no picture needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class labels,
+# RoPE frequencies, and what training scripts leave behind.
+_UNREAD = ("llm.lm_head.", "siglip2.", "vae.", "mar.class_emb.")
+_LEFT = ("siglip2_proj.", "mar.label_drop", "mar.mask_ratio", "mar.diffusion_batch_mul", "mar.diffloss.diffusion_batch")
+_READER = "siglip2_proj."
+# UniPic: rows of its stored table, and the largest beta of its diffusion, which no file states.
+_UNIPIC_TOKENS, UNIPIC_MAX_BETA, MAX_BETA = 1024, 0.2, 0.999
+# The official models draw pictures of twice the side of their stored tables.
+_TRAINED = 2
+SMALLEST_GRID, LARGEST_GRID = 2, 128
+_OPENING, _CLOSING, _TURN, _TEXT_TOKENS = "<|im_start|>", "<|im_end|>", (151_644, 151_645), 151_643
+_WHAT = "Harmon or UniPic"
+
+
+def precision(dtype: str, device: str | torch.device) -> torch.dtype:
+    """Compute dtype: "auto" is bf16 on GPUs that compute it at full speed, else fp32.
+
+    Raises:
+        UserError: unknown name, or fp16, in which activations of Qwen2.5 overflow.
+    """
+    if dtype == "fp16":
+        raise UserError("dtype: fp16 overflows in the language model of Harmon and UniPic; choose bf16, fp32 or auto.")
+    chosen = ck.choose_dtype(dtype, device, bf16=True)
+    return torch.float32 if chosen == torch.float16 else chosen
+
+
+def load_hybrid(
+    path: str | Path,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    grid: int | None = None,
+    words: Path | None = None,
+) -> HybridModel:
+    """Load a Harmon or UniPic of any size with the official parameter names, and its tokenizer.
+
+    The shape is derived from the weights. Head counts are those of the official model of the same width, unless the configuration
+    states ``llm.num_attention_heads`` and ``mar.encoder_num_heads``. Weights that no picture needs are ignored, most of them
+    without being read. Position tables are resized to the sampled grid in fp32.
+
+    Metadata entries of a single safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``grid`` (tokens per side of
+    the pictures it was trained for; officially twice that of the stored tables), ``max_beta`` (largest beta of the diffusion; 0.2 for
+    UniPic, else 0.999), ``latent_scale`` (0.2325), ``t_max`` (999), ``patch`` (1), ``label_set`` and ``name``.
+
+    Args:
+        path: a Hugging Face model folder, one of its shards, or a weight file.
+        dtype: see :func:`precision`. The last layer of the diffusion head is always fp32.
+        device: device of the weights.
+        grid: tokens per side, 2 to 128; None for the size it was trained for.
+        words: folder of a Qwen2.5 tokenizer, for models that come without one; None for none.
+
+    Returns:
+        The model in eval mode, without gradients.
+
+    Raises:
+        UserError: a file is missing, damaged or of another network; the weights do not fit; invalid metadata.
+    """
+    compute, path = precision(dtype, device), Path(path)
+    files = weight_files(path, "checkpoint", _WHAT)
+    folder, single = files[0].parent, files == [path]
+    file = read_weights(path if single else folder, files, "checkpoint", lambda name: name.startswith(_UNREAD))
+    expect(file, "hybrid")
+    settings = _settings(file, folder, single)
+    reader = any(name.startswith(_READER) for name in file.state)
+    config = config_of(file, settings)
+    latent_scale = file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4, float)
+    t_max = file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX, int)
+    patch = file.number("patch", 1, 1, 64, int)
+    if config.mar.channels % patch**2:
+        raise file.error(f"says patch = {patch} in its metadata, but its tokens have {config.mar.channels} channels")
+    stored = config.mar.grid
+    trained = file.number("grid", min(_TRAINED * stored, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID, int)
+    side = trained if grid is None else grid
+    if not SMALLEST_GRID <= side <= LARGEST_GRID:
+        raise UserError(f"grid: {side} tokens per side are outside {SMALLEST_GRID} to {LARGEST_GRID}.")
+    unipic = reader or config.mar.tokens == _UNIPIC_TOKENS
+    usual = _number(file, settings, "diffusion", "max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0)
+    max_beta = file.number("max_beta", usual, 1e-4, 1.0, float)
+    name = path.stem if single else folder.name
+    found = folder if words is None or has_tokenizer(folder, path.stem if single else "", file.metadata) else words
+    tokenizer = load_tokenizer(found, path.stem if single else "", file.metadata)
+    net = load_network(file, config, side, side, compute, device)
+    return HybridModel(
+        net=net.mar,
+        name=file.text("name", name),
+        latent_scale=latent_scale,
+        t_max=t_max,
+        patch=patch,
+        label_set=file.text("label_set", ""),
+        max_beta=max_beta,
+        hybrid=net,
+        tokenize=lambda text: tokenizer.encode(clean(text)),
+        turn=_turn(file, tokenizer, config),
+        trained=trained,
+    )
+
+
+def load_network(
+    file: ck.Checkpoint,
+    config: HybridConfig,
+    height: int,
+    width: int,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> Hybrid:
+    """The network of a file, with position tables of another grid.
+
+    Args:
+        file: the weights; those that no picture needs are ignored.
+        config: their shape.
+        height, width: tokens of the grid.
+        dtype, device: of the loaded weights.
+
+    Raises:
+        UserError: the weights do not fit.
+    """
+    state = {n: t for n, t in file.state.items() if not n.startswith(_UNREAD + _LEFT) and not n.endswith(".inv_freq")}
+    with ck.shape_errors(file, _WHAT):
+        for table in TABLES:
+            stored = state[MAR_PREFIX + table]
+            state[MAR_PREFIX + table] = resize_table(stored.float(), config.mar.grid, height, width)
+    with torch.device("meta"):
+        net = Hybrid(replace(config, mar=replace(config.mar, tokens=height * width)))
+    fp32 = [MAR_PREFIX + prefix for prefix in FP32_WEIGHTS]
+    return ck.load_strictly(net, replace(file, state=state), _WHAT, dtype=dtype, fp32=fp32, device=device)
+
+
+def _settings(file: ck.Checkpoint, folder: Path, single: bool) -> dict[str, Any]:
+    """The configuration: the metadata entry ``config``, else ``config.json`` of a model folder.
+
+    Raises:
+        UserError: it is not JSON.
+    """
+    if "config" not in file.metadata:
+        return {} if single else read_json(folder / "config.json", "checkpoint")
+    try:
+        return parse_json(file.metadata["config"])
+    except (ValueError, RecursionError) as e:
+        raise file.error(f"has a metadata entry 'config' that cannot be read ({str(e)[:80]})") from e
+
+
+def _number(
+    file: ck.Checkpoint, settings: dict[str, Any], part: str, key: str, default: Any, low: float, high: float
+) -> Any:
+    """A number of a part of the configuration; ``default`` if missing. A float default accepts any number.
+
+    Raises:
+        UserError: the entry is no such number, or out of range.
+    """
+    inner = settings.get(part)
+    value = inner.get(key) if isinstance(inner, dict) else None
+    if value is None:
+        return default
+    whole = not isinstance(default, float)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or whole and value != int(value) or not low <= value <= high:
+        raise file.range_error(f"has {part}.{key} = {str(value)[:40]} in its configuration", low, high, whole)
+    return int(value) if whole else float(value)
+
+
+def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
+    """The shape of the stored weights.
+
+    Args:
+        file: the weights.
+        settings: the configuration, {} for an official size.
+
+    Raises:
+        UserError: the weights or the configuration do not fit.
+    """
+    with ck.shape_errors(file, _WHAT):
+        config = HybridConfig.from_state_dict(
+            file.state,
+            heads=_number(file, settings, "llm", "num_attention_heads", None, 1, 4096),
+            mar_heads=_number(file, settings, "mar", "encoder_num_heads", None, 1, 1024),
+            positions=_number(file, settings, "llm", "max_position_embeddings", 32768, 1, 1 << 24),
+            theta=_number(file, settings, "llm", "rope_theta", 1e6, 1.0, 1e12),
+            eps=_number(file, settings, "llm", "rms_norm_eps", 1e-6, 0.0, 1.0),
+        )
+    sizes = [*astuple(replace(config.mar, classes=1)), config.llm.dim, config.llm.depth, config.llm.hidden]
+    if min(sizes) < 1:
+        raise file.error(f"does not fit {_WHAT}: a part of it is missing or empty")
+    return config
+
+
+def _turn(file: ck.Checkpoint, tokenizer: Tokenizer, config: HybridConfig) -> tuple[int, int]:
+    """Ids of the special tokens of a chat turn, from the tokenizer or Qwen2.5's.
+
+    Raises:
+        UserError: they are unknown, or outside the embedding.
+    """
+    ids = tokenizer.marks.get(_OPENING), tokenizer.marks.get(_CLOSING)
+    opening, closing = _TURN if None in ids and tokenizer.size == _TEXT_TOKENS else ids
+    if opening is None or closing is None or not 0 <= min(opening, closing) <= max(opening, closing) < config.llm.vocab:
+        raise file.error(
+            f"has {config.llm.vocab} rows of embeddings, and its tokenizer has no {_OPENING} and {_CLOSING} among them",
+            "put the tokenizer of the same model there",
+        )
+    return opening, closing

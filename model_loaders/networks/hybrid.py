@@ -1,0 +1,389 @@
+"""Harmon and UniPic: a MAR with a language model between encoder and decoder, with the official parameter names.
+
+Sources: Wu et al. 2025, "Harmonizing Visual Representations for Unified Multimodal Understanding and Generation" (Harmon, arXiv
+2503.21979); Wang et al. 2025, "Skywork UniPic" (arXiv 2508.03320). Both are Qwen2.5, the encoder, decoder and diffusion head of
+MAR, and two MLPs.
+
+The MAR's encoder does not depend on the prompt, so its output is the same in both branches of guidance. The language model reads
+``[prompt | known tokens in raster order | buffer rows]`` with causal attention; its output is added to the encoder's. Rows of
+different length are padded at the end, behind the buffer rows, where causal attention hides the padding without a mask.
+Between AR steps only the prompts' keys and values are kept: the encoder is bidirectional and new tokens lie between old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+
+from .attention import attend
+from .mar import MAR, DiffusionHead, MARConfig, pick
+from .mar import initialise as initialise_mar
+from .qwen import QwenConfig, QwenLM
+from .qwen import initialise as initialise_llm
+from .rows import Work
+
+MAR_PREFIX, LLM_PREFIX = "mar.", "llm."
+# Position tables of the MAR; the first two also have buffer rows.
+TABLES = ("encoder_pos_embed_learned", "decoder_pos_embed_learned", "diffusion_pos_embed_learned")
+# Attention heads of the official language models by width, which no state dict holds.
+OFFICIAL_HEADS = {896: 14, 1536: 12}
+_LABELS = "class_emb.weight"
+
+
+@dataclass(frozen=True)
+class HybridConfig:
+    """Shape of a hybrid: of its MAR, without class labels, and of its language model."""
+
+    mar: MARConfig
+    llm: QwenConfig
+
+    @staticmethod
+    def from_state_dict(
+        state: Mapping[str, Tensor],
+        heads: int | None = None,
+        mar_heads: int | None = None,
+        positions: int = 32768,
+        theta: float = 1e6,
+        eps: float = 1e-6,
+    ) -> HybridConfig:
+        """Derive the shape from official parameter names.
+
+        Args:
+            state: parameter names to tensors; class labels and an output matrix are ignored.
+            heads: attention heads of the language model; None looks the width up in :data:`OFFICIAL_HEADS`.
+            mar_heads: attention heads of the MAR; None for those of the official MAR of the same width.
+            positions, theta, eps: of the language model, see :class:`.qwen.QwenConfig`.
+
+        Raises:
+            KeyError: the state dict is not a hybrid's.
+            ValueError: a head count is unknown or does not fit.
+        """
+        mar = {k.removeprefix(MAR_PREFIX): t for k, t in state.items() if k.startswith(MAR_PREFIX)}
+        llm = {k.removeprefix(LLM_PREFIX): t for k, t in state.items() if k.startswith(f"{LLM_PREFIX}model.")}
+        mar[_LABELS] = torch.empty(0, mar["fake_latent"].shape[1])
+        width = llm["model.embed_tokens.weight"].shape[1]
+        heads = heads or OFFICIAL_HEADS.get(width)
+        if heads is None:
+            raise ValueError(
+                f"a language model of width {width} is none of the official sizes; "
+                "state llm.num_attention_heads in config.json"
+            )
+        return HybridConfig(
+            MARConfig.from_state_dict(mar, mar_heads), QwenConfig.from_state_dict(llm, heads, positions, theta, eps)
+        )
+
+    def llm_flops(self, rows: int, before: int) -> int:
+        """Floating-point operations (2 per multiply-add) of ``rows`` rows in the language model, behind ``before`` others."""
+        c = self.llm
+        linear = c.dim * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.dim * c.hidden
+        visible = rows * before + rows * (rows + 1) // 2
+        return 2 * c.depth * (rows * linear + 2 * c.heads * c.head_dim * visible)
+
+    def mar_flops(self, work: Work) -> int:
+        """Floating-point operations of a pass of the MAR's encoder and decoder."""
+        c = self.mar
+        after = 9 * c.dim**2  # output projection and MLP
+        encoder = work.encoder * (3 * c.dim**2 + after + 2 * c.dim * work.encoder_keys)
+        decoder = work.decoder * (3 * c.dim**2 + after + 2 * c.dim * work.decoder_keys)
+        last = work.decoder * 3 * c.dim**2 + work.last * (after + 2 * c.dim * work.decoder_keys)
+        return 2 * (c.encoder_depth * encoder + (c.decoder_depth - 1) * decoder + last)
+
+    def head_flops(self, rows: int) -> int:
+        """Floating-point operations of head rows: tokens times diffusion steps, both branches of guidance."""
+        c = self.mar
+        w = c.head_width
+        return 2 * rows * (c.head_depth * 5 * w * w + 2 * w * w + 3 * w * c.channels)
+
+
+def resize_table(table: Tensor, side: int, height: int, width: int) -> Tensor:
+    """A position table at another grid, bilinear without antialiasing, as upstream.
+
+    Args:
+        table: fp32 [1, rows + side * side, C]; rows before the grid are kept.
+        side: tokens per side of the table's grid.
+        height, width: tokens of the new grid.
+
+    Returns:
+        [1, rows + height * width, C].
+    """
+    if (height, width) == (side, side):
+        return table
+    before, grid = table.split([table.shape[1] - side**2, side**2], 1)
+    grid = grid.transpose(1, 2).unflatten(2, (side, side))
+    grid = F.interpolate(grid, size=(height, width), mode="bilinear", align_corners=False)
+    return torch.cat([before, grid.flatten(2).transpose(1, 2)], 1)
+
+
+class PromptCache(NamedTuple):
+    """Keys (rotated) and values of one prompt, [layers, kv heads, P, D]."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt, P."""
+        return self.keys.shape[2]
+
+
+class _Group(NamedTuple):
+    """Rows of a batch whose prompts are equally long.
+
+    Attributes:
+        rows: int64 [G], or None for all rows.
+        prompt: int64 [G], index of each row's prompt.
+        keys, values: of the distinct prompts, [layers, U, kv heads, P, D].
+    """
+
+    rows: Tensor | None
+    prompt: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class PromptBatch:
+    """Prompts of R rows, grouped by length so that attention needs no padding mask.
+
+    Args:
+        prompts: one entry a row; equal prompts are the same object.
+    """
+
+    def __init__(self, prompts: Sequence[PromptCache]):
+        device = prompts[0].keys.device
+        self.host_lengths = [p.length for p in prompts]
+        self.lengths = torch.tensor(self.host_lengths, device=device)
+        self.groups: list[_Group] = []
+        for length in sorted({p.length for p in prompts}):
+            rows = [i for i, p in enumerate(prompts) if p.length == length]
+            distinct = list({id(prompts[i]): prompts[i] for i in rows}.values())
+            number = {id(p): j for j, p in enumerate(distinct)}
+            self.groups.append(
+                _Group(
+                    None if len(rows) == len(prompts) else torch.tensor(rows, device=device),
+                    torch.tensor([number[id(prompts[i])] for i in rows], device=device),
+                    torch.stack([p.keys for p in distinct], 1),
+                    torch.stack([p.values for p in distinct], 1),
+                )
+            )
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention output [R, n, C] of the last n of S rows over the prompt and the rows up to their own.
+
+        Args:
+            layer: index of the block.
+            q: queries [R, heads, n, D].
+            k, v: keys and values [R, kv heads, S, D].
+        """
+        parts = []
+        for g in self.groups:
+            q_, k_, v_ = (q, k, v) if g.rows is None else (q[g.rows], k[g.rows], v[g.rows])
+            keys, values = (torch.cat([t[layer][g.prompt], x], 2) for t, x in ((g.keys, k_), (g.values, v_)))
+            parts.append(_behind(q_, keys, values))
+        if len(parts) == 1:
+            return parts[0]
+        out = torch.empty_like(parts[0][:1]).expand(len(q), -1, -1).clone()
+        for g, part in zip(self.groups, parts, strict=True):
+            out[g.rows] = part
+        return out
+
+
+def _behind(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention [R, n, C] of queries [R, heads, n, D] that belong to the last n of the keys [R, kv heads, S, D].
+
+    ``is_causal`` would align the first query with the first key.
+    """
+    n, total, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, 1) if group > 1 else t for t in (k, v))
+    out = F.scaled_dot_product_attention(q, k, v, causal_lower_right(n, total))
+    return out.transpose(1, 2).flatten(2)
+
+
+@dataclass(eq=False)
+class TokenCache:
+    """Keys and values of known tokens in the language model, kept between AR steps (LazyMAR).
+
+    Attributes:
+        live: rows of the batch whose features are kept, the first ones.
+        room: rows that fit into the cache.
+        keys, values: one tensor per block, [live, kv heads, room, D]; buffer rows of the last call lie behind the tokens.
+    """
+
+    live: int
+    room: int
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+    def store(self, k: Tensor, v: Tensor, count: int) -> None:
+        """Keep the next block's first ``count`` keys and values of [R, kv heads, n, D]."""
+        for stores, t in ((self.keys, k), (self.values, v)):
+            kept = t.new_empty(self.live, t.shape[1], self.room, t.shape[3])
+            kept[:, :, :count] = t[: self.live, :, :count]
+            stores.append(kept)
+
+
+def _mlp(inner: int, width: int, out: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inner, width), nn.SiLU(), nn.Linear(width, out))
+
+
+class Hybrid(nn.Module):
+    """MAR encoder, language model, MAR decoder and diffusion head."""
+
+    def __init__(self, config: HybridConfig):
+        super().__init__()
+        self.config = config
+        c, h = config.mar.dim, config.llm.dim
+        self.mar, self.llm = MAR(config.mar), QwenLM(replace(config.llm, tied=True))
+        self.proj_in, self.proj_out = _mlp(c, h, h), _mlp(h, h, c)
+
+    @property
+    def head(self) -> DiffusionHead:
+        return self.mar.head
+
+    # -------------------------------------------------------------------------------------------- training
+
+    def forward(
+        self, tokens: Tensor, known: Tensor, ids: Tensor, lengths: Tensor, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Conditions z for the head, prompts included in the sequence; differentiable, for training and tests.
+
+        Args:
+            tokens: fp32 [B, L, channels]; only the known positions are read.
+            known: int64 [B, K], known positions, ascending.
+            ids: int64 [B, P], prompts, padded at the end.
+            lengths: int64 [B], tokens of each prompt.
+            wanted: int64 [B, M], positions whose z is needed; None for all L.
+
+        Returns:
+            z [B, M, C] (or [B, L, C]).
+        """
+        batch, most = ids.shape
+        encoded = self.mar.encode(tokens, known, self.mar.class_rows(None, batch))
+        order = self.llm_order(known)
+        y = pick(self.proj_in(encoded), order)
+        # Prompt, picture, then the prompt's padding.
+        slot = torch.arange(most + y.shape[1], device=ids.device).expand(batch, -1).clone()
+        padding = torch.arange(most, device=ids.device) >= lengths[:, None]
+        slot[:, :most] += padding * y.shape[1]
+        slot[:, most:] -= (most - lengths)[:, None]
+        x = pick(torch.cat([self.llm.model.embed_tokens(ids), y], 1), slot.argsort(1))
+        h = self.llm.hidden(x, torch.arange(x.shape[1], device=ids.device)[None], _causal)
+        h = pick(h, slot[:, most:])
+        return self.mar.decode(encoded + self.proj_out(pick(h, order.argsort(1))), known, wanted)
+
+    # -------------------------------------------------------------------------------------------- sampling
+
+    def read(self, ids: Tensor) -> PromptCache:
+        """Keys and values of a prompt, int64 [P]."""
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys.append(k[0])
+            values.append(v[0])
+            return _causal(layer, q, k, v)
+
+        self.llm.hidden(
+            self.llm.model.embed_tokens(ids[None]), torch.arange(len(ids), device=ids.device)[None], attention
+        )
+        return PromptCache(torch.stack(keys), torch.stack(values))
+
+    def llm_order(self, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Encoder rows in the language model's order: known tokens by position, buffer rows, padding.
+
+        Args:
+            known: int64 [B, K], in any order.
+            padding_mask: bool [B, K], False for padding; None for none.
+
+        Returns:
+            int64 [B, buffer + K], indices of the encoder's rows.
+        """
+        c, (batch, count) = self.config.mar, known.shape
+        last = c.tokens + c.buffer
+        buffers = torch.arange(c.tokens, last, device=known.device).expand(batch, -1)
+        if padding_mask is not None:
+            known = torch.where(padding_mask, known, last + torch.arange(count, device=known.device))
+        return torch.cat([buffers, known], 1).argsort(1)
+
+    def fuse(
+        self,
+        encoded: Tensor,
+        known: Tensor,
+        prompts: PromptBatch,
+        padding_mask: Tensor | None = None,
+        cache: TokenCache | None = None,
+    ) -> Tensor:
+        """The decoder's input rows: encoder output plus what the language model adds to it.
+
+        Args:
+            encoded: [B, buffer + K, C] from ``mar.encode``.
+            known: int64 [B, K], the same positions.
+            prompts: of R rows, a multiple of B; rows b, B + b, ... belong to image b.
+            padding_mask: bool [B, K], as for ``mar.encode``.
+            cache: receives the known tokens' keys and values.
+
+        Returns:
+            [R, buffer + K, C].
+        """
+        branches = len(prompts.lengths) // len(encoded)
+        order = self.llm_order(known, padding_mask)
+        y = pick(self.proj_in(encoded), order).repeat(branches, 1, 1)
+
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if cache is not None:
+                cache.store(k, v, known.shape[1])
+            return prompts.attend(layer, q, k, v)
+
+        h = self.llm.hidden(y, self._positions(prompts, 0, y.shape[1]), attention)
+        back = order.argsort(1).repeat(branches, 1)
+        return encoded.repeat(branches, 1, 1) + self.proj_out(pick(h, back))
+
+    def extend(self, encoded: Tensor, prompts: PromptBatch, cache: TokenCache, at: int) -> Tensor:
+        """:meth:`fuse` for new tokens and the buffer rows only; the new tokens' keys and values are appended to the cache.
+
+        Args:
+            encoded: [B, N + buffer, C], encoder output of N new tokens, then the buffer rows.
+            prompts: of R rows, a multiple of B.
+            cache: of R rows.
+            at: tokens in the cache. The new ones get the positions behind them, not those of their raster order.
+
+        Returns:
+            [R, N + buffer, C].
+        """
+        branches = len(prompts.lengths) // len(encoded)
+        y, end = self.proj_in(encoded).repeat(branches, 1, 1), at + encoded.shape[1]
+
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.keys[layer], cache.values[layer]
+            keys[:, :, at:end], values[:, :, at:end] = k, v
+            return prompts.attend(layer, q, keys[:, :, :end], values[:, :, :end])
+
+        h = self.llm.hidden(y, self._positions(prompts, at, encoded.shape[1]), attention)
+        return encoded.repeat(branches, 1, 1) + self.proj_out(h)
+
+    @staticmethod
+    def _positions(prompts: PromptBatch, at: int, count: int) -> Tensor:
+        """Positions int64 [R, count] behind each row's prompt and ``at`` tokens."""
+        return prompts.lengths[:, None] + at + torch.arange(count, device=prompts.lengths.device)
+
+
+def _causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(group, 1) if group > 1 else t for t in (k, v))
+    return attend(q, k, v, causal=True)
+
+
+def initialise(net: Hybrid) -> Hybrid:
+    """Official initialisation of the parts; Xavier matrices in the MLPs between them."""
+    initialise_mar(net.mar)
+    initialise_llm(net.llm)
+    for layer in (*net.proj_in, *net.proj_out):
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return net

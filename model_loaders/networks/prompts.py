@@ -1,0 +1,238 @@
+"""Prompts of a hybrid: the model with its tokenizer, and the condition of a batch of prompts.
+
+Template (Wu et al. 2025, Harmon): one user turn, no system turn, and the picture's rows in the place of the answer. The unconditional
+branch of guidance is a prompt of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UserError
+from .hybrid import Hybrid, PromptBatch, PromptCache, TokenCache
+from .mar import MARModel
+from .rows import Kept, Work, places
+
+INSTRUCTION = "Generate an image: "
+UNCONDITIONAL = "Generate an image."
+# Unconditional prompts whose keys and values a model keeps.
+_KEPT = 4
+# With the full cosine schedule and fewer diffusion steps, the first step multiplies errors by more than 300 (samplers/mar/diffusion.py).
+_SAFE_BETA, _SAFE_STEPS, _SAFE_START = 0.5, 100, 950
+
+
+@dataclass(frozen=True, eq=False)
+class HybridModel(MARModel):
+    """A hybrid and the metadata of its files; ``net`` is its MAR, with position tables of the sampled grid.
+
+    Attributes:
+        hybrid: all networks, in eval mode.
+        tokenize: text to token ids, without special tokens.
+        turn: ids of the special tokens that begin and end a chat turn.
+        trained: tokens per side of the pictures it was trained for.
+    """
+
+    hybrid: Hybrid = field(kw_only=True)
+    tokenize: Callable[[str], list[int]] = field(kw_only=True)
+    turn: tuple[int, int] = field(kw_only=True)
+    trained: int = field(kw_only=True)
+    condition: ClassVar[str] = "prompt"
+    _unconditional: dict[str, PromptCache] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.hybrid
+
+    @property
+    def note(self) -> str:
+        side = self.net.config.grid
+        if side == self.trained:
+            return ""
+        return f"{side} x {side} tokens; the model was trained for {self.trained} x {self.trained}"
+
+    def between_bytes(self, images: int, cached: bool) -> int:
+        c, size = self.hybrid.config.llm, next(self.hybrid.parameters()).element_size()
+        rows = 2 * images * (self.net.config.tokens + self.net.config.buffer)
+        # The MLP's three tensors, residual stream and norms, queries with repeated keys and values.
+        work = rows * (3 * c.hidden + 6 * c.dim + 6 * c.heads * c.head_dim) * size
+        return work + (self.prompt_bytes(rows) if cached else 0)
+
+    def first_timestep(self, diffusion_steps: int) -> int:
+        """950 at fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says less."""
+        if self.max_beta > _SAFE_BETA and diffusion_steps < _SAFE_STEPS:
+            return min(self.t_max, _SAFE_START)
+        return self.t_max
+
+    def prompt(self, text: Any) -> list[int]:
+        """Token ids of a prompt with its instruction; may be empty.
+
+        Raises:
+            UserError: not a text, too long, or encoded as a special token.
+        """
+        return self._turn(text, INSTRUCTION, "text")
+
+    def instruction(self, text: Any) -> list[int]:
+        """Token ids of a whole instruction, for the unconditional branch; raises as :meth:`prompt`."""
+        return self._turn(text, "", "negative")
+
+    def _turn(self, text: Any, before: str, name: str) -> list[int]:
+        if not isinstance(text, str):
+            raise UserError(f"{name}: a prompt must be text, not {type(text).__name__}.")
+        opening, closing = self.turn
+        parts = [self.tokenize(part) for part in (f"user\n{before}{text}", "\n", "assistant\n")]
+        ids = [opening, *parts[0], closing, *parts[1], opening, *parts[2]]
+        config, most = self.hybrid.config, self.most_tokens
+        if any(i in self.turn for part in parts for i in part):
+            raise UserError(f"{name}: it is encoded as a special token of {self.name}; write it in another way.")
+        wrong = next((i for i in ids if not 0 <= i < config.llm.vocab), None)
+        if wrong is not None:
+            raise UserError(
+                f"{name}: the tokenizer makes token {wrong} of it, {self.name} has {config.llm.vocab}; use the tokenizer of the model."
+            )
+        if len(ids) > most:
+            raise UserError(
+                f"{name}: the prompt takes {len(ids)} tokens with its template, {self.name} reads at most {max(0, most)}; shorten it."
+            )
+        return ids
+
+    @property
+    def most_tokens(self) -> int:
+        """Longest prompt, template included: the language model's positions less those of a picture."""
+        return self.hybrid.config.llm.positions - self.net.config.tokens - self.net.config.buffer
+
+    def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptRows:
+        """The condition of one image per text. Equal texts are read once, the unconditional one once per model.
+
+        Args:
+            texts: prompts without the instruction.
+            unconditional: the unconditional branch's whole instruction.
+            guided: whether that branch is evaluated.
+
+        Raises:
+            UserError: a text that :meth:`prompt` rejects.
+        """
+        device = next(self.hybrid.parameters()).device
+        wanted = {text: self.prompt(text) for text in dict.fromkeys(texts)}
+        null = self.instruction(unconditional) if guided else []
+        read, caches = 0, {}
+        for text, ids in wanted.items():
+            caches[text], read = self.hybrid.read(torch.tensor(ids, device=device)), read + len(ids)
+        if not guided:
+            return PromptRows(self.hybrid, [caches[text] for text in texts], None, read)
+        if unconditional not in self._unconditional:
+            if len(self._unconditional) >= _KEPT:
+                self._unconditional.pop(next(iter(self._unconditional)))
+            made, read = self.hybrid.read(torch.tensor(null, device=device)), read + len(null)
+            # On the CPU, because the weights may leave the device between runs.
+            self._unconditional[unconditional] = PromptCache(*(t.cpu() for t in made))
+        kept = PromptCache(*(t.to(device) for t in self._unconditional[unconditional]))
+        return PromptRows(self.hybrid, [caches[text] for text in texts], kept, read)
+
+    def prompt_bytes(self, tokens: int) -> int:
+        """Memory of the keys and values of that many tokens."""
+        c, size = self.hybrid.config.llm, next(self.hybrid.parameters()).element_size()
+        return 2 * c.depth * c.kv_heads * c.head_dim * size * tokens
+
+
+class PromptRows:
+    """Prompts of B images: the language model between encoder and decoder.
+
+    Args:
+        net: the network.
+        prompts: one entry per image; equal prompts are the same object.
+        null: the unconditional prompt; None without guidance.
+        read: prompt tokens that were read for this batch.
+    """
+
+    def __init__(self, net: Hybrid, prompts: Sequence[PromptCache], null: PromptCache | None, read: int = 0):
+        self.net, self.prompts, self.null = net, tuple(prompts), null
+        self._batches: dict[tuple[int, bool], PromptBatch] = {}
+        self._counts = {"llm_rows": 0, "prompt_rows": read, "transformer_flops": 0}
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def vectors(self, guided: bool, count: int = 1) -> Tensor:
+        return self.net.mar.class_rows(None, count * len(self))
+
+    def fuse(self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None) -> Tensor:
+        prompts = self._batch(len(encoded), guided)
+        self._count(prompts, 0, encoded.shape[1])
+        return self.net.fuse(encoded, known, prompts, padding_mask)
+
+    def keep(
+        self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int, cached: bool
+    ) -> tuple[Tensor, Kept]:
+        prompts, branch = self._batch(len(encoded), guided), self._batch(len(encoded), live > len(encoded))
+        self._count(prompts, 0, encoded.shape[1])
+        if not cached:
+            return self.net.fuse(encoded, known, prompts), _Encoded(self, encoded, known, live > len(encoded))
+        cache = TokenCache(live, room)
+        return self.net.fuse(encoded, known, prompts, cache=cache), _Tokens(self, branch, cache)
+
+    def work(self, work: Work) -> dict[str, int]:
+        counts = {
+            **self._counts,
+            "encoder_rows": work.encoder,
+            "decoder_rows": work.decoder,
+            "last_rows": work.last,
+        }
+        counts["transformer_flops"] += self.net.config.mar_flops(work)
+        self._counts = dict.fromkeys(self._counts, 0)
+        return counts
+
+    def _batch(self, images: int, guided: bool) -> PromptBatch:
+        """Prompts of ``images`` rows per branch, the batch repeated as often as needed."""
+        key = images, guided
+        if key not in self._batches:
+            rows = self.prompts * (images // len(self))
+            self._batches[key] = PromptBatch([*rows, *([self.null] * images if guided and self.null else [])])
+        return self._batches[key]
+
+    def _count(self, prompts: PromptBatch, at: int, rows: int) -> None:
+        """Count ``rows`` rows behind each prompt and ``at`` tokens."""
+        for length in prompts.host_lengths:
+            self._counts["llm_rows"] += rows
+            self._counts["transformer_flops"] += self.net.config.llm_flops(rows, length + at)
+
+
+class _Tokens:
+    """Keys and values of known tokens in the language model, for :meth:`Rows.keep`."""
+
+    def __init__(self, rows: PromptRows, prompts: PromptBatch, cache: TokenCache):
+        self.rows, self.prompts, self.cache = rows, prompts, cache
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return self.cache.keys + self.cache.values
+
+    def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
+        self.rows._count(self.prompts, at, encoded.shape[1])
+        x = self.rows.net.extend(encoded, self.prompts, self.cache, at)
+        return x, places(new.repeat(len(x) // len(new), 1), self.rows.net.config.mar.buffer)
+
+
+class _Encoded:
+    """Encoder output of known tokens; the language model reads all of it again in raster order."""
+
+    def __init__(self, rows: PromptRows, encoded: Tensor, known: Tensor, guided: bool):
+        self.rows, self.guided, self.known = rows, guided, known
+        self.encoded = encoded[:, rows.net.config.mar.buffer :].clone()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.encoded]
+
+    def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
+        buffer, count = self.rows.net.config.mar.buffer, new.shape[1]
+        self.encoded = torch.cat([self.encoded, encoded[:, :count]], 1)
+        self.known = torch.cat([self.known, new], 1)
+        # The language model sorts by position.
+        x = self.rows.fuse(torch.cat([encoded[:, count:], self.encoded], 1), self.known, self.guided)
+        x = torch.cat([x[:, buffer:], x[:, :buffer]], 1)
+        return x, places(self.known.repeat(len(x) // len(self.known), 1), buffer)
