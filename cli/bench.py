@@ -360,7 +360,8 @@ def _teraflops(counts: Mapping[str, int], p: Planned, batch: int) -> str:
     """Floating-point operations of an image, as counted; "" for models whose reports do not count them."""
     if "transformer_flops" not in counts or p.entry.needs_draft:
         return ""
-    head = p.on.model.hybrid.config.head_flops(counts.get("head_rows", 0))
+    model: Any = p.on.model if p.on else None
+    head = model.hybrid.config.head_flops(counts.get("head_rows", 0))
     return f"{(counts['transformer_flops'] + head) / batch / 1e12:.3g}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,7 +40,7 @@ def measure(pair: Pair, repeats: int) -> dict[str, Any]:
         pair.ours(0)
     ours, theirs = [], []
     for repeat in range(repeats):
-        ours.append(_seconds(clock, lambda repeat=repeat: pair.ours(repeat)))
+        ours.append(_seconds(clock, partial(pair.ours, repeat)))
         theirs.append(_seconds(clock, pair.theirs))
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     floor = work.floor(speed)

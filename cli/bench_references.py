@@ -217,7 +217,7 @@ class _OneNoise:
 def mar(root: Path, model: MARModel, batch: int, sets: Mapping[str, str], lazy: bool = False) -> Pair:
     """LTH14/mar, or feihongyan1/LazyMAR. LazyMAR's selection of rows is compared by ``verify`` and not here."""
     entry, c = find("lazymar" if lazy else "mar"), model.net.config
-    settings = make(entry.settings, {"t_max": "999", **sets})
+    settings: Any = make(entry.settings, {"t_max": "999", **sets})
     with torch.no_grad():  # the initial zeros would leave little to compare
         generator = torch.Generator().manual_seed(2)
         for name, p in model.net.named_parameters():
@@ -300,7 +300,8 @@ def _tokens(
     def compare() -> float:
         return float((ours(0).codes.flatten(1)[:, order] != reference()).float().mean())
 
-    work = f"{model.model.name.split(',')[0]}, {model.model.grid} x {model.model.grid}, batch {batch}"
+    tokens: Any = model.model
+    work = f"{tokens.name.split(',')[0]}, {tokens.grid} x {tokens.grid}, batch {batch}"
     return Pair(work, model, lambda seed: ours(seed).report, reference, compare)
 
 

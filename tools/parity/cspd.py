@@ -36,12 +36,12 @@ LABELS, PREFILL, CFG, HIGHEST = (1, 9), 0.15, 3.0, 950
 class _RecordedRun(Run):
     """A run with the recorded timesteps, which are not a respacing."""
 
-    table: Tables | None = None
+    recorded: Tables | None = None
 
     @property
     def tables(self) -> Tables:
-        assert self.table is not None
-        return self.table
+        assert self.recorded is not None
+        return self.recorded
 
 
 class _Verification:
@@ -193,7 +193,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         )
         condition = from_ids(LABELS)
         run = begin("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None)
-        recorded = _RecordedRun(**vars(run), table=table)
+        recorded = _RecordedRun(**vars(run), recorded=table)
         models = Models(draft, condition.rows(draft, run.guided), FullTransformer(), FullTransformer())
         decide = Published(recorded, recorded.settings, models)
         places, first = [], decide.prefill

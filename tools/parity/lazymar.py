@@ -38,12 +38,12 @@ BASELINE, TOKENS = "baseline", "tokcache"
 class _RecordedRun(Run):
     """A run with the recorded timesteps, which are not a respacing."""
 
-    table: Tables | None = None
+    recorded: Tables | None = None
 
     @property
     def tables(self) -> Tables:
-        assert self.table is not None
-        return self.table
+        assert self.recorded is not None
+        return self.recorded
 
 
 class _RecordedSelection(LazyTransformer):
@@ -126,7 +126,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         )
         begun = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None)
         table = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
-        state = _RecordedRun(**vars(begun), table=table)
+        state = _RecordedRun(**vars(begun), recorded=table)
         transformer = _RecordedSelection(settings, kept)
         with torch.no_grad():
             out = finish(generate(state, transformer, PlainHead(state, transformer)))
