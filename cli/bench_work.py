@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Operations after which the host waits for values of a device.
-_WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero")
+_WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero")
 # The two matrices of a product among its arguments.
 _PRODUCTS: Mapping[str, tuple[int, int]] = {
     "mm": (0, 1),

@@ -95,13 +95,8 @@ class Loaded:
     @staticmethod
     def of(model: Any, vae: FastARVAE | None = None, parts: Any = None, recommended: Any = None) -> Loaded:
         """Place a model under ComfyUI's memory management: its ``module`` if it has networks around ``net``, else ``net``."""
-        return Loaded(
-            model,
-            ModelPatcher(getattr(model, "module", model.net), device(), offload_device()),
-            vae,
-            parts or {},
-            recommended or {},
-        )
+        patcher = ModelPatcher(getattr(model, "module", model.net), device(), offload_device())
+        return Loaded(model, patcher, vae, parts or {}, recommended or {})
 
 
 class Managed(Protocol):

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 
 from .attention import attend
 from .mar import MAR, DiffusionHead, MARConfig, pick
@@ -198,6 +197,8 @@ def _behind(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     ``is_causal`` would align the first query with the first key.
     """
+    from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler
+
     n, total, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(group, 1) if group > 1 else t for t in (k, v))
     out = F.scaled_dot_product_attention(q, k, v, causal_lower_right(n, total))

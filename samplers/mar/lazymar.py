@@ -19,16 +19,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import cast
+from dataclasses import fields
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.mar import MAR, Block, MARModel, pick
-from ...model_loaders.networks.rows import Kept, Work
+from ...model_loaders.networks.mar import MAR, MARModel, pick
+from ...model_loaders.networks.rows import Work
 from ..conditioning import MaskedCondition
 from ..noise import Noise
 from .denoiser import Denoiser
@@ -36,6 +35,7 @@ from .diffusion import Tables
 from .disa import annealed_tables
 from .editing import Edit
 from .head import PlainHead
+from .lazymar_cache import FeatureCache, block_pass, block_rest, own_copy, row_index, typed_blocks
 from .lazymar_head import CachedDenoiser
 from .loop import Conditions, Run, Sampler, begin, generate
 from .settings import CacheSettings, LazyMARSettings
@@ -64,71 +64,6 @@ def computed_ratio(progress: float, end: float) -> float:
     return round(1 - (1 - end) * (1 - ratio) / (1 - REFERENCE_RATIOS[-1]), 9)
 
 
-def _blocks(modules: nn.ModuleList) -> list[Block]:
-    """The blocks of an encoder or decoder, typed."""
-    return cast(list[Block], list(modules))
-
-
-def _pass(block: Block, x: Tensor, rows: slice | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """A block's output, at some ``rows`` only if given (a slice, or int64 [B, M]), and keys and values of all rows of x."""
-    q, k, v = block.attn.project(block.norm1(x))
-    if isinstance(rows, slice):
-        q, x = q[:, :, rows], x[:, rows]
-    elif rows is not None:
-        q, x = q.gather(2, _heads(rows, q)), pick(x, rows)
-    return _rest(block, x, q, k, v), k, v
-
-
-def _rest(block: Block, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The block after its projection: rows x [B, N, C] whose queries are q, over keys k and values v."""
-    x = x + block.attn.attend(q, k, v)
-    return x + block.mlp(block.norm2(x))
-
-
-def _heads(index: Tensor, like: Tensor) -> Tensor:
-    """Row index [B, M] for tensors [B, heads, N, d]."""
-    return index[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
-
-
-def _own(x: Tensor, live: int) -> Tensor:
-    """A copy of the first ``live`` entries; a view would keep the whole projection in memory."""
-    return x[:live].clone(memory_format=torch.contiguous_format)
-
-
-@dataclass(eq=False)
-class _Cache:
-    """Features of one refresh. ``live`` decoder rows: images, or images times two branches without the condition cache.
-
-    ``encoded`` encoder rows: as many, or images where the branches of guidance do not differ in the encoder.
-    """
-
-    live: int
-    encoded: int
-    between: Kept | None = None
-    """What is kept between encoder and decoder; with the encoder cache."""
-    canvas: Tensor | None = None
-    """The decoder's input [live, N, C]; stored with the encoder cache, so that old tokens are not embedded again."""
-    encoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call."""
-    values: Tensor | None = None
-    """Values of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are always computed."""
-    decoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Keys and values of the decoder blocks after it."""
-    residual: Tensor | None = None
-    """Null minus conditional branch after the last decoder block, [B, L, C]."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all stored tensors."""
-        pairs = (t for pair in (*self.encoder, *self.decoder) for t in pair)
-        between = self.between.tensors if self.between else []
-        return sum(
-            t.untyped_storage().nbytes()
-            for t in (self.canvas, self.values, self.residual, *pairs, *between)
-            if t is not None
-        )
-
-
 class LazyTransformer:
     """The transformer plug with LazyMAR's caches, for one generation.
 
@@ -147,7 +82,7 @@ class LazyTransformer:
         self.ratios = ratios
         self.spare = spare
         self.full = FullTransformer()
-        self.cache: _Cache | None = None
+        self.cache: FeatureCache | None = None
         self.step, self.known = -1, 0  # of the last call: the AR step, tokens decided before it
         self.held = 0  # most bytes held so far
         self.reported = 0  # cached tokens reported so far
@@ -257,11 +192,11 @@ class LazyTransformer:
         rows, encoded = batch * (1 + run.guided), len(self.vectors)
         e_known, known, wanted = copies(known, encoded), copies(known, rows), copies(wanted, rows)
         live = batch if halves else rows
-        cache = _Cache(live, min(live, encoded))
+        cache = FeatureCache(live, min(live, encoded))
         decided, room = known.shape[1], c.buffer + run.plan.starts[until - 1]
         x = net.embed_known(copies(run.tokens, encoded), e_known, self.vectors)
-        for block in _blocks(net.encoder_blocks):
-            x, *pair = _pass(block, x)
+        for block in typed_blocks(net.encoder_blocks):
+            x, *pair = block_pass(block, x)
             if s.encoder_cache:
                 # Class rows are computed at every call and follow the tokens, so only the tokens are stored here.
                 stores = tuple(t.new_empty(cache.encoded, t.shape[1], room, t.shape[3]) for t in pair)
@@ -275,15 +210,15 @@ class LazyTransformer:
             x = run.rows.fuse(x, e_known, run.guided)
         x = net.canvas(x, known)
         if s.encoder_cache:
-            cache.canvas = _own(x, cache.live)
+            cache.canvas = own_copy(x, cache.live)
         # The condition cache needs every token's output, otherwise the wanted ones are enough.
         out: slice | Tensor = slice(c.buffer, None) if halves else wanted + c.buffer
-        for j, block in enumerate(_blocks(net.decoder_blocks)):
-            x, k, v = _pass(block, x, out if j == c.decoder_depth - 1 else None)
+        for j, block in enumerate(typed_blocks(net.decoder_blocks)):
+            x, k, v = block_pass(block, x, out if j == c.decoder_depth - 1 else None)
             if prunes and j == self.block:
-                cache.values = _own(v, cache.live)
+                cache.values = own_copy(v, cache.live)
             elif prunes and j > self.block:
-                cache.decoder.append((_own(k, cache.live), _own(v, cache.live)))
+                cache.decoder.append((own_copy(k, cache.live), own_copy(v, cache.live)))
         if halves:
             cache.residual = x[batch:] - x[:batch]
             x = pick(x, wanted)
@@ -327,10 +262,10 @@ class LazyTransformer:
         # Class rows last: a call then writes one slice, and the next call's tokens overwrite the class rows.
         x = torch.cat([x[:, buffer:], x[:, :buffer]], dim=1)
         at, end = self.known, self.known + x.shape[1]
-        for block, (keys, values) in zip(_blocks(net.encoder_blocks), cache.encoder, strict=True):
+        for block, (keys, values) in zip(typed_blocks(net.encoder_blocks), cache.encoder, strict=True):
             q, k, v = block.attn.project(block.norm1(x))
             keys[:, :, at:end], values[:, :, at:end] = k, v
-            x = _rest(block, x, q, keys[:, :, :end], values[:, :, :end])
+            x = block_rest(block, x, q, keys[:, :, :end], values[:, :, :end])
         count = x.shape[1]
         assert cache.between is not None
         x, places = cache.between.extend(net.encoder_norm(x), new, self.known)
@@ -342,7 +277,7 @@ class LazyTransformer:
         """The last block's rows at ``wanted`` [live, M, C], and how many rows an average block computed."""
         assert self.cache is not None
         net, cache, c = run.model.net, self.cache, run.model.net.config
-        blocks, rows = _blocks(net.decoder_blocks), wanted + c.buffer
+        blocks, rows = typed_blocks(net.decoder_blocks), wanted + c.buffer
         if cache.values is None:
             for block in blocks[:-1]:
                 x = block(x)
@@ -355,19 +290,19 @@ class LazyTransformer:
         keep = self.choose(run, step, v, wanted, new)
         cache.values.copy_(v)
         if keep is None:
-            x = _rest(block, x, q, k, v)
+            x = block_rest(block, x, q, k, v)
             for block, (keys, values) in zip(blocks[self.block + 1 :], cache.decoder, strict=True):
-                x, k, v = _pass(block, x, rows if block is blocks[-1] else None)
+                x, k, v = block_pass(block, x, rows if block is blocks[-1] else None)
                 keys.copy_(k), values.copy_(v)
             return x, float(total)
-        at = _heads(keep, v)
-        x = _rest(block, pick(x, keep), q.gather(2, at), k, v)
+        at = row_index(keep, v)
+        x = block_rest(block, pick(x, keep), q.gather(2, at), k, v)
         for block, (keys, values) in zip(blocks[self.block + 1 :], cache.decoder, strict=True):
             q, k, v = block.attn.project(block.norm1(x))
             keys.scatter_(2, at, k), values.scatter_(2, at, v)
             if block is blocks[-1]:  # the wanted rows stand in front
                 x, q = x[:, : rows.shape[1]], q[:, :, : rows.shape[1]]
-            x = _rest(block, x, q, keys, values)
+            x = block_rest(block, x, q, keys, values)
         behind = len(cache.decoder)
         return x, (total * (len(blocks) - behind) + keep.shape[1] * behind) / len(blocks)
 

@@ -17,6 +17,8 @@ NODES = {
     "FastARTarPrompt": ("Tar Prompt", "condition", ["FASTAR_CODES"]),
     "FastARImageToCodes": ("Image to Codes", "condition", ["FASTAR_CODES"]),
     "FastARTextPrompt": ("Text Prompt (LlamaGen)", "condition", ["FASTAR_TEXT"]),
+    "FastARLoadHybrid": ("Load Harmon / UniPic", "load", ["FASTAR_MAR", "VAE"]),
+    "FastARPrompt": ("Prompt", "condition", ["FASTAR_PROMPT"]),
     "FastARClassLabel": ("Class Label", "condition", ["FASTAR_LABEL"]),
     "FastARMARSampler": ("MAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARFastHybrid": ("FastHybrid Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),

@@ -80,7 +80,7 @@ def test_catalogue_is_sound() -> None:
     bf16 = {"harmon-1.5b": 2_494_774_048, "harmon-1.5b-o": 2_494_774_048}
     sizes = {k: 4 * v for k, v in parameters.items()} | {k: 2 * v for k, v in bf16.items()}
     assert {e.id: e.size for e in everything if e.size and not e.parts} == sizes
-    assert hub.menu("hybrid", [])[-1] == "unipic-1.5b (download, non-commercial)"
+    assert hub.menu("hybrid", [])[-1] == "unipic-1.5b (download, non-commercial, not pinned)"
     hub.check("harmon-0.5b (download 1.82 GB, non-commercial)", "hybrid", [])
 
 
