@@ -326,7 +326,14 @@ def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     shared |= {"cfg_schedule": "linear", "temperature": 1.0, "order": "random", "t_max": 0}
     disa = {"diffusion_steps_end": 0, "diffusion_steps_curve": "linear", "reconstruct": 0}
     fast = {"lookahead": 3, "threshold": 0.95, "guided_steps": 4, "guidance_schedule": "cos", "guidance_space": "mean"}
-    fast |= {"similarity": "condition", "accepted": "refine", "verify": "token", "preset": "none", "enabled": True}
+    fast |= {
+        "similarity": "condition",
+        "accepted": "refine",
+        "verify": "token",
+        "preset": "none",
+        "enabled": True,
+        "lookahead_start": 0,
+    }
     pair = {"image_1": ["5", 0], "report_1": ["3", 1], "image_2": ["6", 0], "report_2": ["4", 1]}
     labels = {"labels": "cat, boat", "label_set": "picture-book", "images_per_label": 1, "add_label": "none"}
     nodes = {
