@@ -156,6 +156,8 @@ def test_links_of_the_benchmark_pages_lead_somewhere():
     assert len(pages) == 10
     for page in pages:
         for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+            if target.startswith("https:"):
+                continue
             file = (page.parent / target) if target else page
             assert file.exists(), f"{page.name}: {target}"
             if anchor:
