@@ -1,0 +1,220 @@
+"""Training of the demo's hybrid, a MAR of prompts in Harmon's layout.
+
+Source: Wu et al. 2025 (Harmon, arXiv 2503.21979), whose loss is MAR's: a language model between encoder and decoder conditions
+the diffusion head on the prompt. The MAR starts from the class-conditional demo MAR, the language model from the demo's Tar; the
+last layer of ``proj_out`` starts at zero, so the first step equals the MAR without a class label.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ...model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
+from ...model_loaders.networks.kl import KLAutoencoder
+from ...model_loaders.networks.mar import MAR
+from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
+from ...model_loaders.networks.qwen import EMBEDDING, QwenConfig, TarModel
+from ...model_loaders.tokenizer import Tokenizer, clean, load_tokenizer
+from ...samplers.mar.diffusion import Tables, tables
+from . import captions, picture_book
+from .recipes import (
+    DEFAULTS,
+    NULL_LABELS,
+    T_MAX,
+    TARGET,
+    TRAIN_SEED,
+    divided,
+    head_loss,
+    inexact,
+    latents,
+    save_checkpoint,
+)
+from .training import Schedule, generator, train
+
+NAME, TITLE = "hybrid", "picture book hybrid"
+SCHEDULE = Schedule(steps=3000, batch=64, lr=6e-4, muon_lr=1.2e-3, warmup=50, ema=0.998, decay=0.7)
+COUNT, VARIANTS = 27000, 4
+# Seed of the captions, apart from those of Tar's training.
+CAPTION_SEED = 8000
+# Timesteps per masked token: fewer than for the MAR, because its head starts trained.
+REPEATS = 1
+# Largest weight of the noise MSE. The high timesteps, where the prompt decides, contribute little to an unweighted one.
+MOST = 10.0
+
+
+def tokenizer() -> Tokenizer:
+    """The word-level tokenizer of the demo's hybrid."""
+    return load_tokenizer(Path(), "", {"tokenizer": json.dumps(captions.prompt_tokenizer_json())})
+
+
+def config() -> HybridConfig:
+    """Configuration of the demo's hybrid: the demo MAR and the demo Tar's language model."""
+    words = tokenizer()
+    vocab = words.size + len(words.marks)
+    llm = QwenConfig(
+        dim=128, depth=3, heads=4, kv_heads=2, head_dim=32, hidden=320, vocab=vocab, positions=512, theta=1e4
+    )
+    return HybridConfig(replace(TARGET, classes=0), llm)
+
+
+def build(shape: HybridConfig | None = None, seed: int = 79) -> Hybrid:
+    """A randomly initialised hybrid whose prompts have no effect yet; None selects :func:`config`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = initialise(Hybrid(shape or config()))
+    nn.init.zeros_(net.proj_out[2].weight)
+    return net
+
+
+def hybrid_model(net: Hybrid) -> HybridModel:
+    """A hybrid with the demo's vocabulary, as the loader returns it."""
+    words, side = tokenizer(), net.config.mar.grid
+    opening, closing = (words.marks[name] for name in captions.TURNS)
+    return HybridModel(
+        net.mar,
+        TITLE,
+        latent_scale=1.0,
+        t_max=T_MAX,
+        hybrid=net,
+        tokenize=lambda text: words.encode(clean(text)),
+        turn=(opening, closing),
+        trained=side,
+    )
+
+
+@torch.no_grad()
+def joined(mar: MAR, tar: TarModel, shape: HybridConfig | None = None) -> Hybrid:
+    """:func:`build` with the weights of a MAR and of Tar's language model of the same shapes; embeddings are copied by word."""
+    net, words, state = build(shape), tokenizer(), tar.net.state_dict()
+    net.mar.load_state_dict({k: v for k, v in mar.state_dict().items() if k != "class_emb.weight"})
+    table, old = net.llm.model.embed_tokens.weight, state.pop(EMBEDDING)
+    count = len(captions.vocabulary())  # the first ids of both tokenizers
+    table[:count] = old[:count]
+    assert tar.marks.turn is not None
+    for name, i in zip(captions.TURNS, tar.marks.turn, strict=True):
+        table[words.marks[name]] = old[i]
+    net.llm.load_state_dict({**state, EMBEDDING: table})
+    return net
+
+
+def latent_book(
+    kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 2000
+) -> Tensor:
+    """Tokens fp16 [count, L, channels] of the first training images."""
+    out = []
+    for at in range(0, count, chunk):
+        s = picture_book.scenes(TRAIN_SEED, min(chunk, count - at), at)
+        rgb = torch.from_numpy(picture_book.render(s)[0]).permute(0, 3, 1, 2)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "mps"):
+            out.append(latents(kl, rgb, device)[0].flatten(2).transpose(1, 2).half())
+        log(f"encoding the picture book: {at + len(s)}/{count}")
+    return torch.cat(out)
+
+
+def prompt_book(model: HybridModel, count: int, variants: int = VARIANTS) -> tuple[Tensor, Tensor]:
+    """Prompts of the first training images, ``variants`` captions of each.
+
+    Returns:
+        Token ids int16 [count, variants, P], padded with 0 at the end, and lengths int16 [count, variants].
+    """
+    s = picture_book.scenes(TRAIN_SEED, count)
+    books = [[model.prompt(text) for text in captions.training_captions(s, CAPTION_SEED + i)] for i in range(variants)]
+    longest = max((len(ids) for book in books for ids in book), default=0)
+    padded = torch.tensor([[ids + [0] * (longest - len(ids)) for ids in book] for book in books], dtype=torch.int16)
+    lengths = torch.tensor([[len(ids) for ids in book] for book in books], dtype=torch.int16)
+    return padded.transpose(0, 1).contiguous(), lengths.T.contiguous()
+
+
+def batch_of(
+    book: Tensor, prompts: Tensor, lengths: Tensor, blank: Tensor, batch: int, g: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A random batch: tokens fp32 [B, L, channels], ids int64 [B, P] and lengths int64 [B]; some prompts are the unconditional
+    one, ``blank``, for guidance."""
+    rows = torch.randint(len(book), (batch,), generator=g)
+    variant = torch.randint(prompts.shape[1], (batch,), generator=g)
+    ids, ends = prompts[rows, variant].long(), lengths[rows, variant].long()
+    null = torch.rand(batch, generator=g) < NULL_LABELS
+    ids[null, : len(blank)], ends[null] = blank, len(blank)
+    return book[rows].float(), ids[:, : int(ends.max())], ends
+
+
+def hybrid_loss(
+    net: Hybrid,
+    tokens: Tensor,
+    ids: Tensor,
+    lengths: Tensor,
+    full: Tables,
+    g: torch.Generator,
+    repeats: int = REPEATS,
+) -> tuple[Tensor, dict[str, float]]:
+    """MAR's loss of the masked tokens of a batch of :func:`batch_of`; ``full``: the 1000-step tables."""
+    hidden, known = (places.to(tokens.device) for places in divided(tokens.shape[1], len(tokens), g))
+    z = net(inexact(tokens, g), known, ids, lengths, hidden)
+    mse, bound = head_loss(net.head, z, tokens, hidden, full, g, repeats, MOST)
+    return mse + bound, {"mse": float(mse.detach()), "bound": float(bound.detach())}
+
+
+def save_hybrid(net: Hybrid, out: Path) -> None:
+    """Write the hybrid with its configuration and tokenizer."""
+    c = net.config.llm
+    llm = {
+        "num_attention_heads": c.heads,
+        "max_position_embeddings": c.positions,
+        "rope_theta": c.theta,
+        "rms_norm_eps": c.eps,
+    }
+    save_checkpoint(
+        net,
+        out,
+        family="hybrid",
+        config={"llm": llm, "mar": {"encoder_num_heads": net.config.mar.heads}},
+        tokenizer=captions.prompt_tokenizer_json(),
+        grid=net.config.mar.grid,
+        latent_scale=1.0,
+        t_max=T_MAX,
+        decoder="demo-kl",
+        name=TITLE,
+        defaults=DEFAULTS,
+    )
+
+
+def train_hybrid(
+    kl: KLAutoencoder,
+    work: Path,
+    out: Path,
+    device: torch.device,
+    schedule: Schedule = SCHEDULE,
+    count: int = COUNT,
+    log: Callable[[str], None] = print,
+    start: Hybrid | None = None,
+) -> Hybrid:
+    """Train the hybrid on the autoencoder's latents and write ``out``.
+
+    Args:
+        kl: the autoencoder, loaded from its fp16 file as shipped.
+        work, device, schedule, log: see :func:`.training.train`.
+        count: number of training images.
+        start: initial weights, for example of :func:`joined`; None for random ones.
+    """
+    book = latent_book(kl, count, device, log)
+    full, net = tables(), build(None if start is None else start.config)
+    if start is not None:
+        net.load_state_dict(start.state_dict())
+    model = hybrid_model(net)
+    prompts, lengths = prompt_book(model, count)
+    blank = torch.tensor(model.instruction(UNCONDITIONAL))
+
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        g = generator(73, step)
+        tokens, ids, ends = (t.to(device) for t in batch_of(book, prompts, lengths, blank, schedule.batch, g))
+        return hybrid_loss(module, tokens, ids, ends, full, g)
+
+    train(NAME, net, loss, schedule, work, device, log)
+    save_hybrid(net, out)
+    return net
