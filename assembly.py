@@ -19,7 +19,10 @@ from torch import Tensor
 from .errors import UserError
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
+from .model_loaders import hybrid as hybrids
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
+from .model_loaders.folders import read_weights, weight_files
+from .model_loaders.hybrid import load_hybrid
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
 from .model_loaders.networks.gpt import TokenModel
@@ -30,9 +33,10 @@ from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.upsampler import UpSamplerModel
 from .model_loaders.networks.vq import VQModel
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar, parts_inside
+from .model_loaders.tokenizer import has_tokenizer
 from .model_loaders.upsampler import load_upsampler
 from .reports.record import Clock, Report
-from .samplers.registry import LLAMAGEN, MAR, SAMPLERS, TAR
+from .samplers.registry import HYBRID, LLAMAGEN, MAR, MASKED, SAMPLERS, TAR
 from .samplers.settings import knobs, make
 from .samplers.tokens.loop import published
 from .samplers.tokens.settings import TarPromptSettings
@@ -42,13 +46,20 @@ DEMO = "demo"
 DEMO_LABELS = "picture-book"
 PAR = "par"
 # Model family to the family of its files.
-FILES = {MAR: "mar", LLAMAGEN: "llamagen", TAR: "dtok"}
+FILES = {MAR: "mar", LLAMAGEN: "llamagen", TAR: "dtok", HYBRID: "hybrid"}
 
 _LOADERS: dict[str, Callable[..., MARModel | TokenModel]] = {
     MAR: load_mar,
     LLAMAGEN: load_llamagen,
     TAR: load_detokenizer,
+    HYBRID: load_hybrid,
 }
+# Tokenizer of Harmon and UniPic files that come without one (a catalogue entry), and parameter names that identify their folder.
+_WORDS = "qwen2.5-tokenizer"
+_HYBRID_NAMES = ("mar.fake_latent", "llm.model.embed_tokens.weight")
+# Published settings of Harmon; UniPic's scripts take half the AR steps.
+_HYBRID_DEFAULTS = {"diffusion_steps": 100, "cfg": 3.0, "cfg_schedule": "constant", "temperature": 1.0}
+_HARMON_STEPS, _UNIPIC_STEPS, _HYBRID_BETA = 64, 32, 0.5
 _DEMO_STEPS = 32
 # Language models of Tar: the demo's, and the one for all other de-tokenizers.
 DEMO_TAR, OFFICIAL_TAR = "demo-tar", "tar-1.5b"
@@ -85,7 +96,10 @@ class Source:
         Raises:
             UserError: ``dtype`` is unknown.
         """
-        return dtype_name(ck.choose_dtype(self.dtype, self.compute or self.device, bf16=family != MAR))
+        device = self.compute or self.device
+        if family == HYBRID:
+            return dtype_name(hybrids.precision(self.dtype, device))
+        return dtype_name(ck.choose_dtype(self.dtype, device, bf16=family != MAR))
 
 
 def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
@@ -151,12 +165,12 @@ class Ready:
     @property
     def classes(self) -> int:
         """Number of classes; for text and Tar models the channels of a condition row."""
-        return self.config.classes if self.family == MAR else self.config.condition_size
+        return self.config.classes if self.family in MASKED else self.config.condition_size
 
     @property
     def draws_from_text(self) -> bool:
         """Whether the condition is a prompt rather than a class label."""
-        return self.family != MAR and self.config.condition != "class"
+        return self.family == HYBRID or self.family != MAR and self.config.condition != "class"
 
     @property
     def vq(self) -> VQModel:
@@ -167,7 +181,7 @@ class Ready:
     def latent_channels(self) -> int:
         """Channels of the decoder's latents."""
         config: Any = cast(VQModel, self.decoder).net.config
-        return config.z_channels if self.family == MAR else config.code_channels
+        return config.z_channels if self.family in MASKED else config.code_channels
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +190,7 @@ class Ready:
 
 
 def _tokens(family: str, model: Any) -> int:
-    return model.net.config.tokens if family == MAR else model.tokens
+    return model.net.config.tokens if family in MASKED else model.tokens
 
 
 # ------------------------------------------------------------------------------------------------ models
@@ -199,12 +213,16 @@ def listed_family(choice: str) -> str | None:
 
 
 def identify(path: Path) -> str:
-    """What a model file holds: "mar", "llamagen", "par" or "tar"; "" for anything else.
+    """What a model file or folder holds: "mar", "hybrid", "llamagen", "par" or "tar"; "" for anything else.
 
     Raises:
         UserError: the file is missing or cannot be read.
     """
-    state = ck.read(path).state
+    if path.is_dir():
+        files = weight_files(path, "model", "a model")
+        state = read_weights(path, files, "model", lambda name: name not in _HYBRID_NAMES).state
+    else:
+        state = ck.read(path).state
     # A de-tokenizer's file may also hold its TA-Tok and decoder.
     own = {name: tensor for name, tensor in state.items() if not name.startswith(("ta_tok.", "vq."))}
     kind = families.identify(own or state)
@@ -225,20 +243,32 @@ def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: in
     Raises:
         UserError: a file is missing, does not fit, or the decoder is for other latents.
     """
-    dtype = source.precision(family)
     path = source.find(choice, FILES[family])
-    model: Any = _LOADERS[family](path, dtype, source.device, *([] if family == MAR else [grid]))
+    model: Any = _load_model(family, path, source, grid)
     inside = decoder == AUTO and family == TAR and "vq" in parts_inside(path)
     if decoder == AUTO and not inside:
-        from_text = None if family == MAR else model.net.config.condition == "text"
+        from_text = None if family in MASKED else model.net.config.condition == "text"
         decoder = hub.decoder_for(choice, path, FILES[family], from_text)
-    kind, loader = ("kl", load_kl) if family == MAR else ("vq", load_vq)
+    kind, loader = ("kl", load_kl) if family in MASKED else ("vq", load_vq)
     net: Any = loader(path if inside else source.find(decoder, kind), AUTO, source.device)
-    if family == MAR:
+    if family in MASKED:
         _expect_latents(net, model)
     else:
         expect_codes(net, model)
     return Ready(family, model, net, ck.read_metadata(path), choice, decoder, path)
+
+
+def _load_model(family: str, path: Path, source: Source, grid: int | None = None) -> MARModel | TokenModel:
+    """Load a model without its decoder."""
+    dtype = source.precision(family)
+    if family == MAR:
+        return load_mar(path, dtype, source.device)
+    if family != HYBRID:
+        return _LOADERS[family](path, dtype, source.device, grid)
+    folder, stem = (path, "") if path.is_dir() else (path.parent, path.stem)
+    own = has_tokenizer(folder, stem, ck.read_metadata(path))
+    words = None if own else source.find(_WORDS, "tokenizer")
+    return load_hybrid(path, dtype, source.device, grid, words)
 
 
 def _expect_latents(decoder: KLModel, model: MARModel) -> None:
@@ -297,6 +327,7 @@ class Drafts:
     def __init__(self, source: Source, choice: str, target_name: str, own_size: bool):
         self._source, self._choice, self._name, self._own_size = source, choice, target_name, own_size
         self._loaded: dict[tuple[str, str], MARModel | TokenModel] = {}
+        self._grid: int | None = None
 
     def load(self, sampler: str, target: Ready) -> MARModel | TokenModel:
         """The draft model of a sampler.
@@ -309,8 +340,10 @@ class Drafts:
             return target.model
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
-            what = "a small draft model" if family == MAR else "a draft model that draws a smaller picture"
+            what = "a small draft model" if family in MASKED else "a draft model that draws a smaller picture"
             raise UserError(f"draft: {sampler} needs {what} beside {self._name}; name one with --draft.")
+        if family == HYBRID:  # the target's size, whatever the draft was trained for
+            self._grid = target.config.grid
         if (family, choice) not in self._loaded:
             self._loaded[family, choice] = self._load(family, choice)
         draft = self._loaded[family, choice]
@@ -319,7 +352,7 @@ class Drafts:
     def _load(self, family: str, choice: str) -> MARModel | TokenModel:
         try:
             path = self._source.find(choice, FILES[family])
-            return _LOADERS[family](path, self._source.precision(family), self._source.device)
+            return _load_model(family, path, self._source, self._grid)
         except UserError as e:  # the loaders name the field of the main model
             raise UserError(str(e).replace("checkpoint:", "draft:", 1)) from e
 
@@ -358,6 +391,10 @@ def defaults(ready: Ready) -> dict[str, Any]:
     A MAR gets no more AR steps than it has tokens.
     """
     stated = stated_defaults(ready.metadata)
+    if ready.family == HYBRID:
+        unipic = cast(MARModel, ready.model).max_beta < _HYBRID_BETA
+        steps = min(_UNIPIC_STEPS if unipic else _HARMON_STEPS, ready.tokens)
+        return {**_HYBRID_DEFAULTS, "ar_steps": steps, **stated}
     if ready.family != MAR:
         return {**published(cast(TokenModel, ready.model)), **stated}
     steps = _DEMO_STEPS if ready.demo else knobs(SAMPLERS[MAR].settings)["ar_steps"][0]
@@ -393,7 +430,7 @@ def decode(ready: Ready, result: Any) -> Tensor:
     """
     net: Any = cast(VQModel, ready.decoder).net
     report: Report = result.report
-    latents = result.latents if ready.family == MAR else net.vectors(result.codes)
+    latents = result.latents if ready.family in MASKED else net.vectors(result.codes)
     clock, scratch = Clock(latents.device), Report("", "", {}, None, len(latents), latents.device.type)
     dtype = next(net.parameters()).dtype
     with clock.phase("decoder"):

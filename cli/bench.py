@@ -28,8 +28,15 @@ from ..model_loaders.networks import gpt, mar
 from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..reports.record import VERSION, Report
-from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, TextCondition, from_ids
-from ..samplers.registry import LLAMAGEN, TAR, Entry
+from ..samplers.conditioning import (
+    AnyCondition,
+    CodeCondition,
+    FeatureCondition,
+    PromptCondition,
+    TextCondition,
+    from_ids,
+)
+from ..samplers.registry import HYBRID, LLAMAGEN, TAR, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
 from .conditions import conditions, of_prompt
 from .models import USUAL, load, usual_samplers, with_draft
@@ -51,6 +58,8 @@ TOKEN_SIZES = {
 PAR_SPECIAL = 3
 # Rows of a random text condition; codes of a random Tar condition, at most.
 TEXT_ROWS, CODES = 20, 729
+# Prompt of models that read one themselves, if none is given.
+_PROMPT = "a red boat at sunset"
 _COLUMNS = (
     "batch",
     "sampler",
@@ -64,6 +73,7 @@ _COLUMNS = (
     "passes",
     "head calls",
     "accepted",
+    "TFLOP / image",
 )
 
 
@@ -197,6 +207,8 @@ def _condition(on: Ready, batch: int) -> AnyCondition:
     """A condition without a prompt: consecutive classes, or random rows."""
     if not on.draws_from_text:
         return from_ids([i % on.classes for i in range(batch)])
+    if on.family == HYBRID:
+        return PromptCondition((_PROMPT,) * batch)
     g, names = torch.Generator().manual_seed(0), ("",) * batch
     if on.family != TAR:
         return TextCondition((torch.randn(TEXT_ROWS, on.classes, generator=g).to(on.device),) * batch, names)
@@ -276,6 +288,14 @@ def _about(name: str, device: torch.device, repeats: int) -> str:
     return f"{name} on {device.type} ({machine}); medians of {repeats}, interleaved"
 
 
+def _teraflops(counts: Mapping[str, int], p: Planned, batch: int) -> str:
+    """Floating-point operations of an image, as counted; "" for models whose reports do not count them."""
+    if "transformer_flops" not in counts or p.entry.needs_draft:
+        return ""
+    head = p.on.model.hybrid.config.head_flops(counts.get("head_rows", 0))
+    return f"{(counts['transformer_flops'] + head) / batch / 1e12:.3g}"
+
+
 def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
     rows = [list(_COLUMNS)]
     for group in found:
@@ -296,6 +316,7 @@ def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:
                     str(entry["counts"].get("transformer_passes", "")),
                     str(entry["counts"].get("head_calls", "")),
                     f"{100 * entry['acceptance']:.1f} %" if "acceptance" in entry else "",
+                    _teraflops(entry["counts"], p, group["batch"]),
                 ]
             )
     kept = [i for i in range(len(_COLUMNS)) if any(row[i] for row in rows[1:])]  # without empty columns

@@ -39,7 +39,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="TEXT",
         dest="text",
-        help="a prompt, for Tar (with the demo: its Tar) and for text-to-image models; may be repeated",
+        help="a prompt, for Harmon and UniPic, for Tar (with the demo: its Tar, or what reads prompts) and for text-to-image models; may "
+        "be repeated",
+    )
+    parser.add_argument(
+        "--negative",
+        metavar="TEXT",
+        help="what guidance leads away from, for Harmon and UniPic: a whole instruction; default 'Generate an image.'",
     )
     parser.add_argument("--seed", default="7", help="seed of the noise; default 7")
     parser.add_argument("--batch", default="1", metavar="N", help="images of each label or text; default 1")

@@ -8,10 +8,11 @@ from typing import cast
 
 from ..assembly import AUTO, Ready, language_model_for, load_language_model, load_reader, prompt_settings
 from ..errors import UserError
+from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.ta_tok import TATokModel
-from ..samplers.conditioning import AnyCondition, CodeCondition, TextCondition
+from ..samplers.conditioning import AnyCondition, CodeCondition, PromptCondition, TextCondition
 from ..samplers.labels import label_sets, resolve_labels
-from ..samplers.registry import TAR
+from ..samplers.registry import HYBRID, TAR
 from ..samplers.settings import make
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
@@ -62,6 +63,8 @@ def conditions(
         if p.on.family == TAR:
             codes = codes or write_codes(texts, repeat, p.on, options, seed, asked or {})
             made[id(p.on)] = _read_codes(codes, p.on, options)
+        elif p.on.family == HYBRID:
+            made[id(p.on)] = _prompts(texts, repeat, p.on, options)
         else:
             made[id(p.on)] = (
                 _encode(texts or (), repeat, p.on, options)
@@ -79,6 +82,20 @@ def _labels(on: Ready, label: str, repeat: int) -> AnyCondition:
     condition = resolve_labels(label, known, repeat)
     condition.class_ids(on.classes, on.model.label_set, on.device)
     return condition
+
+
+def _prompts(texts: Sequence[str] | None, repeat: int, on: Ready, options: argparse.Namespace) -> PromptCondition:
+    """Prompts as typed, checked against the model."""
+    if not texts:
+        raise UserError(
+            f"prompt: {on.model.name} draws from text; say what with --prompt, for example --prompt 'a red boat at sunset'."
+        )
+    model, negative = cast(HybridModel, on.model), getattr(options, "negative", None)
+    for text in texts:
+        model.prompt(text)
+    more = () if negative is None else (negative,)
+    model.instruction(*more or (UNCONDITIONAL,))
+    return PromptCondition(tuple(text for text in texts for _ in range(repeat)), *more)
 
 
 def _encode(texts: Sequence[str], repeat: int, on: Ready, options: argparse.Namespace) -> TextCondition:

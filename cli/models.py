@@ -12,15 +12,16 @@ from typing import Any
 from .. import assembly
 from ..assembly import AUTO, DEMO, FILES, PAR, Drafts, Ready, Source
 from ..errors import UserError
+from ..model_loaders import hub
 from ..model_loaders.checkpoint import read_metadata
-from ..samplers.registry import LLAMAGEN, MAR, TAR, Entry
+from ..samplers.registry import HYBRID, LLAMAGEN, MAR, TAR, Entry
 from ..samplers.tokens.settings import LATENT
 from ..samplers.tokens.upsampling import UpSampling, up_sampling
 from .options import source, whole
 from .planning import Planned
 
 # Samplers without --samplers, by what the model's file holds; and what a draft model adds.
-USUAL = {MAR: "mar,fasthybrid", LLAMAGEN: "llamagen,zipar", PAR: "par", TAR: "tar,zipar"}
+USUAL = {MAR: "mar,fasthybrid", HYBRID: "mar,fasthybrid", LLAMAGEN: "llamagen,zipar", PAR: "par", TAR: "tar,zipar"}
 _DRAFTED = ",mulosd"
 
 
@@ -49,7 +50,7 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
         UserError: a file is missing or does not fit, or a sampler is for another family.
     """
     entries, files = list(dict.fromkeys(entries)), source(options)
-    families = _families(entries, bool(options.text))
+    families = _families(entries, bool(options.text), getattr(options, "label", None) is not None)
     if options.model == DEMO and options.decoder != AUTO and len(set(families.values())) > 1:
         raise UserError("decoder: the samplers of this run are of two families with a decoder each; leave it at auto.")
     loaded: dict[str, Ready] = {}
@@ -85,11 +86,15 @@ def _family_of_model(choice: str, entries: Sequence[Entry], files: Source) -> st
     return found
 
 
-def _families(entries: Sequence[Entry], prompted: bool) -> dict[str, str]:
-    """Sampler name to the family of its demo model. A sampler of two families follows the samplers of one; with a prompt it uses Tar."""
+def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[str, str]:
+    """Sampler name to the family of its demo model. A token sampler of two families follows the samplers of one; with a prompt it uses
+    Tar, and a MAR sampler without a label the demo that reads prompts."""
     settled = {e.family for e in entries if not e.also}
     tar = prompted or TAR in settled and LLAMAGEN not in settled
-    return {e.name: TAR if tar and TAR in e.families else e.family for e in entries}
+    out = {e.name: TAR if tar and TAR in e.families else e.family for e in entries}
+    if prompted and not labelled and any(e.built_in and not e.missing for e in hub.entries(FILES[HYBRID])):
+        out |= {e.name: HYBRID for e in entries if HYBRID in e.families}
+    return out
 
 
 def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, str], files: Source) -> str:

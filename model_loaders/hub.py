@@ -23,6 +23,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # Family to the input that accepts its files; messages begin with it.
 FIELDS = {
     "mar": "checkpoint",
+    "hybrid": "checkpoint",
+    "tokenizer": "checkpoint",
     "llamagen": "checkpoint",
     "kl": "decoder",
     "vq": "decoder",
@@ -34,6 +36,8 @@ FIELDS = {
 }
 _WORDS = {
     "mar": "a MAR",
+    "hybrid": "a Harmon or UniPic",
+    "tokenizer": "a tokenizer",
     "llamagen": "a LlamaGen",
     "kl": "a KL decoder",
     "vq": "a VQ decoder",
@@ -44,10 +48,15 @@ _WORDS = {
     "upsampler": "a latent up-sampler",
 }
 # Family to the family of its decoders, and the default decoder.
-_DECODERS = {"mar": ("kl", "kl16"), "llamagen": ("vq", "vq16-c2i"), "dtok": ("vq", "vq16-t2i")}
+_DECODERS = {
+    "mar": ("kl", "kl16"),
+    "hybrid": ("kl", "kl16"),
+    "llamagen": ("vq", "vq16-c2i"),
+    "dtok": ("vq", "vq16-t2i"),
+}
 _TEXT_DECODER = "vq16-t2i"
 # Families that may be a model folder.
-_FOLDERS = ("t5", "tar")
+_FOLDERS = ("t5", "tar", "hybrid", "tokenizer")
 _TA_TOK = "ta-tok"
 # Suffix of parts that are missing in some repositories.
 _OPTIONAL = "?"
@@ -69,6 +78,7 @@ class Entry:
     decoder: str | None
     parts: Sequence[str] = ()
     draft: str | None = None
+    note: str = ""
 
     @property
     def built_in(self) -> bool:
@@ -83,7 +93,8 @@ class Entry:
     @property
     def label(self) -> str:
         """Menu text while the file is not downloaded."""
-        return f"{self.id} (download {readable_size(self.size)})" if self.size else f"{self.id} (download)"
+        size = f" {readable_size(self.size)}" if self.size else ""
+        return f"{self.id} (download{size}{f', {self.note}' if self.note else ''})"
 
 
 @lru_cache(maxsize=1)
@@ -183,7 +194,7 @@ def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text
     Args:
         choice: the checkpoint choice.
         path: the resolved file, whose metadata may name a decoder.
-        family: "mar", "llamagen" or "dtok".
+        family: "mar", "hybrid", "llamagen" or "dtok".
         text: whether the model is text-conditional; None detects "t2i" in the file name.
     """
     decoders, official = _DECODERS[family]

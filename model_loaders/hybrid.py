@@ -81,8 +81,7 @@ def load_hybrid(
     expect(file, "hybrid")
     settings = _settings(file, folder, single)
     reader = any(name.startswith(_READER) for name in file.state)
-    file = file.filter(lambda name: not name.startswith(_LEFT) and not name.endswith(".inv_freq"))
-    config = _config(file, settings)
+    config = config_of(file, settings)
     latent_scale = file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4, float)
     t_max = file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX, int)
     patch = file.number("patch", 1, 1, 64, int)
@@ -99,7 +98,7 @@ def load_hybrid(
     name = path.stem if single else folder.name
     found = folder if words is None or has_tokenizer(folder, path.stem if single else "", file.metadata) else words
     tokenizer = load_tokenizer(found, path.stem if single else "", file.metadata)
-    net = _network(file, config, side, compute, device)
+    net = load_network(file, config, side, side, compute, device)
     return HybridModel(
         net=net.mar,
         name=file.text("name", name),
@@ -115,17 +114,32 @@ def load_hybrid(
     )
 
 
-def _network(
-    file: ck.Checkpoint, config: HybridConfig, side: int, dtype: torch.dtype, device: str | torch.device
+def load_network(
+    file: ck.Checkpoint,
+    config: HybridConfig,
+    height: int,
+    width: int,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
 ) -> Hybrid:
-    """The network with position tables of a grid of ``side`` tokens per side."""
-    state = dict(file.state)
+    """The network of a file, with position tables of another grid.
+
+    Args:
+        file: the weights; those that no picture needs are ignored.
+        config: their shape.
+        height, width: tokens of the grid.
+        dtype, device: of the loaded weights.
+
+    Raises:
+        UserError: the weights do not fit.
+    """
+    state = {n: t for n, t in file.state.items() if not n.startswith(_UNREAD + _LEFT) and not n.endswith(".inv_freq")}
     with ck.shape_errors(file, _WHAT):
         for table in TABLES:
             stored = state[MAR_PREFIX + table]
-            state[MAR_PREFIX + table] = resize_table(stored.float(), config.mar.grid, side, side)
+            state[MAR_PREFIX + table] = resize_table(stored.float(), config.mar.grid, height, width)
     with torch.device("meta"):
-        net = Hybrid(replace(config, mar=replace(config.mar, tokens=side**2)))
+        net = Hybrid(replace(config, mar=replace(config.mar, tokens=height * width)))
     fp32 = [MAR_PREFIX + prefix for prefix in FP32_WEIGHTS]
     return ck.load_strictly(net, replace(file, state=state), _WHAT, dtype=dtype, fp32=fp32, device=device)
 
@@ -163,8 +177,16 @@ def _number(
     return int(value) if whole else float(value)
 
 
-def _config(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
-    """The shape of the stored weights."""
+def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
+    """The shape of the stored weights.
+
+    Args:
+        file: the weights.
+        settings: the configuration, {} for an official size.
+
+    Raises:
+        UserError: the weights or the configuration do not fit.
+    """
     with ck.shape_errors(file, _WHAT):
         config = HybridConfig.from_state_dict(
             file.state,

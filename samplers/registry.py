@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from ..model_loaders.networks.mar import MARModel
-from .conditioning import Condition
+from .conditioning import MaskedCondition
 from .mar.cspd import cspd
 from .mar.editing import Edit
 from .mar.fasthybrid import fasthybrid
@@ -43,7 +43,7 @@ from .tokens.zipar import zipar
 
 def fasthybrid_lazymar(
     model: MARModel,
-    condition: Condition,
+    condition: MaskedCondition,
     settings: FastHybridLazyMARSettings,
     noise: Noise,
     seed: int | None = None,
@@ -63,7 +63,7 @@ def fasthybrid_lazymar(
 
 def cspd_lazymar(
     model: MARModel,
-    condition: Condition,
+    condition: MaskedCondition,
     settings: CSpDLazyMARSettings,
     noise: Noise,
     seed: int | None = None,
@@ -84,9 +84,11 @@ def cspd_lazymar(
     return cspd(model, condition, settings, noise, seed, target, edit, draft=draft, draft_transformer=small)
 
 
-MAR, LLAMAGEN, TAR = "mar", "llamagen", "tar"
+MAR, LLAMAGEN, TAR, HYBRID = "mar", "llamagen", "tar", "hybrid"
 # Family to its description in messages. Tar's models are its de-tokenizers.
-FAMILIES = {MAR: "a MAR", LLAMAGEN: "a LlamaGen or a PAR", TAR: "a Tar de-tokenizer"}
+FAMILIES = {MAR: "a MAR", LLAMAGEN: "a LlamaGen or a PAR", TAR: "a Tar de-tokenizer", HYBRID: "a Harmon or UniPic"}
+# Families of the masked samplers.
+MASKED = (MAR, HYBRID)
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class Entry:
         return self.also[1] if self.also and family == self.also[0] else self.demo
 
 
+_PROMPTED = (HYBRID, ("demo-hybrid",))
 _PLAIN_DEMO, _TAR_DEMO = ("demo-llamagen", "demo-llamagen-low"), ("demo-dtok", "demo-dtok-low")
 # With the smaller of the two as draft model.
 _LARGE_DEMO, _LARGE_TAR = _PLAIN_DEMO[:1], _TAR_DEMO[:1]
@@ -141,13 +144,15 @@ _LARGE_DEMO, _LARGE_TAR = _PLAIN_DEMO[:1], _TAR_DEMO[:1]
 SAMPLERS: dict[str, Entry] = {
     e.name: e
     for e in (
-        Entry("mar", "MAR", mar, MARSettings, baseline=True),
-        Entry("fasthybrid", "FastHybrid", fasthybrid, FastHybridSettings),
-        Entry("lazymar", "LazyMAR", lazymar, LazyMARSettings),
-        Entry("cspd", "CSpD", cspd, CSpDSettings, needs_draft=True),
+        Entry("mar", "MAR", mar, MARSettings, baseline=True, also=_PROMPTED),
+        Entry("fasthybrid", "FastHybrid", fasthybrid, FastHybridSettings, also=_PROMPTED),
+        Entry("lazymar", "LazyMAR", lazymar, LazyMARSettings, also=_PROMPTED),
+        Entry("cspd", "CSpD", cspd, CSpDSettings, needs_draft=True, also=_PROMPTED),
         # Combinations: the head plug, then the transformer plug.
-        Entry("fasthybrid+lazymar", "FastHybrid + LazyMAR", fasthybrid_lazymar, FastHybridLazyMARSettings),
-        Entry("cspd+lazymar", "CSpD + LazyMAR", cspd_lazymar, CSpDLazyMARSettings, needs_draft=True),
+        Entry(
+            "fasthybrid+lazymar", "FastHybrid + LazyMAR", fasthybrid_lazymar, FastHybridLazyMARSettings, also=_PROMPTED
+        ),
+        Entry("cspd+lazymar", "CSpD + LazyMAR", cspd_lazymar, CSpDLazyMARSettings, needs_draft=True, also=_PROMPTED),
         Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, baseline=True, family=LLAMAGEN, demo=_PLAIN_DEMO),
         Entry("par", "PAR", par, PARSettings, family=LLAMAGEN, demo=("demo-par",)),
         Entry("tar", "Tar", llamagen, LlamaGenSettings, baseline=True, family=TAR, demo=_TAR_DEMO),

@@ -78,6 +78,28 @@ class HybridConfig:
             MARConfig.from_state_dict(mar, mar_heads), QwenConfig.from_state_dict(llm, heads, positions, theta, eps)
         )
 
+    def llm_flops(self, rows: int, before: int) -> int:
+        """Floating-point operations (2 per multiply-add) of ``rows`` rows in the language model, behind ``before`` others."""
+        c = self.llm
+        linear = c.dim * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.dim * c.hidden
+        visible = rows * before + rows * (rows + 1) // 2
+        return 2 * c.depth * (rows * linear + 2 * c.heads * c.head_dim * visible)
+
+    def mar_flops(self, work: Work) -> int:
+        """Floating-point operations of a pass of the MAR's encoder and decoder."""
+        c = self.mar
+        after = 9 * c.dim**2  # output projection and MLP
+        encoder = work.encoder * (3 * c.dim**2 + after + 2 * c.dim * work.encoder_keys)
+        decoder = work.decoder * (3 * c.dim**2 + after + 2 * c.dim * work.decoder_keys)
+        last = work.decoder * 3 * c.dim**2 + work.last * (after + 2 * c.dim * work.decoder_keys)
+        return 2 * (c.encoder_depth * encoder + (c.decoder_depth - 1) * decoder + last)
+
+    def head_flops(self, rows: int) -> int:
+        """Floating-point operations of head rows: tokens times diffusion steps, both branches of guidance."""
+        c = self.mar
+        w = c.head_width
+        return 2 * rows * (c.head_depth * 5 * w * w + 2 * w * w + 3 * w * c.channels)
+
 
 def resize_table(table: Tensor, side: int, height: int, width: int) -> Tensor:
     """A position table at another grid, bilinear without antialiasing, as upstream.
@@ -343,24 +365,6 @@ class Hybrid(nn.Module):
 
         h = self.llm.hidden(y, self._positions(prompts, at, encoded.shape[1]), attention)
         return encoded.repeat(branches, 1, 1) + self.proj_out(h)
-
-    # -------------------------------------------------------------------------------------------- work
-
-    def llm_flops(self, rows: int, before: int) -> int:
-        """Floating-point operations (2 per multiply-add) of ``rows`` rows in the language model, behind ``before`` others."""
-        c = self.config.llm
-        linear = c.dim * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.dim * c.hidden
-        visible = rows * before + rows * (rows + 1) // 2
-        return 2 * c.depth * (rows * linear + 2 * c.heads * c.head_dim * visible)
-
-    def mar_flops(self, work: Work) -> int:
-        """Floating-point operations of a pass of the MAR's encoder and decoder."""
-        c = self.config.mar
-        after = 9 * c.dim**2  # output projection and MLP
-        encoder = work.encoder * (3 * c.dim**2 + after + 2 * c.dim * work.encoder_keys)
-        decoder = work.decoder * (3 * c.dim**2 + after + 2 * c.dim * work.decoder_keys)
-        last = work.decoder * 3 * c.dim**2 + work.last * (after + 2 * c.dim * work.decoder_keys)
-        return 2 * (c.encoder_depth * encoder + (c.decoder_depth - 1) * decoder + last)
 
     @staticmethod
     def _positions(prompts: PromptBatch, at: int, count: int) -> Tensor:

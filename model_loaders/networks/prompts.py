@@ -168,7 +168,7 @@ class PromptRows:
             "decoder_rows": work.decoder,
             "last_rows": work.last,
         }
-        counts["transformer_flops"] += self.net.mar_flops(work)
+        counts["transformer_flops"] += self.net.config.mar_flops(work)
         self._counts = dict.fromkeys(self._counts, 0)
         return counts
 
@@ -184,7 +184,7 @@ class PromptRows:
         """Count ``rows`` rows behind each prompt and ``at`` tokens."""
         for length in prompts.host_lengths:
             self._counts["llm_rows"] += rows
-            self._counts["transformer_flops"] += self.net.llm_flops(rows, length + at)
+            self._counts["transformer_flops"] += self.net.config.llm_flops(rows, length + at)
 
 
 class _Tokens:

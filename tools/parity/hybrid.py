@@ -1,0 +1,331 @@
+"""Parity cases of Harmon and UniPic: networks, position tables, diffusion tables, prompts, schedules, sampling runs.
+
+A folder contains any of the files named below; all sizes are read from them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...model_loaders import checkpoint as ck
+from ...model_loaders.hybrid import config_of, load_network
+from ...model_loaders.networks.hybrid import TABLES, Hybrid, HybridConfig, PromptBatch
+from ...model_loaders.networks.prompts import INSTRUCTION, HybridModel, PromptRows
+from ...model_loaders.networks.rows import Rows
+from ...model_loaders.tokenizer import clean, load_tokenizer
+from ...samplers.mar.denoiser import Denoiser
+from ...samplers.mar.diffusion import Tables, tables
+from ...samplers.mar.disa import annealed_steps
+from ...samplers.mar.loop import begin
+from ...samplers.mar.schedule import masked_after
+from ...samplers.mar.settings import MARSettings
+from ...samplers.mar.transformer import FullTransformer
+from ...samplers.noise import PairedNoise
+from .cases import Case, Check, exact, failed, read_json, read_tensors, relative
+
+MODEL, CONFIG = "hybrid_model_f16.safetensors", "hybrid_config.json"
+TOKENIZER, WORDS, SHAPES = "hybrid_tokenizer", "hybrid_prompts_*.json", "hybrid_shapes_*.json"
+# The recorded Harmon runs but the official one were clipped, as in DiSA's code.
+OFFICIAL, CLIPPED = "hybrid_sample_official", 950
+TABLE_TOLERANCE = 1e-9
+
+
+def cases(folder: Path) -> list[Case]:
+    """The cases whose files are in ``folder``; weights are read when a case runs."""
+    known: dict[str, tuple[tuple[str, ...], Callable[[Path], Iterable[Case]]]] = {
+        "hybrid_inside.safetensors": ((MODEL, CONFIG, "hybrid_inside.json"), _inside),
+        "hybrid_pos_embed.safetensors": ((MODEL, CONFIG), _position_tables),
+        "hybrid_tables.safetensors": ((CONFIG,), _tables),
+        "hybrid_schedule.json": ((), _schedules),
+        "hybrid_sample.safetensors": ((MODEL, CONFIG, "hybrid_sample.json"), lambda f: _sampling(f, "hybrid_sample")),
+        f"{OFFICIAL}.safetensors": ((MODEL, CONFIG, f"{OFFICIAL}.json"), lambda f: _sampling(f, OFFICIAL)),
+    }
+    out: list[Case] = []
+    for first, (others, make) in known.items():
+        if not (folder / first).is_file():
+            continue
+        try:
+            missing = [name for name in others if not (folder / name).is_file()]
+            if missing:
+                raise FileNotFoundError(f"{missing[0]} is not beside it")
+            out += make(folder)
+        except Exception as e:  # a damaged file is one failed case; the others run
+            out.append(failed(f"{_family(folder)}/{first.split('.')[0]}", e))
+    out += [_words(path) for path in sorted(folder.glob(WORDS))]
+    return out + [_shapes(path) for path in sorted(folder.glob(SHAPES))]
+
+
+def _family(folder: Path) -> str:
+    """Prefix of the folder's cases."""
+    try:
+        return str(read_json(folder / CONFIG)["family"])[:20]
+    except Exception:  # reported by the case that needs it
+        return "hybrid"
+
+
+@lru_cache(maxsize=2)
+def _file(folder: Path) -> tuple[ck.Checkpoint, HybridConfig]:
+    file = ck.read(folder / MODEL)
+    return file, config_of(file, read_json(folder / CONFIG))
+
+
+@lru_cache(maxsize=4)
+def _model(folder: Path, height: int, width: int) -> HybridModel:
+    file, config = _file(folder)
+    net = load_network(file, config, height, width)
+    settings = read_json(folder / CONFIG)
+
+    def tokenize(text: str) -> list[int]:
+        raise NotImplementedError
+
+    return HybridModel(
+        net.mar,
+        "recorded",
+        latent_scale=float(settings["vae_scale"]),
+        max_beta=float(settings["diffusion"]["max_beta"]),
+        hybrid=net,
+        tokenize=tokenize,
+        turn=(0, 0),
+        trained=config.mar.grid,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ networks
+
+
+def _inside(folder: Path) -> Iterator[Case]:
+    data, about = read_tensors(folder / "hybrid_inside.safetensors"), read_json(folder / "hybrid_inside.json")
+
+    def checks(tag: str, height: int, width: int) -> Iterator[Check]:
+        net, found = (
+            _model(folder, height, width).hybrid,
+            {k.split(".")[1]: v for k, v in data.items() if k.startswith(f"{tag}.")},
+        )
+        mask, ids, seen = found["mask"], found["input_ids"], found["attention_mask"].long()
+        known = (mask == 0).nonzero()[:, 1].view(len(mask), -1)
+        hidden = (mask == 1).nonzero()[:, 1].view(len(mask), -1)
+        read = [net.read(row[:n]) for row, n in zip(ids, seen.sum(1).tolist(), strict=True)]
+        for name, layer in (("first", 0), ("last", -1)):
+            for kind in ("key", "value"):
+                recorded = found.get(f"prompt_{kind}_{name}")
+                for row, prompt in zip(recorded if recorded is not None else (), read, strict=False):
+                    yield Check(getattr(prompt, f"{kind}s")[layer], row[:, : prompt.length])
+        prompts, batch = PromptBatch(read), len(mask)
+        encoded = net.mar.encode(found["tokens_f16"], known, net.mar.class_rows(None, batch))
+        yield Check(encoded, found["enc_out"])
+        order = net.llm_order(known)
+        y = net.proj_in(encoded).gather(1, order[..., None].expand(-1, -1, net.config.llm.dim))
+        if "llm_in" in found:
+            yield Check(y, found["llm_in"])
+        positions = prompts.lengths[:, None] + torch.arange(y.shape[1])
+        yield exact(positions, found["position_ids"])
+        yield Check(net.llm.hidden(y.repeat(2, 1, 1), positions, prompts.attend), found["llm_out"])
+        fused = net.fuse(encoded, known, prompts)
+        yield Check(fused, found["fused"])
+        yield Check(net.mar.decode(fused, known.repeat(2, 1)), found["z"])
+        # The samplers decode masked positions only.
+        at = hidden.repeat(2, 1)
+        wanted = found["z"].gather(1, at[..., None].expand(-1, -1, found["z"].shape[2]))
+        yield Check(net.mar.decode(fused, known.repeat(2, 1), at), wanted)
+        # The form for training reads the prompts in one sequence with the picture.
+        both = [t.repeat(2, *[1] * (t.ndim - 1)) for t in (found["tokens_f16"], known)]
+        yield Check(net(*both, ids, seen.sum(1)), found["z"])
+
+    for tag, entry in sorted(about.items()):
+        yield Case(f"{_family(folder)}/inside.{tag}", partial(checks, tag, *entry["image_shape"]))
+
+
+def _position_tables(folder: Path) -> Iterator[Case]:
+    data = read_tensors(folder / "hybrid_pos_embed.safetensors")
+
+    def checks(grid: str) -> Iterator[Check]:
+        net = _model(folder, *(int(n) for n in grid.split("x"))).net
+        for name in TABLES:
+            yield Check(getattr(net, name), data[f"{grid}.{name.split('_')[0]}"])
+
+    for grid in sorted({key.split(".")[0] for key in data}):
+        yield Case(f"{_family(folder)}/pos_embed.{grid}", partial(checks, grid))
+
+
+def _shapes(path: Path) -> Case:
+    """Names and shapes of an official file, compared with a network of that size on the meta device."""
+
+    def checks() -> Iterator[Check]:
+        shapes = {name: tuple(shape) for name, shape in read_json(path).items()}
+        state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        file = ck.Checkpoint(state, {}, path)
+        settings = read_json(path.parent / CONFIG) if path.stem.endswith("tiny") else {}
+        with torch.device("meta"):
+            net = Hybrid(config_of(file, settings))
+        ours = {name: tuple(t.shape) for name, t in net.state_dict().items()}
+        unread = ("llm.lm_head.", "siglip2", "mar.class_emb.")
+        theirs = {name: shape for name, shape in shapes.items() if not name.startswith(unread)}
+        yield exact(torch.tensor(len(set(ours.items()) ^ set(theirs.items()))), torch.tensor(0))
+
+    return Case(f"{_family(path.parent)}/shapes.{path.stem.removeprefix('hybrid_shapes_')}", checks)
+
+
+# ------------------------------------------------------------------------------------------------ prompts, arithmetic
+
+
+def _words(path: Path) -> Case:
+    """Token ids of prompts. "not yet" without the package ``tokenizers`` or without the tokenizer itself."""
+    kind = path.stem.removeprefix("hybrid_prompts_")
+    folder = path.parent / (TOKENIZER if kind == "tiny" else f"{TOKENIZER}_{kind}")
+
+    def checks() -> Iterator[Check]:
+        recorded, tokenizer = read_json(path), load_tokenizer(folder, "", {})
+        opening, closing = (tokenizer.marks[f"<|im_{end}|>"] for end in ("start", "end"))
+        tiny = _model(path.parent, 2, 2)
+        model = HybridModel(
+            tiny.net,
+            "recorded",
+            hybrid=tiny.hybrid,
+            tokenize=lambda text: tokenizer.encode(clean(text)),
+            turn=(opening, closing),
+            trained=2,
+        )
+        assert recorded["prefix"] == INSTRUCTION, "the instruction differs"
+        for case in recorded["conditional"]:
+            yield exact(torch.tensor(model.prompt(case["prompt"])), torch.tensor(case["ids"]))
+        none = recorded["unconditional"]
+        yield exact(torch.tensor(model.instruction(none["text"])), torch.tensor(none["ids"]))
+
+    there = folder.is_dir() and importlib.util.find_spec("tokenizers") is not None
+    return Case(f"{_family(path.parent)}/prompts.{kind}", checks if there else None)
+
+
+def _tables(folder: Path) -> Iterator[Case]:
+    data = read_tensors(folder / "hybrid_tables.safetensors")
+    max_beta = float(read_json(folder / CONFIG)["diffusion"]["max_beta"])
+
+    def checks(tag: str) -> Iterator[Check]:
+        ours = tables(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999, max_beta)
+        for key, expected in data.items():
+            prefix, name = key.split(".")
+            if prefix == tag:
+                made = getattr(ours, name)
+                yield relative(made, expected, TABLE_TOLERANCE) if made.is_floating_point() else exact(made, expected)
+
+    for tag in sorted({key.split(".")[0] for key in data}, key=lambda t: (t.endswith("c"), int(t.rstrip("c")))):
+        yield Case(f"{_family(folder)}/tables.{tag}", partial(checks, tag))
+
+
+def _schedules(folder: Path) -> Iterator[Case]:
+    def checks(tokens: int, steps: int, recorded: dict[str, list[int]]) -> Iterator[Check]:
+        left = masked_after(tokens, steps)
+        # The last entry of the reference is 1, although its last step decides all tokens.
+        yield exact(torch.tensor(left[:-1]), torch.tensor(recorded["mask_len"][:-1]))
+        sizes = [before - after for before, after in pairwise([tokens, *left])]
+        yield exact(torch.tensor(sizes), torch.tensor(recorded["n_pred"]))
+
+    for key, recorded in read_json(folder / "hybrid_schedule.json").items():
+        tokens, steps = (int(n) for n in key.removeprefix("L").split("_n"))
+        yield Case(f"{_family(folder)}/schedule.{key}", partial(checks, tokens, steps, recorded))
+
+
+# ------------------------------------------------------------------------------------------------ sampling
+
+
+@dataclass(frozen=True, eq=False)
+class _Recorded:
+    """A condition of recorded token ids: conditional rows, then unconditional ones."""
+
+    kind: ClassVar[str] = "prompt"
+    ids: list[Tensor]
+    images: int
+
+    def __len__(self) -> int:
+        return self.images
+
+    def rows(self, model: Any, guided: bool) -> Rows:
+        read = [model.hybrid.read(ids) for ids in self.ids[: self.images + guided]]
+        return PromptRows(model.hybrid, read[: self.images], read[self.images] if guided else None)
+
+
+def _table(executed: int, t_max: int, max_beta: float) -> Tables:
+    """The table of a recorded run: the fewest steps, a multiple of 5 if possible, of which that many are left by clipping."""
+    fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max, max_beta)) == executed]
+    return tables(next((n for n in fitting if n % 5 == 0), fitting[0]), t_max, max_beta)
+
+
+class _Draws:
+    """Recorded noise of a run, in the order of the draws."""
+
+    def __init__(self, data: dict[str, Tensor], images: int, guided: bool):
+        self.data, self.images, self.twice = data, images, 1 + guided
+        self.row = self.step_row = self.flat = 0
+        self.left = iter(data["step_counts"].tolist() if "step_counts" in data else [])
+
+    def take(self, n: int) -> tuple[Tensor, Tensor]:
+        """Start noise and step noise of the next AR step of ``n`` tokens per image."""
+        rows = self.images * n
+        first, self.row = self.data["init_noise_cat"][self.row : self.row + rows], self.row + rows
+        if "step_noise_flat_f16" not in self.data:
+            noise = self.data["step_noise_cat_f16"][:, self.step_row : self.step_row + rows]
+            self.step_row += self.twice * rows  # noise of the null branch, which the reference draws and discards
+            return first, noise
+        count, channels = next(self.left), first.shape[1]
+        size = count * self.twice * rows * channels
+        block = self.data["step_noise_flat_f16"][self.flat : self.flat + size]
+        self.flat += size
+        return first, block.view(count, self.twice * rows, channels)[:, :rows]
+
+
+def _sampling(folder: Path, stem: str) -> Iterator[Case]:
+    data, about = read_tensors(folder / f"{stem}.safetensors"), read_json(folder / f"{stem}.json")
+    t_max = CLIPPED if stem != OFFICIAL and _family(folder) == "harmon" else 999
+
+    def checks(tag: str, entry: dict[str, Any]) -> Iterator[Check]:
+        model = _model(folder, *entry["image_shape"])
+        found = {k.removeprefix(f"{tag}."): v for k, v in data.items() if k.startswith(f"{tag}.")}
+        images, guided = len(entry["prompts"]), entry["cfg"] != 1
+        ids = [
+            row[:n] for row, n in zip(found["input_ids"], found["attention_mask"].long().sum(1).tolist(), strict=True)
+        ]
+        lower, upper = entry.get("diff_lower_steps", 0), entry.get("diff_upper_steps", 0)
+        settings = MARSettings(
+            ar_steps=entry["num_iter"],
+            cfg=entry["cfg"],
+            cfg_schedule=entry["cfg_schedule"],
+            temperature=entry["temperature"],
+            t_max=t_max,
+        )
+        orders = found["orders"].long()
+
+        class Orders(PairedNoise):
+            def orders(self, tokens: int) -> Tensor:
+                return orders
+
+        condition: Any = _Recorded(ids, images)
+        run = begin("verify", model, condition, settings, Orders(0, range(images)), None)
+        plan, draws, transformer, at = run.plan, _Draws(found, images, guided), FullTransformer(), 0
+        yield exact(torch.tensor(plan.sizes), found["n_pred"])
+        yield Check(torch.tensor(plan.cfg), found["cfg_iter"], 1e-6)
+        counts = annealed_steps(upper, lower, "linear", plan.steps)
+        for step, n in enumerate(plan.sizes):
+            where = plan.ahead(step).sort(1).values
+            z = transformer(run, step, where).flat()
+            recorded = found["z_cat"][at : at + len(z.both())]
+            at += len(recorded)
+            yield Check(z.both(), recorded)
+            first, noise = draws.take(n)
+            table = tables(counts[step], t_max, model.max_beta) if lower else _table(len(noise), t_max, model.max_beta)
+            scale = torch.full((len(first), 1), plan.cfg[step])
+            made = Denoiser(run, table)(z, scale, first, noise).view(images, n, -1)
+            run.tokens = run.tokens.scatter(1, where[..., None].expand(-1, -1, made.shape[2]), made)
+        yield relative(run.tokens, found["tokens"])
+        if model.net.config.grid**2 == model.net.config.tokens:
+            yield relative(model.to_latents(run.tokens), found["out"])
+
+    for tag, entry in sorted(about.items()):
+        yield Case(f"{_family(folder)}/{stem.removeprefix('hybrid_')}.{tag}", partial(checks, tag, entry))
