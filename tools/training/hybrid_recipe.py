@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
 from ...model_loaders.networks.kl import KLAutoencoder
-from ...model_loaders.networks.mar import MAR
+from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ...model_loaders.networks.qwen import EMBEDDING, QwenConfig, TarModel
 from ...model_loaders.tokenizer import Tokenizer, clean, load_tokenizer
@@ -39,6 +40,9 @@ from .training import Schedule, generator, train
 
 NAME, TITLE = "hybrid", "picture book hybrid"
 SCHEDULE = Schedule(steps=3000, batch=64, lr=6e-4, muon_lr=1.2e-3, warmup=50, ema=0.998, decay=0.7)
+# The first stage trains the language model and the MLPs alone, see :func:`whole_loss`; at most this many tokens are known.
+START_SCHEDULE = Schedule(steps=500, batch=64, lr=1e-3, muon_lr=2e-3, warmup=20, ema=0.98, decay=0.6)
+FEW = 8
 COUNT, VARIANTS = 27000, 4
 # Seed of the captions, apart from those of Tar's training.
 CAPTION_SEED = 8000
@@ -160,6 +164,29 @@ def hybrid_loss(
     return mse + bound, {"mse": float(mse.detach()), "bound": float(bound.detach())}
 
 
+def whole_loss(
+    net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: torch.Generator
+) -> tuple[Tensor, dict[str, float]]:
+    """Error of the decoder's input rows, given a few tokens and the prompt, as an estimate of the encoder's output for the whole
+    picture.
+
+    The MAR's decoder draws a picture from the buffer rows of that output alone, so they are what a prompt has to provide.
+    """
+    batch, count = tokens.shape[:2]
+    few = int(torch.randint(FEW + 1, (), generator=g))
+    known = torch.rand(batch, count, generator=g).argsort(1)[:, :few].sort(1).values.to(tokens.device)
+    buffer, every = net.config.mar.buffer, torch.arange(count, device=tokens.device).expand(batch, -1)
+    with torch.no_grad():
+        null = net.mar.class_rows(None, batch)
+        whole = net.mar.encode(tokens, every, null)
+        target = torch.cat([whole[:, :buffer], pick(whole, known + buffer)], 1)
+        encoded = net.mar.encode(inexact(tokens, g), known, null)
+    rows = net.fuse_ids(encoded, known, ids, lengths)
+    error = F.mse_loss(rows.float(), target.float())
+    first = F.mse_loss(rows[:, :buffer].detach().float(), target[:, :buffer].float())
+    return error, {"buffer rows": float(first)}
+
+
 def save_hybrid(net: Hybrid, out: Path) -> None:
     """Write the hybrid with its configuration and tokenizer."""
     c = net.config.llm
@@ -189,6 +216,7 @@ def train_hybrid(
     work: Path,
     out: Path,
     device: torch.device,
+    first: Schedule | None = START_SCHEDULE,
     schedule: Schedule = SCHEDULE,
     count: int = COUNT,
     log: Callable[[str], None] = print,
@@ -198,7 +226,8 @@ def train_hybrid(
 
     Args:
         kl: the autoencoder, loaded from its fp16 file as shipped.
-        work, device, schedule, log: see :func:`.training.train`.
+        work, device, log: see :func:`.training.train`.
+        first, schedule: of the two stages; None leaves out the first.
         count: number of training images.
         start: initial weights, for example of :func:`joined`; None for random ones.
     """
@@ -210,11 +239,21 @@ def train_hybrid(
     prompts, lengths = prompt_book(model, count)
     blank = torch.tensor(model.instruction(UNCONDITIONAL))
 
+    def batch(schedule: Schedule, g: torch.Generator) -> list[Tensor]:
+        return [t.to(device) for t in batch_of(book, prompts, lengths, blank, schedule.batch, g)]
+
+    def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        g = generator(71, step)
+        return whole_loss(module, *batch(first, g), g)
+
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(73, step)
-        tokens, ids, ends = (t.to(device) for t in batch_of(book, prompts, lengths, blank, schedule.batch, g))
-        return hybrid_loss(module, tokens, ids, ends, full, g)
+        return hybrid_loss(module, *batch(schedule, g), full, g)
 
+    if first is not None:
+        net.mar.requires_grad_(False)
+        train(f"{NAME}-start", net, first_loss, first, work, device, log)
+        net.mar.requires_grad_(True)
     train(NAME, net, loss, schedule, work, device, log)
     save_hybrid(net, out)
     return net
