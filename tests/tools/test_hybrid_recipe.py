@@ -10,7 +10,7 @@ import pytest
 import torch
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, pick
 from fastar_nodes.model_loaders.networks.mar import initialise as initialise_mar
 from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL
 from fastar_nodes.samplers.conditioning import PromptCondition
@@ -63,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, parts) -> SimpleNamespace:
     folder: Path = tmp_path_factory.mktemp("hybrid")
     out = folder / "hybrid.safetensors"
     net = hybrid_recipe.train_hybrid(
-        parts.kl, folder / "work", out, CPU, FEW, 40, log=lambda text: None, start=parts.start
+        parts.kl, folder / "work", out, CPU, FEW, FEW, 40, log=lambda text: None, start=parts.start
     )
     return SimpleNamespace(folder=folder, net=net, model=load_hybrid(out, "fp32"))
 
@@ -151,6 +151,32 @@ def test_the_loss_depends_on_the_prompt_and_reaches_every_weight(parts) -> None:
     first.backward()
     still = [name for name, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert not still, still
+
+
+def test_the_first_stage_trains_the_prompts_alone(parts) -> None:
+    """Its error is zero for the encoder's output of the whole picture; the MAR gets no gradient."""
+    net = hybrid_recipe.build(small())
+    net.mar.load_state_dict(parts.start.mar.state_dict())
+    net.mar.requires_grad_(False)
+    torch.nn.init.normal_(net.proj_out[2].weight, std=0.1)
+    model = hybrid_recipe.hybrid_model(net)
+    tokens = torch.randn(2, 64, 2, generator=torch.Generator().manual_seed(1))
+    ids = torch.tensor([model.prompt("a red cat"), model.prompt("a blue boat")])
+
+    def error() -> torch.Tensor:
+        return hybrid_recipe.whole_loss(net, tokens, ids, torch.tensor([ids.shape[1]] * 2), generator(3, 5))[0]
+
+    before = error()
+    before.backward()
+    assert all(p.grad is None for p in net.mar.parameters())
+    assert float(net.llm.model.layers[0].self_attn.q_proj.weight.grad.abs().sum()) > 0
+
+    def whole(encoded, known, *prompts):
+        rows = net.mar.encode(tokens, torch.arange(64).expand(2, -1), net.mar.class_rows(None, 2))
+        return torch.cat([rows[:, :2], pick(rows, known + 2)], 1)
+
+    net.fuse_ids = whole
+    assert float(before.detach()) > 0.01 and float(error()) < 1e-12
 
 
 def test_the_weight_of_high_timesteps_is_limited() -> None:

@@ -39,17 +39,16 @@ from .recipes import (
 from .training import Schedule, generator, train
 
 NAME, TITLE = "hybrid", "picture book hybrid"
-SCHEDULE = Schedule(steps=3000, batch=64, lr=6e-4, muon_lr=1.2e-3, warmup=50, ema=0.998, decay=0.7)
+SCHEDULE = Schedule(steps=1000, batch=32, lr=8e-4, muon_lr=1.6e-3, warmup=20, ema=0.99, decay=0.7)
 # The first stage trains the language model and the MLPs alone, see :func:`whole_loss`; at most this many tokens are known.
 START_SCHEDULE = Schedule(steps=500, batch=64, lr=1e-3, muon_lr=2e-3, warmup=20, ema=0.98, decay=0.6)
 FEW = 8
 COUNT, VARIANTS = 27000, 4
 # Seed of the captions, apart from those of Tar's training.
 CAPTION_SEED = 8000
-# Timesteps per masked token: fewer than for the MAR, because its head starts trained.
-REPEATS = 1
-# Largest weight of the noise MSE. The high timesteps, where the prompt decides, contribute little to an unweighted one.
-MOST = 10.0
+# The prompt decides at high timesteps and while few tokens are known: the lowest timestep of the loss, the largest weight of its
+# noise MSE, masked tokens per picture in the loss, and the power of the share of known tokens.
+LOWEST, MOST, MASKED, POWER = 500, 10.0, 32, 3.0
 
 
 def tokenizer() -> Tokenizer:
@@ -155,12 +154,12 @@ def hybrid_loss(
     lengths: Tensor,
     full: Tables,
     g: torch.Generator,
-    repeats: int = REPEATS,
 ) -> tuple[Tensor, dict[str, float]]:
-    """MAR's loss of the masked tokens of a batch of :func:`batch_of`; ``full``: the 1000-step tables."""
-    hidden, known = (places.to(tokens.device) for places in divided(tokens.shape[1], len(tokens), g))
+    """MAR's loss of masked tokens of a batch of :func:`batch_of`; ``full``: the 1000-step tables."""
+    hidden, known = (places.to(tokens.device) for places in divided(tokens.shape[1], len(tokens), g, POWER))
+    hidden = hidden[:, :MASKED]
     z = net(inexact(tokens, g), known, ids, lengths, hidden)
-    mse, bound = head_loss(net.head, z, tokens, hidden, full, g, repeats, MOST)
+    mse, bound = head_loss(net.head, z, tokens, hidden, full, g, 1, MOST, LOWEST)
     return mse + bound, {"mse": float(mse.detach()), "bound": float(bound.detach())}
 
 
@@ -250,10 +249,9 @@ def train_hybrid(
         g = generator(73, step)
         return hybrid_loss(module, *batch(schedule, g), full, g)
 
+    net.mar.requires_grad_(False)
     if first is not None:
-        net.mar.requires_grad_(False)
         train(f"{NAME}-start", net, first_loss, first, work, device, log)
-        net.mar.requires_grad_(True)
     train(NAME, net, loss, schedule, work, device, log)
     save_hybrid(net, out)
     return net

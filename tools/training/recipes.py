@@ -268,12 +268,12 @@ def diffusion_loss(
     return (((1 - a) / a).clamp(1, most) * (eps - noise) ** 2).mean(), bound.clamp(max=20).mean()
 
 
-def divided(tokens: int, batch: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+def divided(tokens: int, batch: int, g: torch.Generator, power: float = 1.5) -> tuple[Tensor, Tensor]:
     """Random masked and known positions, int64 [B, M] and [B, L - M], the known ones ascending.
 
-    The share of masked tokens is 1 - 0.95 u^1.5 with u uniform, so early AR steps, which decide the layout, are most frequent.
+    The share of masked tokens is 1 - 0.95 u^power with u uniform, so early AR steps, which decide the layout, are most frequent.
     """
-    masked = max(1, round(tokens * (1 - 0.95 * float(torch.rand((), generator=g)) ** 1.5)))
+    masked = max(1, round(tokens * (1 - 0.95 * float(torch.rand((), generator=g)) ** power)))
     order = torch.rand(batch, tokens, generator=g).argsort(1)
     return order[:, :masked], order[:, masked:].sort(1).values
 
@@ -293,16 +293,18 @@ def head_loss(
     g: torch.Generator,
     repeats: int = HEAD_REPEATS,
     most: float = 1.0,
+    lowest: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """:func:`diffusion_loss` of masked tokens, each at ``repeats`` random timesteps.
 
     Args:
         z: [B, M, C]; tokens: [B, L, channels]; hidden: int64 [B, M], positions of z.
         most: as in :func:`diffusion_loss`.
+        lowest: lowest timestep.
     """
     device = tokens.device
     x0 = tokens.gather(1, hidden[..., None].expand(-1, -1, tokens.shape[2])).flatten(0, 1).repeat(repeats, 1)
-    t = torch.randint(1000, (len(x0),), generator=g)
+    t = torch.randint(lowest, 1000, (len(x0),), generator=g)
     noise = torch.randn(x0.shape, generator=g).to(device)
     a = full.alphas_cumprod.float()[t].to(device)[:, None]
     x = a.sqrt() * x0 + (1 - a).sqrt() * noise
