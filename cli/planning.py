@@ -10,7 +10,7 @@ from ..assembly import Ready, defaults
 from ..errors import UserError
 from ..samplers import presets
 from ..samplers.registry import Entry, find
-from ..samplers.settings import knobs, make
+from ..samplers.settings import knobs
 
 PRESET = "preset"
 
@@ -73,14 +73,11 @@ def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[s
     for key, entry in entries.items():
         on = ready.get(entry.name)
         names = knobs(entry.settings)
-        suited = {k: v for k, v in (defaults(on) if on else {}).items() if k in names}
         asked = {**{k: v for k, v in shared.items() if k in names or k == PRESET}, **own[key]}
         preset = asked.pop(PRESET, presets.AS_SET)
-        steps_asked = vars(make(entry.settings, {**suited, **asked})).get("ar_steps", 64)
         width = on.model.net.config.dim if on else 0
-        chosen = presets.values(entry.settings, preset, on is None or on.demo, width, steps_asked)
-        # What the command line sets by name takes precedence over the preset.
-        settings = make(entry.settings, {**suited, **chosen, **asked})
+        demo = on is None or on.demo
+        settings: Any = presets.combine(entry.settings, defaults(on) if on else {}, preset, asked, demo, width)
         out.append(Planned(entry, settings, own[key], key.partition(":")[2], on))
     family = [p.ready.family if p.ready else p.entry.family for p in out]
     rank = {name: i for i, name in enumerate(dict.fromkeys(family))}

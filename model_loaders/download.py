@@ -218,7 +218,7 @@ def _reason(error: BaseException) -> str:
     kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
     status = getattr(getattr(error, "response", None), "status_code", None)
     if "OfflineModeIsEnabled" in kinds:
-        return "HF_HUB_OFFLINE is set"
+        return "HF_HUB_OFFLINE is set; without it, HF_ENDPOINT may name a mirror"
     if status in (401, 403):
         return f"the server refused with status {status}; a token in HF_TOKEN may help"
     if status is not None:
@@ -226,4 +226,4 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "the disk is full"
     text = first_line(error).rstrip(".")
-    return f"no connection: {text}" if "Connect" in kinds or "Timeout" in kinds else text
+    return f"no connection, HF_ENDPOINT may name a mirror: {text}" if "Connect" in kinds or "Timeout" in kinds else text

@@ -15,7 +15,7 @@ def make_extension() -> ComfyExtension:
     from . import host
 
     host.register_folders()
-    from . import comparison, conditioning, loaders, mar_samplers, token_samplers
+    from . import comparison, conditioning, hybrid, loaders, mar_samplers, previous, token_samplers
 
     class FastARExtension(ComfyExtension):
         """Every node of the pack."""
@@ -24,9 +24,11 @@ def make_extension() -> ComfyExtension:
             return [
                 *loaders.NODES,
                 *conditioning.NODES,
+                *hybrid.NODES,
                 *mar_samplers.NODES,
                 *token_samplers.NODES,
                 *comparison.NODES,
+                *previous.NODES,
             ]
 
     return FastARExtension()

@@ -14,7 +14,8 @@ from torch import Tensor
 from ..errors import UserError
 from ..reports.grid import cell_order, compare_grid
 from ..reports.maps import WHAT, token_map
-from ..reports.record import Report, to_csv, to_json, to_table, to_text
+from ..reports.record import Report, explain, to_csv, to_json, to_table, to_text
+from ..samplers import presets
 from ..samplers.registry import SAMPLERS, TAR, families_of, family_of
 from ..samplers.settings import knob, make
 from . import host
@@ -48,7 +49,8 @@ class CompareSettings:
     baseline: int = knob(
         0,
         "Which cell the speed-ups are measured against, counted from 1 in the order of the inputs. It is drawn first. "
-        "0 takes the first that has a report; MAR samplers, token samplers on LlamaGen and those on Tar have one each.",
+        "0 takes the plain sampler, else the accelerator at its exact setting, else the slowest; MAR samplers, token samplers on "
+        "LlamaGen and those on Tar have one each.",
         low=0,
         high=MOST_CELLS,
         step=1,
@@ -137,7 +139,7 @@ class Compare(io.ComfyNode):
         typed = [line.strip() for text in labels for line in str(text).split("\n")]
         names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
         measured = any(report is not None for report in reports)
-        grid = compare_grid(pictures, names, reports, settings.columns, base, marked=measured)
+        grid = compare_grid(pictures, names, reports, settings.columns, base, marked=measured, explained=True)
         return io.NodeOutput(_to_image(grid[None]), _table(reports, names, base))
 
 
@@ -179,10 +181,34 @@ def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
         return [max(0, cell - 1)] * len(reports)
     families = ["" if r is None else _family(r, reports) for r in reports]
     usual = next(filter(None, families), "")  # for samplers that are not registered
-    first: dict[str, int] = {}
-    found = [None if r is None else first.setdefault(families[i] or usual, i) for i, r in enumerate(reports)]
+    members: dict[str, list[int]] = {}
+    for i in with_report:
+        members.setdefault(families[i] or usual, []).append(i)
+    chosen = {family: _automatic_baseline(cells, reports) for family, cells in members.items()}
     # With one family, cells without a report keep their place.
-    return list(found) if len(first) > 1 else [with_report[0]] * len(reports)
+    if len(chosen) == 1:
+        return list(chosen.values()) * len(reports)
+    return [None if r is None else chosen[families[i] or usual] for i, r in enumerate(reports)]
+
+
+def _automatic_baseline(cells: Sequence[int], reports: Sequence[Report | None]) -> int:
+    """Of one family's cells, the plain sampler or an exact accelerator, with most passes and head calls; else the slowest. The first
+    one if several are equal."""
+    of = {i: report for i in cells if (report := reports[i]) is not None}
+
+    def is_plain(i: int) -> bool:
+        return of[i].sampler in SAMPLERS and SAMPLERS[of[i].sampler].baseline
+
+    exact = [i for i, r in of.items() if presets.is_exact(r.sampler, r.settings, _side(r))]
+    if not exact:
+        return max(of, key=lambda i: of[i].seconds / of[i].images)
+    counts = ("transformer_passes", "head_calls")
+    return max(exact, key=lambda i: (is_plain(i), *(of[i].counts.get(name, 0) for name in counts)))
+
+
+def _side(report: Report) -> int:
+    """Side of the token grid; above every window if the report has no map."""
+    return int(report.maps["step"].shape[-1]) if "step" in report.maps else 1 << 16
 
 
 def _family(report: Report, reports: Sequence[Report | None]) -> str:
@@ -196,13 +222,13 @@ def _family(report: Report, reports: Sequence[Report | None]) -> str:
 
 
 def _table(reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None]) -> str:
-    """Table of the cells that have a report."""
+    """Table of the cells that have a report, and a line that explains its columns."""
     order = [i for i in cell_order(bases) if reports[i] is not None]
     if not order:
         return "No reports: connect a sampler's report beside its picture."
     known = [report for report in (reports[i] for i in order) if report is not None]
     within = [None if bases[i] is None else order.index(bases[i]) for i in order]
-    return to_table(known, [names[i] for i in order], within)
+    return f"{to_table(known, [names[i] for i in order], within)}\n\n{explain(known)}."
 
 
 # ------------------------------------------------------------------------------------------------ Token Map

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from ..assembly import AUTO, dtype_name
+from ..assembly import AUTO, dtype_name, prompt_settings
 from ..errors import UserError
 from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
@@ -18,15 +18,29 @@ from ..model_loaders.networks.qwen import TarModel
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
-from ..samplers.conditioning import CodeCondition, TextCondition
-from ..samplers.labels import label_sets, resolve_labels
+from ..samplers.conditioning import CodeCondition, Condition, TextCondition
+from ..samplers.labels import check_labels, label_sets, resolve_labels, split_labels
 from ..samplers.settings import knob, make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import host
-from .loaders import menu, resolve, usual, valid
-from .schema import CONDITION, TAR, checked_seed, expect, expect_image, expect_model, schema, seed, widgets
+from .loaders import accepted, menu, resolve, usual, valid
+from .schema import (
+    CODES,
+    LABEL,
+    TAR,
+    TEXT,
+    automatic_names,
+    checked_seed,
+    chosen,
+    expect,
+    expect_image,
+    expect_model,
+    schema,
+    seed,
+    widgets,
+)
 
 MOST_IMAGES = 256
 NONE = "none"
@@ -37,10 +51,10 @@ class LabelSettings:
     """Widgets of Class Label that are not text."""
 
     label_set: str = knob(
-        "picture-book",
-        "Which names are meant: the one the model was trained on. picture-book: the demo; imagenet-1k: the "
-        "official models.",
-        choices=tuple(label_sets()),
+        AUTO,
+        "Which names are meant. auto: those of the model that the condition is connected to. picture-book: the demo; "
+        "imagenet-1k: the official models.",
+        choices=(AUTO, *label_sets()),
     )
     images_per_label: int = knob(
         1,
@@ -56,6 +70,30 @@ class LabelSettings:
 def _found() -> dict[str, tuple[str, str]]:
     """Menu text to (label, label set)."""
     return {f"{name} ({where})": (name, where) for where, names in label_sets().items() for name in names}
+
+
+@dataclass(frozen=True)
+class LabelText:
+    """Labels whose label set is the one of the model that samples them.
+
+    Attributes:
+        text: see :func:`samplers.labels.resolve_labels`.
+        repeat: images per label.
+    """
+
+    text: str
+    repeat: int
+
+
+def as_labels(value: Any, label_set: str) -> Condition:
+    """The class labels on a condition socket, for a model of that label set.
+
+    Raises:
+        UserError: it is no output of Class Label, or the model has no such class.
+    """
+    if isinstance(value, LabelText):
+        return resolve_labels(value.text, label_set, value.repeat, field="condition")
+    return expect(value, Condition, "condition", "Class Label")
 
 
 class ClassLabel(io.ComfyNode):
@@ -88,8 +126,16 @@ class ClassLabel(io.ComfyNode):
                     "(which may then be empty) and must be of the same label_set.",
                 ),
             ],
-            outputs=[CONDITION.Output("condition", display_name="condition", tooltip="For the samplers.")],
+            outputs=[
+                LABEL.Output(
+                    "condition", display_name="condition", tooltip="For the samplers of MAR, LlamaGen and PAR models."
+                )
+            ],
         )
+
+    @classmethod
+    def validate_inputs(cls, labels: Any = None) -> bool | str:
+        return accepted(lambda: check_labels(labels) if isinstance(labels, str) else None)
 
     @classmethod
     def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
@@ -99,15 +145,19 @@ class ClassLabel(io.ComfyNode):
             if add_label not in _found():
                 raise UserError(f"add_label: {add_label!r} is not in the list; choose one from it.")
             name, where = _found()[add_label]
-            if where != settings.label_set:
+            if settings.label_set not in (where, AUTO):
                 raise UserError(
                     f"add_label: {name} is a label of {where}; set label_set to {where}, or add_label to {NONE}."
                 )
             text = "\n".join(filter(None, (text.strip(), name)))
-        condition = resolve_labels(text, settings.label_set, settings.images_per_label, field="labels")
-        if len(condition) > MOST_IMAGES:
-            raise UserError(f"labels: {len(condition)} images are asked for; {MOST_IMAGES} at once are the most.")
-        return io.NodeOutput(condition)
+        count = len(split_labels(text)) * settings.images_per_label
+        if count > MOST_IMAGES:
+            raise UserError(f"labels: {count} images are asked for; {MOST_IMAGES} at once are the most.")
+        if settings.label_set == AUTO and count:
+            check_labels(text)
+            return io.NodeOutput(LabelText(text, settings.images_per_label))
+        set_ = next(iter(label_sets())) if settings.label_set == AUTO else settings.label_set
+        return io.NodeOutput(resolve_labels(text, set_, settings.images_per_label, field="labels"))
 
 
 # ------------------------------------------------------------------------------------------------ Text Prompt
@@ -138,6 +188,21 @@ class PromptSettings:
         choices=ENCODER_DTYPES,
         advanced=True,
     )
+
+
+def _cleaned(text: str) -> str:
+    """A prompt in one line.
+
+    Raises:
+        UserError: nothing is left of it when it is cleaned as captions are.
+    """
+    prompt = " ".join(text.split())
+    if not clean(prompt):
+        left = (
+            "it is empty" if not prompt else "addresses, file names and signs are left out, and nothing else is there"
+        )
+        raise UserError(f"text: {left}; say in words what to draw.")
+    return prompt
 
 
 class TextPrompt(io.ComfyNode):
@@ -172,27 +237,20 @@ class TextPrompt(io.ComfyNode):
                 *widgets(PromptSettings),
             ],
             outputs=[
-                CONDITION.Output(
+                TEXT.Output(
                     "condition", display_name="condition", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler."
                 )
             ],
         )
 
     @classmethod
-    def validate_inputs(cls, encoder: Any = None) -> bool | str:
-        return valid(("t5", encoder))
+    def validate_inputs(cls, text: Any = None) -> bool | str:
+        return accepted(lambda: _cleaned(text) if isinstance(text, str) else None)
 
     @classmethod
     def execute(cls, text: Any, encoder: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
-        prompt = " ".join(expect(text, str, "text", "a text node, or type it").split())
-        if not clean(prompt):
-            left = (
-                "it is empty"
-                if not prompt
-                else "addresses, file names and signs are left out, and nothing else is there"
-            )
-            raise UserError(f"text: {left}; say in words what to draw.")
+        prompt = _cleaned(expect(text, str, "text", "a text node, or type it"))
         name = dtype_name(choose_dtype(settings.dtype, host.text_device()))
         path = resolve(encoder, "t5")
 
@@ -262,13 +320,11 @@ class TarPrompt(io.ComfyNode):
                     "one is a picture without a wish. Usual: one or two sentences.",
                 ),
                 seed(),
-                *widgets(TarPromptSettings),
+                *widgets(TarPromptSettings, automatic_names(TarPromptSettings)),
                 *widgets(TarImages),
             ],
             outputs=[
-                CONDITION.Output(
-                    "condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler."
-                )
+                CODES.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
             ],
         )
 
@@ -277,7 +333,8 @@ class TarPrompt(io.ComfyNode):
         loaded = expect_model(tar, host.Loaded, TarModel, "tar", "Load Tar")
         typed = expect(text, str, "text", "a text node, or type it").strip()
         number, count = checked_seed(seed), make(TarImages, {"images": images}).images
-        settings = make(TarPromptSettings, values)
+        asked = chosen(TarPromptSettings, values, automatic_names(TarPromptSettings))
+        settings = prompt_settings(loaded.recommended, asked)
         host.load_to_device(loaded, _prompt_bytes(loaded.model, settings, typed, count))
         done: TarPrompted = host.drive(
             tar_prompt(loaded.model, [typed] * count, settings, PairedDraws(number, range(count)), number)
@@ -343,15 +400,13 @@ class ImageToCodes(io.ComfyNode):
                 *widgets(ImageToCodesSettings),
             ],
             outputs=[
-                CONDITION.Output(
-                    "condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler."
-                )
+                CODES.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
             ],
         )
 
     @classmethod
     def validate_inputs(cls, ta_tok: Any = None) -> bool | str:
-        return valid(("ta-tok", ta_tok))
+        return valid("ta-tok", ta_tok)
 
     @classmethod
     def execute(cls, image: Any, ta_tok: Any, **values: Any) -> io.NodeOutput:

@@ -9,18 +9,41 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 
+# Kind of autoencoder to the models whose latents it decodes.
+KL, VQ = "kl", "vq"
+_MAKERS = {KL: "a MAR", VQ: "a LlamaGen, a PAR or a Tar de-tokenizer"}
 
-def checked_latents(samples: Any, channels: int, name: str) -> Tensor:
+
+def mark(samples: Tensor, kind: str) -> Tensor:
+    """Note on a tensor which autoencoder decodes it. Operations on the tensor lose the note, and then nothing is checked: the two
+    kinds of latents may have equally many channels."""
+    samples.fastar_latents = kind  # type: ignore[attr-defined]
+    return samples
+
+
+def kind_of(samples: Any) -> str:
+    """The kind of autoencoder that :func:`mark` noted, "" if it is unknown."""
+    return str(getattr(samples, "fastar_latents", ""))
+
+
+def checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> Tensor:
     """Latents [B, C, h, w] from [B, C, h, w] or [B, C, 1, h, w].
 
     Args:
         samples: the input.
         channels: latent channels of the decoder.
         name: name of the decoder, for messages.
+        kind: of the decoder, :data:`KL` or :data:`VQ`; "" checks nothing.
 
     Raises:
-        UserError: another shape, or another number of channels.
+        UserError: another shape, another number of channels, or latents marked for another kind of decoder.
     """
+    made = kind_of(samples)
+    if kind and made not in ("", kind):
+        raise UserError(
+            f"samples: these latents are of {_MAKERS[made]}, the decoder {name} is for those of {_MAKERS[kind]}; connect the VAE of the "
+            "loader that made them."
+        )
     if not isinstance(samples, Tensor) or samples.ndim not in (4, 5):
         raise UserError(f"samples: {name} decodes latents [B, C, h, w]; connect a LATENT made for it.")
     latents = samples[:, :, 0] if samples.ndim == 5 else samples

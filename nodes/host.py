@@ -83,17 +83,25 @@ class Loaded:
         patcher: ComfyUI's handle for moving the weights.
         vae: decoder of the same loader, for live previews; or None.
         parts: further networks of the same loader by name. Each has its own patcher and is on the device only while needed.
+        recommended: settings that the model's file recommends, for widgets at auto.
     """
 
     model: Any
     patcher: ModelPatcher
     vae: FastARVAE | None = None
     parts: Mapping[str, Loaded] = field(default_factory=dict)
+    recommended: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: Any, vae: FastARVAE | None = None, parts: Mapping[str, Loaded] | None = None) -> Loaded:
-        """Place a model (with attribute ``net``) under ComfyUI's memory management."""
-        return Loaded(model, ModelPatcher(model.net, device(), offload_device()), vae, parts or {})
+    def of(model: Any, vae: FastARVAE | None = None, parts: Any = None, recommended: Any = None) -> Loaded:
+        """Place a model under ComfyUI's memory management: its ``module`` if it has networks around ``net``, else ``net``."""
+        return Loaded(
+            model,
+            ModelPatcher(getattr(model, "module", model.net), device(), offload_device()),
+            vae,
+            parts or {},
+            recommended or {},
+        )
 
 
 class Managed(Protocol):
@@ -306,10 +314,11 @@ class FastARVAE:
         stride: pixels per latent position and side.
         channels: latent channels.
         width: channels of the widest full-resolution layer, for the memory estimate.
+        kind: of the autoencoder, see :func:`.fitting.checked_latents`.
     """
 
-    def __init__(self, net: nn.Module, name: str, stride: int, channels: int, width: int):
-        self.first_stage_model, self.name, self.width = net, name, width
+    def __init__(self, net: nn.Module, name: str, stride: int, channels: int, width: int, kind: str = ""):
+        self.first_stage_model, self.name, self.width, self.kind = net, name, width, kind
         self.downscale_ratio = self.upscale_ratio = stride
         self.latent_channels, self.latent_dim, self.output_channels = channels, 2, 3
         self.device, self.output_device = mm.vae_device(), mm.intermediate_device()
@@ -344,7 +353,7 @@ class FastARVAE:
 
     def decode(self, samples_in: Tensor, vae_options: dict[str, Any] | None = None) -> Tensor:
         """Latents [B, C, h, w] to pictures [B, H, W, 3] in 0..1."""
-        latents = checked_latents(samples_in, self.latent_channels, self.name)
+        latents = checked_latents(samples_in, self.latent_channels, self.name, self.kind)
         try:
             return self._in_chunks(latents, self._decode, self.memory_used_decode).movedim(1, -1)
         except RuntimeError as problem:
@@ -368,7 +377,7 @@ class FastARVAE:
         overlap_t: int | None = None,
     ) -> Tensor:
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
-        latents = checked_latents(samples, self.latent_channels, self.name)
+        latents = checked_latents(samples, self.latent_channels, self.name, self.kind)
         tile = (max(1, tile_y), max(1, tile_x))
         _load([self.patcher], self.memory_used_decode((1, 1, *tile), self.vae_dtype))
         out = self._tiled(latents, self._decode, tile, overlap, self.upscale_ratio, self.output_channels)

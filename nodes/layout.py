@@ -1,7 +1,7 @@
 """Order of every node's widgets.
 
 Saved graphs store widget values by position. A position in this table therefore never changes: append the name of a new widget at the
-end of its node's row.
+end of its node's row. A node whose order has to change gets a new id; the old one moves to ``nodes/previous.py``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _TOKENS_ADVANCED = ("top_p", "cfg_interval")
 WIDGETS: dict[str, tuple[str, ...]] = {
     "FastARLoadMAR": ("checkpoint", "decoder", "dtype"),
     "FastARLoadLlamaGen": ("checkpoint", "decoder", "grid", "dtype"),
+    "FastARLoadHybrid": ("checkpoint", "decoder", "dtype", "size"),
+    "FastARPrompt": ("text", "images", "negative"),
     "FastARLoadTar": ("checkpoint", "dtype"),
     "FastARLoadTarDetokenizer": ("checkpoint", "ta_tok", "decoder", "dtype", "grid"),
     "FastARClassLabel": ("labels", "label_set", "images_per_label", "add_label"),
@@ -66,6 +68,7 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "diffusion_steps_end",
         "diffusion_steps_curve",
         "reconstruct",
+        "lookahead_start",
     ),
     "FastARLazyMAR": (
         *_MAR,
@@ -108,6 +111,77 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "up_sampler",
         "repair",
         "preset",
+        "draft_parallel",
+    ),
+    # Nodes that begin with the preset. The rows of their previous versions are above.
+    "FastARFastHybridSampler": (
+        "preset",
+        *_MAR,
+        "lookahead",
+        "threshold",
+        "guided_steps",
+        "enabled",
+        *_MAR_ADVANCED,
+        "guidance_schedule",
+        "guidance_space",
+        "similarity",
+        "accepted",
+        "verify",
+        "diffusion_steps_end",
+        "diffusion_steps_curve",
+        "reconstruct",
+        "lookahead_start",
+    ),
+    "FastARLazyMARSampler": (
+        "preset",
+        *_MAR,
+        *_LAZY,
+        "enabled",
+        *_MAR_ADVANCED,
+        *_LAZY_ADVANCED,
+        "diffusion_steps_end",
+        "diffusion_steps_curve",
+        "reconstruct",
+        "llm_cache",
+    ),
+    "FastARLazyMARFeatureCache": ("preset", *_LAZY, *_LAZY_ADVANCED, "llm_cache"),
+    "FastARCSpDSampler": (
+        "preset",
+        *_MAR,
+        "draft_length",
+        "prefill_ratio",
+        "mode",
+        "enabled",
+        *_MAR_ADVANCED,
+        "inner_temperature",
+        "alignment",
+        "speculation",
+        "reconstruct",
+    ),
+    "FastARZipARSampler": (
+        "preset",
+        *_TOKENS,
+        "window",
+        "enabled",
+        *_TOKENS_ADVANCED,
+        "mask_undecoded",
+        "parallel",
+    ),
+    "FastARMuLoSDSampler": (
+        "preset",
+        *_TOKENS,
+        "tau",
+        "expansion",
+        "enabled",
+        *_TOKENS_ADVANCED,
+        "acceptance_target",
+        "neighbours",
+        "draft_rows",
+        "draft_window",
+        "resample_window",
+        "resample_order",
+        "up_sampler",
+        "repair",
         "draft_parallel",
     ),
     "FastARCompare": ("labels", "columns", "baseline"),

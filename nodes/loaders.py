@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ..model_loaders.networks.kl import KLModel
 from ..model_loaders.networks.vq import VQModel
 from ..samplers import registry
 from . import host
+from .fitting import KL, VQ
 from .schema import MAR, TAR, TOKEN_MODEL, schema
 
 # Model folders of each file family; the first takes downloads. Core's diffusion models are left out, because most of them are not MARs.
@@ -35,9 +37,23 @@ def _folders(family: str) -> tuple[str, ...]:
     return FOLDERS.get(family, (host.FOLDER,))
 
 
-def menu(family: str) -> list[str]:
-    """Choices of a file family: built-in entries, local files, downloads."""
-    return hub.menu(family, host.local_files(*_folders(family)))
+class Menu(list[str]):
+    """Choices of a file family. As ComfyUI checks choices with ``in``, it also contains what the menu once showed: a download leaves
+    the menu when it is complete, and saved graphs must stay valid. Core's check names the widget that is wrong and no other, which
+    ``validate_inputs`` cannot do."""
+
+    def __init__(self, choices: Iterable[str] = (), family: str = ""):
+        super().__init__(choices)  # ComfyUI copies lists from their elements alone when it lists nodes
+        self.family = family
+
+    def __contains__(self, choice: object) -> bool:
+        known = super().__contains__(choice)
+        return known or bool(self.family) and isinstance(choice, str) and valid(self.family, choice) is True
+
+
+def menu(family: str, *first: str) -> Menu:
+    """Choices of a file family: ``first``, built-in entries, local files, downloads."""
+    return Menu([*first, *hub.menu(family, host.local_files(*_folders(family)))], family)
 
 
 def resolve(choice: Any, family: str) -> Path:
@@ -57,19 +73,26 @@ def usual(choices: list[str], *ids: str) -> str:
     return next((choice for name in ids for choice in choices if choice.partition(" (")[0] == name), choices[0])
 
 
-def valid(*choices: tuple[str, Any]) -> bool | str:
-    """Check (file family, choice) pairs: True if every choice is or was on its menu, else an error message.
+def accepted(check: Callable[[], Any]) -> bool | str:
+    """For ``validate_inputs``: True if ``check`` passes, else its message without the field's name, which ComfyUI puts in front.
 
-    For ``validate_inputs``: naming an input there disables core's check against the menu. A download leaves the menu when it is
-    complete, and saved graphs must stay valid. Values that arrive over a link are None here and are checked when the node runs.
+    ComfyUI reports the message for every input that ``validate_inputs`` names: name one.
     """
     try:
-        for family, choice in choices:
-            if choice not in (None, AUTO):
-                hub.check(str(choice), family, host.local_files(*_folders(family)))
+        check()
     except UserError as problem:
-        return str(problem)
+        return str(problem).partition(": ")[2]
     return True
+
+
+def valid(family: str, choice: Any) -> bool | str:
+    """Check a file choice: True if it is or was on its menu, else a message, see :func:`accepted`.
+
+    Values that arrive over a link are None here and are checked when the node runs.
+    """
+    if choice is None:
+        return True
+    return accepted(lambda: hub.check(str(choice), family, host.local_files(*_folders(family))))
 
 
 def _source(dtype: str) -> Source:
@@ -91,7 +114,8 @@ def _side(grid: Any) -> int | None:
 
 def make_vae(model: KLModel | VQModel, channels: int) -> host.FastARVAE:
     """An autoencoder, of ``channels`` latent channels, for core's VAE nodes."""
-    return host.FastARVAE(model.net, model.name, model.net.config.stride, channels, model.net.config.ch)
+    kind = VQ if isinstance(model, VQModel) else KL
+    return host.FastARVAE(model.net, model.name, model.net.config.stride, channels, model.net.config.ch, kind)
 
 
 def _output(ready: Ready, parts: dict[str, Any]) -> io.NodeOutput:
@@ -99,7 +123,7 @@ def _output(ready: Ready, parts: dict[str, Any]) -> io.NodeOutput:
     assert ready.decoder is not None
     vae = make_vae(ready.decoder, ready.latent_channels)
     loaded = {name: host.Loaded.of(part) for name, part in parts.items() if part is not None}
-    return io.NodeOutput(host.Loaded.of(ready.model, vae, loaded), vae)
+    return io.NodeOutput(host.Loaded.of(ready.model, vae, loaded, assembly.defaults(ready)), vae)
 
 
 def _combo(name: str, options: list[str], tooltip: str, default: str = AUTO, **about: Any) -> io.Input:
@@ -132,7 +156,7 @@ class LoadMAR(io.ComfyNode):
                 ),
                 _combo(
                     "decoder",
-                    [AUTO, *menu("kl")],
+                    menu("kl", AUTO),
                     "The autoencoder that turns latents into pictures. auto takes the one the checkpoint was trained "
                     "with; another of the same latents may sharpen or blur.",
                 ),
@@ -149,8 +173,8 @@ class LoadMAR(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, checkpoint: Any = None, decoder: Any = None) -> bool | str:
-        return valid(("mar", checkpoint), ("kl", decoder))
+    def validate_inputs(cls, checkpoint: Any = None) -> bool | str:
+        return valid("mar", checkpoint)
 
     @classmethod
     def execute(cls, checkpoint: str, decoder: str, dtype: str) -> io.NodeOutput:
@@ -187,7 +211,7 @@ class LoadLlamaGen(io.ComfyNode):
                 ),
                 _combo(
                     "decoder",
-                    [AUTO, *menu("vq")],
+                    menu("vq", AUTO),
                     "The VQ tokenizer that turns tokens into pictures. auto takes the one the checkpoint was trained with; "
                     "another one's codes mean something else.",
                 ),
@@ -212,8 +236,8 @@ class LoadLlamaGen(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, checkpoint: Any = None, decoder: Any = None) -> bool | str:
-        return valid(("llamagen", checkpoint), ("vq", decoder))
+    def validate_inputs(cls, checkpoint: Any = None) -> bool | str:
+        return valid("llamagen", checkpoint)
 
     @classmethod
     def execute(cls, checkpoint: str, decoder: str, grid: str, dtype: str) -> io.NodeOutput:
@@ -256,12 +280,12 @@ class LoadTar(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, checkpoint: Any = None) -> bool | str:
-        return valid(("tar", checkpoint))
+        return valid("tar", checkpoint)
 
     @classmethod
     def execute(cls, checkpoint: str, dtype: str) -> io.NodeOutput:
-        model, _ = assembly.load_language_model(checkpoint, _source(dtype))
-        return io.NodeOutput(host.Loaded.of(model))
+        model, stated = assembly.load_language_model(checkpoint, _source(dtype))
+        return io.NodeOutput(host.Loaded.of(model, recommended=stated))
 
 
 class LoadTarDetokenizer(io.ComfyNode):
@@ -287,13 +311,13 @@ class LoadTarDetokenizer(io.ComfyNode):
                 ),
                 _combo(
                     "ta_tok",
-                    [AUTO, *menu("ta-tok")],
+                    menu("ta-tok", AUTO),
                     "What turns semantic codes into the features it draws from. auto takes the one it was trained with; another "
                     "one's codes mean something else. It takes memory only while the codes are read.",
                 ),
                 _combo(
                     "decoder",
-                    [AUTO, *menu("vq")],
+                    menu("vq", AUTO),
                     "The VQ tokenizer that turns tokens into pictures. auto takes the one the checkpoint was trained with; "
                     "another one's codes mean something else.",
                 ),
@@ -317,8 +341,8 @@ class LoadTarDetokenizer(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, checkpoint: Any = None, ta_tok: Any = None, decoder: Any = None) -> bool | str:
-        return valid(("dtok", checkpoint), ("ta-tok", ta_tok), ("vq", decoder))
+    def validate_inputs(cls, checkpoint: Any = None) -> bool | str:
+        return valid("dtok", checkpoint)
 
     @classmethod
     def execute(cls, checkpoint: str, ta_tok: str, decoder: str, dtype: str, grid: str = AUTO) -> io.NodeOutput:

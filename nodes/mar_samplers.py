@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from comfy_api.latest import io
 from ..assembly import is_demo
 from ..errors import UserError
 from ..model_loaders.networks.mar import MARModel
-from ..samplers import presets
-from ..samplers.conditioning import Condition
+from ..samplers import registry
+from ..samplers.conditioning import MaskedCondition, PromptCondition
 from ..samplers.mar.denoiser import Denoiser
 from ..samplers.mar.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
@@ -21,24 +21,35 @@ from ..samplers.mar.loop import Sampled
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import SAMPLERS
-from ..samplers.settings import knob, make
 from . import host
-from .schema import CACHE, CONDITION, MAR, checked_seed, expect, expect_model, sampled, schema, seed, widgets
+from .conditioning import as_labels
+from .fitting import KL, kind_of, mark
+from .schema import (
+    CACHE,
+    MAR,
+    MAR_CONDITION,
+    automatic_names,
+    checked_seed,
+    enabled,
+    expect,
+    expect_model,
+    sampled,
+    schema,
+    seed,
+    settings_of,
+    shared,
+    widgets,
+)
 from .schema import preset as preset_widget
 
 NOISE_LIMIT = 4 << 30
 LOADER = "Load MAR"
+# Inputs of a sampler that are not settings.
+SOCKETS = ("condition", "seed", "cache", "latent", "mask")
 
 
 def _model(name: str, tooltip: str) -> io.Input:
     return MAR.Input(name, tooltip=tooltip)
-
-
-def _preset(more: str = "") -> io.Input:
-    return preset_widget(
-        "exact, balanced and fast replace the settings by measured values, the demo's own for the demo and the papers' for full-size "
-        f"models; the report lists them.{more}"
-    )
 
 
 def _cache() -> io.Input:
@@ -75,7 +86,8 @@ def _work_bytes(model: MARModel, images: int, steps: int, cached: bool) -> float
     size = next(model.net.parameters()).element_size()
     rows = 2 * images * 2 * (c.buffer + c.tokens)
     kept = images * 2 * (c.encoder_depth + c.decoder_depth + 2) * (c.buffer + c.tokens) * c.dim * size if cached else 0
-    return _noise_bytes(model, images, steps) + rows * c.dim * 16 * size + 3 * Denoiser.budget * size + kept
+    work = _noise_bytes(model, images, steps) + rows * c.dim * 16 * size + 3 * Denoiser.budget * size
+    return work + kept + model.between_bytes(images, cached)
 
 
 def _edit_of(latent: Any, mask: Any) -> Edit | None:
@@ -88,11 +100,22 @@ def _edit_of(latent: Any, mask: Any) -> Edit | None:
         )
     if not isinstance(latent, dict) or not isinstance(latent.get("samples"), torch.Tensor):
         raise UserError("latent: it got no LATENT; connect the output of VAE Encode.")
+    if kind_of(latent["samples"]) not in ("", KL):
+        raise UserError(
+            "latent: it is of a token model, which has other latents; connect VAE Encode with the vae of Load MAR."
+        )
     mask = latent.get("noise_mask") if mask is None else mask
     if mask is None:
         raise UserError("mask: without one nothing of the latent would be kept; paint a mask, or remove the latent.")
     area = expect(mask, torch.Tensor, "mask", "a node that gives a MASK")
     return Edit(latent["samples"], area[None] if area.ndim == 2 else area[:, 0] if area.ndim == 4 else area)
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """Value of a cache socket: the widgets of LazyMAR Cache, whose auto depends on the model that is sampled."""
+
+    values: Mapping[str, Any]
 
 
 def _sample(
@@ -109,38 +132,69 @@ def _sample(
     Args:
         sampler: name in the registry.
         model: value of the model socket named ``field``.
-        inputs: the node's other inputs by name.
+        inputs: the node's other inputs by name. Without ``enabled``, the baseline runs with the settings that it shares.
         others: further models that must be on the device.
         cached: whether the sampler caches features.
         more: further arguments of the sampler.
     """
-    entry, loaded = SAMPLERS[sampler], _loaded(model, field)
-    condition = expect(inputs.pop("condition"), Condition, "condition", "Class Label")
-    number = checked_seed(inputs.pop("seed"))
-    preset, cache = inputs.pop("preset", presets.AS_SET), inputs.pop("cache", None)
-    edit = _edit_of(inputs.pop("latent", None), inputs.pop("mask", None))
-    settings: Any = presets.apply(
-        make(entry.settings, inputs), preset, is_demo(loaded.model), loaded.model.net.config.dim
-    )
+    if not inputs.pop("enabled", True):
+        values = shared(SAMPLERS[sampler].settings, SAMPLERS[registry.MAR].settings, inputs)
+        inputs = {k: v for k, v in inputs.items() if k in SOCKETS} | values
+        sampler, others, cached, more = registry.MAR, (), False, {}
+    loaded = expect_mar(model, field)
+    kind, demo, width = SAMPLERS[sampler].settings, is_demo(loaded.model), loaded.model.net.config.dim
+    values = {k: v for k, v in inputs.items() if k not in SOCKETS}
+    settings = settings_of(kind, values, loaded.recommended, demo, width)
+    return run_sampler(sampler, loaded, settings, inputs, others, cached, **more)
+
+
+def run_sampler(
+    sampler: str,
+    loaded: host.Loaded,
+    settings: Any,
+    inputs: Mapping[str, Any],
+    others: Sequence[host.Loaded] = (),
+    cached: bool = False,
+    **more: Any,
+) -> io.NodeOutput:
+    """Run a sampler whose settings are known; arguments as :func:`_sample`, of ``inputs`` only the sockets and the seed."""
+    entry = SAMPLERS[sampler]
+    condition = _condition(inputs["condition"], loaded.model)
+    number, cache = checked_seed(inputs["seed"]), inputs.get("cache")
+    edit = _edit_of(inputs.get("latent"), inputs.get("mask"))
     steps, images = settings.diffusion_steps, len(condition)
     if _noise_bytes(loaded.model, images, steps) > NOISE_LIMIT:
         raise UserError(
             f"condition: {images} images with {settings.diffusion_steps} diffusion steps need more than "
             f"{NOISE_LIMIT >> 30} GB of noise; ask for fewer images at once, or lower diffusion_steps."
         )
-    if cache is not None:
-        more["transformer"] = LazyTransformer(expect(cache, CacheSettings, "cache", "LazyMAR Cache"))
     c, patch = loaded.model.net.config, loaded.model.patch
+    if cache is not None:
+        if isinstance(cache, CachePlan):
+            cache = settings_of(CacheSettings, cache.values, {}, is_demo(loaded.model), c.dim, settings.ar_steps)
+        more["transformer"] = LazyTransformer(expect(cache, CacheSettings, "cache", "LazyMAR Cache"))
     shape = (images, c.channels // patch**2, c.grid * patch, c.grid * patch)
     host.to_device(loaded, _work_bytes(loaded.model, images, steps, cached or cache is not None), shape, others)
     noise = PairedNoise(number, range(images))
     done: Sampled = host.drive(
         entry.run(loaded.model, condition, settings, noise, number, edit=edit, **more), loaded.vae
     )
-    return io.NodeOutput({"samples": host.to_output(done.latents)}, done.report)
+    return io.NodeOutput({"samples": mark(host.to_output(done.latents), KL)}, done.report)
 
 
-def _loaded(value: Any, field: str) -> host.Loaded:
+def _condition(value: Any, model: MARModel) -> MaskedCondition:
+    """The condition on the socket, of the kind that the model reads.
+
+    Raises:
+        UserError: it is of another kind, or the model has no such class.
+    """
+    if model.condition == PromptCondition.kind:
+        return expect(value, PromptCondition, "condition", "Prompt")
+    return as_labels(value, model.label_set)
+
+
+def expect_mar(value: Any, field: str) -> host.Loaded:
+    """Check that a socket holds a MAR."""
     return expect_model(value, host.Loaded, MARModel, field, LOADER)
 
 
@@ -148,15 +202,22 @@ def _schema(
     sampler: str,
     models: list[io.Input] | None = None,
     optional: Sequence[io.Input] = (),
-    preset: str | None = "",
+    presets: str | None = "",
     **about: Any,
 ) -> io.Schema:
-    """Schema of a sampler node with the widgets of its settings; ``preset`` extends the preset's tooltip, None leaves it out."""
-    condition = CONDITION.Input("condition", tooltip="What to draw, one entry an image, from Class Label.")
+    """Schema of a sampler node with the widgets of its settings; ``presets`` extends the preset's tooltip, None is the baseline."""
+    condition = MAR_CONDITION.Input(
+        "condition", tooltip="What to draw, one entry an image: Class Label for a MAR, Prompt for Harmon and UniPic."
+    )
+    settings = SAMPLERS[sampler].settings
+    switches = [] if presets is None else [preset_widget(presets), enabled("plain MAR")]
     return schema(
         category="FastAR/sample",
-        sockets=[*(models or [_model("model", "The MAR to sample, from Load MAR.")]), condition],
-        widgets=[seed(), *widgets(SAMPLERS[sampler].settings), *([] if preset is None else [_preset(preset)])],
+        sockets=[
+            *(models or [_model("model", "The MAR to sample, from Load MAR, or a Harmon or UniPic from its loader.")]),
+            condition,
+        ],
+        widgets=[seed(), *widgets(settings, automatic_names(settings)), *switches],
         optional=optional,
         outputs=sampled(),
         **about,
@@ -183,7 +244,7 @@ class MARSampler(io.ComfyNode):
                 "inpaint",
             ],
             optional=[_cache(), *_edit()],
-            preset=None,
+            presets=None,
         )
 
     @classmethod
@@ -198,7 +259,7 @@ class FastHybridSampler(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return _schema(
             "fasthybrid",
-            node_id="FastARFastHybrid",
+            node_id="FastARFastHybridSampler",
             display_name="FastHybrid Sampler",
             description="Drafts the tokens of several AR steps in one diffusion pass, checks each draft against its real "
             "condition when its turn comes, and refines the accepted ones in a few guided steps (CVPR 2026).",
@@ -218,30 +279,18 @@ class LazyMARSampler(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return _schema(
             "lazymar",
-            node_id="FastARLazyMAR",
+            node_id="FastARLazyMARSampler",
             display_name="LazyMAR Sampler",
             description="Plain MAR that computes only what changed since the last step: rows of the transformer that hardly move, "
             "the null branch of guidance and most of the diffusion head come from caches (ICCV 2025).",
             search_aliases=["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"],
             optional=_edit(),
-            preset=" fast also sets ar_steps, diffusion_steps, diffusion_steps_end and order.",
+            presets="fast also sets ar_steps, diffusion_steps, diffusion_steps_end and order.",
         )
 
     @classmethod
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _sample("lazymar", model, inputs, cached=True)
-
-
-@dataclass(frozen=True)
-class PresetFor:
-    """The widget of LazyMAR Cache that selects the presets."""
-
-    preset_for: str = knob(
-        "demo",
-        "Which model the preset is meant for; this node does not see it. Without a preset it changes nothing.",
-        choices=("demo", "full size"),
-        advanced=True,
-    )
 
 
 class LazyMARCache(io.ComfyNode):
@@ -250,20 +299,20 @@ class LazyMARCache(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
-            node_id="FastARLazyMARCache",
+            node_id="FastARLazyMARFeatureCache",
             display_name="LazyMAR Cache",
             category="FastAR/sample",
             description="LazyMAR's caches for the cache input of MAR, FastHybrid and CSpD Sampler: how the networks are run, whoever "
             "spends their results. This is how accelerators combine.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
-            widgets=[*widgets(CacheSettings), _preset(), *widgets(PresetFor)],
+            widgets=[*widgets(CacheSettings, automatic_names(CacheSettings)), preset_widget("")],
             outputs=[CACHE.Output("cache", display_name="cache", tooltip="For the cache input of a MAR sampler.")],
         )
 
     @classmethod
-    def execute(cls, preset: Any = presets.AS_SET, preset_for: Any = "demo", **values: Any) -> io.NodeOutput:
-        demo = make(PresetFor, {"preset_for": preset_for}).preset_for == "demo"
-        return io.NodeOutput(presets.apply(make(CacheSettings, values), preset, demo))
+    def execute(cls, **values: Any) -> io.NodeOutput:
+        settings_of(CacheSettings, values, {}, demo=True)  # checks the values
+        return io.NodeOutput(CachePlan(values))
 
 
 class CSpDSampler(io.ComfyNode):
@@ -280,7 +329,7 @@ class CSpDSampler(io.ComfyNode):
         ]
         return _schema(
             "cspd",
-            node_id="FastARCSpD",
+            node_id="FastARCSpDSampler",
             display_name="CSpD Sampler",
             description="Continuous speculative decoding: a small MAR drafts the tokens of several AR steps, the target verifies them "
             "together. lossless keeps the target's distribution exactly; published is the paper's code and approximate.",
@@ -291,7 +340,7 @@ class CSpDSampler(io.ComfyNode):
 
     @classmethod
     def execute(cls, draft: Any, target: Any, **inputs: Any) -> io.NodeOutput:
-        small = _loaded(draft, "draft")
+        small = expect_mar(draft, "draft")
         return _sample("cspd", target, inputs, "target", [small], draft=small.model)
 
 

@@ -6,7 +6,7 @@ again, with the same knobs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -24,10 +24,18 @@ T = TypeVar("T")
 MAR = io.Custom("FASTAR_MAR")
 TOKEN_MODEL = io.Custom("FASTAR_TOKEN_MODEL")
 TAR = io.Custom("FASTAR_TAR")
-CONDITION = io.Custom("FASTAR_CONDITION")
+# Conditions by kind, so that a node of another kind does not connect.
+LABEL = io.Custom("FASTAR_LABEL")
+TEXT = io.Custom("FASTAR_TEXT")
+CODES = io.Custom("FASTAR_CODES")
+PROMPT = io.Custom("FASTAR_PROMPT")
+# Inputs also accept the single type of earlier versions, which saved sub-graphs and reroutes may carry.
+MAR_CONDITION = io.Custom("FASTAR_LABEL,FASTAR_PROMPT,FASTAR_CONDITION")
+TOKEN_CONDITION = io.Custom("FASTAR_LABEL,FASTAR_TEXT,FASTAR_CODES,FASTAR_CONDITION")
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
 
+AUTO = "auto"
 SEED_LIMIT = 0xFFFFFFFFFFFFFFFF
 
 
@@ -52,14 +60,23 @@ def schema(
     return io.Schema(**{name: value for name, value in about.items() if name in known})
 
 
-def widgets(settings: type) -> list[io.Input]:
-    """One widget per setting."""
-    return [widget(name, default, about) for name, (default, about) in knobs(settings).items()]
+def widgets(settings: type, automatic: Collection[str] = ()) -> list[io.Input]:
+    """One widget per setting; those named in ``automatic`` have the value auto, which is their default."""
+    return [widget(name, default, about, name in automatic) for name, (default, about) in knobs(settings).items()]
 
 
-def widget(name: str, default: Any, about: Knob) -> io.Input:
-    """The widget of a setting."""
+def widget(name: str, default: Any, about: Knob, automatic: bool = False) -> io.Input:
+    """The widget of a setting.
+
+    Args:
+        name: of the setting.
+        default: of the setting.
+        about: its metadata.
+        automatic: whether it has the value auto: -1 of a number, "auto" of a choice; see :func:`chosen`.
+    """
     shared: dict[str, Any] = {"tooltip": about.tooltip, "advanced": about.advanced or None}
+    if automatic:
+        return _automatic_widget(name, default, about, shared)
     if about.choices:
         return io.Combo.Input(name, options=list(about.choices), default=default, **shared)
     if isinstance(default, bool):
@@ -70,6 +87,58 @@ def widget(name: str, default: Any, about: Knob) -> io.Input:
     return io.Float.Input(name, default=default, min=about.low, max=about.high, step=about.step, **shared)
 
 
+def _automatic_widget(name: str, default: Any, about: Knob, shared: dict[str, Any]) -> io.Input:
+    switch = isinstance(default, bool)
+    if switch or about.choices:
+        options = [AUTO, "on", "off"] if switch else [AUTO, *about.choices]
+        shared["tooltip"] += f" {AUTO}: {_SOURCES}"
+        return io.Combo.Input(name, options=options, default=AUTO, **shared)
+    shared["tooltip"] += f" -1 is auto: {_SOURCES}"
+    kind = io.Int if isinstance(default, int) else io.Float
+    high, step = (n if n is None else type(default)(n) for n in (about.high, about.step))
+    return kind.Input(name, default=type(default)(-1), min=type(default)(-1), max=high, step=step, **shared)
+
+
+def chosen(settings: type, values: Mapping[str, Any], automatic: Collection[str]) -> dict[str, Any]:
+    """The values of widgets that are not at auto.
+
+    Args:
+        settings: class of the settings.
+        values: of all widgets, by name.
+        automatic: names of the widgets that have the value auto.
+    """
+    known = knobs(settings)
+    return {k: v for k, v in values.items() if k not in automatic or not _is_auto(v, known[k][1])}
+
+
+def shared(kind: type, baseline: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the values of an accelerator's widgets, those that its baseline has too and that are not at auto."""
+    asked = chosen(kind, values, automatic_names(kind))
+    return {k: v for k, v in asked.items() if k in knobs(baseline)}
+
+
+def _is_auto(value: Any, about: Knob) -> bool:
+    """Numbers from -1 up to the range are auto too: the editor's arrows pass through them."""
+    if about.low is None:
+        return value == AUTO
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1 <= value < max(0.0, about.low)
+
+
+def automatic_names(settings: type) -> frozenset[str]:
+    """Settings whose widgets have the value auto: those that a model's file or a preset may state."""
+    return frozenset(knobs(settings)) & (presets.RECOMMENDED | presets.names(settings))
+
+
+# Preset widget's choice to the preset.
+PRESETS = {
+    "balanced for this model": "balanced",
+    "fast for this model": "fast",
+    presets.EXACT: presets.EXACT,
+    "none": presets.AS_SET,
+}
+_SOURCES = "the value of the preset, else of the model's file, else of the paper."
+
+
 def preset(tooltip: str) -> io.Input:
     """The preset widget.
 
@@ -78,11 +147,51 @@ def preset(tooltip: str) -> io.Input:
     """
     return io.Combo.Input(
         "preset",
-        options=list(presets.NAMES),
-        default=presets.AS_SET,
-        advanced=True,
-        tooltip=f"as set: the numbers above. {tooltip}",
+        options=list(PRESETS),
+        default=next(iter(PRESETS)),
+        tooltip="The values of all widgets at auto; a widget that is set takes precedence, except over exact. "
+        f"{tooltip} none: what the model's file recommends. The report lists the values used.",
     )
+
+
+def enabled(baseline: str) -> io.Input:
+    """The switch of an accelerator; ``baseline`` is what runs without it."""
+    return io.Boolean.Input(
+        "enabled",
+        default=True,
+        tooltip=f"Off runs {baseline} with the same seed and settings, the baseline. A bypassed sampler gives no latent: use this switch.",
+    )
+
+
+def settings_of(
+    kind: type[T],
+    values: Mapping[str, Any],
+    recommended: Mapping[str, Any],
+    demo: bool,
+    width: int = 0,
+    ar_steps: int | None = None,
+) -> T:
+    """Settings of a run from a node's widgets.
+
+    Args:
+        kind: class of the settings.
+        values: of the widgets, "preset" among them if there is one.
+        recommended: by the model's file.
+        demo: whether the model is the demo's.
+        width: of a MAR's transformer, else 0.
+        ar_steps: of the run, for settings that do not hold it.
+
+    Raises:
+        UserError: a value is out of range, or there is no such preset.
+    """
+    values = dict(values)
+    choice = values.pop("preset", "none")
+    if choice not in PRESETS:
+        raise UserError(f"preset: {choice!r} is not one of {', '.join(PRESETS)}.")
+    asked = chosen(kind, values, automatic_names(kind))
+    if PRESETS[choice] == presets.EXACT:
+        asked = {k: v for k, v in asked.items() if k not in presets.values(kind, presets.EXACT, demo, width)}
+    return presets.combine(kind, recommended, PRESETS[choice], asked, demo, width, ar_steps)
 
 
 def sampled(vae: str = "the same loader") -> list[io.Output]:

@@ -14,28 +14,31 @@ from ..assembly import expect_same_codes, is_demo
 from ..errors import UserError
 from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.networks.vq import VQModel
-from ..samplers import presets
 from ..samplers.conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, TextCondition
-from ..samplers.registry import SAMPLERS
-from ..samplers.settings import make
+from ..samplers.registry import LLAMAGEN, SAMPLERS
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.loop import TokenSampled, TokenStep, resolve
 from ..samplers.tokens.settings import neighbours_of
 from ..samplers.tokens.upsampling import up_sampling
 from . import host
-from .fitting import is_upscale_model
+from .conditioning import LabelText, as_labels
+from .fitting import VQ, is_upscale_model, mark
 from .loaders import TA_TOK, UP_SAMPLER
 from .schema import (
-    CONDITION,
+    TOKEN_CONDITION,
     TOKEN_MODEL,
+    automatic_names,
     checked_seed,
     describe,
+    enabled,
     expect,
     expect_model,
     sampled,
     schema,
     seed,
+    settings_of,
+    shared,
     widgets,
 )
 from .schema import preset as preset_widget
@@ -44,6 +47,8 @@ LOADER = "Load LlamaGen / PAR"
 DETOKENIZER = "Load Tar De-tokenizer"
 # Kind of condition to the node that makes it.
 SOURCES = {"class": "Class Label", "text": "Text Prompt (LlamaGen)", "features": "Tar Prompt", "codes": "Tar Prompt"}
+# Kinds of condition of Tar's de-tokenizers.
+_OF_TAR = ("features", "codes")
 # Upper estimate of a TA-Tok's activations for the codes of one picture; pictures are read one at a time.
 _READER_BYTES = 256 << 20
 # Pixels that pass through the decoder at once when a draft is enlarged.
@@ -68,15 +73,17 @@ def _schema(
         vae: loader whose VAE decodes the latent.
         about: other arguments of the schema.
     """
-    condition = CONDITION.Input(
+    condition = TOKEN_CONDITION.Input(
         "condition",
         tooltip="What to draw, one entry an image: from Class Label; for text-to-image models from "
         "Text Prompt (LlamaGen); for Tar's de-tokenizers from Tar Prompt or Image to Codes.",
     )
+    settings = SAMPLERS[sampler].settings
+    switches = [preset_widget(presets), enabled("plain decoding, one token after another,")] if presets else []
     return schema(
         category="FastAR/sample",
         sockets=[*(TOKEN_MODEL.Input(name, tooltip=tooltip) for name, tooltip in models.items()), condition],
-        widgets=[seed(), *widgets(SAMPLERS[sampler].settings), *([preset_widget(presets)] if presets else [])],
+        widgets=[seed(), *widgets(settings, automatic_names(settings)), *switches],
         optional=optional,
         outputs=sampled(vae),
         **about,
@@ -112,6 +119,16 @@ def _one(model: TokenModel, settings: Any) -> int:
     return 1
 
 
+def _settings(sampler: str, inputs: dict[str, Any], loaded: host.Loaded) -> Any:
+    """Settings from a node's widgets."""
+    return settings_of(SAMPLERS[sampler].settings, inputs, loaded.recommended, is_demo(loaded.model))
+
+
+def _baseline(sampler: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The values of an accelerator's widgets that its baseline has too."""
+    return shared(SAMPLERS[sampler].settings, SAMPLERS[LLAMAGEN].settings, inputs)
+
+
 def _sample(
     sampler: str, model: Any, inputs: dict[str, Any], together: Callable[[TokenModel, Any], int] = _one
 ) -> io.NodeOutput:
@@ -120,21 +137,33 @@ def _sample(
     Args:
         sampler: name in the registry.
         model: value of the model socket.
-        inputs: the node's other inputs by name.
+        inputs: the node's other inputs by name. Without ``enabled``, the baseline runs with the settings that it shares.
         together: tokens of an image that one pass decides, at most.
     """
-    entry, loaded = SAMPLERS[sampler], _model(model, "model")
-    condition = _condition(inputs.pop("condition"), loaded)
-    number = checked_seed(inputs.pop("seed"))
-    preset = inputs.pop("preset", presets.AS_SET)
-    settings: Any = presets.apply(make(entry.settings, inputs), preset, is_demo(loaded.model))
+    loaded = expect_tokens(model, "model")
+    condition, number = inputs.pop("condition"), inputs.pop("seed")
+    if not inputs.pop("enabled", True):
+        sampler, inputs, together = LLAMAGEN, _baseline(sampler, inputs), _one
+    return run_sampler(sampler, loaded, _settings(sampler, inputs, loaded), condition, number, together)
+
+
+def run_sampler(
+    sampler: str,
+    loaded: host.Loaded,
+    settings: Any,
+    condition: Any,
+    seed: Any,
+    together: Callable[[TokenModel, Any], int] = _one,
+) -> io.NodeOutput:
+    """Run a sampler whose settings are known; arguments as :func:`_sample`."""
+    condition, number = _condition(condition, loaded), checked_seed(seed)
     settings = resolve(settings, loaded.model)
     condition = _read(condition, loaded)
     cells = min(loaded.model.tokens, together(loaded.model, settings) * max(1, settings.parallel))
     work = _work_bytes(loaded.model, len(condition), settings, _rows(condition), cells)
     _to_device(loaded, work, len(condition))
     draws = PairedDraws(number, range(len(condition)))
-    return _run(entry.run(loaded.model, condition, settings, draws, number), loaded)
+    return _run(SAMPLERS[sampler].run(loaded.model, condition, settings, draws, number), loaded)
 
 
 def _to_device(loaded: host.Loaded, work: float, images: int, others: tuple[Any, ...] = ()) -> None:
@@ -145,15 +174,15 @@ def _to_device(loaded: host.Loaded, work: float, images: int, others: tuple[Any,
 def _run(sampler: Any, loaded: host.Loaded) -> io.NodeOutput:
     vae = _vae(loaded)
     done: TokenSampled = host.drive(sampler, vae, partial(_canvas, vae))
-    return io.NodeOutput({"samples": host.to_output(_vectors(vae, done.codes))}, done.report)
+    return io.NodeOutput({"samples": mark(host.to_output(_vectors(vae, done.codes)), VQ)}, done.report)
 
 
 def _vae(loaded: host.Loaded) -> host.FastARVAE:
-    assert loaded.vae is not None  # checked by _model
+    assert loaded.vae is not None  # checked by expect_tokens
     return loaded.vae
 
 
-def _model(value: Any, field: str) -> host.Loaded:
+def expect_tokens(value: Any, field: str) -> host.Loaded:
     """Check a model socket: a token model with its decoder.
 
     Raises:
@@ -167,6 +196,8 @@ def _model(value: Any, field: str) -> host.Loaded:
 
 def _condition(value: Any, loaded: host.Loaded) -> AnyCondition:
     """Check that a socket holds a condition; the sampler checks that it fits the model."""
+    if isinstance(value, LabelText):
+        return as_labels(value, loaded.model.label_set)
     if isinstance(value, AnyCondition):
         return value
     kind = loaded.model.net.config.condition
@@ -230,13 +261,21 @@ class PARSampler(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
+        loaded = expect_tokens(model, "model")
+        if loaded.model.net.config.condition in _OF_TAR:
+            raise UserError(
+                f"model: {loaded.model.name} is a Tar de-tokenizer, which decides its tokens row by row; connect a PAR from {LOADER}, or "
+                "use LlamaGen Sampler or ZipAR Sampler."
+            )
         return _sample("par", model, inputs, lambda model, s: model.regions if model.regions > 1 else s.group)
 
 
-_WINDOWS = (
-    "exact, balanced and fast put other windows in their place, a whole row and then narrower ones; the "
-    "report says which. exact is plain LlamaGen."
-)
+_WINDOWS = "exact is a window of a whole row: plain decoding."
+
+
+def rows_together(model: TokenModel, settings: Any) -> int:
+    """Rows that ZipAR decodes at the same time, at most."""
+    return math.ceil(model.grid / settings.window)
 
 
 class ZipARSampler(io.ComfyNode):
@@ -246,7 +285,7 @@ class ZipARSampler(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return _schema(
             "zipar",
-            node_id="FastARZipAR",
+            node_id="FastARZipARSampler",
             display_name="ZipAR Sampler",
             description="Starts a row as soon as the row above is a window of tokens ahead, so that several rows grow in one pass: "
             "neighbours matter, the far end of the row above hardly does (ICML 2025). Works with any LlamaGen and with Tar, untrained.",
@@ -263,14 +302,14 @@ class ZipARSampler(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
-        return _sample("zipar", model, inputs, lambda model, s: math.ceil(model.grid / s.window))
+        return _sample("zipar", model, inputs, rows_together)
 
 
 # ------------------------------------------------------------------------------------------------ MuLo-SD
 
 _SHARES = (
-    "balanced and fast keep 70 and 90 of 100 drafted tokens of full-size models instead, and on the demo what tau 0.1 keeps, with wider "
-    "and narrower windows; the report says which. exact draws everything again: the target's own picture, without a draft."
+    "balanced and fast keep 70 and 90 of 100 drafted tokens of full-size models, and on the demo what tau 0.1 keeps, with wider and "
+    "narrower windows. exact draws everything again: the target's own picture, without a draft."
 )
 
 
@@ -304,7 +343,7 @@ class MuLoSDSampler(io.ComfyNode):
         )
         return _schema(
             "mulosd",
-            node_id="FastARMuLoSD",
+            node_id="FastARMuLoSDSampler",
             display_name="MuLo-SD Sampler",
             description="Drafts the picture small, enlarges it, checks all of it in one pass of the large model, and draws again only what "
             "is unlikely, with its surroundings, many places at once (CVPR 2026). Lossy: pictures differ from the large model's own.",
@@ -326,50 +365,58 @@ class MuLoSDSampler(io.ComfyNode):
     def execute(
         cls, target: Any, draft: Any, condition: Any, seed: Any, upscale_model: Any = None, **inputs: Any
     ) -> io.NodeOutput:
-        large, small = _model(target, "target"), _model(draft, "draft")
-        entry = SAMPLERS["mulosd"]
-        condition, number = _condition(condition, large), checked_seed(seed)
-        preset = inputs.pop("preset", presets.AS_SET)
-        settings: Any = presets.apply(make(entry.settings, inputs), preset, is_demo(large.model))
-        settings = resolve(settings, large.model)
-        expect_same_codes(_vq(large), _vq(small), large.model.name)
-        if upscale_model is not None and not is_upscale_model(upscale_model):
-            raise UserError(
-                f"upscale_model: it got {describe(upscale_model)}; connect the output of Load Upscale Model, of one for colour pictures."
-            )
-        upscaler = None if upscale_model is None else host.Upscaler(upscale_model)
-        learned = large.parts.get(UP_SAMPLER)
-        up = up_sampling(
-            settings.up_sampler,
-            _vq(large),
-            upscaler,
-            upscaler.name if upscaler else "",
-            learned.model if learned else None,
-        )
-        condition = _read(condition, large)
-        images = len(condition)
-        others = tuple(part for part in (small, large.vae, upscaler, learned) if part is not None)
-        _to_device(large, cls._work_bytes(large, small, upscaler, settings, condition), images, others)
-        draws = PairedDraws(number, range(images))
-        sampler = entry.run(large.model, condition, settings, draws, number, draft=small.model, up_sampler=up)
-        return _run(sampler, large)
+        large = expect_tokens(target, "target")
+        if not inputs.pop("enabled", True):
+            settings = _settings(LLAMAGEN, _baseline("mulosd", inputs), large)
+            return run_sampler(LLAMAGEN, large, settings, condition, seed)
+        return run_mulosd(large, draft, _settings("mulosd", inputs, large), condition, seed, upscale_model)
 
-    @staticmethod
-    def _work_bytes(
-        large: host.Loaded, small: host.Loaded, upscaler: host.Upscaler | None, settings: Any, condition: AnyCondition
-    ) -> float:
-        """Upper estimate: both caches, the pass over the whole draft, the widest wave, the neighbour table, and enlarging."""
-        images, model, rows = len(condition), large.model, _rows(condition)
-        vocab = model.net.config.vocab
-        # Islands are separated, so a wave has at most one cell of every second row and column.
-        wave = math.ceil(model.grid / 2) ** 2
-        verifying = _work_bytes(model, images, settings, rows, min(wave, 256), model.tokens)
-        cells = min(small.model.tokens, small.model.grid * max(1, settings.draft_parallel))
-        drafting = _work_bytes(small.model, images, settings, rows, cells)
-        table = 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
-        side = small.model.grid * _vae(large).downscale_ratio
-        enlarging = max(_decoder_bytes(large, images), upscaler.memory(side, side) if upscaler else 0)
-        return verifying + drafting + table + enlarging
+
+def run_mulosd(
+    large: host.Loaded, draft: Any, settings: Any, condition: Any, seed: Any, upscale_model: Any = None
+) -> io.NodeOutput:
+    """Run MuLo-SD with known settings; other arguments are values of the node's inputs."""
+    small = expect_tokens(draft, "draft")
+    condition, number = _condition(condition, large), checked_seed(seed)
+    settings = resolve(settings, large.model)
+    expect_same_codes(_vq(large), _vq(small), large.model.name)
+    if upscale_model is not None and not is_upscale_model(upscale_model):
+        raise UserError(
+            f"upscale_model: it got {describe(upscale_model)}; connect the output of Load Upscale Model, of one for colour pictures."
+        )
+    upscaler = None if upscale_model is None else host.Upscaler(upscale_model)
+    learned = large.parts.get(UP_SAMPLER)
+    up = up_sampling(
+        settings.up_sampler,
+        _vq(large),
+        upscaler,
+        upscaler.name if upscaler else "",
+        learned.model if learned else None,
+    )
+    condition = _read(condition, large)
+    images = len(condition)
+    others = tuple(part for part in (small, large.vae, upscaler, learned) if part is not None)
+    _to_device(large, _mulosd_bytes(large, small, upscaler, settings, condition), images, others)
+    draws = PairedDraws(number, range(images))
+    sampler = SAMPLERS["mulosd"].run(large.model, condition, settings, draws, number, draft=small.model, up_sampler=up)
+    return _run(sampler, large)
+
+
+def _mulosd_bytes(
+    large: host.Loaded, small: host.Loaded, upscaler: host.Upscaler | None, settings: Any, condition: AnyCondition
+) -> float:
+    """Upper estimate: both caches, the pass over the whole draft, the widest wave, the neighbour table, and enlarging."""
+    images, model, rows = len(condition), large.model, _rows(condition)
+    vocab = model.net.config.vocab
+    # Islands are separated, so a wave has at most one cell of every second row and column.
+    wave = math.ceil(model.grid / 2) ** 2
+    verifying = _work_bytes(model, images, settings, rows, min(wave, 256), model.tokens)
+    cells = min(small.model.tokens, small.model.grid * max(1, settings.draft_parallel))
+    drafting = _work_bytes(small.model, images, settings, rows, cells)
+    table = 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
+    side = small.model.grid * _vae(large).downscale_ratio
+    enlarging = max(_decoder_bytes(large, images), upscaler.memory(side, side) if upscaler else 0)
+    return verifying + drafting + table + enlarging
 
 
 NODES: list[type[io.ComfyNode]] = [LlamaGenSampler, PARSampler, ZipARSampler, MuLoSDSampler]

@@ -29,7 +29,7 @@ from .drawing import (
     text_width,
     wrap,
 )
-from .record import Baseline, Report, against
+from .record import Baseline, Report, against, explain
 
 _GAP = 20  # pixels between cells and around them
 _TARGET_WIDTH = 352  # small images are enlarged by the integer factor closest to this width
@@ -44,6 +44,7 @@ def compare_grid(
     baseline: Baseline = 0,
     marked: bool = True,
     title: str = "",
+    explained: bool = False,
 ) -> np.ndarray:
     """Draw image batches side by side, each with its label above and its numbers below.
 
@@ -56,6 +57,7 @@ def compare_grid(
             is followed by the cells that refer to it; cells without a baseline come last.
         marked: whether baseline cells get a tag and a coloured outline.
         title: one line above the grid, for example the settings all cells share.
+        explained: whether a line under the grid says what the numbers mean.
 
     Returns:
         uint8 [H, W, 3].
@@ -99,7 +101,7 @@ def compare_grid(
                 for k in cells
             ]
         )
-    return _arrange(rows, columns * (width + _GAP) + _GAP, title)
+    return _arrange(rows, columns * (width + _GAP) + _GAP, title, explain(reports) if explained else "")
 
 
 def cell_order(bases: Sequence[int | None]) -> list[int]:
@@ -172,10 +174,13 @@ def _draw_cell(
     return cell
 
 
-def _arrange(rows: list[list[Image.Image]], width: int, title: str) -> np.ndarray:
-    """Paste rows of cells below the title; uint8 [H, width, 3]."""
+def _arrange(rows: list[list[Image.Image]], width: int, title: str, below: str) -> np.ndarray:
+    """Paste rows of cells below the title and above another text; uint8 [H, width, 3]."""
     top = line_height(BODY_SIZE) + PAD if title else 0
-    canvas = Image.new("RGB", (width, top + sum(row[0].height + _GAP for row in rows) + _GAP), BACKGROUND)
+    lines = wrap(below, TAG_SIZE, width - 2 * _GAP, 4) if below else []
+    bottom = len(lines) * line_height(TAG_SIZE) + (PAD if lines else 0)
+    height = top + sum(row[0].height + _GAP for row in rows) + _GAP + bottom
+    canvas = Image.new("RGB", (width, height), BACKGROUND)
     if title:
         line = shorten(title, BODY_SIZE, width - 2 * _GAP)
         ImageDraw.Draw(canvas).text((_GAP, _GAP - 4), line, QUIET, font=font(BODY_SIZE))
@@ -184,4 +189,6 @@ def _arrange(rows: list[list[Image.Image]], width: int, title: str) -> np.ndarra
         for k, cell in enumerate(row):
             canvas.paste(cell, (_GAP + k * (cell.width + _GAP), y))
         y += row[0].height + _GAP
+    for i, line in enumerate(lines):
+        ImageDraw.Draw(canvas).text((_GAP, y + i * line_height(TAG_SIZE)), line, QUIET, font=font(TAG_SIZE))
     return np.asarray(canvas)

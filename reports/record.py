@@ -179,6 +179,27 @@ class Clock:
 
 # ------------------------------------------------------------------------------------------------ text forms
 
+# Names of figures, as grids and tables show them, to what they mean.
+EXPLAINED = {
+    "speed-up": "the baseline's seconds an image, divided by this run's",
+    "passes": "sequential evaluations of the large network",
+    "head calls": "sequential evaluations of the small diffusion network",
+    "acceptance": "drafts that were kept",
+}
+
+
+def explain(reports: Sequence[Report | None]) -> str:
+    """One line that explains the figures that these reports show; "" without reports."""
+    known = [r for r in reports if r is not None]
+    shown = {
+        "speed-up": len(known) > 1,
+        "passes": any("transformer_passes" in r.counts for r in known),
+        "head calls": any("head_calls" in r.counts for r in known),
+        "acceptance": any(r.acceptance is not None for r in known),
+    }
+    return "; ".join(f"{name}: {EXPLAINED[name]}" for name, there in shown.items() if there)
+
+
 # Index of the baseline of all reports, or one index per report; None for no baseline.
 Baseline = int | Sequence[int | None]
 

@@ -12,6 +12,8 @@ from .conditioning import Condition
 
 # Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
+# Unknown labels that a message lists.
+_MOST_SHOWN = 8
 
 
 @lru_cache(maxsize=1)
@@ -35,9 +37,10 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
         A condition with one class id per image.
 
     Raises:
-        UserError: empty text, ``repeat`` below 1, an unknown label set, or a name or id not in it (with the closest names).
+        UserError: empty text, ``repeat`` below 1, an unknown label set, or names or ids not in it (all of
+            them, with the closest names).
     """
-    words = [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
+    words = split_labels(text)
     if not words:
         raise UserError(f"{field}: nothing is named; give a class name or id, or several separated by commas.")
     if repeat < 1:
@@ -45,28 +48,77 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     if label_set and label_set not in label_sets():
         raise UserError(f"label_set: {label_set!r} is unknown; there are {', '.join(label_sets())}.")
     names = label_sets()[label_set] if label_set else ()
-    ids = [_class_id(word, names, label_set, field) for word in words for _ in range(repeat)]
+    ids, problems = [], []
+    for word in words:
+        found = _class_id(word, names, label_set)
+        if isinstance(found, str):
+            problems.append(found)
+        else:
+            ids += [found] * repeat
+    _refuse(problems, field)
     return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
 
 
-def _class_id(word: str, names: tuple[str, ...], label_set: str, field: str) -> int:
+def split_labels(text: str) -> list[str]:
+    """The names and ids in a text; see :func:`resolve_labels`."""
+    return [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
+
+
+def check_labels(text: str, field: str = "labels") -> None:
+    """Check names and ids against all label sets, where the model's set is not known yet.
+
+    Raises:
+        UserError: a word that no set has; the message lists every such word with the closest names.
+    """
+    problems = []
+    for word in split_labels(text):
+        found = [_class_id(word, names, where) for where, names in label_sets().items()]
+        if all(isinstance(one, str) for one in found):
+            close = [
+                f"{name} ({where})" for where, names in label_sets().items() for name in _closest(_key(word), names)[:2]
+            ]
+            hint = f"; the closest: {', '.join(close)}" if close else ""
+            problems.append(f"there is no class {word!r}{hint}")
+    _refuse(problems, field)
+
+
+def _refuse(problems: list[str], field: str) -> None:
+    """Raises UserError with all problems, if there are any."""
+    if problems:
+        shown = dict.fromkeys(problems)
+        more = f". {len(shown) - _MOST_SHOWN} more are unknown" if len(shown) > _MOST_SHOWN else ""
+        raise UserError(f"{field}: {'. '.join(list(shown)[:_MOST_SHOWN])}{more}.")
+
+
+def _key(word: str) -> str:
+    """A name as it is compared."""
+    return " ".join(word.lower().replace("_", " ").split())
+
+
+def _closest(key: str, names: tuple[str, ...]) -> list[str]:
+    """At most four names: those that contain the word ("corgi", "crane"), then those with similar spelling."""
+    lower = {name.lower(): name for name in names}
+    close = [name for name in names if key in re.split(r"[^a-z]+", name.lower())]
+    close += [lower[k] for k in difflib.get_close_matches(key, lower, 4, 0.6)]
+    return list(dict.fromkeys(close))[:4]
+
+
+def _class_id(word: str, names: tuple[str, ...], label_set: str) -> int | str:
+    """The class id of a name or id, or a sentence without its full stop that says what is wrong."""
     if re.fullmatch(r"[+-]?[0-9]{1,9}", word):
         number = int(word)
         if number < 0 or names and number >= len(names):
             limit = f"0 to {len(names) - 1}, the ids of {label_set}" if names else "the ids, which start at 0"
-            raise UserError(f"{field}: {number} is outside {limit}.")
+            return f"{number} is outside {limit}"
         return number
     if not names:
-        raise UserError(f"{field}: {word!r} is a name, and this model's class names are unknown; give class ids.")
+        return f"{word!r} is a name, and this model's class names are unknown; give class ids"
     lower = {name.lower(): i for i, name in enumerate(names)}
-    key = " ".join(word.lower().replace("_", " ").split())
+    key = _key(word)
     if key in lower:
         return lower[key]
-    # Names that contain the word ("corgi", "crane") come before names with similar spelling.
-    close = [name for name in names if key in re.split(r"[^a-z]+", name.lower())]
-    close += [names[lower[k]] for k in difflib.get_close_matches(key, lower, 4, 0.6)]
-    close = list(dict.fromkeys(close))[:4]
-    hint = f"the closest: {', '.join(close)}"
-    if not close:
-        hint = f"for example {names[0]}, or an id from 0 to {len(names) - 1}"
-    raise UserError(f"{field}: {label_set} has no class {word!r}; {hint}.")
+    close = _closest(key, names)
+    hint = (
+        f"the closest: {', '.join(close)}" if close else f"for example {names[0]}, or an id from 0 to {len(names) - 1}"
+    )
+    return f"{label_set} has no class {word!r}; {hint}"

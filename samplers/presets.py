@@ -9,17 +9,35 @@ guidance; LazyMAR's *fast* also sets the numbers of steps. *exact* costs what th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import UserError
 from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings, LazyMARSettings
+from .settings import knobs, make
 from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
 S = TypeVar("S")
 
-AS_SET = "as set"
-NAMES = (AS_SET, "exact", "balanced", "fast")
+AS_SET, EXACT = "as set", "exact"
+NAMES = (AS_SET, EXACT, "balanced", "fast")
+# Settings that a model's file may recommend. t_max is not among them: its 0 takes the file's value.
+RECOMMENDED = frozenset(
+    (
+        "ar_steps",
+        "diffusion_steps",
+        "cfg",
+        "cfg_schedule",
+        "temperature",
+        "top_k",
+        "top_p",
+        "lookahead",
+        "threshold",
+        "guided_steps",
+        "window",
+    )
+)
 
 Values = dict[str, dict[str, Any]]
 # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
@@ -49,13 +67,13 @@ PRESETS: dict[type, tuple[Values, Values]] = {
     FastHybridSettings: (
         {
             "exact": {"lookahead": 0},
-            "balanced": {"threshold": 0.95, "lookahead": 4, "guided_steps": 5},
-            "fast": {"threshold": 0.8, "lookahead": 8, "guided_steps": 5},
+            "balanced": {"threshold": 0.95, "lookahead": 4, "guided_steps": 5, "lookahead_start": 8},
+            "fast": {"threshold": 0.8, "lookahead": 8, "guided_steps": 5, "lookahead_start": 0},
         },
         {
             "exact": {"lookahead": 0},
-            "balanced": {"threshold": 0.8, "lookahead": 8, "guided_steps": 10},
-            "fast": {"threshold": 0.6, "lookahead": 8, "guided_steps": 10},
+            "balanced": {"threshold": 0.8, "lookahead": 8, "guided_steps": 10, "lookahead_start": 0},
+            "fast": {"threshold": 0.6, "lookahead": 8, "guided_steps": 10, "lookahead_start": 0},
         },
     ),
     CacheSettings: (
@@ -164,3 +182,66 @@ def apply(settings: S, preset: str, demo: bool, width: int = 0) -> S:
     """The settings with a preset's values in place; arguments as :func:`values`."""
     steps = vars(settings).get("ar_steps", 64)
     return replace(settings, **values(type(settings), preset, demo, width, steps))  # type: ignore[type-var]
+
+
+def names(kind: type) -> frozenset[str]:
+    """Names of the settings of class ``kind`` that any preset sets."""
+    tables = [table for part, both in PRESETS.items() if issubclass(kind, part) for table in both]
+    return frozenset(name for table in tables for chosen in table.values() for name in chosen)
+
+
+def combine(
+    kind: type[S],
+    recommended: Mapping[str, Any],
+    preset: str,
+    asked: Mapping[str, Any],
+    demo: bool,
+    width: int = 0,
+    ar_steps: int | None = None,
+) -> S:
+    """Settings from all sources; a later one takes precedence: defaults, the model's file, the preset, the user.
+
+    Args:
+        kind: a settings class.
+        recommended: by the model's file; names that ``kind`` does not have are ignored.
+        preset: one of :data:`NAMES`.
+        asked: by the user, name by name.
+        demo, width: as :func:`values`.
+        ar_steps: of the run, for settings that do not hold it.
+
+    Raises:
+        UserError: no such preset, or a value out of range.
+    """
+    suited = {k: v for k, v in recommended.items() if k in knobs(kind)}
+    steps = vars(make(kind, {**suited, **asked})).get("ar_steps", ar_steps or 64)
+    return make(kind, {**suited, **values(kind, preset, demo, width, steps), **asked})
+
+
+def is_exact(sampler: str, settings: Mapping[str, Any], side: int) -> bool:
+    """Whether a run gives its baseline's picture: the baseline itself, or an accelerator at its exact setting.
+
+    Args:
+        sampler: a sampler's name, or a combination's.
+        settings: of the run; missing names count as not exact.
+        side: of the token grid.
+    """
+    s = {
+        "lookahead": -1,
+        "threshold": 0,
+        "refresh_period": 0,
+        "prefill_ratio": 0,
+        "window": 0,
+        "group": 0,
+        "tau": 0,
+        **settings,
+    }
+    exact = {
+        "mar": not (s.get("speculation") or s.get("diffusion_steps_end") or s.get("reconstruct")),
+        "fasthybrid": s["lookahead"] == 0 or s["threshold"] > 1,
+        "lazymar": s["refresh_period"] == 1,
+        "cspd": s["prefill_ratio"] >= 1,
+        "zipar": s["window"] >= side,
+        "par": s["group"] == 1,
+        "mulosd": s["tau"] > 1 and not s.get("acceptance_target") and not s.get("resample_window"),
+    }
+    return all(exact.get(part, part in ("llamagen", "tar", "jacobi")) for part in sampler.split("+"))

@@ -367,6 +367,15 @@ class MARModel:
         """All weights."""
         return self.net
 
+    @property
+    def note(self) -> str:
+        """A remark for the report, or ""."""
+        return ""
+
+    def between_bytes(self, images: int, cached: bool) -> int:
+        """Working memory of what lies between encoder and decoder, both branches of guidance; ``cached``: kept between AR steps."""
+        return 0
+
     def first_timestep(self, diffusion_steps: int) -> int:
         """Highest timestep of a table of that many diffusion steps, where the settings do not choose one."""
         return self.t_max

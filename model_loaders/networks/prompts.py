@@ -48,6 +48,20 @@ class HybridModel(MARModel):
     def module(self) -> nn.Module:
         return self.hybrid
 
+    @property
+    def note(self) -> str:
+        side = self.net.config.grid
+        if side == self.trained:
+            return ""
+        return f"{side} x {side} tokens; the model was trained for {self.trained} x {self.trained}"
+
+    def between_bytes(self, images: int, cached: bool) -> int:
+        c, size = self.hybrid.config.llm, next(self.hybrid.parameters()).element_size()
+        rows = 2 * images * (self.net.config.tokens + self.net.config.buffer)
+        # The MLP's three tensors, residual stream and norms, queries with repeated keys and values.
+        work = rows * (3 * c.hidden + 6 * c.dim + 6 * c.heads * c.head_dim) * size
+        return work + (self.prompt_bytes(rows) if cached else 0)
+
     def first_timestep(self, diffusion_steps: int) -> int:
         """950 at fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says less."""
         if self.max_beta > _SAFE_BETA and diffusion_steps < _SAFE_STEPS:

@@ -12,8 +12,9 @@ At AR step s, with z the transformer's output for the positions of step s and of
    mu'_t = (1 - gamma_t) mu_t + gamma_t x'. A step with gamma_t = 1 does not depend on the head and skips it.
 
 Lookaheads end at multiples of k, so that the images of a batch start their next ones together: the number of sequential head
-calls of a batch then stays near that of one image. Guided steps take evenly spaced entries of the token's own noise, so
-that an accepted token stays close to plain MAR's.
+calls of a batch then stays near that of one image. Guided steps have noise of their own: with entries of the noise that made the
+draft, accepted tokens were no closer to plain MAR's. With ``lookahead_start``, which the paper does not have, the first AR steps
+are plain MAR's.
 
 The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further transformer pass.
 """
@@ -97,7 +98,7 @@ class LookaheadHead:
         self.settings = s = settings
         self.tables, few = annealed_tables(run, s), run.table(s.guided_steps, run.t_max)
         self.full, self.few = denoisers(run, transformer, self.tables), transformer.denoiser(run, few)
-        self.noise = RowNoise(run, "full", run.tables)
+        self.full_noise, self.few_noise = RowNoise(run, "full", run.tables), RowNoise(run, "guided", few)
         self.weights = guidance_weights(s.guidance_schedule, len(few))
         batch, length = run.tokens.shape[:2]
         device = run.tokens.device
@@ -111,8 +112,12 @@ class LookaheadHead:
         self.similarities: list[Tensor] = []
 
     def reach(self, step: int) -> int:
-        """AR steps up to the next multiple of k: the images of a batch restart their lookaheads together there."""
-        return self.settings.lookahead - step % self.settings.lookahead
+        """AR steps up to the next multiple of k: the images of a batch restart their lookaheads together there.
+
+        1 before ``lookahead_start``: such a step drafts nothing.
+        """
+        k = self.settings.lookahead
+        return 1 if step < self.settings.lookahead_start else k - step % k
 
     def __call__(self, run: Run, step: int, z: Conditions) -> Tensor:
         """Tokens [B, n, channels] of an AR step."""
@@ -167,15 +172,15 @@ class LookaheadHead:
         self.z_draft[image, position] = rows.cond.float()
         self.has[image, position] = True
         scale = self.scale[run.plan.starts[step] + column][:, None]
-        noise = self.noise.spaced(image, position, len(self.tables[step]))
+        noise = self.full_noise.spaced(image, position, len(self.tables[step]))
         return _Due(image, position, HeadRows(rows, scale, *noise))
 
     def refine(self, run: Run, step: int, z: Conditions, ok: Tensor) -> _Due:
-        """Guided diffusion of the accepted tokens ``ok`` [B, n] from their drafts, with the tokens' own noise."""
+        """Guided diffusion of the accepted tokens ``ok`` [B, n] from their drafts."""
         image, column = ok.nonzero(as_tuple=True)
         position = run.plan.ahead(step)[image, column]
         scale = self.scale[run.plan.starts[step] + column][:, None]
-        noise = self.noise.spaced(image, position, len(self.weights))
+        noise = self.few_noise(image, position)
         rule = Guided(self.few.rule, self.draft[image, position], self.weights, self.settings.guidance_space)
         return _Due(image, position, HeadRows(z.at(image, column), scale, *noise, rule))
 

@@ -257,6 +257,7 @@ def begin(
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
     orders = ORDERS[settings.order](orders)
     report = Report(name, model.name, asdict(settings), seed, batch, device.type)
+    report.note = model.note
     tokens, drawn, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:
         tokens, drawn = edit.tokens(model, batch, device)

@@ -184,6 +184,16 @@ class FastHybridSettings(DiSASettings, MARBase):
         choices=("token", "step"),
         advanced=True,
     )
+    lookahead_start: int = knob(
+        0,
+        "AR steps before the first lookahead; they are plain MAR's. The first tokens decide the picture's content, so a few of them keep "
+        "it MAR's own: slower and closer to MAR. Usual: an eighth to a third of the AR steps. 0, as in the paper, drafts from the start.",
+        low=0,
+        high=4096,
+        step=1,
+        unit="AR steps",
+        advanced=True,
+    )
 
 
 @dataclass(frozen=True)

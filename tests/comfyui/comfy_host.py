@@ -311,16 +311,16 @@ def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     """
     shared = {"model": ["1", 0], "condition": ["2", 0], "seed": 7, "ar_steps": 8, "diffusion_steps": 8, "cfg": 3.0}
     shared |= {"cfg_schedule": "linear", "temperature": 1.0, "order": "random", "t_max": 0}
-    plain = {"diffusion_steps_end": 0, "diffusion_steps_curve": "linear", "speculation": 0}
+    disa = {"diffusion_steps_end": 0, "diffusion_steps_curve": "linear", "reconstruct": 0}
     fast = {"lookahead": 3, "threshold": 0.95, "guided_steps": 4, "guidance_schedule": "cos", "guidance_space": "mean"}
-    fast |= {"similarity": "condition", "accepted": "refine", "verify": "token", "preset": "as set"}
+    fast |= {"similarity": "condition", "accepted": "refine", "verify": "token", "preset": "none", "enabled": True}
     pair = {"image_1": ["5", 0], "report_1": ["3", 1], "image_2": ["6", 0], "report_2": ["4", 1]}
     labels = {"labels": "cat, boat", "label_set": "picture-book", "images_per_label": 1, "add_label": "none"}
     nodes = {
         "1": ("FastARLoadMAR", {"checkpoint": "demo", "decoder": "auto", "dtype": "auto"}),
         "2": ("FastARClassLabel", labels),
-        "3": ("FastARMARSampler", {**shared, **plain}),
-        "4": ("FastARFastHybrid", {**shared, **fast}),
+        "3": ("FastARMARSampler", {**shared, **disa, "speculation": 0}),
+        "4": ("FastARFastHybridSampler", {**shared, **disa, **fast}),
         "5": ("VAEDecode", {"samples": ["3", 0], "vae": ["1", 1]}),
         "6": ("VAEDecode", {"samples": ["4", 0], "vae": ["1", 1]}),
         "7": ("FastARCompare", {**pair, "labels": "", "columns": 0, "baseline": 0}),

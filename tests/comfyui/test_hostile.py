@@ -80,9 +80,9 @@ def is_sentence(message: str, begins: str, holds: str) -> bool:
 
 
 def test_models_that_are_none(comfy, info):
-    about = info["FastARCSpD"]
+    about = info["FastARCSpDSampler"]
     node = {
-        "class_type": "FastARCSpD",
+        "class_type": "FastARCSpDSampler",
         **defaults(about, ar_steps=8, diffusion_steps=8),
         "target": ["1", 0],
         "condition": ["2", 0],
@@ -94,8 +94,11 @@ def test_models_that_are_none(comfy, info):
 
 
 def test_cache_settings_over_a_link(comfy, info):
-    node = {"class_type": "FastARLazyMARCache", **defaults(info["FastARLazyMARCache"], refresh_period=["10", 0])}
-    message = comfy.complaint(graph(n4={"cache": ["9", 0]}, n9=node, n10={**INT, "value": 0}))
+    node = {
+        "class_type": "FastARLazyMARFeatureCache",
+        **defaults(info["FastARLazyMARFeatureCache"], refresh_period=["10", 0]),
+    }
+    message = comfy.complaint(graph(n4={"cache": ["9", 0]}, n9=node, n10={**INT, "value": -5}))
     assert is_sentence(message, "refresh_period: ", "outside 1 to"), message
 
 

@@ -12,10 +12,10 @@ NODES = {
     "FastARLoadLlamaGen": ("Load LlamaGen / PAR", "load", ["FASTAR_TOKEN_MODEL", "VAE"]),
     "FastARLoadTar": ("Load Tar", "load", ["FASTAR_TAR"]),
     "FastARLoadTarDetokenizer": ("Load Tar De-tokenizer", "load", ["FASTAR_TOKEN_MODEL", "VAE"]),
-    "FastARTarPrompt": ("Tar Prompt", "condition", ["FASTAR_CONDITION"]),
-    "FastARImageToCodes": ("Image to Codes", "condition", ["FASTAR_CONDITION"]),
-    "FastARTextPrompt": ("Text Prompt (LlamaGen)", "condition", ["FASTAR_CONDITION"]),
-    "FastARClassLabel": ("Class Label", "condition", ["FASTAR_CONDITION"]),
+    "FastARTarPrompt": ("Tar Prompt", "condition", ["FASTAR_CODES"]),
+    "FastARImageToCodes": ("Image to Codes", "condition", ["FASTAR_CODES"]),
+    "FastARTextPrompt": ("Text Prompt (LlamaGen)", "condition", ["FASTAR_TEXT"]),
+    "FastARClassLabel": ("Class Label", "condition", ["FASTAR_LABEL"]),
     "FastARMARSampler": ("MAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARFastHybrid": ("FastHybrid Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARLazyMAR": ("LazyMAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
@@ -25,6 +25,12 @@ NODES = {
     "FastARPAR": ("PAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARZipAR": ("ZipAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARMuLoSD": ("MuLo-SD Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARFastHybridSampler": ("FastHybrid Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARLazyMARSampler": ("LazyMAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARLazyMARFeatureCache": ("LazyMAR Cache", "sample", ["FASTAR_CACHE"]),
+    "FastARCSpDSampler": ("CSpD Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARZipARSampler": ("ZipAR Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARMuLoSDSampler": ("MuLo-SD Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARCompare": ("Compare", "compare", ["IMAGE", "STRING"]),
     "FastARTokenMap": ("Token Map", "compare", ["IMAGE"]),
     "FastARReport": ("Report", "compare", ["STRING"]),
@@ -63,7 +69,7 @@ def test_help_pages_are_served_and_name_every_widget(comfy, info, node):
             assert f"**{name}" in page, f"{node}: the help page does not explain {name}"
 
 
-@pytest.mark.parametrize("node", ["FastARMARSampler", "FastARZipAR"])
+@pytest.mark.parametrize("node", ["FastARMARSampler", "FastARZipARSampler"])
 def test_seed_is_controlled_like_ksamplers(info, node):
     seed = info[node]["input"]["required"]["seed"][1]
     core = info["KSampler"]["input"]["required"]["seed"][1]

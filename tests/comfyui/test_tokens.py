@@ -62,7 +62,7 @@ def prompt(info: dict[str, Any], **changes: dict[str, Any]) -> dict[str, Any]:
         "record": node("FastARReport", report=["par", 1], format="json"),
         "show record": node("PreviewAny", source=["record", 0]),
     }
-    kinds = {"llamagen": "FastARLlamaGenSampler", "zipar": "FastARZipAR", "par": "FastARPAR"}
+    kinds = {"llamagen": "FastARLlamaGenSampler", "zipar": "FastARZipARSampler", "par": "FastARPAR"}
     pairs: dict[str, Any] = {}
     for i, (name, kind) in enumerate(kinds.items(), 1):
         model = ["trained" if name == "par" else "plain", 0]
@@ -88,7 +88,9 @@ def test_pictures_numbers_and_maps_of_all_three(comfy, info):
     for name, batch in made.items():
         assert batch.shape == (2, SIDE, SIDE, 3) and batch.std() > 5, name
     assert not np.array_equal(made["llamagen"], made["zipar"])
-    rows = [line.split("|")[1].strip() for line in outputs["show table"]["text"][0].splitlines()[2:]]
+    rows = [
+        line.split("|")[1].strip() for line in outputs["show table"]["text"][0].partition("\n\n")[0].splitlines()[2:]
+    ]
     assert rows == ["LlamaGen", "ZipAR", "PAR"]
     numbers = json.loads(outputs["show record"]["text"][0])["runs"][0]
     assert numbers["counts"]["transformer_passes"] == 4 + (GRID**2 - 4) // 4 and numbers["counts"]["cache_bytes"] > 0

@@ -33,17 +33,28 @@ def test_catalogue_is_sound() -> None:
     raw = json.loads((Path(hub.__file__).with_name("catalogue.json")).read_text())
     assert len(everything) == len(raw["entries"]) == len({e.id for e in everything})
     assert set(raw["about"]) == set(hub.Entry.__dataclass_fields__)
-    decoders = {"mar": hub.entries("kl"), **{family: hub.entries("vq") for family in ("llamagen", "dtok", "upsampler")}}
-    apache = ("google/flan-t5-xl", "csuhan/Tar-1.5B", "csuhan/Tar-7B-v0.1", "csuhan/TA-Tok")
-    licences = {"Epiphqny/PAR": "NOASSERTION", **dict.fromkeys(apache, "Apache-2.0")}
+    masked = dict.fromkeys(("mar", "hybrid"), hub.entries("kl"))
+    decoders = {**masked, **{family: hub.entries("vq") for family in ("llamagen", "dtok", "upsampler")}}
+    apache = (
+        "google/flan-t5-xl",
+        "csuhan/Tar-1.5B",
+        "csuhan/Tar-7B-v0.1",
+        "csuhan/TA-Tok",
+        "Qwen/Qwen2.5-1.5B-Instruct",
+    )
+    none = ("Epiphqny/PAR", "Skywork/Skywork-UniPic-1.5B")
+    harmon = dict.fromkeys(("wusize/Harmon-0_5B", "wusize/harmon"), "LicenseRef-S-Lab-1.0")
+    licences = {**dict.fromkeys(none, "NOASSERTION"), **harmon, **dict.fromkeys(apache, "Apache-2.0")}
     for e in everything:
-        unknown = e.repo in ("Epiphqny/PAR", "csuhan/TA-Tok")  # which do not state the precision
+        # The first two do not state the precision.
+        unknown = e.repo in ("Epiphqny/PAR", "csuhan/TA-Tok", "Skywork/Skywork-UniPic-1.5B") or e.family == "tokenizer"
+        assert bool(e.note) == (e.family == "hybrid" and not e.built_in)
         assert (e.size is None) == (e.built_in or unknown)
         assert e.licence == licences.get(e.repo, "MIT")
         assert e.decoder in {d.id for d in decoders[e.family]} if e.family in decoders else e.decoder is None
         for file in (e.file, *e.parts):
             assert not os.path.isabs(file) and ".." not in file
-        tar = e.family in ("ta-tok", "dtok")
+        tar = e.family in ("ta-tok", "dtok", "hybrid")
         assert e.parts or e.file.endswith(
             ".safetensors" if e.built_in or e.family in ("mar", "kl") else ".pth" if tar else ".pt"
         )
@@ -66,7 +77,11 @@ def test_catalogue_is_sound() -> None:
         "vq16-t2i": 71_948_939,
         "vq8-c2i": 70_175_371,
     }
-    assert {e.id: e.size for e in everything if e.size and not e.parts} == {k: 4 * v for k, v in parameters.items()}
+    bf16 = {"harmon-1.5b": 2_494_774_048, "harmon-1.5b-o": 2_494_774_048}
+    sizes = {k: 4 * v for k, v in parameters.items()} | {k: 2 * v for k, v in bf16.items()}
+    assert {e.id: e.size for e in everything if e.size and not e.parts} == sizes
+    assert hub.menu("hybrid", [])[-1] == "unipic-1.5b (download, non-commercial)"
+    hub.check("harmon-0.5b (download 1.82 GB, non-commercial)", "hybrid", [])
 
 
 def test_menu() -> None:

@@ -25,6 +25,7 @@ class FakeInput:
 
     def __init__(self, id: str, **about: Any):
         self.id, self.about = id, about
+        self.optional = bool(about.get("optional"))
 
 
 class FakeOutput:
@@ -51,6 +52,7 @@ class Schema:
     description: str = ""
     search_aliases: list[str] = field(default_factory=list)
     is_input_list: bool = False
+    is_deprecated: bool = False
 
 
 class NodeOutput:

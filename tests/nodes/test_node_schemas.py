@@ -6,104 +6,26 @@ import re
 from dataclasses import fields, make_dataclass
 
 import pytest
-from fastar_nodes.nodes import comparison, conditioning, layout, loaders, mar_samplers, schema, token_samplers
+from fastar_nodes.nodes import (
+    comparison,
+    conditioning,
+    hybrid,
+    layout,
+    loaders,
+    mar_samplers,
+    previous,
+    schema,
+    token_samplers,
+)
 from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import Knob, knob, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
+from graphs import WIDGETS
 
-CLASSES = [
-    node for module in (loaders, conditioning, mar_samplers, token_samplers, comparison) for node in module.NODES
-]
+MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, previous)
+CLASSES = [node for module in MODULES for node in module.NODES]
 NODES = {about.node_id: about for about in (node.define_schema() for node in CLASSES)}
-WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
-MAR_MAIN, MAR_MORE = ["seed", "ar_steps", "diffusion_steps", "cfg"], ["cfg_schedule", "temperature", "order", "t_max"]
-LAZY_MAIN = ["refresh_period", "start_step", "computed_ratio"]
-LAZY_MORE = ["strategy", "condition_cache", "token_cache", "head_cache", "encoder_cache", "block", "head_period"]
-TOKENS_MAIN, TOKENS_MORE = ["seed", "cfg", "temperature", "top_k"], ["top_p", "cfg_interval"]
-# The order in which graphs were saved; independent of nodes/layout.py. Append only.
-ORDER = {
-    "FastARLoadMAR": ["checkpoint", "decoder", "dtype"],
-    "FastARLoadLlamaGen": ["checkpoint", "decoder", "grid", "dtype"],
-    "FastARLoadTar": ["checkpoint", "dtype"],
-    "FastARLoadTarDetokenizer": ["checkpoint", "ta_tok", "decoder", "dtype", "grid"],
-    "FastARTarPrompt": ["text", "seed", "detail", "images", "temperature", "top_p", "top_k", "repetition_penalty"],
-    "FastARImageToCodes": ["ta_tok", "detail", "images", "dtype"],
-    "FastARTextPrompt": ["text", "encoder", "images", "dtype"],
-    "FastARClassLabel": ["labels", "label_set", "images_per_label", "add_label"],
-    "FastARMARSampler": [*MAR_MAIN, *MAR_MORE, "diffusion_steps_end", "diffusion_steps_curve", "speculation"],
-    "FastARFastHybrid": [
-        *MAR_MAIN,
-        "lookahead",
-        "threshold",
-        "guided_steps",
-        *MAR_MORE,
-        "guidance_schedule",
-        "guidance_space",
-        "similarity",
-        "accepted",
-        "verify",
-        "preset",
-    ],
-    "FastARLazyMAR": [*MAR_MAIN, *LAZY_MAIN, *MAR_MORE, *LAZY_MORE, "preset"],
-    "FastARLazyMARCache": [*LAZY_MAIN, *LAZY_MORE, "preset", "preset_for"],
-    "FastARCSpD": [
-        *MAR_MAIN,
-        "draft_length",
-        "prefill_ratio",
-        "mode",
-        *MAR_MORE,
-        "inner_temperature",
-        "alignment",
-        "speculation",
-        "preset",
-    ],
-    "FastARLlamaGenSampler": [*TOKENS_MAIN, *TOKENS_MORE],
-    "FastARPAR": [*TOKENS_MAIN, "grouping", *TOKENS_MORE, "sequential_start", "group"],
-    "FastARZipAR": [*TOKENS_MAIN, "window", *TOKENS_MORE, "mask_undecoded", "preset"],
-    "FastARMuLoSD": [
-        *TOKENS_MAIN,
-        "tau",
-        "expansion",
-        *TOKENS_MORE,
-        "acceptance_target",
-        "neighbours",
-        "draft_rows",
-        "draft_window",
-        "resample_window",
-        "resample_order",
-        "up_sampler",
-        "repair",
-        "preset",
-    ],
-    "FastARCompare": ["labels", "columns", "baseline"],
-    "FastARTokenMap": ["what", "opacity"],
-    "FastARReport": ["format"],
-}
-EDIT = ["latent", "mask"]
-SAMPLED = ["latent", "report"]
-SOCKETS = {
-    "FastARLoadMAR": ([], ["model", "vae"]),
-    "FastARLoadLlamaGen": ([], ["model", "vae"]),
-    "FastARLoadTar": ([], ["tar"]),
-    "FastARLoadTarDetokenizer": ([], ["model", "vae"]),
-    "FastARTarPrompt": (["tar"], ["condition"]),
-    "FastARImageToCodes": (["image"], ["condition"]),
-    "FastARTextPrompt": ([], ["condition"]),
-    "FastARClassLabel": ([], ["condition"]),
-    "FastARMARSampler": (["model", "condition", "cache", *EDIT], SAMPLED),
-    "FastARFastHybrid": (["model", "condition", "cache", *EDIT], SAMPLED),
-    "FastARLazyMAR": (["model", "condition", *EDIT], SAMPLED),
-    "FastARLazyMARCache": ([], ["cache"]),
-    "FastARCSpD": (["draft", "target", "condition", "cache", *EDIT], SAMPLED),
-    "FastARLlamaGenSampler": (["model", "condition"], SAMPLED),
-    "FastARPAR": (["model", "condition"], SAMPLED),
-    "FastARZipAR": (["model", "condition"], SAMPLED),
-    "FastARMuLoSD": (["target", "draft", "condition", "upscale_model"], SAMPLED),
-    "FastARCompare": ([f"{kind}_{i}" for i in range(1, 9) for kind in ("image", "report")], ["image", "table"]),
-    "FastARTokenMap": (["report", "image"], ["image"]),
-    "FastARReport": (["report"], ["text"]),
-}
 SETTINGS = {
     "FastARMARSampler": SAMPLERS["mar"].settings,
     "FastARFastHybrid": SAMPLERS["fasthybrid"].settings,
@@ -115,24 +37,16 @@ SETTINGS = {
     "FastARZipAR": SAMPLERS["zipar"].settings,
     "FastARTarPrompt": TarPromptSettings,
     "FastARMuLoSD": SAMPLERS["mulosd"].settings,
+    "FastARFastHybridSampler": SAMPLERS["fasthybrid"].settings,
+    "FastARLazyMARSampler": SAMPLERS["lazymar"].settings,
+    "FastARLazyMARFeatureCache": CacheSettings,
+    "FastARCSpDSampler": SAMPLERS["cspd"].settings,
+    "FastARZipARSampler": SAMPLERS["zipar"].settings,
+    "FastARMuLoSDSampler": SAMPLERS["mulosd"].settings,
 }
+PREVIOUS = {node.define_schema().node_id for node in previous.NODES}
 # Every class that contributes fields to the settings of a node.
 BASES = {cls for settings in SETTINGS.values() for cls in settings.__mro__ if "__dataclass_fields__" in vars(cls)}
-# What a graph may leave unconnected.
-OPTIONAL = (
-    {("FastARCompare", name) for name in SOCKETS["FastARCompare"][0] if name != "image_1"}
-    | {(node, name) for node in SOCKETS for name in ("cache", *EDIT, "upscale_model")}
-    | {("FastARTokenMap", "image")}
-)
-
-
-def test_every_node_is_listed_here():
-    for name, table in (("ORDER", ORDER), ("SOCKETS", SOCKETS)):
-        missing, unknown = sorted(set(NODES) - set(table)), sorted(set(table) - set(NODES))
-        assert not missing, f"add {', '.join(missing)} to {name} in this file, and a node with settings to SETTINGS"
-        assert not unknown, (
-            f"{name} in this file lists {', '.join(unknown)}, which is not in NODES of any module of nodes/"
-        )
 
 
 def socket_names(about) -> list[str]:
@@ -141,13 +55,6 @@ def socket_names(about) -> list[str]:
 
 def widget_names(about) -> list[str]:
     return [i.id for i in about.inputs if i.kind in WIDGETS]
-
-
-@pytest.mark.parametrize("node", ORDER)
-def test_widgets_keep_their_places(node):
-    assert widget_names(NODES[node])[: len(ORDER[node])] == ORDER[node], (
-        "saved graphs keep values by position; nodes/layout.py holds the order"
-    )
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -191,15 +98,6 @@ def test_widgets_follow_the_table_and_then_the_settings():
     assert names == [*table, "added"]
 
 
-@pytest.mark.parametrize("node", SOCKETS)
-def test_sockets_keep_their_places(node):
-    inputs, outputs = SOCKETS[node]
-    own = [i for i in NODES[node].inputs if i.kind not in WIDGETS]
-    assert [i.id for i in own] == inputs
-    assert [o.id for o in NODES[node].outputs] == outputs
-    assert {i.id for i in own if i.about.get("optional")} == {name for name in inputs if (node, name) in OPTIONAL}
-
-
 @pytest.mark.parametrize("node", NODES)
 def test_everything_has_a_tooltip_and_a_help_page(root, node):
     for part in [*NODES[node].inputs, *NODES[node].outputs]:
@@ -222,6 +120,9 @@ def test_widgets_agree_with_the_settings(node):
     inputs = {i.id: i for i in NODES[node].inputs}
     for name, (default, about) in knobs(SETTINGS[node]).items():
         widget = inputs[name]
+        if node not in PREVIOUS and name in schema.automatic_names(SETTINGS[node]):
+            is_automatic(widget, default, about)
+            continue
         assert widget.about["default"] == default and widget.about["tooltip"] == about.tooltip
         assert bool(widget.about["advanced"]) == about.advanced
         if about.choices:
@@ -235,6 +136,19 @@ def test_widgets_agree_with_the_settings(node):
                 about.high,
                 about.step,
             )
+
+
+def is_automatic(widget, default, about: Knob) -> None:
+    """A widget with the value auto: -1 or "auto", which is its default, and then the settings' own range or choices."""
+    assert (
+        widget.about["tooltip"].startswith(about.tooltip) and "auto: the value of the preset" in widget.about["tooltip"]
+    )
+    if about.choices or isinstance(default, bool):
+        assert widget.kind == "COMBO" and widget.about["default"] == "auto"
+        assert widget.about["options"] == ["auto", *(about.choices or ("on", "off"))]
+    else:
+        assert widget.kind == ("INT" if isinstance(default, int) else "FLOAT")
+        assert (widget.about["default"], widget.about["min"], widget.about["max"]) == (-1, -1, about.high)
 
 
 def test_an_older_comfyui_gets_no_argument_it_does_not_know(monkeypatch):

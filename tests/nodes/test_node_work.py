@@ -12,7 +12,7 @@ import torch
 from fake_comfy import Interrupted, Preview, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel, initialise
-from fastar_nodes.nodes import comparison, conditioning, host, mar_samplers, preview, schema
+from fastar_nodes.nodes import comparison, conditioning, host, mar_samplers, preview, previous, schema
 from fastar_nodes.reports.record import GIVEN, Report
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import from_ids
@@ -317,7 +317,7 @@ def test_lazymar_cache_on_plain_mar_is_lazymar_sampler():
 
 def test_cache_settings_are_checked():
     with pytest.raises(UserError, match="^refresh_period: "):
-        mar_samplers.LazyMARCache.execute(**values(CacheSettings, refresh_period=0))
+        mar_samplers.LazyMARCache.execute(**values(CacheSettings, refresh_period=-2))
     (cache,) = mar_samplers.LazyMARCache.execute(**values(CacheSettings, block=3)).result
     with pytest.raises(UserError, match="^block: 3 is outside 1 to 2"):
         sample(mar_samplers.MARSampler, cache=cache)
@@ -406,38 +406,52 @@ def test_an_edit_that_cannot_be_is_reported(node, name):
 # --- presets
 
 
-def presets_of(node: type) -> bool:
-    """Whether a node has presets."""
-    return any(widget.id == "preset" for widget in node.define_schema().inputs)
+PREVIOUS = {
+    previous.PreviousFastHybrid: FastHybridSettings,
+    previous.PreviousLazyMAR: LazyMARSettings,
+    previous.PreviousCSpD: CSpDSettings,
+}
 
 
-@pytest.mark.parametrize("node", [node for node in SAMPLERS if presets_of(node)])
+@pytest.mark.parametrize("node", PREVIOUS)
 @pytest.mark.parametrize("label_set", ["picture-book", ""])
-def test_a_preset_sets_the_accelerator_and_leaves_the_picture(node, label_set):
+def test_a_preset_of_a_previous_node_replaces_the_widgets(node, label_set):
     demo = label_set == "picture-book"
-    sockets = {name: a_model(label_set=label_set) for name in models(node)}
+    names = ("draft", "target") if node is previous.PreviousCSpD else ("model",)
+    sockets = {name: a_model(label_set=label_set) for name in names}
+
+    def settings(preset: str, **changes):
+        wanted = values(PREVIOUS[node], **{"ar_steps": 4, "diffusion_steps": 4, "cfg": 1.5} | changes)
+        done = node.execute(**sockets, condition=from_ids([1]), seed=3, preset=preset, **wanted)
+        return done.result[1].settings
+
     # LazyMAR's fast preset also sets the AR steps, to more than the tiny model has tokens.
-    for name in ("balanced",) if node is mar_samplers.LazyMARSampler else ("balanced", "fast"):
-        record = sample(node, sockets=sockets, preset=name, cfg=1.5)[1].settings
-        meant = presets.values(SAMPLERS[node], name, demo, ar_steps=4)
-        assert meant, "add presets to samplers/presets.py, or pass preset=None to the node's _schema"
-        assert record == values(SAMPLERS[node], ar_steps=4, diffusion_steps=4, cfg=1.5) | meant
-    assert sample(node, sockets=sockets, preset="as set")[1].settings == values(
-        SAMPLERS[node], ar_steps=4, diffusion_steps=4
-    )
+    for name in ("balanced",) if node is previous.PreviousLazyMAR else ("balanced", "fast"):
+        meant = presets.values(PREVIOUS[node], name, demo, ar_steps=4)
+        assert meant
+        assert settings(name) == values(PREVIOUS[node], ar_steps=4, diffusion_steps=4, cfg=1.5) | meant
+    assert settings("as set") == values(PREVIOUS[node], ar_steps=4, diffusion_steps=4, cfg=1.5)
     with pytest.raises(UserError, match="^preset: 'best' is not one of as set, exact"):
-        sample(node, sockets=sockets, preset="best")
+        settings("best")
 
 
-def test_cache_presets_are_for_the_model_that_is_named():
+def test_a_threshold_of_a_previous_node_means_itself():
+    """-1 is auto in the newer node; here it accepts every draft."""
+    wanted = values(FastHybridSettings, ar_steps=4, diffusion_steps=4, threshold=-1.0)
+    done = previous.PreviousFastHybrid.execute(model=a_model(), condition=from_ids([1]), seed=3, **wanted)
+    assert done.result[1].settings["threshold"] == -1.0
+
+
+def test_cache_presets_of_the_previous_node_are_for_the_model_that_is_named():
+    run = previous.PreviousLazyMARCache.execute
     for preset_for in ("demo", "full size"):
         for name in ("exact", "balanced", "fast"):
-            done = mar_samplers.LazyMARCache.execute(**values(CacheSettings), preset=name, preset_for=preset_for)
+            done = run(**values(CacheSettings), preset=name, preset_for=preset_for)
             meant = presets.values(CacheSettings, name, preset_for == "demo")
             assert done.result[0] == CacheSettings(**values(CacheSettings) | meant)
-    assert mar_samplers.LazyMARCache.execute(**values(CacheSettings)).result[0] == CacheSettings()
+    assert run(**values(CacheSettings)).result[0] == CacheSettings()
     with pytest.raises(UserError, match="^preset_for: 'tiny' is not one of demo, full size"):
-        mar_samplers.LazyMARCache.execute(**values(CacheSettings), preset="fast", preset_for="tiny")
+        run(**values(CacheSettings), preset="fast", preset_for="tiny")
 
 
 # --- labels
@@ -467,7 +481,7 @@ def compare(**about):
     return comparison.Compare.execute(**{"labels": [""], "columns": [0], "baseline": [0]} | about).result
 
 
-def test_compare_measures_against_the_first_report():
+def test_compare_measures_against_the_plain_sampler():
     image = torch.rand(1, 8, 8, 3)
     pairs = {
         "image_1": [image],
@@ -478,12 +492,51 @@ def test_compare_measures_against_the_first_report():
     }
     grid, table = compare(**pairs)
     assert grid.shape[0] == 1 and grid.shape[3] == 3 and 0 <= grid.min() and grid.max() <= 1
-    lines = table.splitlines()
+    lines, below = (part.splitlines() for part in table.split("\n\n"))
     assert len(lines) == 4 and "MAR" in lines[2] and "1.00x" in lines[2] and "2.00x" in lines[3]
+    assert len(below) == 1 and "passes: sequential evaluations of the large network" in below[0]
     with pytest.raises(UserError, match="^baseline: .*no report"):
         compare(**pairs, baseline=[1])
     with pytest.raises(UserError, match="^baseline: .*only 3"):
         compare(**pairs, baseline=[4])
+
+
+@pytest.mark.parametrize(
+    "cells, best",
+    [
+        # A sweep of thresholds: the exact one, wherever it is; without one the slowest.
+        ([("fasthybrid", 2.0, {"threshold": t, "lookahead": 4}) for t in (0.8, 0.9, 1.01)], 2),
+        ([("fasthybrid", s, {"threshold": t, "lookahead": 4}) for t, s in ((0.8, 2.0), (0.95, 3.0), (0.9, 2.5))], 1),
+        ([("lazymar", 1.0, {"refresh_period": n}) for n in (9, 1, 4)], 1),
+        ([("cspd", 2.0, {"prefill_ratio": r}) for r in (0.1, 1.0)], 1),
+        ([("zipar", 1.0, {"window": n}) for n in (1, 4, 8)], 2),
+        ([("mulosd", 1.0, {"tau": 1.01}), ("mulosd", 3.0, {"tau": 0.1})], 0),
+        # The plain sampler comes before an accelerator at its exact setting, and does not have to be the slowest.
+        ([("fasthybrid", 9.0, {"lookahead": 0}), ("mar", 4.0, {})], 1),
+        ([("mar", 4.0, {"speculation": 8}), ("mar", 3.0, {"speculation": 0})], 1),
+        ([("mar", 4.0, {"diffusion_steps_end": 5}), ("mar", 3.0, {})], 1),
+        ([("jacobi", 1.0, {}), ("par", 2.0, {"group": 4}), ("llamagen", 2.0, {})], 2),
+        (
+            [
+                ("fasthybrid+lazymar", 1.0, {"lookahead": 0, "refresh_period": 9}),
+                ("lazymar", 0.5, {"refresh_period": 1}),
+            ],
+            1,
+        ),
+    ],
+)
+def test_the_baseline_of_a_sweep(cells, best):
+    reports = [report(name, seconds, **settings) for name, seconds, settings in cells]
+    for one in reports:
+        one.maps["step"] = np.zeros((1, 8, 8), np.int32)
+    assert comparison._baselines(0, reports) == [best] * len(reports)
+
+
+def test_of_several_plain_samplers_the_one_with_most_work_is_the_baseline():
+    reports = [report("mar", seconds) for seconds in (1.0, 2.0, 3.0)]
+    for one, passes in zip(reports, (16, 64, 32), strict=True):
+        one.counts = {"transformer_passes": passes, "head_calls": 100 * passes}
+    assert comparison._baselines(0, reports) == [1, 1, 1]
 
 
 def test_compare_without_reports_and_with_none_in_lists():
@@ -519,7 +572,7 @@ def test_pictures_of_every_sampler_are_compared():
     for i, (samples, record) in enumerate(runs, 1):
         pairs |= {f"image_{i}": [tiny_vae().decode(samples)], f"report_{i}": [record]}
     _, table = compare(**pairs)
-    lines = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    lines = [line.split("|")[1].strip() for line in table.partition("\n\n")[0].splitlines()[2:]]
     assert len(lines) == len(runs) and lines[0] == "MAR" and "LazyMAR" in lines and lines[-1].startswith("FastHybrid")
     shown = {"fasthybrid": "outcome", "lazymar": "cached", "cspd": "rejected", "fasthybrid+lazymar": "cached"}
     for samples, record in runs:

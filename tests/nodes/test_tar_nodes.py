@@ -17,7 +17,7 @@ from fastar_nodes.model_loaders.networks.gpt import GPT
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig, initialise
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
-from fastar_nodes.nodes import comparison, conditioning, host, loaders, token_samplers
+from fastar_nodes.nodes import comparison, conditioning, host, loaders, previous, token_samplers
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import CodeCondition, from_ids
 from fastar_nodes.samplers.settings import knobs
@@ -221,12 +221,13 @@ def test_menus_show_what_is_here_and_stay_valid(folder):
     menu = {i.id: i.about for i in conditioning.ImageToCodes.define_schema().inputs}["ta_tok"]
     assert menu["default"] == "demo-ta-tok" and "ta-tok (download)" in menu["options"]
     valid = loaders.LoadTar.validate_inputs
-    assert valid("tar-1.5b (download 3.29 GB)") is True and "checkpoint" in valid("ta-tok")
+    assert valid("tar-1.5b (download 3.29 GB)") is True and valid("ta-tok") == "ta-tok is a ta_tok; choose it as ta_tok"
     valid = loaders.LoadTarDetokenizer.validate_inputs
-    assert valid("demo-dtok", "auto", "auto") is True and valid(None, None, None) is True
-    assert "ta_tok" in valid("demo-dtok", "demo-tar", "auto")
+    assert valid("demo-dtok") is True and valid(None) is True
+    menus = {i.id: i.about["options"] for i in loaders.LoadTarDetokenizer.define_schema().inputs}
+    assert "auto" in menus["ta_tok"] and "ta-tok (download)" in menus["ta_tok"] and "demo-tar" not in menus["ta_tok"]
     assert conditioning.ImageToCodes.validate_inputs("ta-tok (download)") is True
-    assert "ta_tok" in conditioning.ImageToCodes.validate_inputs("gone.pth")
+    assert "none of the files here" in conditioning.ImageToCodes.validate_inputs("gone.pth")
 
 
 # ------------------------------------------------------------------------------------------------ pictures as codes
@@ -278,9 +279,17 @@ def test_pictures_that_cannot_be_read(folder, changes, words):
 # ------------------------------------------------------------------------------------------------ samplers
 
 
-def mulosd(target=None, draft=None, condition=None, seed=5, upscale_model=None, **changes):
+def mulosd(
+    target=None,
+    draft=None,
+    condition=None,
+    seed=5,
+    upscale_model=None,
+    node=token_samplers.MuLoSDSampler,
+    **changes,
+):
     extra = {name: changes.pop(name) for name in ("preset",) if name in changes}
-    done = token_samplers.MuLoSDSampler.execute(
+    done = node.execute(
         target=drawer() if target is None else target,
         draft=drawer("small", 1) if draft is None else draft,
         condition=prompt() if condition is None else condition,
@@ -332,7 +341,7 @@ def test_one_prompt_feeds_every_size_and_method():
         loaded = host.Loaded.of(replace(large.model, label_set=label_set), large.vae, large.parts)
         for name in ("balanced", "fast"):
             meant = presets.values(MuLoSDSettings, name, label_set == "picture-book")
-            settings = mulosd(loaded, small, codes, preset=name)[1].settings
+            settings = mulosd(loaded, small, codes, preset=name, node=previous.PreviousMuLoSD)[1].settings
             assert {k: settings[k] for k in meant} == meant
 
 
@@ -531,6 +540,9 @@ def test_tar_has_a_baseline_of_its_own():
         f"report_{i}": [r] for i, r in enumerate(reports, 1)
     }
     _, text = comparison.Compare.execute(labels=[""], columns=[0], baseline=[0], **pairs).result
-    rows = [[cell.strip() for cell in line.strip("| ").split("|")][:2] for line in text.splitlines()[2:]]
-    assert [row[0].split(" ")[0] for row in rows] == ["ZipAR", "Tar", "MuLo-SD", "LlamaGen", "ZipAR"]
-    assert [row[1] for row in rows] == ["1.00x", "0.50x", "2.00x", "1.00x", "2.00x"]
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split("|")][:2]
+        for line in text.partition("\n\n")[0].splitlines()[2:]
+    ]
+    assert [row[0].split(" ")[0] for row in rows] == ["Tar", "ZipAR", "MuLo-SD", "LlamaGen", "ZipAR"]
+    assert [row[1] for row in rows] == ["1.00x", "2.00x", "4.00x", "1.00x", "2.00x"]

@@ -15,7 +15,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig, VQModel
-from fastar_nodes.nodes import comparison, conditioning, host, loaders, mar_samplers, token_samplers
+from fastar_nodes.nodes import comparison, conditioning, host, loaders, mar_samplers, previous, token_samplers
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import TextCondition, from_ids
 from fastar_nodes.samplers.driver import finish
@@ -73,7 +73,7 @@ def sample(node: type, model=None, condition=None, seed: int = 3, **changes):
         model=fitting(node) if model is None else model,
         condition=condition,
         seed=seed,
-        **values(SAMPLERS[node], **changes),
+        **values(SAMPLERS.get(node, ZipARSettings), **changes),
         **extra,
     )
     return done.result[0]["samples"], done.result[1]
@@ -150,9 +150,10 @@ def test_zipar_with_a_full_window_is_llamagen_and_presets_set_the_window():
         assert torch.equal(exact, plain)
         for name in ("balanced", "fast"):
             meant = presets.values(ZipARSettings, name, label_set == "picture-book")
-            assert sample(token_samplers.ZipARSampler, model, preset=name)[1].settings == values(ZipARSettings) | meant
-    with pytest.raises(UserError, match="^preset: 'best'"):
-        sample(token_samplers.ZipARSampler, preset="best")
+            assert sample(previous.PreviousZipAR, model, preset=name)[1].settings == values(ZipARSettings) | meant
+    for node in (token_samplers.ZipARSampler, previous.PreviousZipAR):
+        with pytest.raises(UserError, match="^preset: 'best'"):
+            sample(node, preset="best")
 
 
 def test_texts_of_a_batch():
@@ -217,7 +218,7 @@ REFUSED = {
         "^model: it came without its decoder",
     ),
     "a seed": (token_samplers.LlamaGenSampler, {"seed": -1}, "^seed: "),
-    "a window": (token_samplers.ZipARSampler, {"window": 0}, "^window: "),
+    "a window": (token_samplers.ZipARSampler, {"window": -2}, "^window: "),
 }
 
 
@@ -303,11 +304,18 @@ def test_what_the_loader_refuses(folder, changes, words):
 
 def test_menus_are_checked_as_they_ever_were(folder):
     valid = loaders.LoadLlamaGen.validate_inputs
-    assert valid("plain.safetensors", "auto") is True and valid(None, None) is True
-    assert valid("llamagen-b-256 (download 444 MB)", "vq16-c2i (download 288 MB)") is True
-    assert "checkpoint" in valid("mar-base", "auto") and "decoder" in valid("plain.safetensors", "kl16")
-    prompt = conditioning.TextPrompt.validate_inputs
-    assert prompt("flan-t5-xl (download 11.40 GB)") is True and "encoder" in prompt("mar-base")
+    assert valid("plain.safetensors") is True and valid(None) is True
+    assert valid("llamagen-b-256 (download 444 MB)") is True
+    assert valid("mar-base") == "mar-base is a MAR, not a LlamaGen; choose another from the list"
+    assert "none of the files here" in valid("auto")
+    # Other menus are checked by ComfyUI, which looks whether they contain the choice.
+    menus = {i.id: i.about["options"] for i in loaders.LoadLlamaGen.define_schema().inputs}
+    assert "auto" in menus["decoder"] and "vq16-c2i (download 288 MB)" in menus["decoder"]
+    assert not {"kl16", "gone.pth", 5, None} & {x for x in ("kl16", "gone.pth", 5, None) if x in menus["decoder"]}
+    # When it lists nodes, it copies lists from their elements.
+    assert [*menus["decoder"]] == type(menus["decoder"])(x for x in menus["decoder"])
+    menus = {i.id: i.about["options"] for i in conditioning.TextPrompt.define_schema().inputs if i.kind == "COMBO"}
+    assert "flan-t5-xl (download 11.40 GB)" in menus["encoder"] and "mar-base" not in menus["encoder"]
 
 
 # ------------------------------------------------------------------------------------------------ prompt
@@ -390,14 +398,17 @@ def test_every_family_is_compared_with_its_own_baseline():
 
     def table(**about):
         _, text = comparison.Compare.execute(**{"labels": [""], "columns": [0], "baseline": [0]} | pairs | about).result
-        return [[cell.strip() for cell in line.strip("| ").split("|")][:2] for line in text.splitlines()[2:]]
+        return [
+            [cell.strip() for cell in line.strip("| ").split("|")][:2]
+            for line in text.partition("\n\n")[0].splitlines()[2:]
+        ]
 
     assert table() == [
         ["MAR", "1.00x"],
         ["FastHybrid", "2.00x"],
-        ["ZipAR", "1.00x"],
-        ["LlamaGen", "0.33x"],
-        ["PAR", "2.00x"],
+        ["LlamaGen", "1.00x"],
+        ["ZipAR", "3.00x"],
+        ["PAR", "6.00x"],
     ]
     assert table(baseline=[4])[:2] == [["LlamaGen", "1.00x"], ["MAR", "0.75x"]]
     alone = table(report_2=[None], report_4=[None], report_5=[None])

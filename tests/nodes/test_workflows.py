@@ -10,7 +10,8 @@ import pytest
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.tools.training import recipes, token_recipes
-from test_node_schemas import NODES, WIDGETS
+from graphs import WIDGETS, widget_values
+from test_node_schemas import NODES
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 GRAPHS = sorted(path.name for path in FOLDER.glob("*.json"))
@@ -32,9 +33,19 @@ CORE = {
 }
 # What has to be equal for two runs to be compared: steps and guidance of a MAR; guidance, temperature and top-k of tokens.
 SAMPLERS = {
-    "MAR": ("FastARMARSampler", "FastARFastHybrid", "FastARLazyMAR", "FastARCSpD"),
-    "tokens": ("FastARLlamaGenSampler", "FastARPAR", "FastARZipAR", "FastARMuLoSD"),
+    "MAR": (
+        "FastARMARSampler",
+        *("FastARFastHybrid", "FastARLazyMAR", "FastARCSpD"),
+        *("FastARFastHybridSampler", "FastARLazyMARSampler", "FastARCSpDSampler"),
+    ),
+    "tokens": (
+        "FastARLlamaGenSampler",
+        *("FastARPAR", "FastARZipAR", "FastARMuLoSD"),
+        *("FastARZipARSampler", "FastARMuLoSDSampler"),
+    ),
 }
+SHARED = {"MAR": ("ar_steps", "diffusion_steps", "cfg"), "tokens": ("cfg", "temperature", "top_k")}
+AUTO = -1
 LOADERS = {
     "FastARLoadMAR": "mar",
     "FastARLoadLlamaGen": "llamagen",
@@ -42,6 +53,7 @@ LOADERS = {
     "FastARLoadTarDetokenizer": "dtok",
 }
 PROMPT = "FastARTarPrompt"
+MULOSD = ("FastARMuLoSD", "FastARMuLoSDSampler")
 
 
 @pytest.fixture(params=GRAPHS)
@@ -66,16 +78,13 @@ def test_widgets_have_values_in_range(graph):
     for node in graph["nodes"]:
         if node["type"] not in NODES:
             continue
-        given = list(node["widgets_values"])
+        values = widget_values(node, NODES[node["type"]])
         for about in (i for i in NODES[node["type"]].inputs if i.kind in WIDGETS):
-            value = given.pop(0)
+            value = values[about.id]
             if about.kind == "COMBO":
                 assert value in about.about["options"], (node["type"], about.id)
             if about.kind in ("INT", "FLOAT"):
                 assert about.about["min"] <= value <= about.about["max"], (node["type"], about.id)
-            if about.about.get("control_after_generate"):
-                assert given.pop(0) in ("fixed", "randomize", "increment", "decrement")
-        assert not given, node["type"]
 
 
 def test_links_agree_with_both_ends(graph):
@@ -131,12 +140,13 @@ def test_a_note_says_what_to_do(graph):
 
 
 def families(graph):
-    """Widget values of a graph's samplers behind the seed, by family."""
-    found = {
-        family: [n["widgets_values"][2:5] for n in graph["nodes"] if n["type"] in kinds]
-        for family, kinds in SAMPLERS.items()
-    }
-    return {family: values for family, values in found.items() if values}
+    """Of a graph's samplers, the values that have to be equal, by family."""
+    found = {}
+    for family, kinds in SAMPLERS.items():
+        nodes = [widget_values(n, NODES[n["type"]]) for n in graph["nodes"] if n["type"] in kinds]
+        if nodes:
+            found[family] = [[values[name] for name in SHARED[family]] for values in nodes]
+    return found
 
 
 def test_samplers_that_are_compared_share_their_settings(graph):
@@ -157,7 +167,7 @@ def test_samplers_run_under_what_the_demo_recommends(graph):
         "tokens": [tokens.cfg, tokens.temperature, tokens.top_k],
     }
     for family, values in families(graph).items():
-        assert values[0] == record[family]
+        assert values[0] in (record[family], [AUTO] * 3)
 
 
 def test_samplers_share_label_and_seed(graph):
@@ -195,7 +205,7 @@ def test_prompts_have_the_samplers_seed(graph):
 
 def test_drafts_are_smaller_models_of_the_same_family(graph):
     nodes, links = {n["id"]: n for n in graph["nodes"]}, {link[0]: link for link in graph["links"]}
-    for node in (n for n in graph["nodes"] if n["type"] == "FastARMuLoSD"):
+    for node in (n for n in graph["nodes"] if n["type"] in MULOSD):
         pair = [nodes[links[i["link"]][1]] for name in ("target", "draft") for i in node["inputs"] if i["name"] == name]
         assert len(pair) == 2 and pair[0]["type"] == pair[1]["type"]
         target, draft = (loader["widgets_values"][0] for loader in pair)
@@ -211,7 +221,8 @@ def test_pictures_are_decoded_with_their_own_models_decoder(graph):
     for node in graph["nodes"]:
         if node["type"] == "VAEDecode":
             sampler, loader = source(node, "samples"), source(node, "vae")
-            model = "target" if sampler["type"] in ("FastARCSpD", "FastARMuLoSD") else "model"
+            drafting = (*MULOSD, "FastARCSpD", "FastARCSpDSampler")
+            model = "target" if sampler["type"] in drafting else "model"
             # The demo's KL decoder is the draft's too.
             assert source(sampler, model)["type"] == loader["type"]
             if loader["type"] != "FastARLoadMAR":
@@ -234,14 +245,13 @@ def test_every_compared_picture_is_paired_with_its_own_numbers(graph):
 
 def test_windows_and_groupings_are_what_the_titles_say():
     """Of the token graphs, whose samplers differ in one widget."""
-    for name, kind, widget in (
-        ("zipar_windows", "FastARZipAR", "window"),
-        ("par_vs_llamagen", "FastARPAR", "grouping"),
+    for name, kinds, widget in (
+        ("zipar_windows", ("FastARZipAR", "FastARZipARSampler"), "window"),
+        ("par_vs_llamagen", ("FastARPAR",), "grouping"),
     ):
         graph = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        # The seed is followed by its control.
-        at = [i.id for i in NODES[kind].inputs if i.kind in WIDGETS].index(widget) + 1
-        values = [(n.get("title", ""), n["widgets_values"][at]) for n in graph["nodes"] if n["type"] == kind]
+        nodes = [n for n in graph["nodes"] if n["type"] in kinds]
+        values = [(n.get("title", ""), widget_values(n, NODES[n["type"]])[widget]) for n in nodes]
         assert len({value for _, value in values}) == len(values) > 2
         for title, value in values:
             assert title == "" or title.endswith(str(value).removeprefix("ablation: "))

@@ -123,11 +123,14 @@ def test_both_tables_of_an_ar_step_share_their_head_calls(model, monkeypatch):
     assert joint.report.counts["head_calls"] < separate.report.counts["head_calls"]
 
 
-def test_accepted_tokens_are_plain_mars_where_nothing_but_the_noise_is_left(model, plain):
-    """All steps and no pull: the guided pass is the full pass, if the token's own noise is used."""
-    result = run(model, lookahead=4, threshold=-1.0, guided_steps=12, guidance_schedule="none")
-    torch.testing.assert_close(result.latents, plain.latents, rtol=1e-4, atol=1e-4)
-    assert result.report.counts["accepted"] > 0
+@pytest.mark.parametrize("start", [1, 3, 8, 50])
+def test_steps_before_the_first_lookahead_are_plain_mars(model, plain, start):
+    result = run(model, lookahead=4, threshold=-1.0, guided_steps=4, lookahead_start=start)
+    early = torch.from_numpy(plain.report.maps["step"] < start)[:, None]
+    torch.testing.assert_close(result.latents * early, plain.latents * early, rtol=1e-4, atol=1e-4)
+    full = [step for step in range(8) if step <= start or step % 4 == 0]
+    assert result.report.counts["head_calls"] == len(full) * 12 + (8 - len(full)) * 3
+    assert (result.report.counts["accepted"] == 0) == (start >= 8)
 
 
 @pytest.mark.parametrize("space", ["mean", "x0"])

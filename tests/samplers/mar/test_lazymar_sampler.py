@@ -447,11 +447,11 @@ def test_a_block_the_decoder_does_not_have(deep):
 def test_the_chosen_block_is_a_quarter_in_or_the_fourth():
     for depth, block in ((1, 0), (2, 0), (4, 1), (5, 1), (12, 3), (20, 3)):
         config = SimpleNamespace(decoder_depth=depth, buffer=1, tokens=4)
-        net = SimpleNamespace(config=config, class_rows=lambda labels, batch: torch.zeros(batch, 2))
+        net = SimpleNamespace(config=config)
         run = SimpleNamespace(
             model=SimpleNamespace(net=net),
             tokens=torch.zeros(1, 4, 2),
-            labels=None,
+            rows=SimpleNamespace(vectors=lambda guided: torch.zeros(1, 2)),
             guided=False,
             plan=SimpleNamespace(steps=2),
             report=SimpleNamespace(sampler="mar", settings={}),

@@ -1,0 +1,269 @@
+"""More than 200 mistakes that a hand makes, through a real server: typos, wrong files, wrong numbers, wrong wires, muted nodes.
+
+Every answer is a sentence: a rejection blames the widget or socket that is wrong and no other, and a failed run's message begins with
+its name. Neither holds a stack trace.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comfy_host import Comfy, Rejected, defaults
+
+SCHEMAS = json.loads((Path(__file__).parents[1] / "nodes" / "schemas.json").read_text(encoding="utf-8"))
+FEW = {"ar_steps": 2, "diffusion_steps": 2, "guided_steps": 1}
+MAR, TOKENS, DTOK = ["mar", 0], ["gpt", 0], ["dtok", 0]
+LABEL, CODES = ["label", 0], ["codes", 0]
+# One of every node on the demo: key to its type and links.
+NODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mar": ("FastARLoadMAR", {}),
+    "draft": ("FastARLoadMAR", {"checkpoint": "demo-draft"}),
+    "gpt": ("FastARLoadLlamaGen", {"checkpoint": "demo-llamagen-low"}),
+    "large": ("FastARLoadLlamaGen", {"checkpoint": "demo-llamagen"}),
+    "par model": ("FastARLoadLlamaGen", {"checkpoint": "demo-par"}),
+    "tar": ("FastARLoadTar", {}),
+    "dtok": ("FastARLoadTarDetokenizer", {"checkpoint": "demo-dtok-low"}),
+    "label": ("FastARClassLabel", {}),
+    "text": ("FastARTextPrompt", {}),
+    "codes": ("FastARTarPrompt", {"tar": ["tar", 0], "detail": "81"}),
+    "picture": ("EmptyImage", {"width": 64, "height": 64, "batch_size": 1, "color": 0}),
+    "seen": ("FastARImageToCodes", {"image": ["picture", 0]}),
+    "plain": ("FastARMARSampler", {"model": MAR, "condition": LABEL}),
+    "hybrid": ("FastARFastHybridSampler", {"model": MAR, "condition": LABEL}),
+    "lazy": ("FastARLazyMARSampler", {"model": MAR, "condition": LABEL}),
+    "cache": ("FastARLazyMARFeatureCache", {}),
+    "cached": ("FastARMARSampler", {"model": MAR, "condition": LABEL, "cache": ["cache", 0]}),
+    "cspd": ("FastARCSpDSampler", {"draft": ["draft", 0], "target": MAR, "condition": LABEL}),
+    "serial": ("FastARLlamaGenSampler", {"model": TOKENS, "condition": LABEL}),
+    "par": ("FastARPAR", {"model": ["par model", 0], "condition": LABEL}),
+    "zipar": ("FastARZipARSampler", {"model": TOKENS, "condition": LABEL}),
+    "mulosd": ("FastARMuLoSDSampler", {"target": ["large", 0], "draft": TOKENS, "condition": LABEL}),
+    "draw": ("FastARLlamaGenSampler", {"model": DTOK, "condition": CODES}),
+    "redraw": ("FastARLlamaGenSampler", {"model": DTOK, "condition": ["seen", 0]}),
+    "see": ("VAEDecode", {"samples": ["plain", 0], "vae": ["mar", 1]}),
+    "compare": ("FastARCompare", {"image_1": ["see", 0], "report_1": ["plain", 1]}),
+    "map": ("FastARTokenMap", {"report": ["plain", 1], "image": ["see", 0]}),
+    "report": ("FastARReport", {"report": ["plain", 1]}),
+    "int": ("PrimitiveInt", {"value": 1}),
+    "float": ("PrimitiveFloat", {"value": 1.0}),
+    "string": ("PrimitiveString", {"value": "cat"}),
+    "mask": ("SolidMask", {"value": 1.0, "width": 64, "height": 64}),
+}
+SAMPLERS = ("plain", "hybrid", "lazy", "cached", "cspd", "serial", "par", "zipar", "mulosd", "draw", "redraw")
+# What is connected behind a node, so that it runs.
+BEHIND = {"cache": "cached", "label": "plain", "text": "serial", "codes": "draw", "seen": "redraw"}
+BEHIND |= {"mar": "plain", "gpt": "serial", "tar": "draw", "dtok": "draw"}
+
+
+def prompt(info: dict[str, Any], key: str, **inputs: Any) -> dict[str, Any]:
+    """A small graph that runs node ``key`` with changed inputs; None takes an input away."""
+    built: dict[str, Any] = {}
+
+    def add(name: str) -> None:
+        kind, links = NODES[name]
+        values = defaults(info[kind], **links) if kind.startswith("FastAR") else dict(links)
+        values |= {k: v for k, v in FEW.items() if k in values}
+        if name == key:
+            values = {k: v for k, v in {**values, **inputs}.items() if v is not None}
+        if name == "serial" and key == "text":
+            values["condition"] = ["text", 0]
+        built[name] = {"class_type": kind, "inputs": values}
+        for value in values.values():
+            if isinstance(value, list) and len(value) == 2 and value[0] in NODES and value[0] not in built:
+                add(value[0])
+
+    last = BEHIND.get(key, key)
+    add(last)
+    if last in SAMPLERS:  # the report shows whether it ran
+        built["told"] = {"class_type": "FastARReport", "inputs": {"report": [last, 1], "format": "text"}}
+        last = "told"
+    shown = {"class_type": "PreviewImage", "inputs": {"images": [last, 0]}}
+    told = {"class_type": "PreviewAny", "inputs": {"source": [last, 0]}}
+    built["out"] = shown if last in ("see", "compare", "map") else told
+    return built
+
+
+# ------------------------------------------------------------------------------------------------ rejected before the run
+
+# Name to (node, inputs, the input that is blamed, words of the answer).
+Case = tuple[str, dict[str, Any], str, str]
+BEFORE: dict[str, Case] = {}
+TYPOS = ["catt", "bot", "hous", "flwer", "mountans", "sunst", "baloonn", "plannet", "treee", "fsh", "kat", "cat boat"]
+TYPOS += [
+    "cat/boat",
+    "cat.boat",
+    "1e3",
+    "3.5",
+    "1000",
+    "-1",
+    "99999999999",
+    "猫",
+    "🐱",
+    "['cat']",
+    "<b>cat</b>",
+    "../cat",
+]
+TYPOS += ["cat, catt", "boat\nhous", "x" * 5000, "cat\u200b", "None", "golden retriver", "tabbby", "\\n"]
+for word in TYPOS:
+    BEFORE[f"label {word[:20]!r}"] = ("label", {"labels": word}, "labels", "")
+FILES = ["nothing.safetensors", "../../etc/passwd", "/etc/passwd", "..\\x.pth", "", "demo ", "Demo", "demo-kl"]
+LOADERS = {"mar": ("checkpoint", "decoder"), "gpt": ("checkpoint", "decoder"), "tar": ("checkpoint",)}
+LOADERS |= {"dtok": ("checkpoint", "ta_tok", "decoder"), "seen": ("ta_tok",), "text": ("encoder",)}
+for key, fields in LOADERS.items():
+    for field in fields:
+        for name in FILES:
+            # Names are stripped, and demo-kl is a decoder of a MAR.
+            if (key, field, name) not in {("mar", "checkpoint", "demo "), ("mar", "decoder", "demo-kl")}:
+                BEFORE[f"{key}.{field} {name!r}"] = (key, {field: name}, field, "")
+for text in ("", "   ", "http://example.com/cat.png", "!!!"):
+    BEFORE[f"text {text!r}"] = ("text", {"text": text}, "text", "say in words")
+# Numbers outside their range, words for numbers, choices that are none: of every node.
+for key, (kind, _) in NODES.items():
+    if key in ("draft", "large", "par model", "cached", "draw", "redraw") or kind not in SCHEMAS:
+        continue
+    for name, type_, _default, *rest in SCHEMAS[kind]["widgets"]:
+        if type_ in ("INT", "FLOAT"):
+            low, high = rest[0][:2]
+            BEFORE[f"{key}.{name} above"] = (key, {name: high * 2 + 1}, name, f"max of {high}")
+            BEFORE[f"{key}.{name} below"] = (key, {name: low - 1}, name, f"min of {low}")
+            BEFORE[f"{key}.{name} a word"] = (key, {name: "many"}, name, "convert")
+        elif type_ == "COMBO" and (kind, name) not in {("FastARClassLabel", "add_label")} and rest:
+            BEFORE[f"{key}.{name} no choice"] = (key, {name: "best"}, name, "not in")
+# Wires of another type, by socket type.
+WIRES = {
+    "FASTAR_MAR": TOKENS,
+    "FASTAR_TOKEN_MODEL": MAR,
+    "FASTAR_TAR": DTOK,
+    "FASTAR_CACHE": MAR,
+    "IMAGE": ["plain", 0],
+}
+WIRES |= {"FASTAR_REPORT": ["plain", 0], "LATENT": ["see", 0], "MASK": ["see", 0], "UPSCALE_MODEL": TOKENS}
+for key, (kind, _links) in NODES.items():
+    if kind not in SCHEMAS or key in ("cached", "draw", "redraw"):
+        continue
+    for name, type_, need in SCHEMAS[kind]["inputs"]:
+        if name.startswith(("image_", "report_")) and name[-1] > "2":
+            continue
+        wrong = WIRES.get(type_) or (CODES if type_.startswith("FASTAR_LABEL,FASTAR_CONDITION") else MAR)
+        BEFORE[f"{key}.{name} wrong wire"] = (key, {name: wrong}, name, "mismatch")
+        if need == "required":
+            BEFORE[f"{key}.{name} muted"] = (key, {name: None}, name, "missing")
+BEFORE["a picture without its sampler"] = ("see", {"samples": None}, "samples", "missing")
+BEFORE["a picture without its decoder"] = ("see", {"vae": None}, "vae", "missing")
+BEFORE["a prompt for a MAR"] = ("plain", {"condition": ["text", 0]}, "condition", "mismatch")
+BEFORE["codes for FastHybrid"] = ("hybrid", {"condition": ["seen", 0]}, "condition", "mismatch")
+
+
+def is_plain(text: str) -> bool:
+    """Whether it can be shown to a user: no stack trace and no exception's name."""
+    return not any(word in text for word in ("Traceback", 'File "', "UserError", "KeyError", "TypeError", "ValueError"))
+
+
+def rejection(comfy: Comfy, graph: dict[str, Any]) -> dict[str, Any]:
+    """The server's answer to a prompt that it must reject."""
+    try:
+        started = comfy.queue(graph)
+    except Rejected as problem:
+        return json.loads(str(problem))
+    raise AssertionError(f"it was taken: {comfy.failure(comfy.wait(started)) or 'and ran'}")
+
+
+def test_there_are_200():
+    assert len(BEFORE) + len(AT_RUN_TIME) >= 200
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_rejected_before_the_run_and_only_what_is_wrong_is_blamed(comfy, info, name):
+    key, inputs, field, words = BEFORE[name]
+    answer = rejection(comfy, prompt(info, key, **inputs))
+    assert set(answer["node_errors"]) == {key}, answer
+    errors = answer["node_errors"][key]["errors"]
+    assert {error["extra_info"]["input_name"] for error in errors} == {field}, errors
+    told = " ".join(f"{error['message']}: {error['details']}" for error in errors)
+    assert words in told and is_plain(told) and len(told) < 1500, told
+
+
+# ------------------------------------------------------------------------------------------------ known at run time only
+
+AT_RUN_TIME: dict[str, Case] = {
+    "label of another set": ("label", {"labels": "tabby"}, "condition", "no class 'tabby'"),
+    "id beyond the model's": ("label", {"labels": "500"}, "condition", "0 to 9"),
+    "nothing named": ("label", {"labels": " , "}, "labels", "nothing is named"),
+    "too many images": ("label", {"labels": "cat, boat", "images_per_label": 200}, "labels", "256"),
+    "menu label of another set": (
+        "label",
+        {"label_set": "picture-book", "add_label": "goldfish (imagenet-1k)"},
+        "add_label",
+        "label_set",
+    ),
+    "labels of a set that the model lacks": (
+        "label",
+        {"labels": "1", "label_set": "imagenet-1k"},
+        "condition",
+        "picture-book",
+    ),
+    "more steps than tokens": ("plain", {"ar_steps": 65}, "ar_steps", "1 to 64"),
+    "more steps at the end": ("plain", {"diffusion_steps_end": 9}, "diffusion_steps_end", "more than"),
+    "not a number": ("plain", {"cfg": float("nan")}, "cfg", "finite"),
+    "a mask without a picture": ("plain", {"mask": ["mask", 0]}, "latent", "no picture"),
+    "a word for a model": ("plain", {"model": "mar"}, "model", "Load MAR"),
+    "a word for a condition": ("plain", {"condition": "cat"}, "condition", "Class Label"),
+    "a number for a cache": ("plain", {"cache": 5}, "cache", "LazyMAR Cache"),
+    "not a number beside a linked one": (
+        "hybrid",
+        {"lookahead": ["int", 0], "threshold": float("nan")},
+        "threshold",
+        "finite",
+    ),
+    "a block that is not there": ("cache", {"block": 99}, "block", "outside"),
+    "a draft as large as its target": ("mulosd", {"draft": ["large", 0]}, "draft", ""),
+    "a PAR for LlamaGen Sampler": ("serial", {"model": ["par model", 0]}, "model", "PAR Sampler"),
+    "a PAR for ZipAR": ("zipar", {"model": ["par model", 0]}, "model", "PAR"),
+    "a LlamaGen for PAR": ("par", {"model": TOKENS}, "model", "plain LlamaGen"),
+    "a de-tokenizer for PAR": ("par", {"model": DTOK, "condition": CODES}, "model", "Tar de-tokenizer"),
+    "labels for a de-tokenizer": ("draw", {"condition": LABEL}, "condition", "semantic features"),
+    "codes for a LlamaGen": ("serial", {"condition": CODES}, "condition", "class labels"),
+    "a MAR's latent on a token decoder": ("see", {"vae": ["gpt", 1]}, "samples", "connect the VAE"),
+    "a token latent on a MAR's decoder": ("see", {"samples": ["serial", 0]}, "samples", "connect the VAE"),
+    "a token latent to be changed": (
+        "plain",
+        {"latent": ["serial", 0], "mask": ["mask", 0]},
+        "latent",
+        "VAE Encode",
+    ),
+    "a baseline beyond the cells": ("compare", {"baseline": 9}, "baseline", "only 1"),
+    "a report without its picture": ("compare", {"report_2": ["plain", 1]}, "report_2", "image_2"),
+    "a map of nothing": ("map", {"what": "islands"}, "what", ""),
+    "another grid": ("gpt", {"grid": "64"}, "grid", ""),
+}
+
+
+@pytest.mark.parametrize("name", AT_RUN_TIME)
+def test_one_sentence_at_run_time(comfy, info, name):
+    key, inputs, field, words = AT_RUN_TIME[name]
+    message = comfy.failure(comfy.wait(comfy.queue(prompt(info, key, **inputs)))).strip()
+    assert message.startswith(f"{field}: ") and words in message, message
+    assert is_plain(message) and "\n" not in message and message.endswith((".", ")", "list")) and len(message) < 600
+
+
+# ------------------------------------------------------------------------------------------------ muted, and it runs
+
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a muted cache": ("cached", {"cache": None}),
+    "FastHybrid switched off": ("hybrid", {"enabled": False}),
+    "LazyMAR switched off": ("lazy", {"enabled": False}),
+    "CSpD switched off": ("cspd", {"enabled": False}),
+    "ZipAR switched off": ("zipar", {"enabled": False}),
+    "MuLo-SD switched off": ("mulosd", {"enabled": False}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_accelerator_switched_off_is_its_baseline(comfy, info, name):
+    key, inputs = RUNS[name]
+    outputs = comfy.run(prompt(info, key, **inputs))
+    baseline = "llamagen" if key in ("zipar", "mulosd") else "mar"
+    assert outputs["out"]["text"][0].startswith(f"{baseline} on ")

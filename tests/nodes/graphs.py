@@ -1,0 +1,134 @@
+"""Saved graphs on the fake ComfyUI: widget values by position, links, and the run of every node."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Widget types, as opposed to sockets.
+WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
+# What the editor draws and the server never sees.
+VIRTUAL = ("Note", "MarkdownNote")
+SHIPPED = Path(__file__).resolve().parents[1] / "workflows"
+
+
+def load(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def widget_values(node: dict[str, Any], about: Any) -> dict[str, Any]:
+    """Values of a saved node's widgets as the editor assigns them: by position; widgets added later take their defaults.
+
+    Raises:
+        AssertionError: the node has more values than its schema has widgets.
+    """
+    given, values = list(node["widgets_values"]), {}
+    for widget in (i for i in about.inputs if i.kind in WIDGETS):
+        values[widget.id] = given.pop(0) if given else widget.about["default"]
+        if widget.about.get("control_after_generate") and given:
+            assert given.pop(0) in ("fixed", "randomize", "increment", "decrement"), node["type"]
+    assert not given, f"{node['type']} has {len(given)} values more than widgets"
+    return values
+
+
+class Core:
+    """The nodes of ComfyUI that the graphs use, as far as they use them."""
+
+    def VAEDecode(self, samples, vae):
+        return (vae.decode(samples["samples"]),)
+
+    def VAEEncode(self, pixels, vae):
+        return ({"samples": vae.encode(pixels)},)
+
+    def PrimitiveInt(self, value, control=None):
+        return (value,)
+
+    def PrimitiveStringMultiline(self, value):
+        return (value,)
+
+    def SolidMask(self, value, width, height):
+        return (torch.full((1, height, width), float(value)),)
+
+    def EmptyImage(self, width, height, batch_size, color):
+        rgb = [(color >> shift & 255) / 255 for shift in (16, 8, 0)]
+        return (torch.tensor(rgb).expand(batch_size, height, width, 3),)
+
+    def MaskComposite(self, destination, source, x, y, operation):
+        assert operation == "add"
+        out = destination.clone()
+        part = out[:, y : y + source.shape[1], x : x + source.shape[2]]
+        part += source[:, : part.shape[1], : part.shape[2]]
+        return (out.clamp(0, 1),)
+
+    def ImageCompositeMasked(self, destination, source, x, y, resize_source, mask=None):
+        assert resize_source in (True, False) and (x, y) == (0, 0)
+        return (torch.where(mask[..., None] > 0.5, source, destination),)
+
+    def PreviewImage(self, images):
+        return (images,)
+
+    def SaveImage(self, images, filename_prefix):
+        return (images,)
+
+    def PreviewAny(self, source):
+        return (source,)
+
+
+class Run:
+    """Runs saved graphs. Equal nodes run once, also across graphs.
+
+    Args:
+        classes: node type to class; other types are those of :class:`Core`.
+        changes: values by widget name that replace the saved ones (few steps, say).
+    """
+
+    def __init__(self, classes: dict[str, Any], changes: dict[str, Any]):
+        self.classes, self.changes = classes, changes
+        self.schemas = {name: cls.define_schema() for name, cls in classes.items()}
+        self.done: dict[str, Any] = {}
+
+    def graph(self, graph: dict[str, Any]) -> dict[int, tuple[Any, ...]]:
+        """Outputs of all nodes by id."""
+        self.nodes = {n["id"]: n for n in graph["nodes"] if n["type"] not in VIRTUAL}
+        self.links = {link[0]: link for link in graph["links"]}
+        self.keys: dict[int, str] = {}
+        return {number: self.outputs(number) for number in self.nodes}
+
+    def outputs(self, number: int) -> tuple[Any, ...]:
+        node = self.nodes[number]
+        if number not in self.keys:
+            linked = {}
+            for socket in node["inputs"]:
+                if socket["link"] is not None:
+                    _, source, slot, *_ = self.links[socket["link"]]
+                    self.outputs(source)
+                    linked[socket["name"]] = (self.keys[source], slot)
+            values = self.values(node, linked)
+            key = json.dumps([node["type"], values, sorted(linked.items())])
+            if key not in self.done:
+                self.done[key] = self.execute(node["type"], values, linked)
+            self.keys[number] = key
+        return self.done[self.keys[number]]
+
+    def values(self, node: dict[str, Any], linked: dict[str, Any]) -> Any:
+        """Values of widgets that no link feeds: by name, or of a core node by position."""
+        given = node.get("widgets_values") or []
+        if node["type"] not in self.schemas:
+            return given
+        values = widget_values(node, self.schemas[node["type"]])
+        return {k: self.changes.get(k, v) for k, v in values.items() if k not in linked}
+
+    def execute(self, kind: str, values: Any, linked: dict[str, tuple[str, int]]) -> tuple[Any, ...]:
+        inputs = {name: self.done[key][slot] for name, (key, slot) in linked.items()}
+        if kind not in self.classes:
+            run = getattr(Core(), kind)
+            widgets = [name for name in inspect.signature(run).parameters if name not in inputs]
+            return run(**inputs, **dict(zip(widgets, values, strict=False)))
+        inputs |= values
+        if self.schemas[kind].is_input_list:
+            inputs = {name: [value] for name, value in inputs.items()}
+        return self.classes[kind].execute(**inputs).result

@@ -1,0 +1,43 @@
+"""A tiny random hybrid whose tokenizer maps characters to ids."""
+
+from __future__ import annotations
+
+import torch
+from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
+from fastar_nodes.model_loaders.networks.mar import MARConfig
+from fastar_nodes.model_loaders.networks.prompts import HybridModel
+from fastar_nodes.model_loaders.networks.qwen import QwenConfig
+
+TURN = 126, 127
+
+
+def characters(text: str) -> list[int]:
+    return [ord(c) % 126 for c in text]
+
+
+def tiny_hybrid(
+    seed: int = 0, tokens: int = 16, max_beta: float = 0.999, positions: int = 400, **mar: int
+) -> HybridModel:
+    shape = {"dim": 16, "encoder_depth": 2, "decoder_depth": 2, "heads": 2, "head_depth": 2, "head_width": 16} | mar
+    config = HybridConfig(
+        MARConfig(**shape, buffer=3, tokens=tokens, channels=4, classes=0),
+        QwenConfig(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=128, positions=positions),
+    )
+    g = torch.Generator().manual_seed(seed)
+    net = Hybrid(config).eval().requires_grad_(False)
+    for name, p in net.named_parameters():
+        p.copy_(torch.randn(p.shape, generator=g) * (0.8 / max(1, p.shape[-1]) ** 0.5 if p.ndim == 2 else 0.2))
+        if "norm" in name and name.endswith("weight") or "_ln.weight" in name:
+            p.add_(1.0)
+    net.llm.model.embed_tokens.weight.mul_(5)
+    return HybridModel(
+        net.mar,
+        f"tiny hybrid {seed}",
+        latent_scale=0.5,
+        t_max=950,
+        max_beta=max_beta,
+        hybrid=net,
+        tokenize=characters,
+        turn=TURN,
+        trained=net.mar.config.grid,
+    )
