@@ -263,19 +263,22 @@ class Hybrid(nn.Module):
         Returns:
             z [B, M, C] (or [B, L, C]).
         """
-        batch, most = ids.shape
-        encoded = self.mar.encode(tokens, known, self.mar.class_rows(None, batch))
-        order = self.llm_order(known)
+        encoded = self.mar.encode(tokens, known, self.mar.class_rows(None, len(tokens)))
+        return self.mar.decode(self.fuse_ids(encoded, known, ids, lengths), known, wanted)
+
+    def fuse_ids(self, encoded: Tensor, known: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+        """:meth:`fuse` for training: prompts are included in the sequence; differentiable. Arguments as for :meth:`forward`."""
+        most, order = ids.shape[1], self.llm_order(known)
         y = pick(self.proj_in(encoded), order)
         # Prompt, picture, then the prompt's padding.
-        slot = torch.arange(most + y.shape[1], device=ids.device).expand(batch, -1).clone()
+        slot = torch.arange(most + y.shape[1], device=ids.device).expand(len(ids), -1).clone()
         padding = torch.arange(most, device=ids.device) >= lengths[:, None]
         slot[:, :most] += padding * y.shape[1]
         slot[:, most:] -= (most - lengths)[:, None]
         x = pick(torch.cat([self.llm.model.embed_tokens(ids), y], 1), slot.argsort(1))
         h = self.llm.hidden(x, torch.arange(x.shape[1], device=ids.device)[None], _causal)
         h = pick(h, slot[:, most:])
-        return self.mar.decode(encoded + self.proj_out(pick(h, order.argsort(1))), known, wanted)
+        return encoded + self.proj_out(pick(h, order.argsort(1)))
 
     # -------------------------------------------------------------------------------------------- sampling
 

@@ -303,3 +303,32 @@ def test_train_demo_trains_tar_in_order(cli, sentence, tmp_path, monkeypatch):
     assert made == order + order[1:]
     (tmp_path / "out" / "vq.safetensors").unlink()
     assert "train vq first" in sentence(cli("train-demo", "--only", "dtok-low", *common))
+
+
+def test_train_demo_trains_the_hybrid_on_other_checkpoints(cli, sentence, tmp_path, monkeypatch):
+    """Arguments of the training and what it needs; tests/tools tests the recipe."""
+    from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
+    from fastar_nodes.model_loaders.networks.mar import MAR, initialise
+    from fastar_nodes.tools.training import hybrid_recipe, recipes, tar_recipes
+
+    made, out = [], tmp_path / "out"
+
+    def train_hybrid(kl, work, path, device, first, schedule, count, log, start):
+        made.append((first and first.steps, schedule.steps, count, start.config == hybrid_recipe.config()))
+        hybrid_recipe.save_hybrid(start, path)
+
+    monkeypatch.setattr(hybrid_recipe, "train_hybrid", train_hybrid)
+    command = ("train-demo", "--only", "hybrid", "--out", "out", "--steps", 3, "--pictures", 64, "--device", "cpu")
+    torch.manual_seed(0)
+    assert "train kl first" in sentence(cli(*command))
+    recipes.save_checkpoint(KLAutoencoder(recipes.KL), out / "kl.safetensors", family="kl", groups=8)
+    assert "train mar first" in sentence(cli(*command))
+    recipes.save_checkpoint(
+        initialise(MAR(recipes.TARGET)), out / "mar.safetensors", family="mar", heads=4, label_set="picture-book"
+    )
+    assert "train tar first" in sentence(cli(*command))
+    tar_recipes.save_language(tar_recipes.build_language(), out / "tar.safetensors")
+    answer = cli(*command)
+    assert answer.code == 0, answer.err
+    assert cli(*command, "--improve").code == 0, "the first stage is left out"
+    assert made == [(3, 3, 64, True), (None, 3, 64, True)]

@@ -16,13 +16,14 @@ from PIL import Image
 
 from ...cli.options import SEEDS, choose_device, output, whole
 from ...reports.drawing import contact_sheet
+from .hybrid import HybridBench
 from .mar import MARBench
 from .mulosd import LlamaGenRepairBench
 from .tables import BATCH, SEED, Bench, Ground, bench_of, run_table, to_markdown
 from .tar import TarBench, TarRepairBench
 from .tokens import TokenBench
 
-BENCHES: tuple[type[Bench], ...] = (MARBench, TokenBench, LlamaGenRepairBench, TarBench, TarRepairBench)
+BENCHES: tuple[type[Bench], ...] = (MARBench, HybridBench, TokenBench, LlamaGenRepairBench, TarBench, TarRepairBench)
 __doc__ = (__doc__ or "").format(tables=", ".join(name for kind in BENCHES for name in kind.tables))
 
 MAX_IMAGES = 100_000

@@ -14,6 +14,7 @@ from ...model_loaders.networks.kl import KLModel
 from ...model_loaders.networks.mar import MARModel
 from ...reports.record import Report
 from ...samplers import presets
+from ...samplers.conditioning import MaskedCondition
 from ...samplers.driver import finish
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.noise import PairedNoise
@@ -206,11 +207,15 @@ class MARBench(Bench):
     def floors(self, name: str) -> dict[str, Judged]:
         return self._floors
 
+    def condition(self, images: range) -> MaskedCondition:
+        """Condition of the images with these indices."""
+        return self.ground.condition(images)
+
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         entry = find(row.sampler)
         more = {"draft": self.draft} if entry.needs_draft else {}
         seed = self.ground.seed
         latents, report = finish(
-            entry.run(self.mar, self.ground.condition(images), settings, PairedNoise(seed, images), seed, **more)
+            entry.run(self.mar, self.condition(images), settings, PairedNoise(seed, images), seed, **more)
         )
         return to_rgb(self.kl.net.decode(latents)), report

@@ -1,7 +1,7 @@
 """Ablation tables: how the images of a row are sampled, measured against real images, and printed.
 
 The images do not depend on the batch size (noise is paired per image), so batches are large; ``bench`` measures speed. The
-tables are in ``mar.py``, ``tokens.py`` (LlamaGen, PAR, ZipAR), ``mulosd.py`` and ``tar.py``.
+tables are in ``mar.py``, ``hybrid.py``, ``tokens.py`` (LlamaGen, PAR, ZipAR), ``mulosd.py`` and ``tar.py``.
 """
 
 from __future__ import annotations

@@ -51,7 +51,9 @@ _LEADS = ("a picture of", "an image of", "a drawing of", "a painting of", "a pho
 _STRANGE, _UNKNOWN = "lovely", "[UNK]"
 # Words of the chat template, and other words of prompts.
 _AROUND = "system you are a helpful assistant . user , ; : ! and with the an one is it that of some in on at"
-_TURNS, _IMAGE = ("<|im_start|>", "<|im_end|>"), ("<im_start>", "<im_end>")
+TURNS, _IMAGE, _PADDING = ("<|im_start|>", "<|im_end|>"), ("<im_start>", "<im_end>"), "<|endoftext|>"
+# Words that only the hybrid's template contains.
+_HYBRID_WORDS = ("generate",)
 # Probability that a training caption states each parameter.
 SAID = {"label": 0.98, "colour": 0.9, "size": 0.4, "place": 0.45, "time": 0.5}
 
@@ -208,10 +210,8 @@ def vocabulary() -> list[str]:
     return [_UNKNOWN, *sorted(words)]
 
 
-def tokenizer_json(codes: int, scales: int) -> dict[str, Any]:
-    """Content of a ``tokenizer.json``: the words, then the special tokens of the chat template, images, scales and codes."""
-    words = vocabulary()
-    marks = [*_TURNS, *_IMAGE, *(f"<S{i}>" for i in range(scales)), *(f"<I{i}>" for i in range(codes))]
+def word_level(words: Sequence[str], marks: Sequence[str]) -> dict[str, Any]:
+    """Content of a ``tokenizer.json`` that looks words up; the special tokens ``marks`` follow the words."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
@@ -224,6 +224,17 @@ def tokenizer_json(codes: int, scales: int) -> dict[str, Any]:
         "decoder": None,
         "model": {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": _UNKNOWN},
     }
+
+
+def tokenizer_json(codes: int, scales: int) -> dict[str, Any]:
+    """Content of a ``tokenizer.json``: the words, then the special tokens of the chat template, images, scales and codes."""
+    marks = [*TURNS, *_IMAGE, *(f"<S{i}>" for i in range(scales)), *(f"<I{i}>" for i in range(codes))]
+    return word_level(vocabulary(), marks)
+
+
+def prompt_tokenizer_json() -> dict[str, Any]:
+    """Content of the hybrid's ``tokenizer.json``: the same words, those of its template, and the special tokens of Qwen2.5."""
+    return word_level([*vocabulary(), *_HYBRID_WORDS], [*TURNS, _PADDING])
 
 
 def tokenizer(codes: int, scales: int) -> Tokenizer:

@@ -1,5 +1,5 @@
 """Train the built-in demo checkpoints: the autoencoder, the MAR, its draft model and the judge; the VQ tokenizer, two
-LlamaGens, the PAR and the latent up-sampler; TA-Tok, the Tar language model and two de-tokenizers.
+LlamaGens, the PAR and the latent up-sampler; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts.
 
 An interrupted training resumes from its state in --work. All trainings take several hours on two CPU cores; the last
 stage of the large LlamaGen takes nine more. A GPU is faster.
@@ -29,10 +29,11 @@ NAMES = (
     "tar",
     "dtok-low",
     "dtok",
+    "hybrid",
 )
 
 IMPROVE = (
-    "start from the existing checkpoints: MARs, LlamaGens, PAR, Tar; of the autoencoder, train only the decoder, "
+    "start from the existing checkpoints: MARs, LlamaGens, PAR, Tar, hybrid; of the autoencoder, train only the decoder, "
     "of the large LlamaGen, only the last stage"
 )
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...model_loaders.networks.kl import KLAutoencoder, KLConfig
-from ...model_loaders.networks.mar import MAR, MARConfig, initialise
+from ...model_loaders.networks.mar import MAR, DiffusionHead, MARConfig, initialise
 from ...samplers.mar.diffusion import Tables, tables
 from . import picture_book
 from .training import Schedule, generator, train
@@ -241,11 +241,14 @@ def normalise_latents(net: KLAutoencoder, data: Tensor, device: torch.device) ->
 # ------------------------------------------------------------------------------------------------ MAR
 
 
-def diffusion_loss(out: Tensor, x0: Tensor, x: Tensor, noise: Tensor, t: Tensor, full: Tables) -> tuple[Tensor, Tensor]:
+def diffusion_loss(
+    out: Tensor, x0: Tensor, x: Tensor, noise: Tensor, t: Tensor, full: Tables, most: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Noise MSE, and the variational bound (nats) that trains the variance logits with the mean detached.
 
     Args:
         out: head output [N, 2 C]; x0, x, noise: [N, C]; t: int64 [N] in 0..999; full: the 1000-step tables.
+        most: the MSE has the weight max(1, 1 / SNR), at most this; 1: none.
     """
     c = x0.shape[1]
     eps, logits = out[:, :c].float(), out[:, c:].float()
@@ -259,7 +262,54 @@ def diffusion_loss(out: Tensor, x0: Tensor, x: Tensor, noise: Tensor, t: Tensor,
     guess = at(full.sqrt_recip_alphas_cumprod) * x - at(full.sqrt_recipm1_alphas_cumprod) * eps.detach()
     mean = at(full.posterior_mean_coef1) * guess + at(full.posterior_mean_coef2) * x
     bound = 0.5 * (logvar - low - 1 + (low - logvar).exp() + (true_mean - mean) ** 2 * (-logvar).exp())
-    return F.mse_loss(eps, noise), bound.clamp(max=20).mean()
+    if most == 1:
+        return F.mse_loss(eps, noise), bound.clamp(max=20).mean()
+    a = at(full.alphas_cumprod)
+    return (((1 - a) / a).clamp(1, most) * (eps - noise) ** 2).mean(), bound.clamp(max=20).mean()
+
+
+def divided(tokens: int, batch: int, g: torch.Generator, power: float = 1.5) -> tuple[Tensor, Tensor]:
+    """Random masked and known positions, int64 [B, M] and [B, L - M], the known ones ascending.
+
+    The share of masked tokens is 1 - 0.95 u^power with u uniform, so early AR steps, which decide the layout, are most frequent.
+    """
+    masked = max(1, round(tokens * (1 - 0.95 * float(torch.rand((), generator=g)) ** power)))
+    order = torch.rand(batch, tokens, generator=g).argsort(1)
+    return order[:, :masked], order[:, masked:].sort(1).values
+
+
+def inexact(tokens: Tensor, g: torch.Generator) -> Tensor:
+    """Tokens [B, L, C] with noise of a random std up to :data:`CONTEXT_NOISE` per image."""
+    off = CONTEXT_NOISE * torch.rand(len(tokens), 1, 1, generator=g) * torch.randn(tokens.shape, generator=g)
+    return tokens + off.to(tokens.device)
+
+
+def head_loss(
+    head: DiffusionHead,
+    z: Tensor,
+    tokens: Tensor,
+    hidden: Tensor,
+    full: Tables,
+    g: torch.Generator,
+    repeats: int = HEAD_REPEATS,
+    most: float = 1.0,
+    lowest: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """:func:`diffusion_loss` of masked tokens, each at ``repeats`` random timesteps.
+
+    Args:
+        z: [B, M, C]; tokens: [B, L, channels]; hidden: int64 [B, M], positions of z.
+        most: as in :func:`diffusion_loss`.
+        lowest: lowest timestep.
+    """
+    device = tokens.device
+    x0 = tokens.gather(1, hidden[..., None].expand(-1, -1, tokens.shape[2])).flatten(0, 1).repeat(repeats, 1)
+    t = torch.randint(lowest, 1000, (len(x0),), generator=g)
+    noise = torch.randn(x0.shape, generator=g).to(device)
+    a = full.alphas_cumprod.float()[t].to(device)[:, None]
+    x = a.sqrt() * x0 + (1 - a).sqrt() * noise
+    embedding = head.time_embed(t.to(device)) + head.cond_embed(z.flatten(0, 1)).repeat(repeats, 1)
+    return diffusion_loss(head.denoise(x, head.modulations(embedding)), x0, x, noise, t, full, most)
 
 
 def train_mar(
@@ -275,8 +325,6 @@ def train_mar(
     start: MAR | None = None,
 ) -> MAR:
     """Train a MAR on the autoencoder's latents and write ``out``.
-
-    The share of masked tokens is 1 - 0.95 u^1.5 with u uniform, so early AR steps, which decide the layout, are most frequent.
 
     Args:
         config, name: of the MAR.
@@ -296,27 +344,16 @@ def train_mar(
         net = initialise(MAR(config))
     if start is not None:
         net.load_state_dict(start.state_dict())
-    abar = full.alphas_cumprod.float()
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(13, step)
         rows = torch.randint(count, (b,), generator=g)
         tokens = book[rows].to(device)
-        masked = max(1, round(n * (1 - 0.95 * float(torch.rand((), generator=g)) ** 1.5)))
-        order = torch.rand(b, n, generator=g).argsort(1).to(device)
-        hidden, known = order[:, :masked], order[:, masked:].sort(1).values
+        hidden, known = (places.to(device) for places in divided(n, b, g))
         null = (torch.rand(b, 1, generator=g) < NULL_LABELS).to(device)
         rows_c = torch.where(null, module.fake_latent, module.class_emb(labels[rows].to(device)))
-        off = CONTEXT_NOISE * torch.rand(b, 1, 1, generator=g) * torch.randn(tokens.shape, generator=g)
-        z = module.decode(module.encode(tokens + off.to(device), known, rows_c), known, hidden).flatten(0, 1)
-        x0 = tokens.gather(1, hidden[..., None].expand(-1, -1, config.channels)).flatten(0, 1).repeat(HEAD_REPEATS, 1)
-        t = torch.randint(1000, (len(x0),), generator=g)
-        noise = torch.randn(x0.shape, generator=g).to(device)
-        a = abar[t].to(device)[:, None]
-        x = a.sqrt() * x0 + (1 - a).sqrt() * noise
-        net_head = module.head
-        embedding = net_head.time_embed(t.to(device)) + net_head.cond_embed(z).repeat(HEAD_REPEATS, 1)
-        mse, bound = diffusion_loss(net_head.denoise(x, net_head.modulations(embedding)), x0, x, noise, t, full)
+        z = module.decode(module.encode(inexact(tokens, g), known, rows_c), known, hidden)
+        mse, bound = head_loss(module.head, z, tokens, hidden, full, g)
         return mse + bound, {"mse": float(mse.detach()), "bound": float(bound.detach())}
 
     train(name, net, loss, schedule, work, device, log)

@@ -12,6 +12,7 @@ import torch
 
 from ...errors import UserError
 from ...model_loaders.autoencoders import load_kl, load_vq
+from ...model_loaders.hybrid import load_hybrid
 from ...model_loaders.llamagen import load_llamagen
 from ...model_loaders.mar import load_mar
 from ...model_loaders.networks.kl import KLAutoencoder
@@ -20,7 +21,7 @@ from ...model_loaders.networks.ta_tok import TATok
 from ...model_loaders.networks.vq import VQAutoencoder
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from .. import files
-from . import judge, recipes, reinforce, ta_tok_recipe, tar_recipes, token_recipes, upsampler_recipe
+from . import hybrid_recipe, judge, recipes, reinforce, ta_tok_recipe, tar_recipes, token_recipes, upsampler_recipe
 from .training import Schedule
 
 
@@ -66,6 +67,7 @@ class Trainings:
             "upsampler": self._upsampler,
             "ta-tok": self._ta_tok,
             "tar": self._tar,
+            "hybrid": self._hybrid,
         }
         if name in token_recipes.RECIPES:
             self._gpt(token_recipes.RECIPES[name])
@@ -162,4 +164,16 @@ class Trainings:
         start = load_detokenizer(path, "fp32", self.device).net if self.improve else None
         tar_recipes.train_detokenizer(
             recipe, ta_tok, vq, self.work, path, self.device, schedule, log=log, start=start, **self.count
+        )
+
+    def _hybrid(self) -> None:
+        path, kl, schedule = self.path("hybrid"), self._autoencoder(), self._schedule(hybrid_recipe.SCHEDULE)
+        if self.improve:
+            first, start = None, load_hybrid(path, "fp32", self.device).hybrid
+        else:
+            first = self._schedule(hybrid_recipe.START_SCHEDULE)
+            mar = load_mar(self._required("mar", "MAR"), "fp32", self.device).net
+            start = hybrid_recipe.joined(mar, load_tar(self._required("tar", "language model"), "fp32", self.device))
+        hybrid_recipe.train_hybrid(
+            kl, self.work, path, self.device, first, schedule, log=log, start=start, **self.count
         )

@@ -1,0 +1,63 @@
+"""Ablation tables of the MAR samplers on the demo's hybrid, with held-out prompts.
+
+Prompts are defined in ``captions.py``, figures in ``quality.py``.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from ...model_loaders.hybrid import load_hybrid
+from ...model_loaders.networks.mar import MARModel
+from ...samplers.conditioning import PromptCondition
+from ..training.hybrid_recipe import DEFAULTS, NAME
+from .mar import MARBench
+from .tables import BATCH, Ground, Row, Table
+from .tar import PromptGround
+
+_COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
+_FAST = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
+_LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's values for 32 AR steps
+
+TABLES: dict[str, Table] = {
+    "hybrid": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            Row("DiSA 50 to 5", "mar", {"diffusion_steps_end": 5}),
+            *(Row(f"FastHybrid, RG-{v:g}", "fasthybrid", {**_FAST, "threshold": v}) for v in (0.9, 0.95, 0.99)),
+            Row("LazyMAR", "lazymar", _LAZY),
+            Row("LazyMAR, language model in full", "lazymar", {**_LAZY, "llm_cache": False}),
+            Row("FastHybrid, RG-0.95 + LazyMAR", "fasthybrid+lazymar", {**_FAST, "threshold": 0.95, **_LAZY}),
+        ),
+    ),
+    "hybrid-settings": (
+        _COMMON,
+        (
+            *(Row(f"cfg {c:g}", "mar", {"cfg": c}) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
+            *(Row(f"temperature {t:g}", "mar", {"temperature": t}) for t in (0.7, 0.9, 1.0)),
+            *(Row(f"{n} AR steps", "mar", {"ar_steps": n}) for n in (8, 16, 64)),
+        ),
+    ),
+}
+
+
+class HybridBench(MARBench):
+    """Rows of the demo's hybrid."""
+
+    tables = TABLES
+    ground: PromptGround
+
+    def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32", batch: int = BATCH):
+        super().__init__(PromptGround(ground), device, dtype, batch)
+
+    def needs(self, row: Row) -> tuple[str, ...]:
+        return NAME, "kl"
+
+    @cached_property
+    def mar(self) -> MARModel:
+        """The model."""
+        return load_hybrid(self.ground.file(NAME), self.dtype, self.device)
+
+    def condition(self, images: range) -> PromptCondition:
+        return PromptCondition(tuple(self.ground.prompts[images.start : images.stop]))

@@ -1,0 +1,260 @@
+"""Training of the demo's hybrid, a MAR of prompts in Harmon's layout.
+
+Source: Wu et al. 2025 (Harmon, arXiv 2503.21979): a language model between a MAR's encoder and decoder provides the prompt. The MAR
+is the class-conditional demo MAR and is not trained; the language model starts from the demo's Tar. The last layer of ``proj_out``
+starts at zero, so the first step equals the MAR without a class label.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
+from ...model_loaders.networks.kl import KLAutoencoder
+from ...model_loaders.networks.mar import MAR, pick
+from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
+from ...model_loaders.networks.qwen import EMBEDDING, QwenConfig, TarModel
+from ...model_loaders.tokenizer import Tokenizer, clean, load_tokenizer
+from ...samplers.mar.diffusion import Tables, tables
+from . import captions, picture_book, recipes
+from .recipes import (
+    NULL_LABELS,
+    T_MAX,
+    TARGET,
+    TRAIN_SEED,
+    divided,
+    head_loss,
+    inexact,
+    latents,
+    save_checkpoint,
+)
+from .training import Schedule, generator, train
+
+NAME, TITLE = "hybrid", "picture book hybrid"
+# Sampling defaults, stored in the checkpoint. At cfg 2 one red boat of ten was green.
+DEFAULTS = {**recipes.DEFAULTS, "cfg": 3.0}
+SCHEDULE = Schedule(steps=1000, batch=32, lr=8e-4, muon_lr=1.6e-3, warmup=20, ema=0.99, decay=0.7)
+# The first stage trains the language model and the MLPs alone, see :func:`whole_loss`; at most this many tokens are known.
+START_SCHEDULE = Schedule(steps=500, batch=64, lr=1e-3, muon_lr=2e-3, warmup=20, ema=0.98, decay=0.6)
+FEW = 8
+COUNT, VARIANTS = 27000, 4
+# Seed of the captions, apart from those of Tar's training.
+CAPTION_SEED = 8000
+# The prompt decides at high timesteps and while few tokens are known: the lowest timestep of the loss, the largest weight of its
+# noise MSE, masked tokens per picture in the loss, and the power of the share of known tokens.
+LOWEST, MOST, MASKED, POWER = 500, 10.0, 32, 3.0
+
+
+def tokenizer() -> Tokenizer:
+    """The word-level tokenizer of the demo's hybrid."""
+    return load_tokenizer(Path(), "", {"tokenizer": json.dumps(captions.prompt_tokenizer_json())})
+
+
+def config() -> HybridConfig:
+    """Configuration of the demo's hybrid: the demo MAR and the demo Tar's language model."""
+    words = tokenizer()
+    vocab = words.size + len(words.marks)
+    llm = QwenConfig(
+        dim=128, depth=3, heads=4, kv_heads=2, head_dim=32, hidden=320, vocab=vocab, positions=512, theta=1e4
+    )
+    return HybridConfig(replace(TARGET, classes=0), llm)
+
+
+def build(shape: HybridConfig | None = None, seed: int = 79) -> Hybrid:
+    """A randomly initialised hybrid whose prompts have no effect yet; None selects :func:`config`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = initialise(Hybrid(shape or config()))
+    nn.init.zeros_(net.proj_out[2].weight)
+    return net
+
+
+def hybrid_model(net: Hybrid) -> HybridModel:
+    """A hybrid with the demo's vocabulary, as the loader returns it."""
+    words, side = tokenizer(), net.config.mar.grid
+    opening, closing = (words.marks[name] for name in captions.TURNS)
+    return HybridModel(
+        net.mar,
+        TITLE,
+        latent_scale=1.0,
+        t_max=T_MAX,
+        label_set="picture-book",
+        hybrid=net,
+        tokenize=lambda text: words.encode(clean(text)),
+        turn=(opening, closing),
+        trained=side,
+    )
+
+
+@torch.no_grad()
+def joined(mar: MAR, tar: TarModel, shape: HybridConfig | None = None) -> Hybrid:
+    """:func:`build` with the weights of a MAR and of Tar's language model of the same shapes; embeddings are copied by word."""
+    net, words, state = build(shape), tokenizer(), tar.net.state_dict()
+    net.mar.load_state_dict({k: v for k, v in mar.state_dict().items() if k != "class_emb.weight"})
+    table, old = net.llm.model.embed_tokens.weight, state.pop(EMBEDDING)
+    count = len(captions.vocabulary())  # the first ids of both tokenizers
+    table[:count] = old[:count]
+    assert tar.marks.turn is not None
+    for name, i in zip(captions.TURNS, tar.marks.turn, strict=True):
+        table[words.marks[name]] = old[i]
+    net.llm.load_state_dict({**state, EMBEDDING: table})
+    return net
+
+
+def latent_book(
+    kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 2000
+) -> Tensor:
+    """Tokens fp16 [count, L, channels] of the first training images."""
+    out = []
+    for at in range(0, count, chunk):
+        s = picture_book.scenes(TRAIN_SEED, min(chunk, count - at), at)
+        rgb = torch.from_numpy(picture_book.render(s)[0]).permute(0, 3, 1, 2)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "mps"):
+            out.append(latents(kl, rgb, device)[0].flatten(2).transpose(1, 2).half())
+        log(f"encoding the picture book: {at + len(s)}/{count}")
+    return torch.cat(out)
+
+
+def prompt_book(model: HybridModel, count: int, variants: int = VARIANTS) -> tuple[Tensor, Tensor]:
+    """Prompts of the first training images, ``variants`` captions of each.
+
+    Returns:
+        Token ids int16 [count, variants, P], padded with 0 at the end, and lengths int16 [count, variants].
+    """
+    s = picture_book.scenes(TRAIN_SEED, count)
+    books = [[model.prompt(text) for text in captions.training_captions(s, CAPTION_SEED + i)] for i in range(variants)]
+    longest = max((len(ids) for book in books for ids in book), default=0)
+    padded = torch.tensor([[ids + [0] * (longest - len(ids)) for ids in book] for book in books], dtype=torch.int16)
+    lengths = torch.tensor([[len(ids) for ids in book] for book in books], dtype=torch.int16)
+    return padded.transpose(0, 1).contiguous(), lengths.T.contiguous()
+
+
+def batch_of(
+    book: Tensor, prompts: Tensor, lengths: Tensor, blank: Tensor, batch: int, g: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A random batch: tokens fp32 [B, L, channels], ids int64 [B, P] and lengths int64 [B]; some prompts are the unconditional
+    one, ``blank``, for guidance."""
+    rows = torch.randint(len(book), (batch,), generator=g)
+    variant = torch.randint(prompts.shape[1], (batch,), generator=g)
+    ids, ends = prompts[rows, variant].long(), lengths[rows, variant].long()
+    null = torch.rand(batch, generator=g) < NULL_LABELS
+    ids[null, : len(blank)], ends[null] = blank, len(blank)
+    return book[rows].float(), ids[:, : int(ends.max())], ends
+
+
+def hybrid_loss(
+    net: Hybrid,
+    tokens: Tensor,
+    ids: Tensor,
+    lengths: Tensor,
+    full: Tables,
+    g: torch.Generator,
+) -> tuple[Tensor, dict[str, float]]:
+    """MAR's loss of masked tokens of a batch of :func:`batch_of`; ``full``: the 1000-step tables."""
+    hidden, known = (places.to(tokens.device) for places in divided(tokens.shape[1], len(tokens), g, POWER))
+    hidden = hidden[:, :MASKED]
+    z = net(inexact(tokens, g), known, ids, lengths, hidden)
+    mse, bound = head_loss(net.head, z, tokens, hidden, full, g, 1, MOST, LOWEST)
+    return mse + bound, {"mse": float(mse.detach()), "bound": float(bound.detach())}
+
+
+def whole_loss(
+    net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: torch.Generator
+) -> tuple[Tensor, dict[str, float]]:
+    """Error of the decoder's input rows, given a few tokens and the prompt, as an estimate of the encoder's output for the whole
+    picture.
+
+    The MAR's decoder draws a picture from the buffer rows of that output alone, so they are what a prompt has to provide.
+    """
+    batch, count = tokens.shape[:2]
+    few = int(torch.randint(FEW + 1, (), generator=g))
+    known = torch.rand(batch, count, generator=g).argsort(1)[:, :few].sort(1).values.to(tokens.device)
+    buffer, every = net.config.mar.buffer, torch.arange(count, device=tokens.device).expand(batch, -1)
+    with torch.no_grad():
+        null = net.mar.class_rows(None, batch)
+        whole = net.mar.encode(tokens, every, null)
+        target = torch.cat([whole[:, :buffer], pick(whole, known + buffer)], 1)
+        encoded = net.mar.encode(inexact(tokens, g), known, null)
+    rows = net.fuse_ids(encoded, known, ids, lengths)
+    error = F.mse_loss(rows.float(), target.float())
+    first = F.mse_loss(rows[:, :buffer].detach().float(), target[:, :buffer].float())
+    return error, {"buffer rows": float(first)}
+
+
+def save_hybrid(net: Hybrid, out: Path) -> None:
+    """Write the hybrid with its configuration and tokenizer."""
+    c = net.config.llm
+    llm = {
+        "num_attention_heads": c.heads,
+        "max_position_embeddings": c.positions,
+        "rope_theta": c.theta,
+        "rms_norm_eps": c.eps,
+    }
+    save_checkpoint(
+        net,
+        out,
+        family="hybrid",
+        config={"llm": llm, "mar": {"encoder_num_heads": net.config.mar.heads}},
+        tokenizer=captions.prompt_tokenizer_json(),
+        grid=net.config.mar.grid,
+        latent_scale=1.0,
+        t_max=T_MAX,
+        label_set="picture-book",
+        decoder="demo-kl",
+        name=TITLE,
+        defaults=DEFAULTS,
+    )
+
+
+def train_hybrid(
+    kl: KLAutoencoder,
+    work: Path,
+    out: Path,
+    device: torch.device,
+    first: Schedule | None = START_SCHEDULE,
+    schedule: Schedule = SCHEDULE,
+    count: int = COUNT,
+    log: Callable[[str], None] = print,
+    start: Hybrid | None = None,
+) -> Hybrid:
+    """Train the hybrid on the autoencoder's latents and write ``out``.
+
+    Args:
+        kl: the autoencoder, loaded from its fp16 file as shipped.
+        work, device, log: see :func:`.training.train`.
+        first, schedule: of the two stages; None leaves out the first.
+        count: number of training images.
+        start: initial weights, for example of :func:`joined`; None for random ones.
+    """
+    book = latent_book(kl, count, device, log)
+    full, net = tables(), build(None if start is None else start.config)
+    if start is not None:
+        net.load_state_dict(start.state_dict())
+    model = hybrid_model(net)
+    prompts, lengths = prompt_book(model, count)
+    blank = torch.tensor(model.instruction(UNCONDITIONAL))
+
+    def batch(schedule: Schedule, g: torch.Generator) -> list[Tensor]:
+        return [t.to(device) for t in batch_of(book, prompts, lengths, blank, schedule.batch, g)]
+
+    def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        g = generator(71, step)
+        return whole_loss(module, *batch(first, g), g)
+
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        g = generator(73, step)
+        return hybrid_loss(module, *batch(schedule, g), full, g)
+
+    net.mar.requires_grad_(False)
+    if first is not None:
+        train(f"{NAME}-start", net, first_loss, first, work, device, log)
+    train(NAME, net, loss, schedule, work, device, log)
+    save_hybrid(net, out)
+    return net
