@@ -246,11 +246,13 @@ def train_hybrid(
 
     def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(71, step)
-        return whole_loss(module, *batch(first, g), g)
+        tokens, ids, lengths = batch(first, g)
+        return whole_loss(module, tokens, ids, lengths, g)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(73, step)
-        return hybrid_loss(module, *batch(schedule, g), full, g)
+        tokens, ids, lengths = batch(schedule, g)
+        return hybrid_loss(module, tokens, ids, lengths, full, g)
 
     net.mar.requires_grad_(False)
     if first is not None:
