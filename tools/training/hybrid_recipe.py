@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -241,19 +242,22 @@ def train_hybrid(
     prompts, lengths = prompt_book(model, count)
     blank = torch.tensor(model.instruction(UNCONDITIONAL))
 
-    def batch(schedule: Schedule, g: torch.Generator) -> list[Tensor]:
-        return [t.to(device) for t in batch_of(book, prompts, lengths, blank, schedule.batch, g)]
-
-    def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-        g = generator(71, step)
-        return whole_loss(module, *batch(first, g), g)
+    def batch(size: int, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, ids, ends = batch_of(book, prompts, lengths, blank, size, g)
+        return tokens.to(device), ids.to(device), ends.to(device)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(73, step)
-        return hybrid_loss(module, *batch(schedule, g), full, g)
+        return hybrid_loss(cast(Hybrid, module), *batch(schedule.batch, g), full, g)
 
     net.mar.requires_grad_(False)
     if first is not None:
+        size = first.batch
+
+        def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+            g = generator(71, step)
+            return whole_loss(cast(Hybrid, module), *batch(size, g), g)
+
         train(f"{NAME}-start", net, first_loss, first, work, device, log)
     train(NAME, net, loss, schedule, work, device, log)
     save_hybrid(net, out)
