@@ -141,6 +141,7 @@ def test_the_archive_holds_no_development_files(shipped):
     size, lines = release.size(shipped)
     print(f"shipped: {len(names)} files, {size / 1e6:.1f} MB, {lines} lines of Python")
     assert size < release.MOST_BYTES
+    assert release.size([name for name in shipped if ".safetensors" in str(name)])[0] < release.MOST_CHECKPOINT_BYTES
 
 
 def test_the_archive_works_alone(shipped, tmp_path):

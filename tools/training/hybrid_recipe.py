@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -256,6 +257,12 @@ def train_hybrid(
 
     net.mar.requires_grad_(False)
     if first is not None:
+        size = first.batch
+
+        def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+            g = generator(71, step)
+            return whole_loss(cast(Hybrid, module), *batch(size, g), g)
+
         train(f"{NAME}-start", net, first_loss, first, work, device, log)
     train(NAME, net, loss, schedule, work, device, log)
     save_hybrid(net, out)

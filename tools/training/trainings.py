@@ -168,10 +168,10 @@ class Trainings:
 
     def _hybrid(self) -> None:
         path, kl, schedule = self.path("hybrid"), self._autoencoder(), self._schedule(hybrid_recipe.SCHEDULE)
+        first = None if self.improve else self._schedule(hybrid_recipe.START_SCHEDULE)
         if self.improve:
-            first, start = None, load_hybrid(path, "fp32", self.device).hybrid
+            start = load_hybrid(path, "fp32", self.device).hybrid
         else:
-            first = self._schedule(hybrid_recipe.START_SCHEDULE)
             mar = load_mar(self._required("mar", "MAR"), "fp32", self.device).net
             start = hybrid_recipe.joined(mar, load_tar(self._required("tar", "language model"), "fp32", self.device))
         hybrid_recipe.train_hybrid(
