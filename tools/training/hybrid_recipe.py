@@ -242,18 +242,13 @@ def train_hybrid(
     prompts, lengths = prompt_book(model, count)
     blank = torch.tensor(model.instruction(UNCONDITIONAL))
 
-    def batch(schedule: Schedule, g: torch.Generator) -> list[Tensor]:
-        return [t.to(device) for t in batch_of(book, prompts, lengths, blank, schedule.batch, g)]
-
-    def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-        g = generator(71, step)
-        tokens, ids, lengths = batch(first, g)
-        return whole_loss(module, tokens, ids, lengths, g)
+    def batch(size: int, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, ids, ends = batch_of(book, prompts, lengths, blank, size, g)
+        return tokens.to(device), ids.to(device), ends.to(device)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(73, step)
-        tokens, ids, lengths = batch(schedule, g)
-        return hybrid_loss(module, tokens, ids, lengths, full, g)
+        return hybrid_loss(cast(Hybrid, module), *batch(schedule.batch, g), full, g)
 
     net.mar.requires_grad_(False)
     if first is not None:
