@@ -81,7 +81,7 @@ class Source:
     Attributes:
         find: (choice, file family) to the path; downloads the file if necessary.
         device: device of the weights.
-        dtype: "auto", "fp32", "bf16" or "fp16".
+        dtype: "auto", "fp32", "bf16", "fp16" or "int8".
         compute: device for which "auto" selects the dtype; None for ``device``.
     """
 
@@ -94,9 +94,11 @@ class Source:
         """Name of the dtype of a family's networks.
 
         Raises:
-            UserError: ``dtype`` is unknown.
+            UserError: ``dtype`` is unknown, or not for the device.
         """
         device = self.compute or self.device
+        if self.dtype == ck.INT8 and ck.choose_dtype(self.dtype, device):
+            return ck.INT8
         if family == HYBRID:
             return dtype_name(hybrids.precision(self.dtype, device))
         return dtype_name(ck.choose_dtype(self.dtype, device, bf16=family != MAR))

@@ -18,6 +18,7 @@ _WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero
 _PRODUCTS: Mapping[str, tuple[int, int]] = {
     "mm": (0, 1),
     "bmm": (0, 1),
+    "matmul": (0, 1),  # in inference mode it is not decomposed
     "addmm": (1, 2),
     "baddbmm": (1, 2),
     "linear": (0, 1),

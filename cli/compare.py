@@ -88,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
         reports.append(made.report)
     labels, base = [p.label for p in planned], measured_against(planned)
     print(to_table(reports, labels, base))
+    for note in dict.fromkeys(report.note for report in reports if report.note):
+        print(f"note: {note}")
     assert out is not None
     models = list(dict.fromkeys(p.on.model.name for p in planned))
     drawn = ", ".join(dict.fromkeys(name for condition in what for name in condition.names))

@@ -11,6 +11,7 @@ import torch
 
 from ..assembly import AUTO, DEMO, Source, find_file
 from ..errors import UserError
+from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.networks import matmul
 from .progress import Bar
 
@@ -54,7 +55,12 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--encoder", default="flan-t5-xl", help="text encoder of text-to-image models; default flan-t5-xl"
     )
     parser.add_argument("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
-    parser.add_argument("--dtype", default=AUTO, choices=("auto", "fp32", "bf16", "fp16"), help="weights; default auto")
+    parser.add_argument(
+        "--dtype",
+        default=AUTO,
+        choices=("auto", *DTYPES, INT8),
+        help="weights; default auto; int8: lossy, on a CPU",
+    )
     parser.add_argument(
         "--models",
         type=Path,

@@ -30,6 +30,8 @@ from . import archive
 from .wording import list_names, printable, shape_text, some
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of models, on a CPU: int8 weights in the blocks, see networks/int8.py; everything else is fp32.
+INT8 = "int8"
 
 # Keys under which training scripts store weights, in order of preference: papers evaluate the EMA weights.
 _NESTS = ("model_ema", "ema", "model", "module", "state_dict", "sd")
@@ -311,21 +313,28 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> t
     """Resolve the compute dtype of a network.
 
     Args:
-        name: "fp32", "bf16", "fp16", or "auto": fp16 on GPUs that compute it at full speed, else fp32. "auto" is not
-            bf16 because the first diffusion step multiplies a denoiser's rounding error by hundreds (316 at 100 diffusion
-            steps), to an error of 0.15 in fp16 and about 1 in bf16. MAR was also evaluated in fp16.
+        name: "fp32", "bf16", "fp16"; "int8": fp32, and the loaders round the blocks; or "auto": fp16 on GPUs that compute it
+            at full speed, else fp32. "auto" is not bf16 because the first diffusion step multiplies a denoiser's rounding error
+            by hundreds (316 at 100 diffusion steps), to an error of 0.15 in fp16 and about 1 in bf16. MAR was also evaluated in
+            fp16.
         device: device the network computes on.
         bf16: whether "auto" prefers bf16 on CUDA devices of compute capability 8.0 or higher, for networks that were
             trained and evaluated in bf16 (LlamaGen, T5).
 
     Raises:
-        UserError: unknown name.
+        UserError: unknown name, or int8 on another device than a CPU or without its product in PyTorch.
     """
     if name in DTYPES:
         return DTYPES[name]
-    if name != "auto":
-        raise UserError(f"dtype: {name!r} is not known; choose auto, {', '.join(DTYPES)}")
     device = torch.device(device)
+    if name == INT8:
+        if device.type != "cpu":
+            raise UserError(f"dtype: int8 weights are for a CPU, and the models run on {device}; choose auto.")
+        if not hasattr(torch, "_int_mm"):
+            raise UserError(f"dtype: PyTorch {torch.__version__} has no int8 product; choose auto.")
+        return torch.float32
+    if name != "auto":
+        raise UserError(f"dtype: {name!r} is not known; choose auto, {', '.join(DTYPES)}, {INT8}")
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if bf16 and capability >= (8, 0):

@@ -15,6 +15,7 @@ from .families import expect
 from .folders import parse_json, read_json, read_weights, weight_files
 from .mar import FP32_WEIGHTS, OFFICIAL_LATENT_SCALE, OFFICIAL_T_MAX
 from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, resize_table
+from .networks.int8 import quantize
 from .networks.prompts import HybridModel
 from .tokenizer import Tokenizer, clean, has_tokenizer, load_tokenizer
 
@@ -99,6 +100,8 @@ def load_hybrid(
     found = folder if words is None or has_tokenizer(folder, path.stem if single else "", file.metadata) else words
     tokenizer = load_tokenizer(found, path.stem if single else "", file.metadata)
     net = load_network(file, config, side, side, compute, device)
+    if dtype == ck.INT8:
+        quantize(net)
     return HybridModel(
         net=net.mar,
         name=file.text("name", name),

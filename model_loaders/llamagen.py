@@ -12,6 +12,7 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
 from .networks.gpt import GPT, GPTConfig, TokenModel
+from .networks.int8 import quantize
 
 IMAGENET_CLASSES = 1000
 LARGEST_GRID = 128
@@ -39,7 +40,7 @@ def load_llamagen(
 
     Args:
         path: see :func:`.checkpoint.read`; any nesting that DDP, DeepSpeed or FSDP write.
-        dtype: "auto", "fp32", "bf16" or "fp16", see :func:`.checkpoint.choose_dtype` (with bf16, as upstream).
+        dtype: "auto", "fp32", "bf16", "fp16" or "int8", see :func:`.checkpoint.choose_dtype` (with bf16, as upstream).
         device: device of the weights.
         grid: tokens per side (16, 24, 32 for 256, 384, 512 pixels), 2 to 128. The weights do not determine it; None takes
             it from the metadata, a stored RoPE table, or the file name.
@@ -65,8 +66,9 @@ def load_llamagen(
     net = ck.build(file, what, lambda: GPT(config))
     imagenet = config.condition == "class" and config.condition_size == IMAGENET_CLASSES
     weights = file.filter(lambda name: name != _ROPE_TABLE)
+    ck.load_strictly(net, weights, what, dtype=compute, device=device)
     return TokenModel(
-        net=ck.load_strictly(net, weights, what, dtype=compute, device=device),
+        net=quantize(net) if dtype == ck.INT8 else net,
         name=file.name,
         grid=side,
         label_set=file.text("label_set", "imagenet-1k" if imagenet else ""),

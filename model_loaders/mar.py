@@ -9,6 +9,7 @@ import torch
 
 from . import checkpoint as ck
 from .families import expect
+from .networks.int8 import quantize
 from .networks.mar import MAR, MARConfig, MARModel
 
 OFFICIAL_LATENT_SCALE = 0.2325
@@ -29,7 +30,7 @@ def load_mar(
 
     Args:
         path: see :func:`.checkpoint.read`.
-        dtype: "auto", "fp32", "bf16" or "fp16", see :func:`.checkpoint.choose_dtype`. The last layer of the
+        dtype: "auto", "fp32", "bf16", "fp16" or "int8", see :func:`.checkpoint.choose_dtype`. The last layer of the
             diffusion head is always fp32.
         device: device of the weights.
         heads: attention heads, for files whose metadata and width do not determine them.
@@ -50,8 +51,9 @@ def load_mar(
     latent_scale = file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4, float)
     t_max = file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX, int)
     net = ck.build(file, "a MAR", lambda: MAR(config))
+    ck.load_strictly(net, file, "a MAR", dtype=compute, fp32=FP32_WEIGHTS, device=device)
     return MARModel(
-        net=ck.load_strictly(net, file, "a MAR", dtype=compute, fp32=FP32_WEIGHTS, device=device),
+        net=quantize(net) if dtype == ck.INT8 else net,
         name=file.name,
         latent_scale=latent_scale,
         t_max=t_max,

@@ -22,6 +22,7 @@ from .families import expect
 from .folders import parse_json, read_json, read_weights, weight_files
 from .llamagen import LARGEST_GRID, check_grid, gpt_config, grids_in_name
 from .networks.gpt import GPT, GPTConfig, TokenModel
+from .networks.int8 import quantize
 from .networks.qwen import HEAD, Marks, QwenConfig, QwenLM, TarModel
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from .tokenizer import Tokenizer, clean, load_tokenizer
@@ -53,7 +54,7 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     Args:
         path: a Hugging Face model folder, one of its shards, or a weight file; ``config.json``, ``generation_config.json``
             and the tokenizer are read from the same folder.
-        dtype: "auto", "fp32", "bf16" or "fp16", see :func:`.checkpoint.choose_dtype` (with bf16, as upstream).
+        dtype: "auto", "fp32", "bf16", "fp16" or "int8", see :func:`.checkpoint.choose_dtype` (with bf16, as upstream).
         device: device of the weights.
 
     Returns:
@@ -81,8 +82,9 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     net = ck.build(file, "Tar's language model", lambda: QwenLM(config))
     # A tied output matrix is the embedding; older files contain RoPE frequencies, which are recomputed.
     weights = file.filter(lambda name: not (name == HEAD and config.tied) and not name.endswith(".inv_freq"))
+    ck.load_strictly(net, weights, "Tar's language model", dtype=compute, device=device)
     return TarModel(
-        net=ck.load_strictly(net, weights, "Tar's language model", dtype=compute, device=device),
+        net=quantize(net) if dtype == ck.INT8 else net,
         name=file.text("name", path.stem if single and path.stem != "model" else folder.name),
         tokenize=lambda text: tokenizer.encode(clean(text)),
         marks=marks,
@@ -286,7 +288,7 @@ def load_detokenizer(
 
     Args:
         path: see :func:`.checkpoint.read`; in a file with several networks the weights without prefix are read.
-        dtype: as for :func:`load_ta_tok`.
+        dtype: as for :func:`load_tar`.
         device: device of the weights.
         grid: tokens per side (16, 32, 64 for 256, 512, 1024 pixels), 2 to 128; None takes it from the file or its name.
         heads: attention heads.
@@ -307,8 +309,9 @@ def load_detokenizer(
     config = _detokenizer_config(weights, arguments, heads)
     side = _grid(file, config, arguments, grid)
     net = ck.build(file, "a Tar de-tokenizer", lambda: GPT(config))
+    ck.load_strictly(net, weights, "a Tar de-tokenizer", dtype=compute, device=device)
     model = TokenModel(
-        net=ck.load_strictly(net, weights, "a Tar de-tokenizer", dtype=compute, device=device),
+        net=quantize(net) if dtype == ck.INT8 else net,
         name=file.name,
         grid=side,
         label_set=file.text("label_set", ""),

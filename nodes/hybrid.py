@@ -10,6 +10,7 @@ from comfy_api.latest import io
 from .. import assembly
 from ..assembly import AUTO, Source
 from ..errors import UserError
+from ..model_loaders.checkpoint import INT8
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ..samplers import registry
 from ..samplers.conditioning import PromptCondition
@@ -21,7 +22,7 @@ from .schema import MAR, PROMPT, expect, schema, widgets
 MOST_IMAGES = 256
 # Pixels per side on the menu, and pixels per token of the official models.
 SIZES, PIXELS = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 1024), 16
-_DTYPES = (AUTO, "fp32", "bf16")
+_DTYPES = (AUTO, "fp32", "bf16", INT8)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from .. import assembly
 from ..assembly import AUTO, Ready, Source
 from ..errors import UserError
 from ..model_loaders import hub
-from ..model_loaders.checkpoint import DTYPES
+from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.networks.kl import KLModel
 from ..model_loaders.networks.vq import VQModel
 from ..samplers import registry
@@ -162,7 +162,7 @@ class LoadMAR(io.ComfyNode):
                 ),
                 _combo(
                     "dtype",
-                    [AUTO, *DTYPES],
+                    [AUTO, *DTYPES, INT8],
                     "Precision of the MAR. auto: fp16 on a graphics card made for it, else fp32. fp32 is exact and "
                     "needs twice the memory; bf16 is coarser and may show. The diffusion arithmetic and the decoder are fp32.",
                 ),
@@ -223,7 +223,7 @@ class LoadLlamaGen(io.ComfyNode):
                 ),
                 _combo(
                     "dtype",
-                    [AUTO, *DTYPES],
+                    [AUTO, *DTYPES, INT8],
                     "Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made "
                     "with, else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
                 ),
@@ -270,7 +270,7 @@ class LoadTar(io.ComfyNode):
                 ),
                 _combo(
                     "dtype",
-                    [AUTO, *DTYPES],
+                    [AUTO, *DTYPES, INT8],
                     "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 "
                     "or fp32. fp32 is exact and takes twice the memory.",
                 ),
@@ -323,7 +323,7 @@ class LoadTarDetokenizer(io.ComfyNode):
                 ),
                 _combo(
                     "dtype",
-                    [AUTO, *DTYPES],
+                    [AUTO, *DTYPES, INT8],
                     "Precision of the de-tokenizer and of TA-Tok. auto: bf16 on a graphics card that has it, which is what they "
                     "were made with, else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
                 ),

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...model_loaders.networks.int8 import outputs
 from ...model_loaders.networks.mar import HeadBlock
 from .denoiser import Denoiser
 from .diffusion import Ancestral, Tables, guide
@@ -81,7 +82,7 @@ class CachedDenoiser(Denoiser):
             self.segments.append((a, edge, list(range(a + 1 + len(edge), b))))
         width = self.head.input_proj.out_features
         self.layers = [blocks[j].adaLN_modulation[1] for j in self.own]
-        self.gates = [(layer.weight[2 * width :], layer.bias[2 * width :]) for layer in self.layers]
+        self.gates = [outputs(layer, 2 * width, 3 * width) for layer in self.layers]
 
     def _spans(self, full: int, reused: int) -> list[list[_Segment]]:
         """Segments whose modulations fit the budget together; rows of a full step and of a reused one."""
@@ -149,7 +150,7 @@ class CachedDenoiser(Denoiser):
         if not rests:
             return _Modulations(full, edge, [], (), ())
         active = F.silu(self.times[rests, None] + condition[:n])
-        gates = [F.linear(active, w, b) for w, b in self.gates]
+        gates = [gate(active) for gate in self.gates]
         shift, scale = last(active).chunk(2, dim=-1)
         return _Modulations(full, edge, gates, shift.unbind(0), (1 + scale).unbind(0))
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...model_loaders.networks.int8 import remark
 from ...model_loaders.networks.mar import MARModel
 from ...model_loaders.networks.rows import Rows
 from ...reports.record import GIVEN, PLAIN, Clock, Report
@@ -257,7 +258,7 @@ def begin(
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
     orders = ORDERS[settings.order](orders)
     report = Report(name, model.name, asdict(settings), seed, batch, device.type)
-    report.note = model.note
+    report.note = "; ".join(filter(None, (model.note, remark(model.net))))
     tokens, drawn, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:
         tokens, drawn = edit.tokens(model, batch, device)

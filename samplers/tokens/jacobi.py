@@ -323,9 +323,8 @@ def decode(run: TokenRun, window: int) -> TokenSampler:
         return (yield from decode_serially(run))
     check_window(run.schedule)
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
-        run.report.note = (
-            f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
-        )
+        hint = f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
+        run.report.note = "; ".join(filter(None, (run.report.note, hint)))
     return (yield from timed(_decode(run, window), run.clock, run.report, run.device))
 
 

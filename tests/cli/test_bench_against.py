@@ -10,6 +10,7 @@ import pytest
 import torch
 from fastar_nodes.cli import bench, bench_references
 from fastar_nodes.cli.bench_work import Speed, Work, counted
+from fastar_nodes.model_loaders.networks import matmul
 
 # A checkout in LlamaGen's layout whose network is ours; the cache is not used.
 GPT_MODULE = """
@@ -119,6 +120,21 @@ def test_operations_are_counted_without_views():
         (y + 1).sum().item()
     assert work.operations == 4 and work.waits == 1  # addmm, add, sum, item
     assert work.products == [(3 * 8 * 5, 4 * (3 * 8 + 8 * 5 + 3 * 5))]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 300])
+@pytest.mark.parametrize("method", matmul.METHODS)
+def test_products_are_counted_with_every_method(method, rows):
+    linear = matmul.Linear(512, 1024)
+    matmul.configure(method)
+    try:
+        with torch.inference_mode(), counted() as work:
+            linear(torch.ones(rows, 512))
+    finally:
+        matmul.configure()
+    ((multiplications, traffic),) = work.products
+    assert multiplications == rows * 512 * 1024
+    assert traffic >= 4 * (rows * 512 + 512 * 1024 + rows * 1024)
 
 
 def test_the_floor_is_the_larger_of_arithmetic_and_memory():

@@ -337,4 +337,7 @@ def test_choose_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose_dtype("auto", "cuda:0") == expected
     with pytest.raises(UserError) as error:
         choose_dtype("float32", "cpu")
+    assert choose_dtype("int8", "cpu") == torch.float32
+    with pytest.raises(UserError, match="int8 weights are for a CPU, and the models run on cuda:0"):
+        choose_dtype("int8", "cuda:0")
     sentence(error, "dtype: 'float32'", "auto, fp32, bf16, fp16")

@@ -38,7 +38,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", default=str(BATCH), metavar="N", help=f"images sampled at once; default {BATCH}")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
-    parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="weights of the models; default fp32")
+    parser.add_argument(
+        "--dtype", default="fp32", choices=("fp32", "bf16", "int8"), help="weights of the models; default fp32"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument(
         "--sheet",

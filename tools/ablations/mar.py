@@ -156,6 +156,14 @@ TABLES: dict[str, Table] = {
             Row("12 AR steps, random order", "mar", {"ar_steps": 12}),
         ),
     ),
+    "dtypes": (  # once a --dtype
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            Row("FastHybrid", "fasthybrid", {**_K, "threshold": 0.95}),
+            Row("LazyMAR", "lazymar", _LAZY),
+        ),
+    ),
     "accelerators": (
         _COMMON,
         (
