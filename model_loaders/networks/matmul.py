@@ -4,7 +4,7 @@ A decode step multiplies large matrices by a handful of rows, and its time goes 
 reads them well depends on the processor, on the number of rows and on their length, so that no fixed rule is good everywhere:
 
 - ``linear``: ``F.linear``. The only method on other devices, for other types than fp32, for small weights and in training;
-- ``columns``: W x^T, transposed;
+- ``columns``: W x^T, transposed; for one or two rows;
 - ``halves``: one row as a batch of two half matrices;
 - ``onednn``: oneDNN's product with the weight as it is stored;
 - ``packed``: oneDNN's product with a copy of the weight in its own layout. All copies together take at most
@@ -12,7 +12,8 @@ reads them well depends on the processor, on the number of rows and on their len
 
 On the first product of a kind (row length, class of row counts, threads) every method is timed on parts of the weights that
 are in memory, and the fastest is used for this kind until the process ends. After :data:`BUDGET` seconds of timing in all, a
-new kind takes the choice of the most similar one, except that many rows are always timed.
+new row length takes the choice of the nearest one with as many rows. The first of each class of row counts is always timed: with
+8 rows, the fastest method for 2 can take three times as long as the slowest other one.
 
 The methods differ by rounding. Within a process the choice of a kind never changes, so that equal calls give equal results. Two
 processes may choose differently; :func:`configure` fixes the choice.
@@ -35,12 +36,12 @@ METHODS = ("linear", "columns", "halves", "onednn", "packed")
 LARGE_WEIGHT = 1 << 18
 # Row counts that are timed, by the largest count of their class. Beyond the last class products are bound by arithmetic and
 # not by memory: they are one kind, whatever the row length, timed with MANY_ROWS.
-CLASSES, MANY_ROWS = {1: 1, 2: 2, 4: 4, 8: 8, 32: 16}, 128
-# Elements of a weight that are timed, for few rows and for many; timed rounds; seconds of all timings of the process, after
-# which no further one begins.
-PARTS, ROUNDS, BUDGET = (1 << 19, 1 << 18), 2, 0.04
-# Another method than F.linear, and packing, must be this much faster.
-GAIN = 0.93
+CLASSES, MANY_ROWS = {1: 1, 2: 2, 4: 4, 8: 8, 32: 16, 128: 64}, 256
+# Multiply-adds of a timed product, and bounds of its weight's elements; timed rounds; seconds of all timings of the process,
+# after which only new row counts are timed. In all they take less than 0.05 s.
+PRODUCT, PARTS, ROUNDS, BUDGET = 1 << 23, (1 << 18, 1 << 19), 3, 0.01
+# Another method than F.linear, and packing, must take at most this share of the seconds.
+GAIN, PACKED_GAIN = 0.97, 0.93
 PACKED_BYTES = 1 << 30
 
 
@@ -126,6 +127,8 @@ def _usable(method: str, rows: int, weight: Tensor) -> bool:
         return rows == 1 and not len(weight) % 2
     if method == "packed":  # for many rows it gains little over ``onednn`` and would copy all weights
         return _has_onednn() and rows > 0
+    if method == "columns":
+        return 0 < rows <= 2
     return method != "onednn" or _has_onednn()
 
 
@@ -139,18 +142,17 @@ def _kind(rows: int, width: int) -> Kind:
 
 
 def _choose(kind: Kind, weight: Tensor) -> str:
-    """The method of a kind: measured, or beyond the time budget that of the most similar kind."""
+    """The method of a kind: measured, or beyond the time budget that of the nearest row length."""
     chosen = _state.chosen.get(kind)
     if chosen is None:
-        if _state.spent < BUDGET or not kind.rows:
+        same = [k for k in _state.chosen if k.rows == kind.rows and k.threads == kind.threads]
+        if _state.spent < BUDGET or not same:
             clock = _clock(kind.threads)
             began = clock()
             chosen = _measure(kind, weight)
             _state.spent += clock() - began
         else:
-            near = [k for k in _state.chosen if bool(k.rows) == bool(kind.rows) and k.threads == kind.threads]
-            nearest = min(near, key=lambda k: (abs(k.rows - kind.rows), abs(k.width - kind.width)), default=None)
-            chosen = "linear" if nearest is None else _state.chosen[nearest]
+            chosen = _state.chosen[min(same, key=lambda k: abs(k.width - kind.width))]
         _state.chosen[kind] = chosen
     return chosen
 
@@ -164,12 +166,14 @@ def _clock(threads: int) -> Callable[[], float]:
 def _measure(kind: Kind, weight: Tensor) -> str:
     """Time the methods. Every trial reads another part of the loaded weights, so that it is cached as in a real run."""
     width = weight.shape[1]
-    height = max(2, PARTS[not kind.rows] * kind.threads // width // 2 * 2)
+    rows = CLASSES.get(kind.rows, MANY_ROWS)
+    elements = min(max(PRODUCT // rows, PARTS[0]), PARTS[1])
+    height = max(2, elements * kind.threads // width // 2 * 2)
     height = min(height, len(weight))
     weights = [m.weight.detach() for m in _state.modules if _large(m.weight) and m.weight.shape[1] == width]
     parts = [part for w in [*weights, weight.detach()] for part in w.split(height) if len(part) == height]
     methods = [m for m in METHODS if _usable(m, kind.rows, parts[0])]
-    x = weight.new_ones(CLASSES.get(kind.rows, MANY_ROWS), width)
+    x = weight.new_ones(rows, width)
     packed = [_pack(parts[i % len(parts)]) for i in range(ROUNDS)] if "packed" in methods else []
     for method in methods:  # the first call includes the creation of a kernel
         _CALLS[method](x, packed[0] if method == "packed" else parts[0], None)
@@ -183,7 +187,7 @@ def _measure(kind: Kind, weight: Tensor) -> str:
         _CALLS[method](x, part, None)
         best[method] = min(best[method], clock() - began)
     fastest = min(stored, key=lambda m: best[m] * (GAIN if m == "linear" else 1))
-    return "packed" if packed and best["packed"] < GAIN * best[fastest] else fastest
+    return "packed" if packed and best["packed"] < PACKED_GAIN * best[fastest] else fastest
 
 
 def _large(weight: Tensor) -> bool:

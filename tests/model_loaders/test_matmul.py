@@ -68,8 +68,8 @@ def test_fixed_methods_are_the_ones_that_run(monkeypatch):
         for method in matmul.METHODS:
             matmul.configure(method)
             layer(torch.randn(1, 16))
-            layer(torch.randn(50, 16))
-    many = {"halves": "linear", "packed": "linear"}  # methods for few rows only
+            layer(torch.randn(150, 16))
+    many = {"columns": "linear", "halves": "linear", "packed": "linear"}  # methods for few rows only
     assert called == [name for m in matmul.METHODS for name in (m, many.get(m, m))]
 
 
@@ -78,21 +78,25 @@ def test_a_kind_is_measured_once(monkeypatch):
     monkeypatch.setattr(matmul, "_measure", lambda kind, weight: measured.append(kind) or "columns")
     layer = filled(16, 8)
     with torch.no_grad():
-        for rows in (1, 2, 3, 4, 5, 8, 9, 32, 33, 700, 1, 3):
+        for rows in (1, 2, 3, 4, 5, 8, 9, 32, 33, 129, 700, 1, 3):
             layer(torch.randn(rows, 16))
-    assert [(k.width, k.rows) for k in measured] == [(16, 1), (16, 2), (16, 4), (16, 8), (16, 32), (0, 0)]
+    assert [(k.width, k.rows) for k in measured] == [(16, 1), (16, 2), (16, 4), (16, 8), (16, 32), (16, 128), (0, 0)]
     assert set(matmul.choices().values()) == {"columns"}
 
 
-def test_beyond_the_budget_the_most_similar_kind_decides(monkeypatch):
-    monkeypatch.setattr(matmul, "_measure", lambda kind, weight: "columns" if kind.width == 16 else "onednn")
+def test_beyond_the_budget_the_nearest_row_length_decides_but_never_another_row_count(monkeypatch):
+    monkeypatch.setattr(
+        matmul, "_measure", lambda kind, weight: "columns" if kind == (16, 2, kind.threads) else "onednn"
+    )
     with torch.no_grad():
         for wide in (16, 64):
             filled(wide, 8)(torch.randn(2, wide))
         monkeypatch.setattr(matmul._state, "spent", 1.0)
         for wide in (24, 60):
             filled(wide, 8)(torch.randn(2, wide))
+        filled(16, 8)(torch.randn(8, 16))
     assert [method for kind, method in matmul.choices().items() if kind.width in (24, 60)] == ["columns", "onednn"]
+    assert [method for kind, method in matmul.choices().items() if kind.rows == 8] == ["onednn"]
 
 
 def test_the_fastest_method_is_chosen(monkeypatch):
@@ -111,7 +115,7 @@ def test_the_fastest_method_is_chosen(monkeypatch):
     assert matmul._measure(kind, layer.weight) == "columns", "packing gains too little"
     cost["packed"] = 1.0
     assert matmul._measure(kind, layer.weight) == "packed"
-    cost |= {"packed": 4.9, "columns": 4.9, "onednn": 4.8}
+    cost |= {"packed": 4.9, "columns": 4.95, "onednn": 4.9}
     assert matmul._measure(kind, layer.weight) == "linear", "nothing gains enough"
 
 
