@@ -78,7 +78,7 @@ def test_the_hybrid_s_tables_run_on_held_out_prompts(bench, monkeypatch, tmp_pat
     for path in (bench.ground.file("judge"), files.checkpoint("hybrid"), files.checkpoint("kl")):
         shutil.copy(path, tmp_path)
     rows = hybrid_tables.TABLES["hybrid"][1]
-    few = {**FEW, "cfg": 3.0, "temperature": 0.8}
+    few = {**FEW, "ar_steps": 6, "cfg": 3.0, "temperature": 0.8}
     kinds = {row.sampler: row for row in reversed(rows)}
     monkeypatch.setitem(hybrid_tables.TABLES, "small", (few, tuple(reversed(kinds.values()))))
     made = hybrid_tables.HybridBench(tables.Ground(100, tmp_path, seed=777))
