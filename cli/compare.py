@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
             raise UserError(f"{p.entry.name}: it ended in numbers that are not finite; {remedy}.")
         pictures.append(decode(p.on, made).numpy())
         reports.append(made.report)
-        failed += _say(check_tokens(p.on.model, made.latents)) if options.check else 0
+        failed += _say(check_tokens(cast(HybridModel, p.on.model), made.latents)) if options.check else 0
     labels, base = [p.label for p in planned], measured_against(planned)
     print(to_table(reports, labels, base))
     for note in dict.fromkeys(report.note for report in reports if report.note):
