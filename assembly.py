@@ -36,6 +36,7 @@ from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, l
 from .model_loaders.tokenizer import has_tokenizer
 from .model_loaders.upsampler import load_upsampler
 from .reports.record import Clock, Report
+from .samplers.mar.memory import DECODE
 from .samplers.registry import HYBRID, LLAMAGEN, MAR, MASKED, SAMPLERS, TAR
 from .samplers.settings import knobs, make
 from .samplers.tokens.loop import published
@@ -435,6 +436,8 @@ def decode(ready: Ready, result: Any) -> Tensor:
     latents = result.latents if ready.family in MASKED else net.vectors(result.codes)
     clock, scratch = Clock(latents.device), Report("", "", {}, None, len(latents), latents.device.type)
     dtype = next(net.parameters()).dtype
+    if isinstance(ready.decoder, KLModel):
+        report.memory[DECODE] = net.decode_bytes(min(len(latents), _DECODE_BATCH), *latents.shape[2:])
     with clock.phase("decoder"):
         parts = [net.decode(part.to(dtype)) for part in latents.split(_DECODE_BATCH)]
     clock.stop(scratch)

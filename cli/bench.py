@@ -27,6 +27,7 @@ import torch
 from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
+from ..model_loaders.hybrid import precision
 from ..model_loaders.networks import gpt, mar, matmul
 from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
@@ -45,6 +46,8 @@ from . import bench_against as against
 from .bench_references import DTOK_SIZES, identify, pair
 from .bench_work import counted, measure_speed
 from .conditions import conditions, of_prompt
+from .hybrids import SIZES as HYBRID_SIZES
+from .hybrids import count, random_hybrid
 from .models import USUAL, load, usual_samplers, with_draft
 from .options import MOST_IMAGES, choose_device, model_options, output, sampler_options, save, whole
 from .planning import Planned, measured_against, plan
@@ -92,7 +95,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     sampler_options(parser)
     parser.add_argument(
         "--random",
-        choices=[*SIZES, *TOKEN_SIZES, *DTOK_SIZES],
+        choices=[*SIZES, *TOKEN_SIZES, *HYBRID_SIZES, *DTOK_SIZES],
         help="an official size with random weights instead of --model; AR-DTok only with --against",
     )
     parser.add_argument(
@@ -113,6 +116,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ops", action="store_true", help="also count operations, and the least time for them on this CPU"
+    )
+    parser.add_argument(
+        "--count",
+        action="store_true",
+        help="print the operations and the memory of a picture of every official Harmon and UniPic; nothing is computed",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table (Markdown)")
@@ -159,6 +167,8 @@ def random_model(size: str, dtype: str, device: torch.device, special: int = 0) 
     compute = choose_dtype(dtype, device, bf16=tokens)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
+        if size in HYBRID_SIZES:
+            return Ready(HYBRID, random_hybrid(size, precision(dtype, device), device))
         if tokens:
             net = gpt.initialise(GPT(official_gpt(size, special))).eval().requires_grad_(False)
             net.output.weight.normal_(
@@ -179,11 +189,11 @@ def random_models(size: str, entries: Iterable[Entry], dtype: str, device: torch
     Raises:
         UserError: a sampler is for another family.
     """
-    family = LLAMAGEN if size in TOKEN_SIZES else MAR_FAMILY
+    family = LLAMAGEN if size in TOKEN_SIZES else HYBRID if size in HYBRID_SIZES else MAR_FAMILY
     made: dict[int, Ready] = {}
     out = {}
     for entry in entries:
-        if entry.family != family:
+        if family not in entry.families:
             raise UserError(f"samplers: {entry.name} samples {entry.models}, but {size} is not one; leave it out.")
         special = PAR_SPECIAL if entry.name == "par" else 0
         made[special] = made.get(special) or random_model(size, dtype, device, special)
@@ -197,12 +207,20 @@ def run(options: argparse.Namespace) -> int:
     repeats = whole(options.repeats, "repeats", 1, 1000)
     table, numbers = output(options.out, "out", (".md", ".txt")), output(options.json, "json", (".json",))
     matmul.configure(options.matmul)
+    if options.count:
+        text = count(options.text[0] if options.text else _PROMPT)
+        print(text)
+        if table:
+            save(table, lambda part: part.write_text(text + "\n", encoding="utf-8"))
+        return 0
+    if options.against and options.random in HYBRID_SIZES:
+        raise UserError(f"random: {options.random} cannot be timed beside a checkout; leave --against out.")
     if options.against:
         return _against(options, batches, repeats, table, numbers)
     if options.random in DTOK_SIZES:
         raise UserError(f"random: {options.random} is timed beside Tar only; give a checkout of it with --against.")
     if options.random and options.samplers is None:
-        options.samplers = USUAL[LLAMAGEN if options.random in TOKEN_SIZES else MAR_FAMILY]
+        options.samplers = USUAL[LLAMAGEN if options.random in TOKEN_SIZES else MAR_FAMILY]  # Harmon's are MAR's
     samplers = usual_samplers(options)
     sets, asked = of_prompt(options.sets)
     if asked and not options.text:

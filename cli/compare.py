@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from PIL import Image
@@ -16,14 +17,16 @@ from PIL import Image
 from ..assembly import DEMO, decode
 from ..errors import UserError
 from ..model_loaders.networks import matmul
+from ..model_loaders.networks.prompts import HybridModel
 from ..reports.grid import compare_grid
 from ..reports.maps import token_map
 from ..reports.record import PLAIN, Report, to_json, to_table
 from ..samplers.registry import MAR
 from .conditions import conditions, of_prompt
+from .hybrids import check, check_tokens, to_line
 from .models import load, usual_samplers, with_draft
 from .options import MOST_IMAGES, SEEDS, model_options, output, sampler_options, save, whole
-from .planning import measured_against, plan
+from .planning import Planned, measured_against, plan
 from .running import draw, warm_up
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -48,6 +51,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="what guidance leads away from, for Harmon and UniPic: a whole instruction; default 'Generate an image.'",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="with Harmon and UniPic: first compare shapes, prompt ids and the drawn tokens with what is known of the official models; "
+        "exit code 1 if one differs",
+    )
     parser.add_argument("--seed", default="7", help="seed of the noise; default 7")
     parser.add_argument("--batch", default="1", metavar="N", help="images of each label or text; default 1")
     parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture; default compare.png")
@@ -68,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
     checked = plan(samplers, sets, options.steps, {})  # reports mistakes before anything is loaded
     ready = load(options, [p.entry for p in checked])
     planned = plan(samplers, sets, options.steps, ready)
+    failed = _check(planned) if options.check else 0
     # Conditions before drafts: Tar's language model, which is large, is freed by then.
     what = conditions(planned, options.label, options.text, batch, options, seed, asked)
     planned = with_draft(planned, options)
@@ -86,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
             raise UserError(f"{p.entry.name}: it ended in numbers that are not finite; {remedy}.")
         pictures.append(decode(p.on, made).numpy())
         reports.append(made.report)
+        failed += _say(check_tokens(cast(HybridModel, p.on.model), made.latents)) if options.check else 0
     labels, base = [p.label for p in planned], measured_against(planned)
     print(to_table(reports, labels, base))
     for note in dict.fromkeys(report.note for report in reports if report.note):
@@ -102,7 +113,24 @@ def run(options: argparse.Namespace) -> int:
     if numbers:
         save(numbers, lambda part: part.write_text(to_json(reports, base) + "\n", encoding="utf-8"))
         print(f"numbers: {numbers}")
-    return 0
+    return int(failed > 0)
+
+
+def _check(planned: list[Planned]) -> int:
+    """Print what ``--check`` finds in the models; the number of failed lines.
+
+    Raises:
+        UserError: a model is no Harmon or UniPic.
+    """
+    models = list({id(p.on.model): p.on.model for p in planned}.values())
+    if not all(isinstance(model, HybridModel) for model in models):
+        raise UserError("check: it is for Harmon and UniPic; name one with --model, or leave --check out.")
+    return sum(_say(line) for model in models for line in check(cast(HybridModel, model)))
+
+
+def _say(found: tuple[str, bool, str]) -> int:
+    print(to_line(*found), flush=True)
+    return int(not found[1])
 
 
 def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], title: str) -> np.ndarray:

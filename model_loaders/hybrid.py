@@ -141,8 +141,7 @@ def load_network(
         for table in TABLES:
             stored = state[MAR_PREFIX + table]
             state[MAR_PREFIX + table] = resize_table(stored.float(), config.mar.grid, height, width)
-    with torch.device("meta"):
-        net = Hybrid(replace(config, mar=replace(config.mar, tokens=height * width)))
+    net = ck.build(file, _WHAT, lambda: Hybrid(replace(config, mar=replace(config.mar, tokens=height * width))))
     fp32 = [MAR_PREFIX + prefix for prefix in FP32_WEIGHTS]
     return ck.load_strictly(net, replace(file, state=state), _WHAT, dtype=dtype, fp32=fp32, device=device)
 

@@ -76,11 +76,11 @@ def to_output(x: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Loaded:
-    """Value of a model socket. It owns the patcher, because ComfyUI's list of loaded models holds no reference.
+    """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference.
 
     Attributes:
-        model: the model; the patcher manages its ``net``.
-        patcher: ComfyUI's handle for moving the weights.
+        model: the model.
+        patcher, further: ComfyUI's handles for moving the weights: of ``net``, or one for each of the model's ``parts``.
         vae: decoder of the same loader, for live previews; or None.
         parts: further networks of the same loader by name. Each has its own patcher and is on the device only while needed.
         recommended: settings that the model's file recommends, for widgets at auto.
@@ -91,12 +91,14 @@ class Loaded:
     vae: FastARVAE | None = None
     parts: Mapping[str, Loaded] = field(default_factory=dict)
     recommended: Mapping[str, Any] = field(default_factory=dict)
+    further: Sequence[ModelPatcher] = ()
 
     @staticmethod
     def of(model: Any, vae: FastARVAE | None = None, parts: Any = None, recommended: Any = None) -> Loaded:
-        """Place a model under ComfyUI's memory management: its ``module`` if it has networks around ``net``, else ``net``."""
-        patcher = ModelPatcher(getattr(model, "module", model.net), device(), offload_device())
-        return Loaded(model, patcher, vae, parts or {}, recommended or {})
+        """Place a model under ComfyUI's memory management: its ``parts`` one by one if it names any, else ``net``."""
+        nets = getattr(model, "parts", {"": model.net})
+        patcher, *further = (ModelPatcher(net, device(), offload_device()) for net in nets.values())
+        return Loaded(model, patcher, vae, parts or {}, recommended or {}, further)
 
 
 class Managed(Protocol):
@@ -116,7 +118,7 @@ def to_device(
         latents: shape [B, C, h, w] of the previewed latents.
         others: further networks that are needed at the same time.
     """
-    patchers = [loaded.patcher, *(other.patcher for other in others)]
+    patchers = [p for one in (loaded, *others) for p in (one.patcher, *getattr(one, "further", ()))]
     if loaded.vae is not None and previews_wanted():
         patchers.append(loaded.vae.patcher)
         memory += min(MOST_IMAGES, latents[0]) * loaded.vae.memory_used_decode(latents, loaded.vae.vae_dtype)
@@ -337,8 +339,7 @@ class FastARVAE:
         """Weights, for core's Save VAE."""
         return self.first_stage_model.state_dict()
 
-    # As core estimates them: activations of the full-resolution layers.
-    def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
+    def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:  # of one picture, as core estimates it
         return 17 * self.width * shape[2] * shape[3] * self.upscale_ratio**2 * mm.dtype_size(dtype)
 
     def memory_used_encode(self, shape: Any, dtype: torch.dtype) -> float:

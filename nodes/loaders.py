@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from comfy_api.latest import io
 
 from .. import assembly
@@ -14,7 +15,7 @@ from ..assembly import AUTO, Ready, Source
 from ..errors import UserError
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.networks.kl import KLModel
+from ..model_loaders.networks.kl import KLAutoencoder, KLModel
 from ..model_loaders.networks.vq import VQModel
 from ..samplers import registry
 from . import host
@@ -114,8 +115,16 @@ def _side(grid: Any) -> int | None:
 
 def make_vae(model: KLModel | VQModel, channels: int) -> host.FastARVAE:
     """An autoencoder, of ``channels`` latent channels, for core's VAE nodes."""
-    kind = VQ if isinstance(model, VQModel) else KL
-    return host.FastARVAE(model.net, model.name, model.net.config.stride, channels, model.net.config.ch, kind)
+    about = (model.net, model.name, model.net.config.stride, channels, model.net.config.ch)
+    return host.FastARVAE(*about, VQ) if isinstance(model, VQModel) else KLDecoder(*about, KL)
+
+
+class KLDecoder(host.FastARVAE):
+    """A KL autoencoder, which decodes large pictures in strips and so needs less memory than core's estimate."""
+
+    def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
+        net = cast(KLAutoencoder, self.first_stage_model)
+        return net.decode_bytes(1, shape[2], shape[3])
 
 
 def _output(ready: Ready, parts: dict[str, Any]) -> io.NodeOutput:

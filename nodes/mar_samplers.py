@@ -14,10 +14,10 @@ from ..errors import UserError
 from ..model_loaders.networks.mar import MARModel
 from ..samplers import registry
 from ..samplers.conditioning import MaskedCondition, PromptCondition
-from ..samplers.mar.denoiser import Denoiser
 from ..samplers.mar.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
 from ..samplers.mar.loop import Sampled
+from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, noise_bytes
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import SAMPLERS
@@ -75,19 +75,9 @@ def _edit() -> list[io.Input]:
     ]
 
 
-def _noise_bytes(model: MARModel, images: int, steps: int) -> float:
-    """Bytes of the noise of ``steps`` diffusion steps."""
-    return 4.0 * images * (steps + 2) * model.net.config.tokens * model.net.config.channels
-
-
-def _work_bytes(model: MARModel, images: int, steps: int, cached: bool) -> float:
-    """Upper estimate of working memory: noise, transformer rows of both guidance branches, head modulations, caches."""
-    c = model.net.config
-    size = next(model.net.parameters()).element_size()
-    rows = 2 * images * 2 * (c.buffer + c.tokens)
-    kept = images * 2 * (c.encoder_depth + c.decoder_depth + 2) * (c.buffer + c.tokens) * c.dim * size if cached else 0
-    work = _noise_bytes(model, images, steps) + rows * c.dim * 16 * size + 3 * Denoiser.budget * size
-    return work + kept + model.between_bytes(images, cached)
+def _work_bytes(memory: Mapping[str, int]) -> int:
+    """Bytes to keep free for an estimate: all but the weights. The stages are added, because allocators reuse little between them."""
+    return sum(count for name, count in memory.items() if not name.startswith(WEIGHTS))
 
 
 def _edit_of(latent: Any, mask: Any) -> Edit | None:
@@ -163,7 +153,7 @@ def run_sampler(
     number, cache = checked_seed(inputs["seed"]), inputs.get("cache")
     edit = _edit_of(inputs.get("latent"), inputs.get("mask"))
     steps, images = settings.diffusion_steps, len(condition)
-    if _noise_bytes(loaded.model, images, steps) > NOISE_LIMIT:
+    if noise_bytes(loaded.model, images, steps) > NOISE_LIMIT:
         raise UserError(
             f"condition: {images} images with {settings.diffusion_steps} diffusion steps need more than "
             f"{NOISE_LIMIT >> 30} GB of noise; ask for fewer images at once, or lower diffusion_steps."
@@ -174,11 +164,14 @@ def run_sampler(
             cache = settings_of(CacheSettings, cache.values, {}, is_demo(loaded.model), c.dim, settings.ar_steps)
         more["transformer"] = LazyTransformer(expect(cache, CacheSettings, "cache", "LazyMAR Cache"))
     shape = (images, c.channels // patch**2, c.grid * patch, c.grid * patch)
-    host.to_device(loaded, _work_bytes(loaded.model, images, steps, cached or cache is not None), shape, others)
+    memory = estimate(loaded.model, condition, settings, settings if cached else cache)
+    host.to_device(loaded, _work_bytes(memory), shape, others)
     noise = PairedNoise(number, range(images))
     done: Sampled = host.drive(
         entry.run(loaded.model, condition, settings, noise, number, edit=edit, **more), loaded.vae
     )
+    if loaded.vae is not None:
+        done.report.memory[DECODE] = int(loaded.vae.memory_used_decode(shape, loaded.vae.vae_dtype))
     return io.NodeOutput({"samples": mark(host.to_output(done.latents), KL)}, done.report)
 
 

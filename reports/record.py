@@ -72,6 +72,7 @@ class Report:
             block, ``prompt_rows`` tokens of prompts that were read, ``transformer_flops`` floating-point operations (2 per
             multiply-add) of all but the head.
         peak_memory_bytes: peak of allocated device memory during the run; None if the device does not report it.
+        memory: estimated bytes by stage, computed before the run, see ``samplers/mar/memory.py``; {} where nothing is estimated.
         maps: name to array [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens),
             "outcome" uint8 (see above), "cached" int32 (number of AR steps at which the token's decoder rows came from a
             cache), "islands" int32 (number from 1 within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
@@ -89,6 +90,7 @@ class Report:
     phases: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
+    memory: dict[str, int] = field(default_factory=dict)
     maps: dict[str, np.ndarray] = field(default_factory=dict)
     similarity: np.ndarray | None = None
     note: str = ""
@@ -136,6 +138,8 @@ class Report:
             out["tokens_per_pass"] = round(self.tokens_per_pass, 4)
         out["phases"] = {k: round(v, 6) for k, v in self.phases.items()}
         out["peak_memory_bytes"] = self.peak_memory_bytes
+        if self.memory:
+            out["memory_estimate_bytes"] = dict(self.memory)
         if self.note:
             out["note"] = self.note
         return out
@@ -278,6 +282,8 @@ def to_text(report: Report) -> str:
         lines.append(f"acceptance: {100 * report.acceptance:.1f} %")
     if report.peak_memory_bytes is not None:
         lines.append(f"peak memory: {report.peak_memory_bytes / 2**20:.0f} MiB")
+    if report.memory:
+        lines.append("memory, estimated: " + ", ".join(f"{k} {v / 2**20:.0f} MiB" for k, v in report.memory.items()))
     lines += [f"note: {report.note}"] * bool(report.note)
     lines.append("settings: " + ", ".join(f"{k}={v}" for k, v in report.settings.items()))
     return "\n".join(lines)

@@ -51,6 +51,10 @@ class Condition:
             raise UserError(f"condition: label {bad[0]} is outside the model's 0 to {classes - 1}.")
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
+    def prompt_tokens(self, model: MARModel, guided: bool) -> int:
+        """Tokens of prompts that the model keeps: none."""
+        return 0
+
     def rows(self, model: MARModel, guided: bool) -> Rows:
         """The condition as the network reads it; raises as :meth:`class_ids`."""
         device = next(model.net.parameters()).device
@@ -77,6 +81,12 @@ class PromptCondition:
     def names(self) -> tuple[str, ...]:
         """Captions."""
         return self.texts
+
+    def prompt_tokens(self, model: MARModel, guided: bool) -> int:
+        """Tokens of prompts that the model keeps, each distinct one once; raises as :meth:`rows`."""
+        hybrid = cast(HybridModel, model)
+        null = hybrid.instruction(self.unconditional) if guided else []
+        return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
     def rows(self, model: MARModel, guided: bool) -> Rows:
         """The condition as the network reads it.

@@ -14,7 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import strips
 from .structure import MOST_LEVELS, depth
+
+# Pixels of a picture above which it is decoded in strips; 512 x 512 is decoded whole.
+WHOLE = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -226,8 +230,26 @@ class KLAutoencoder(nn.Module):
         return mean, torch.exp(0.5 * logvar.clamp(-30, 20))
 
     def decode(self, z: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in about -1..1, not clipped, from latents [B, z_channels, h, w]."""
-        return self.decoder(self.post_quant_conv(z))
+        """Images [B, 3, H, W] in about -1..1, not clipped, from latents [B, z_channels, h, w].
+
+        Large pictures are decoded one by one in strips (:mod:`.strips`) where no gradient is wanted: equal up to rounding, in less memory.
+        """
+        x = self.post_quant_conv(z)
+        if self._large(*z.shape[2:]) and not torch.is_grad_enabled():
+            return torch.cat([strips.decode(self.decoder, one) for one in x.split(1)])
+        return self.decoder(x)
+
+    def decode_bytes(self, batch: int, height: int, width: int) -> int:
+        """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
+        size = self.post_quant_conv.weight.element_size()
+        if self._large(height, width):
+            pictures = 3 * batch * height * width * self.config.stride**2 * size
+            return strips.decode_bytes(self.config, height, width, size) + 2 * pictures
+        # As ComfyUI estimates it: activations of the full-resolution layers.
+        return 17 * self.config.ch * batch * height * width * self.config.stride**2 * size
+
+    def _large(self, height: int, width: int) -> bool:
+        return height * width * self.config.stride**2 > WHOLE
 
 
 @dataclass(frozen=True, eq=False)

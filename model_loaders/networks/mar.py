@@ -362,17 +362,25 @@ class MARModel:
     condition: ClassVar[str] = "class"
 
     @property
-    def module(self) -> nn.Module:
-        """All weights."""
-        return self.net
+    def parts(self) -> Mapping[str, nn.Module]:
+        """All weights, in modules that a host may place and offload one by one."""
+        return {"MAR": self.net}
+
+    def weights(self) -> dict[str, int]:
+        """Bytes of the weights by part."""
+        return {n: sum(p.numel() * p.element_size() for p in part.parameters()) for n, part in self.parts.items()}
 
     @property
     def note(self) -> str:
         """A remark for the report, or ""."""
         return ""
 
-    def between_bytes(self, images: int, cached: bool) -> int:
-        """Working memory of what lies between encoder and decoder, both branches of guidance; ``cached``: kept between AR steps."""
+    def working_bytes(self, rows: int) -> dict[str, int]:
+        """Upper estimate of the activations of one pass by part, for ``rows`` rows of the decoder over the batch and both branches."""
+        return {"MAR": 16 * rows * self.net.config.dim * next(self.net.parameters()).element_size()}
+
+    def prompt_bytes(self, tokens: int) -> int:
+        """Memory of the keys and values of that many rows of a language model; 0 without one."""
         return 0
 
     def first_timestep(self, diffusion_steps: int) -> int:

@@ -6,7 +6,7 @@ branch of guidance is a prompt of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -45,8 +45,11 @@ class HybridModel(MARModel):
     _unconditional: dict[str, PromptCache] = field(default_factory=dict, init=False, repr=False)
 
     @property
-    def module(self) -> nn.Module:
-        return self.hybrid
+    def parts(self) -> Mapping[str, nn.Module]:
+        mar, between = self.net, nn.ModuleList([self.hybrid.llm, self.hybrid.proj_in, self.hybrid.proj_out])
+        transformer = {name: child for name, child in mar.named_children() if child is not mar.diffloss}
+        own = dict(mar.named_parameters(recurse=False))
+        return {"language model": between, "MAR": _Part(transformer, own), "head": mar.diffloss}
 
     @property
     def note(self) -> str:
@@ -55,12 +58,11 @@ class HybridModel(MARModel):
             return ""
         return f"{side} x {side} tokens; the model was trained for {self.trained} x {self.trained}"
 
-    def between_bytes(self, images: int, cached: bool) -> int:
+    def working_bytes(self, rows: int) -> dict[str, int]:
         c, size = self.hybrid.config.llm, next(self.hybrid.parameters()).element_size()
-        rows = 2 * images * (self.net.config.tokens + self.net.config.buffer)
         # The MLP's three tensors, residual stream and norms, queries with repeated keys and values.
-        work = rows * (3 * c.hidden + 6 * c.dim + 6 * c.heads * c.head_dim) * size
-        return work + (self.prompt_bytes(rows) if cached else 0)
+        width = 3 * c.hidden + 6 * c.dim + 6 * c.heads * c.head_dim
+        return super().working_bytes(rows) | {"language model": rows * width * size}
 
     def first_timestep(self, diffusion_steps: int) -> int:
         """950 at fewer than 100 diffusion steps, unless the largest beta is low or the checkpoint says less."""
@@ -137,6 +139,17 @@ class HybridModel(MARModel):
         """Memory of the keys and values of that many tokens."""
         c, size = self.hybrid.config.llm, next(self.hybrid.parameters()).element_size()
         return 2 * c.depth * c.kv_heads * c.head_dim * size * tokens
+
+
+class _Part(nn.Module):
+    """Some of a network's modules and parameters as one module; the tensors are the network's own."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], parameters: Mapping[str, nn.Parameter]):
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+        for name, parameter in parameters.items():
+            self.register_parameter(name, parameter)
 
 
 class PromptRows:

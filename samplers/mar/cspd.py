@@ -41,6 +41,7 @@ from .cspd_paper import Paper
 from .cspd_published import Published
 from .editing import Edit
 from .loop import Decide, Sampler, Transformer, begin, loop
+from .memory import WEIGHTS
 from .settings import CSpDSettings
 from .transformer import FullTransformer
 
@@ -107,6 +108,7 @@ def cspd(
     _check(draft, model)
     run = begin("cspd", model, condition, settings, noise, seed, edit)
     run.report.model = f"{model.name}, drafted by {draft.name}"
+    run.report.memory |= {f"{WEIGHTS}draft {name}": count for name, count in draft.weights().items()}
     with torch.no_grad():
         rows = condition.rows(draft, run.guided)
         models = Models(draft, rows, transformer or FullTransformer(), draft_transformer or FullTransformer(), draws)

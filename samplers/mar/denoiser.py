@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .diffusion import Ancestral, Tables, guide
 from .loop import Conditions, Denoise, HeadRows, Run
+from .memory import BUDGET
 
 
 class Denoiser:
@@ -24,7 +25,7 @@ class Denoiser:
         exact: whether every diffusion step is evaluated.
     """
 
-    budget = 1 << 24
+    budget = BUDGET
     exact = True
 
     def __init__(self, run: Run, table: Tables):

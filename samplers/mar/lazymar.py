@@ -38,6 +38,7 @@ from .head import PlainHead
 from .lazymar_cache import FeatureCache, block_pass, block_rest, own_copy, row_index, typed_blocks
 from .lazymar_head import CachedDenoiser
 from .loop import Conditions, Run, Sampler, begin, generate
+from .memory import FEATURES, feature_bytes
 from .settings import CacheSettings, LazyMARSettings
 from .transformer import FullTransformer, copies, count_pass
 
@@ -97,6 +98,7 @@ class LazyTransformer:
         """
         if self.step < 0:
             self._begin(run)
+            run.report.memory[FEATURES] = feature_bytes(run.model, len(run.tokens), run.settings, self.settings)
         s = self.settings
         stale = (
             self.cache is None

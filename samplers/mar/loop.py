@@ -26,6 +26,7 @@ from ..driver import start_clock, timed
 from ..noise import Noise
 from .diffusion import Ancestral, Tables, tables
 from .editing import Edit
+from .memory import estimate
 from .schedule import ORDERS, Plan
 from .settings import MARBase
 
@@ -250,6 +251,7 @@ def begin(
     device = parameter.device
     if condition.kind != model.condition:
         raise UserError(f"condition: {model.name} is conditioned on {_CONDITIONS[model.condition]}.")
+    memory = estimate(model, condition, settings)
     with torch.no_grad():
         rows = condition.rows(model, settings.cfg != 1.0)
     batch = len(rows)
@@ -259,6 +261,7 @@ def begin(
     orders = ORDERS[settings.order](orders)
     report = Report(name, model.name, asdict(settings), seed, batch, device.type)
     report.note = "; ".join(filter(None, (model.note, remark(model.net))))
+    report.memory = memory
     tokens, drawn, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:
         tokens, drawn = edit.tokens(model, batch, device)

@@ -48,6 +48,8 @@ TOLD = {
     ],
     "15 MuLo-SD with Tar": ["serial: one by one", "ZipAR, window 4", "MuLo-SD"],
     "13 MuLo-SD with LlamaGen": ["LlamaGen", "the draft, enlarged", "MuLo-SD"],
+    "18 Prompt accelerators side by side": ["MAR", "MAR, DiSA 50 to 5", "FastHybrid", "LazyMAR", "FastHybrid + LazyMAR"],
+    "19 Paint and redraw with a prompt": ["anew by MAR", "anew by FastHybrid"],
 }
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import hybrid_files
 import tar_files
 import torch
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
+from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
@@ -86,6 +88,7 @@ def build(folder: Path) -> list[Seed]:
     write_merges(merged)
     out.append(Seed(merged, use_tar))
     out.append(Seed(write_t5(folder / "t5"), use_t5))
+    out.extend(Seed(path, use_hybrid) for path in write_hybrids(folder))
     return out
 
 
@@ -96,6 +99,19 @@ def write_merges(folder: Path) -> None:
     (folder / "vocab.json").write_text(json.dumps({sign: i % 14 for i, sign in enumerate(signs)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     (folder / "added_tokens.json").write_text(json.dumps(tar_files.ADDED))
+
+
+def write_hybrids(folder: Path) -> list[Path]:
+    """A tiny hybrid in one file with everything in its metadata, and as a folder of two shards."""
+    state, parts = hybrid_files.weights(), folder / "hybrid"
+    save_file(state, folder / "hybrid.safetensors", metadata={**hybrid_files.METADATA, "grid": "4", "max_beta": "0.2"})
+    parts.mkdir()
+    (parts / "config.json").write_text(json.dumps(hybrid_files.CONFIG))
+    (parts / "tokenizer.json").write_text(json.dumps(hybrid_files.TOKENIZER))
+    names = sorted(state)
+    for i, part in enumerate((names[:40], names[40:]), 1):
+        save_file({name: state[name] for name in part}, parts / f"model-0000{i}-of-00002.safetensors")
+    return [folder / "hybrid.safetensors", parts]
 
 
 def write_t5(folder: Path) -> Path:
@@ -124,6 +140,11 @@ def write_t5(folder: Path) -> Path:
 def use_tar(path: Path) -> None:
     model = load_tar(path)
     model.prompt(PROMPT, 0)
+
+
+def use_hybrid(path: Path) -> None:
+    model = load_hybrid(path)
+    model.prompt(PROMPT)
 
 
 def use_t5(path: Path) -> None:

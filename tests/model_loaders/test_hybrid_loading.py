@@ -13,19 +13,9 @@ from fastar_nodes.model_loaders.families import identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid, precision
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.hybrid import HybridConfig, resize_table
+from hybrid_files import CONFIG, METADATA, TOKENIZER, weights
 from safetensors.torch import save_file
-from tiny_hybrid_shapes import shapes
 
-WORDS = ["[UNK]", "user", "assistant", "generate", "an", "image", "a", "red", "boat", ":", "."]
-MARKS = {"<|im_start|>": 11, "<|im_end|>": 12}
-TOKENIZER = {
-    "added_tokens": [{"content": name, "id": n} for name, n in MARKS.items()],
-    "normalizer": {"type": "Lowercase"},
-    "pre_tokenizer": {"type": "Whitespace"},
-    "model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(WORDS)}, "unk_token": "[UNK]"},
-}
-CONFIG = {"llm": {"num_attention_heads": 4}, "mar": {"encoder_num_heads": 2}}
-METADATA = {"config": json.dumps(CONFIG), "tokenizer": json.dumps(TOKENIZER)}
 UNUSED = {
     "llm.lm_head.weight": torch.zeros(13, 24),
     "siglip2.vision_model.embeddings.weight": torch.zeros(3, dtype=torch.int64),
@@ -34,11 +24,6 @@ UNUSED = {
     "mar.class_emb.weight": torch.zeros(10, 16),
     "llm.model.rotary_emb.inv_freq": torch.zeros(3),
 }
-
-
-def weights(tokens: int = 16) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(1)
-    return {name: torch.randn(shape, generator=g) * 0.1 for name, shape in shapes(tokens).items()}
 
 
 @pytest.fixture

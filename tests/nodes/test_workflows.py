@@ -51,6 +51,7 @@ LOADERS = {
     "FastARLoadLlamaGen": "llamagen",
     "FastARLoadTar": "tar",
     "FastARLoadTarDetokenizer": "dtok",
+    "FastARLoadHybrid": "hybrid",
 }
 PROMPT = "FastARTarPrompt"
 MULOSD = ("FastARMuLoSD", "FastARMuLoSDSampler")

@@ -9,7 +9,9 @@ from functools import cached_property
 
 from ...model_loaders.hybrid import load_hybrid
 from ...model_loaders.networks.mar import MARModel
+from ...samplers import presets
 from ...samplers.conditioning import PromptCondition
+from ...samplers.registry import SAMPLERS
 from ..training.hybrid_recipe import DEFAULTS, NAME
 from .mar import MARBench
 from .tables import BATCH, Ground, Row, Table
@@ -18,6 +20,11 @@ from .tar import PromptGround
 _COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
 _FAST = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
 _LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's values for 32 AR steps
+
+
+def _preset(sampler: str, title: str, preset: str) -> Row:
+    return Row(f"{title}, {preset}", sampler, presets.values(SAMPLERS[sampler].settings, preset, demo=True))
+
 
 TABLES: dict[str, Table] = {
     "hybrid": (
@@ -29,6 +36,21 @@ TABLES: dict[str, Table] = {
             Row("LazyMAR", "lazymar", _LAZY),
             Row("LazyMAR, language model in full", "lazymar", {**_LAZY, "llm_cache": False}),
             Row("FastHybrid, RG-0.95 + LazyMAR", "fasthybrid+lazymar", {**_FAST, "threshold": 0.95, **_LAZY}),
+        ),
+    ),
+    "hybrid-presets": (
+        _COMMON,
+        (
+            Row("MAR", "mar", {}),
+            *(
+                _preset(sampler, title, preset)
+                for sampler, title in (
+                    ("fasthybrid", "FastHybrid"),
+                    ("lazymar", "LazyMAR"),
+                    ("fasthybrid+lazymar", "FastHybrid + LazyMAR"),
+                )
+                for preset in ("balanced", "fast")
+            ),
         ),
     ),
     "hybrid-settings": (

@@ -111,6 +111,20 @@ PLOTS = (
         images=300,
     ),
     Plot(
+        "hybrid",
+        "benchmarks/hybrid.md",
+        "Accelerators",
+        "head calls a batch",
+        "all %",
+        "Prompts of the demo hybrid: head calls and what is met",
+        ("sequential diffusion head calls a batch of 100", "everything that the prompt says, %"),
+        short=(
+            (", language model in full", ", no LLM cache"),
+            ("FastHybrid, ", ""),
+        ),
+        images=300,
+    ),
+    Plot(
         "lazymar",
         "benchmarks/lazymar.md",
         "Caches",

@@ -1,0 +1,82 @@
+"""Memory of a generation, estimated from shapes before anything is allocated.
+
+Upper estimates for attention kernels that hold no scores. A test counts the tensors alive in a full-size UniPic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...model_loaders.networks.mar import MARModel
+from ..conditioning import MaskedCondition
+from .schedule import masked_after
+from .settings import CacheSettings, MARBase
+
+# Modulations of the head that are computed at once, in numbers; those of one diffusion step may be more.
+BUDGET = 1 << 24
+# Kept during the whole generation: entries that begin with this, and these.
+WEIGHTS = "weights: "
+NOISE, PROMPTS, FEATURES = "noise", "prompt cache", "feature cache"
+# Not at once: the largest of these counts.
+MAR, HEAD, LLM, DECODE = "MAR", "head", "language model", "decode"
+
+
+def noise_bytes(model: MARModel, images: int, steps: int) -> int:
+    """The noise of ``steps`` diffusion steps of a batch, fp32."""
+    return 4 * images * (steps + 2) * model.net.config.tokens * model.net.config.channels
+
+
+def estimate(
+    model: MARModel, condition: MaskedCondition, settings: MARBase, cache: CacheSettings | None = None
+) -> dict[str, int]:
+    """Bytes by stage.
+
+    Args:
+        model: the model; its weights may be on the meta device.
+        condition: what is sampled.
+        settings: of the sampler.
+        cache: LazyMAR's, where its caches are used.
+
+    Returns:
+        Weights by part (``weights: ...``), ``prompt cache``, ``noise`` and ``feature cache`` are kept during the whole generation;
+        ``language model``, ``MAR`` and ``head`` are the working memory of one evaluation each.
+
+    Raises:
+        UserError: more AR steps than tokens; a prompt that the model cannot read.
+    """
+    c, images, values = model.net.config, len(condition), vars(settings)
+    branches = 1 + (settings.cfg != 1.0)
+    size = next(model.net.parameters()).element_size()
+    left = masked_after(c.tokens, settings.ar_steps)
+    largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
+    rows = branches * images * (c.buffer + c.tokens)
+    # CSpD verifies the AR steps of a draft in one pass; FastHybrid denoises those of a lookahead together.
+    together, ahead = values.get("draft_length", 1), max(1, values.get("lookahead", 1))
+    tokens = branches * images * min(c.tokens, largest * ahead)
+    out = {f"{WEIGHTS}{name}": count for name, count in model.weights().items()}
+    prompts = condition.prompt_tokens(model, settings.cfg != 1.0)
+    if prompts:
+        out[PROMPTS] = model.prompt_bytes(prompts)
+    out[NOISE] = noise_bytes(model, images, settings.diffusion_steps)
+    if cache is not None:
+        out[FEATURES] = feature_bytes(model, images, settings, cache)
+    out |= {name: together * count for name, count in model.working_bytes(rows).items()}
+    modulations = tokens * c.head_width * (3 * c.head_depth + 2)
+    out[HEAD] = 3 * max(modulations, min(BUDGET, modulations * settings.diffusion_steps)) * size
+    return out
+
+
+def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheSettings) -> int:
+    """Keys, values and inputs that LazyMAR keeps."""
+    c, size = model.net.config, next(model.net.parameters()).element_size()
+    live = images * (2 if settings.cfg != 1.0 and not cache.condition_cache else 1)
+    encoded = images * (1 + (settings.cfg != 1.0))
+    rows = c.buffer + c.tokens
+    kept = 2 * encoded * c.encoder_depth + live * (2 * c.decoder_depth + 3)
+    return kept * rows * c.dim * size + (model.prompt_bytes(live * rows) if cache.encoder_cache else 0)
+
+
+def total(memory: Mapping[str, int]) -> int:
+    """Most bytes at once: all that is kept, and the largest of the stages."""
+    stages = {k: v for k, v in memory.items() if k in (MAR, HEAD, LLM, DECODE)}
+    return sum(memory.values()) - sum(stages.values()) + max(stages.values(), default=0)

@@ -1,0 +1,134 @@
+"""Official sizes of Harmon and UniPic: work, random weights, and the check of downloaded ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from fastar_nodes.cli import hybrids
+from fastar_nodes.cli.bench import random_models
+from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
+from fastar_nodes.model_loaders.networks.mar import MARConfig
+from fastar_nodes.model_loaders.networks.prompts import HybridModel
+from fastar_nodes.model_loaders.networks.qwen import QwenConfig
+from fastar_nodes.samplers.conditioning import PromptCondition
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import find
+
+# TFLOP of a picture in the authors' code, as computed for the specification by hand.
+PUBLISHED = {"Harmon-0.5B": 95, "Harmon-1.5B": 380, "UniPic-1.5B": 934}
+TINY = ((24, 2, 4, 2, 32), (16, 1, 1, 16), 4, 4, 0.999, 4)
+
+
+@pytest.mark.parametrize("size", hybrids.SIZES)
+def test_shapes_are_those_of_the_recorded_key_lists(size, root):
+    family = "unipic" if size.startswith("Uni") else "harmon"
+    file = {"Harmon-0.5B": "harmon_0_5b", "Harmon-1.5B": "harmon_1_5b", "UniPic-1.5B": "unipic_1_5b"}[size]
+    known = json.loads((root / "tests" / "parity" / family / f"hybrid_shapes_{file}.json").read_text())
+    with torch.device("meta"):
+        made = Hybrid(hybrids.official(size)).state_dict()
+    unread = ("llm.lm_head", "mar.class_emb", "siglip2_proj")
+    wanted = {k: v for k, v in known.items() if not k.startswith(unread)}
+    assert {k: list(t.shape) for k, t in made.items()} == wanted
+    assert HybridConfig.from_state_dict(made) == hybrids.official(size)
+
+
+@pytest.mark.parametrize("size", hybrids.SIZES)
+def test_the_authors_work_is_the_specification_s(size):
+    model = hybrids.random_hybrid(size, torch.bfloat16, "meta")
+    settings = MARSettings(ar_steps=hybrids.SIZES[size][5], diffusion_steps=100, cfg=3.0)
+    ours, theirs = (
+        sum(hybrids.work(model, PromptCondition(("a red boat at sunset",)), settings, published).values())
+        for published in (False, True)
+    )
+    assert theirs / 1e12 == pytest.approx(PUBLISHED[size], rel=0.01)
+    assert 0.9 * theirs < ours < 0.94 * theirs
+
+
+@pytest.fixture
+def tiny(monkeypatch) -> HybridModel:
+    """A tiny model that is the only official size, whose head counts are listed."""
+    shape = {"dim": 16, "encoder_depth": 1, "decoder_depth": 1, "heads": 2, "head_depth": 1, "head_width": 16}
+    mar_config = MARConfig(**shape, buffer=3, tokens=16, channels=4, classes=0)
+    llm = QwenConfig(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=151936, tied=True)
+    config = HybridConfig(mar_config, llm)
+    monkeypatch.setattr(hybrids, "SIZES", {"tiny": TINY})
+    monkeypatch.setattr(hybrids, "official", lambda size, grid=None: config)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return hybrids.random_hybrid("tiny", torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+def test_the_work_is_what_a_run_counts(tiny, cfg):
+    condition, settings = (
+        PromptCondition(("a boat", "two red cats")),
+        MARSettings(ar_steps=5, diffusion_steps=3, cfg=cfg),
+    )
+    counts = finish(mar(tiny, condition, settings, PairedNoise(1, range(2)), 1)).report.counts
+    head = tiny.hybrid.config.head_flops(counts["head_rows"])
+    work = hybrids.work(tiny, condition, settings)
+    assert sum(work.values()) == counts["transformer_flops"] + head and work["head"] == head
+
+
+def test_random_weights_are_drawn_from_and_repeatable(tiny):
+    condition, settings = PromptCondition(("a boat",)), MARSettings(ar_steps=4, diffusion_steps=3)
+    latents = finish(mar(tiny, condition, settings, PairedNoise(1, range(1)), 1)).latents
+    assert latents.isfinite().all() and tiny.name == "tiny, random weights"
+    entries = [find("mar"), find("fasthybrid")]
+    with pytest.raises(Exception, match="llamagen samples .* but Harmon-0.5B is not one"):
+        random_models("Harmon-0.5B", [*entries[:0], find("llamagen")], "fp32", torch.device("cpu"))
+
+
+def ids(text: str) -> list[int]:
+    """A tokenizer with the recorded words only."""
+    known = {"user\nGenerate an image.": [872, 198, 31115, 458, 2168, 13], "\n": [198], "assistant\n": [77091, 198]}
+    known |= {
+        f"user\nGenerate an image: {t}": [872, 198, 31115, 458, 2168, 25, *n] for t, n in hybrids.RECORDED.items()
+    }
+    return known[text]
+
+
+def test_a_right_model_passes_the_check_and_a_wrong_one_does_not(tiny):
+    right = replace(tiny, tokenize=ids)
+    assert all(good for _, good, _ in hybrids.check(right)) and len(list(hybrids.check(right))) == 4
+    shifted = replace(tiny, tokenize=lambda text: [n + 1 for n in ids(text)])
+    beta = replace(right, max_beta=0.2)
+    other = replace(right, trained=8)
+    broken = replace(right)
+    broken.hybrid.proj_in[0].weight[0, 0] = float("nan")
+    for model, wrong in ((shifted, "prompt ids"), (beta, "largest beta"), (other, "shapes"), (broken, "weights")):
+        assert wrong in [name for name, good, _ in hybrids.check(model) if not good], wrong
+
+
+def test_tokens_far_from_unit_variance_fail_the_check(tiny):
+    unit = torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(0)) / tiny.latent_scale
+    assert hybrids.check_tokens(tiny, unit)[1] and not hybrids.check_tokens(tiny, 10 * unit)[1]
+
+
+def test_the_count_is_printed_for_every_size(cli, tmp_path):
+    answer = cli("bench", "--count", "--out", "count.md")
+    assert answer.code == 0, answer
+    rows = [line.split("|")[1:] for line in answer.out.splitlines()[2:]]
+    assert [row[0].strip() for row in rows] == list(hybrids.SIZES)
+    assert [float(row[4]) for row in rows] == pytest.approx(list(PUBLISHED.values()), rel=0.01)
+    assert (tmp_path / "count.md").read_text().strip() == answer.out.strip()
+
+
+def test_the_check_is_for_hybrids(cli):
+    answer = cli("compare", "--check", "--label", "cat", "--samplers", "mar")
+    assert answer.code == 2 and "check: it is for Harmon and UniPic" in answer.err
+    answer = cli("bench", "--random", "UniPic-1.5B", "--against", ".")
+    assert answer.code == 2 and "cannot be timed beside a checkout" in answer.err
+
+
+def test_the_demo_is_none_of_the_official_models(cli, tmp_path):
+    quick = ("--steps", "2", "--set", "diffusion_steps=2", "--dtype", "fp32", "--device", "cpu")
+    answer = cli("compare", "--model", "demo-hybrid", "--prompt", "a red boat", "--samplers", "mar", "--check", *quick)
+    assert answer.code == 1 and "FAIL shapes: none of Harmon-0.5B" in answer.out and "ok   weights" in answer.out
+    assert (tmp_path / "compare.png").is_file()

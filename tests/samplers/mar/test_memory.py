@@ -1,0 +1,141 @@
+"""Estimates of memory: against the tensors alive in full-size networks on the meta device, and in reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, PromptBatch, PromptCache
+from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.mar import MARConfig
+from fastar_nodes.model_loaders.networks.prompts import HybridModel
+from fastar_nodes.model_loaders.networks.qwen import QwenConfig
+from fastar_nodes.reports.record import to_text
+from fastar_nodes.samplers.conditioning import PromptCondition
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar import memory
+from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.lazymar import lazymar
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import (
+    CacheSettings,
+    CSpDSettings,
+    FastHybridSettings,
+    LazyMARSettings,
+    MARSettings,
+)
+from fastar_nodes.samplers.noise import PairedNoise
+from live_bytes import counted
+from tiny_hybrids import TURN, characters, tiny_hybrid
+
+GB = 1e9
+KL16 = KLConfig(ch=128, ch_mult=(1, 1, 2, 2, 4), blocks=2, z_channels=16)
+
+
+def meta_model(llm: QwenConfig, mar: MARConfig) -> HybridModel:
+    """A full-size model in bf16, its head's last layer in fp32, without memory."""
+    with torch.device("meta"):
+        net = Hybrid(HybridConfig(mar, llm)).to(torch.bfloat16).requires_grad_(False)
+        net.head.final_layer.linear.float()
+    return HybridModel(net.mar, "unipic", hybrid=net, tokenize=characters, turn=TURN, trained=64, max_beta=0.2)
+
+
+@pytest.fixture(scope="module")
+def unipic():
+    llm = QwenConfig(dim=1536, depth=28, heads=12, kv_heads=2, head_dim=128, hidden=8960, vocab=151936, tied=True)
+    shape = {"dim": 1280, "encoder_depth": 20, "decoder_depth": 20, "heads": 16, "head_depth": 12, "head_width": 1536}
+    return meta_model(llm, MARConfig(**shape, buffer=64, tokens=4096, channels=16, classes=0))
+
+
+def test_unipic_at_1024_pixels_fits_in_ten_gigabytes(unipic):
+    """Batch 1, bf16, guidance, with all of LazyMAR's caches too; the VAE in fp32."""
+    condition = PromptCondition(("a red boat at sunset",))
+    with torch.device("meta"):
+        vae = KLAutoencoder(KL16)
+    decode = sum(4 * p.numel() for p in vae.parameters()) + vae.decode_bytes(1, 64, 64)
+    plain = memory.estimate(unipic, condition, MARSettings(ar_steps=32, cfg=3.0)) | {memory.DECODE: decode}
+    lazy = LazyMARSettings(ar_steps=32, cfg=3.0)
+    cached = memory.estimate(unipic, condition, lazy, lazy) | {memory.DECODE: decode}
+    weights = sum(v for k, v in plain.items() if k.startswith(memory.WEIGHTS))
+    assert weights == pytest.approx(5.0 * GB, rel=0.01)
+    assert 5 * GB < memory.total(plain) < sum(plain.values()) < 8.5 * GB
+    assert memory.total(plain) < memory.total(cached) < 10 * GB
+
+
+def test_parts_are_all_weights_once(unipic):
+    whole = {id(p) for p in unipic.hybrid.parameters()}
+    parts = [id(p) for part in unipic.parts.values() for p in part.parameters()]
+    assert len(parts) == len(set(parts)) and set(parts) == whole
+    assert unipic.weights()["language model"] == pytest.approx(3.1 * GB, rel=0.03)
+
+
+def test_a_part_moves_alone_and_the_network_sees_it():
+    model = tiny_hybrid()
+    model.parts["MAR"].to(torch.float64)
+    kinds = {name: p.dtype for name, p in model.hybrid.named_parameters()}
+    for name, kind in kinds.items():
+        moved = name.startswith("mar.") and "diffloss" not in name
+        assert kind == (torch.float64 if moved else torch.float32), name
+
+
+def test_passes_hold_what_is_estimated(unipic, monkeypatch):
+    """An AR step with nearly all tokens known: no less than what is alive, and at most four times as much."""
+    c, net, known = unipic.hybrid.config.llm, unipic.hybrid, 3800
+    shape = (c.depth, c.kv_heads, 40, c.head_dim)
+    with torch.device("meta"), torch.no_grad():
+        caches = [PromptCache(*(torch.empty(shape, dtype=torch.bfloat16) for _ in range(2))) for _ in range(2)]
+        prompts, tokens = PromptBatch(caches), torch.empty(1, 4096, 16)
+        at, wanted = torch.zeros(1, known, dtype=torch.int64), torch.zeros(2, 201, dtype=torch.int64)
+        work = unipic.working_bytes(2 * (4096 + 64))
+        with counted(monkeypatch) as live:
+            encoded = net.mar.encode(tokens, at, net.mar.class_rows(None, 1))
+        assert live.peak < work["MAR"]
+        with counted(monkeypatch) as live:
+            fused = net.fuse(encoded, at, prompts)
+        assert live.peak < work["language model"] < 4 * live.peak
+        with counted(monkeypatch) as live:
+            net.mar.decode(fused, at.expand(2, -1), wanted)
+        assert live.peak < work["MAR"] < 4 * live.peak
+
+
+def run(model, sampler=mar, settings=None, **more):
+    condition = PromptCondition(("a boat", "a cat"))
+    settings = settings or MARSettings(ar_steps=4, diffusion_steps=4)
+    return finish(sampler(model, condition, settings, PairedNoise(3, range(2)), 3, **more)).report
+
+
+def test_reports_hold_the_estimate():
+    model = tiny_hybrid()
+    report = run(model)
+    assert report.memory == memory.estimate(
+        model, PromptCondition(("a boat", "a cat")), MARSettings(ar_steps=4, diffusion_steps=4)
+    )
+    assert {"weights: language model", "weights: MAR", "weights: head", "prompt cache"} < set(report.memory)
+    assert report.to_dict()["memory_estimate_bytes"] == report.memory
+    assert "memory, estimated: weights: language model" in to_text(report)
+
+
+@pytest.mark.parametrize("condition_cache", [True, False])
+@pytest.mark.parametrize("llm_cache", [True, False])
+def test_what_lazymar_keeps_is_within_the_estimate(condition_cache, llm_cache):
+    lazy = {"ar_steps": 8, "diffusion_steps": 4, "start_step": 1, "refresh_period": 4}
+    report = run(tiny_hybrid(), lazymar, LazyMARSettings(**lazy, condition_cache=condition_cache, llm_cache=llm_cache))
+    assert 0 < report.counts["cache_bytes"] <= report.memory["feature cache"] <= 3 * report.counts["cache_bytes"]
+
+
+def test_a_draft_s_weights_are_part_of_it():
+    report = run(tiny_hybrid(), cspd, CSpDSettings(ar_steps=4, diffusion_steps=4), draft=tiny_hybrid(1))
+    assert report.memory["weights: draft language model"] == report.memory["weights: language model"]
+
+
+def test_the_estimate_grows_with_what_is_computed_together():
+    model, condition = tiny_hybrid(), PromptCondition(("a boat",))
+    plain = memory.estimate(model, condition, MARSettings(ar_steps=4))
+    ahead = memory.estimate(model, condition, FastHybridSettings(ar_steps=4, lookahead=4))
+    unguided = memory.estimate(model, condition, MARSettings(ar_steps=4, cfg=1.0))
+    twice = memory.estimate(model, replace(condition, texts=("a boat", "a cat")), MARSettings(ar_steps=4))
+    assert ahead[memory.HEAD] >= plain[memory.HEAD] and ahead[memory.LLM] == plain[memory.LLM]
+    assert unguided[memory.LLM] * 2 == plain[memory.LLM] and twice[memory.LLM] == 2 * plain[memory.LLM]
+    assert unguided[memory.PROMPTS] < plain[memory.PROMPTS] < twice[memory.PROMPTS]
+    assert memory.FEATURES in memory.estimate(model, condition, MARSettings(ar_steps=4), CacheSettings())
