@@ -200,6 +200,44 @@ def test_a_wire_of_another_kind_does_not_connect(editor: Any) -> None:
         assert editor.evaluate(CONNECTS, [source, target, "condition"]) == fits, (source, target)
 
 
+# What Compare shows and sends while links are made and removed. "+3" connects image_3, "-3" removes its link.
+GROWS = """async steps => {
+    const compare = LiteGraph.createNode('FastARCompare'), sampler = LiteGraph.createNode('FastARMARSampler')
+    app.graph.add(compare); app.graph.add(sampler)
+    const shown = []
+    const at = name => compare.inputs.findIndex(i => i.name === name)
+    const settle = () => new Promise(done => setTimeout(done, 200))
+    for (const step of steps) {
+        const sockets = [at(`image_${step.slice(1)}`), at(`report_${step.slice(1)}`)]
+        if (step[0] === '+') {
+            const picture = LiteGraph.createNode('EmptyImage')
+            app.graph.add(picture)
+            picture.connect(0, compare, sockets[0]); sampler.connect(1, compare, sockets[1])
+        } else compare.disconnectInput(sockets[0])
+        await settle()
+        shown.push(compare.inputs.filter(i => !i.widget).map(i => i.name + (i.link == null ? '' : '*')).join(' '))
+    }
+    const sent = (await app.graphToPrompt()).output[compare.id].inputs
+    await app.loadGraphData(app.graph.serialize())
+    await settle()
+    const again = (await app.graphToPrompt()).output[compare.id].inputs
+    return [shown, sent, again]
+}"""
+
+
+def test_compare_grows_and_moves_no_link(editor: Any) -> None:
+    shown, sent, again = editor.evaluate(GROWS, ["+1", "+2", "+3", "-2", "-3"])
+    assert shown == [
+        "image_1* report_1* image_2 report_2",
+        "image_1* report_1* image_2* report_2* image_3 report_3",
+        "image_1* report_1* image_2* report_2* image_3* report_3* image_4 report_4",
+        "image_1* report_1* image_2 report_2* image_3* report_3* image_4 report_4",
+        "image_1* report_1* image_2 report_2* image_3 report_3* image_4 report_4",
+    ]
+    links = {name for name, value in sent.items() if isinstance(value, list)}
+    assert links == {"image_1", "report_1", "report_2", "report_3"} and sent == again
+
+
 SENT = """async ([type, mode]) => {
     for (const n of app.graph._nodes) if (n.type === type) n.mode = mode
     return (await app.graphToPrompt()).output

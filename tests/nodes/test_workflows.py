@@ -106,6 +106,9 @@ def test_sockets_are_the_nodes_own(graph):
             about, given = NODES[node["type"]].inputs, [i["name"] for i in node["inputs"]]
             assert set(given) <= {i.id for i in about}
             sockets = [i.id for i in about if i.kind not in WIDGETS]
+            if node["type"] == "FastARCompare":  # the editor shows a free pair behind the last connected one
+                pairs = [int(i["name"].rpartition("_")[2]) for i in node["inputs"] if i["link"] is not None]
+                sockets = sockets[: 2 * min(8, max(pairs) + 1)]
             assert given[: len(sockets)] == sockets, f"{node['type']}: a graph lists every socket, connected or not"
             assert [o["name"] for o in node["outputs"]] == [o.id for o in NODES[node["type"]].outputs]
 
