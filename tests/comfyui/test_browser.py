@@ -175,6 +175,39 @@ def test_a_mistake_is_told_in_the_editor(comfy: Comfy, editor: Any, workflow: An
     assert "there is no class 'catt'; the closest: cat" in shown and "Traceback" not in shown
 
 
+WIRE_A_TEXT = """text => {
+    const source = LiteGraph.createNode('PrimitiveString')
+    app.graph.add(source)
+    source.widgets[0].value = text
+    const label = app.graph._nodes.find(n => n.type === 'FastARClassLabel')
+    source.connect(0, label, label.inputs.findIndex(i => i.name === 'labels'))
+    return label.id
+}"""
+
+
+def test_a_mistake_at_run_time_is_told_without_a_stack_trace(
+    comfy: Comfy, editor: Any, workflow: Any, artifacts: Path
+) -> None:
+    """The sentence at once, on the node that is wrong; the editor's error log has no trace."""
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("01 Label to picture - MAR"))
+    label = editor.evaluate(WIRE_A_TEXT, "catt")
+    entry = _run(comfy, editor)
+    assert comfy.exception_type(entry) == "fastar.UserError"
+    told = editor.locator(".p-toast-message").first
+    told.wait_for(timeout=10000)
+    assert "Class Label" in told.inner_text() and "there is no class 'catt'; the closest: cat" in told.inner_text()
+    editor.screenshot(path=str(artifacts / f"mistake at run time_{editor.renderer}.png"))
+    told.locator("button").click()
+    told.wait_for(state="hidden", timeout=10000)
+    editor.get_by_role("button", name="View details").first.click()
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"mistake at run time_{editor.renderer}_details.png"))
+    report, _, _ = editor.locator("body").inner_text().partition("## Logs")  # of the server, as its console shows them
+    assert "there is no class 'catt'" in report and "No stack trace" in report
+    assert "execution.py" not in report and "Traceback" not in report
+    assert editor.evaluate("id => app.graph.getNodeById(id).has_errors === true", label)
+
+
 CONNECTS = """([from, to, name]) => {
     const a = LiteGraph.createNode(from), b = LiteGraph.createNode(to)
     app.graph.add(a); app.graph.add(b)
