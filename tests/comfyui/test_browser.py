@@ -29,8 +29,9 @@ CHROMIUM = (
 )
 READY = """() => Boolean(window.app?.graph && window.app.extensionManager
     && Object.keys(LiteGraph.registered_node_types).length > 50)"""
-# Title bars stand above a node's position, outside its size.
-BOXES = """() => app.graph._nodes.map(n => ({type: n.type, x: n.pos[0], y: n.pos[1] - 30, w: n.size[0], h: n.size[1] + 30}))"""
+# With title bars, which lie above a node's position; a collapsed node is its title bar.
+BOXES = """() => app.graph._nodes.map(n => ({type: n.type, x: n.pos[0], y: n.pos[1] - 30, w: n.size[0],
+    h: (n.flags.collapsed ? 0 : n.size[1]) + 30}))"""
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 // Compare's sockets in the editor: two pairs of image and report, and one free pair after the last connected one.
 //
 // Only pairs at the end are added and removed. No link moves, so an image is never paired with the report of another one. The server's
-// schema has all pairs; prompts do not depend on this file.
+// schema has all pairs; prompts do not depend on this file. Preview as Text shows Compare's table as Markdown; the editor does not save
+// that choice in a graph.
 import { app } from "../../../scripts/app.js"
 
 const PAIRS = 8
@@ -31,6 +32,19 @@ function fitPairs(node) {
   node.setDirtyCanvas(true, true)
 }
 
+/** Set Preview as Text nodes that show the table of a Compare to Markdown. */
+function showTables(graph) {
+  for (const node of graph?.nodes ?? []) {
+    const link = node.comfyClass === "PreviewAny" && graph.getLink?.(node.inputs[0]?.link)
+    const source = link && graph.getNodeById(link.origin_id)
+    if (source?.comfyClass !== "FastARCompare" || source.outputs[link.origin_slot].name !== "table") continue
+    const mode = node.widgets?.find((widget) => ["preview_mode", "previewMode"].includes(widget.name))
+    if (!mode) continue
+    mode.value = true
+    mode.callback?.(true)
+  }
+}
+
 app.registerExtension({
   name: "FastAR.Compare",
   nodeCreated(node) {
@@ -41,11 +55,16 @@ app.registerExtension({
       changed?.apply(this, args)
       // Deferred: a link that replaces another one is first removed and then connected.
       requestAnimationFrame(() => {
-        if (this.graph && !app.configuringGraph) fitPairs(this)
+        if (!this.graph || app.configuringGraph) return
+        fitPairs(this)
+        showTables(this.graph)
       })
     }
   },
   loadedGraphNode(node) {
     if (node.comfyClass === "FastARCompare") fitPairs(node)
+  },
+  afterConfigureGraph() {
+    showTables(app.graph)
   },
 })
