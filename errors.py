@@ -9,6 +9,9 @@ class UserError(ValueError):
     A message over 400 characters, which a value from a file or graph can cause, is shortened in the middle.
     """
 
+    # The name in ComfyUI's reports: without a machine's path, and how web/js/errors.js recognises the exception.
+    __module__ = "fastar"
+
     def __init__(self, message: str):
         if len(message) > _LONGEST:
             message = f"{message[: _LONGEST - 163]}...{message[-160:]}"

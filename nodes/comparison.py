@@ -83,8 +83,9 @@ def _title(sampler: str) -> str:
 class Compare(io.ComfyNode):
     """Pictures side by side.
 
-    The pairs of sockets are fixed. ComfyUI's growing input moves the later links when one is removed, which would pair a picture with
-    the numbers of another one. The node takes lists, so one pair holds a whole sweep.
+    The schema has all pairs of sockets; ``web/js/compare.js`` shows two and adds one when the last is connected. ComfyUI's growing
+    input (Autogrow) moves the later links when one is removed, which would pair a picture with the numbers of another one. The node
+    takes lists, so one pair holds a whole sweep.
     """
 
     @classmethod

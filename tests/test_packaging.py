@@ -65,7 +65,7 @@ def test_names_version_and_dependencies():
     assert extras["standalone"] == {"torch", "numpy", "pillow", "safetensors"}
     assert extras["test"] >= {"pytest", "hypothesis", "transformers", "tokenizers", "ftfy"}
     assert PROJECT["tool"]["comfy"]["DisplayName"] == "FastAR"
-    assert PROJECT["tool"]["comfy"]["requires-comfyui"] == ">=0.14.0"
+    assert PROJECT["tool"]["comfy"]["requires-comfyui"] == ">=0.27.0"
     assert "MIT License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 

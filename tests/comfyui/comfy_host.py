@@ -192,6 +192,11 @@ class Comfy:
                 return "interrupted"
         return ""
 
+    @staticmethod
+    def exception_type(entry: dict[str, Any]) -> str:
+        """Full name of the exception that stopped a prompt, or ""."""
+        return next((d["exception_type"] for name, d in entry["status"]["messages"] if name == "execution_error"), "")
+
     def complaint(self, prompt: dict[str, Any]) -> str:
         """The message with which a prompt that must fail does: rejected at once, or when a node runs."""
         try:

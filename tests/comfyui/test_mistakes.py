@@ -1,7 +1,8 @@
 """More than 200 mistakes that a hand makes, through a real server: typos, wrong files, wrong numbers, wrong wires, muted nodes.
 
 Every answer is a sentence: a rejection blames the widget or socket that is wrong and no other, and a failed run's message begins with
-its name. Neither holds a stack trace.
+its name. Neither holds a stack trace. The server's history holds one for every failed run; the editor leaves it out for the exception
+type that is checked here (test_browser.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 from comfy_host import Comfy, Rejected, defaults
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "nodes" / "schemas.json").read_text(encoding="utf-8"))
+USER_ERROR = "fastar.UserError"
 FEW = {"ar_steps": 2, "diffusion_steps": 2, "guided_steps": 1}
 MAR, TOKENS, DTOK = ["mar", 0], ["gpt", 0], ["dtok", 0]
 LABEL, CODES = ["label", 0], ["codes", 0]
@@ -50,6 +52,10 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "int": ("PrimitiveInt", {"value": 1}),
     "float": ("PrimitiveFloat", {"value": 1.0}),
     "string": ("PrimitiveString", {"value": "cat"}),
+    "typo": ("PrimitiveString", {"value": "cat, catt"}),
+    "blank": ("PrimitiveStringMultiline", {"value": " \n"}),
+    "thousand": ("PrimitiveInt", {"value": 1000}),
+    "large float": ("PrimitiveFloat", {"value": 1e9}),
     "mask": ("SolidMask", {"value": 1.0, "width": 64, "height": 64}),
 }
 SAMPLERS = ("plain", "hybrid", "lazy", "cached", "cspd", "serial", "par", "zipar", "mulosd", "draw", "redraw")
@@ -218,6 +224,16 @@ AT_RUN_TIME: dict[str, Case] = {
         "threshold",
         "finite",
     ),
+    "a wired label that is unknown": ("label", {"labels": ["typo", 0]}, "labels", "no class 'catt'; the closest: cat"),
+    "a wired label of nothing": ("label", {"labels": ["blank", 0]}, "labels", "nothing"),
+    "a wired text of nothing": ("text", {"text": ["blank", 0]}, "text", "say in words"),
+    "wired images beyond the limit": ("label", {"images_per_label": ["thousand", 0]}, "images_per_label", "1 to"),
+    "wired steps beyond the tokens": ("plain", {"ar_steps": ["thousand", 0]}, "ar_steps", "1 to 64"),
+    "a wired lookahead beyond its range": ("hybrid", {"lookahead": ["thousand", 0]}, "lookahead", "outside"),
+    "a wired threshold beyond its range": ("hybrid", {"threshold": ["large float", 0]}, "threshold", "outside"),
+    "a wired guidance beyond its range": ("par", {"cfg": ["large float", 0]}, "cfg", "outside"),
+    "a wired window beyond its range": ("zipar", {"top_p": ["large float", 0]}, "top_p", "outside"),
+    "a wired column count": ("compare", {"columns": ["thousand", 0]}, "columns", "outside"),
     "a block that is not there": ("cache", {"block": 99}, "block", "outside"),
     "a draft as large as its target": ("mulosd", {"draft": ["large", 0]}, "draft", ""),
     "a PAR for LlamaGen Sampler": ("serial", {"model": ["par model", 0]}, "model", "PAR Sampler"),
@@ -244,9 +260,42 @@ AT_RUN_TIME: dict[str, Case] = {
 @pytest.mark.parametrize("name", AT_RUN_TIME)
 def test_one_sentence_at_run_time(comfy, info, name):
     key, inputs, field, words = AT_RUN_TIME[name]
-    message = comfy.failure(comfy.wait(comfy.queue(prompt(info, key, **inputs)))).strip()
+    is_told(comfy, prompt(info, key, **inputs), field, words)
+
+
+def is_told(comfy: Comfy, graph: dict[str, Any], field: str, words: str) -> None:
+    """The run fails with a sentence on a field."""
+    entry = comfy.wait(comfy.queue(graph))
+    message = comfy.failure(entry).strip()
     assert message.startswith(f"{field}: ") and words in message, message
     assert is_plain(message) and "\n" not in message and len(message) < 600
+    assert comfy.exception_type(entry) == USER_ERROR and entry["status"]["status_str"] == "error"
+
+
+def test_the_editor_leaves_out_the_trace_of_this_exception():
+    script = (Path(__file__).parents[2] / "web" / "js" / "errors.js").read_text(encoding="utf-8")
+    assert f'"{USER_ERROR}"' in script
+
+
+# Files in the model folder: name to contents. They are read at run time only.
+WRONG_FILES = {
+    "text.safetensors": b"not weights at all",
+    "short.safetensors": b"",
+    "header.safetensors": (1 << 40).to_bytes(8, "little") + b"{}",
+    "page.pth": b"<!DOCTYPE html><html><body>404</body></html>",
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FILES)
+@pytest.mark.parametrize("key, field", [("mar", "checkpoint"), ("gpt", "checkpoint"), ("mar", "decoder")])
+def test_a_wrong_file_is_a_sentence(comfy, info, name, key, field):
+    folder = comfy.base / "models" / "fastar"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(WRONG_FILES[name])
+    try:
+        is_told(comfy, prompt(info, key, **{field: name}), field, name)
+    finally:
+        (folder / name).unlink()
 
 
 # ------------------------------------------------------------------------------------------------ muted, and it runs

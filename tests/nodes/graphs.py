@@ -47,6 +47,9 @@ class Core:
     def PrimitiveInt(self, value, control=None):
         return (value,)
 
+    def SeedNode(self, seed, control=None):
+        return (seed,)
+
     def PrimitiveStringMultiline(self, value):
         return (value,)
 

@@ -76,6 +76,6 @@ def test_promoted_widgets_exist(blueprint):
     nodes = {str(n["id"]): n for n in definition["nodes"]}
     for number, widget in node["properties"]["proxyWidgets"]:
         inner = nodes[number]
-        known = {i.id for i in NODES[inner["type"]].inputs} if inner["type"] in NODES else {"value"}
+        known = {i.id for i in NODES[inner["type"]].inputs} if inner["type"] in NODES else {"value", "seed"}
         assert widget in known
         assert all(i["link"] is None for i in inner["inputs"] if i["name"] == widget)

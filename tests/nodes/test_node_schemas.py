@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, make_dataclass
+from pathlib import Path
 
 import pytest
 from fastar_nodes.nodes import (
@@ -162,3 +163,11 @@ def test_an_older_comfyui_gets_no_argument_it_does_not_know(monkeypatch):
 
     monkeypatch.setattr(schema.io, "Schema", Older)
     assert schema.schema(node_id="x", search_aliases=["y"]) == Older("x")
+
+
+def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():
+    script = (Path(__file__).parents[2] / "web" / "js" / "compare.js").read_text(encoding="utf-8")
+    sockets = {i.id: i.kind for i in NODES["FastARCompare"].inputs if i.kind not in WIDGETS}
+    assert int(re.search(r"const PAIRS = (\d+)", script)[1]) * 2 == len(sockets)
+    for kind, type_ in re.findall(r'\["(\w+)", "(\w+)"\]', script):
+        assert {t for name, t in sockets.items() if name.startswith(f"{kind}_")} == {type_}
