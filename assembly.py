@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import UserError
+from .memory import enough_memory, in_chunks
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders import hybrid as hybrids
@@ -64,6 +65,7 @@ _HARMON_STEPS, _UNIPIC_STEPS, _HYBRID_BETA = 64, 32, 0.5
 _DEMO_STEPS = 32
 # Language models of Tar: the demo's, and the one for all other de-tokenizers.
 DEMO_TAR, OFFICIAL_TAR = "demo-tar", "tar-1.5b"
+_LOADING = "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."
 # Images decoded in one batch.
 _DECODE_BATCH = 8
 # Code vectors from two loaders of one file are equal; from two files of one tokenizer they differ by rounding.
@@ -235,6 +237,7 @@ def identify(path: Path) -> str:
     return family
 
 
+@enough_memory(_LOADING)
 def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None) -> Ready:
     """Load a model and its decoder.
 
@@ -284,6 +287,7 @@ def _expect_latents(decoder: KLModel, model: MARModel) -> None:
         )
 
 
+@enough_memory(_LOADING)
 def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str, Any]]:
     """Load the language model of Tar; returns it and the settings that its file states."""
     dtype, path = source.precision(TAR), source.find(choice, "tar")
@@ -291,6 +295,7 @@ def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str
     return load_tar(path, dtype, source.device), stated
 
 
+@enough_memory(_LOADING)
 def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel | None:
     """Load the TA-Tok that turns semantic codes into a de-tokenizer's features; None if the de-tokenizer reads codes.
 
@@ -307,6 +312,7 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel 
     return reader
 
 
+@enough_memory(_LOADING)
 def load_up_sampler(decoder: str, source: Source, choice: str = AUTO) -> UpSamplerModel | None:
     """Load a latent up-sampler; None if "auto" finds none for this choice of decoder."""
     found = hub.up_sampler_for(decoder) if choice == AUTO else choice
@@ -332,6 +338,7 @@ class Drafts:
         self._loaded: dict[tuple[str, str], MARModel | TokenModel] = {}
         self._grid: int | None = None
 
+    @enough_memory(_LOADING)
     def load(self, sampler: str, target: Ready) -> MARModel | TokenModel:
         """The draft model of a sampler.
 
@@ -439,7 +446,8 @@ def decode(ready: Ready, result: Any) -> Tensor:
     if isinstance(ready.decoder, KLModel):
         report.memory[DECODE] = net.decode_bytes(min(len(latents), _DECODE_BATCH), *latents.shape[2:])
     with clock.phase("decoder"):
-        parts = [net.decode(part.to(dtype)) for part in latents.split(_DECODE_BATCH)]
+        with enough_memory("memory: there is too little to decode a single picture; choose another --device."):
+            parts = in_chunks(net.decode, latents.to(dtype), _DECODE_BATCH, torch.cuda.empty_cache)
     clock.stop(scratch)
     report.phases["decoder"] = scratch.phases["decoder"]
     report.add(decoder_passes=len(parts))
