@@ -324,7 +324,7 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> t
     Raises:
         UserError: unknown name, or int8 on another device than a CPU or without its product in PyTorch.
     """
-    if name in DTYPES:
+    if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
     device = torch.device(device)
     if name == INT8:

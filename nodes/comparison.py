@@ -137,7 +137,9 @@ class Compare(io.ComfyNode):
 
     @classmethod
     def execute(cls, labels: list[str], columns: list[int], baseline: list[int], **pairs: list[Any]) -> io.NodeOutput:
-        settings = make(CompareSettings, {"columns": columns[0], "baseline": baseline[0]})
+        settings = make(
+            CompareSettings, {"columns": _first(columns, "columns"), "baseline": _first(baseline, "baseline")}
+        )
         with enough_memory(SHEET):
             pictures, reports = _cells(pairs)
         base = _baselines(settings.baseline, reports)
@@ -147,6 +149,13 @@ class Compare(io.ComfyNode):
         with enough_memory(SHEET):
             grid = compare_grid(pictures, names, reports, settings.columns, base, marked=measured, explained=True)
             return io.NodeOutput(_to_image(grid[None]), _table(reports, names, base))
+
+
+def _first(values: Any, field: str) -> Any:
+    """The value of a widget, which is a list of one: the node takes lists."""
+    if not isinstance(values, list) or not values:
+        raise UserError(f"{field}: it got an empty list; type a number, or connect a node that gives one.")
+    return values[0]
 
 
 def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:

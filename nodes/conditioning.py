@@ -148,7 +148,7 @@ class ClassLabel(io.ComfyNode):
         settings = make(LabelSettings, values)
         text = expect(labels, str, "labels", "a text node, or type them")
         if add_label != NONE:
-            if add_label not in _found():
+            if not isinstance(add_label, str) or add_label not in _found():
                 raise UserError(f"add_label: {add_label!r} is not in the list; choose one from it.")
             name, where = _found()[add_label]
             if settings.label_set not in (where, AUTO):

@@ -31,6 +31,7 @@ from .schema import (
     MAR_CONDITION,
     automatic_names,
     checked_seed,
+    checked_switch,
     enabled,
     expect,
     expect_model,
@@ -128,7 +129,7 @@ def _sample(
         cached: whether the sampler caches features.
         more: further arguments of the sampler.
     """
-    if not inputs.pop("enabled", True):
+    if not checked_switch(inputs.pop("enabled", True), "enabled"):
         values = shared(SAMPLERS[sampler].settings, SAMPLERS[registry.MAR].settings, inputs)
         inputs = {k: v for k, v in inputs.items() if k in SOCKETS} | values
         sampler, others, cached, more = registry.MAR, (), False, {}

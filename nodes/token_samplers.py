@@ -32,6 +32,7 @@ from .schema import (
     TOKEN_MODEL,
     automatic_names,
     checked_seed,
+    checked_switch,
     describe,
     enabled,
     expect,
@@ -144,7 +145,7 @@ def _sample(
     """
     loaded = expect_tokens(model, "model")
     condition, number = inputs.pop("condition"), inputs.pop("seed")
-    if not inputs.pop("enabled", True):
+    if not checked_switch(inputs.pop("enabled", True), "enabled"):
         sampler, inputs, together = LLAMAGEN, _baseline(sampler, inputs), _one
     return run_sampler(sampler, loaded, _settings(sampler, inputs, loaded), condition, number, together)
 
@@ -374,7 +375,7 @@ class MuLoSDSampler(io.ComfyNode):
         cls, target: Any, draft: Any, condition: Any, seed: Any, upscale_model: Any = None, **inputs: Any
     ) -> io.NodeOutput:
         large = expect_tokens(target, "target")
-        if not inputs.pop("enabled", True):
+        if not checked_switch(inputs.pop("enabled", True), "enabled"):
             settings = _settings(LLAMAGEN, _baseline("mulosd", inputs), large)
             return run_sampler(LLAMAGEN, large, settings, condition, seed)
         return run_mulosd(large, draft, _settings("mulosd", inputs, large), condition, seed, upscale_model)
