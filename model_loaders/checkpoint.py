@@ -121,8 +121,9 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Display name: the metadata entry ``name``, or the file's stem."""
-        return self.text("name", self.path.stem)
+        """Display name: the metadata entry ``name``, or the file's stem; of MAR's ``checkpoint-last.pth`` the folder's name."""
+        stem = self.path.stem
+        return self.text("name", self.path.parent.name if stem == "checkpoint-last" and self.path.parent.name else stem)
 
 
 # --------------------------------------------------------------------------------------------------- reading
