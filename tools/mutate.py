@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -212,13 +212,14 @@ class Record:
 
 
 class Chosen:
-    """A pytest plugin: runs the tests with the given ids, in their order."""
+    """A pytest plugin: runs the tests with the given ids, in their order, then those of further files."""
 
-    def __init__(self, ids: list[str]):
-        self.place = {name: i for i, name in enumerate(ids)}
+    def __init__(self, ids: list[str], also: Sequence[str]):
+        self.place, self.also = {name: i for i, name in enumerate(ids)}, tuple(also)
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = sorted((i for i in items if i.nodeid in self.place), key=lambda i: self.place[i.nodeid])
+        kept = [i for i in items if i.nodeid in self.place or i.nodeid.startswith(self.also)]
+        items[:] = sorted(kept, key=lambda i: self.place.get(i.nodeid, len(self.place)))
 
 
 def forked(work: Callable[[], int], seconds: float) -> int | None:
@@ -276,12 +277,12 @@ def tests_of(mutant: Mutant, known: dict[str, Any]) -> list[str]:
     return out
 
 
-def judge(mutant: Mutant, root: Path, known: dict[str, Any]) -> str:
+def judge(mutant: Mutant, root: Path, known: dict[str, Any], also: Sequence[str] = ()) -> str:
     """Run the tests of a mutant in the copy: "killed", "timeout", "survived" or "no test"."""
     pytest = importlib.import_module("pytest")
 
     ids = tests_of(mutant, known)
-    if not ids:
+    if not ids and not also:
         return "no test"
     path = root / mutant.file
     before = path.read_bytes()
@@ -290,12 +291,12 @@ def judge(mutant: Mutant, root: Path, known: dict[str, Any]) -> str:
     def work() -> int:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         os.chdir(root)
-        files = list(dict.fromkeys(name.split("::")[0] for name in ids))
-        return pytest.main(["-q", "-x", "-p", "no:cacheprovider", *files], plugins=[Chosen(ids)])
+        files = list(dict.fromkeys([*(name.split("::")[0] for name in ids), *also]))
+        return pytest.main(["-q", "-x", "-p", "no:cacheprovider", *files], plugins=[Chosen(ids, also)])
 
     try:
         expected = sum(known[name]["seconds"] for name in ids)
-        status = forked(work, START + SLOWER * expected)
+        status = forked(work, START + SLOWER * expected + 120 * len(also))
     finally:
         path.write_bytes(before)
     return "timeout" if status is None else "survived" if status == 0 else "killed"
@@ -313,6 +314,9 @@ def main() -> int:
     )
     parser.add_argument("--map", type=Path, help="what the tests call; written if there is none, else read")
     parser.add_argument("--again", action="store_true", help="run only the mutants of --out that survived")
+    parser.add_argument(
+        "--also", nargs="*", default=[], metavar="FILE", help="tests to run beside those that call a function"
+    )
     options = parser.parse_args()
     # The folder of this file holds a package named statistics.
     sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != ROOT / "tools"]
@@ -346,7 +350,7 @@ def run(chosen: list[Mutant], of: int, root: Path, known: dict[str, Any], option
     keys = {f"{m.file}:{m.line} {m.kind}: {m.text}": m for m in chosen}
     for key, mutant in keys.items():
         if key not in results or options.again and results[key] in ("survived", "no test"):
-            results[key] = judge(mutant, root, known)
+            results[key] = judge(mutant, root, known, options.also)
             options.out.write_text(json.dumps(results, indent=1) + "\n")
             print(f"{results[key]:9} {key}", flush=True)
     verdicts = [results[key] for key in keys]
