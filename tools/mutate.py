@@ -36,7 +36,16 @@ TESTS = ("samplers", "model_loaders", "reports", "parity", "attacks", "nodes", "
 MOST_SECONDS, SLOWER, START = 25.0, 6.0, 30.0
 MEMORY = 12 << 30
 # Imported once, before the processes of the mutants are forked.
-PRELOADED = ("pytest", "numpy", "safetensors.torch", "PIL.Image", "hypothesis", "huggingface_hub", "tokenizers", "ftfy")
+PRELOADED: tuple[str, ...] = (
+    "pytest",
+    "numpy",
+    "safetensors.torch",
+    "PIL.Image",
+    "hypothesis",
+    "huggingface_hub",
+    "tokenizers",
+    "ftfy",
+)
 PRELOADED += ("transformers.models.t5.modeling_t5",)
 
 _COMPARED: dict[type, type] = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
