@@ -295,7 +295,6 @@ def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str
     return load_tar(path, dtype, source.device), stated
 
 
-@enough_memory(_LOADING)
 def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel | None:
     """Load the TA-Tok that turns semantic codes into a de-tokenizer's features; None if the de-tokenizer reads codes.
 
@@ -312,7 +311,6 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel 
     return reader
 
 
-@enough_memory(_LOADING)
 def load_up_sampler(decoder: str, source: Source, choice: str = AUTO) -> UpSamplerModel | None:
     """Load a latent up-sampler; None if "auto" finds none for this choice of decoder."""
     found = hub.up_sampler_for(decoder) if choice == AUTO else choice
