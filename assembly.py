@@ -65,7 +65,6 @@ _HARMON_STEPS, _UNIPIC_STEPS, _HYBRID_BETA = 64, 32, 0.5
 _DEMO_STEPS = 32
 # Language models of Tar: the demo's, and the one for all other de-tokenizers.
 DEMO_TAR, OFFICIAL_TAR = "demo-tar", "tar-1.5b"
-_LOADING = "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."
 # Images decoded in one batch.
 _DECODE_BATCH = 8
 # Code vectors from two loaders of one file are equal; from two files of one tokenizer they differ by rounding.
@@ -237,7 +236,9 @@ def identify(path: Path) -> str:
     return family
 
 
-@enough_memory(_LOADING)
+@enough_memory(
+    "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."
+)
 def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None) -> Ready:
     """Load a model and its decoder.
 
@@ -287,7 +288,6 @@ def _expect_latents(decoder: KLModel, model: MARModel) -> None:
         )
 
 
-@enough_memory(_LOADING)
 def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str, Any]]:
     """Load the language model of Tar; returns it and the settings that its file states."""
     dtype, path = source.precision(TAR), source.find(choice, "tar")
@@ -336,7 +336,6 @@ class Drafts:
         self._loaded: dict[tuple[str, str], MARModel | TokenModel] = {}
         self._grid: int | None = None
 
-    @enough_memory(_LOADING)
     def load(self, sampler: str, target: Ready) -> MARModel | TokenModel:
         """The draft model of a sampler.
 

@@ -157,6 +157,8 @@ def joined(reports: Sequence[Report], note: str = "") -> Report:
             out.phases[name] = out.phases.get(name, 0.0) + seconds
     peaks = [r.peak_memory_bytes for r in reports if r.peak_memory_bytes is not None]
     out.peak_memory_bytes = max(peaks, default=None)
+    stages = {name for r in reports for name in r.memory}
+    out.memory = {name: max(r.memory.get(name, 0) for r in reports) for name in sorted(stages)}
     out.maps = {name: np.concatenate([r.maps[name] for r in reports]) for name in first.maps}
     similarities = [r.similarity for r in reports if r.similarity is not None]
     out.similarity = np.concatenate(similarities) if similarities else None

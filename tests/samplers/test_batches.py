@@ -79,7 +79,9 @@ def prompted() -> Any:
 
 
 CASES = {
-    **{n: partial(masked, n, tiny_mar(0, 4, **SHAPE), from_ids((1, 4))) for n, e in SAMPLERS.items() if e.family == MAR},
+    **{
+        n: partial(masked, n, tiny_mar(0, 4, **SHAPE), from_ids((1, 4))) for n, e in SAMPLERS.items() if e.family == MAR
+    },
     "hybrid": partial(masked, "fasthybrid", tiny_hybrid(tokens=4, **SHAPE), PromptCondition(("a", "b"))),
     **{n: partial(tokens, n) for n, e in SAMPLERS.items() if e.family == LLAMAGEN},
     "tar prompt": prompted,
