@@ -236,9 +236,7 @@ def identify(path: Path) -> str:
     return family
 
 
-@enough_memory(
-    "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."
-)
+@enough_memory("dtype: memory is insufficient to load this model; choose bf16 or fp16, or unload others.")
 def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None) -> Ready:
     """Load a model and its decoder.
 
