@@ -1,4 +1,4 @@
-# make demo | test | check | comfyui | fuzz. Commands run in .venv, which is created and filled if it is missing.
+# make demo | test | check | comfyui | soak | fuzz. Commands run in .venv, which is created and filled if it is missing.
 # Another Python: make test PYTHON=python3.12. An existing environment: make test PY=python.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 endif
 
-.PHONY: demo test check comfyui fuzz
+.PHONY: demo test check comfyui soak fuzz
 
 # MAR and FastHybrid with one seed, side by side, in compare.png.
 demo: $(READY)
@@ -32,6 +32,10 @@ fuzz: $(READY)
 # Only the tests in a real ComfyUI; see "Tests" in CONTRIBUTING.md.
 comfyui: $(READY)
 	$(PY) -m pytest tests/comfyui -rs
+
+# A real ComfyUI for 20 minutes: 200 prompts with cancels and bad values, then 500 hostile values. Linux only.
+soak: $(READY)
+	FASTAR_SOAK=1 $(PY) -m pytest tests/comfyui/test_load.py -rs -s
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .errors import UserError
+from .memory import enough_memory, in_chunks
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders import hybrid as hybrids
@@ -235,6 +236,7 @@ def identify(path: Path) -> str:
     return family
 
 
+@enough_memory("dtype: memory is insufficient to load this model; choose bf16 or fp16, or unload others.")
 def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None) -> Ready:
     """Load a model and its decoder.
 
@@ -439,7 +441,8 @@ def decode(ready: Ready, result: Any) -> Tensor:
     if isinstance(ready.decoder, KLModel):
         report.memory[DECODE] = net.decode_bytes(min(len(latents), _DECODE_BATCH), *latents.shape[2:])
     with clock.phase("decoder"):
-        parts = [net.decode(part.to(dtype)) for part in latents.split(_DECODE_BATCH)]
+        with enough_memory("memory: there is too little to decode a single picture; choose another --device."):
+            parts = in_chunks(net.decode, latents.to(dtype), _DECODE_BATCH, torch.cuda.empty_cache)
     clock.stop(scratch)
     report.phases["decoder"] = scratch.phases["decoder"]
     report.add(decoder_passes=len(parts))

@@ -321,11 +321,11 @@ def _measure(
         operations: whether to count the operations of a further run of each sampler.
     """
     for p, condition in zip(planned, what, strict=True):
-        warm_up(p, condition)
+        warm_up(p, condition, split=False)
     runs: list[list[Report]] = [[] for _ in planned]
     for repeat in range(repeats):
         for reports, p, condition in zip(runs, planned, what, strict=True):
-            report = draw(p, condition, repeat).report
+            report = draw(p, condition, repeat, split=False).report
             if not report.seconds:
                 raise UserError(f"{p.entry.name}: its run took no measurable time; raise --batch.")
             reports.append(report)
@@ -355,7 +355,7 @@ def _measure(
             entry["acceptance"] = round(median(accepted), 6)
         if operations:
             with counted() as work:
-                draw(p, condition, 0)
+                draw(p, condition, 0, split=False)
             entry |= {"operations": work.operations, "waits": work.waits}
             entry["floor"] = round(work.floor(speed), 6) if speed else None
         out.append(entry)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from ..assembly import AUTO, Ready, language_model_for, load_language_model, load_reader, prompt_settings
 from ..errors import UserError
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.ta_tok import TATokModel
+from ..samplers.batches import in_parts
 from ..samplers.conditioning import AnyCondition, CodeCondition, PromptCondition, TextCondition
 from ..samplers.labels import label_sets, resolve_labels
 from ..samplers.registry import HYBRID, TAR
@@ -145,8 +146,12 @@ def write_codes(
     choice = language_model_for(on) if options.tar == AUTO else options.tar
     tar, stated = load_language_model(choice, source(options))
     settings = prompt_settings(stated, asked)
-    draws = PairedDraws(seed, range(len(prompts)))
-    return drive(tar_prompt(tar, prompts, settings, draws, seed), "prompt", "codes").condition
+
+    def start(part: range) -> Any:
+        own = [prompts[i] for i in part]
+        return tar_prompt(tar, own, settings, PairedDraws(seed, part), seed)
+
+    return drive(in_parts(start, len(prompts)), "prompt", "codes").condition
 
 
 def _read_codes(codes: CodeCondition, on: Ready, options: argparse.Namespace) -> AnyCondition:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from ..errors import UserError
+from ..memory import out_of_memory
 
 PROGRAM = "python -m fastar_nodes"
 
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as e:
         return _say(f"{e.filename}: {e.strerror}" if e.filename and e.strerror else str(e))
     except (MemoryError, RuntimeError) as e:
-        if isinstance(e, RuntimeError) and "out of memory" not in str(e).lower():
+        if not out_of_memory(e):
             raise
         return _say("memory: there is not enough of it; ask for fewer images (--batch), or choose another --device")
     except KeyboardInterrupt:

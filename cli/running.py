@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from ..samplers.batches import in_parts
 from ..samplers.conditioning import AnyCondition
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import MAR
@@ -15,17 +16,18 @@ from .planning import Planned
 from .progress import Bar
 
 
-def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Any:
+def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0, split: bool = True) -> Any:
     """Run a sampler to its end.
 
     Args:
         first: index of the first image; image i of the batch uses (seed, first + i).
+        split: whether the batch is sampled in parts if memory is insufficient.
 
     Returns:
         The sampler's result.
     """
     unit = "AR steps" if planned.entry.family == MAR else "steps"
-    return drive(_begin(planned, condition, seed, first), planned.entry.title, unit)
+    return drive(_begin(planned, condition, seed, first, split), planned.entry.title, unit)
 
 
 def drive(sampler: Any, title: str, unit: str) -> Any:
@@ -39,22 +41,25 @@ def drive(sampler: Any, title: str, unit: str) -> Any:
             bar(step.done, step.total, unit)
 
 
-def _begin(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Any:
-    images = range(first, first + len(condition))
-    noise = PairedNoise(seed, images) if planned.entry.family == MAR else PairedDraws(seed, images)
-    return planned.entry.run(planned.on.model, condition, planned.settings, noise, seed)
+def _begin(planned: Planned, condition: AnyCondition, seed: int, first: int = 0, split: bool = True) -> Any:
+    def start(part: range) -> Any:
+        images = range(first + part.start, first + part.stop)
+        noise = PairedNoise(seed, images) if planned.entry.family == MAR else PairedDraws(seed, images)
+        return planned.entry.run(planned.on.model, condition.of(part), planned.settings, noise, seed)
+
+    return in_parts(start, len(condition)) if split else start(range(len(condition)))
 
 
-def warm_up(planned: Planned, condition: AnyCondition) -> None:
+def warm_up(planned: Planned, condition: AnyCondition, split: bool = True) -> None:
     """Run one AR step with two diffusion steps, or three passes of a token model, untimed.
 
     The first call in a process includes the initialisation of libraries.
     """
     if planned.entry.family == MAR:
         settings = make(planned.entry.settings, {"ar_steps": 1, "diffusion_steps": 2})
-        draw(replace(planned, settings=settings), condition, 0)
+        draw(replace(planned, settings=settings), condition, 0, split=split)
     else:
-        sampler = _begin(planned, condition, 0)
+        sampler = _begin(planned, condition, 0, split=split)
         for _ in islice(sampler, 3):
             pass
         sampler.close()

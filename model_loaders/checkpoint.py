@@ -121,8 +121,9 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Display name: the metadata entry ``name``, or the file's stem."""
-        return self.text("name", self.path.stem)
+        """Display name: the metadata entry ``name``, or the file's stem; of MAR's ``checkpoint-last.pth`` the folder's name."""
+        stem = self.path.stem
+        return self.text("name", self.path.parent.name if stem == "checkpoint-last" and self.path.parent.name else stem)
 
 
 # --------------------------------------------------------------------------------------------------- reading
@@ -324,7 +325,7 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> t
     Raises:
         UserError: unknown name, or int8 on another device than a CPU or without its product in PyTorch.
     """
-    if name in DTYPES:
+    if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
     device = torch.device(device)
     if name == INT8:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path, PureWindowsPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from ..errors import UserError
 from . import pins
@@ -118,13 +118,13 @@ def menu(family: str, local: Sequence[str]) -> list[str]:
         local: file names relative to the model folders, as ComfyUI lists them.
     """
     catalogued = entries(family)
-    others = {e.file for e in _catalogue() if e.family != family and not e.built_in}
+    others = {PurePosixPath(e.file).parts[0] for e in _catalogue() if e.family != family and not e.built_in}
     # Files catalogued for another loader are left out.
     names = [name for name in local if not others & set(PureWindowsPath(name).parts)]
     if family in _FOLDERS:
         names = list(dict.fromkeys(_without_shard(name) for name in names))
-    existing = {_base(name) for name in names}
-    missing = [e.label for e in catalogued if not e.built_in and e.file not in existing]
+    existing = [f"/{PureWindowsPath(name).as_posix()}" for name in names]
+    missing = [e.label for e in catalogued if not e.built_in and not any(n.endswith(f"/{e.file}") for n in existing)]
     return [e.id for e in catalogued if e.built_in and not e.missing] + names + missing
 
 
@@ -179,10 +179,11 @@ def resolve(
     if found:
         pins.check(found, entry.sha256, field, lambda: progress(0, 0) if progress else None)
         return found
+    path = Path(download_to) / entry.file
     return download(
         entry.repo or "",
-        entry.file,
-        Path(download_to),
+        path.name,
+        path.parent,
         revision=entry.revision,
         size=entry.size,
         sha256=entry.sha256,

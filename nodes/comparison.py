@@ -12,6 +12,7 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..errors import UserError
+from ..memory import enough_memory
 from ..reports.grid import cell_order, compare_grid
 from ..reports.maps import WHAT, token_map
 from ..reports.record import Report, explain, to_csv, to_json, to_table, to_text
@@ -25,6 +26,8 @@ from .schema import REPORT, expect, expect_image, schema, widgets
 PAIRS = 8  # image and report sockets of Compare
 MOST_CELLS = 64
 _REPORTED = "a sampler's report"
+# If memory is insufficient.
+SHEET = "image: memory is insufficient to draw these pictures; connect fewer or smaller ones."
 
 
 def _to_image(pictures: np.ndarray) -> Tensor:
@@ -134,14 +137,25 @@ class Compare(io.ComfyNode):
 
     @classmethod
     def execute(cls, labels: list[str], columns: list[int], baseline: list[int], **pairs: list[Any]) -> io.NodeOutput:
-        settings = make(CompareSettings, {"columns": columns[0], "baseline": baseline[0]})
-        pictures, reports = _cells(pairs)
+        settings = make(
+            CompareSettings, {"columns": _first(columns, "columns"), "baseline": _first(baseline, "baseline")}
+        )
+        with enough_memory(SHEET):
+            pictures, reports = _cells(pairs)
         base = _baselines(settings.baseline, reports)
         typed = [line.strip() for text in labels for line in str(text).split("\n")]
         names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
         measured = any(report is not None for report in reports)
-        grid = compare_grid(pictures, names, reports, settings.columns, base, marked=measured, explained=True)
-        return io.NodeOutput(_to_image(grid[None]), _table(reports, names, base))
+        with enough_memory(SHEET):
+            grid = compare_grid(pictures, names, reports, settings.columns, base, marked=measured, explained=True)
+            return io.NodeOutput(_to_image(grid[None]), _table(reports, names, base))
+
+
+def _first(values: Any, field: str) -> Any:
+    """The value of a widget, which is a list of one: the node takes lists."""
+    if not isinstance(values, list) or not values:
+        raise UserError(f"{field}: it got an empty list; type a number, or connect a node that gives one.")
+    return values[0]
 
 
 def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
@@ -283,9 +297,10 @@ class TokenMap(io.ComfyNode):
     def execute(cls, report: Any, image: Any = None, **values: Any) -> io.NodeOutput:
         settings = make(TokenMapSettings, values)
         checked = expect(report, Report, "report", _REPORTED)
-        backdrop = None if image is None else to_bytes(expect_image(image, "image"))
-        side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
-        return io.NodeOutput(_to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
+        with enough_memory(SHEET):
+            backdrop = None if image is None else to_bytes(expect_image(image, "image"))
+            side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
+            return io.NodeOutput(_to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
 
 
 # ------------------------------------------------------------------------------------------------ Report

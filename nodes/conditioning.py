@@ -11,6 +11,7 @@ from comfy_api.latest import io
 
 from ..assembly import AUTO, dtype_name, prompt_settings
 from ..errors import UserError
+from ..memory import enough_memory
 from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
 from ..model_loaders.checkpoint import choose_dtype as choose_model_dtype
@@ -18,6 +19,7 @@ from ..model_loaders.networks.qwen import TarModel
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
+from ..samplers.batches import in_parts
 from ..samplers.conditioning import CodeCondition, Condition, TextCondition
 from ..samplers.labels import check_labels, label_sets, resolve_labels, split_labels
 from ..samplers.settings import knob, make
@@ -43,6 +45,10 @@ from .schema import (
 )
 
 MOST_IMAGES = 256
+# If memory is insufficient to encode texts, pictures or codes.
+READING = (
+    "dtype: memory is insufficient for this model; choose bf16 or fp16 where it is offered, or unload other models."
+)
 NONE = "none"
 
 
@@ -142,7 +148,7 @@ class ClassLabel(io.ComfyNode):
         settings = make(LabelSettings, values)
         text = expect(labels, str, "labels", "a text node, or type them")
         if add_label != NONE:
-            if add_label not in _found():
+            if not isinstance(add_label, str) or add_label not in _found():
                 raise UserError(f"add_label: {add_label!r} is not in the list; choose one from it.")
             name, where = _found()[add_label]
             if settings.label_set not in (where, AUTO):
@@ -258,9 +264,10 @@ class TextPrompt(io.ComfyNode):
             own = None if has_tokenizer(path) else host.t5_tokenizer()
             return load_text_encoder(path, name, host.text_offload_device(), own)
 
-        loaded = _encoder.get((path, name), load)
-        host.load_to_device(loaded, _ENCODER_BYTES)
-        features = loaded.model.encode([prompt])[0]
+        with enough_memory(READING):
+            loaded = _encoder.get((path, name), load)
+            host.load_to_device(loaded, _ENCODER_BYTES)
+            features = loaded.model.encode([prompt])[0]
         return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
 
 
@@ -336,9 +343,11 @@ class TarPrompt(io.ComfyNode):
         asked = chosen(TarPromptSettings, values, automatic_names(TarPromptSettings))
         settings = prompt_settings(loaded.recommended, asked)
         host.load_to_device(loaded, _prompt_bytes(loaded.model, settings, typed, count))
-        done: TarPrompted = host.drive(
-            tar_prompt(loaded.model, [typed] * count, settings, PairedDraws(number, range(count)), number)
-        )
+
+        def start(part: range) -> Any:
+            return tar_prompt(loaded.model, [typed] * len(part), settings, PairedDraws(number, part), number)
+
+        done: TarPrompted = host.drive(in_parts(start, count))
         return io.NodeOutput(done.condition)
 
 
@@ -420,13 +429,15 @@ class ImageToCodes(io.ComfyNode):
         x = x.movedim(-1, 1).float().nan_to_num(0.0).clamp(0, 1)
         name = dtype_name(choose_model_dtype(settings.dtype, host.device(), bf16=True))
         path = resolve(ta_tok, "ta-tok")
-        loaded = _ta_tok.get((path, name), lambda: load_ta_tok(path, name, host.offload_device()))
+        with enough_memory(READING):
+            loaded = _ta_tok.get((path, name), lambda: load_ta_tok(path, name, host.offload_device()))
         model: TATokModel = loaded.model
         host.load_to_device(loaded, _ENCODER_BYTES)
         found, report = [], host.progress()
         for at in range(0, len(x), _BATCH):
             report(at, len(x))
-            found.append(model.codes(x[at : at + _BATCH], DETAILS.index(settings.detail) + 1).cpu())
+            with enough_memory(READING):
+                found.append(model.codes(x[at : at + _BATCH], DETAILS.index(settings.detail) + 1).cpu())
         report(len(x), len(x))
         each = [(codes, f"picture {i + 1}") for i, codes in enumerate(torch.cat(found)) for _ in range(settings.images)]
         return io.NodeOutput(

@@ -22,6 +22,7 @@ from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from torch import Tensor, nn
 
+from ..memory import enough_memory, in_chunks, out_of_memory
 from .fitting import checked_latents, whole_strides
 from .preview import MOST_IMAGES, Canvas
 
@@ -177,12 +178,13 @@ def load_to_device(loaded: Loaded, memory: float) -> None:
 
 def _load(patchers: list[ModelPatcher], memory: float) -> None:
     """Load networks completely: ComfyUI cannot stream the weights of plain torch layers."""
-    mm.load_models_gpu(patchers, memory_required=memory, force_full_load=True)
-    for patcher in patchers:
-        # --novram leaves them on the offload device. A patcher of core (an upscale model's) may stream its weights.
-        streams = getattr(patcher, "is_dynamic", bool)()
-        if not streams and any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
-            patcher.model.to(patcher.load_device)
+    with enough_memory("dtype: the weights do not fit into memory; choose bf16 or fp16, or a smaller model."):
+        mm.load_models_gpu(patchers, memory_required=memory, force_full_load=True)
+        for patcher in patchers:
+            # --novram leaves them on the offload device. A patcher of core (an upscale model's) may stream its weights.
+            streams = getattr(patcher, "is_dynamic", bool)()
+            if not streams and any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
+                patcher.model.to(patcher.load_device)
 
 
 # ------------------------------------------------------------------------------------------------ driving a sampler
@@ -235,7 +237,7 @@ def _preview(canvas: Canvas | None, step: Any, latents: Callable[[Any], Tensor])
     try:
         return "JPEG", Image.fromarray(canvas.draw(latents(step), step.decided)), args.preview_size
     except RuntimeError as problem:
-        if not _out_of_memory(problem):
+        if not out_of_memory(problem):
             raise
         return None
 
@@ -286,7 +288,7 @@ class Upscaler:
                     x, self._piece, tile, tile, self.overlap, upscale_amount=self._model.scale, output_device=x.device
                 ).clamp(0, 1)
             except RuntimeError as problem:
-                if not _out_of_memory(problem) or tile // 2 < self.least:
+                if not out_of_memory(problem) or tile // 2 < self.least:
                     raise
             mm.soft_empty_cache()
             tile //= 2
@@ -353,7 +355,7 @@ class FastARVAE:
         try:
             return self._in_chunks(latents, self._decode, self.memory_used_decode).movedim(1, -1)
         except RuntimeError as problem:
-            if not _out_of_memory(problem):
+            if not out_of_memory(problem):
                 raise
         mm.soft_empty_cache()
         tile = max(1, 256 // self.upscale_ratio)
@@ -391,7 +393,7 @@ class FastARVAE:
         try:
             return self._in_chunks(pixels, self._encode, self.memory_used_encode)
         except RuntimeError as problem:
-            if not _out_of_memory(problem):
+            if not out_of_memory(problem):
                 raise
         mm.soft_empty_cache()
         return self.encode_tiled(pixel_samples, 256, 256, 64)
@@ -424,11 +426,12 @@ class FastARVAE:
         need = memory(x.shape, self.vae_dtype)
         _load([self.patcher], need)
         chunk = max(1, int(mm.get_free_memory(self.device) / max(1.0, need)))
-        parts = []
-        for at in range(0, len(x), chunk):
+
+        def part(x: Tensor) -> Tensor:
             mm.throw_exception_if_processing_interrupted()
-            parts.append(work(x[at : at + chunk]).to(self.output_device))
-        return torch.cat(parts)
+            return work(x).to(self.output_device)
+
+        return torch.cat(in_chunks(part, x, chunk, mm.soft_empty_cache))
 
     def _tiled(
         self,
@@ -442,9 +445,5 @@ class FastARVAE:
         sizes = {"tile_x": tile[1], "tile_y": tile[0], "overlap": overlap}
         bar = comfy.utils.ProgressBar(len(x) * comfy.utils.get_tiled_scale_steps(x.shape[3], x.shape[2], **sizes))
         about = {"upscale_amount": scale, "out_channels": channels, "output_device": self.output_device, "pbar": bar}
-        return comfy.utils.tiled_scale(x, work, **sizes, **about)
-
-
-def _out_of_memory(problem: RuntimeError) -> bool:
-    """Whether an error reports insufficient memory. Backends use different classes but the same words."""
-    return isinstance(problem, torch.cuda.OutOfMemoryError) or "out of memory" in str(problem).lower()
+        with enough_memory("memory: it is insufficient for one tile; take smaller tiles, or unload other models."):
+            return comfy.utils.tiled_scale(x, work, **sizes, **about)

@@ -13,6 +13,7 @@ from comfy_api.latest import io
 from .. import assembly
 from ..assembly import AUTO, Ready, Source
 from ..errors import UserError
+from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.networks.kl import KLAutoencoder, KLModel
@@ -293,7 +294,10 @@ class LoadTar(io.ComfyNode):
 
     @classmethod
     def execute(cls, checkpoint: str, dtype: str) -> io.NodeOutput:
-        model, stated = assembly.load_language_model(checkpoint, _source(dtype))
+        with enough_memory(
+            "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."
+        ):
+            model, stated = assembly.load_language_model(checkpoint, _source(dtype))
         return io.NodeOutput(host.Loaded.of(model, recommended=stated))
 
 

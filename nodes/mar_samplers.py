@@ -13,10 +13,11 @@ from ..assembly import is_demo
 from ..errors import UserError
 from ..model_loaders.networks.mar import MARModel
 from ..samplers import registry
+from ..samplers.batches import in_parts
 from ..samplers.conditioning import MaskedCondition, PromptCondition
 from ..samplers.mar.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
-from ..samplers.mar.loop import Sampled
+from ..samplers.mar.loop import Sampled, Sampler
 from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, noise_bytes
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.noise import PairedNoise
@@ -30,6 +31,7 @@ from .schema import (
     MAR_CONDITION,
     automatic_names,
     checked_seed,
+    checked_switch,
     enabled,
     expect,
     expect_model,
@@ -127,7 +129,7 @@ def _sample(
         cached: whether the sampler caches features.
         more: further arguments of the sampler.
     """
-    if not inputs.pop("enabled", True):
+    if not checked_switch(inputs.pop("enabled", True), "enabled"):
         values = shared(SAMPLERS[sampler].settings, SAMPLERS[registry.MAR].settings, inputs)
         inputs = {k: v for k, v in inputs.items() if k in SOCKETS} | values
         sampler, others, cached, more = registry.MAR, (), False, {}
@@ -162,14 +164,18 @@ def run_sampler(
     if cache is not None:
         if isinstance(cache, CachePlan):
             cache = settings_of(CacheSettings, cache.values, {}, is_demo(loaded.model), c.dim, settings.ar_steps)
-        more["transformer"] = LazyTransformer(expect(cache, CacheSettings, "cache", "LazyMAR Cache"))
+        expect(cache, CacheSettings, "cache", "LazyMAR Cache")
     shape = (images, c.channels // patch**2, c.grid * patch, c.grid * patch)
     memory = estimate(loaded.model, condition, settings, settings if cached else cache)
     host.to_device(loaded, _work_bytes(memory), shape, others)
-    noise = PairedNoise(number, range(images))
-    done: Sampled = host.drive(
-        entry.run(loaded.model, condition, settings, noise, number, edit=edit, **more), loaded.vae
-    )
+
+    def start(part: range) -> Sampler:
+        own = {} if cache is None else {"transformer": LazyTransformer(cache)}
+        area = None if edit is None else edit.of(part) if len(part) < images else edit
+        noise = PairedNoise(number, part)
+        return entry.run(loaded.model, condition.of(part), settings, noise, number, edit=area, **more, **own)  # type: ignore[return-value]
+
+    done: Sampled = host.drive(in_parts(start, images), loaded.vae)
     if loaded.vae is not None:
         done.report.memory[DECODE] = int(loaded.vae.memory_used_decode(shape, loaded.vae.vae_dtype))
     return io.NodeOutput({"samples": mark(host.to_output(done.latents), KL)}, done.report)

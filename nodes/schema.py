@@ -186,7 +186,7 @@ def settings_of(
     """
     values = dict(values)
     choice = values.pop("preset", "none")
-    if choice not in PRESETS:
+    if not isinstance(choice, str) or choice not in PRESETS:
         raise UserError(f"preset: {choice!r} is not one of {', '.join(PRESETS)}.")
     asked = chosen(kind, values, automatic_names(kind))
     if PRESETS[choice] == presets.EXACT:
@@ -235,6 +235,17 @@ def checked_seed(value: Any) -> int:
     if not 0 <= value <= SEED_LIMIT:
         raise UserError(f"seed: {value} is outside 0 to {SEED_LIMIT}.")
     return value
+
+
+def checked_switch(value: Any, field: str) -> bool:
+    """Check a switch.
+
+    Raises:
+        UserError: neither true nor false.
+    """
+    if not isinstance(value, (bool, int)):
+        raise UserError(f"{field}: {value!r} is neither true nor false.")
+    return bool(value)
 
 
 def expect(value: Any, kind: type[T], field: str, source: str) -> T:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from ..assembly import expect_same_codes, is_demo
 from ..errors import UserError
+from ..memory import enough_memory
 from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.networks.vq import VQModel
+from ..samplers.batches import in_parts
 from ..samplers.conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, TextCondition
 from ..samplers.registry import LLAMAGEN, SAMPLERS
 from ..samplers.tokens.conditioning import features_of
@@ -22,7 +24,7 @@ from ..samplers.tokens.loop import TokenSampled, TokenStep, resolve
 from ..samplers.tokens.settings import neighbours_of
 from ..samplers.tokens.upsampling import up_sampling
 from . import host
-from .conditioning import LabelText, as_labels
+from .conditioning import READING, LabelText, as_labels
 from .fitting import VQ, is_upscale_model, mark
 from .loaders import TA_TOK, UP_SAMPLER
 from .schema import (
@@ -30,6 +32,7 @@ from .schema import (
     TOKEN_MODEL,
     automatic_names,
     checked_seed,
+    checked_switch,
     describe,
     enabled,
     expect,
@@ -142,7 +145,7 @@ def _sample(
     """
     loaded = expect_tokens(model, "model")
     condition, number = inputs.pop("condition"), inputs.pop("seed")
-    if not inputs.pop("enabled", True):
+    if not checked_switch(inputs.pop("enabled", True), "enabled"):
         sampler, inputs, together = LLAMAGEN, _baseline(sampler, inputs), _one
     return run_sampler(sampler, loaded, _settings(sampler, inputs, loaded), condition, number, together)
 
@@ -162,8 +165,12 @@ def run_sampler(
     cells = min(loaded.model.tokens, together(loaded.model, settings) * max(1, settings.parallel))
     work = _work_bytes(loaded.model, len(condition), settings, _rows(condition), cells)
     _to_device(loaded, work, len(condition))
-    draws = PairedDraws(number, range(len(condition)))
-    return _run(SAMPLERS[sampler].run(loaded.model, condition, settings, draws, number), loaded)
+    run = SAMPLERS[sampler].run
+    return _run(
+        lambda part: run(loaded.model, condition.of(part), settings, PairedDraws(number, part), number),
+        len(condition),
+        loaded,
+    )
 
 
 def _to_device(loaded: host.Loaded, work: float, images: int, others: tuple[Any, ...] = ()) -> None:
@@ -171,10 +178,11 @@ def _to_device(loaded: host.Loaded, work: float, images: int, others: tuple[Any,
     host.to_device(loaded, work, (images, _vae(loaded).latent_channels, grid, grid), others)
 
 
-def _run(sampler: Any, loaded: host.Loaded) -> io.NodeOutput:
+def _run(start: Callable[[range], Any], images: int, loaded: host.Loaded) -> io.NodeOutput:
     vae = _vae(loaded)
-    done: TokenSampled = host.drive(sampler, vae, partial(_canvas, vae))
-    return io.NodeOutput({"samples": mark(host.to_output(_vectors(vae, done.codes)), VQ)}, done.report)
+    done: TokenSampled = host.drive(in_parts(start, images), vae, partial(_canvas, vae))
+    with enough_memory(READING):
+        return io.NodeOutput({"samples": mark(host.to_output(_vectors(vae, done.codes)), VQ)}, done.report)
 
 
 def _vae(loaded: host.Loaded) -> host.FastARVAE:
@@ -212,7 +220,8 @@ def _read(condition: AnyCondition, loaded: host.Loaded) -> AnyCondition:
         return condition
     reader = loaded.parts[TA_TOK]
     host.load_to_device(reader, _READER_BYTES)
-    made = features_of(condition, reader.model)
+    with enough_memory(READING):
+        made = features_of(condition, reader.model)
     return FeatureCondition(tuple(rows.to(host.device()) for rows in made.features), made.names)
 
 
@@ -366,7 +375,7 @@ class MuLoSDSampler(io.ComfyNode):
         cls, target: Any, draft: Any, condition: Any, seed: Any, upscale_model: Any = None, **inputs: Any
     ) -> io.NodeOutput:
         large = expect_tokens(target, "target")
-        if not inputs.pop("enabled", True):
+        if not checked_switch(inputs.pop("enabled", True), "enabled"):
             settings = _settings(LLAMAGEN, _baseline("mulosd", inputs), large)
             return run_sampler(LLAMAGEN, large, settings, condition, seed)
         return run_mulosd(large, draft, _settings("mulosd", inputs, large), condition, seed, upscale_model)
@@ -397,9 +406,12 @@ def run_mulosd(
     images = len(condition)
     others = tuple(part for part in (small, large.vae, upscaler, learned) if part is not None)
     _to_device(large, _mulosd_bytes(large, small, upscaler, settings, condition), images, others)
-    draws = PairedDraws(number, range(images))
-    sampler = SAMPLERS["mulosd"].run(large.model, condition, settings, draws, number, draft=small.model, up_sampler=up)
-    return _run(sampler, large)
+
+    def start(part: range) -> Any:
+        draws, more = PairedDraws(number, part), {"draft": small.model, "up_sampler": up}
+        return SAMPLERS["mulosd"].run(large.model, condition.of(part), settings, draws, number, **more)
+
+    return _run(start, images, large)
 
 
 def _mulosd_bytes(

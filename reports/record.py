@@ -145,6 +145,26 @@ class Report:
         return out
 
 
+def joined(reports: Sequence[Report], note: str = "") -> Report:
+    """The report of a batch that was sampled in parts, one after another; ``note`` is added to the remarks."""
+    first = reports[0]
+    out = Report(first.sampler, first.model, first.settings, first.seed, sum(r.images for r in reports), first.device)
+    out.note = " ".join(filter(None, (first.note, note)))
+    for report in reports:
+        out.seconds += report.seconds
+        out.add(**report.counts)
+        for name, seconds in report.phases.items():
+            out.phases[name] = out.phases.get(name, 0.0) + seconds
+    peaks = [r.peak_memory_bytes for r in reports if r.peak_memory_bytes is not None]
+    out.peak_memory_bytes = max(peaks, default=None)
+    stages = {name for r in reports for name in r.memory}
+    out.memory = {name: max(r.memory.get(name, 0) for r in reports) for name in sorted(stages)}
+    out.maps = {name: np.concatenate([r.maps[name] for r in reports]) for name in first.maps}
+    similarities = [r.similarity for r in reports if r.similarity is not None]
+    out.similarity = np.concatenate(similarities) if similarities else None
+    return out
+
+
 class Clock:
     """Measures seconds per phase: CUDA events on CUDA devices, without synchronisation, and wall time elsewhere."""
 

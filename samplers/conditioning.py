@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,9 +14,21 @@ from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.rows import ClassRows, Rows
 
+E = TypeVar("E", bound="_Entries")
+
 
 @dataclass(frozen=True)
-class Condition:
+class _Entries:
+    """A condition whose tuples have one entry per image."""
+
+    def of(self: E, images: Sequence[int]) -> E:
+        """The condition of some of the images, by their place in the batch."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: tuple(v[i] for i in images) for name, v in own.items() if isinstance(v, tuple)})
+
+
+@dataclass(frozen=True)
+class Condition(_Entries):
     """Class labels of a batch.
 
     Attributes:
@@ -62,7 +74,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class PromptCondition:
+class PromptCondition(_Entries):
     """Prompts of a batch, for models with a language model of their own. Each model that samples encodes them itself.
 
     Attributes:
@@ -105,7 +117,7 @@ def from_ids(ids: Sequence[int]) -> Condition:
 
 
 @dataclass(frozen=True, eq=False)
-class TextCondition:
+class TextCondition(_Entries):
     """Encoded text of a batch.
 
     Attributes:
@@ -122,7 +134,7 @@ class TextCondition:
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureCondition:
+class FeatureCondition(_Entries):
     """Semantic features of a batch (Tar's TA-Tok).
 
     Attributes:
@@ -139,7 +151,7 @@ class FeatureCondition:
 
 
 @dataclass(frozen=True, eq=False)
-class CodeCondition:
+class CodeCondition(_Entries):
     """Semantic codes of a batch, from Tar's language model or from an image.
 
     Attributes:

@@ -93,11 +93,12 @@ def test_importing_has_no_side_effects_and_is_fast():
 # ------------------------------------------------------------------------------------------------ directions
 
 # Module or package: what of the package it may import. The longest matching entry applies; "" is the root package.
-# errors.py may be imported everywhere.
+# errors.py and memory.py may be imported everywhere.
 OURS = {
     "": {"nodes", "samplers", "model_loaders"},
     "__main__": {"cli"},
     "errors": set(),
+    "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
     "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
     "nodes.host": {"nodes.fitting", "nodes.preview"},
@@ -115,6 +116,7 @@ OTHERS = {
     "": set(),
     "__main__": set(),
     "errors": set(),
+    "memory": set(),
     "assembly": {"torch"},
     "nodes": {"torch", "numpy", "PIL", "comfy_api"},
     "nodes.host": {"torch", "numpy", "PIL", "comfy_api", "comfy", "folder_paths", "server", "latent_preview"},
@@ -172,7 +174,7 @@ def test_packages_import_in_one_direction(path):
         assert top != "fastar_nodes", f"{path.name}: imports within the package are relative"
         assert top in sys.stdlib_module_names or top in OTHERS[entry_of(name, OTHERS)], f"{name} may not import {other}"
     apart = APART.get(entry_of(name, APART))
-    for other in relative - {"errors"}:
+    for other in relative - {"errors", "memory"}:
         assert any(within(other, allowed) for allowed in OURS[entry]), f"{name} may not import {other}"
         assert apart is None or not within(other, apart), f"{name} may not import {other}"
 

@@ -5,6 +5,7 @@ Given tokens are known before the first AR step, so editing works with every acc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,11 @@ class Edit:
 
     latents: Tensor
     mask: Tensor
+
+    def of(self, images: Sequence[int]) -> Edit:
+        """The edit of some of the images, by their place in the batch; a single latent or mask is for all of them."""
+        latents, mask = (x if len(x) == 1 else x[list(images)] for x in (self.latents, self.mask))
+        return Edit(latents, mask)
 
     def tokens(self, model: MARModel, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Start tokens fp32 [B, L, channels] and a mask of those to sample, bool [B, L].

@@ -1,7 +1,7 @@
 """Loads mutated files of every kind, each in a process of its own, and counts what happened.
 
 Every case must end in success or in one short ``UserError``, without executing anything from the file, within the memory of
-the file and 64 MB. A case is a function of the seed and its number.
+the file and 64 MB, and within 1 s of CPU time beyond a normal load. A case is a function of the seed and its number.
 
     python tests/fuzz/fuzzer.py --cases 10000 --seed 0 [--only NUMBER]
 """
@@ -36,7 +36,7 @@ class Tally:
     Attributes:
         kinds: outcomes.
         problems: (case, file, what is wrong).
-        slow: (case, file, seconds) of cases over the CPU time; reported, not a failure in the tests.
+        slow: (case, file, seconds) of cases that were over the CPU time twice.
         executed: cases that executed the payload.
     """
 
@@ -102,8 +102,13 @@ def fuzz(cases: range, seed: int = 0, say=None) -> Tally:
             tally.memory = max(tally.memory, outcome.memory)
             if wrong:
                 tally.problems.append((number, chosen.path.name, wrong))
-            if outcome.seconds > normal[chosen.path] + _EXTRA_SECONDS:
-                tally.slow.append((number, chosen.path.name, outcome.seconds))
+            limit = normal[chosen.path] + _EXTRA_SECONDS
+            if outcome.seconds > limit:  # again, since other processes slow down the caches
+                work.mkdir()
+                seconds = min(outcome.seconds, run_case(number, seed, seeds, work)[1].seconds)
+                shutil.rmtree(work)
+                if seconds > limit:
+                    tally.slow.append((number, chosen.path.name, seconds))
             if say:
                 say(number, tally)
     return tally
@@ -133,7 +138,7 @@ def main() -> int:
         f"{len(cases)} cases, seed {options.seed}: {dict(tally.kinds)}, {tally.executed} executed, {len(tally.problems)} "
         f"problems, {len(tally.slow)} over the CPU time, at most {tally.memory >> 20} MB"
     )
-    return bool(tally.problems or tally.executed)
+    return bool(tally.problems or tally.executed or tally.slow)
 
 
 if __name__ == "__main__":

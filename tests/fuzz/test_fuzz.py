@@ -12,5 +12,5 @@ from fuzzer import fuzz  # noqa: E402
 
 def test_mutated_files() -> None:
     tally = fuzz(range(300))
-    assert not tally.problems and not tally.executed, tally.problems
+    assert not tally.problems and not tally.executed and not tally.slow, [*tally.problems, *tally.slow]
     assert sum(tally.kinds.values()) == 300 and tally.kinds["refused"] > 150

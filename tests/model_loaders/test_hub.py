@@ -11,7 +11,8 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from safetensors.torch import save_file
 
-BASE = "mar-base (download 832 MB, not pinned)"
+BASE = "mar-base (download 832 MB, weights without EMA, draws worse, not pinned)"
+EMA = "mar-base-ema (download 1.66 GB)"
 
 
 def resolve(choice: str, folder: Path, family: str = "mar", progress=None) -> Path:
@@ -48,7 +49,7 @@ def test_catalogue_is_sound() -> None:
     for e in everything:
         # The first two do not state the precision.
         unknown = e.repo in ("Epiphqny/PAR", "csuhan/TA-Tok", "Skywork/Skywork-UniPic-1.5B") or e.family == "tokenizer"
-        assert bool(e.note) == (e.family == "hybrid" and not e.built_in)
+        assert bool(e.note) == (e.family == "hybrid" and not e.built_in or e.id == "mar-base")
         assert (e.size is None) == (e.built_in or unknown)
         assert e.licence == licences.get(e.repo, "MIT")
         assert e.decoder in {d.id for d in decoders[e.family]} if e.family in decoders else e.decoder is None
@@ -56,7 +57,7 @@ def test_catalogue_is_sound() -> None:
             assert not os.path.isabs(file) and ".." not in file
         tar = e.family in ("ta-tok", "dtok", "hybrid")
         assert e.parts or e.file.endswith(
-            ".safetensors" if e.built_in or e.family in ("mar", "kl") else ".pth" if tar else ".pt"
+            (".safetensors", ".pth", ".ckpt") if e.built_in or e.family in ("mar", "kl") else ".pth" if tar else ".pt"
         )
         assert "(" not in e.id
     parameters = {
@@ -78,7 +79,11 @@ def test_catalogue_is_sound() -> None:
         "vq8-c2i": 70_175_371,
     }
     bf16 = {"harmon-1.5b": 2_494_774_048, "harmon-1.5b-o": 2_494_774_048}
-    sizes = {k: 4 * v for k, v in parameters.items()} | {k: 2 * v for k, v in bf16.items()}
+    # Whole files, whose sizes and digests are on record: the first holds the weights with and without EMA.
+    whole = {"mar-base-ema": 1_663_614_946, "kl16-original": 265_900_046}
+    assert 2 * 4 * parameters["mar-base"] < whole["mar-base-ema"] < 2.001 * 4 * parameters["mar-base"]
+    assert all(e.sha256 and len(e.sha256) == 64 and e.revision for e in everything if e.id in whole)
+    sizes = whole | {k: 4 * v for k, v in parameters.items()} | {k: 2 * v for k, v in bf16.items()}
     assert {e.id: e.size for e in everything if e.size and not e.parts} == sizes
     assert hub.menu("hybrid", [])[-1] == "unipic-1.5b (download, non-commercial, not pinned)"
     hub.check("harmon-0.5b (download 1.82 GB, non-commercial)", "hybrid", [])
@@ -89,6 +94,7 @@ def test_menu() -> None:
         "demo",
         "demo-draft",
         BASE,
+        EMA,
         "mar-large (download 1.91 GB, not pinned)",
         "mar-huge (download 3.77 GB, not pinned)",
     ]
@@ -98,9 +104,10 @@ def test_menu() -> None:
         "zebra.safetensors",
         "big\\mar-huge.safetensors",
         "a/mar-base.safetensors",
+        EMA,
         "mar-large (download 1.91 GB, not pinned)",
     ]
-    assert hub.menu("kl", []) == ["demo-kl", "kl16 (download 266 MB, not pinned)"]
+    assert hub.menu("kl", []) == ["demo-kl", "kl16 (download 266 MB, not pinned)", "kl16-original (download 266 MB)"]
 
 
 def test_menu_of_llamagen_and_par() -> None:
@@ -310,3 +317,28 @@ def test_drafts_and_up_samplers_that_belong_to_an_entry(tmp_path: Path, monkeypa
     (tmp_path / ids["demo-upsampler"].file).parent.mkdir(parents=True)
     (tmp_path / ids["demo-upsampler"].file).touch()
     assert hub.up_sampler_for("demo-vq") == "demo-upsampler" and hub.up_sampler_for("vq16-t2i") is None
+
+
+def test_an_entry_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """checkpoint-last.pth is what all official MARs are called; only the one in the entry's folder is the entry's."""
+    calls = []
+
+    def fetch(repo: str, file: str, to: Path, **about: object) -> Path:
+        calls.append((repo, file, to, about["sha256"]))
+        to.mkdir(parents=True)
+        (to / file).write_bytes(b"x")
+        return to / file
+
+    monkeypatch.setattr(hub, "download", fetch)
+    monkeypatch.setattr(hub.pins, "check", lambda *a, **about: None)
+    (tmp_path / "mar_huge").mkdir()
+    (tmp_path / "mar_huge" / "checkpoint-last.pth").write_bytes(b"another model")
+    path = resolve(EMA, tmp_path)
+    assert path == tmp_path / "mar-base-ema" / "checkpoint-last.pth" == resolve("mar-base-ema", tmp_path)
+    sha256 = next(e.sha256 for e in hub.entries("mar") if e.id == "mar-base-ema")
+    assert calls == [("jadechoghari/mar", "checkpoint-last.pth", path.parent, sha256)]
+    local = ["mar_huge/checkpoint-last.pth", "mar-base-ema\\checkpoint-last.pth"]
+    menu = hub.menu("mar", local)
+    assert EMA not in menu and {*local} <= {*menu} and EMA in hub.menu("mar", local[:1])
+    assert local[1] not in hub.menu("kl", local) and local[0] in hub.menu("kl", local)
+    assert hub.decoder_for("mar-base-ema") == hub.decoder_for(EMA) == "kl16-original"

@@ -273,3 +273,21 @@ def test_the_other_family(tiny, tiny_kl, tmp_path: Path) -> None:
 def test_dtype_is_checked_before_the_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="^dtype: "):
         load_mar(tmp_path / "gone.safetensors", dtype="fp8")
+
+
+def test_of_an_official_training_the_averaged_weights_are_loaded(tmp_path):
+    """The layout of checkpoint-last.pth: weights, their moving average, and the arguments of the training."""
+    import argparse
+
+    torch.manual_seed(0)
+    raw, averaged = (MAR(MARConfig(16, 1, 1, 2, 2, 4, 4, 5, 1, 16)).state_dict() for _ in range(2))
+    for state in (raw, averaged):
+        for value in state.values():
+            value.normal_()
+    (tmp_path / "mar_tiny").mkdir()
+    path = tmp_path / "mar_tiny" / "checkpoint-last.pth"
+    arguments = argparse.Namespace(model="mar_base", lr=1e-4)
+    torch.save({"model": raw, "model_ema": averaged, "optimizer": {}, "epoch": 799, "args": arguments}, path)
+    model = load_mar(path, "fp32", heads=2)
+    assert model.name == "mar_tiny"
+    assert all(torch.equal(value, averaged[name]) for name, value in model.net.state_dict().items())

@@ -7,7 +7,7 @@ import io
 import json
 
 import pytest
-from fastar_nodes.reports.record import COUNTS, Report, to_csv, to_json, to_table, to_text
+from fastar_nodes.reports.record import COUNTS, EXPLAINED, Report, explain, to_csv, to_json, to_table, to_text
 
 
 def runs() -> list[Report]:
@@ -65,3 +65,12 @@ def test_csv_and_text():
     assert [row["sampler"] for row in rows] == ["mar", "fasthybrid"] and rows[1]["head_calls"] == "700"
     text = to_text(runs()[1])
     assert "acceptance: 83.3 %" in text and "seed 7" in text and "cfg=3.0" in text and "restarts: 3" in text
+
+
+def test_only_figures_that_are_shown_are_explained():
+    plain, judged = Report("mar", "m", {}, 1, 1, "cpu"), Report("fasthybrid", "m", {}, 1, 1, "cpu")
+    plain.add(transformer_passes=1)
+    judged.add(transformer_passes=1, head_calls=2, accepted=1, rejected=1)
+    assert explain([plain]) == "passes: sequential evaluations of the large network" == explain([None, plain])
+    assert [line.split(":")[0] for line in explain([plain, judged]).split("; ")] == [*EXPLAINED]
+    assert explain([None]) == ""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,3 +168,12 @@ def test_a_trained_mar_can_be_improved(tmp_path):
     )
     for name, value in first.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], value, msg=name)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_training_killed_at_random_points_writes_the_file_of_an_unbroken_one(tmp_path):
+    script = Path(__file__).with_name("killed_training.py")
+    done = subprocess.run([sys.executable, script, tmp_path, "1"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    kills = int(done.stdout.split()[1])
+    assert kills >= 3 and "files equal, left: kl.safetensors mar.safetensors" in done.stdout, done.stdout

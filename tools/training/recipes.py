@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from ...model_loaders.networks.kl import KLAutoencoder, KLConfig
@@ -110,10 +110,18 @@ def to_rgb(y: Tensor) -> np.ndarray:
 
 
 def save_checkpoint(net: nn.Module, path: Path, **metadata: object) -> None:
-    """Write fp16 safetensors with string metadata."""
+    """Write fp16 safetensors with string metadata. Equal weights and metadata give equal files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in net.state_dict().items()}
-    save_file(state, path, metadata={k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()})
+    data = save(state, {k: v if isinstance(v, str) else json.dumps(v) for k, v in metadata.items()})
+    # safetensors writes the metadata in random order.
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(end - 8)
+    part = path.with_suffix(".part")
+    part.write_bytes(data[:8] + text + data[end:])
+    part.replace(path)
 
 
 # ------------------------------------------------------------------------------------------------ autoencoder

@@ -1,0 +1,55 @@
+"""Insufficient memory: recognising it, working in smaller chunks, and saying so. Every package may import this module."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .errors import UserError
+
+# What backends call insufficient memory. Their exceptions have different classes.
+_WORDS = ("out of memory", "allocate memory", "not enough memory", "alloc_failed", "bad_alloc")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception of torch, NumPy or Python reports insufficient memory, of a device or of the host."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _WORDS)
+
+
+@contextmanager
+def enough_memory(sentence: str) -> Iterator[None]:
+    """Run a block; if memory is insufficient, raise a :class:`UserError` with ``sentence``."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise UserError(sentence) from None
+
+
+def in_chunks(work: Callable[[Any], Any], x: Any, size: int, release: Callable[[], None]) -> list[Any]:
+    """Results of ``work`` for consecutive chunks of a batch; if memory is insufficient, of chunks of half the size.
+
+    Args:
+        work: from a part of the batch to its result.
+        x: the batch, a tensor.
+        size: entries of a chunk, at least 1.
+        release: called before a chunk is repeated.
+
+    Raises:
+        RuntimeError, MemoryError: memory is insufficient for a single entry.
+    """
+    out: list[Any] = []
+    at = 0
+    while at < len(x):
+        try:
+            out.append(work(x[at : at + size]))
+            at += size
+            continue
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error) or size == 1:
+                raise
+        release()
+        size = (min(size, len(x)) + 1) // 2
+    return out

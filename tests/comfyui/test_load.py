@@ -1,0 +1,203 @@
+"""A server under load: hostile values, random graphs, cancels. Every prompt ends; memory, threads and files come back.
+
+``make soak`` runs 200 prompts over at least 20 minutes and 500 hostile values; the normal tier runs 12 and 40.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comfy_host import WORKFLOWS, Comfy, Events, Rejected, graph, load_workflow, to_api
+
+LONG = os.environ.get("FASTAR_SOAK") == "1"
+PROMPTS, SECONDS, HOSTILE = (200, 1200.0, 500) if LONG else (12, 0.0, 40)
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 3.7, 1e300, 10**30, float("nan"), float("inf"), "", " ", "\x00", "a\x00b", "../../x", "x" * 10_000, "1e999",
+    "\u202e", "true", "-1", [], [1], [[]], [None] * 500, {}, {"a": 1}, {"samples": [1]}, ["1", 0], ["1", 7], ["99", 0], {"__value__": [1]},
+    {"__value__": ["1", 0]},
+)  # fmt: skip
+# Widgets that bound the time of a run.
+SMALL = {"ar_steps": 4, "diffusion_steps": 4, "images_per_label": 1, "images": 1}
+
+
+def ours(prompt: dict[str, Any]) -> list[str]:
+    """Ids of the nodes of this pack."""
+    return [key for key, node in prompt.items() if node["class_type"].startswith("FastAR")]
+
+
+def shortened(prompt: dict[str, Any]) -> dict[str, Any]:
+    """The prompt with :data:`SMALL` values where it has numbers for them."""
+    for node in prompt.values():
+        node["inputs"] |= {k: v for k, v in SMALL.items() if isinstance(node["inputs"].get(k), int)}
+    return prompt
+
+
+@pytest.fixture(scope="module")
+def prompts(info) -> list[dict[str, Any]]:
+    """The shared graphs, shortened, and the small one of the other tests."""
+    found = [to_api(load_workflow(name), info) for name in WORKFLOWS]
+    return [shortened(prompt) for prompt in (graph(), *found)]
+
+
+def spoil(prompt: dict[str, Any], rng: random.Random) -> str:
+    """Set one input of a node of this pack to a hostile value; returns what was done."""
+    key = rng.choice(ours(prompt))
+    name, value = rng.choice(sorted(prompt[key]["inputs"])), rng.choice(VALUES)
+    prompt[key]["inputs"][name] = value
+    return f"{prompt[key]['class_type']}.{name} = {str(value)[:40]!r}"
+
+
+def expect_an_end(comfy: Comfy, entry: dict[str, Any], what: str) -> str:
+    """How a prompt ended: "", "interrupted" or a sentence. A node of this pack must not fail in another way."""
+    for name, data in entry["status"]["messages"]:
+        if name == "execution_error":
+            message = data["exception_message"].strip()
+            if data["node_type"].startswith("FastAR"):
+                assert "UserError" in data["exception_type"], f"{what}: {data['exception_type']}: {message}"
+                assert 0 < len(message) <= 400 and "\n" not in message, f"{what}: {message!r}"
+            return message
+    return Comfy.failure(entry)
+
+
+def copy_of(prompt: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(prompt))
+
+
+def test_hostile_values_end_in_a_picture_or_a_sentence(comfy, prompts):
+    rng, ends = random.Random(5), {"rejected": 0, "sentence": 0, "picture": 0}
+    for _ in range(HOSTILE):
+        prompt = copy_of(prompts[0] if rng.random() < 0.7 else rng.choice(prompts))
+        what = spoil(prompt, rng)
+        try:
+            said = expect_an_end(comfy, comfy.wait(comfy.queue(prompt)), what)
+            ends["sentence" if said else "picture"] += 1
+        except Rejected as answer:
+            text = str(answer)
+            assert "Traceback" not in text and "Internal Server Error" not in text, f"{what}: {text[:2000]}"
+            # What validate_inputs raised is among the errors of the answer.
+            assert "exception_during_validation" not in text or "FastAR" not in json.loads(text)["error"].get(
+                "extra_info", {}
+            ), text
+            ends["rejected"] += 1
+    assert ends["rejected"] and ends["sentence"] and ends["picture"], ends
+    print(ends)
+    comfy.run(graph())
+
+
+def footprint(comfy: Comfy) -> tuple[float, int, int]:
+    """Resident MiB, threads and open files of the server, all models unloaded, after the reference graph."""
+    comfy.run(shortened(graph(n3={"seed": random.randrange(1 << 30)})))
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    least = float("inf")
+    process = Path("/proc") / str(comfy.process.pid)
+    for _ in range(10):  # the server frees between prompts
+        time.sleep(0.5)
+        status = (process / "status").read_text()
+        least = min(least, int(status.split("VmRSS:")[1].split()[0]) / 1024)
+    return least, len(list((process / "task").iterdir())), len(list((process / "fd").iterdir()))
+
+
+def leftovers(comfy: Comfy) -> set[str]:
+    """Files below the server's folder, pictures and its log aside."""
+    kept = ("output", "temp", "server.log")
+    found = (p.relative_to(comfy.base) for p in comfy.base.rglob("*") if not p.is_symlink() and p.is_file())
+    return {str(p) for p in found if p.parts[0] not in kept and "custom_nodes" not in p.parts}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_many_prompts_leave_nothing_behind(comfy, prompts):
+    rng, began, files = random.Random(11), time.monotonic(), leftovers(comfy)
+    settled: tuple[float, int, int] | None = None
+    ends: dict[str, int] = {}
+    k = 0
+    while k < PROMPTS or time.monotonic() - began < SECONDS:
+        batch = []
+        for _ in range(min(4, max(1, PROMPTS - k))):
+            prompt, what = copy_of(rng.choice(prompts)), "valid"
+            for key in ours(prompt):
+                if isinstance(prompt[key]["inputs"].get("seed"), int):
+                    prompt[key]["inputs"]["seed"] = rng.randrange(1 << 40)
+            if rng.random() < 0.25:
+                what = spoil(prompt, rng)
+            try:
+                batch.append((comfy.queue(prompt), what))
+            except Rejected:
+                ends["rejected"] = ends.get("rejected", 0) + 1
+            k += 1
+        if rng.random() < 0.4:
+            time.sleep(rng.random() * 2)
+            comfy.post("/interrupt", {})
+        if batch and rng.random() < 0.2:
+            comfy.post("/queue", {"delete": [batch.pop()[0]]})
+        for prompt_id, what in batch:
+            end = expect_an_end(comfy, comfy.wait(prompt_id, 600), what) or "picture"
+            kind = end if end in ("picture", "interrupted") else "sentence"
+            ends[kind] = ends.get(kind, 0) + 1
+        if settled is None and k >= min(20, PROMPTS // 2):
+            settled = footprint(comfy)
+    while comfy.get("/queue")["queue_running"] or comfy.get("/queue")["queue_pending"]:
+        time.sleep(0.5)  # a prompt that began before it was deleted
+    after = footprint(comfy)
+    assert settled is not None
+    print(f"{k} prompts in {time.monotonic() - began:.0f} s: {ends}; MiB, threads, files {settled} -> {after}")
+    assert after[0] <= settled[0] * (1.01 if LONG else 1.10)
+    assert after[1] <= settled[1] + 1 and after[2] <= settled[2] + 2
+    assert leftovers(comfy) <= files
+
+
+def _runs() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Workflow and class of the node that is interrupted, and changes that make it slow enough."""
+    slow = {"ar_steps": 64, "diffusion_steps": 200}
+    return {
+        "FastHybrid": ("04 FastHybrid vs MAR", slow),
+        "LazyMAR": ("05 LazyMAR vs MAR", slow),
+        "CSpD": ("07 CSpD draft and target", slow),
+        "PAR": ("10 PAR vs LlamaGen", {}),
+        "ZipAR": ("11 ZipAR windows", {}),
+        "LlamaGen": ("10 PAR vs LlamaGen", {}),
+        "MuLoSD": ("13 MuLo-SD with LlamaGen", {}),
+        "TarPrompt": ("14 Tar text to image", {}),
+    }
+
+
+@pytest.mark.parametrize("name", _runs())
+def test_interrupt_within_a_step(comfy, info, name):
+    workflow, changes = _runs()[name]
+    prompt = to_api(load_workflow(workflow), info)
+    target = next(key for key in prompt if prompt[key]["class_type"].startswith(f"FastAR{name}"))
+    for key in ours(prompt):
+        inputs = prompt[key]["inputs"]
+        inputs |= {k: v for k, v in changes.items() if k in inputs}
+        if isinstance(inputs.get("seed"), int):
+            inputs["seed"] = random.randrange(1 << 40)
+    client = uuid.uuid4().hex
+    events = Events(comfy, client)
+    try:
+        queued = comfy.queue(prompt, client)
+        steps: list[tuple[int, float]] = []
+        asked = 0.0
+        for kind, data in events:
+            if kind == "progress" and data["node"] == target:
+                steps.append((data["value"], time.monotonic()))
+                if len(steps) == 2:
+                    comfy.post("/interrupt", {})
+                    asked = time.monotonic()
+            if kind == "execution_interrupted":
+                took = time.monotonic() - asked
+                break
+            assert kind not in ("execution_success", "execution_error"), (kind, data)
+    finally:
+        events.close()
+    late = [at for _, at in steps if asked and at > asked]
+    # A step may end between the reading of its event and the arrival of the request, and one is under way.
+    assert len(late) <= 2, f"{name}: {len(late)} steps after the request"
+    print(f"{name}: interrupted {took:.3f} s after the request, {len(late)} steps later")
+    assert comfy.failure(comfy.wait(queued)) == "interrupted"

@@ -1,0 +1,152 @@
+"""Lack of memory inside nodes: a smaller batch, a smaller tile, or a sentence; never an exception of torch."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import test_node_work as mar
+import test_tar_nodes as tar
+import test_token_nodes as token
+import torch
+from fake_comfy import Preview, Progress
+from fastar_nodes import assembly
+from fastar_nodes.errors import UserError
+from fastar_nodes.nodes import comparison, host, mar_samplers, token_samplers
+from test_tar_nodes import folder  # noqa: F401 - a fixture
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from faults import Faults
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FEW = {"ar_steps": 2, "diffusion_steps": 2}
+
+
+def compared() -> torch.Tensor:
+    return mar.compare(image_1=[torch.rand(2, 8, 8, 3)], report_1=[mar.report("mar")])[0]
+
+
+def mapped() -> torch.Tensor:
+    record = mar.report("mar")
+    record.maps["step"] = torch.zeros(2, 4, 4, dtype=torch.int32).numpy()
+    return comparison.TokenMap.execute(report=record, what="fixed at step", opacity=1.0).result[0]
+
+
+VAE = mar.tiny_vae()
+
+
+def decoded() -> torch.Tensor:
+    return VAE.decode(torch.linspace(-1, 1, 40).view(5, 2, 2, 2))
+
+
+def encoded() -> torch.Tensor:
+    return VAE.encode(torch.linspace(0, 1, 960).view(5, 8, 8, 3))
+
+
+def nodes() -> dict[str, Callable[[], torch.Tensor]]:
+    """Nodes to their results; networks are loaded before."""
+    model, gpt, qwen = mar.a_model(), token.a_model(), tar.host.Loaded.of(tar.tiny_tar())
+    return {
+        "MAR Sampler": lambda: mar.sample(mar_samplers.MARSampler, [1, 2], sockets={"model": model}, **FEW)[0],
+        "LlamaGen Sampler": lambda: token.sample(token_samplers.LlamaGenSampler, gpt)[0],
+        "Tar Prompt": lambda: torch.stack(tar.prompt(qwen, detail="81").codes),
+        "VAE Decode": decoded,
+        "VAE Encode": encoded,
+    }
+
+
+NODES = nodes()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen():
+    """Objects of other tests are not searched by the garbage collection after every failure."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(params=list(NODES))
+def run(request, monkeypatch):
+    monkeypatch.setattr(host.comfy.utils, "get_tiled_scale_steps", lambda *a, **about: 1, raising=False)
+    return NODES[request.param]
+
+
+def test_a_call_that_fails_leaves_the_result(run, monkeypatch):
+    monkeypatch.setattr(host.args, "preview_method", Preview.Auto)
+    whole = run()
+    with Faults() as counted:
+        run()
+    assert counted.calls > 0
+    # tests/samplers/test_batches.py tries every one.
+    for n in range(0, counted.calls, 1 + counted.calls // 15):
+        with Faults(n):
+            torch.testing.assert_close(run(), whole, rtol=1e-4, atol=1e-4)
+    assert torch.equal(run(), whole)
+    assert all(0 < done <= total for done, total, _ in Progress.updates)
+
+
+# Encoding the tiny pictures in tiles needs none of the calls that fail.
+@pytest.mark.parametrize("run", [name for name in NODES if name != "VAE Encode"], indirect=True)
+def test_a_card_that_stays_full_is_a_sentence(run):
+    with Faults() as counted:
+        run()
+    for n in range(0, counted.calls, 1 + counted.calls // 15):
+        with Faults(n, lasting=True), pytest.raises(UserError, match="memory"):
+            run()
+
+
+def full(*args, **about):
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_pictures_codes_and_sheets(folder, monkeypatch):  # noqa: F811
+    pictures = torch.rand(2, 20, 12, 3)
+    with Faults(3, lasting=True), pytest.raises(UserError, match="^dtype: memory is insufficient"):
+        tar.codes_of(pictures)
+    tar.codes_of(pictures)
+    for make, part in ((compared, "compare_grid"), (mapped, "token_map")):
+        make()
+        with monkeypatch.context() as m:
+            m.setattr(comparison, part, full)
+            with pytest.raises(UserError, match="^image: memory is insufficient"):
+                make()
+
+
+def test_codes_are_read_and_weights_placed(monkeypatch):
+    loaded, condition = tar.drawer(), tar.prompt(images=1)
+    monkeypatch.setattr(token_samplers, "features_of", full)
+    with pytest.raises(UserError, match="^dtype: memory is insufficient"):
+        token_samplers._read(condition, loaded)
+    monkeypatch.setattr(assembly, "load_mar", full)
+    monkeypatch.setitem(assembly._LOADERS, "mar", full)
+    with pytest.raises(UserError, match="^dtype: memory is insufficient to load"):
+        assembly.load("mar", "demo", assembly.Source(lambda *a: Path("x"), torch.device("cpu"), "fp32"))
+    monkeypatch.setattr(host.mm, "load_models_gpu", full)
+    with pytest.raises(UserError, match="^dtype: the weights do not fit"):
+        mar.sample(mar_samplers.MARSampler, **FEW)
+
+
+def test_the_report_says_once_that_the_batch_was_split():
+    sockets = {"model": mar.a_model()}
+    with Faults(20):
+        _, report = mar.sample(mar_samplers.MARSampler, [1, 2, 3], sockets=sockets, **FEW)
+    assert report.note.count("sampled 2 at a time") == 1 and report.images == 3 and len(report.maps["step"]) == 3
+
+
+def test_decoding_takes_fewer_pictures_before_it_takes_tiles(monkeypatch):
+    vae, sizes = mar.tiny_vae(), []
+    whole = vae.decode(torch.ones(5, 2, 2, 2))
+
+    def decode(z):
+        sizes.append(len(z))
+        if len(z) > 2:
+            full()
+        return z.repeat_interleave(4, 2).repeat_interleave(4, 3)[:, [0, 1, 0]]
+
+    monkeypatch.setattr(vae, "first_stage_model", SimpleNamespace(decode=decode))
+    assert torch.equal(vae.decode(torch.ones(5, 2, 2, 2)), whole) and sizes == [5, 3, 2, 2, 1]

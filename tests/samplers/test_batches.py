@@ -1,0 +1,324 @@
+"""Lack of memory at every call that allocates: the batch is split, a single image ends in a sentence, and nothing stays behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import sys
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.memory import in_chunks, out_of_memory
+from fastar_nodes.model_loaders.networks import matmul
+from fastar_nodes.reports.record import Report, joined
+from fastar_nodes.samplers.batches import in_parts
+from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.editing import Edit
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import LLAMAGEN, MAR, SAMPLERS
+from fastar_nodes.samplers.settings import knobs
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.settings import TarPromptSettings
+from fastar_nodes.samplers.tokens.tar import tar_prompt
+from qwen_reference import tiny_tar
+from tiny_hybrids import tiny_hybrid
+from tiny_models import tiny_mar
+from tiny_tokens import UP, VQ
+from tokens_reference import condition_of, tiny_gpt
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from faults import Faults
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+IMAGES = 2
+SHAPE = {"encoder_depth": 1, "head_depth": 1}
+FEW = {"ar_steps": 2, "diffusion_steps": 2, "cfg": 2.0, "lookahead": 1, "guided_steps": 1, "draft_length": 1}
+FEW |= {"start_step": 0, "refresh_period": 2, "block": 1, "head_cache": False, "lookahead_start": 0, "window": 2}
+FEW |= {"threshold": 0.5, "top_k": 8, "temperature": 0.9, "tau": 0.05}
+
+
+def masked(name: str, model: Any, condition: Any) -> Any:
+    entry = SAMPLERS[name]
+    settings = entry.settings(**{k: v for k, v in FEW.items() if k in knobs(entry.settings)})
+    more = {"draft": tiny_mar(1, 4, **SHAPE)} if entry.needs_draft else {}
+
+    def start(part: range) -> Any:
+        return entry.run(model, condition.of(part), settings, PairedNoise(5, part), 5, **more)
+
+    return start
+
+
+def tokens(name: str) -> Any:
+    entry = SAMPLERS[name]
+    model = tiny_gpt(grid=4 if entry.needs_draft else 2, special=3 * (name == "par"))
+    settings = entry.settings(**{k: v for k, v in FEW.items() if k in knobs(entry.settings)})
+    more: dict[str, Any] = {"draft": tiny_gpt(grid=2, seed=1)} if name == "mulosd" else {}
+    more |= {"draft": tiny_gpt(grid=4, seed=1), "vq": VQ} if name == "lantern" else {}
+    more |= {"up_sampler": UP} if name == "mulosd" else {}
+    condition = condition_of("class", (0, 1))
+
+    def start(part: range) -> Any:
+        return entry.run(model, condition.of(part), settings, PairedDraws(5, part), 5, **more)
+
+    return start
+
+
+def prompted() -> Any:
+    model, texts = tiny_tar(), ("a", "b")
+    settings = TarPromptSettings(detail="81")
+    return lambda part: tar_prompt(model, [texts[i] for i in part], settings, PairedDraws(5, part), 5)
+
+
+CASES = {
+    **{
+        n: partial(masked, n, tiny_mar(0, 4, **SHAPE), from_ids((1, 4))) for n, e in SAMPLERS.items() if e.family == MAR
+    },
+    "hybrid": partial(masked, "fasthybrid", tiny_hybrid(tokens=4, **SHAPE), PromptCondition(("a", "b"))),
+    **{n: partial(tokens, n) for n, e in SAMPLERS.items() if e.family == LLAMAGEN},
+    "tar prompt": prompted,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen():
+    """Objects of other tests are not searched by the garbage collection after every failure."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(params=CASES, ids=str)
+def start(request):
+    return CASES[request.param]()
+
+
+def values(result: Any) -> torch.Tensor:
+    return result[0].double()
+
+
+def state() -> Any:
+    return (
+        torch.random.get_rng_state().tolist(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        len(matmul._state.packed),
+        matmul.choices(),
+    )
+
+
+def test_every_call_that_fails_once(start):
+    """The batch is sampled in two parts, and the pictures are those of the whole batch."""
+    undisturbed, before = finish(start(range(IMAGES))), state()
+    with Faults() as counted:
+        finish(start(range(IMAGES)))
+    assert counted.calls > 10
+    for n in range(counted.calls):
+        with Faults(n):
+            done = finish(in_parts(start, IMAGES))
+        torch.testing.assert_close(values(done), values(undisturbed), rtol=1e-4, atol=1e-4)
+        assert "sampled 1 at a time" in done.report.note and done.report.images == IMAGES
+        for name, map_ in undisturbed.report.maps.items():
+            assert np.array_equal(done.report.maps[name], map_), name
+    assert state() == before
+    assert torch.equal(finish(in_parts(start, IMAGES))[0], undisturbed[0])
+
+
+def test_every_call_from_which_on_all_fail(start):
+    """A single image ends in a sentence, and the next run is that of an undisturbed process."""
+    undisturbed, before = finish(start(range(1))), state()
+    with Faults() as counted:
+        finish(start(range(1)))
+    for n in range(counted.calls):
+        with Faults(n, lasting=True), pytest.raises(UserError, match="^memory: .*single image.*bf16") as raised:
+            finish(in_parts(start, 1))
+        assert raised.value.__context__ is None, "the failed attempt's tensors stay referenced"
+    assert state() == before
+    assert torch.equal(finish(in_parts(start, 1))[0], undisturbed[0])
+
+
+# ------------------------------------------------------------------------------------------------ the splitting itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    done: int
+    total: int
+    codes: torch.Tensor
+    report: Report
+
+
+class Done(NamedTuple):
+    codes: torch.Tensor
+    report: Report
+
+
+class Limited:
+    """A sampler of three steps that has room for ``most`` images; more of them fail at the second step."""
+
+    def __init__(self, most: int, error: BaseException | None = None):
+        self.most, self.error = most, error or torch.OutOfMemoryError("CUDA out of memory")
+        self.parts: list[int] = []
+        self.sent: list[Any] = []
+        self.closed = 0
+        self.held: weakref.ref[torch.Tensor] | None = None
+
+    def __call__(self, part: range) -> Any:
+        assert self.held is None or self.held() is None, "the tensors of the failed attempt are still held"
+        self.parts.append(len(part))
+        return self.run(part)
+
+    def run(self, part: range) -> Any:
+        codes = torch.tensor([[i] for i in part])
+        report = Report("s", "m", {}, 1, len(part), "cpu", seconds=1.0, phases={"head": 0.5}, note="Own.")
+        try:
+            for k in range(3):
+                if len(part) > self.most and k == 1:
+                    scratch = torch.zeros(8)
+                    self.held = weakref.ref(scratch)
+                    raise type(self.error)(*self.error.args)  # a new one: an exception holds its traceback
+                report.add(head_calls=1)
+                self.sent.append((yield Step(k + 1, 3, codes + 10 * k, report)))
+        finally:
+            self.closed += 1
+        report.maps = {"step": np.full((len(part), 1, 1), 2)}
+        report.peak_memory_bytes, report.similarity = len(part) * 10, np.array([0.5] * len(part), np.float32)
+        return Done(codes, report)
+
+
+def seen(sampler: Any, images: int) -> tuple[list[Any], Any]:
+    run, steps = in_parts(sampler, images), []
+    try:
+        steps.append(next(run))
+        while True:
+            steps.append(run.send(0.25))
+    except StopIteration as end:
+        return steps, end.value
+
+
+@pytest.mark.parametrize(
+    "images, most, parts",
+    [
+        (4, 4, [4]),
+        (4, 3, [4, 2, 2]),
+        (5, 3, [5, 3, 2]),
+        (5, 2, [5, 3, 2, 2, 1]),
+        (4, 1, [4, 2, 1, 1, 1, 1]),
+        (1, 1, [1]),
+    ],
+)
+def test_parts(images, most, parts, caplog):
+    sampler = Limited(most)
+    with caplog.at_level(logging.WARNING):
+        steps, (codes, report) = seen(sampler, images)
+    assert sampler.parts == parts and sampler.closed == len(parts)
+    kept = [n for n in parts if n <= most]
+    assert codes.tolist() == [[i] for i in range(images)] and report.images == images
+    assert report.seconds == len(kept) and report.phases == {"head": 0.5 * len(kept)}
+    assert report.counts == {"head_calls": 3 * len(kept)} and report.peak_memory_bytes == 10 * max(kept)
+    assert report.maps["step"].shape == (images, 1, 1) and len(report.similarity) == images
+    if len(parts) == 1:
+        assert report.note == "Own." and not caplog.records
+    else:
+        smallest = f"{max(kept)} at a time"
+        assert report.note.startswith("Own. Memory was insufficient") and smallest in report.note
+        assert len(caplog.records) == len(parts) - len(kept) and smallest in caplog.records[-1].getMessage()
+    assert [step.done == step.total for step in steps].count(True) == 1 and steps[-1].done == steps[-1].total
+    assert steps[-1].codes.tolist() == [[20 + i] for i in range(images)]
+    assert all(len(step.codes) == images for step in steps)
+    assert None not in [s for s in sampler.sent if s is not None] and 0.25 in sampler.sent
+
+
+def test_progress_of_parts_grows():
+    steps, _ = seen(Limited(2), 5)
+    shares = [step.done / step.total for step in steps[2:]]  # after the two attempts that failed at the second step
+    assert shares == sorted(shares) and len({step.total for step in steps[2:]}) == 1
+    assert [s.codes[:, 0].tolist() for s in steps[2:4]] == [[0, 1, 0, 0, 0], [10, 11, 0, 0, 0]]
+
+
+def test_other_errors_pass_and_nothing_is_repeated():
+    for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), UserError("cfg: no"), KeyboardInterrupt()):
+        sampler = Limited(1, error)
+        with pytest.raises(type(error)):
+            finish(in_parts(sampler, 2))
+        assert sampler.parts == [2] and sampler.closed == 1
+
+
+def test_a_run_that_is_left_closes_its_sampler():
+    sampler = Limited(2)
+    run = in_parts(sampler, 2)
+    next(run)
+    run.close()
+    assert sampler.closed == 1
+
+
+@pytest.mark.parametrize(
+    "error, is_one",
+    [
+        (torch.OutOfMemoryError("x"), True),
+        (torch.cuda.OutOfMemoryError("x"), True),
+        (MemoryError(), True),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+            True,
+        ),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("expected scalar type Half"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_lack_of_memory_is(error, is_one):
+    assert out_of_memory(error) is is_one
+
+
+def test_a_real_allocation_that_is_too_large_is_one():
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(1 << 46, dtype=torch.float64)
+    assert out_of_memory(raised.value)
+
+
+def test_parts_of_conditions_and_edits():
+    codes = CodeCondition((torch.tensor([1]), torch.tensor([2]), torch.tensor([3])), ("a", "b", "c"), 8)
+    part = codes.of(range(1, 3))
+    assert [int(c) for c in part.codes] == [2, 3] and part.names == ("b", "c") and part.size == 8 and len(part) == 2
+    assert from_ids((4, 5, 6)).of([2, 0]).labels == (6, 4)
+    edit = Edit(torch.arange(3.0).view(3, 1, 1, 1), torch.ones(1, 2, 2))
+    assert edit.of(range(1, 3)).latents.flatten().tolist() == [1, 2] and len(edit.of(range(1, 3)).mask) == 1
+
+
+def test_in_chunks_halves_and_ends():
+    sizes: list[int] = []
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        if len(x) > 2:
+            raise MemoryError
+        return x
+
+    out = in_chunks(work, torch.arange(7), 16, lambda: None)
+    assert torch.cat(out).tolist() == list(range(7)) and sizes == [7, 4, 2, 2, 2, 1]
+    with pytest.raises(MemoryError):
+        in_chunks(lambda x: work(x.repeat(3)), torch.arange(2), 2, lambda: None)
+
+
+def test_reports_of_parts_without_maps():
+    a = Report("s", "m", {}, 1, 2, "cpu", seconds=1.0)
+    both = joined([a, a], "Split.")
+    assert (both.images, both.seconds, both.note, both.similarity, both.peak_memory_bytes) == (
+        4,
+        2.0,
+        "Split.",
+        None,
+        None,
+    )

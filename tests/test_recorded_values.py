@@ -1,0 +1,95 @@
+"""Values that pictures, saved graphs and reports of earlier versions depend on, recorded.
+
+``python tests/test_recorded_values.py`` writes them again, if a change is intended.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    import conftest  # noqa: F401 - makes the package importable
+
+import numpy as np
+import torch
+from fastar_nodes.reports import maps
+from fastar_nodes.samplers.mar import settings as mar_settings
+from fastar_nodes.samplers.mar.lazymar import computed_ratio
+from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
+from fastar_nodes.samplers.settings import knobs
+from fastar_nodes.samplers.tokens import settings as token_settings
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+
+RECORDED = Path(__file__).with_name("recorded_values.json")
+
+
+def settings() -> dict[str, Any]:
+    """Class and field to default, lowest and highest value, and choices."""
+    classes = {
+        f"{name}.{kind.__name__}": kind
+        for name, module in (("mar", mar_settings), ("tokens", token_settings))
+        for kind in vars(module).values()
+        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
+    }
+    return {
+        f"{name}.{field}": [default, about.low, about.high, list(about.choices)]
+        for name, kind in sorted(classes.items())
+        for field, (default, about) in knobs(kind).items()
+    }
+
+
+def random_numbers() -> dict[str, Any]:
+    """First numbers of every generator, rounded: pictures of a seed depend on them."""
+    noise, draws = PairedNoise(7, (0, 3)), PairedDraws(7, (0, 3))
+    rng = CounterRNG(row_keys(noise, "x", 2)[0])
+    cells = torch.tensor([0, 5])
+    found = {
+        "orders": noise.orders(6),
+        "first": noise.first("full", 2, 2),
+        "steps": noise.steps("full", 2, 1, 2),
+        "uniform": rng.uniform(3, 1, 3),
+        "normal": rng.normal(torch.tensor([3, 4]), 1, 2, 2),
+        "draws": draws.uniform("token", cells, 3),
+        "gumbel": draws.gumbel("code", cells[None].expand(2, -1), 2),
+    }
+    return {name: [round(float(n), 4) for n in x.flatten()] for name, x in found.items()}
+
+
+def others() -> dict[str, Any]:
+    """Colours of a numeric map, and LazyMAR's share of computed rows."""
+    shares = [computed_ratio(k / 16, end) for end in (0.05, 0.4) for k in range(17)]
+    oklab = maps._LMS_TO_RGB @ ((maps._OKLAB_TO_LMS @ np.array([0.7, 0.1, -0.05])) ** 3)
+    return {"computed ratio": [round(x, 6) for x in shares], "OKLab 0.7 0.1 -0.05": [round(x, 5) for x in oklab]}
+
+
+def values() -> dict[str, Any]:
+    return json.loads(json.dumps({"settings": settings(), "random numbers": random_numbers(), "others": others()}))
+
+
+def test_values_are_the_recorded_ones():
+    recorded, now = json.loads(RECORDED.read_text(encoding="utf-8")), values()
+    for group, found in now.items():
+        for name in {**found, **recorded[group]}:
+            assert found.get(name) == recorded[group].get(name), (
+                f"{name}; if intended: python tests/{Path(__file__).name}"
+            )
+
+
+def test_counter_based_normals_have_the_moments_of_the_normal_distribution():
+    keys = row_keys(PairedNoise(1, range(50)), "x", 40).flatten()
+    x = CounterRNG(keys).normal(0, 0, 50, 2).double()
+    assert abs(float(x.mean())) < 0.01 and abs(float(x.std()) - 1) < 0.01
+    assert abs(float((x**4).mean()) - 3) < 0.1
+
+
+if __name__ == "__main__":
+    groups = [
+        f"{json.dumps(group)}: {{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in found.items()) + "\n}"
+        for group, found in values().items()
+    ]
+    RECORDED.write_text("{\n" + ",\n".join(groups) + "\n}\n", encoding="utf-8")
