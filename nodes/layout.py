@@ -184,7 +184,7 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "repair",
         "draft_parallel",
     ),
-    "FastARCompare": ("labels", "columns", "baseline"),
+    "FastARCompare": ("labels", "columns", "baseline", "differences"),
     "FastARTokenMap": ("what", "opacity"),
     "FastARReport": ("format",),
 }
@@ -203,6 +203,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "FastARPAR": ("parallel",),
     "FastARZipAR": ("parallel",),
     "FastARMuLoSD": ("draft_parallel",),
+    "FastARCompare": ("differences",),
 }
 
 

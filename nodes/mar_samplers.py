@@ -41,6 +41,7 @@ from .schema import (
     widgets,
 )
 from .schema import preset as preset_widget
+from .status import hidden, reported
 
 NOISE_LIMIT = 4 << 30
 LOADER = "Load MAR"
@@ -220,6 +221,7 @@ def _schema(
         widgets=[seed(), *widgets(settings, automatic_names(settings)), *switches],
         optional=optional,
         outputs=sampled(),
+        hidden=hidden(),
         **about,
     )
 
@@ -248,6 +250,7 @@ class MARSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _sample("mar", model, inputs)
 
@@ -268,6 +271,7 @@ class FastHybridSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _sample("fasthybrid", model, inputs)
 
@@ -289,6 +293,7 @@ class LazyMARSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _sample("lazymar", model, inputs, cached=True)
 
@@ -339,6 +344,7 @@ class CSpDSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, draft: Any, target: Any, **inputs: Any) -> io.NodeOutput:
         small = expect_mar(draft, "draft")
         return _sample("cspd", target, inputs, "target", [small], draft=small.model)

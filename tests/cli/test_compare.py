@@ -67,7 +67,9 @@ def test_picture_table_and_json(cli, files, tmp_path):
             "tokens_per_pass",
             "phases",
         ]
-        assert list(run) == [k for k in [*keys, "peak_memory_bytes"] if k != "acceptance" or run is fast]
+        assert list(run) == [
+            k for k in [*keys, "peak_memory_bytes", *["quality"] * (run is fast)] if k != "acceptance" or run is fast
+        ]
         assert list(run["counts"]) == [name for name in COUNTS if name in run["counts"]]
         assert set(run["phases"]) == {"transformer", "head", "decoder"}
         assert run["seed"] == 11 and run["images"] == 4 and run["model"] == "tiny mar"

@@ -85,7 +85,11 @@ class Preview(enum.Enum):
     Auto = "auto"
 
 
-state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[], tiles=[])
+state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[], tiles=[], said=[])
+
+
+def _said(text: str, node_id: str) -> None:
+    state.said.append((node_id, text))
 
 
 def _check() -> None:
@@ -112,6 +116,7 @@ def install() -> None:
         Schema=Schema,
         NodeOutput=NodeOutput,
         ComfyNode=object,
+        Hidden=SimpleNamespace(unique_id="UNIQUE_ID", extra_pnginfo="EXTRA_PNGINFO"),
         Input=FakeInput,
         Output=FakeOutput,
     )
@@ -140,6 +145,7 @@ def install() -> None:
             "LatentPreviewMethod": Preview,
         },
         "comfy.model_patcher": {"ModelPatcher": Patcher},
+        "server": {"PromptServer": SimpleNamespace(instance=SimpleNamespace(send_progress_text=_said))},
         "folder_paths": {
             "models_dir": "models",
             "folder_names_and_paths": {"vae": (["models/vae"], set())},
