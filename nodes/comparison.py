@@ -31,7 +31,7 @@ MOST_CELLS = 64
 _REPORTED = "a sampler's report"
 
 
-def _to_image(pictures: np.ndarray) -> Tensor:
+def to_image(pictures: np.ndarray) -> Tensor:
     """uint8 [B, H, W, 3] to an IMAGE."""
     return host.to_output(torch.from_numpy(np.array(pictures)).float() / 255)
 
@@ -161,7 +161,7 @@ class Compare(io.ComfyNode):
         about: dict[str, Any] = {"quality": quality, "differences": settings.differences}
         grid = compare_grid(pictures, names, reports, settings.columns, base, marked=measured, explained=True, **about)
         _tell(cls, reports, names, base, quality)
-        return io.NodeOutput(_to_image(grid[None]), _table(reports, names, base, quality))
+        return io.NodeOutput(to_image(grid[None]), _table(reports, names, base, quality))
 
 
 def _tell(
@@ -331,7 +331,7 @@ class TokenMap(io.ComfyNode):
         checked = expect(report, Report, "report", _REPORTED)
         backdrop = None if image is None else to_bytes(expect_image(image, "image"))
         side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
-        return io.NodeOutput(_to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
+        return io.NodeOutput(to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
 
 
 # ------------------------------------------------------------------------------------------------ Report

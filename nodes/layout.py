@@ -187,6 +187,12 @@ WIDGETS: dict[str, tuple[str, ...]] = {
     "FastARCompare": ("labels", "columns", "baseline", "differences"),
     "FastARTokenMap": ("what", "opacity"),
     "FastARReport": ("format",),
+    "FastARSweep": ("sampler", "settings", "x", "x_values", "y", "y_values", "seeds", "folder"),
+    "FastARSweepGrid": ("cell_size",),
+    "FastARSweepPlot": ("measure",),
+    "FastARLoadReport": ("image",),
+    "FastARAnySampler": ("sampler", "seed"),
+    "FastARAdvisor": ("measure", "least", "images", "repeats", "seed"),
 }
 
 

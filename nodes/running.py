@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.networks.mar import MARModel
 from ..samplers import presets
-from ..samplers.choice import Choice
+from ..samplers.choice import Choice, choose
 from ..samplers.registry import LLAMAGEN, MAR, SAMPLERS
 from . import host
 from .mar_samplers import expect_mar
@@ -86,7 +86,9 @@ def run(
         raise UserError(f"{field}: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
     masked = isinstance(loaded.model, MARModel)
     if masked != (entry.family == MAR):
-        raise UserError(f"{field}: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another.")
+        raise UserError(
+            f"{field}: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
+        )
     if entry.needs_draft and draft is None:
         raise UserError(f"draft: {entry.name} needs a draft model; connect one of the same family.")
     settings = settings_for(choice, loaded)
@@ -106,3 +108,11 @@ def baseline_choice(choice: Choice, loaded: host.Loaded) -> Choice:
     plain = SAMPLERS[baseline_of(loaded)]
     named = {k: v for k, v in choice.values.items() if k in plain.settings.__dataclass_fields__}
     return Choice(plain, presets.AS_SET, named)
+
+
+def warm_up_choice(loaded: host.Loaded) -> Choice:
+    """A short run of a model: one AR step of two diffusion steps, or for token models ZipAR's narrowest window."""
+    name = baseline_of(loaded)
+    if name == MAR:
+        return choose(MAR, {"ar_steps": 1, "diffusion_steps": 2})
+    return choose(name, {}) if name == "par" else choose("zipar", {"window": 1})

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -167,7 +167,6 @@ class Sweep:
         x, y: axes; y has one value "" without a second setting.
         seeds: in the order of the cells.
         cells: ordered by y, seed, x.
-        baselines: seed to the key of the plain sampler's cell.
     """
 
     title: str
@@ -176,7 +175,6 @@ class Sweep:
     y: Axis
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
-    baselines: Mapping[int, str] = field(default_factory=dict)
 
     def point(self, x: int, y: int) -> Point:
         """Means over the seeds of one combination of values."""
@@ -232,8 +230,8 @@ def combinations(x: Axis, y: Axis, seeds: Sequence[int]) -> list[tuple[int, int,
 
 def completed(
     store: CellStore, keys: Sequence[str], make: Callable[[int], tuple[np.ndarray, Report]]
-) -> Iterator[tuple[int, np.ndarray, Report, bool]]:
-    """The cells in order, those on disk first read and the others made and written; one cell is in memory at a time.
+) -> Iterator[tuple[int, np.ndarray, Report]]:
+    """The cells in order: what is on disk is read, the others are made and written. One cell is in memory at a time.
 
     Args:
         store: the folder.
@@ -241,17 +239,17 @@ def completed(
         make: draws the cell of an index.
 
     Yields:
-        Index, pictures, report without maps, and whether the cell was made now.
+        Index, pictures, and report without maps.
     """
     for i, key in enumerate(keys):
         found = store.read(key)
         if found is not None:
-            yield i, *found, False
+            yield i, *found
             continue
         pictures, report = make(i)
         bare = replace(report, maps={}, similarity=None)
         store.write(key, pictures, bare)
-        yield i, pictures, bare, True
+        yield i, pictures, bare
 
 
 _HEAD = ("speed-up", "seconds", "passes", "accepted", "PSNR", "SSIM")

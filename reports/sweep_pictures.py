@@ -94,7 +94,10 @@ def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
         for n, line in enumerate(_figures(cell)):
             colour = ACCENT if n == 0 else QUIET
             draw.text(
-                (x, y + tall + 2 + n * line_height(TAG_SIZE)), shorten(line, TAG_SIZE, side), colour, font=font(TAG_SIZE)
+                (x, y + tall + 2 + n * line_height(TAG_SIZE)),
+                shorten(line, TAG_SIZE, side),
+                colour,
+                font=font(TAG_SIZE),
             )
     return np.asarray(canvas)
 
@@ -196,7 +199,9 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR", size: tuple[int, int] = (960
     taken: list[tuple[float, float, float, float]] = []
     for j, value in enumerate(sweep.y.values):
         colour = SERIES[j % len(SERIES)]
-        line = [(p, at(across[p] or 0.0, xticks, x0, x1), at(_height(p, fast), yticks, y1, y0)) for p in shown if p.y == j]
+        line = [
+            (p, at(across[p] or 0.0, xticks, x0, x1), at(_height(p, fast), yticks, y1, y0)) for p in shown if p.y == j
+        ]
         if len(line) > 1:
             draw.line([(x, y) for _, x, y in line], fill=colour, width=2)
         dots = [*line, *((p, x1 + 55.0, at(_height(p, fast), yticks, y1, y0)) for p in exact if p.y == j)]
@@ -208,7 +213,9 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR", size: tuple[int, int] = (960
             draw.rectangle((size[0] - 150, top + 3, size[0] - 140, top + 13), fill=colour)
             text = f"{sweep.y.name.replace('_', ' ')} {value}" if j == 0 else value
             draw.text((size[0] - 132, top), shorten(text, TAG_SIZE, 124), TEXT, font=font(TAG_SIZE))
-    note = f"labels: {sweep.x.name.replace('_', ' ')}" + (f"; means of {len(sweep.seeds)} seeds" if len(sweep.seeds) > 1 else "")
+    note = f"labels: {sweep.x.name.replace('_', ' ')}" + (
+        f"; means of {len(sweep.seeds)} seeds" if len(sweep.seeds) > 1 else ""
+    )
     draw.text((x0, size[1] - line_height(TAG_SIZE) - 2), note, QUIET, font=font(TAG_SIZE))
     return np.asarray(image)
 

@@ -62,5 +62,5 @@ def _range(part: str, field: str, whole: bool) -> list[str]:
 
 def _short(number: Decimal, whole: bool) -> str:
     """A number's shortest form: at most 6 decimals, or none."""
-    rounded = round(number) if whole else number.quantize(Decimal("0.000001")).normalize()
+    rounded = number.to_integral_value() if whole else number.quantize(Decimal("0.000001")).normalize()
     return "0" if rounded == 0 else f"{rounded:f}"

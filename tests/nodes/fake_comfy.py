@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -85,7 +86,7 @@ class Preview(enum.Enum):
     Auto = "auto"
 
 
-state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[], tiles=[], said=[])
+state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[], tiles=[], said=[], folder=Path("none"))
 
 
 def _said(text: str, node_id: str) -> None:
@@ -116,6 +117,8 @@ def install() -> None:
         Schema=Schema,
         NodeOutput=NodeOutput,
         ComfyNode=object,
+        UploadType=SimpleNamespace(image="image_upload"),
+        FolderType=SimpleNamespace(input="input"),
         Hidden=SimpleNamespace(unique_id="UNIQUE_ID", extra_pnginfo="EXTRA_PNGINFO"),
         Input=FakeInput,
         Output=FakeOutput,
@@ -153,6 +156,10 @@ def install() -> None:
             "get_filename_list": lambda kind: [],
             "get_folder_paths": lambda kind: [f"models/{kind}"],
             "add_model_folder_path": lambda *a, **k: None,
+            "get_input_directory": lambda: str(state.folder / "input"),
+            "get_output_directory": lambda: str(state.folder / "output"),
+            "get_annotated_filepath": lambda name: str(state.folder / "input" / name),
+            "exists_annotated_filepath": lambda name: (state.folder / "input" / name).is_file(),
         },
     }
     for name, content in modules.items():

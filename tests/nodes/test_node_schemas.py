@@ -16,6 +16,8 @@ from fastar_nodes.nodes import (
     mar_samplers,
     previous,
     schema,
+    sharing,
+    sweeps,
     token_samplers,
 )
 from fastar_nodes.samplers.mar.settings import CacheSettings
@@ -24,7 +26,7 @@ from fastar_nodes.samplers.settings import Knob, knob, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from graphs import WIDGETS
 
-MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, previous)
+MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sharing, previous)
 CLASSES = [node for module in MODULES for node in module.NODES]
 NODES = {about.node_id: about for about in (node.define_schema() for node in CLASSES)}
 SETTINGS = {
