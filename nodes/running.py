@@ -62,9 +62,27 @@ def settings_for(choice: Choice, loaded: host.Loaded) -> Any:
     return choice.settings(loaded.recommended, is_demo(loaded.model), width)
 
 
-def run(
-    choice: Choice, loaded: host.Loaded, condition: Any, seed: Any, draft: Any = None, field: str = "sampler"
-) -> io.NodeOutput:
+def check(choice: Choice, loaded: host.Loaded, draft: Any, field: str = "sampler") -> None:
+    """Check that a sampler runs here, suits the model and has its draft model.
+
+    Args:
+        field: name of the input that chose the sampler, for messages.
+
+    Raises:
+        UserError: it does not.
+    """
+    entry = choice.entry
+    if entry.name not in RUNNABLE:
+        raise UserError(f"{field}: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
+    if isinstance(loaded.model, MARModel) != (entry.family == MAR):
+        raise UserError(
+            f"{field}: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
+        )
+    if entry.needs_draft and draft is None:
+        raise UserError(f"draft: {entry.name} needs a draft model; connect one of the same family.")
+
+
+def run(choice: Choice, loaded: host.Loaded, condition: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
     """Run a sampler with progress, preview and cancellation.
 
     Args:
@@ -73,26 +91,17 @@ def run(
         condition: value of a condition socket.
         seed: value of a seed widget.
         draft: value of a model socket, for samplers with a draft model.
-        field: name of the input that chose the sampler, for messages.
 
     Returns:
         The latent and the report, as sampler nodes return them.
 
     Raises:
-        UserError: the sampler does not suit the model, or no draft model is connected.
+        UserError: see :func:`check`; or the settings do not suit the model.
     """
+    check(choice, loaded, draft)
     entry = choice.entry
-    if entry.name not in RUNNABLE:
-        raise UserError(f"{field}: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
-    masked = isinstance(loaded.model, MARModel)
-    if masked != (entry.family == MAR):
-        raise UserError(
-            f"{field}: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
-        )
-    if entry.needs_draft and draft is None:
-        raise UserError(f"draft: {entry.name} needs a draft model; connect one of the same family.")
     settings = settings_for(choice, loaded)
-    if masked:
+    if isinstance(loaded.model, MARModel):
         small = expect_mar(draft, "draft") if entry.needs_draft else None
         more: dict[str, Any] = {"draft": small.model} if small else {}
         inputs = {"condition": condition, "seed": seed}

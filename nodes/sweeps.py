@@ -23,7 +23,7 @@ from . import host, storage
 from .comparison import to_image
 from .conditioning import LabelText, as_labels
 from .preview import to_bytes
-from .running import RUNNABLE, baseline_choice, expect_any, run, settings_for, warm_up_choice
+from .running import RUNNABLE, baseline_choice, check, expect_any, run, settings_for, warm_up_choice
 from .schema import SEED_LIMIT, expect, schema, widgets
 from .status import hidden, show
 
@@ -121,6 +121,7 @@ class SweepNode(io.ComfyNode):
         base, x_axis, y_axis, numbers = _plan(sampler, x, y, x_values, y_values, seeds, settings)
         loaded = expect_any(model, "model")
         small = None if draft is None else expect_any(draft, "draft")
+        check(base, loaded, small)
         cells = combinations(x_axis, y_axis, numbers)
         plain = baseline_choice(base, loaded)
         jobs = [(plain, seed) for seed in numbers]
@@ -156,11 +157,10 @@ def _plan(
     """
     chosen = make(SweepSettings, {"sampler": sampler, "x": x, "y": y})
     base = choose(chosen.sampler, parse_settings(settings, "settings"))
-    x_axis, y_axis = _axis(base, "x", x, x_values), Axis("", ("",))
-    if y != NONE:
-        y_axis = _axis(base, "y", y, y_values)
     if x == y:
         raise UserError(f"y: {y} is on the other axis too; choose another setting, or none.")
+    x_axis = _axis(base, "x", x, x_values)
+    y_axis = Axis("", ("",)) if y == NONE else _axis(base, "y", y, y_values)
     for name in (x, y):
         if name in base.values or name == PRESET and base.preset != presets.AS_SET:
             raise UserError(f"settings: {name} is an axis; leave it out.")
