@@ -192,7 +192,7 @@ WIDGETS: dict[str, tuple[str, ...]] = {
     "FastARSweepPlot": ("measure",),
     "FastARLoadReport": ("image",),
     "FastARAnySampler": ("sampler", "seed"),
-    "FastARAdvisor": ("measure", "least", "images", "repeats", "seed"),
+    "FastARAdvisor": ("measure", "least", "repeats", "seed"),
 }
 
 

@@ -112,6 +112,11 @@ def run(choice: Choice, loaded: host.Loaded, condition: Any, seed: Any, draft: A
     return run_tokens(entry.name, loaded, settings, condition, seed, _TOGETHER.get(entry.name, one_together))
 
 
+def plain_choice(loaded: host.Loaded) -> Choice:
+    """The plain sampler of a model with the settings that its file recommends."""
+    return choose(baseline_of(loaded), {})
+
+
 def baseline_choice(choice: Choice, loaded: host.Loaded) -> Choice:
     """The plain sampler with the settings that it shares with a choice."""
     plain = SAMPLERS[baseline_of(loaded)]

@@ -11,9 +11,11 @@ import pytest
 import torch
 from fake_comfy import Interrupted
 from fastar_nodes.errors import UserError
+from fastar_nodes.nodes import advice as advisor
 from fastar_nodes.nodes import comparison, mar_samplers, sharing, sweeps, token_samplers
 from fastar_nodes.reports import exchange
 from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers import advice
 from fastar_nodes.samplers.choice import parse_choice
 from fastar_nodes.samplers.conditioning import from_ids
 from PIL import Image
@@ -256,3 +258,23 @@ def test_files_that_are_not_there(tmp_path):
     (tmp_path / "input" / "b.png").write_bytes(b"")
     with pytest.raises(UserError, match="^image: b.png cannot be read"):
         sharing.LoadReport.execute("b.png")
+
+
+# ------------------------------------------------------------------------------------------------ Advisor
+
+
+def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
+    lines = (
+        "fasthybrid: ar_steps=4, diffusion_steps=4",
+        "mar: ar_steps=2, diffusion_steps=2",
+        "lazymar: ar_steps=4, block=9",
+    )
+    monkeypatch.setitem(advice._CANDIDATES, "mar", (lines, ()))
+    model = a_model()
+    model.recommended = {"ar_steps": 8, "diffusion_steps": 8}
+    node = with_hidden(advisor.Advisor, {})
+    line, table = node.execute(model, WHAT, 7, measure="PSNR", least=0.0, repeats=2).result
+    assert line in (*lines[:2], "mar") and "lazymar: ar_steps=4, block=9 was not run" in table
+    assert len([row for row in table.splitlines() if row.startswith("| ")]) == 4
+    assert fake_comfy.state.said[-1] == ("5", table.splitlines()[0])
+    assert sharing.AnySampler.execute(model, WHAT, line, 7).result[1].sampler == line.partition(":")[0]

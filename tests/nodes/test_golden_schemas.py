@@ -21,6 +21,7 @@ if __name__ == "__main__":
     fake_comfy.install()
 
 from fastar_nodes.nodes import (
+    advice,
     comparison,
     conditioning,
     hybrid,
@@ -34,7 +35,7 @@ from fastar_nodes.nodes import (
 from graphs import WIDGETS
 
 GOLDEN = Path(__file__).with_name("schemas.json")
-MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sharing, previous)
+MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sharing, advice, previous)
 COMMAND = "python tests/nodes/test_golden_schemas.py"
 
 

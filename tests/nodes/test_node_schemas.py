@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fastar_nodes.nodes import (
+    advice,
     comparison,
     conditioning,
     hybrid,
@@ -26,7 +27,7 @@ from fastar_nodes.samplers.settings import Knob, knob, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from graphs import WIDGETS
 
-MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sharing, previous)
+MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sharing, advice, previous)
 CLASSES = [node for module in MODULES for node in module.NODES]
 NODES = {about.node_id: about for about in (node.define_schema() for node in CLASSES)}
 SETTINGS = {
