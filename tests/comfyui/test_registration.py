@@ -38,6 +38,12 @@ NODES = {
     "FastARCompare": ("Compare", "compare", ["IMAGE", "STRING"]),
     "FastARTokenMap": ("Token Map", "compare", ["IMAGE"]),
     "FastARReport": ("Report", "compare", ["STRING"]),
+    "FastARSweep": ("Sweep", "compare", ["FASTAR_SWEEP", "STRING"]),
+    "FastARSweepGrid": ("Sweep Grid", "compare", ["IMAGE"]),
+    "FastARSweepPlot": ("Sweep Plot", "compare", ["IMAGE"]),
+    "FastARLoadReport": ("Load Report", "compare", ["IMAGE", "FASTAR_REPORT", "STRING", "STRING"]),
+    "FastARAnySampler": ("Any Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARAdvisor": ("Advisor", "compare", ["STRING", "STRING"]),
 }
 
 

@@ -51,7 +51,11 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("name", WORKFLOWS)
+# Tested in test_bench.py.
+BENCH = ("17 Sweep FastHybrid", "18 Advisor and slider")
+
+
+@pytest.mark.parametrize("name", [name for name in WORKFLOWS if name not in BENCH])
 def test_every_shared_workflow_runs(comfy, info, name):
     prompt = to_api(load_workflow(name), info)
     for node in prompt.values():  # the same graph, in seconds
