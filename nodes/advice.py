@@ -45,7 +45,7 @@ class Advisor(io.ComfyNode):
                 io.String.Output(
                     "sampler",
                     display_name="sampler",
-                    tooltip="The answer as a line for Any Sampler and for the settings of Sweep.",
+                    tooltip="The answer as a line for Any Sampler.",
                 ),
                 io.String.Output(
                     "table", display_name="table", tooltip="The answer and all candidates as a Markdown table."
