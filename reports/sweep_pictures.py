@@ -68,7 +68,7 @@ def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
     seeds, columns = sweep.seeds, len(sweep.x.values)
     rows = len(sweep.y.values) * len(seeds)
     names = [_row_name(sweep, j, seed) for j in range(len(sweep.y.values)) for seed in seeds]
-    left = round(min(260, max((text_width(name, TAG_SIZE) for name in names), default=0))) + 2 * PAD
+    left = round(min(260, max(text_width(name, TAG_SIZE) for name in [sweep.x.name, *names]))) + 2 * PAD
     top = 2 * line_height(BODY_SIZE) + 2 * PAD
     below = 2 * line_height(TAG_SIZE) + 4
     side = min(side, (LONGEST - left) // columns - _GAP, (LONGEST - top - PAD) // rows - _GAP - below)
@@ -80,10 +80,10 @@ def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
     draw = ImageDraw.Draw(canvas)
     title = shorten(sweep.title, BODY_SIZE, canvas.width - 2 * PAD)
     draw.text((PAD, PAD), title, QUIET, font=font(BODY_SIZE))
+    names_x = shorten(sweep.x.name.replace("_", " "), TAG_SIZE, left - 2 * PAD)
+    draw.text((PAD, PAD + line_height(BODY_SIZE) + 2), names_x, QUIET, font=font(TAG_SIZE))
     for i, value in enumerate(sweep.x.values):
-        text = shorten(f"{sweep.x.name.replace('_', ' ')} {value}" if i == 0 else value, BODY_SIZE, side + _GAP)
-        if i == 0 and text.endswith("..."):
-            text = shorten(value, BODY_SIZE, side)
+        text = shorten(value, BODY_SIZE, side)
         draw.text((left + i * (side + _GAP), PAD + line_height(BODY_SIZE)), text, TEXT, font=font(BODY_SIZE))
     for k, cell in enumerate(sweep.cells):
         x, y = left + k % columns * (side + _GAP), top + k // columns * (tall + below + _GAP)
@@ -91,14 +91,9 @@ def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
             name = shorten(names[k // columns], TAG_SIZE, left - 2 * PAD)
             draw.text((PAD, y + 2), name, TEXT, font=font(TAG_SIZE))
         canvas.paste(Image.fromarray(_picture(sweep, cell, side, tall)), (x, y))
-        for n, line in enumerate(_figures(cell)):
-            colour = ACCENT if n == 0 else QUIET
-            draw.text(
-                (x, y + tall + 2 + n * line_height(TAG_SIZE)),
-                shorten(line, TAG_SIZE, side),
-                colour,
-                font=font(TAG_SIZE),
-            )
+        for n, line in enumerate(_figures(cell, side)):
+            at = (x, y + tall + 2 + n * line_height(TAG_SIZE))
+            draw.text(at, line, QUIET if n else ACCENT, font=font(TAG_SIZE))
     return np.asarray(canvas)
 
 
@@ -133,12 +128,23 @@ def _picture(sweep: Sweep, cell: Cell, side: int, tall: int) -> np.ndarray:
     return out
 
 
-def _figures(cell: Cell) -> list[str]:
-    """The two lines under a cell: time and acceptance, distance from the baseline."""
+def _figures(cell: Cell, width: int) -> list[str]:
+    """The two lines under a cell: time and acceptance, distance from the baseline. What does not fit is left out, the last first."""
     r, ratio = cell.report, cell.report.speedup(cell.baseline) if cell.baseline else None
     first = [f"{ratio:.2f}x" if ratio is not None else f"{r.seconds:.2f} s"]
     first += [f"{100 * r.acceptance:.0f} % kept"] if r.acceptance is not None else []
-    return [", ".join(first), ", ".join(v for _, v in cell.quality.lines()) if cell.quality else ""]
+    second = [
+        value if name == "picture" else f"{name} {value}"
+        for name, value in (cell.quality.lines() if cell.quality else [])
+    ]
+    return [_fitting(first, width), _fitting(second, width) or _fitting([v.partition(" ")[2] for v in second], width)]
+
+
+def _fitting(parts: list[str], width: int) -> str:
+    """As many parts from the front as fit into a width in pixels; of one that does not fit alone, nothing."""
+    while parts and text_width(", ".join(parts), TAG_SIZE) > width:
+        parts = parts[:-1]
+    return ", ".join(parts)
 
 
 # ------------------------------------------------------------------------------------------------ plot
@@ -206,7 +212,10 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR", size: tuple[int, int] = (960
             draw.line([(x, y) for _, x, y in line], fill=colour, width=2)
         dots = [*line, *((p, x1 + 55.0, at(_height(p, fast), yticks, y1, y0)) for p in exact if p.y == j)]
         for p, x, y in dots:
-            draw.ellipse((x - 5, y - 5, x + 5, y + 5), fill=colour, outline=BACKGROUND)
+            hollow = j >= len(SERIES)  # the colours repeat
+            draw.ellipse(
+                (x - 5, y - 5, x + 5, y + 5), BACKGROUND if hollow else colour, colour if hollow else BACKGROUND, 2
+            )
             _annotate(draw, sweep.x.values[p.x], x, y, taken)
         if legend:
             top = y0 + j * line_height(TAG_SIZE)
