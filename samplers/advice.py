@@ -54,8 +54,8 @@ _CANDIDATES[TAR] = (
     tuple(line.replace("llamagen", "tar") for line in _CANDIDATES[LLAMAGEN][0]),
     _CANDIDATES[LLAMAGEN][1],
 )
-# A candidate is run again while its ratio is at least this share of the best one's.
-_CLOSE = 0.8
+# A candidate is run again while its ratio is at least this share of the best one's; one round on a busy machine varies by that much.
+_CLOSE = 0.6
 
 # Draws pictures uint8 [N, H, W, 3] with a choice and a seed.
 Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
