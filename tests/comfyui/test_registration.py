@@ -63,7 +63,7 @@ def test_names_sockets_and_tooltips(info, node):
     about = info[node]
     assert (about["display_name"], about["category"], about["output"]) == (title, f"FastAR/{category}", outputs)
     assert about["description"].endswith((".", ")"))
-    inputs = [item for group in about["input"].values() for item in group.items()]
+    inputs = [item for group in ("required", "optional") for item in about["input"].get(group, {}).items()]
     assert inputs
     for name, (_, options) in inputs:
         assert len(options.get("tooltip", "")) > 15, f"{node}.{name} has no tooltip"
