@@ -2,7 +2,8 @@
 
 All samplers of a family start from the same noise, so differences between the pictures come from the method. Samplers of several
 families may run together: each uses the model of its family, and its speed-up is relative to the baseline of its family (mar,
-llamagen, tar). The baseline runs first, after an untimed warm-up step. Seconds do not include the decoder.
+llamagen, tar). The baseline runs first, after an untimed warm-up step. Seconds do not include the decoder. PSNR and SSIM compare
+each image with the baseline's; a word takes their place where a method keeps the distribution of images only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ..model_loaders.networks import matmul
 from ..model_loaders.networks.prompts import HybridModel
 from ..reports.grid import compare_grid
 from ..reports.maps import token_map
+from ..reports.paired import qualities
 from ..reports.record import PLAIN, Report, to_json, to_table
+from ..samplers import presets
 from ..samplers.registry import MAR
 from .conditions import conditions, of_prompt
 from .hybrids import check, check_tokens, to_line
@@ -62,6 +65,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture; default compare.png")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers (docs/report.md)")
     parser.add_argument("--maps", type=Path, metavar="FILE", help="also draw when and how each token was decided")
+    parser.add_argument(
+        "--differences",
+        action="store_true",
+        help="also draw each image's difference from the baseline's, four times amplified",
+    )
     parser.add_argument("--columns", type=int, default=0, metavar="N", help="pictures a row; default chosen")
 
 
@@ -98,20 +106,22 @@ def run(options: argparse.Namespace) -> int:
         reports.append(made.report)
         failed += _say(check_tokens(cast(HybridModel, p.on.model), made.latents)) if options.check else 0
     labels, base = [p.label for p in planned], measured_against(planned)
-    print(to_table(reports, labels, base))
+    quality = qualities(pictures, reports, base, presets.lossless)
+    print(to_table(reports, labels, base, quality))
     for note in dict.fromkeys(report.note for report in reports if report.note):
         print(f"note: {note}")
     assert out is not None
     models = list(dict.fromkeys(p.on.model.name for p in planned))
     drawn = ", ".join(dict.fromkeys(name for condition in what for name in condition.names))
     title = f"{drawn}, seed {seed}, {models[0] if len(models) == 1 else f'the {DEMO}'}"
-    _write(compare_grid(pictures, labels, reports, options.columns, base, title=title), out)
+    drawn_below = {"quality": quality, "differences": options.differences}
+    _write(compare_grid(pictures, labels, reports, options.columns, base, title=title, **drawn_below), out)
     print(f"picture: {out}")
     if maps:
         _write(_maps(pictures, labels, reports, title), maps)
         print(f"token maps: {maps}")
     if numbers:
-        save(numbers, lambda part: part.write_text(to_json(reports, base) + "\n", encoding="utf-8"))
+        save(numbers, lambda part: part.write_text(to_json(reports, base, quality) + "\n", encoding="utf-8"))
         print(f"numbers: {numbers}")
     return int(failed > 0)
 

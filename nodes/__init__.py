@@ -15,7 +15,18 @@ def make_extension() -> ComfyExtension:
     from . import host
 
     host.register_folders()
-    from . import comparison, conditioning, hybrid, loaders, mar_samplers, previous, token_samplers
+    from . import (
+        advice,
+        comparison,
+        conditioning,
+        hybrid,
+        loaders,
+        mar_samplers,
+        previous,
+        sharing,
+        sweeps,
+        token_samplers,
+    )
 
     class FastARExtension(ComfyExtension):
         """Every node of the pack."""
@@ -28,6 +39,9 @@ def make_extension() -> ComfyExtension:
                 *mar_samplers.NODES,
                 *token_samplers.NODES,
                 *comparison.NODES,
+                *sweeps.NODES,
+                *sharing.NODES,
+                *advice.NODES,
                 *previous.NODES,
             ]
 

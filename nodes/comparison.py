@@ -15,13 +15,17 @@ from ..errors import UserError
 from ..memory import enough_memory
 from ..reports.grid import cell_order, compare_grid
 from ..reports.maps import WHAT, token_map
-from ..reports.record import Report, explain, to_csv, to_json, to_table, to_text
+from ..reports.paired import qualities
+from ..reports.quality import explain_quality
+from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_table, to_text
+from ..reports.summary import no_gain, one_line
 from ..samplers import presets
 from ..samplers.registry import SAMPLERS, TAR, families_of, family_of
 from ..samplers.settings import knob, make
 from . import host
 from .preview import to_bytes
 from .schema import REPORT, expect, expect_image, schema, widgets
+from .status import hidden, show, write_reports
 
 PAIRS = 8  # image and report sockets of Compare
 MOST_CELLS = 64
@@ -30,7 +34,7 @@ _REPORTED = "a sampler's report"
 SHEET = "image: memory is insufficient to draw these pictures; connect fewer or smaller ones."
 
 
-def _to_image(pictures: np.ndarray) -> Tensor:
+def to_image(pictures: np.ndarray) -> Tensor:
     """uint8 [B, H, W, 3] to an IMAGE."""
     return host.to_output(torch.from_numpy(np.array(pictures)).float() / 255)
 
@@ -57,6 +61,10 @@ class CompareSettings:
         low=0,
         high=MOST_CELLS,
         step=1,
+    )
+    differences: bool = knob(
+        False,
+        "Also draw, below each picture, its difference from the baseline's, four times amplified; black is equal.",
     )
 
 
@@ -122,9 +130,10 @@ class Compare(io.ComfyNode):
             display_name="Compare",
             category="FastAR/compare",
             description="Pictures side by side, each with its label above and its numbers underneath: speed-up against the "
-            "baseline, seconds, transformer passes, head calls, acceptance. Also gives the numbers as a table.",
+            "baseline, seconds, transformer passes, head calls, acceptance, PSNR and SSIM. Also gives the numbers as a table.",
             search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
             is_input_list=True,
+            hidden=hidden(),
             sockets=pairs,
             widgets=[labels, *widgets(CompareSettings)],
             outputs=[
@@ -136,10 +145,16 @@ class Compare(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, labels: list[str], columns: list[int], baseline: list[int], **pairs: list[Any]) -> io.NodeOutput:
-        settings = make(
-            CompareSettings, {"columns": _first(columns, "columns"), "baseline": _first(baseline, "baseline")}
-        )
+    def execute(
+        cls,
+        labels: list[str],
+        columns: list[int],
+        baseline: list[int],
+        differences: Sequence[bool] = (False,),
+        **pairs: list[Any],
+    ) -> io.NodeOutput:
+        given = {"columns": columns, "baseline": baseline, "differences": differences}
+        settings = make(CompareSettings, {field: _first(value, field) for field, value in given.items()})
         with enough_memory(SHEET):
             pictures, reports = _cells(pairs)
         base = _baselines(settings.baseline, reports)
@@ -147,15 +162,37 @@ class Compare(io.ComfyNode):
         names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
         measured = any(report is not None for report in reports)
         with enough_memory(SHEET):
-            grid = compare_grid(pictures, names, reports, settings.columns, base, marked=measured, explained=True)
-            return io.NodeOutput(_to_image(grid[None]), _table(reports, names, base))
+            quality = qualities(pictures, reports, base, presets.lossless)
+            about: dict[str, Any] = {"quality": quality, "differences": settings.differences}
+            grid = compare_grid(
+                pictures, names, reports, settings.columns, base, marked=measured, explained=True, **about
+            )
+            image = to_image(grid[None])
+        _tell(cls, reports, names, base, quality)
+        return io.NodeOutput(image, _table(reports, names, base, quality))
 
 
 def _first(values: Any, field: str) -> Any:
     """The value of a widget, which is a list of one: the node takes lists."""
-    if not isinstance(values, list) or not values:
+    if not isinstance(values, (list, tuple)) or not values:
         raise UserError(f"{field}: it got an empty list; type a number, or connect a node that gives one.")
     return values[0]
+
+
+def _tell(
+    node: Any, reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None], quality: Qualities
+) -> None:
+    """Show a line for each run that has a baseline, and write all reports to the metadata of saved pictures."""
+    known = [(i, r) for i, r in enumerate(reports) if r is not None]
+    place = {i: k for k, (i, _) in enumerate(known)}
+    lines = []
+    for i, r in known:
+        base = bases[i]
+        if base is not None and base != i:
+            lines.append(f"{names[i]}: {one_line(r, reports[base], quality[i])}")
+    show(node, lines)
+    within = [None if bases[i] is None else place.get(bases[i]) for i, _ in known]
+    write_reports(node, [r for _, r in known], [names[i] for i, _ in known], within, [quality[i] for i, _ in known])
 
 
 def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
@@ -236,14 +273,24 @@ def _family(report: Report, reports: Sequence[Report | None]) -> str:
     return family
 
 
-def _table(reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None]) -> str:
-    """Table of the cells that have a report, and a line that explains its columns."""
+def _table(
+    reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None], quality: Qualities
+) -> str:
+    """Table of the cells that have a report, a line that explains its columns, and a sentence for each run without a gain."""
     order = [i for i in cell_order(bases) if reports[i] is not None]
     if not order:
         return "No reports: connect a sampler's report beside its picture."
     known = [report for report in (reports[i] for i in order) if report is not None]
     within = [None if bases[i] is None else order.index(bases[i]) for i in order]
-    return f"{to_table(known, [names[i] for i in order], within)}\n\n{explain(known)}."
+    found = [quality[i] for i in order]
+    table = to_table(known, [names[i] for i in order], within, found)
+    words = "; ".join(filter(None, (explain(known), explain_quality(found))))
+    bare = []
+    for i, report in zip(order, known, strict=True):
+        base = bases[i]
+        sentence = no_gain(report, reports[base]) if base is not None and base != i else ""
+        bare += [f"{names[i]}: {sentence}"] if sentence else []
+    return "\n\n".join([table, f"{words}.", *bare])
 
 
 # ------------------------------------------------------------------------------------------------ Token Map
@@ -300,7 +347,7 @@ class TokenMap(io.ComfyNode):
         with enough_memory(SHEET):
             backdrop = None if image is None else to_bytes(expect_image(image, "image"))
             side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
-            return io.NodeOutput(_to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
+            return io.NodeOutput(to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
 
 
 # ------------------------------------------------------------------------------------------------ Report

@@ -20,6 +20,7 @@ import torch
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy.model_patcher import ModelPatcher
 from PIL import Image
+from server import PromptServer
 from torch import Tensor, nn
 
 from ..memory import enough_memory, in_chunks, out_of_memory
@@ -63,11 +64,8 @@ def t5_tokenizer() -> Path | None:
     """Folder of the T5 tokenizer that ships with ComfyUI; it is the same for all T5 and Flan-T5 sizes."""
     import comfy.text_encoders  # a folder without code that runs
 
-    for place in comfy.text_encoders.__path__:
-        folder = Path(place) / "t5_tokenizer"
-        if (folder / "tokenizer.json").is_file():
-            return folder
-    return None
+    folders = (Path(place) / "t5_tokenizer" for place in comfy.text_encoders.__path__)
+    return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
 
 
 def to_output(x: Tensor) -> Tensor:
@@ -240,6 +238,12 @@ def _preview(canvas: Canvas | None, step: Any, latents: Callable[[Any], Tensor])
         if not out_of_memory(problem):
             raise
         return None
+
+
+def show_text(text: str, node_id: str | None) -> None:
+    """Show text on a node, as core's API nodes do; without a node id, nothing."""
+    if node_id is not None:
+        PromptServer.instance.send_progress_text(text, node_id)
 
 
 def progress() -> Callable[[int, int], None]:
@@ -434,13 +438,7 @@ class FastARVAE:
         return torch.cat(in_chunks(part, x, chunk, mm.soft_empty_cache))
 
     def _tiled(
-        self,
-        x: Tensor,
-        work: Callable[[Tensor], Tensor],
-        tile: tuple[int, ...],
-        overlap: int,
-        scale: float,
-        channels: int,
+        self, x: Tensor, work: Callable[[Tensor], Tensor], tile: Any, overlap: int, scale: float, channels: int
     ) -> Tensor:
         sizes = {"tile_x": tile[1], "tile_y": tile[0], "overlap": overlap}
         bar = comfy.utils.ProgressBar(len(x) * comfy.utils.get_tiled_scale_steps(x.shape[3], x.shape[2], **sizes))

@@ -184,9 +184,15 @@ WIDGETS: dict[str, tuple[str, ...]] = {
         "repair",
         "draft_parallel",
     ),
-    "FastARCompare": ("labels", "columns", "baseline"),
+    "FastARCompare": ("labels", "columns", "baseline", "differences"),
     "FastARTokenMap": ("what", "opacity"),
     "FastARReport": ("format",),
+    "FastARSweep": ("sampler", "settings", "x", "x_values", "y", "y_values", "seeds", "folder"),
+    "FastARSweepGrid": ("cell_size",),
+    "FastARSweepPlot": ("measure",),
+    "FastARLoadReport": ("image",),
+    "FastARAnySampler": ("sampler", "seed"),
+    "FastARAdvisor": ("measure", "least", "repeats", "seed"),
 }
 
 
@@ -203,6 +209,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "FastARPAR": ("parallel",),
     "FastARZipAR": ("parallel",),
     "FastARMuLoSD": ("draft_parallel",),
+    "FastARCompare": ("differences",),
 }
 
 

@@ -43,6 +43,7 @@ from .schema import (
     widgets,
 )
 from .schema import preset as preset_widget
+from .status import hidden, reported
 
 NOISE_LIMIT = 4 << 30
 LOADER = "Load MAR"
@@ -219,6 +220,7 @@ def _schema(
         widgets=[seed(), *widgets(settings, automatic_names(settings)), *switches],
         optional=optional,
         outputs=sampled(),
+        hidden=hidden(),
         **about,
     )
 
@@ -247,6 +249,7 @@ class MARSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _sample("mar", model, inputs)
 
@@ -267,6 +270,7 @@ class FastHybridSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _sample("fasthybrid", model, inputs)
 
@@ -288,6 +292,7 @@ class LazyMARSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _sample("lazymar", model, inputs, cached=True)
 
@@ -338,6 +343,7 @@ class CSpDSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, draft: Any, target: Any, **inputs: Any) -> io.NodeOutput:
         small = expect_mar(draft, "draft")
         return _sample("cspd", target, inputs, "target", [small], draft=small.model)

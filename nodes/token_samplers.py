@@ -45,6 +45,7 @@ from .schema import (
     widgets,
 )
 from .schema import preset as preset_widget
+from .status import hidden, reported
 
 LOADER = "Load LlamaGen / PAR"
 DETOKENIZER = "Load Tar De-tokenizer"
@@ -89,6 +90,7 @@ def _schema(
         widgets=[seed(), *widgets(settings, automatic_names(settings)), *switches],
         optional=optional,
         outputs=sampled(vae),
+        hidden=hidden(),
         **about,
     )
 
@@ -118,8 +120,14 @@ def _canvas(vae: host.FastARVAE, step: TokenStep) -> Tensor:
     return _vectors(vae, step.codes)
 
 
-def _one(model: TokenModel, settings: Any) -> int:
+def one_together(model: TokenModel, settings: Any) -> int:
+    """Tokens of an image that one pass decides: one."""
     return 1
+
+
+def par_together(model: TokenModel, settings: Any) -> int:
+    """Tokens of an image that one pass of PAR decides, at most."""
+    return model.regions if model.regions > 1 else settings.group
 
 
 def _settings(sampler: str, inputs: dict[str, Any], loaded: host.Loaded) -> Any:
@@ -133,7 +141,7 @@ def _baseline(sampler: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sample(
-    sampler: str, model: Any, inputs: dict[str, Any], together: Callable[[TokenModel, Any], int] = _one
+    sampler: str, model: Any, inputs: dict[str, Any], together: Callable[[TokenModel, Any], int] = one_together
 ) -> io.NodeOutput:
     """Check the inputs that all token samplers share, make room, run.
 
@@ -146,7 +154,7 @@ def _sample(
     loaded = expect_tokens(model, "model")
     condition, number = inputs.pop("condition"), inputs.pop("seed")
     if not checked_switch(inputs.pop("enabled", True), "enabled"):
-        sampler, inputs, together = LLAMAGEN, _baseline(sampler, inputs), _one
+        sampler, inputs, together = LLAMAGEN, _baseline(sampler, inputs), one_together
     return run_sampler(sampler, loaded, _settings(sampler, inputs, loaded), condition, number, together)
 
 
@@ -156,7 +164,7 @@ def run_sampler(
     settings: Any,
     condition: Any,
     seed: Any,
-    together: Callable[[TokenModel, Any], int] = _one,
+    together: Callable[[TokenModel, Any], int] = one_together,
 ) -> io.NodeOutput:
     """Run a sampler whose settings are known; arguments as :func:`_sample`."""
     condition, number = _condition(condition, loaded), checked_seed(seed)
@@ -249,6 +257,7 @@ class LlamaGenSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _sample("llamagen", model, inputs)
 
@@ -269,6 +278,7 @@ class PARSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         loaded = expect_tokens(model, "model")
         if loaded.model.net.config.condition in _OF_TAR:
@@ -276,7 +286,7 @@ class PARSampler(io.ComfyNode):
                 f"model: {loaded.model.name} is a Tar de-tokenizer, which decides its tokens row by row; connect a PAR from {LOADER}, or "
                 "use LlamaGen Sampler or ZipAR Sampler."
             )
-        return _sample("par", model, inputs, lambda model, s: model.regions if model.regions > 1 else s.group)
+        return _sample("par", model, inputs, par_together)
 
 
 _WINDOWS = "exact is a window of a whole row: plain decoding."
@@ -310,6 +320,7 @@ class ZipARSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _sample("zipar", model, inputs, rows_together)
 
@@ -371,6 +382,7 @@ class MuLoSDSampler(io.ComfyNode):
         )
 
     @classmethod
+    @reported
     def execute(
         cls, target: Any, draft: Any, condition: Any, seed: Any, upscale_model: Any = None, **inputs: Any
     ) -> io.NodeOutput:

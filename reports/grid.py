@@ -30,7 +30,8 @@ from .drawing import (
     text_width,
     wrap,
 )
-from .record import Baseline, Report, against, explain
+from .quality import IDENTICAL, Quality, difference, explain_quality
+from .record import Baseline, Qualities, Report, against, explain
 
 _GAP = 20  # pixels between cells and around them
 _TARGET_WIDTH = 352  # small images are enlarged by the integer factor closest to this width
@@ -48,6 +49,8 @@ def compare_grid(
     marked: bool = True,
     title: str = "",
     explained: bool = False,
+    quality: Qualities = (),
+    differences: bool = False,
 ) -> np.ndarray:
     """Draw image batches side by side, each with its label above and its numbers below.
 
@@ -61,6 +64,8 @@ def compare_grid(
         marked: whether baseline cells get a tag and a coloured outline.
         title: one line above the grid, for example the settings all cells share.
         explained: whether a line under the grid says what the numbers mean.
+        quality: of each cell against its baseline, None where there is none; () leaves it out.
+        differences: whether a cell whose pictures have the shape of its baseline's shows their difference below them.
 
     Returns:
         uint8 [H, W, 3], at most 8192 pixels a side; pictures are reduced to fit.
@@ -84,9 +89,14 @@ def compare_grid(
     order = cell_order(bases)
     measured = against(reports, bases)
     columns = min(n, columns, _MOST_COLUMNS) if columns > 0 else math.ceil(n / math.ceil(n / 4))
-    limit = _cell_limit(columns, math.ceil(n / columns), title)
-    sheets = [_cell_picture(check_batch(pictures[i], f"picture {i + 1}"), limit) for i in order]
-    numbers = [_numbers(reports[i], measured[i]) for i in order]
+    limit = _cell_limit(columns, math.ceil(n / columns), title, 7 if quality else 5)
+    found = list(quality) or [None] * n
+    sheets = []
+    for i in order:
+        batch, own = check_batch(pictures[i], f"picture {i + 1}"), bases[i]
+        below = pictures[own] if differences and own is not None and own != i else None
+        sheets.append(_cell_picture(batch, limit, below))
+    numbers = [_numbers(reports[i], measured[i], found[i]) for i in order]
     inner = max(_MIN_WIDTH, *(s.shape[1] for s in sheets), 0)
     width = inner + 2 * PAD
     tagged = [marked and n > 1 and i in bases for i in order]
@@ -106,7 +116,8 @@ def compare_grid(
                 for k in cells
             ]
         )
-    return _arrange(rows, columns * (width + _GAP) + _GAP, title, explain(reports) if explained else "")
+    below_all = "; ".join(filter(None, (explain(reports), explain_quality(found)))) if explained else ""
+    return _arrange(rows, columns * (width + _GAP) + _GAP, title, below_all)
 
 
 def cell_order(bases: Sequence[int | None]) -> list[int]:
@@ -121,14 +132,14 @@ def cell_order(bases: Sequence[int | None]) -> list[int]:
     return list(dict.fromkeys(out))
 
 
-def _cell_limit(columns: int, rows: int, title: str) -> tuple[int, int]:
-    """Largest width and height in pixels of a cell's picture.
+def _cell_limit(columns: int, rows: int, title: str, lines: int) -> tuple[int, int]:
+    """Largest width and height in pixels of a cell's picture; ``lines`` of numbers are below it.
 
     Raises:
         UserError: the cells do not fit into a sheet of :data:`.drawing.LONGEST_SIDE`.
     """
     around = _GAP + 2 * PAD
-    text = 2 * line_height(LABEL_SIZE) + 6 + 5 * line_height(BODY_SIZE) + PAD // 2
+    text = 2 * line_height(LABEL_SIZE) + 6 + lines * line_height(BODY_SIZE) + PAD // 2
     top = _GAP + (line_height(BODY_SIZE) + PAD if title else 0)
     width, height = (LONGEST_SIDE - _GAP) // columns - around, (LONGEST_SIDE - top) // rows - around - text
     if height < 32:
@@ -136,8 +147,16 @@ def _cell_limit(columns: int, rows: int, title: str) -> tuple[int, int]:
     return min(width, _MAX_WIDTH), min(height, _MAX_HEIGHT)
 
 
-def _cell_picture(batch: np.ndarray, limit: tuple[int, int]) -> np.ndarray:
-    """A batch as one sheet, enlarged by an integer factor, or reduced to ``limit`` (width, height)."""
+def _cell_picture(batch: np.ndarray, limit: tuple[int, int], baseline: np.ndarray | None = None) -> np.ndarray:
+    """A batch as one sheet, enlarged by an integer factor, or reduced to ``limit`` (width, height).
+
+    Args:
+        baseline: the difference from it is drawn below, if its shape is the same.
+    """
+    if baseline is not None and baseline.shape == batch.shape:
+        half = (limit[0], (limit[1] - 2) // 2)
+        parts = [_cell_picture(part, half) for part in (batch, difference(batch, baseline))]
+        return np.concatenate([parts[0], np.zeros_like(parts[0][:2]), parts[1]])
     n, h, w, _ = batch.shape
     columns = math.ceil(math.sqrt(n))
     factor = min(round(_TARGET_WIDTH / (columns * w)), _TARGET_HEIGHT // (math.ceil(n / columns) * h))
@@ -150,10 +169,11 @@ def _cell_picture(batch: np.ndarray, limit: tuple[int, int]) -> np.ndarray:
     return resize(sheet, max(1, round(w * scale)), max(1, round(h * scale)))
 
 
-def _numbers(report: Report | None, baseline: Report | None) -> list[tuple[str, str]]:
+def _numbers(report: Report | None, baseline: Report | None, quality: Quality | None = None) -> list[tuple[str, str]]:
     """(name, value) lines of a cell in a fixed order, without values that are missing."""
+    distance = quality.lines() if quality is not None else []
     if report is None:
-        return []
+        return distance
     counts = report.counts
     ratio = report.speedup(baseline) if baseline is not None else None
     lines = [
@@ -163,7 +183,7 @@ def _numbers(report: Report | None, baseline: Report | None) -> list[tuple[str, 
         ("head calls", f"{counts['head_calls']:,}" if "head_calls" in counts else None),
         ("acceptance", f"{100 * report.acceptance:.1f} %" if report.acceptance is not None else None),
     ]
-    return [(name, value) for name, value in lines if value is not None]
+    return [*((name, value) for name, value in lines if value is not None), *distance]
 
 
 def _draw_cell(
@@ -189,7 +209,7 @@ def _draw_cell(
     top = PAD + label_height + sheet_height + PAD
     for i, (name, value) in enumerate(numbers):
         y = top + i * line_height(BODY_SIZE)
-        strong = name == "speed-up"
+        strong = name == "speed-up" or value == IDENTICAL
         draw.text((PAD, y), name, TEXT if strong else QUIET, font=font(BODY_SIZE))
         x = width - PAD - text_width(value, BODY_SIZE)
         draw.text((x, y), value, ACCENT if strong else TEXT, font=font(BODY_SIZE))

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .quality import Quality
+
 # Outcomes of a token: the values of the map "outcome".
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
 
@@ -118,7 +120,7 @@ class Report:
             return None
         return (baseline.seconds / baseline.images) / (self.seconds / self.images)
 
-    def to_dict(self, baseline: Report | None = None) -> dict[str, Any]:
+    def to_dict(self, baseline: Report | None = None, quality: Quality | None = None) -> dict[str, Any]:
         """The stable JSON form of one run (docs/report.md)."""
         out: dict[str, Any] = {
             "sampler": self.sampler,
@@ -140,6 +142,8 @@ class Report:
         out["peak_memory_bytes"] = self.peak_memory_bytes
         if self.memory:
             out["memory_estimate_bytes"] = dict(self.memory)
+        if quality is not None:
+            out["quality"] = quality.to_dict()
         if self.note:
             out["note"] = self.note
         return out
@@ -243,10 +247,18 @@ _COLUMNS = (
     ("head_rows", "head rows"),
     ("acceptance", "accepted"),
     ("restarts", "restarts"),
+    ("psnr", "PSNR"),
+    ("ssim", "SSIM"),
 )
 
 
-def _cells(reports: Sequence[Report], labels: Sequence[str] | None, baseline: Baseline) -> list[dict[str, str]]:
+# Quality of every run against its baseline's pictures, None where there is none; or () for no such columns.
+Qualities = Sequence[Quality | None]
+
+
+def _cells(
+    reports: Sequence[Report], labels: Sequence[str] | None, baseline: Baseline, quality: Qualities = ()
+) -> list[dict[str, str]]:
     rows = []
     for i, (r, base) in enumerate(zip(reports, against(reports, baseline), strict=True)):
         ratio = r.speedup(base) if base else None
@@ -258,13 +270,27 @@ def _cells(reports: Sequence[Report], labels: Sequence[str] | None, baseline: Ba
         }
         for name in ("transformer_passes", "head_calls", "head_rows", "restarts"):
             row[name] = str(r.counts[name]) if name in r.counts else ""
+        row |= _quality_cells(quality[i] if quality else None)
         rows.append(row)
     return rows
 
 
-def to_table(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
+def _quality_cells(quality: Quality | None) -> dict[str, str]:
+    """Cells of the columns PSNR and SSIM; a word, if there is one, is in the first."""
+    if quality is None:
+        return {"psnr": "", "ssim": ""}
+    found = dict(quality.lines())
+    return {"psnr": quality.word or found.get("PSNR", ""), "ssim": found.get("SSIM", "")}
+
+
+def to_table(
+    reports: Sequence[Report],
+    labels: Sequence[str] | None = None,
+    baseline: Baseline = 0,
+    quality: Qualities = (),
+) -> str:
     """A Markdown table with one row per run; empty columns are omitted."""
-    rows = _cells(reports, labels, baseline)
+    rows = _cells(reports, labels, baseline, quality)
     columns = [(key, title) for key, title in _COLUMNS if any(row[key] for row in rows)]
     lines = [[title for _, title in columns], *([row[key] for key, _ in columns] for row in rows)]
     width = [max(len(line[i]) for line in lines) for i in range(len(columns))]
@@ -281,10 +307,11 @@ def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, basel
     return out.getvalue()
 
 
-def to_json(reports: Sequence[Report], baseline: Baseline = 0) -> str:
+def to_json(reports: Sequence[Report], baseline: Baseline = 0, quality: Qualities = ()) -> str:
     """The JSON of docs/report.md: {"version", "device", "runs": [...]}."""
     device = reports[0].device if reports else ""
-    runs = [r.to_dict(base) for r, base in zip(reports, against(reports, baseline), strict=True)]
+    found = quality or [None] * len(reports)
+    runs = [r.to_dict(b, q) for r, b, q in zip(reports, against(reports, baseline), found, strict=True)]
     return json.dumps({"version": VERSION, "device": device, "runs": runs}, indent=2)
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import UserError
+from ..reports.record import Report
 from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings, LazyMARSettings
 from .settings import knobs, make
 from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
@@ -252,3 +253,22 @@ def is_exact(sampler: str, settings: Mapping[str, Any], side: int) -> bool:
         "mulosd": s["tau"] > 1 and not s.get("acceptance_target") and not s.get("resample_window"),
     }
     return all(exact.get(part, part in ("llamagen", "tar", "jacobi")) for part in sampler.split("+"))
+
+
+def is_lossless(sampler: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a run keeps the distribution of its baseline's pictures but draws other ones: speculation that is lossless.
+
+    Args:
+        sampler: a sampler's name, or a combination's.
+        settings: of the run.
+    """
+    if sampler == "mar":
+        return bool(settings.get("speculation")) and is_exact(sampler, {**settings, "speculation": 0}, 0)
+    if sampler == "cspd":
+        return settings.get("mode") == "lossless" and not settings.get("reconstruct")
+    return sampler == "lantern" and settings.get("neighbours") == 0
+
+
+def lossless(report: Report) -> bool:
+    """:func:`is_lossless` of a report."""
+    return is_lossless(report.sampler, report.settings)

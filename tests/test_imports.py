@@ -120,6 +120,7 @@ OTHERS = {
     "assembly": {"torch"},
     "nodes": {"torch", "numpy", "PIL", "comfy_api"},
     "nodes.host": {"torch", "numpy", "PIL", "comfy_api", "comfy", "folder_paths", "server", "latent_preview"},
+    "nodes.storage": {"folder_paths"},
     "samplers": {"torch", "numpy"},
     "reports": {"torch", "numpy", "PIL"},
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers", "ftfy"},

@@ -67,7 +67,7 @@ def test_picture_table_and_json(cli, files, tmp_path):
             "tokens_per_pass",
             "phases",
         ]
-        keys += ["peak_memory_bytes", "memory_estimate_bytes"]
+        keys += ["peak_memory_bytes", "memory_estimate_bytes", *["quality"] * (run is fast)]
         assert list(run) == [k for k in keys if k != "acceptance" or run is fast]
         assert list(run["memory_estimate_bytes"]) == ["weights: MAR", "noise", "MAR", "head", "decode"]
         assert list(run["counts"]) == [name for name in COUNTS if name in run["counts"]]

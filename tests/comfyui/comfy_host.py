@@ -238,7 +238,7 @@ class Events:
         self.socket.sendall(bytes([0x81, 0x80 | len(data)]) + mask + masked)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """(event type, data); previews as ("preview", (metadata, JPEG bytes))."""
+        """(event type, data); previews as ("preview", (metadata, JPEG bytes)), texts on nodes as ("text", (node, text))."""
         while True:
             kind, length = self.stream.read(2)
             if length == 126:
@@ -251,6 +251,8 @@ class Events:
                 yield message["type"], message["data"]
             elif kind & 15 == 2:
                 event, size = struct.unpack(">II", data[:8])
+                if event == 3:
+                    yield "text", (data[8 : 8 + size].decode(), data[8 + size :].decode())
                 if event == 4:
                     yield "preview", (json.loads(data[8 : 8 + size]), data[8 + size :])
             elif kind & 15 == 8:

@@ -38,6 +38,12 @@ NODES = {
     "FastARCompare": ("Compare", "compare", ["IMAGE", "STRING"]),
     "FastARTokenMap": ("Token Map", "compare", ["IMAGE"]),
     "FastARReport": ("Report", "compare", ["STRING"]),
+    "FastARSweep": ("Sweep", "compare", ["FASTAR_SWEEP", "STRING"]),
+    "FastARSweepGrid": ("Sweep Grid", "compare", ["IMAGE"]),
+    "FastARSweepPlot": ("Sweep Plot", "compare", ["IMAGE"]),
+    "FastARLoadReport": ("Load Report", "compare", ["IMAGE", "FASTAR_REPORT", "STRING", "STRING"]),
+    "FastARAnySampler": ("Any Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
+    "FastARAdvisor": ("Advisor", "compare", ["STRING", "STRING"]),
 }
 
 
@@ -57,7 +63,7 @@ def test_names_sockets_and_tooltips(info, node):
     about = info[node]
     assert (about["display_name"], about["category"], about["output"]) == (title, f"FastAR/{category}", outputs)
     assert about["description"].endswith((".", ")"))
-    inputs = [item for group in about["input"].values() for item in group.items()]
+    inputs = [item for group in ("required", "optional") for item in about["input"].get(group, {}).items()]
     assert inputs
     for name, (_, options) in inputs:
         assert len(options.get("tooltip", "")) > 15, f"{node}.{name} has no tooltip"

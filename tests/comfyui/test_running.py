@@ -48,12 +48,22 @@ TOLD = {
     ],
     "15 MuLo-SD with Tar": ["serial: one by one", "ZipAR, window 4", "MuLo-SD"],
     "13 MuLo-SD with LlamaGen": ["LlamaGen", "the draft, enlarged", "MuLo-SD"],
-    "18 Prompt accelerators side by side": ["MAR", "MAR, DiSA 50 to 5", "FastHybrid", "LazyMAR", "FastHybrid + LazyMAR"],
+    "18 Prompt accelerators side by side": [
+        "MAR",
+        "MAR, DiSA 50 to 5",
+        "FastHybrid",
+        "LazyMAR",
+        "FastHybrid + LazyMAR",
+    ],
     "19 Paint and redraw with a prompt": ["anew by MAR", "anew by FastHybrid"],
 }
 
 
-@pytest.mark.parametrize("name", WORKFLOWS)
+# Tested in test_bench.py.
+BENCH = ("20 Sweep FastHybrid", "21 Advisor and slider")
+
+
+@pytest.mark.parametrize("name", [name for name in WORKFLOWS if name not in BENCH])
 def test_every_shared_workflow_runs(comfy, info, name):
     prompt = to_api(load_workflow(name), info)
     for node in prompt.values():  # the same graph, in seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -85,7 +86,11 @@ class Preview(enum.Enum):
     Auto = "auto"
 
 
-state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[], tiles=[])
+state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[], tiles=[], said=[], folder=Path("none"))
+
+
+def _said(text: str, node_id: str) -> None:
+    state.said.append((node_id, text))
 
 
 def _check() -> None:
@@ -112,6 +117,9 @@ def install() -> None:
         Schema=Schema,
         NodeOutput=NodeOutput,
         ComfyNode=object,
+        UploadType=SimpleNamespace(image="image_upload"),
+        FolderType=SimpleNamespace(input="input"),
+        Hidden=SimpleNamespace(unique_id="UNIQUE_ID", extra_pnginfo="EXTRA_PNGINFO"),
         Input=FakeInput,
         Output=FakeOutput,
     )
@@ -140,6 +148,7 @@ def install() -> None:
             "LatentPreviewMethod": Preview,
         },
         "comfy.model_patcher": {"ModelPatcher": Patcher},
+        "server": {"PromptServer": SimpleNamespace(instance=SimpleNamespace(send_progress_text=_said))},
         "folder_paths": {
             "models_dir": "models",
             "folder_names_and_paths": {"vae": (["models/vae"], set())},
@@ -147,6 +156,10 @@ def install() -> None:
             "get_filename_list": lambda kind: [],
             "get_folder_paths": lambda kind: [f"models/{kind}"],
             "add_model_folder_path": lambda *a, **k: None,
+            "get_input_directory": lambda: str(state.folder / "input"),
+            "get_output_directory": lambda: str(state.folder / "output"),
+            "get_annotated_filepath": lambda name: str(state.folder / "input" / name),
+            "exists_annotated_filepath": lambda name: (state.folder / "input" / name).is_file(),
         },
     }
     for name, content in modules.items():

@@ -20,11 +20,22 @@ if __name__ == "__main__":
 
     fake_comfy.install()
 
-from fastar_nodes.nodes import comparison, conditioning, hybrid, loaders, mar_samplers, previous, token_samplers
+from fastar_nodes.nodes import (
+    advice,
+    comparison,
+    conditioning,
+    hybrid,
+    loaders,
+    mar_samplers,
+    previous,
+    sharing,
+    sweeps,
+    token_samplers,
+)
 from graphs import WIDGETS
 
 GOLDEN = Path(__file__).with_name("schemas.json")
-MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, previous)
+MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sharing, advice, previous)
 COMMAND = "python tests/nodes/test_golden_schemas.py"
 
 

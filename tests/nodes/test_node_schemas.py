@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fastar_nodes.nodes import (
+    advice,
     comparison,
     conditioning,
     hybrid,
@@ -16,6 +17,8 @@ from fastar_nodes.nodes import (
     mar_samplers,
     previous,
     schema,
+    sharing,
+    sweeps,
     token_samplers,
 )
 from fastar_nodes.samplers.mar.settings import CacheSettings
@@ -24,7 +27,7 @@ from fastar_nodes.samplers.settings import Knob, knob, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from graphs import WIDGETS
 
-MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, previous)
+MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sharing, advice, previous)
 CLASSES = [node for module in MODULES for node in module.NODES]
 NODES = {about.node_id: about for about in (node.define_schema() for node in CLASSES)}
 SETTINGS = {
@@ -169,5 +172,7 @@ def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():
     script = (Path(__file__).parents[2] / "web" / "js" / "compare.js").read_text(encoding="utf-8")
     sockets = {i.id: i.kind for i in NODES["FastARCompare"].inputs if i.kind not in WIDGETS}
     assert int(re.search(r"const PAIRS = (\d+)", script)[1]) * 2 == len(sockets)
-    for kind, type_ in re.findall(r'\["(\w+)", "(\w+)"\]', script):
+    kinds = re.findall(r'\["(\w+)", "([A-Z_]+)"\]', script)
+    assert len(kinds) == 2
+    for kind, type_ in kinds:
         assert {t for name, t in sockets.items() if name.startswith(f"{kind}_")} == {type_}

@@ -1,0 +1,96 @@
+"""Find the fastest accelerator within a loss, on this machine.
+
+The plain sampler and every accelerator that suits the model run one after another on the same seeds, several rounds. The answer is the
+fastest one whose loss against the plain sampler's images is within the limit, as a line for the node Any Sampler and as options for
+compare and bench. After the first round only candidates that can still win are run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from ..assembly import AUTO, DEMO, decode, defaults
+from ..model_loaders.networks import matmul
+from ..reports.record import Report
+from ..samplers.advice import AdviceSettings, calibrate, candidates
+from ..samplers.choice import PRESET, Choice, choose
+from ..samplers.presets import AS_SET
+from ..samplers.registry import find
+from ..samplers.settings import knobs, make
+from .conditions import conditions
+from .models import load, usual_samplers, with_draft
+from .options import MOST_IMAGES, SEEDS, model_options, whole
+from .planning import Planned
+from .running import draw, warm_up
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    model_options(parser)
+    for name, (default, about) in knobs(AdviceSettings).items():
+        choices = list(about.choices) or None
+        parser.add_argument(f"--{name}", default=str(default), choices=choices, help=f"{about.help} Default {default}.")
+    parser.add_argument("--label", help="class names or ids, separated by commas; default class 0")
+    parser.add_argument(
+        "--prompt", "--text", action="append", metavar="TEXT", dest="text", help="a prompt; may be repeated"
+    )
+    parser.add_argument("--negative", metavar="TEXT", help="what guidance leads away from, for Harmon and UniPic")
+    parser.add_argument("--seed", default="7", help="seed of the first round; default 7")
+    parser.add_argument("--batch", default="1", metavar="N", help="images of each label or text; default 1")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    settings = make(AdviceSettings, {name: getattr(options, name) for name in knobs(AdviceSettings)})
+    seed = whole(options.seed, "seed", 0, SEEDS - 1 - settings.repeats)
+    batch = whole(options.batch, "batch", 1, MOST_IMAGES)
+    matmul.configure(options.matmul)
+    options.samplers = None
+    plain = choose(find(usual_samplers(options).split(",")[0]).name, {})
+    drafted = options.draft != AUTO or options.model == DEMO
+    choices = [plain, *candidates(plain.entry.name, drafted)]
+    planned = _planned(choices, options)
+    what = conditions(planned, options.label, options.text, batch, options, seed)
+    planned = with_draft(planned, options)
+    place = {id(choice): i for i, choice in enumerate(choices)}
+
+    def make_pictures(choice: Choice, at: int) -> tuple[np.ndarray, Report]:
+        i = place[id(choice)]
+        made = draw(planned[i], what[i], at)
+        return decode(planned[i].on, made).numpy(), made.report
+
+    warm_up(planned[0], what[0])
+    steps = calibrate(plain, choices[1:], make_pictures, settings, seed)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            advice = end.value
+            break
+    print(advice.table)
+    best: Choice = advice.best
+    print(f"\nfor Any Sampler: {best.text}\nfor compare and bench: {_options(plain, best)}")
+    return 0
+
+
+def _options(plain: Choice, best: Choice) -> str:
+    """The plain sampler and a choice as options of compare and bench."""
+    if best is plain:
+        return f"--samplers {plain.entry.name}"
+    name = best.entry.name if best.entry is not plain.entry else f"{best.entry.name}:advised"
+    own = {**({} if best.preset == AS_SET else {PRESET: best.preset}), **best.values}
+    sets = (f"--set {name}.{setting}={value}" for setting, value in own.items())
+    return " ".join([f"--samplers {plain.entry.name},{name}", *sets])
+
+
+def _planned(choices: list[Choice], options: argparse.Namespace) -> list[Planned]:
+    """The choices with their models and settings."""
+    ready = load(options, [choice.entry for choice in choices])
+    out = []
+    for choice in choices:
+        on = ready[choice.entry.name]
+        width = on.model.net.config.dim
+        out.append(Planned(choice.entry, choice.settings(defaults(on), on.demo, width), {}, choice.text, on))
+    return out

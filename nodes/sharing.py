@@ -1,0 +1,146 @@
+"""Nodes that pass results on: the report of a saved picture, and a sampler from one line of text."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from comfy_api.latest import io
+
+from ..errors import UserError
+from ..reports.exchange import read_runs
+from ..reports.record import to_table
+from ..samplers.choice import Choice, parse_choice
+from ..samplers.registry import find
+from . import storage
+from .comparison import to_image
+from .running import expect_any, run
+from .schema import REPORT, sampled, schema, seed
+from .status import hidden, reported
+from .sweeps import ANY_CONDITION, ANY_MODEL
+
+
+class LoadReport(io.ComfyNode):
+    """The reports in a picture's metadata."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        names = storage.input_pictures()
+        picture = io.Combo.Input(
+            "image",
+            options=names,
+            default=names[0] if names else None,
+            upload=io.UploadType.image,
+            image_folder=io.FolderType.input,
+            tooltip="A PNG that Save Image wrote in a run with a FastAR sampler. Drop the file on this node, or upload it.",
+        )
+        return schema(
+            node_id="FastARLoadReport",
+            display_name="Load Report",
+            category="FastAR/compare",
+            description="Reads the reports of the samplers from the metadata of a picture that core's Save Image wrote: seconds, passes, "
+            "acceptance, settings. Nothing is sampled.",
+            search_aliases=["png info", "read metadata", "load report", "image metadata"],
+            widgets=[picture],
+            outputs=[
+                io.Image.Output("image", display_name="image", tooltip="The picture."),
+                REPORT.Output(
+                    "reports",
+                    display_name="reports",
+                    is_output_list=True,
+                    tooltip="One report a run, without token maps.",
+                ),
+                io.String.Output("table", display_name="table", tooltip="The figures of all runs as a Markdown table."),
+                io.String.Output(
+                    "samplers",
+                    display_name="samplers",
+                    is_output_list=True,
+                    tooltip="Each run's sampler and settings as a line for Any Sampler.",
+                ),
+            ],
+        )
+
+    @classmethod
+    def validate_inputs(cls, image: Any) -> bool | str:
+        """Uploaded files are not on the menu that was sent to the editor."""
+        try:
+            storage.input_picture(str(image))
+        except UserError as problem:
+            return str(problem).partition(": ")[2]
+        return True
+
+    @classmethod
+    def fingerprint_inputs(cls, image: Any) -> str:
+        """A file that is replaced under its name is read again."""
+        about = os.stat(storage.input_picture(str(image)))
+        return f"{about.st_size} {about.st_mtime_ns}"
+
+    @classmethod
+    def execute(cls, image: str) -> io.NodeOutput:
+        shown, reports, labels = read_runs(storage.input_picture(image))
+        names = [label or report.sampler for label, report in zip(labels, reports, strict=True)]
+        lines = [_line(report.sampler, report.settings) for report in reports]
+        return io.NodeOutput(to_image(np.asarray(shown)[None]), reports, to_table(reports, names), lines)
+
+
+def _line(sampler: str, settings: dict[str, Any]) -> str:
+    """A run as a line for Any Sampler; of a sampler that this version does not have, only its name."""
+    try:
+        return Choice(find(sampler), values=settings).text
+    except UserError:
+        return sampler
+
+
+class AnySampler(io.ComfyNode):
+    """A sampler that a text names."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="FastARAnySampler",
+            display_name="Any Sampler",
+            category="FastAR/sample",
+            description="Runs the sampler that a line of text names, with the settings in it: fasthybrid: preset=fast, threshold=0.9. "
+            "The line comes from Advisor or Load Report, or is typed.",
+            search_aliases=["sampler from text", "apply settings", "advised sampler"],
+            hidden=hidden(),
+            sockets=[
+                ANY_MODEL.Input("model", tooltip="The model to sample, from any loader of a MAR or a token model."),
+                ANY_CONDITION.Input(
+                    "condition", tooltip="What to draw, one entry an image; as for the sampler's own node."
+                ),
+            ],
+            widgets=[
+                io.String.Input(
+                    "sampler",
+                    default="fasthybrid: preset=balanced",
+                    multiline=True,
+                    tooltip="A sampler's name, then settings as name=value, separated by commas. preset is exact, balanced or fast; "
+                    "settings that are not named come from the preset, the model's file and the paper.",
+                ),
+                seed(),
+            ],
+            optional=[ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")],
+            outputs=sampled(),
+        )
+
+    @classmethod
+    def validate_inputs(cls, sampler: Any) -> bool | str:
+        """Check a typed line before anything runs; a line that arrives over a link is None."""
+        try:
+            if sampler is not None:
+                parse_choice(str(sampler), "sampler")
+        except UserError as problem:
+            return str(problem)
+        return True
+
+    @classmethod
+    @reported
+    def execute(cls, model: Any, condition: Any, sampler: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
+        choice = parse_choice(str(sampler), "sampler")
+        loaded = expect_any(model, "model")
+        return run(choice, loaded, condition, seed, None if draft is None else expect_any(draft, "draft"))
+
+
+NODES: list[type[io.ComfyNode]] = [LoadReport, AnySampler]

@@ -1,0 +1,68 @@
+"""What a node shows on itself when it has run, and what it adds to the metadata of saved pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..reports.exchange import add_runs, described
+from ..reports.record import Baseline, Qualities, Report
+from ..reports.summary import no_gain, one_line
+from . import host
+
+MOST_LINES = 8  # on a node
+
+
+def hidden() -> list[Any]:
+    """The hidden inputs that :func:`reported` and :func:`write_reports` need, for ``schema(hidden=...)``."""
+    return [io.Hidden.unique_id, io.Hidden.extra_pnginfo]
+
+
+def reported(execute: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOutput]:
+    """Decorator, below ``classmethod``, of a sampler's ``execute``: show its report, the second output, and write it to saved pictures."""
+
+    @wraps(execute)
+    def run(cls: Any, *args: Any, **inputs: Any) -> io.NodeOutput:
+        output = execute(cls, *args, **inputs)
+        report: Report = output.result[1]
+        show(cls, [one_line(report), no_gain(report)])
+        write_reports(cls, [report])
+        return output
+
+    return run
+
+
+def show(node: Any, lines: Sequence[str]) -> None:
+    """Show lines of text on a node; empty ones are left out.
+
+    Args:
+        node: the class that executes, with its hidden inputs.
+    """
+    text = "\n".join([line for line in lines if line][:MOST_LINES])
+    if text:
+        host.show_text(text, _hidden(node, "unique_id"))
+
+
+def write_reports(
+    node: Any,
+    reports: Sequence[Report],
+    labels: Sequence[str] = (),
+    baseline: Baseline | None = None,
+    quality: Qualities = (),
+) -> None:
+    """Add reports to the metadata that core's Save Image writes to the PNG files of this run.
+
+    ComfyUI gives every node of a run the same dictionary. A run whose pictures are queued without a workflow has none.
+    """
+    metadata = _hidden(node, "extra_pnginfo")
+    if isinstance(metadata, dict):
+        add_runs(metadata, described(reports, str(_hidden(node, "unique_id") or ""), labels, baseline, quality))
+
+
+def _hidden(node: Any, name: str) -> Any:
+    """A hidden input; None outside of ComfyUI's execution."""
+    values = getattr(node, "hidden", None)
+    return None if values is None else getattr(values, name)

@@ -1,0 +1,151 @@
+"""Reports in the metadata of a PNG: written under one key, and read back from a file that anybody may have written.
+
+The value is the JSON of docs/report.md. ``node`` is the id of the node that made a run and ``label`` its name in a comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ..errors import UserError
+from .record import COUNTS, VERSION, Baseline, Qualities, Report, against
+
+KEY = "fastar"
+MOST_RUNS = 512
+MOST_PIXELS = 1 << 28
+_MOST_TEXT, _MOST_NAME, _MOST_SETTINGS = 4 << 20, 400, 200
+# What identifies a run: two entries that agree in it are the same run.
+_IDENTITY = ("sampler", "model", "settings", "seed", "seconds")
+
+
+def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> None:
+    """Add runs, as :func:`described` makes them, to the metadata of a picture; an entry of the same run is replaced."""
+    new = list(runs)
+    kept = [run for run in _runs_of(metadata.get(KEY)) if not any(_same(run, other) for other in new)]
+    metadata[KEY] = {"version": VERSION, "runs": [*kept, *new][-MOST_RUNS:]}
+
+
+def described(
+    reports: Sequence[Report],
+    node: str = "",
+    labels: Sequence[str] = (),
+    baseline: Baseline | None = None,
+    quality: Qualities = (),
+) -> list[dict[str, Any]]:
+    """The JSON form of runs, with the node's id and their labels."""
+    bases = against(reports, [None] * len(reports) if baseline is None else baseline)
+    out = []
+    for i, (report, base) in enumerate(zip(reports, bases, strict=True)):
+        about = {"node": node, "label": labels[i] if labels else "", "device": report.device}
+        run = report.to_dict(base, quality[i] if quality else None)
+        out.append({k: v for k, v in about.items() if v} | run)
+    return out
+
+
+def _runs_of(value: Any) -> list[Any]:
+    runs = value.get("runs") if isinstance(value, Mapping) else None
+    return runs if isinstance(runs, list) else []
+
+
+def _same(run: Any, other: Mapping[str, Any]) -> bool:
+    return isinstance(run, Mapping) and all(run.get(name) == other.get(name) for name in _IDENTITY)
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
+    """The picture of a PNG, its reports and their labels ("" where there is none).
+
+    Raises:
+        UserError: not a readable picture of at most 2^28 pixels, no reports in it, or reports that are not well-formed.
+    """
+    try:
+        with Image.open(path) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise UserError(
+                    f"image: {path.name} has {picture.width} x {picture.height} pixels; choose a smaller one."
+                )
+            picture.load()
+            text = getattr(picture, "text", {}).get(KEY)
+            shown = picture.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
+        raise UserError(f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file.") from None
+    if text is None:
+        raise UserError(
+            f"image: {path.name} holds no FastAR report; choose a PNG that Save Image wrote in a run in which a sampler ran."
+        )
+    if len(text) > _MOST_TEXT:
+        raise UserError(f"image: the report of {path.name} has {len(text)} characters; at most {_MOST_TEXT} are read.")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError(f"image: the report of {path.name} is not JSON; choose a file that was not edited.") from None
+    runs = _runs_of(content)
+    if not 0 < len(runs) <= MOST_RUNS:
+        raise UserError(f"image: the report of {path.name} lists {len(runs)} runs; 1 to {MOST_RUNS} are read.")
+    try:
+        return shown, [from_dict(run) for run in runs], [str(run.get("label", ""))[:_MOST_NAME] for run in runs]
+    except UserError as problem:
+        raise UserError(f"image: a report of {path.name} is damaged ({str(problem).rstrip('.')}).") from None
+
+
+def from_dict(run: Any) -> Report:
+    """The report of one entry of the JSON, without maps.
+
+    Raises:
+        UserError: a value is missing or of another type; the message names it.
+    """
+    if not isinstance(run, Mapping):
+        raise UserError("run: it is no object.")
+    settings = run.get("settings")
+    if not isinstance(settings, Mapping) or len(settings) > _MOST_SETTINGS:
+        raise UserError("settings: they are no object.")
+    if not all(
+        isinstance(k, str) and isinstance(v, (str, int, float, bool)) and _short(v) for k, v in settings.items()
+    ):
+        raise UserError("settings: a value is neither text nor a number.")
+    counts, phases = run.get("counts", {}), run.get("phases", {})
+    if not isinstance(counts, Mapping) or not isinstance(phases, Mapping) or len(phases) > len(COUNTS):
+        raise UserError("counts: they are no object.")
+    seed = run.get("seed")
+    return Report(
+        sampler=_text(run, "sampler"),
+        model=_text(run, "model"),
+        settings=dict(settings),
+        seed=None if seed is None else int(_number(run, "seed", whole=True)),
+        images=max(1, int(_number(run, "images", whole=True))),
+        device=str(run.get("device", ""))[:_MOST_NAME],
+        seconds=_number(run, "seconds"),
+        phases={str(k)[:_MOST_NAME]: _number(phases, k) for k in phases},
+        counts={k: int(_number(counts, k, whole=True)) for k in COUNTS if k in counts},
+        note=str(run.get("note", ""))[: 4 * _MOST_NAME],
+    )
+
+
+def _short(value: Any) -> bool:
+    """Whether a setting's text or number has a usual size."""
+    if isinstance(value, str):
+        return len(value) <= _MOST_NAME
+    return math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 64
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= _MOST_NAME:
+        raise UserError(f"{name}: it is no text of 1 to {_MOST_NAME} characters.")
+    return value
+
+
+def _number(values: Mapping[str, Any], name: str, whole: bool = False) -> float:
+    value = values.get(name)
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 <= value < 1 << 64:
+        raise UserError(f"{name}: it is no {'whole ' * whole}number from 0.")
+    return value

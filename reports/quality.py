@@ -1,0 +1,148 @@
+"""Distance of a picture from its baseline's: PSNR, SSIM, equality, and the difference as a picture.
+
+PSNR and SSIM compare pictures pixel by pixel. They are defined only between runs that should draw the same picture: one model, one
+seed, one size. For methods that keep the distribution of pictures but not the picture, a word replaces the numbers.
+
+Source of SSIM: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity", IEEE TIP
+2004: Gaussian window of 11 x 11 pixels with standard deviation 1.5, K1 = 0.01, K2 = 0.03, windows inside the picture only, mean over
+the colour channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import UserError
+
+PEAK = 255.0
+WINDOW, SIGMA, K1, K2 = 11, 1.5, 0.01, 0.03
+GAIN = 4  # of difference pictures
+
+IDENTICAL = "identical"
+DISTRIBUTION = "same distribution"
+OTHER_SEED, OTHER_MODEL, OTHER_SIZE = "other seed", "other model", "other size"
+# Words in place of figures, with their meaning.
+WORDS = {
+    IDENTICAL: "every pixel equals the baseline's",
+    DISTRIBUTION: "the method keeps the distribution of pictures, not the picture",
+    OTHER_SEED: "not compared, because the seeds differ",
+    OTHER_MODEL: "not compared, because the models differ",
+    OTHER_SIZE: "not compared, because the sizes or batches differ",
+}
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Distance of a batch of pictures from its baseline's.
+
+    Attributes:
+        psnr: peak signal-to-noise ratio in dB, of the mean squared error over the batch; None if the pictures are equal or not compared.
+        ssim: structural similarity, at most 1, mean over the batch; None if not compared or a side is below 11 pixels.
+        word: one of :data:`WORDS`, or "" where the figures apply.
+    """
+
+    psnr: float | None = None
+    ssim: float | None = None
+    word: str = ""
+
+    @property
+    def identical(self) -> bool:
+        """Whether all pixels are equal."""
+        return self.word == IDENTICAL
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stable JSON form (docs/report.md)."""
+        out: dict[str, Any] = {"identical": self.identical}
+        if self.psnr is not None:
+            out["psnr"] = round(self.psnr, 4)
+        if self.ssim is not None:
+            out["ssim"] = round(self.ssim, 6)
+        return out | ({"word": self.word} if self.word else {})
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(name, value) lines for a cell of a grid."""
+        if self.word:
+            return [("picture", self.word)]
+        numbers = (
+            ("PSNR", None if self.psnr is None else f"{self.psnr:.1f} dB"),
+            ("SSIM", None if self.ssim is None else f"{self.ssim:.3f}"),
+        )
+        return [(name, value) for name, value in numbers if value is not None]
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> float:
+    """Peak signal-to-noise ratio in dB of two uint8 arrays of one shape; infinite if they are equal."""
+    error = float(np.mean([np.square(x.astype(np.float64) - y).mean() for x, y in zip(a, b, strict=True)]))
+    return 10 * math.log10(PEAK**2 / error) if error else math.inf
+
+
+def ssim(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Structural similarity of two uint8 batches [N, H, W, 3], mean over the batch; None if a side is below 11 pixels."""
+    if min(a.shape[1:3]) < WINDOW:
+        return None
+    return float(np.mean([_ssim(_channels(x), _channels(y)) for x, y in zip(a, b, strict=True)]))
+
+
+def _channels(picture: np.ndarray) -> Tensor:
+    """uint8 [H, W, C] to fp64 [C, 1, H, W]."""
+    return torch.from_numpy(picture.astype(np.float64)).permute(2, 0, 1)[:, None]
+
+
+def _ssim(x: Tensor, y: Tensor) -> float:
+    """Equation 13 of the paper at every window of two pictures [C, 1, H, W], averaged."""
+    mx, my = _smooth(x), _smooth(y)
+    vx, vy, cov = _smooth(x * x) - mx * mx, _smooth(y * y) - my * my, _smooth(x * y) - mx * my
+    c1, c2 = (K1 * PEAK) ** 2, (K2 * PEAK) ** 2
+    values = (2 * mx * my + c1) * (2 * cov + c2) / ((mx * mx + my * my + c1) * (vx + vy + c2))
+    return float(values.mean())
+
+
+def _smooth(x: Tensor) -> Tensor:
+    """Gaussian mean of every window; [C, 1, H, W] to [C, 1, H - 10, W - 10]."""
+    at = torch.arange(WINDOW, dtype=x.dtype) - WINDOW // 2
+    weights = torch.exp(-at.square() / (2 * SIGMA**2))
+    weights = weights / weights.sum()
+    return F.conv2d(F.conv2d(x, weights.view(1, 1, -1, 1)), weights.view(1, 1, 1, -1))
+
+
+def difference(pictures: np.ndarray, baseline: np.ndarray, gain: int = GAIN) -> np.ndarray:
+    """Absolute difference of two uint8 batches of one shape, multiplied by ``gain`` and cut at 255; black is equal."""
+    if pictures.shape != baseline.shape:
+        raise UserError(
+            f"differences: pictures of {list(pictures.shape)} and {list(baseline.shape)} have no difference."
+        )
+    out = np.empty_like(pictures)
+    for i, (a, b) in enumerate(zip(pictures, baseline, strict=True)):
+        out[i] = np.minimum(np.abs(a.astype(np.int16) - b) * gain, 255)
+    return out
+
+
+def measure(pictures: np.ndarray, baseline: np.ndarray, word: str = "") -> Quality:
+    """Distance of two batches, uint8 [N, H, W, 3].
+
+    Args:
+        word: takes the place of the figures unless the pictures are equal; see :data:`WORDS`.
+    """
+    if pictures.shape != baseline.shape:
+        return Quality(word=OTHER_SIZE)
+    if np.array_equal(pictures, baseline):
+        return Quality(None, 1.0, IDENTICAL)
+    return Quality(word=word) if word else Quality(psnr(pictures, baseline), ssim(pictures, baseline))
+
+
+def explain_quality(found: Sequence[Quality | None]) -> str:
+    """One line that explains the figures and words of these cells; "" if there are none."""
+    known = [q for q in found if q is not None]
+    parts = []
+    if any(q.psnr is not None for q in known):
+        parts.append("PSNR and SSIM: closeness to the baseline's picture, higher is closer, SSIM 1 is equal")
+    parts += [f"{word}: {meaning}" for word, meaning in WORDS.items() if any(q.word == word for q in known)]
+    return "; ".join(parts)

@@ -1,0 +1,275 @@
+"""A sweep: one sampler over the values of one or two settings and over seeds, one cell a combination.
+
+Cells are written to a folder as they are made, one PNG file a cell with its report in the metadata. A cell's name is a digest of all
+that its picture depends on, so that an interrupted sweep goes on where it stopped and a changed one repeats nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from ..errors import UserError
+from .drawing import check_batch
+from .exchange import KEY, add_runs, described, read_runs
+from .quality import Quality
+from .record import Report
+
+MOST_CELLS = 1024
+# Values of a weight that its digest reads.
+_SAMPLED = 4096
+_VERSION = "1"
+
+
+# ------------------------------------------------------------------------------------------------ digests
+
+
+def digest(*parts: Any) -> str:
+    """32 hexadecimal digits that depend on the content of the parts: numbers, text, tensors, mappings, sequences, dataclasses.
+
+    Raises:
+        TypeError: a part of another type.
+    """
+    state = hashlib.sha256(_VERSION.encode())
+    for part in parts:
+        _feed(state, part)
+    return state.hexdigest()[:32]
+
+
+def _feed(state: Any, part: Any) -> None:
+    """Add a value to a digest: its kind, its size and its content."""
+    if part is None or isinstance(part, (bool, int, float, str)):
+        state.update(f"{type(part).__name__}:{part!r};".encode())
+    elif isinstance(part, torch.Tensor):
+        state.update(f"tensor:{part.dtype}:{list(part.shape)};".encode())
+        state.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(part, Mapping):
+        state.update(f"mapping:{len(part)};".encode())
+        for name in sorted(part):
+            _feed(state, name)
+            _feed(state, part[name])
+    elif isinstance(part, Sequence):
+        state.update(f"sequence:{len(part)};".encode())
+        for item in part:
+            _feed(state, item)
+    elif is_dataclass(part) and not isinstance(part, type):
+        _feed(state, type(part).__name__)
+        _feed(state, {f.name: getattr(part, f.name) for f in fields(part)})
+    else:
+        raise TypeError(f"no digest of a {type(part).__name__}")
+
+
+def weights_digest(net: torch.nn.Module) -> str:
+    """A digest of a network's weights: name, shape and dtype of every tensor, and up to 4096 evenly spaced values of each.
+
+    Reading all values of a large model would take longer than many cells.
+    """
+    state = hashlib.sha256()
+    for name, tensor in net.state_dict().items():
+        flat = tensor.detach().reshape(-1)
+        kept = flat[:: max(1, -(-len(flat) // _SAMPLED))]
+        _feed(state, [name, list(tensor.shape), kept])
+    return state.hexdigest()[:32]
+
+
+# ------------------------------------------------------------------------------------------------ cells on disk
+
+
+class CellStore:
+    """The folder of a sweep's cells. It is created with the first cell."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def path(self, key: str) -> Path:
+        """The file of a cell."""
+        return self.folder / f"{key}.png"
+
+    def write(self, key: str, pictures: np.ndarray, report: Report) -> None:
+        """Write a cell: uint8 [N, H, W, 3], one below the other. The file appears complete or not at all."""
+        n, h, w, _ = check_batch(pictures, "pictures").shape
+        metadata: dict[str, Any] = {}
+        add_runs(metadata, described([report]))
+        about = PngInfo()
+        about.add_text(KEY, json.dumps(metadata[KEY]))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self.folder / f".{key}.{os.getpid()}.part"
+        try:
+            Image.fromarray(pictures.reshape(n * h, w, 3)).save(part, "PNG", pnginfo=about, compress_level=4)
+            os.replace(part, self.path(key))
+        finally:
+            part.unlink(missing_ok=True)
+
+    def read(self, key: str) -> tuple[np.ndarray, Report] | None:
+        """Pictures and report of a cell; None if it is missing or cannot be read."""
+        try:
+            shown, reports, _ = read_runs(self.path(key))
+        except UserError:
+            return None
+        n, rows = reports[0].images, np.asarray(shown)
+        if len(rows) % n:
+            return None
+        return rows.reshape(n, len(rows) // n, *rows.shape[1:]), reports[0]
+
+
+# ------------------------------------------------------------------------------------------------ the sweep
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting and its values."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of a sweep.
+
+    Attributes:
+        x, y: indices of the values.
+        seed: its seed.
+        key: name in the store.
+        report: of the run, without maps.
+        baseline: report of the plain sampler with this seed, or None.
+        quality: of the pictures against the baseline's.
+    """
+
+    x: int
+    y: int
+    seed: int
+    key: str
+    report: Report
+    baseline: Report | None = None
+    quality: Quality | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A finished sweep; its pictures are on disk.
+
+    Attributes:
+        title: sampler and the settings that all cells share.
+        store: where the pictures are.
+        x, y: axes; y has one value "" without a second setting.
+        seeds: in the order of the cells.
+        cells: ordered by y, seed, x.
+    """
+
+    title: str
+    store: CellStore
+    x: Axis
+    y: Axis
+    seeds: tuple[int, ...]
+    cells: tuple[Cell, ...]
+
+    def point(self, x: int, y: int) -> Point:
+        """Means over the seeds of one combination of values."""
+        cells = [c for c in self.cells if (c.x, c.y) == (x, y)]
+        ratios = [r for c in cells if c.baseline and (r := c.report.speedup(c.baseline)) is not None]
+        found = [c.quality for c in cells if c.quality is not None]
+        accepted = [c.report.acceptance for c in cells if c.report.acceptance is not None]
+        near = [q.psnr for q in found if q.psnr is not None]
+        alike = [q.ssim for q in found if q.ssim is not None]
+        return Point(
+            x=x,
+            y=y,
+            speedup=median(ratios) if ratios else None,
+            seconds=median(c.report.seconds for c in cells),
+            passes=mean(c.report.counts.get("transformer_passes", 0) for c in cells),
+            acceptance=mean(accepted) if accepted else None,
+            psnr=mean(near) if near else None,
+            ssim=mean(alike) if alike else None,
+            word=found[0].word if found and all(q.word == found[0].word for q in found) else "",
+        )
+
+    def points(self) -> list[Point]:
+        """All combinations of values, by y and x."""
+        return [self.point(x, y) for y in range(len(self.y.values)) for x in range(len(self.x.values))]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Figures of one combination of values: medians of times and means of the rest, over the seeds; None where unknown."""
+
+    x: int
+    y: int
+    speedup: float | None
+    seconds: float
+    passes: float
+    acceptance: float | None
+    psnr: float | None
+    ssim: float | None
+    word: str
+
+
+def combinations(x: Axis, y: Axis, seeds: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(index of x, index of y, seed) of all cells, by y, seed, x.
+
+    Raises:
+        UserError: more than 1024.
+    """
+    count = len(x.values) * len(y.values) * len(seeds)
+    if count > MOST_CELLS:
+        raise UserError(f"x_values: {count} cells are more than {MOST_CELLS}; give fewer values or seeds.")
+    return [(i, j, s) for j, s, i in itertools.product(range(len(y.values)), seeds, range(len(x.values)))]
+
+
+def completed(
+    store: CellStore, keys: Sequence[str], make: Callable[[int], tuple[np.ndarray, Report]]
+) -> Iterator[tuple[int, np.ndarray, Report]]:
+    """The cells in order: what is on disk is read, the others are made and written. One cell is in memory at a time.
+
+    Args:
+        store: the folder.
+        keys: of the cells.
+        make: draws the cell of an index.
+
+    Yields:
+        Index, pictures, and report without maps.
+    """
+    for i, key in enumerate(keys):
+        found = store.read(key)
+        if found is not None:
+            yield i, *found
+            continue
+        pictures, report = make(i)
+        bare = replace(report, maps={}, similarity=None)
+        store.write(key, pictures, bare)
+        yield i, pictures, bare
+
+
+_HEAD = ("speed-up", "seconds", "passes", "accepted", "PSNR", "SSIM")
+
+
+def sweep_table(sweep: Sweep) -> str:
+    """A Markdown table with one row per combination of values; empty columns are omitted."""
+    rows = []
+    for p in sweep.points():
+        cells = [sweep.x.values[p.x]] + ([sweep.y.values[p.y]] if sweep.y.name else [])
+        cells += ["" if p.speedup is None else f"{p.speedup:.2f}x", f"{p.seconds:.2f}", f"{p.passes:g}"]
+        cells += ["" if p.acceptance is None else f"{100 * p.acceptance:.1f} %"]
+        rows.append([*cells, p.word or _figure(p.psnr, ".1f", " dB"), "" if p.word else _figure(p.ssim, ".3f")])
+    head = [sweep.x.name, *([sweep.y.name] if sweep.y.name else []), *_HEAD]
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    lines = [[row[i] for i in kept] for row in [head, *rows]]
+    width = [max(len(line[i]) for line in lines) for i in range(len(kept))]
+    text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in lines]
+    return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *text[1:]])
+
+
+def _figure(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"

@@ -1,0 +1,66 @@
+"""Values of a sweep's axis, written as text: "0.8, 0.95, 0.99", "4..8", "0.8..1 x 5", "exact, balanced, fast"."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from ..errors import UserError
+
+MOST_VALUES = 256
+_MOST_TEXT = 4096
+_RANGE = re.compile(r"^(?P<low>[^x]+?)\.\.(?P<high>[^x]+?)(?:x\s*(?P<count>\d{1,9}))?$", re.IGNORECASE)
+
+
+def parse_values(text: str, field: str, whole: bool = False) -> tuple[str, ...]:
+    """The values of an axis in the order written, without repetitions.
+
+    Args:
+        text: values separated by commas or lines. ``a..b x n`` are n evenly spaced numbers from a to b, both included; ``a..b`` are whole
+            numbers in steps of 1. b may be below a. Other words are taken as they are.
+        field: name of the input, for messages.
+        whole: whether evenly spaced numbers are rounded to whole ones.
+
+    Returns:
+        At least one value; numbers of a range in their shortest form with at most 6 decimals.
+
+    Raises:
+        UserError: no value, more than 256, or a range that is not one.
+    """
+    if len(text) > _MOST_TEXT:
+        raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
+    out: list[str] = []
+    for part in filter(None, (p.strip() for p in re.split(r"[,;\n]", text))):
+        out += _range(part, field, whole) if ".." in part else [part]
+        if len(out) > MOST_VALUES:
+            raise UserError(f"{field}: it lists more than {MOST_VALUES} values; give fewer.")
+    if not out:
+        raise UserError(f"{field}: it is empty; write values such as 0.8, 0.95 or 0.8..1 x 5.")
+    return tuple(dict.fromkeys(out))
+
+
+def _range(part: str, field: str, whole: bool) -> list[str]:
+    """The numbers of ``a..b`` or ``a..b x n``."""
+    match = _RANGE.match(part)
+    try:
+        low, high = (Decimal(match[name].strip()) for name in ("low", "high")) if match else (Decimal("nan"),) * 2
+    except InvalidOperation:
+        low = high = Decimal("nan")
+    if match is None or not (low.is_finite() and high.is_finite()) or max(abs(low), abs(high)) > 10**12:
+        raise UserError(f"{field}: {part[:60]!r} is no range; write a..b or a..b x n with numbers a and b.")
+    if match["count"] is None:
+        if low != low.to_integral_value() or high != high.to_integral_value():
+            raise UserError(f"{field}: {part[:60]!r} has no number of values; write {low}..{high} x 5, say.")
+        count = int(abs(high - low)) + 1
+    else:
+        count = int(match["count"])
+    if not 1 <= count <= MOST_VALUES or count == 1 and low != high:
+        raise UserError(f"{field}: {part[:60]!r} has {count} values; 2 to {MOST_VALUES} are possible.")
+    steps = max(1, count - 1)
+    return [_short(low + (high - low) * i / steps, whole) for i in range(count)]
+
+
+def _short(number: Decimal, whole: bool) -> str:
+    """A number's shortest form: at most 6 decimals, or none."""
+    rounded = number.to_integral_value() if whole else number.quantize(Decimal("0.000001")).normalize()
+    return "0" if rounded == 0 else f"{rounded:f}"

@@ -1,0 +1,95 @@
+"""A sampler with its settings as one line of text: "fasthybrid: preset=fast, threshold=0.9"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UserError
+from . import presets
+from .registry import Entry, find
+from .settings import knobs, make
+
+PRESET = "preset"
+_MOST_TEXT = 8192
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A sampler, a preset and the settings that are not left to the preset, the model's file or the default.
+
+    Attributes:
+        entry: the sampler.
+        preset: one of :data:`.presets.NAMES`.
+        values: setting name to value, as text or of its type.
+    """
+
+    entry: Entry
+    preset: str = presets.AS_SET
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_values(self, values: Mapping[str, Any]) -> Choice:
+        """The same sampler with further settings, the preset among them; they take precedence."""
+        own = {**self.values, **values}
+        return choose(self.entry.name, {PRESET: self.preset, **own})
+
+    def settings(self, recommended: Mapping[str, Any], demo: bool, width: int = 0) -> Any:
+        """The settings for a model; arguments as :func:`.presets.combine`."""
+        return presets.combine(self.entry.settings, recommended, self.preset, self.values, demo, width)
+
+    @property
+    def text(self) -> str:
+        """The line of text."""
+        preset = {} if self.preset == presets.AS_SET else {PRESET: self.preset}
+        named = ", ".join(f"{name}={value}" for name, value in {**preset, **self.values}.items())
+        return f"{self.entry.name}: {named}" if named else self.entry.name
+
+
+def choose(sampler: str, values: Mapping[str, Any]) -> Choice:
+    """The choice of a sampler's name and its settings; a setting named "preset" is the preset.
+
+    Raises:
+        UserError: an unknown sampler, setting or preset, or a value out of range.
+    """
+    entry, values = find(sampler), dict(values)
+    preset = str(values.pop(PRESET, presets.AS_SET))
+    presets.values(entry.settings, preset, demo=True)  # checks the name
+    make(entry.settings, values)
+    return Choice(entry, preset, values)
+
+
+def parse_settings(text: str, field: str) -> dict[str, str]:
+    """Settings of "name=value, name=value"; lines and semicolons separate too.
+
+    Raises:
+        UserError: a part is not of that form, or a name occurs twice.
+    """
+    if len(text) > _MOST_TEXT:
+        raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
+    out: dict[str, str] = {}
+    for part in filter(None, (p.strip() for p in text.replace("\n", ",").replace(";", ",").split(","))):
+        name, equals, value = (p.strip() for p in part.partition("="))
+        if not equals or not name or not value:
+            raise UserError(f"{field}: {part[:60]!r} is not of the form name=value.")
+        if name in out:
+            raise UserError(f"{field}: {name} is given twice.")
+        out[name] = value
+    return out
+
+
+def parse_choice(text: str, field: str) -> Choice:
+    """The choice of a line "sampler" or "sampler: name=value, name=value".
+
+    Raises:
+        UserError: the text is of another form, or see :func:`choose`.
+    """
+    sampler, _, rest = text.strip().partition(":")
+    if not sampler.strip() or len(sampler) > 200:
+        raise UserError(f"{field}: it is empty; name a sampler, for example fasthybrid: preset=fast.")
+    return choose(sampler, parse_settings(rest, field))
+
+
+def names_of_settings(entries: Mapping[str, Entry]) -> list[str]:
+    """Names of all settings of these samplers, and "preset" first."""
+    return list(dict.fromkeys([PRESET, *(name for e in entries.values() for name in knobs(e.settings))]))

@@ -1,0 +1,136 @@
+"""Reports in the metadata of pictures: what is written comes back, and files that others wrote are refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports import exchange
+from fastar_nodes.reports.quality import Quality
+from fastar_nodes.reports.record import Report
+from fastar_nodes.reports.summary import no_gain, one_line
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+
+def report(sampler="fasthybrid", seconds=1.5, **counts) -> Report:
+    out = Report(
+        sampler, "tiny", {"threshold": 0.9, "order": "random", "enabled": True, "ar_steps": 8}, 7, 2, "cpu", seconds
+    )
+    out.phases = {"head": 0.5}
+    out.add(**counts)
+    return out
+
+
+def write(path, text):
+    about = PngInfo()
+    about.add_text(exchange.KEY, text)
+    Image.fromarray(np.full((6, 4, 3), 90, np.uint8)).save(path, pnginfo=about)
+    return path
+
+
+def test_what_is_written_comes_back(tmp_path):
+    fast, plain = report(accepted=3, rejected=1, transformer_passes=8), report("mar", 3.0, transformer_passes=8)
+    metadata = {"workflow": {}}
+    exchange.add_runs(metadata, exchange.described([plain], "4"))
+    exchange.add_runs(metadata, exchange.described([fast], "5"))
+    # A comparison describes both again: the same runs, now with labels and speed-up.
+    quality = [None, Quality(30.0, 0.9)]
+    exchange.add_runs(metadata, exchange.described([plain, fast], "7", ["MAR", "ours"], 0, quality))
+    runs = metadata[exchange.KEY]["runs"]
+    assert (
+        [run["node"] for run in runs] == ["7", "7"] and runs[1]["speedup"] == 2.0 and runs[1]["quality"]["psnr"] == 30.0
+    )
+    shown, reports, labels = exchange.read_runs(write(tmp_path / "a.png", json.dumps(metadata[exchange.KEY])))
+    assert shown.size == (4, 6) and labels == ["MAR", "ours"]
+    assert reports == [plain, fast] and reports[1].acceptance == 0.75
+
+
+GOOD = json.loads(json.dumps({"version": 1, "runs": exchange.described([report(accepted=3, rejected=1)])}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"runs": []}', '{"runs": [3]}', '{"runs": {"a": 1}}', "[" * 100000, json.dumps({"runs": GOOD["runs"] * 600})],
+)  # fmt: skip
+def test_damaged_metadata_is_refused(tmp_path, text):
+    with pytest.raises(UserError, match="^image: "):
+        exchange.read_runs(write(tmp_path / "a.png", text))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@given(st.sampled_from(sorted(GOOD["runs"][0])), VALUES)
+@settings(max_examples=300, deadline=None)
+def test_any_value_gives_a_report_or_one_sentence(name, value):
+    run = {**GOOD["runs"][0], name: value}
+    try:
+        found = exchange.from_dict(run)
+    except UserError as problem:
+        assert "\n" not in str(problem)
+    else:
+        assert found.images >= 1 and 0 <= found.seconds < 1 << 64
+        one_line(found)
+        no_gain(found)
+        found.to_dict()
+
+
+def test_pictures_without_a_report_and_files_that_are_none(tmp_path):
+    Image.new("RGB", (4, 4)).save(tmp_path / "plain.png")
+    (tmp_path / "text.png").write_text("hello")
+    for name, words in {
+        "plain.png": "holds no FastAR report",
+        "text.png": "cannot be read",
+        "gone.png": "cannot be read",
+    }.items():
+        with pytest.raises(UserError, match=f"^image: {name} {words}"):
+            exchange.read_runs(tmp_path / name)
+
+
+# ------------------------------------------------------------------------------------------------ one line
+
+
+def test_one_line():
+    fast = report(accepted=97, rejected=3, transformer_passes=8)
+    assert one_line(fast) == "1.50 s, 8 passes, 97 % of drafts kept"
+    line = one_line(fast, report("mar", 3.0), Quality(31.04, 0.93))
+    assert line == "2.00x, 1.50 s, 8 passes, 97 % of drafts kept, PSNR 31.0 dB, SSIM 0.930"
+    assert one_line(fast, None, Quality(word="identical")).endswith(", identical")
+
+
+def of(sampler, passes=8, tokens=16, counts=None, **settings) -> Report:
+    out = Report(sampler, "tiny", {"ar_steps": 8, **settings}, 7, 1, "cpu", 1.0)
+    out.add(transformer_passes=passes, **(counts or {}))
+    out.maps["step"] = np.arange(tokens).reshape(1, 4, -1)
+    return out
+
+
+GAINS = [of("fasthybrid", counts={"accepted": 1, "rejected": 9}, lookahead=4, threshold=0.9), of("mar"), of("mar", speculation=0),
+         of("lazymar", refresh_period=4, start_step=2), of("zipar", window=2), of("par"), of("llamagen", 16),
+         of("cspd", counts={"drafted_steps": 4, "accepted_steps": 1})]  # fmt: skip
+NO_GAINS = {
+    "No draft was kept": of("fasthybrid", counts={"rejected": 9}, lookahead=4, threshold=0.9),
+    "Nothing was drafted": of("fasthybrid", lookahead=0, threshold=0.9),
+    "Nothing came from the cache": of("fasthybrid+lazymar", refresh_period=1, lookahead=4, threshold=0.9),
+    "Every pass decided one token": of("zipar", 16),
+    "No drafted diffusion step": of("cspd", counts={"drafted_steps": 4, "accepted_steps": 0}),
+}
+
+
+def test_a_run_that_gained_nothing_says_so():
+    for run in GAINS:
+        assert no_gain(run) == "", run.sampler
+    for words, run in NO_GAINS.items():
+        sentence = no_gain(run)
+        assert sentence.startswith(words) and sentence.endswith(".")
+    slow = no_gain(of("zipar", window=2), report("llamagen", 1.0))  # 2 images a second against 1
+    assert slow == "No gain here. It took 2.00 times the baseline's seconds."
+    assert no_gain(of("zipar"), report("llamagen", 4.0)) == ""

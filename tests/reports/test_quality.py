@@ -1,0 +1,128 @@
+"""PSNR, SSIM and differences: against formulas written plainly, and the words that take their place."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports import quality as q
+from fastar_nodes.reports.grid import compare_grid
+from fastar_nodes.reports.paired import qualities
+from fastar_nodes.reports.record import Report, to_json, to_table
+from fastar_nodes.samplers import presets
+
+
+def noise(seed, n=1, side=24) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
+
+
+def report(sampler="mar", seed=7, model="tiny", **settings) -> Report:
+    return Report(sampler, model, settings, seed, 1, "cpu", 2.0)
+
+
+def plain_ssim(a: np.ndarray, b: np.ndarray) -> float:
+    """Equation 13 of Wang et al. 2004 for each window of each channel, one window at a time."""
+    at = np.arange(11) - 5
+    window = np.exp(-(at[:, None] ** 2 + at[None] ** 2) / (2 * 1.5**2))
+    window /= window.sum()
+    c1, c2, found = (0.01 * 255) ** 2, (0.03 * 255) ** 2, []
+    for channel in range(3):
+        for y in range(a.shape[0] - 10):
+            for x in range(a.shape[1] - 10):
+                p, r = (z[y : y + 11, x : x + 11, channel].astype(float) for z in (a, b))
+                mp, mr = (window * p).sum(), (window * r).sum()
+                vp, vr = (window * (p - mp) ** 2).sum(), (window * (r - mr) ** 2).sum()
+                cov = (window * (p - mp) * (r - mr)).sum()
+                found.append((2 * mp * mr + c1) * (2 * cov + c2) / ((mp**2 + mr**2 + c1) * (vp + vr + c2)))
+    return float(np.mean(found))
+
+
+def test_ssim_is_the_published_formula():
+    first, other = noise(0, 2), noise(1, 2)
+    near = np.clip(first.astype(int) + other // 8 - 16, 0, 255).astype(np.uint8)
+    for b in (other, near):
+        expected = np.mean([plain_ssim(x, y) for x, y in zip(first, b, strict=True)])
+        assert q.ssim(first, b) == pytest.approx(expected, abs=1e-9)
+    assert q.ssim(first, first) == pytest.approx(1)
+    assert q.ssim(first, near) > q.ssim(first, other) + 0.5
+
+
+def test_psnr_of_a_known_error():
+    a = np.full((2, 4, 4, 3), 100, np.uint8)
+    assert q.psnr(a, a + np.uint8(10)) == pytest.approx(10 * math.log10(255**2 / 100))
+    half = a.copy()
+    half[0] += 10  # the error is averaged over the batch before the logarithm
+    assert q.psnr(half, a) == pytest.approx(10 * math.log10(255**2 / 50))
+    assert q.psnr(a, a) == math.inf
+
+
+def test_pictures_below_one_window_have_no_ssim():
+    assert q.measure(noise(0, side=10), noise(1, side=10)).ssim is None
+    assert q.measure(noise(0, side=11), noise(1, side=11)).ssim is not None
+
+
+def test_a_difference_is_amplified_and_cut():
+    a = np.array([[[[0, 10, 200]]]], np.uint8)
+    b = np.array([[[[3, 0, 0]]]], np.uint8)
+    assert q.difference(a, b).tolist() == [[[[12, 40, 255]]]] and (q.difference(a, b) == q.difference(b, a)).all()
+    with pytest.raises(UserError, match="^differences: "):
+        q.difference(noise(0), noise(0, 2))
+
+
+CASES = {
+    "figures": (report("zipar"), ""),
+    q.DISTRIBUTION: (report("cspd", mode="lossless"), q.DISTRIBUTION),
+    "speculation": (report("mar", speculation=8), q.DISTRIBUTION),
+    "published": (report("cspd", mode="published"), ""),
+    q.OTHER_SEED: (report("zipar", seed=8), q.OTHER_SEED),
+    q.OTHER_MODEL: (report("zipar", model="large"), q.OTHER_MODEL),
+    "drafted": (report("cspd", mode="paper", model="tiny, drafted by small"), ""),
+    "no report": (None, ""),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_where_numbers_mean_nothing_a_word_takes_their_place(name):
+    other, word = CASES[name]
+    first, second = noise(0), noise(1)
+    base, found = qualities([first, second], [report(), other], 0, presets.lossless)
+    assert base is None and found.word == word and (found.psnr is None) == bool(word)
+    # Equal pictures are identical, whatever the method.
+    assert qualities([first, first], [report(), other], 0, presets.lossless)[1].identical
+
+
+def test_other_sizes_and_cells_without_a_baseline():
+    found = qualities([noise(0), noise(1, 2), noise(2)], [report()] * 3, [0, 0, None])
+    assert [f.word if f else None for f in found] == [None, q.OTHER_SIZE, None]
+
+
+def test_tables_and_json_have_the_figures():
+    runs = [report(), report("zipar"), report("cspd", mode="lossless"), report("lazymar")]
+    pictures = [noise(0), noise(1), noise(2), noise(0)]
+    found = qualities(pictures, runs, 0, presets.lossless)
+    table = to_table(runs, quality=found)
+    assert "PSNR" in table and f"{found[1].psnr:.1f} dB" in table and f"{found[1].ssim:.3f}" in table
+    assert q.DISTRIBUTION in table.splitlines()[4] and q.IDENTICAL in table.splitlines()[5]
+    assert "PSNR" not in to_table(runs)
+    first, second, third, last = json.loads(to_json(runs, quality=found))["runs"]
+    assert "quality" not in first and last["quality"] == {"identical": True, "ssim": 1.0, "word": q.IDENTICAL}
+    assert second["quality"]["psnr"] == pytest.approx(found[1].psnr, abs=1e-4) and "psnr" not in third["quality"]
+    explained = q.explain_quality(found)
+    assert all(word in explained for word in ("PSNR", q.DISTRIBUTION, q.IDENTICAL)) and q.OTHER_SEED not in explained
+
+
+def test_a_grid_shows_figures_and_differences():
+    first = np.full((1, 64, 64, 3), 90, np.uint8)
+    second = first + np.uint8(20)
+    runs, pictures = [report(), report("zipar")], [first, second]
+    found = qualities(pictures, runs, 0)
+    plain, figures, both = (
+        compare_grid(pictures, ["a", "b"], runs, quality=quality, differences=differences)
+        for quality, differences in (((), False), (found, False), (found, True))
+    )
+    assert plain.shape[0] < figures.shape[0] < both.shape[0]
+    apart = (both == 80).all(-1)  # 4 x 20
+    assert apart.sum() == 384 * 384 and not (figures == 80).all(-1).any()

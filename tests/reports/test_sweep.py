@@ -1,0 +1,195 @@
+"""Sweeps: digests, cells on disk, resumption after an interruption, bounded memory, grid and plot."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports import sweep as s
+from fastar_nodes.reports.quality import measure
+from fastar_nodes.reports.record import Report
+from fastar_nodes.reports.sweep_pictures import LONGEST, sweep_grid, sweep_plot
+from PIL import Image
+
+
+def report(seconds=1.0, images=1, accepted=9) -> Report:
+    out = Report("fasthybrid", "tiny", {"threshold": 0.9}, 7, images, "cpu", seconds)
+    out.add(transformer_passes=8, accepted=accepted, rejected=10 - accepted)
+    out.maps["step"] = np.zeros((images, 2, 2), np.int32)
+    return out
+
+
+def picture(k: int, images=1, side=16) -> np.ndarray:
+    return np.random.default_rng(k).integers(0, 256, (images, side, side, 3), dtype=np.uint8)
+
+
+# ------------------------------------------------------------------------------------------------ digests
+
+
+@dataclass(frozen=True)
+class Part:
+    a: int
+    b: tuple
+
+
+def test_a_digest_depends_on_every_part():
+    parts = [1, 1.0, True, "1", None, (), (1,), ("1",), ("", "1"), {"a": 1}, {"a": 2}, {"b": 1}, Part(1, ()), Part(1, (2,)),
+             torch.ones(2), torch.ones(2, 1), torch.zeros(2), torch.ones(2, dtype=torch.bfloat16)]  # fmt: skip
+    assert len({s.digest(part) for part in parts}) == len(parts)
+    assert s.digest({"a": 1, "b": 2}) == s.digest({"b": 2, "a": 1}) and s.digest(1, 2) != s.digest(12)
+    with pytest.raises(TypeError):
+        s.digest(object())
+
+
+def test_a_digest_of_weights_sees_values_and_types():
+    net = torch.nn.Linear(3, 2)
+    first = s.weights_digest(net)
+    assert first == s.weights_digest(net)
+    with torch.no_grad():
+        net.weight[1, 2] += 1
+    assert s.weights_digest(net) != first and s.weights_digest(net) != s.weights_digest(net.half())
+
+
+# ------------------------------------------------------------------------------------------------ cells
+
+
+def test_a_cell_comes_back_as_written(tmp_path):
+    store = s.CellStore(tmp_path / "new")
+    assert store.read("a") is None and not store.folder.exists()
+    for images in (1, 3):
+        store.write("a", picture(1, images), report(images=images))
+        found, told = store.read("a")
+        assert np.array_equal(found, picture(1, images)) and told == replace(report(images=images), maps={})
+    assert [p.name for p in store.folder.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize("cut", [0, 10, 400])
+def test_a_damaged_cell_is_drawn_again(tmp_path, cut):
+    store = s.CellStore(tmp_path)
+    store.write("a", picture(1), report())
+    path = store.path("a")
+    path.write_bytes(path.read_bytes()[:cut])
+    assert store.read("a") is None
+
+
+class Stop(Exception):
+    pass
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path):
+    store, keys, drawn = s.CellStore(tmp_path), [f"k{i}" for i in range(100)], []
+
+    def make(k, last=10**9):
+        if len(drawn) >= last:
+            raise Stop
+        drawn.append(k)
+        return picture(k), report(1 + k)
+
+    with pytest.raises(Stop):
+        for _ in s.completed(store, keys, lambda k: make(k, 37)):
+            pass
+    assert drawn == list(range(37)) and len(list(tmp_path.iterdir())) == 37
+    done = list(s.completed(store, keys, make))
+    assert drawn == list(range(100)), "cells on disk are not drawn again"
+    assert [k for k, *_ in done] == list(range(100))
+    assert all(np.array_equal(p, picture(k)) and r.seconds == 1 + k and not r.maps for k, p, r in done)
+    assert len(list(s.completed(store, keys, None))) == 100
+
+
+def test_a_hundred_large_cells_fit_into_little_memory(tmp_path):
+    """100 cells of 1024 x 1024 pixels: 300 MB of pictures, of which one or two are in memory at a time, and the grid."""
+    store = s.CellStore(tmp_path)
+    x, y = s.Axis("threshold", tuple(map(str, range(10)))), s.Axis("lookahead", tuple(map(str, range(10))))
+    where = s.combinations(x, y, [7])
+    flat = np.zeros((1, 1024, 1024, 3), np.uint8)
+
+    def make(k):
+        flat[:] = k
+        return flat.copy(), report()
+
+    tracemalloc.start()
+    cells = []
+    for k, pictures, told in s.completed(store, [f"k{k}" for k in range(100)], make):
+        cells.append(s.Cell(*where[k], f"k{k}", told))
+        assert pictures[0, 0, 0, 0] == k
+    grid = sweep_grid(s.Sweep("t", store, x, y, (7,), tuple(cells)), side=1024)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert max(grid.shape[:2]) <= LONGEST
+    as_image = 4 * grid.size  # fp32, as ComfyUI passes it on
+    assert peak + as_image < 600e6, f"{peak / 1e6:.0f} MB"
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+def made(tmp_path, seeds=(7,), y=("2", "4")) -> s.Sweep:
+    store = s.CellStore(tmp_path)
+    x, rows = s.Axis("threshold", ("0.8", "0.9", "0.99")), s.Axis("lookahead", y) if y != ("",) else s.Axis("", ("",))
+    base, cells = report(4.0), []
+    store.write("base", picture(99), base)
+    for n, (i, j, seed) in enumerate(s.combinations(x, rows, seeds)):
+        shown = picture(99) if i == 2 else np.clip(picture(99).astype(int) + (2 - i) * 8, 0, 255).astype(np.uint8)
+        store.write(f"c{n}", shown, report(1.0 + i))
+        cells.append(s.Cell(i, j, seed, f"c{n}", report(1.0 + i, accepted=9 - i), base, measure(shown, picture(99))))
+    return s.Sweep("FastHybrid", store, x, rows, seeds, tuple(cells))
+
+
+def test_points_are_medians_and_means_over_the_seeds(tmp_path):
+    sweep = made(tmp_path, (7, 8))
+    points = sweep.points()
+    assert [(p.x, p.y) for p in points] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+    assert points[0].speedup == 4.0 and points[1].speedup == 2.0 and points[0].acceptance == pytest.approx(0.9)
+    assert points[0].psnr < points[1].psnr and points[2].psnr is None and points[2].word == "identical"
+
+
+def test_the_table_names_both_axes(tmp_path):
+    lines = s.sweep_table(made(tmp_path)).splitlines()
+    assert len(lines) == 8 and lines[0].startswith("| threshold | lookahead | speed-up")
+    assert "4.00x" in lines[2] and "identical" in lines[4]
+    assert "lookahead" not in s.sweep_table(made(tmp_path, y=("",)))
+
+
+def test_a_grid_has_a_cell_for_every_combination(tmp_path):
+    sweep = made(tmp_path, (7, 8))
+    grid, small = sweep_grid(sweep, 64), sweep_grid(sweep, 32)
+    assert grid.shape[0] > small.shape[0] and grid.shape[1] >= small.shape[1]
+    cell = picture(99)[0].repeat(4, 0).repeat(4, 1)  # enlarged by a whole factor: its pixels are in the grid
+    windows = np.lib.stride_tricks.sliding_window_view(grid[..., 0], (64, 64))
+    hits = (windows[:, :, ::9, ::9] == cell[::9, ::9, 0]).all((2, 3)).sum()
+    assert hits == 4  # x = 0.99 in four rows
+
+
+def test_a_cell_that_has_gone_is_named(tmp_path):
+    sweep = made(tmp_path)
+    sweep.store.path("c1").unlink()
+    with pytest.raises(UserError, match=r"^sweep: the picture c1\.png has gone"):
+        sweep_grid(sweep)
+
+
+@pytest.mark.parametrize("measure_", ["PSNR", "SSIM", "acceptance", "passes"])
+def test_a_plot_has_a_dot_for_every_point(tmp_path, measure_):
+    plot = sweep_plot(made(tmp_path), measure_)
+    assert plot.shape == (640, 960, 3)
+    colours = {tuple(c) for c in plot.reshape(-1, 3)}
+    assert {(86, 180, 233), (230, 159, 0)} <= colours  # both series
+    Image.fromarray(plot)
+
+
+def test_a_measure_that_no_cell_has(tmp_path):
+    sweep = made(tmp_path)
+    bare = replace(sweep, cells=tuple(replace(c, report=Report("mar", "t", {}, 7, 1, "cpu", 1.0)) for c in sweep.cells))
+    with pytest.raises(UserError, match="^measure: no cell of this sweep has a acceptance"):
+        sweep_plot(bare, "acceptance")
+    with pytest.raises(UserError, match="^measure: 'beauty'"):
+        sweep_plot(sweep, "beauty")
+
+
+def test_too_many_cells():
+    x = s.Axis("a", tuple(map(str, range(256))))
+    with pytest.raises(UserError, match="^x_values: 1280 cells are more than 1024"):
+        s.combinations(x, s.Axis("b", ("1", "2", "3", "4", "5")), [7])

@@ -1,0 +1,96 @@
+"""The calibration on runs whose seconds and pictures are given, and the lines of the candidates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers import advice as a
+from fastar_nodes.samplers.choice import choose
+
+PLAIN = choose("mar", {})
+# Line to (seconds, error of every pixel, accepted of 10 drafts).
+KNOWN = {
+    "fasthybrid: preset=fast": (1.0, 60, 10),
+    "fasthybrid: preset=balanced": (2.0, 4, 9),
+    "lazymar: preset=balanced": (2.5, 0, None),
+    "mar: speculation=8": (2.2, 90, None),
+    "lazymar: preset=fast": (5.0, 0, None),
+    "cspd: preset=fast": (None, 0, None),
+}
+
+
+class Bench:
+    """Draws what is given, and counts the runs."""
+
+    def __init__(self):
+        self.runs: list[tuple[str, int]] = []
+
+    def __call__(self, choice, seed):
+        self.runs.append((choice.text, seed))
+        seconds, error, accepted = KNOWN.get(choice.text, (4.0, 0, None))
+        if seconds is None:
+            raise UserError("ar_steps: too many.")
+        out = Report(choice.entry.name, "tiny", dict(choice.values), seed, 1, "cpu", seconds)
+        if accepted is not None:
+            out.add(accepted=accepted, rejected=10 - accepted)
+        base = np.random.default_rng(seed).integers(0, 128, (1, 16, 16, 3))
+        return (base + error).astype(np.uint8), out
+
+
+def advise(**settings):
+    bench, tried = Bench(), [a.parse_choice(line, "sampler") for line in KNOWN]
+    steps = a.calibrate(PLAIN, tried, bench, a.AdviceSettings(**settings), 7)
+    seen = []
+    while True:
+        try:
+            seen.append(next(steps))
+        except StopIteration as end:
+            return end.value, bench, seen
+
+
+ANSWERS = {
+    "the fastest within the limit": ({"measure": "PSNR", "least": 30.0}, "fasthybrid: preset=balanced"),
+    "a stricter limit: a lossless method passes": ({"measure": "PSNR", "least": 60.0}, "mar: speculation=8"),
+    "no limit": ({"measure": "PSNR", "least": 0.0}, "fasthybrid: preset=fast"),
+    "identical": ({"measure": "identical"}, "lazymar: preset=balanced"),
+    "same distribution": ({"measure": "same distribution"}, "mar: speculation=8"),
+    "acceptance": ({"measure": "acceptance", "least": 95.0}, "fasthybrid: preset=fast"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_answer(name):
+    settings, expected = ANSWERS[name]
+    found, _, _ = advise(**settings)
+    assert found.best.text == expected and expected in found.sentence
+    line = next(row for row in found.table.splitlines() if row.startswith(f"| {expected} "))
+    assert line.rstrip(" |").endswith("yes")
+    assert "cspd: preset=fast was not run: ar_steps: too many." in found.table
+
+
+def test_nothing_that_is_slower_is_advised(monkeypatch):
+    monkeypatch.setitem(KNOWN, "lazymar: preset=balanced", (4.5, 0, None))
+    found, _, _ = advise(measure="identical")
+    assert found.best is PLAIN and found.sentence == "No candidate is faster than MAR with identical: keep it."
+
+
+def test_rounds_are_paired_and_only_what_can_win_runs_again():
+    found, bench, seen = advise(measure="PSNR", least=30.0, repeats=3)
+    times = {line: [seed for text, seed in bench.runs if text == line] for line in ["mar", *KNOWN]}
+    assert times["mar"] == times["fasthybrid: preset=balanced"] == [7, 8, 9]
+    assert times["fasthybrid: preset=fast"] == [7], "too far from the limit"
+    assert times["lazymar: preset=fast"] == times["cspd: preset=fast"] == [7], "slower than the baseline, not possible"
+    assert all(done < planned for done, planned, _ in seen)
+    best = next(m for m in found.measured if m.choice is found.best)
+    assert best.ratios == [2.0, 2.0, 2.0] and len(best.qualities) == 3
+
+
+@pytest.mark.parametrize("plain", ["mar", "llamagen", "tar", "par"])
+def test_candidates_are_of_the_family_and_need_a_draft_only_with_one(plain):
+    family = set(choose(plain, {}).entry.families)
+    for draft in (False, True):
+        found = a.candidates(plain, draft)
+        assert all(family & set(c.entry.families) and (draft or not c.entry.needs_draft) for c in found)
+        assert len({c.text for c in found}) == len(found) > 1
