@@ -169,5 +169,7 @@ def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():
     script = (Path(__file__).parents[2] / "web" / "js" / "compare.js").read_text(encoding="utf-8")
     sockets = {i.id: i.kind for i in NODES["FastARCompare"].inputs if i.kind not in WIDGETS}
     assert int(re.search(r"const PAIRS = (\d+)", script)[1]) * 2 == len(sockets)
-    for kind, type_ in re.findall(r'\["(\w+)", "(\w+)"\]', script):
+    kinds = re.findall(r'\["(\w+)", "([A-Z_]+)"\]', script)
+    assert len(kinds) == 2
+    for kind, type_ in kinds:
         assert {t for name, t in sockets.items() if name.startswith(f"{kind}_")} == {type_}
