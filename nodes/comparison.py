@@ -25,7 +25,7 @@ from ..samplers.settings import knob, make
 from . import host
 from .preview import to_bytes
 from .schema import REPORT, expect, expect_image, schema, widgets
-from .status import hidden, show, write_reports
+from .status import hidden, show, taken, write_reports
 
 PAIRS = 8  # image and report sockets of Compare
 MOST_CELLS = 64
@@ -190,7 +190,8 @@ def _tell(
         base = bases[i]
         if base is not None and base != i:
             lines.append(f"{names[i]}: {one_line(r, reports[base], quality[i])}")
-    show(node, lines)
+    if not taken(node, 1):  # the table has the same figures
+        show(node, lines)
     within = [None if bases[i] is None else place.get(bases[i]) for i, _ in known]
     write_reports(node, [r for _, r in known], [names[i] for i, _ in known], within, [quality[i] for i, _ in known])
 

@@ -18,17 +18,21 @@ MOST_LINES = 8  # on a node
 
 def hidden() -> list[Any]:
     """The hidden inputs that :func:`reported` and :func:`write_reports` need, for ``schema(hidden=...)``."""
-    return [io.Hidden.unique_id, io.Hidden.extra_pnginfo]
+    return [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
 
 
 def reported(execute: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOutput]:
-    """Decorator, below ``classmethod``, of a sampler's ``execute``: show its report, the second output, and write it to saved pictures."""
+    """Decorator, below ``classmethod``, of a sampler's ``execute``: write its report, the second output, to saved pictures.
+
+    The report is shown on the node unless another node takes it: Compare then shows it beside the others.
+    """
 
     @wraps(execute)
     def run(cls: Any, *args: Any, **inputs: Any) -> io.NodeOutput:
         output = execute(cls, *args, **inputs)
         report: Report = output.result[1]
-        show(cls, [one_line(report), no_gain(report)])
+        if not taken(cls, 1):
+            show(cls, [one_line(report), no_gain(report)])
         write_reports(cls, [report])
         return output
 
@@ -62,7 +66,14 @@ def write_reports(
         add_runs(metadata, described(reports, str(_hidden(node, "unique_id") or ""), labels, baseline, quality))
 
 
+def taken(node: Any, output: int) -> bool:
+    """Whether an output of the node is connected in the prompt that runs."""
+    prompt, number = _hidden(node, "prompt"), str(_hidden(node, "unique_id"))
+    nodes = prompt.values() if isinstance(prompt, dict) else ()
+    return any([number, output] == value for other in nodes for value in other.get("inputs", {}).values())
+
+
 def _hidden(node: Any, name: str) -> Any:
     """A hidden input; None outside of ComfyUI's execution."""
     values = getattr(node, "hidden", None)
-    return None if values is None else getattr(values, name)
+    return None if values is None else getattr(values, name, None)

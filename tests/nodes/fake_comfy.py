@@ -119,7 +119,7 @@ def install() -> None:
         ComfyNode=object,
         UploadType=SimpleNamespace(image="image_upload"),
         FolderType=SimpleNamespace(input="input"),
-        Hidden=SimpleNamespace(unique_id="UNIQUE_ID", extra_pnginfo="EXTRA_PNGINFO"),
+        Hidden=SimpleNamespace(unique_id="UNIQUE_ID", extra_pnginfo="EXTRA_PNGINFO", prompt="PROMPT"),
         Input=FakeInput,
         Output=FakeOutput,
     )

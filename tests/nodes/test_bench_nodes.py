@@ -175,9 +175,9 @@ def test_samplers_that_do_not_suit_the_model(line):
 # ------------------------------------------------------------------------------------------------ status and metadata
 
 
-def with_hidden(node: type, metadata) -> type:
+def with_hidden(node: type, metadata, prompt=None) -> type:
     """The node as ComfyUI executes it: a class with its hidden inputs."""
-    return type("Executed", (node,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo=metadata)})
+    return type("Executed", (node,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo=metadata, prompt=prompt)})
 
 
 PLAIN = {"ar_steps": 4, "diffusion_steps": 4, "cfg": 2.0}
@@ -196,6 +196,13 @@ def test_samplers_show_a_line_and_write_their_report():
     fake_comfy.state.said.clear()
     node.execute(a_model(), condition=WHAT, seed=7, **{**FAST, "preset": "exact"})
     assert fake_comfy.state.said[0][1].splitlines()[1].startswith("Nothing was drafted")
+
+
+@pytest.mark.parametrize(("link", "shown"), [(["5", 0], 1), (["6", 1], 1), (["5", 1], 0)])
+def test_a_line_is_shown_where_no_other_node_takes_the_report(link, shown):
+    prompt, metadata = {"5": {"inputs": {"seed": 7}}, "9": {"inputs": {"report_1": link}}}, {}
+    with_hidden(mar_samplers.MARSampler, metadata, prompt).execute(a_model(), condition=WHAT, seed=7, **PLAIN)
+    assert len(fake_comfy.state.said) == shown and len(metadata[exchange.KEY]["runs"]) == 1
 
 
 def test_no_metadata_and_no_node():
