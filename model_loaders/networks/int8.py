@@ -90,4 +90,4 @@ def remark(net: nn.Module) -> str:
     """What a report says about a network with int8 weights; "" for others."""
     if not any(isinstance(module, Int8Linear) for module in net.modules()):
         return ""
-    return "int8 weights: the pictures differ from those of fp32, see docs/benchmarks/int8.md"
+    return "int8 weights: the pictures differ from those of fp32, see docs/benchmarks/speed.md"
