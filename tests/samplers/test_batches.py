@@ -39,7 +39,7 @@ from faults import Faults
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-IMAGES = 2
+IMAGES, MOST_FAULTS = 2, 24
 SHAPE = {"encoder_depth": 1, "head_depth": 1}
 FEW = {"ar_steps": 2, "diffusion_steps": 2, "cfg": 2.0, "lookahead": 1, "guided_steps": 1, "draft_length": 1}
 FEW |= {"start_step": 0, "refresh_period": 2, "block": 1, "head_cache": False, "lookahead_start": 0, "window": 2}
@@ -116,13 +116,18 @@ def state() -> Any:
     )
 
 
+def chosen(calls: int) -> list[int]:
+    """Calls that fail: all of a short run; of a long one the first, the last and others in equal distances."""
+    return sorted({round(k * (calls - 1) / (MOST_FAULTS - 1)) for k in range(MOST_FAULTS)})
+
+
 def test_every_call_that_fails_once(start):
     """The batch is sampled in two parts, and the pictures are those of the whole batch."""
     undisturbed, before = finish(start(range(IMAGES))), state()
     with Faults() as counted:
         finish(start(range(IMAGES)))
     assert counted.calls > 10
-    for n in range(counted.calls):
+    for n in chosen(counted.calls):
         with Faults(n):
             done = finish(in_parts(start, IMAGES))
         torch.testing.assert_close(values(done), values(undisturbed), rtol=1e-4, atol=1e-4)
@@ -138,7 +143,7 @@ def test_every_call_from_which_on_all_fail(start):
     undisturbed, before = finish(start(range(1))), state()
     with Faults() as counted:
         finish(start(range(1)))
-    for n in range(counted.calls):
+    for n in chosen(counted.calls):
         with Faults(n, lasting=True), pytest.raises(UserError, match="^memory: .*single image.*bf16") as raised:
             finish(in_parts(start, 1))
         assert raised.value.__context__ is None, "the failed attempt's tensors stay referenced"
