@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -215,6 +216,24 @@ def test_a_mistake_at_run_time_is_told_without_a_stack_trace(
     assert f"**Node ID:** {label}" in report
 
 
+def test_a_missing_model_file_is_offered_for_download(editor: Any, artifacts: Path) -> None:
+    """A shared graph whose loader names an official file. The graph as shipped needs none."""
+    graph = load_workflow("01 Label to picture - MAR")
+    loader = next(n for n in graph["nodes"] if n["type"] == "FastARLoadMAR")
+    files = [model["name"] for model in loader["properties"]["models"]]
+    editor.evaluate(OPEN_TEMPLATE, [graph, "shipped"])
+    editor.wait_for_timeout(2500)
+    assert editor.get_by_text("is missing").count() == 0
+    loader["widgets_values"][: len(files)] = files
+    editor.evaluate(OPEN_TEMPLATE, [graph, "shared"])
+    editor.get_by_role("button", name="View details").first.click()
+    editor.wait_for_timeout(2500)
+    editor.screenshot(path=str(artifacts / f"missing model_{editor.renderer}.png"))
+    assert editor.get_by_role("button", name="Download", exact=False).count() >= len(files)
+    shown = editor.locator("body").inner_text().partition("Missing Models")[2]
+    assert all(file in shown for file in files)
+
+
 CONNECTS = """([from, to, name]) => {
     const a = LiteGraph.createNode(from), b = LiteGraph.createNode(to)
     app.graph.add(a); app.graph.add(b)
@@ -306,6 +325,10 @@ def test_the_template_browser_opens_the_workflow(comfy: Comfy, editor: Any, work
     editor.get_by_text(PACK, exact=True).click()
     editor.wait_for_timeout(1500)
     editor.screenshot(path=str(artifacts / f"templates_{editor.renderer}.png"))
+    shown = editor.get_by_text(re.compile(r"^\d\d .+"))
+    assert shown.count() >= 8 and shown.all_inner_texts() == sorted(WORKFLOWS)[: shown.count()], (
+        "not in the order of the numbers"
+    )
     editor.get_by_text("04 FastHybrid vs MAR", exact=True).last.click()
     editor.wait_for_function(f"app.graph._nodes.length === {len(workflow['nodes'])}", timeout=10000)
     editor.wait_for_timeout(1000)

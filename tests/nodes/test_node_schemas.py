@@ -176,3 +176,9 @@ def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():
     assert len(kinds) == 2
     for kind, type_ in kinds:
         assert {t for name, t in sockets.items() if name.startswith(f"{kind}_")} == {type_}
+
+
+def test_the_script_that_sorts_templates_finds_them():
+    root = Path(__file__).parents[2]
+    script = (root / "web" / "js" / "templates.js").read_text(encoding="utf-8")
+    assert (root / "workflows" / (re.search(r'const OWN = "(.+)"', script)[1] + ".json")).is_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -356,3 +357,18 @@ def test_windows_and_groupings_are_what_the_titles_say():
         assert len({value for _, value in values}) == len(values) > 2
         for title, value in values:
             assert title == "" or title.endswith(str(value).removeprefix("ablation: "))
+
+
+def test_the_files_that_a_note_links_to_are_offered_when_one_is_missing(graph):
+    """The editor's dialog reads ``properties.models`` of a loader: the file's name, its address and its folder in models/."""
+    notes = "\n".join(n["widgets_values"][0] for n in graph["nodes"] if n["type"] == "MarkdownNote")
+    links = {(link[1], link[2]) for link in re.finditer(r"^- \[(.+?)\]\((\S+?/resolve/\S+)\)$", notes, re.MULTILINE)}
+    offered = [model for node in graph["nodes"] for model in node.get("properties", {}).get("models", [])]
+    assert {(model["name"], model["url"]) for model in offered} == links
+    families = (*LOADERS.values(), "kl", "vq")
+    entries = {entry.file: entry for family in families for entry in hub.entries(family)}
+    for model in offered:
+        entry = entries[model["name"]]
+        assert model["url"] == f"https://huggingface.co/{entry.repo}/resolve/main/{entry.file}"
+        assert model["directory"] == "fastar"
+    assert bool(links) == ("## Model links" in notes)
