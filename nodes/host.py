@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import comfy.model_management as mm
+import comfy.ops
 import comfy.utils
 import folder_paths
 import torch
@@ -24,6 +25,7 @@ from server import PromptServer
 from torch import Tensor, nn
 
 from ..memory import enough_memory, in_chunks, out_of_memory
+from . import weights
 from .fitting import checked_latents, whole_strides
 from .preview import MOST_IMAGES, Canvas
 
@@ -55,6 +57,7 @@ def folders(*kinds: str) -> list[Path]:
 # ------------------------------------------------------------------------------------------------ memory
 
 
+_SOURCE = weights.HostWeights(comfy.ops.cast_bias_weight, comfy.ops.uncast_bias_weight)
 # Functions that return the compute device and the device of networks not in use; of image networks, and of text encoders.
 device, offload_device = mm.get_torch_device, mm.unet_offload_device
 text_device, text_offload_device = mm.text_encoder_device, mm.text_encoder_offload_device
@@ -96,7 +99,8 @@ class Loaded:
     def of(model: Any, vae: FastARVAE | None = None, parts: Any = None, recommended: Any = None) -> Loaded:
         """Place a model under ComfyUI's memory management: its ``parts`` one by one if it names any, else ``net``."""
         nets = getattr(model, "parts", {"": model.net})
-        patcher, *further = (ModelPatcher(net, device(), offload_device()) for net in nets.values())
+        managed = [weights.manage(net, _SOURCE, device()) for net in nets.values()]
+        patcher, *further = (ModelPatcher(net, device(), offload_device()) for net in managed)
         return Loaded(model, patcher, vae, parts or {}, recommended or {}, further)
 
 
@@ -175,14 +179,15 @@ def load_to_device(loaded: Loaded, memory: float) -> None:
 
 
 def _load(patchers: list[ModelPatcher], memory: float) -> None:
-    """Load networks completely: ComfyUI cannot stream the weights of plain torch layers."""
+    """Load networks; large layers of a network may stay on the offload device where memory is insufficient, see ``weights.py``."""
+    streaming = [p for p in patchers if weights.may_stream(p.model)]
+    memory += sum(t.nbytes for p in streaming for t in weights.always_loaded(p.model))
+    patchers = [*streaming, *(p for p in patchers if p not in streaming)]  # ComfyUI loads the last one first
     with enough_memory("dtype: the weights do not fit into memory; choose bf16 or fp16, or a smaller model."):
-        mm.load_models_gpu(patchers, memory_required=memory, force_full_load=True)
-        for patcher in patchers:
-            # --novram leaves them on the offload device. A patcher of core (an upscale model's) may stream its weights.
-            streams = getattr(patcher, "is_dynamic", bool)()
-            if not streams and any(p.device.type != patcher.load_device.type for p in patcher.model.parameters()):
-                patcher.model.to(patcher.load_device)
+        mm.load_models_gpu(patchers, memory_required=memory, force_full_load=not streaming)
+        # A dynamic patcher (an upscale model's may be) places its weights itself.
+        for patcher in (p for p in patchers if not getattr(p, "is_dynamic", bool)()):
+            weights.place(patcher.model, patcher.load_device)
 
 
 # ------------------------------------------------------------------------------------------------ driving a sampler
@@ -263,11 +268,7 @@ def progress() -> Callable[[int, int], None]:
 
 
 class Upscaler:
-    """An UPSCALE_MODEL as a function. The caller loads its weights, see :func:`to_device`.
-
-    Args:
-        model: output of core's Load Upscale Model.
-    """
+    """An UPSCALE_MODEL (``model``, from core's Load Upscale Model) as a function. The caller loads its weights, see :func:`to_device`."""
 
     # Side of a tile, its minimum, and the overlap of tiles, in pixels; the same as core's.
     tile, least, overlap = 512, 128, 32

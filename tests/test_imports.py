@@ -101,7 +101,7 @@ OURS = {
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
     "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
-    "nodes.host": {"nodes.fitting", "nodes.preview"},
+    "nodes.host": {"nodes.fitting", "nodes.preview", "nodes.weights"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},

@@ -30,6 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .streaming import Streamed
+
 MEASURED = "measured"
 METHODS = ("linear", "columns", "halves", "onednn", "packed")
 # Fewest elements of a weight that exceeds the inner caches; smaller ones always take F.linear.
@@ -221,7 +223,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, module: Linear
     return _CALLS[method](flat, weight, bias).view(*x.shape[:-1], -1)
 
 
-class Linear(nn.Linear):
+class Linear(Streamed, nn.Linear):  # type: ignore[misc]
     """``nn.Linear``, computed by :func:`linear`."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False):
@@ -230,6 +232,9 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
+        if self.away():
+            with self.lend(x) as (weight, bias):
+                return linear(x, weight, bias)
         return linear(x, self.weight, self.bias, self)
 
     def packed(self) -> Tensor:

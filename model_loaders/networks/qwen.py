@@ -24,6 +24,7 @@ from .attention import AttentionFunction, KVCache, attend
 from .layers import RMSNorm
 from .matmul import Linear, linear
 from .rope import angles, rotate_halves
+from .streaming import Embedding
 from .structure import depth
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -153,7 +154,7 @@ class _Block(nn.Module):
 class _Trunk(nn.Module):
     def __init__(self, c: QwenConfig):
         super().__init__()
-        self.embed_tokens = nn.Embedding(c.vocab, c.dim)
+        self.embed_tokens = Embedding(c.vocab, c.dim)
         self.layers = nn.ModuleList(_Block(c) for _ in range(c.depth))
         self.norm = RMSNorm(c.dim, c.eps)
 
@@ -182,6 +183,11 @@ class QwenLM(nn.Module):
         self.model = _Trunk(config)
         if not config.tied:
             self.lm_head = Linear(config.dim, config.vocab)
+
+    @property
+    def compute_device(self) -> torch.device:
+        """Device of the computation; large weights may be elsewhere."""
+        return self.model.norm.weight.device
 
     def forward(self, ids: Tensor, span: tuple[int, int] | None = None) -> Tensor:
         """Logits of whole sequences, without a cache; for training and tests.
@@ -311,8 +317,11 @@ class QwenLM(nn.Module):
         return x
 
     def _logits(self, x: Tensor, span: tuple[int, int]) -> Tensor:
-        head = self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
-        return linear(self.model.norm(x), head[span[0] : span[1]]).float()
+        head, h = self.model.embed_tokens if self.config.tied else self.lm_head, self.model.norm(x)
+        if head.away():
+            with head.lend(h, span) as (weight, _):
+                return linear(h, weight).float()
+        return linear(h, head.weight[span[0] : span[1]]).float()
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

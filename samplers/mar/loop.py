@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.int8 import remark
+from ...model_loaders.networks import int8, streaming
 from ...model_loaders.networks.mar import MARModel
 from ...model_loaders.networks.rows import Rows
 from ...reports.record import GIVEN, PLAIN, Clock, Report
@@ -260,7 +260,7 @@ def begin(
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
     orders = ORDERS[settings.order](orders)
     report = Report(name, model.name, asdict(settings), seed, batch, device.type)
-    report.note = "; ".join(filter(None, (model.note, remark(model.net))))
+    report.note = "; ".join(filter(None, (model.note, int8.remark(model.net), streaming.remark(*model.parts.values()))))
     report.memory = memory
     tokens, drawn, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...model_loaders.networks.mar import MARModel
+from ...model_loaders.networks.streaming import away_bytes
 from ..conditioning import MaskedCondition
 from .schedule import masked_after
 from .settings import CacheSettings, MARBase
@@ -16,6 +17,8 @@ from .settings import CacheSettings, MARBase
 BUDGET = 1 << 24
 # Kept during the whole generation: entries that begin with this, and these.
 WEIGHTS = "weights: "
+# Weights off the device end with this, and are not counted.
+STREAMED = " (streamed)"
 NOISE, PROMPTS, FEATURES = "noise", "prompt cache", "feature cache"
 # Not at once: the largest of these counts.
 MAR, HEAD, LLM, DECODE = "MAR", "head", "language model", "decode"
@@ -38,8 +41,9 @@ def estimate(
         cache: LazyMAR's, where its caches are used.
 
     Returns:
-        Weights by part (``weights: ...``), ``prompt cache``, ``noise`` and ``feature cache`` are kept during the whole generation;
-        ``language model``, ``MAR`` and ``head`` are the working memory of one evaluation each.
+        Weights by part (``weights: ...``; those off the device apart, see :data:`STREAMED`), ``prompt cache``, ``noise`` and
+        ``feature cache`` are kept during the whole generation; ``language model``, ``MAR`` and ``head`` are the working memory of one
+        evaluation each.
 
     Raises:
         UserError: more AR steps than tokens; a prompt that the model cannot read.
@@ -54,6 +58,10 @@ def estimate(
     together, ahead = values.get("draft_length", 1), max(1, values.get("lookahead", 1))
     tokens = branches * images * min(c.tokens, largest * ahead)
     out = {f"{WEIGHTS}{name}": count for name, count in model.weights().items()}
+    for name, part in model.parts.items():
+        if away := away_bytes(part):
+            out[f"{WEIGHTS}{name}"] -= away
+            out[f"{WEIGHTS}{name}{STREAMED}"] = away
     prompts = condition.prompt_tokens(model, settings.cfg != 1.0)
     if prompts:
         out[PROMPTS] = model.prompt_bytes(prompts)
@@ -78,5 +86,6 @@ def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheS
 
 def total(memory: Mapping[str, int]) -> int:
     """Most bytes at once: all that is kept, and the largest of the stages."""
+    memory = {k: v for k, v in memory.items() if not k.endswith(STREAMED)}
     stages = {k: v for k, v in memory.items() if k in (MAR, HEAD, LLM, DECODE)}
     return sum(memory.values()) - sum(stages.values()) + max(stages.values(), default=0)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...model_loaders.networks import int8, streaming
 from ...model_loaders.networks.gpt import Cache, TokenModel
-from ...model_loaders.networks.int8 import remark
 from ...reports.record import PLAIN, Clock, Report
 from ..conditioning import AnyCondition
 from ..driver import start_clock, timed
@@ -271,7 +271,7 @@ def begin(
     if len(draws) != len(condition):
         raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
     report = Report(name, model.name, asdict(settings), seed, len(condition), device.type)
-    report.note = remark(model.net)
+    report.note = int8.remark(model.net) or streaming.remark(model.net)
     tokens = torch.zeros(len(condition), model.tokens, dtype=torch.int64, device=device)
     decided = torch.zeros(model.tokens, dtype=torch.bool, device=device)
     until = settings.cfg_interval

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...model_loaders.networks import streaming
 from ...model_loaders.networks.qwen import PromptCache, TarModel
 from ...reports.record import PLAIN, Clock, Report
 from ..conditioning import CodeCondition
@@ -129,8 +130,9 @@ def _begin(
     texts = [model.prompt(text, scale) for text in distinct]
     if not settings.repetition_penalty:
         settings = replace(settings, repetition_penalty=model.repetition_penalty)
-    device = next(model.net.parameters()).device
+    device = model.net.compute_device
     report = Report("tar-prompt", model.name, asdict(settings), seed, len(prompts), device.type)
+    report.note = streaming.remark(model.net)
     clock = start_clock(device)
     longest = max(map(len, texts))
     with torch.inference_mode():

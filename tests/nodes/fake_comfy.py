@@ -141,6 +141,7 @@ def install() -> None:
             "dtype_size": lambda dtype: dtype.itemsize,
             "throw_exception_if_processing_interrupted": _check,
         },
+        "comfy.ops": {"cast_bias_weight": None, "uncast_bias_weight": None},
         "comfy.utils": {"ProgressBar": Progress, "tiled_scale": _tiled_scale},
         "comfy.text_encoders": {"__path__": []},
         "comfy.cli_args": {

@@ -138,10 +138,9 @@ def test_pictures_of_any_size_are_encoded(height, width, out):
 
 
 def test_networks_that_comfyui_left_behind_are_moved():
-    moved = []
-    net = SimpleNamespace(parameters=lambda: [torch.zeros(1)], to=moved.append)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     host._load([SimpleNamespace(model=net, load_device=torch.device("meta"))], 1.0)
-    assert moved == [torch.device("meta")]
+    assert all(t.is_meta for t in (*net.parameters(), *net.buffers()))
     assert fake_comfy.state.loaded[0][1] == {"memory_required": 1.0, "force_full_load": True}
 
 

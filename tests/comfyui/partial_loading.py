@@ -1,0 +1,148 @@
+"""Run by test_streaming.py in ComfyUI's environment: samplers whose networks ComfyUI loads partially, on a CPU that passes for a card.
+
+Arguments: ComfyUI's folder, the pack's folder. Prints a JSON object.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+CORE, PACK = sys.argv[1:3]
+sys.argv = ["main.py", "--cpu"]
+sys.path.insert(0, CORE)
+
+import comfy.options  # noqa: E402
+
+comfy.options.enable_args_parsing()
+
+import comfy.model_management as mm  # noqa: E402
+import comfy.ops  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+spec = importlib.util.spec_from_file_location(
+    "fastar", str(Path(PACK) / "__init__.py"), submodule_search_locations=[PACK]
+)
+assert spec is not None and spec.loader is not None
+sys.modules["fastar"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["fastar"])
+
+
+def module(name):
+    return importlib.import_module(f"fastar.{name}")
+
+
+host, weights, loaders, hybrid = (module(f"nodes.{name}") for name in ("host", "weights", "loaders", "hybrid"))
+conditioning, mar, tokens = (module(f"nodes.{name}") for name in ("conditioning", "mar_samplers", "token_samplers"))
+streaming = module("model_loaders.networks.streaming")
+module("model_loaders.networks.matmul").configure("linear")
+host.register_folders()
+
+# A card: ComfyUI does not load partially on a CPU.
+mm.is_device_cpu, mm.MIN_WEIGHT_MEMORY_RATIO, mm.lowvram_available = (lambda device: False), 0, True
+manage = weights.manage
+weights.manage = lambda net, source, device: manage(net, source, torch.device("cuda"))
+share, load, casts = 1.0, mm.load_models_gpu, 0
+cast = comfy.ops.cast_bias_weight
+
+
+def counted(*args, **about):
+    global casts
+    casts += 1
+    return cast(*args, **about)
+
+
+host._SOURCE._cast = counted
+
+
+def low(models, memory_required=0, **about):
+    """Free memory for a share of the weights, beside the working memory."""
+    room = max(mm.minimum_inference_memory(), memory_required + mm.extra_reserved_memory())
+    room += share * sum(m.model_size() for m in models)
+
+    def free(device=None, torch_free_too=False):
+        left = room - sum(m.loaded_size() for m in models)
+        return (left, 0) if torch_free_too else left
+
+    mm.get_free_memory = free
+    mm.vram_state = mm.VRAMState.NO_VRAM if share == 0 else mm.VRAMState.NORMAL_VRAM
+    load(models, memory_required=memory_required, **about)
+
+
+mm.load_models_gpu = low
+
+
+def values(settings, **changes):
+    return {name: default for name, (default, _) in module("samplers.settings").knobs(settings).items()} | changes
+
+
+def words():
+    settings = module("samplers.tokens.settings").TarPromptSettings
+    model = loaders.LoadTar.execute("demo-tar", "fp32").result[0]
+
+    def run():
+        condition = conditioning.TarPrompt.execute(tar=model, text="a red boat", seed=3, **values(settings)).result[0]
+        return torch.stack(condition.codes), ""
+
+    return model, run
+
+
+def harmon():
+    settings = module("samplers.mar.settings").FastHybridSettings
+    model = hybrid.LoadHybrid.execute("demo-hybrid", "auto", "fp32").result[0]
+    condition = hybrid.Prompt.execute("a red boat at sunset").result[0]
+
+    def run():
+        out = mar.FastHybridSampler.execute(
+            model=model, condition=condition, seed=3, **values(settings, ar_steps=8, diffusion_steps=8)
+        ).result
+        return out[0]["samples"], out[1].note
+
+    return model, run
+
+
+def llamagen():
+    settings = module("samplers.tokens.settings").LlamaGenSettings
+    model = loaders.LoadLlamaGen.execute("demo-llamagen", "auto", "auto", "fp32").result[0]
+    condition = module("samplers.conditioning").from_ids([1])
+
+    def run():
+        about = values(settings, cfg=2.0, top_k=0)
+        out = tokens.LlamaGenSampler.execute(model=model, condition=condition, seed=3, **about).result
+        return out[0]["samples"], out[1].note
+
+    return model, run
+
+
+found = {}
+with torch.inference_mode():
+    for make in (words, harmon, llamagen):
+        model, run = make()
+        nets = [p.model for p in (model.patcher, *model.further)]
+        whole = None
+        for share in (10.0, 0.5, 0, 10.0):
+            mm.unload_all_models()
+            casts = 0
+            out, note = run()
+            whole = out if whole is None else whole
+            found.setdefault(make.__name__, []).append(
+                {
+                    "share": share,
+                    "equal": torch.equal(out, whole),
+                    "away": sum(map(streaming.away_bytes, nets)),
+                    "may": sum(t.nbytes for net in nets for x in streaming.streamed_layers(net) for t in x.tensors()),
+                    "loaded": sum(p.loaded_size() for p in (model.patcher, *model.further)),
+                    "bytes": sum(p.nbytes for net in nets for p in net.parameters()),
+                    "casts": casts,
+                    "note": note,
+                }
+            )
+        model.patcher.partially_unload(model.patcher.offload_device, 1 << 19)  # another node needs memory
+        taken = sum(map(streaming.away_bytes, nets))
+        share = 0.9
+        found[make.__name__].append({"equal": torch.equal(run()[0], whole), "taken": taken})
+print(json.dumps(found))

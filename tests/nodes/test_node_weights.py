@@ -1,0 +1,66 @@
+"""What a host without ComfyUI can show of partial loading; the rest is in tests/comfyui/test_streaming.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import fake_comfy
+import pytest
+import torch
+from fastar_nodes.model_loaders.networks import streaming
+from fastar_nodes.nodes import host, weights
+from qwen_reference import tiny_qwen
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def calls():
+    return []
+
+
+@pytest.fixture
+def source(calls):
+    def cast(layer, x, offloadable):
+        calls.append(layer)
+        return layer.weight, layer.bias, "stream"
+
+    return weights.HostWeights(cast, lambda layer, weight, bias, stream: calls.append(stream))
+
+
+def test_layers_are_cast_only_while_comfyui_leaves_them_out(source, calls):
+    net, ids = tiny_qwen(), torch.tensor([[3, 1, 2]])
+    plain = net(ids, (4, 9))
+    assert weights.manage(net, source, GPU) is net
+    layers = streaming.streamed_layers(net)
+    assert torch.equal(net(ids, (4, 9)), plain) and not calls
+    for layer in layers:
+        layer.comfy_cast_weights = True
+    assert torch.equal(net(ids, (4, 9)), plain)
+    linear = [layer for layer in layers if not isinstance(layer, streaming.Embedding)]
+    assert calls == [x for layer in linear for x in (layer, "stream")], "each once, released before the next"
+    for layer in layers:
+        assert layer.weight_function == layer.bias_function == []
+
+
+def test_nothing_streams_on_a_cpu(source):
+    net = weights.manage(tiny_qwen(), source, torch.device("cpu"))
+    assert not weights.may_stream(net) and len(weights.always_loaded(net)) == len(list(net.parameters()))
+
+
+def test_networks_that_stream_are_loaded_last_and_their_other_weights_have_room(source):
+    net, plain = weights.manage(tiny_qwen(), source, GPU), torch.nn.Linear(2, 2)
+    first, second = (SimpleNamespace(model=m, load_device=torch.device("cpu")) for m in (plain, net))
+    host._load([first, second], 10.0)
+    patchers, about = fake_comfy.state.loaded[0]
+    norms = sum(p.nbytes for name, p in net.named_parameters() if "norm" in name)
+    assert patchers == [second, first]  # ComfyUI begins with the last
+    assert about == {"memory_required": 10.0 + norms, "force_full_load": False}
+
+
+def test_only_what_cannot_stream_is_moved(source):
+    net = weights.manage(tiny_qwen(), source, GPU)
+    weights.place(net, torch.device("meta"))
+    assert {name for name, p in net.named_parameters() if p.is_meta} == {
+        name for name, _ in net.named_parameters() if "norm" in name
+    }
