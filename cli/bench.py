@@ -7,7 +7,7 @@ the network has an official size and random weights, which is meaningful for sec
 Models that draw from text get random rows, which say nothing about acceptance either; with --prompt, Tar's language model and
 LlamaGen's text encoder compute the real ones, untimed.
 
---against times a reference implementation instead of other samplers: a checkout of MAR, LazyMAR, LlamaGen, PAR, ZipAR or Tar,
+--against times a reference implementation instead of other samplers: a checkout of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR or Tar,
 with the random weights of --random. The results are compared first. --ops counts the operations of one run of each sampler.
 """
 
@@ -292,7 +292,7 @@ def _against(
     checkouts = [identify(folder) for folder in options.against]
     found = []
     for name, root in checkouts:
-        usual = {"mar": "MAR-B", "lazymar": "MAR-B", "tar": "AR-DTok-B"}.get(name, "LlamaGen-B")
+        usual = {"mar": "MAR-B", "lazymar": "MAR-B", "cspd": "MAR-B", "tar": "AR-DTok-B"}.get(name, "LlamaGen-B")
         size = options.random or usual
         if (size in DTOK_SIZES, size in SIZES) != (usual in DTOK_SIZES, usual in SIZES):
             raise UserError(f"random: {name} has no size {size}; leave it out, which is {usual}.")

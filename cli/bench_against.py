@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from .bench_references import Pair
+from .bench_checkouts import Pair
 from .bench_work import counted, measure_speed
 
 _COLUMNS = ("work", "ours, s", "reference, s", "ratio", "range", "floor, s", "ours / floor", "operations", "equal")

@@ -95,14 +95,13 @@ def test_a_checkout_that_cannot_be_used_is_named(cli, sentence, checkout, tmp_pa
     assert "--against" in sentence(cli("bench", "--random", "AR-DTok-B", "--device", "cpu"))
     (checkout / "autoregressive" / "models" / "gpt.py").write_text("import no_such_module", encoding="utf-8")
     assert "no_such_module" in sentence(cli("bench", "--against", checkout, "--device", "cpu"))
-    (tmp_path / "spec_decode").mkdir()
-    assert "CSpD" in sentence(cli("bench", "--against", tmp_path, "--device", "cpu"))
 
 
 def test_checkouts_are_recognised(tmp_path):
     files = {
         "mar": "models/mar.py",
         "lazymar": "models/mar_cache.py",
+        "cspd": "spec_decode/spec_decode_runner.py",
         "zipar": "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py",
         "tar": "tok/ar_dtok/ar_model.py",
     }
