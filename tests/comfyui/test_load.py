@@ -157,6 +157,7 @@ def _runs() -> dict[str, tuple[str, dict[str, Any]]]:
     """Workflow and class of the node that is interrupted, and changes that make it slow enough."""
     slow = {"ar_steps": 64, "diffusion_steps": 200}
     return {
+        "MAR": ("04 FastHybrid vs MAR", slow),
         "FastHybrid": ("04 FastHybrid vs MAR", slow),
         "LazyMAR": ("05 LazyMAR vs MAR", slow),
         "CSpD": ("07 CSpD draft and target", slow),
@@ -165,6 +166,7 @@ def _runs() -> dict[str, tuple[str, dict[str, Any]]]:
         "LlamaGen": ("10 PAR vs LlamaGen", {}),
         "MuLoSD": ("13 MuLo-SD with LlamaGen", {}),
         "TarPrompt": ("14 Tar text to image", {}),
+        "FastHybridSampler": ("17 Prompt to picture - Harmon", slow),
     }
 
 
