@@ -21,6 +21,8 @@ from fastar_nodes.reports import maps
 from fastar_nodes.samplers.mar import settings as mar_settings
 from fastar_nodes.samplers.mar.lazymar import computed_ratio
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
+from fastar_nodes.samplers.presets import PRESETS
+from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from fastar_nodes.samplers.tokens import settings as token_settings
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -40,6 +42,24 @@ def settings() -> dict[str, Any]:
         f"{name}.{field}": [default, about.low, about.high, list(about.choices)]
         for name, kind in sorted(classes.items())
         for field, (default, about) in knobs(kind).items()
+    }
+
+
+def presets() -> dict[str, Any]:
+    """Settings class, size of the model and preset to its values."""
+    return {
+        f"{kind.__name__}.{size}.{name}": chosen
+        for kind, sizes in PRESETS.items()
+        for size, found in zip(("demo", "full"), sizes, strict=True)
+        for name, chosen in found.items()
+    }
+
+
+def samplers() -> dict[str, Any]:
+    """Sampler to its family, demo files, and what it needs."""
+    return {
+        name: [e.families, e.demo, e.also, e.baseline, e.needs_draft, e.needs_codes, e.settings.__name__]
+        for name, e in SAMPLERS.items()
     }
 
 
@@ -68,7 +88,17 @@ def others() -> dict[str, Any]:
 
 
 def values() -> dict[str, Any]:
-    return json.loads(json.dumps({"settings": settings(), "random numbers": random_numbers(), "others": others()}))
+    return json.loads(
+        json.dumps(
+            {
+                "settings": settings(),
+                "presets": presets(),
+                "samplers": samplers(),
+                "random numbers": random_numbers(),
+                "others": others(),
+            }
+        )
+    )
 
 
 def test_values_are_the_recorded_ones():

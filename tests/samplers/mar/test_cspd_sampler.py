@@ -15,8 +15,8 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.coupling import Gaussian
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.cspd_models import TracedDenoiser
-from fastar_nodes.samplers.mar.cspd_paper import paper_ratio
+from fastar_nodes.samplers.mar.cspd_models import TRIES, TracedDenoiser
+from fastar_nodes.samplers.mar.cspd_paper import Paper, paper_ratio
 from fastar_nodes.samplers.mar.cspd_published import LastStep, last_step, published_keep, published_ratio
 from fastar_nodes.samplers.mar.denoiser import Denoiser
 from fastar_nodes.samplers.mar.diffusion import tables
@@ -372,6 +372,31 @@ def test_the_published_ratio_is_the_papers_with_sigma_upside_down():
     torch.testing.assert_close(
         keep, (1 - 1 / (paper_ratio(path, q, p) - 2 * sigma).exp()).clamp(min=0), rtol=1e-4, atol=1e-4
     )
+
+
+def test_rejected_tokens_are_drawn_until_one_is_kept(model, other, monkeypatch):
+    """Equations (7) to (11), one token at a time."""
+    fast, tries = Paper.anew, []
+
+    def compared(self, z, z_draft, scale, image, position):
+        got = fast(self, z, z_draft, scale, image, position)
+        path, p = self.head.trace(z, scale, *self.own_noise(image, position))
+        q = self.kernels(self.of_draft, z_draft, scale, path)
+        for i in range(len(path)):
+            mine, theirs = (Gaussian(g.mean[i : i + 1], g.log_std[i : i + 1]) for g in (q, p))
+            for attempt in range(TRIES):
+                normal, uniform = self.draws.again(image[i : i + 1], position[i : i + 1], attempt, path.shape[2])
+                token = theirs.mean[:, -1] + theirs.log_std[:, -1].exp() * normal
+                ratio = self.ratio(torch.cat([path[i : i + 1, :-1], token[:, None]], 1), mine, theirs)
+                if float(uniform) <= 1 - float(torch.exp(-ratio)):
+                    break
+            tries.append(attempt + 1)
+            torch.testing.assert_close(got[i : i + 1], token, rtol=1e-4, atol=1e-4)
+        return got
+
+    monkeypatch.setattr(Paper, "anew", compared)
+    run(model, nearly(model, 0.3), mode="paper")
+    assert len({*tries}) > 3 and min(tries) < TRIES
 
 
 def test_a_traced_path_is_the_denoisers_own(model):
