@@ -244,3 +244,8 @@ def test_elongated_and_large_maps_are_bounded() -> None:
         p.token_map(mapped(step=np.zeros((1, 2, 2), np.int32)), "step", size=5000)
     with pytest.raises(UserError, match="^size: 64 maps of 4096x4096 pixels exceed 256 MB; choose a smaller size"):
         p.token_map(mapped(step=np.zeros((64, 2, 2), np.int32)), "step", size=4096)
+
+
+def test_the_range_of_a_map_leaves_given_tokens_out():
+    for values, ends in (([-1, 0, 3], (0, 3)), ([-1, 2, 5], (2, 5)), ([-1, -1], (0, -1)), ([0], (0, 0))):
+        assert p._range(np.array([values])) == ends
