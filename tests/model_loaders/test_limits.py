@@ -14,6 +14,11 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import archive, checkpoint, download, pins, text, tokenizer
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, choose_dtype, load_strictly, read
+from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.networks.gpt import GPTConfig
+from fastar_nodes.model_loaders.networks.int8 import Int8Linear
+from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
 from fastar_nodes.model_loaders.tokenizer import check_components, load_tokenizer
 from safetensors.torch import save_file
 from torch import nn
@@ -102,6 +107,9 @@ def test_weights_in_fp8_are_read_and_checked(dtype):
 
 def test_a_tokenizer_that_is_too_large(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(text, "MAX_JSON_BYTES", 2)
+    with pytest.raises(UserError, match="the tokenizer in .* cannot be read"):
+        text._tokenizer(None, tmp_path)
     monkeypatch.setattr(text, "MAX_JSON_BYTES", 1)
     with pytest.raises(UserError, match="tokenizer.json in .* is too large; get the file again"):
         text._tokenizer(None, tmp_path)
@@ -329,7 +337,11 @@ def test_a_file_that_did_not_change_is_not_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(pins, "digests", lambda path, tick: read_again.append(path) or known(path, tick))
     pins.check(path, None, "checkpoint")
     assert not read_again
-    later = path.with_name(path.name + ".sha256").stat().st_mtime + 5
+    written = path.with_name(path.name + ".sha256").stat().st_mtime_ns
+    os.utime(path, ns=(written, written))  # within one tick of the clock
+    pins.check(path, None, "checkpoint")
+    assert not read_again
+    later = written / 1e9 + 5
     os.utime(path, (later, later))
     pins.check(path, None, "checkpoint")
     assert read_again
@@ -379,3 +391,63 @@ def test_parts_of_other_versions_are_deleted(tmp_path):
 
 def test_a_download_does_not_keep_the_process_alive():
     assert download._run_in_thread(lambda: threading.current_thread().daemon, lambda: None)
+
+
+def test_only_token_models_take_bf16_by_themselves(monkeypatch, tmp_path):
+    """A denoiser's first diffusion step multiplies rounding errors, see choose_dtype."""
+
+    class Asked(Exception):
+        pass
+
+    asked = []
+
+    def choose(name, device, bf16=False):
+        asked.append(bf16)
+        raise Asked
+
+    monkeypatch.setattr(checkpoint, "choose_dtype", choose)
+    for load, wanted in ((load_llamagen, True), (load_tar, True), (load_detokenizer, True), (load_mar, False)):
+        with pytest.raises(Asked):
+            load(tmp_path / "x.safetensors")
+        assert asked.pop() is wanted, load.__name__
+
+
+def test_loaded_networks_need_no_gradients(tmp_path):
+    net = nn.Linear(2, 2)
+    load_strictly(net, stating_weights(net), "a layer")
+    assert not any(p.requires_grad for p in net.parameters()) and not net.training
+    small = Int8Linear(torch.zeros(2, 2, dtype=torch.int8), torch.ones(2), torch.zeros(2))
+    assert not any(p.requires_grad for p in small.parameters())
+
+
+def stating_weights(net: nn.Module) -> Checkpoint:
+    return Checkpoint({k: v.clone() for k, v in net.state_dict().items()}, {}, Path("x.safetensors"))
+
+
+@pytest.mark.parametrize("rest", [-1, 0, 1])
+def test_the_grid_of_a_detokenizer_with_official_positions(rest):
+    """Positions of 729 condition rows and of the grid's tokens but one."""
+    from fastar_nodes.model_loaders import tar
+
+    for side in (2, 3, 16):
+        rows = tar._OFFICIAL_PREFIX - 1 + side**2 + rest
+        config = GPTConfig(16, 1, 2, 2, 24, 24, "codes", 10, absolute=rows)
+        if not rest:
+            assert tar._grid(stating(), config, {}, None) == side
+            continue
+        with pytest.raises(UserError, match="does not say how large its pictures are"):
+            tar._grid(stating(), config, {}, None)
+
+
+def test_which_tokenizers_need_no_library():
+    words = {"model": {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}}
+    words |= {"normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"}}
+    assert tokenizer._is_word_level(words) and tokenizer._is_word_level({**words, "normalizer": None})
+    for other in (
+        {"normalizer": {"type": "NFC"}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"pre_tokenizer": None},
+        {"model": {**words["model"], "type": "BPE"}},
+        {"model": {**words["model"], "unk_token": "x"}},
+    ):
+        assert not tokenizer._is_word_level({**words, **other})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.model_loaders.networks.mar import MARModel, pick
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
@@ -17,9 +17,10 @@ from fastar_nodes.samplers.mar.coupling import Gaussian
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.cspd_models import TRIES, TracedDenoiser
 from fastar_nodes.samplers.mar.cspd_paper import Paper, paper_ratio
-from fastar_nodes.samplers.mar.cspd_published import LastStep, last_step, published_keep, published_ratio
+from fastar_nodes.samplers.mar.cspd_published import LastStep, Published, last_step, published_keep, published_ratio
 from fastar_nodes.samplers.mar.denoiser import Denoiser
 from fastar_nodes.samplers.mar.diffusion import tables
+from fastar_nodes.samplers.mar.head import rows_at
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer
 from fastar_nodes.samplers.mar.loop import Conditions, begin
 from fastar_nodes.samplers.mar.mar import mar
@@ -418,3 +419,39 @@ def test_a_traced_path_is_the_denoisers_own(model):
     torch.testing.assert_close(trace.path[:, 1:-1], steps[:, :-1], rtol=1e-4, atol=1e-4)
     assert torch.equal(trace.path[:, -1], trace.kernel.mean[:, -1])
     assert torch.equal(last_step(trace).kernel.mean, plain)
+
+
+def test_published_redraws_from_the_target_until_one_is_kept(model, monkeypatch):
+    """The published rule, one token at a time; the last token stays 0 if none is kept."""
+    verify, seen = Published.verify, []
+
+    def compared(self, run, step):
+        where = run.plan.ahead(self.first, step + 1 - self.first)
+        kept = [pick(x, where).flatten(0, 1) for x in self.kept]
+        drafts, z = pick(run.tokens, where).flatten(0, 1), self.transformer(run, self.first, where)
+        verify(self, run, step)
+        rows, got = rows_at(where), pick(run.tokens, where).flatten(0, 1)
+        trace = self.head.trace(z.flat(), self.scale(run, step, where.numel()), *self.own_noise(*rows))
+        p, q = last_step(trace, self.settings.temperature), LastStep(Gaussian(kept[0], kept[1]), kept[2])
+        for i in range(len(drafts)):
+            mine, theirs = (
+                LastStep(Gaussian(g.kernel.mean[i : i + 1], g.kernel.log_std[i : i + 1]), g.rest[i : i + 1])
+                for g in (q, p)
+            )
+            image, position = rows[0][i : i + 1], rows[1][i : i + 1]
+            ratio, token, tries = published_ratio(drafts[i : i + 1], mine, theirs, self.inner), drafts[i], 0
+            if not bool(ratio > self.draws.guess(image, position).log()):
+                token = torch.zeros_like(token)
+                for tries in range(1, TRIES + 1):
+                    normal, uniform = self.draws.again(image, position, tries - 1, len(token))
+                    drawn = theirs.kernel.mean + theirs.kernel.log_std.exp() * normal
+                    if bool(published_keep(drawn, mine, theirs) > uniform):
+                        token = drawn[0]
+                        break
+            seen.append(tries)
+            torch.testing.assert_close(got[i], token, rtol=1e-4, atol=1e-4)
+
+    monkeypatch.setattr(Published, "verify", compared)
+    for amount in (0.3, 0.003):
+        run(model, nearly(model, amount), mode="published")
+    assert {0, 1} <= {*seen}

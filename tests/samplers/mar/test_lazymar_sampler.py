@@ -391,6 +391,14 @@ def test_a_period_of_one_is_the_plain_head_even_with_drafts(model, space):
     assert type(LazyTransformer(CacheSettings(head_period=1)).denoiser(run, table)) is Denoiser
     assert type(LazyTransformer(CacheSettings()).denoiser(run, table)) is Denoiser, "7 of 100 is less than one of 6"
     assert isinstance(LazyTransformer(CacheSettings()).denoiser(run, tables(30, 950)), CachedDenoiser)
+    assert isinstance(LazyTransformer(CacheSettings()).denoiser(run, tables(20, 950)), CachedDenoiser), "a period of 2"
+    for changes, cached in (
+        ({"refresh_period": 2}, True),
+        ({"refresh_period": 1}, False),
+        ({"head_cache": False}, False),
+    ):
+        made = LazyTransformer(CacheSettings(**changes)).denoiser(run, tables(30, 950))
+        assert isinstance(made, CachedDenoiser) == cached, changes
     g = torch.Generator().manual_seed(1)
     z = Conditions(torch.randn(2, 16, generator=g), torch.randn(2, 16, generator=g))
     scale, first, draft = torch.full((2, 1), 2.0), torch.randn(2, 4, generator=g), torch.randn(2, 4, generator=g)

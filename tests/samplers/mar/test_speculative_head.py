@@ -161,3 +161,7 @@ def test_the_width_of_modulations_is_what_is_stored():
     )
     stored = sum(t.numel() for t in rows.modulations)
     assert stored == 5 * 6 * head._width
+    for budget, kept in ((stored, True), (stored - 1, False)):
+        head.budget = budget
+        again = head.rows(z, torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(0), rows.rng)
+        assert (again.modulations is not None) == kept
