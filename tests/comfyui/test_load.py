@@ -67,6 +67,13 @@ def expect_an_end(comfy: Comfy, entry: dict[str, Any], what: str) -> str:
     return Comfy.failure(entry)
 
 
+def reseed(prompt: dict[str, Any], rng: random.Random) -> None:
+    """New seeds, also of core's Seed nodes; otherwise ComfyUI takes results of an earlier prompt from its cache."""
+    for node in prompt.values():
+        if isinstance(node["inputs"].get("seed"), int):
+            node["inputs"]["seed"] = rng.randrange(1 << 40)
+
+
 def copy_of(prompt: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(prompt))
 
@@ -129,9 +136,7 @@ def test_many_prompts_leave_nothing_behind(comfy, prompts):
         for _ in range(min(4, max(1, PROMPTS - k))):
             # Every graph once, so that what is imported and cached for good is there before memory is measured.
             prompt, what = copy_of(order.pop() if order else rng.choice(prompts)), "valid"
-            for key in ours(prompt):
-                if isinstance(prompt[key]["inputs"].get("seed"), int):
-                    prompt[key]["inputs"]["seed"] = rng.randrange(1 << 40)
+            reseed(prompt, rng)
             if not order and rng.random() < 0.25:
                 what = spoil(prompt, rng)
             try:
@@ -185,8 +190,7 @@ def test_interrupt_within_a_step(comfy, info, name):
     for key in ours(prompt):
         inputs = prompt[key]["inputs"]
         inputs |= {k: v for k, v in changes.items() if k in inputs}
-        if isinstance(inputs.get("seed"), int):
-            inputs["seed"] = random.randrange(1 << 40)
+    reseed(prompt, random.Random())
     client = uuid.uuid4().hex
     events = Events(comfy, client)
     try:
