@@ -2,13 +2,15 @@
 
 The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the other, so that
 other load on the machine affects all of them. A ratio is the median of the repeats' ratios to the baseline of the sampler's
-family (mar, llamagen, tar); the range gives the smallest and the largest. Each sampler runs an untimed step first. With --random
-the network has an official size and random weights, which is meaningful for seconds but not for pictures or acceptance rates.
-Models that draw from text get random rows, which say nothing about acceptance either; with --prompt, Tar's language model and
-LlamaGen's text encoder compute the real ones, untimed.
+family (mar, llamagen, tar); the range gives the smallest and the largest. Each sampler runs an untimed step first. A batch for
+which memory is insufficient is sampled in parts; its seconds are the sum of the parts, and a note below the table says so. With
+--random the network has an official size and random weights, which is meaningful for seconds but not for pictures or acceptance
+rates. Models that draw from text get random rows, which say nothing about acceptance either; with --prompt, Tar's language model
+and LlamaGen's text encoder compute the real ones, untimed.
 
 --against times a reference implementation instead of other samplers: a checkout of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR or Tar,
-with the random weights of --random. The results are compared first. --ops counts the operations of one run of each sampler.
+with the random weights of --random. The results are compared first. --ops counts the operations of one run of each sampler, unless
+its batch is sampled in parts.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from ..model_loaders.networks import gpt, mar, matmul
 from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..reports.record import VERSION, Report
+from ..samplers.batches import SPLIT
 from ..samplers.conditioning import (
     AnyCondition,
     CodeCondition,
@@ -236,7 +239,8 @@ def run(options: argparse.Namespace) -> int:
     found = [_measure(planned, batch, repeats, drawn, options.ops) for batch, drawn in zip(batches, what, strict=True)]
     device = planned[0].on.device
     name = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
-    text = "\n".join([_about(name, device, repeats), "", _table(found, planned)])
+    notes = _notes(found, planned)
+    text = "\n".join([_about(name, device, repeats), "", _table(found, planned), *([""] if notes else []), *notes])
     print(text)
     if table:
         save(table, lambda part: part.write_text(text + "\n", encoding="utf-8"))
@@ -321,11 +325,11 @@ def _measure(
         operations: whether to count the operations of a further run of each sampler.
     """
     for p, condition in zip(planned, what, strict=True):
-        warm_up(p, condition, split=False)
+        warm_up(p, condition)
     runs: list[list[Report]] = [[] for _ in planned]
     for repeat in range(repeats):
         for reports, p, condition in zip(runs, planned, what, strict=True):
-            report = draw(p, condition, repeat, split=False).report
+            report = draw(p, condition, repeat).report
             if not report.seconds:
                 raise UserError(f"{p.entry.name}: its run took no measurable time; raise --batch.")
             reports.append(report)
@@ -351,11 +355,14 @@ def _measure(
             "phases": phases,
             "peak_memory_bytes": reports[-1].peak_memory_bytes,
         }
+        note = " ".join(dict.fromkeys(r.note for r in reports if r.note))
+        if note:
+            entry["note"] = note
         if accepted:
             entry["acceptance"] = round(median(accepted), 6)
-        if operations:
+        if operations and SPLIT not in note:  # an attempt that ran out of memory would be counted too
             with counted() as work:
-                draw(p, condition, 0, split=False)
+                draw(p, condition, 0)
             entry |= {"operations": work.operations, "waits": work.waits}
             entry["floor"] = round(work.floor(speed), 6) if speed else None
         out.append(entry)
@@ -381,6 +388,16 @@ def _teraflops(counts: Mapping[str, int], p: Planned, batch: int) -> str:
     model: Any = p.on.model if p.on else None
     head = model.hybrid.config.head_flops(counts.get("head_rows", 0))
     return f"{(counts['transformer_flops'] + head) / batch / 1e12:.3g}"
+
+
+def _notes(found: list[dict[str, Any]], planned: list[Planned]) -> list[str]:
+    """Remarks of the reports, each with batch and sampler."""
+    return [
+        f"note: {p.label}, batch {group['batch']}: {entry['note']}"
+        for group in found
+        for entry, p in zip(group["runs"], planned, strict=True)
+        if "note" in entry
+    ]
 
 
 def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:

@@ -18,6 +18,9 @@ from ..errors import UserError
 from ..memory import out_of_memory
 from ..reports.record import Report, joined
 
+# First words of the note of a batch that was sampled in parts.
+SPLIT = "Memory was insufficient for"
+
 S = TypeVar("S")
 R = TypeVar("R", bound=tuple)
 
@@ -84,7 +87,7 @@ def in_parts(start: Callable[[range], Generator[S, float | None, R]], images: in
         )
     if size >= images:
         return results[0]
-    note = f"Memory was insufficient for {images} images at once; they were sampled {size} at a time."
+    note = f"{SPLIT} {images} images at once; they were sampled {size} at a time."
     return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
 
 

@@ -17,11 +17,16 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
+from fastar_nodes.model_loaders.networks import gpt, hybrid, mar, ta_tok
 from fastar_nodes.reports import maps
+from fastar_nodes.samplers import presets as preset_values
 from fastar_nodes.samplers.mar import settings as mar_settings
 from fastar_nodes.samplers.mar.lazymar import computed_ratio
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
+from fastar_nodes.samplers.presets import NAMES, PRESETS
+from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
+from fastar_nodes.samplers.tokens import loop
 from fastar_nodes.samplers.tokens import settings as token_settings
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 
@@ -40,6 +45,26 @@ def settings() -> dict[str, Any]:
         f"{name}.{field}": [default, about.low, about.high, list(about.choices)]
         for name, kind in sorted(classes.items())
         for field, (default, about) in knobs(kind).items()
+    }
+
+
+def presets() -> dict[str, Any]:
+    """Settings class, size of the model and preset to its values."""
+    kinds = dict.fromkeys([*PRESETS, *(e.settings for e in SAMPLERS.values())])
+    return {
+        f"{kind.__name__}.{'demo' if demo else 'full'}.{name}.{width}.{steps}": chosen
+        for kind in kinds
+        for demo, width, steps in ((True, 0, 64), (False, 0, 64), (False, 1280, 32), (True, 1280, 32))
+        for name in NAMES
+        if (chosen := preset_values.values(kind, name, demo, width, steps))
+    }
+
+
+def samplers() -> dict[str, Any]:
+    """Sampler to its family, demo files, and what it needs."""
+    return {
+        name: [{f: e.demos(f) for f in e.families}, e.baseline, e.needs_draft, e.needs_codes, e.settings.__name__]
+        for name, e in SAMPLERS.items()
     }
 
 
@@ -64,11 +89,30 @@ def others() -> dict[str, Any]:
     """Colours of a numeric map, and LazyMAR's share of computed rows."""
     shares = [computed_ratio(k / 16, end) for end in (0.05, 0.4) for k in range(17)]
     oklab = maps._LMS_TO_RGB @ ((maps._OKLAB_TO_LMS @ np.array([0.7, 0.1, -0.05])) ** 3)
-    return {"computed ratio": [round(x, 6) for x in shares], "OKLab 0.7 0.1 -0.05": [round(x, 5) for x in oklab]}
+    heads = {m.__name__.rpartition(".")[2]: m.OFFICIAL_HEADS for m in (gpt, mar, hybrid)}
+    return {
+        "computed ratio": [round(x, 6) for x in shares],
+        "OKLab 0.7 0.1 -0.05": [round(x, 5) for x in oklab],
+        "ramp": maps.ramp(np.linspace(0, 1, 9)).tolist(),
+        "hues": maps.hues(np.arange(1, 9)).tolist(),
+        "outcomes": {str(k): v for k, v in maps.OUTCOMES.items()},
+        "attention heads": {**heads, "ta_tok": ta_tok.ENCODER_HEADS},
+        "published guidance": [loop._PUBLISHED, [[*k, v] for k, v in loop._PUBLISHED_PAR.items()]],
+    }
 
 
 def values() -> dict[str, Any]:
-    return json.loads(json.dumps({"settings": settings(), "random numbers": random_numbers(), "others": others()}))
+    return json.loads(
+        json.dumps(
+            {
+                "settings": settings(),
+                "presets": presets(),
+                "samplers": samplers(),
+                "random numbers": random_numbers(),
+                "others": others(),
+            }
+        )
+    )
 
 
 def test_values_are_the_recorded_ones():

@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MUTATED = ("samplers", "model_loaders", "reports")
 # Tests that import the copy of the package in their own process and have no fixed list of files.
 TESTS = ("samplers", "model_loaders", "reports", "parity", "attacks", "nodes", "cli", "test_assembly.py")
+# Compares constants, which no call leads to; runs for every change outside a function.
+RECORDED = "tests/test_recorded_values.py"
 # Most seconds of tests of one mutant, as recorded without it; a run may take this many times as long, and so much longer.
 MOST_SECONDS, SLOWER, START = 25.0, 6.0, 30.0
 MEMORY = 12 << 30
@@ -291,6 +293,7 @@ def judge(mutant: Mutant, root: Path, known: dict[str, Any], also: Sequence[str]
     pytest = importlib.import_module("pytest")
 
     ids = tests_of(mutant, known)
+    also = also if mutant.function else (RECORDED, *also)
     if not ids and not also:
         return "no test"
     path = root / mutant.file

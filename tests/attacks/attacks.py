@@ -1,9 +1,17 @@
-"""Small hostile files. Each function writes one into a folder, returns its path, and its docstring states what it tries."""
+"""Small hostile files. Each function writes one into a folder, returns its path, and its docstring states what it tries.
+
+Attacks that are no files are in other tests: on widgets and sockets in ``tests/nodes/hostile_values.py``, on a server in
+``tests/comfyui/test_hostile.py`` and ``test_load.py``, on the command line in ``tests/cli/test_hostile_options.py``, on downloads in
+``tests/model_loaders/test_download_faults.py``, elongated pictures in ``tests/reports/test_grid.py``, lack of memory in
+``tests/samplers/test_batches.py`` and ``tests/nodes/test_node_memory.py``.
+"""
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -13,7 +21,8 @@ from typing import Any
 import tar_files
 import torch
 from fastar_nodes.model_loaders import archive
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 # Attack, the loader that reads it, and a word of the refusal.
 ATTACKS: list[tuple[Callable[[Path], Path], str, str]] = []
@@ -184,6 +193,44 @@ def expanded_tensor(folder: Path) -> Path:
     return folder / "x.pt"
 
 
+class Payload:
+    """Creates a folder when it is unpickled without care."""
+
+    def __init__(self, canary: Path):
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.canary),)
+
+
+@attack("mar", "mkdir")
+def code_in_a_zip(folder: Path) -> Path:
+    """A pickle that calls os.mkdir, beside valid weights."""
+    torch.save({"model": {"a": torch.ones(1)}, "args": Payload(folder / "canary")}, folder / "x.pt")
+    return folder / "x.pt"
+
+
+@attack("mar", "mkdir")
+def code_in_the_old_format(folder: Path) -> Path:
+    """The same in the format before zip, under the extension of safetensors."""
+    state = {"model": {"a": torch.ones(1)}, "args": Payload(folder / "canary")}
+    torch.save(state, folder / "x.safetensors", _use_new_zipfile_serialization=False)
+    return folder / "x.safetensors"
+
+
+@attack("mar", "overlap")
+def overlapping_records(folder: Path) -> Path:
+    """A thousand records that all lie on the same 100 kB: 100 MB when they are read."""
+    path = archive_with(folder / "x.pt", b"\x80\x02}.", **{"0": bytes(100_000)})
+    with zipfile.ZipFile(path, "a") as file:
+        for i in range(1, 1000):
+            again = copy.copy(file.getinfo("archive/data/0"))
+            again.filename = f"archive/data/{i}"
+            file.filelist.append(again)
+        file._didModify = True  # type: ignore[attr-defined] - so that the directory is written
+    return path
+
+
 @attack("mar", "damaged")
 def two_directories(folder: Path) -> Path:
     """A second zip directory behind the first, so that two readers see different records."""
@@ -211,13 +258,17 @@ def blocks_of_nothing(folder: Path) -> Path:
     return empty_blocks(folder / "x.safetensors", "encoder_blocks.{}.x", 20_000, {})
 
 
-def small_blocks(path: Path, name: str, numbers: range | list[int], source: Path) -> Path:
-    """A valid file with further tensors of one number, named like blocks."""
-    from safetensors.torch import load_file
-
-    state = load_file(source)
-    save_file(state | {name.format(i): torch.ones(1) for i in numbers}, path, metadata={"heads": "2", "grid": "4"})
+def resaved(path: Path, source: Path, **tensors: torch.Tensor) -> Path:
+    """A valid file with tensors added or replaced."""
+    with safe_open(source, "pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(source) | tensors, path, metadata=metadata)
     return path
+
+
+def small_blocks(path: Path, name: str, numbers: range, source: Path) -> Path:
+    """A valid file with further tensors of one number, named like blocks."""
+    return resaved(path, source, **{name.format(i): torch.ones(1) for i in numbers})
 
 
 def many_blocks(loader: str, name: str) -> None:
@@ -239,8 +290,58 @@ for _loader, _name in (
     ("up", "blocks.{}.x"),
     ("ta_tok", "encoder.encoder.layers.{}.x"),
     ("dtok", "layers.{}.x"),
+    ("hybrid", "llm.model.layers.{}.x"),
 ):
     many_blocks(_loader, _name)
+
+
+def edited(path: Path, source: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A valid file with another header over the same bytes."""
+    data = source.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    entries = json.loads(data[8 : 8 + length])
+    change(entries)
+    return header(path, entries, data[8 + length :])
+
+
+def huge_axes(loader: str, tensor: str) -> None:
+    def make(folder: Path) -> Path:
+        source = folder / "seeds" / f"{loader}.safetensors"
+        return resaved(folder / "x.safetensors", source, **{tensor: torch.zeros(2**60, 0)})
+
+    make.__name__ = f"huge_axis_of_{loader}"
+    make.__doc__ = f"{tensor} with the shape [2^60, 0] and no bytes."
+    attack(loader, "empty or too large")(make)
+
+
+for _loader, _name in (
+    ("mar", "mask_token"),
+    ("gpt", "layers.0.attention.wqkv.weight"),
+    ("vq", "decoder.conv_blocks.0.attn.0.k.weight"),
+    ("up", "blocks.0.conv1.weight"),
+    ("ta_tok", "bottleneck.in_linear.weight"),
+    ("dtok", "abs_pe"),
+    ("hybrid", "mar.mask_token"),
+):
+    huge_axes(_loader, _name)
+
+
+@attack("mar", "damaged")
+def bytes_that_contradict_the_shape(folder: Path) -> Path:
+    """A tensor of 2^40 elements over the bytes of a few."""
+
+    def change(entries: dict[str, Any]) -> None:
+        entries["mask_token"]["shape"] = [2**20, 2**20]
+
+    return edited(folder / "x.safetensors", folder / "seeds" / "mar.safetensors", change)
+
+
+@attack("mar", "does not fit a MAR: 3 unexpected")
+def names_of_100_kilobytes(folder: Path) -> Path:
+    """Unknown tensors with long names, line breaks and control characters, which a message would repeat."""
+    names = [f"{i}\n\x1b[2J" + "x" * 100_000 for i in range(3)]
+    source = folder / "seeds" / "mar.safetensors"
+    return resaved(folder / "x.safetensors", source, **{name: torch.ones(1) for name in names})
 
 
 @attack("mar", "not numbered 0 to")
@@ -338,6 +439,36 @@ def exploding_normalizer_of_t5(folder: Path) -> Path:
     grow = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
     spec["normalizer"] = {"type": "Sequence", "normalizers": [grow] * 8}
     (path / "tokenizer.json").write_text(json.dumps(spec))
+    return path
+
+
+def charsmap(folder: Path, text: str) -> Path:
+    """A text encoder with this table of its normalizer."""
+    path = folder / "seeds" / "t5"
+    spec = json.loads((path / "tokenizer.json").read_text())
+    spec["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": text}
+    (path / "tokenizer.json").write_text(json.dumps(spec))
+    return path
+
+
+@attack("t5", "cannot be read")
+def panic_while_reading(folder: Path) -> Path:
+    """A table on which the library tokenizers panics: not an Exception, but a BaseException."""
+    return charsmap(folder, "AAAA")
+
+
+@attack("t5", "cannot be read")
+def panic_while_encoding(folder: Path) -> Path:
+    """A table that is read, and on which the library panics at the first prompt."""
+    return charsmap(folder, "BAAAAAAAAAA=")
+
+
+@attack("t5", "too large")
+def tokenizer_beyond_the_limit(folder: Path) -> Path:
+    """A sparse tokenizer.json of a terabyte."""
+    path = folder / "seeds" / "t5"
+    with (path / "tokenizer.json").open("r+b") as file:
+        file.truncate(1 << 40)
     return path
 
 

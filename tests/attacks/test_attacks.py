@@ -40,3 +40,4 @@ def test_attack(make, loader: str, words: str, loaders, tmp_path: Path) -> None:
     outcome = measure(lambda: load[stem](path))
     assert not problem(outcome, size), problem(outcome, size)
     assert outcome.kind == "refused" and words in outcome.message, outcome
+    assert not (tmp_path / "canary").exists()

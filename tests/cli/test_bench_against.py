@@ -11,6 +11,7 @@ import torch
 from fastar_nodes.cli import bench, bench_references
 from fastar_nodes.cli.bench_work import Speed, Work, counted
 from fastar_nodes.model_loaders.networks import matmul
+from fastar_nodes.model_loaders.networks.mar import MARConfig
 
 # A checkout in LlamaGen's layout whose network is ours; the cache is not used.
 GPT_MODULE = """
@@ -147,3 +148,102 @@ def test_bench_counts_operations(cli, tiny_demo, tmp_path):
     assert done.code == 0 and "operations" in done.out
     entry = json.loads(numbers.read_text(encoding="utf-8"))["batches"][0]["runs"][0]
     assert entry["operations"] > 100 and entry["floor"] > 0
+
+
+# A checkout in CSpD's layout, and MAR's, whose networks and samplers are ours: the test is of how both programs are called and compared.
+MAR_MODULE = """
+from dataclasses import replace
+import scipy.stats
+import torch
+import tqdm
+from fastar_nodes.cli.bench import official
+from fastar_nodes.model_loaders.networks.mar import MAR as Ours, MARModel
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
+
+class Noise:
+    def __init__(self, orders, first, steps):
+        self.orders, self.first = lambda tokens: orders, lambda stream, tokens, channels: first
+        self.steps = lambda stream, count, tokens, channels: steps(count)
+
+class Draws:
+    def guess(self, image, position):
+        return torch.rand_like(torch.zeros(len(position)))
+
+    def again(self, image, position, attempt, channels):
+        return torch.randn_like(torch.zeros(len(position), channels)), torch.rand_like(torch.zeros(len(position)))
+
+class MAR(Ours):
+    def __init__(self, encoder_depth, decoder_depth, diffloss_d, num_sampling_steps, **_):
+        depths = {"encoder_depth": encoder_depth, "decoder_depth": decoder_depth, "head_depth": diffloss_d}
+        super().__init__(replace(official("MAR-B"), **depths))
+        self.count = int(num_sampling_steps)
+
+    def sample_orders(self, bsz):
+        return torch.rand(bsz, self.config.tokens).argsort(1)
+
+    def drawn(self, batch, steps):
+        c = self.config
+        return MARModel(self, "theirs"), Noise(
+            self.sample_orders(batch), torch.randn(batch, c.tokens, c.channels, device="cuda").cuda(), steps
+        )
+
+    def sample_tokens(self, batch, ar_steps, cfg, schedule, labels, temperature):
+        c, s = self.config, MARSettings(ar_steps, self.count, cfg, schedule, temperature, t_max=999)
+        model, noise = self.drawn(
+            batch, lambda n: torch.stack([torch.randn_like(torch.zeros(batch, c.tokens, c.channels)) for _ in range(n)], 1)
+        )
+        return finish(mar(model, from_ids(labels.tolist()), s, noise)).latents * model.latent_scale
+"""
+RUNNER_MODULE = """
+from models.mar import *
+
+class SpecDecodeRunner:
+    def __init__(self, draft, target, inner, ratio):
+        self.draft, self.target, self.inner, self.ratio = draft, target, inner, ratio
+
+    def run(self, batch, ar_steps, length, schedule, labels, temperature, cfg):
+        net, c = self.target, self.target.config
+        settings = CSpDSettings(
+            ar_steps, net.count, cfg, schedule, temperature, t_max=999, draft_length=length, prefill_ratio=self.ratio,
+            mode="published", inner_temperature=self.inner,
+        )
+        model, noise = net.drawn(batch, lambda n: torch.randn(batch, n, c.tokens, c.channels, device="cuda"))
+        draft, labels = MARModel(self.draft, "theirs"), from_ids(labels.tolist())
+        return finish(cspd(model, labels, settings, noise, draft=draft, draws=Draws())).latents * model.latent_scale
+"""
+
+
+@pytest.mark.parametrize(("name", "spoilt"), [("mar", "latents *"), ("cspd", "latents * model")])
+def test_masked_references_are_called_and_compared(cli, sentence, tmp_path, monkeypatch, name, spoilt):
+    small = MARConfig(16, 2, 2, 2, 4, 16, 4, 1000, 2, 16)
+    monkeypatch.setattr(bench, "official", lambda size: small)
+    files = {"models/mar.py": MAR_MODULE} | (
+        {"spec_decode/spec_decode_runner.py": RUNNER_MODULE} if name == "cspd" else {}
+    )
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    asked = [
+        "bench",
+        "--against",
+        tmp_path,
+        "--device",
+        "cpu",
+        "--repeats",
+        "1",
+        "--set",
+        "diffusion_steps=8",
+        "--steps",
+        "8",
+    ]
+    done = cli(*asked)
+    assert done.code == 0 and done.out.count("| yes |") == 1, done
+    file = tmp_path / [*files][-1]
+    file.write_text(
+        file.read_text(encoding="utf-8").replace(spoilt, "latents * 1.1 * " + spoilt[10:]), encoding="utf-8"
+    )
+    assert "differ" in sentence(cli(*asked))

@@ -132,3 +132,13 @@ def test_the_demo_is_none_of_the_official_models(cli, tmp_path):
     answer = cli("compare", "--model", "demo-hybrid", "--prompt", "a red boat", "--samplers", "mar", "--check", *quick)
     assert answer.code == 1 and "FAIL shapes: none of Harmon-0.5B" in answer.out and "ok   weights" in answer.out
     assert (tmp_path / "compare.png").is_file()
+
+
+def test_operations_of_the_head_are_those_of_its_matrices():
+    """Two per weight of every matrix that a row of the head passes; the condition's and the time's are not counted per row."""
+    with torch.device("meta"):
+        net = Hybrid(hybrids.official("Harmon-0.5B"))
+    head = net.mar.diffloss.net
+    shared = ("time_embed", "cond_embed")
+    weights = sum(t.numel() for name, t in head.named_parameters() if t.ndim == 2 and not name.startswith(shared))
+    assert net.config.head_flops(7) == 2 * 7 * weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from fastar_nodes.cli import bench, compare, progress
 from fastar_nodes.cli.main import COMMANDS
 from fastar_nodes.model_loaders.networks.gpt import GPTConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
+from fastar_nodes.samplers.registry import SAMPLERS
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
@@ -127,6 +129,32 @@ def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo,
     assert runs["par"]["counts"]["transformer_passes"] == 7 and runs["llamagen"]["counts"]["transformer_passes"] == 16
     heading = next(line for line in answer.out.splitlines() if line.startswith("| batch"))
     assert "sampling" in heading and "passes" in heading and "accepted" not in heading
+
+
+def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, monkeypatch):
+    """A device with memory for two images: the times are of the parts, and operations are not counted."""
+    plain, begun = SAMPLERS["mar"], []
+
+    def limited(model, condition, *more, **named):
+        begun.append(len(condition))
+        if len(condition) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return plain.run(model, condition, *more, **named)
+
+    monkeypatch.setitem(SAMPLERS, "mar", replace(plain, run=limited))
+    few = ("--samplers", "mar", "--repeats", 1, "--steps", 2, "--set", "diffusion_steps=4", "--device", "cpu", "--ops")
+    answer = cli("bench", *few, "--batch", "2,4", "--json", "times.json")
+    assert answer.code == 0, answer.err
+    assert begun == [2] * 3 + [4, 2, 2] * 2  # warm-up, timed and counted run; the larger batch is not counted
+    whole, parts = (group["runs"][0] for group in json.loads((tmp_path / "times.json").read_text())["batches"])
+    said = "Memory was insufficient for 4 images at once; they were sampled 2 at a time."
+    assert (
+        parts["note"] == said
+        and "operations" not in parts
+        and parts["counts"]["head_calls"] == 2 * whole["counts"]["head_calls"]
+    )
+    assert "note" not in whole and whole["operations"] > 0
+    assert answer.out.rstrip().endswith(f"note: MAR, batch 4: {said}")
 
 
 def test_bench_of_random_weights_takes_one_family(cli, sentence):

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -29,6 +30,11 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK = "fastar-nodes"
+# On SIGUSR1 the server prints the stack of every thread into its log.
+_STACKS = """import faulthandler, signal
+if hasattr(faulthandler, "register"):
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+"""
 
 
 class Missing(Exception):
@@ -79,6 +85,8 @@ class Comfy:
             (self.base / "custom_nodes" / PACK).symlink_to(ROOT, target_is_directory=True)
         except OSError:  # Windows without the right to make links
             shutil.copytree(ROOT, self.base / "custom_nodes" / PACK, ignore=shutil.ignore_patterns(".*", "tests"))
+        (self.base / "startup").mkdir()
+        (self.base / "startup" / "sitecustomize.py").write_text(_STACKS)
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
@@ -105,7 +113,7 @@ class Comfy:
             stdout=self.log_file.open("w"),
             stderr=subprocess.STDOUT,
             cwd=self.base,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(self.base / "startup")},
         )
 
     def __enter__(self) -> Comfy:
@@ -174,7 +182,14 @@ class Comfy:
             if found and found[prompt_id]["status"]["completed"] or found and self.failure(found[prompt_id]):
                 return found[prompt_id]
             time.sleep(0.05)
-        raise TimeoutError(f"prompt {prompt_id} did not end in {timeout} s; log:\n{self.log[-2000:]}")
+        before = len(self.log)
+        if hasattr(signal, "SIGUSR1"):
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+        log = self.log
+        raise TimeoutError(
+            f"prompt {prompt_id} did not end in {timeout} s; log:\n{log[before - 2000 : before]}\n{log[before:][:20_000]}"
+        )
 
     def run(self, prompt: dict[str, Any]) -> dict[str, Any]:
         """Outputs by node id of a prompt that must succeed."""

@@ -100,3 +100,24 @@ def test_a_pasted_book_takes_no_time(without_ftfy: None, text: str) -> None:
     began = time.process_time()
     out = clean(text)
     assert time.process_time() - began < 5 and "\n" not in out and len(out) <= 2 * captions.LONGEST
+
+
+def test_the_text_of_markup() -> None:
+    for raw, shown in (
+        ("a<![CDATA[ b]]>c", "a bc"),
+        ("a<script>b</script>c</script>d", "acd"),
+        ("a<style>b<b>c</b></style>d", "ad"),
+        ("&#128;&#255;&#256;&#x20AC;&#1114111;&#1114112;", "\u20ac\xff\u0100\u20ac\U0010ffff\ufffd"),
+    ):
+        assert captions._without_markup(raw) == shown
+
+
+def test_signs_without_a_shape_are_dropped_and_their_neighbours_stay() -> None:
+    for first, last in ((0x206A, 0x206F), (0xFFF9, 0xFFFC), (0x0E, 0x1A)):
+        assert captions._plain("".join(map(chr, range(first, last + 1)))) == ""
+    for kept in (0x2069, 0x2070, 0xFFF8, 0x09, 0x0A, 0x20, 0x7E):
+        assert captions._plain(f"a{chr(kept)}b") == f"a{chr(kept)}b"
+    assert (
+        captions._plain("\uff00\uff01\uffee\uffef\ud7ff\ud800\udfff\ue000")
+        == "\uff00!\u25cb\uffef\ud7ff\ufffd\ufffd\ue000"
+    )

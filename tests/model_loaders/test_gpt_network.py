@@ -166,3 +166,16 @@ def test_half_precision_stays_close():
     exact = logits(net)
     rough = logits(build(config).to(torch.bfloat16))
     assert rough.dtype == torch.float32 and float((rough - exact).abs().max()) < 0.15 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_attention_sees_every_key_unless_it_is_causal(group):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(1, 4, 3, 8, generator=g), *(torch.randn(1, 4 // group, 3, 8, generator=g) for _ in range(2))
+    wide = [t.repeat_interleave(group, 1) for t in (k, v)]
+    scores = q @ wide[0].transpose(2, 3) / 8**0.5
+    for causal in (False, True):
+        seen = scores.masked_fill(~torch.ones(3, 3, dtype=torch.bool).tril(), -torch.inf) if causal else scores
+        want = (seen.softmax(-1) @ wide[1]).transpose(1, 2).flatten(2)
+        got = attend(q, k, v, causal=True) if causal else attend(q, k, v)
+        torch.testing.assert_close(got, want)

@@ -291,3 +291,20 @@ def test_of_an_official_training_the_averaged_weights_are_loaded(tmp_path):
     model = load_mar(path, "fp32", heads=2)
     assert model.name == "mar_tiny"
     assert all(torch.equal(value, averaged[name]) for name, value in model.net.state_dict().items())
+
+
+def test_initialisation_is_the_official_one():
+    torch.manual_seed(0)
+    net = initialise(MAR(TINY))
+    for name, p in net.named_parameters():
+        zero = "adaLN_modulation" in name or "final_layer.linear" in name or name.endswith("bias")
+        ones = p.ndim == 1 and name.endswith("weight")
+        assert bool((p == 0).all()) == zero, name
+        assert bool((p == 1).all()) == ones, name
+        if (
+            name in ("class_emb.weight", "fake_latent", "mask_token")
+            or "embed_learned" in name
+            or "time_embed" in name
+            and p.ndim == 2
+        ):
+            assert 0.01 < float(p.std()) < 0.03, name

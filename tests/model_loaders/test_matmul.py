@@ -157,3 +157,15 @@ def test_other_types_and_training_take_the_usual_product(monkeypatch):
 def test_an_unknown_method_is_refused():
     with pytest.raises(ValueError, match="fast is none of measured, linear"):
         matmul.configure("fast")
+
+
+def test_which_methods_cover_which_products():
+    even, odd = torch.zeros(4, 3), torch.zeros(5, 3)
+    for rows, weight, wanted in (
+        (1, even, {"linear", "columns", "halves"}),
+        (1, odd, {"linear", "columns"}),
+        (2, even, {"linear", "columns"}),
+        (3, even, {"linear"}),
+        (0, even, {"linear"}),
+    ):
+        assert {m for m in ("linear", "columns", "halves") if matmul._usable(m, rows, weight)} == wanted

@@ -230,3 +230,23 @@ def test_endless_labels_are_shortened(text: str) -> None:
     out = p.compare_grid([flat(RED)], [text], [None], title=text)
     assert out.shape[1] < 1000
     assert drawing.shorten(text, 15, 200).endswith("...") and len(drawing.shorten(text, 15, 200)) <= 1003
+
+
+def test_only_whole_factors_are_enlarged_without_smoothing():
+    picture = np.zeros((2, 2, 3), np.uint8)
+    picture[0, 0] = 255
+    assert drawing.resize(picture, 2, 2) is picture
+    assert {*np.unique(drawing.resize(picture, 6, 4)).tolist()} == {0, 255}
+    for width, height in ((6, 5), (5, 6), (3, 3)):
+        assert len(np.unique(drawing.resize(picture, width, height))) > 2
+
+
+def test_values_of_the_numbers_are_drawn():
+    def drawn(seconds: float) -> np.ndarray:
+        found = Report("mar", "tiny", {}, 7, 1, "cpu", seconds)
+        return p.compare_grid([np.zeros((1, 64, 64, 3), np.uint8)], ["a"], [found])
+
+    one, other = drawn(1.0), drawn(7.25)
+    assert one.shape == other.shape
+    rows, columns = np.nonzero((one != other).any(-1))
+    assert len(rows) and rows.min() > 64 and columns.min() > one.shape[1] // 2, "below the picture, at the right"

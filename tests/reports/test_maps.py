@@ -244,3 +244,27 @@ def test_elongated_and_large_maps_are_bounded() -> None:
         p.token_map(mapped(step=np.zeros((1, 2, 2), np.int32)), "step", size=5000)
     with pytest.raises(UserError, match="^size: 64 maps of 4096x4096 pixels exceed 256 MB; choose a smaller size"):
         p.token_map(mapped(step=np.zeros((64, 2, 2), np.int32)), "step", size=4096)
+
+
+def test_the_range_of_a_map_leaves_given_tokens_out():
+    for values, ends in (([-1, 0, 3], (0, 3)), ([-1, 2, 5], (2, 5)), ([-1, -1], (0, -1)), ([0], (0, 0))):
+        assert p._range(np.array([values])) == ends
+
+
+def test_legends_are_broken_into_rows_that_fit():
+    legend = [(f"outcome {i} 100 (10 %)", (0, 0, 0)) for i in range(9)]
+    need = [p.TAG_SIZE + 6 + p.text_width(text, p.TAG_SIZE) + 14 for text, _ in legend]
+    for width in (10, 200, 400, 10_000):
+        rows = p._legend_rows(legend, width)
+        assert [e for row in rows for e in row] == legend and all(rows)
+        for row in rows:
+            assert len(row) == 1 or p.PAD + sum(need[legend.index(e)] for e in row) <= width
+    assert len(p._legend_rows(legend, 10)) == 9 and len(p._legend_rows(legend, 10_000)) == 1
+    assert 2 < len(p._legend_rows(legend, 400)) < 9
+
+
+def test_a_single_outcome_says_of_how_many():
+    grid = np.array([[0, 1], [1, 2]], np.uint8)
+    for what in ("outcome", "accepted", "rejected"):
+        texts = [text for text, _ in p._colour_outcomes(grid, what)[2]]
+        assert ("of 4 tokens" in texts) == (what != "outcome")

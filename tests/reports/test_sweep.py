@@ -10,10 +10,12 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import sweep as s
+from fastar_nodes.reports import sweep_pictures as drawn
+from fastar_nodes.reports.drawing import BACKGROUND
 from fastar_nodes.reports.quality import measure
 from fastar_nodes.reports.record import Report
-from fastar_nodes.reports.sweep_pictures import LONGEST, sweep_grid, sweep_plot
-from PIL import Image
+from fastar_nodes.reports.sweep_pictures import LONGEST, SERIES, sweep_grid, sweep_plot
+from PIL import Image, ImageDraw
 
 
 def report(seconds=1.0, images=1, accepted=9) -> Report:
@@ -193,3 +195,96 @@ def test_too_many_cells():
     x = s.Axis("a", tuple(map(str, range(256))))
     with pytest.raises(UserError, match="^x_values: 1280 cells are more than 1024"):
         s.combinations(x, s.Axis("b", ("1", "2", "3", "4", "5")), [7])
+
+
+class Pen:
+    """Draws, and remembers what it was told to."""
+
+    def __init__(self, image):
+        self.draw, self.texts, self.lines, self.dots = ImageDraw.Draw(image), {}, [], []
+        Pen.last = self
+
+    def text(self, at, text, *more, **named):
+        self.texts.setdefault(text, []).append(at)
+        self.draw.text(at, text, *more, **named)
+
+    def line(self, points, **named):
+        self.lines.append(points)
+        self.draw.line(points, **named)
+
+    def ellipse(self, box, *colours):
+        self.dots.append((box, colours))
+        self.draw.ellipse(box, *colours)
+
+    def rectangle(self, *given, **named):
+        self.draw.rectangle(*given, **named)
+
+
+@pytest.fixture
+def pen(monkeypatch):
+    monkeypatch.setattr(drawn, "ImageDraw", type("Module", (), {"Draw": Pen, "ImageDraw": ImageDraw.ImageDraw}))
+    return Pen
+
+
+def test_names_are_beside_their_rows_and_above_their_columns(tmp_path, pen):
+    sweep = made(tmp_path, (7, 8))
+    pasted = []
+    grid = sweep_grid(sweep, 128)
+    cell = picture(99)[0].repeat(8, 0).repeat(8, 1)
+    for y, x in zip(*np.nonzero((grid == cell[0, 0]).all(-1)), strict=True):
+        found = grid[y : y + 128, x : x + 128]
+        if found.shape == cell.shape and (found == cell).all():
+            pasted.append((x, y))
+    texts = pen.last.texts
+    assert [x for x, _ in pasted] == [texts["0.99"][0][0]] * 4
+    rows = [texts[f"lookahead {a}, seed {seed}"][0][1] for a in (2, 4) for seed in (7, 8)]
+    assert rows == [y + 2 for _, y in pasted]
+    assert texts["0.8"][0][0] < texts["0.9"][0][0] < texts["0.99"][0][0]
+    for line in ("4.00x, 90 % kept", "2.00x, 80 % kept", "1.33x, 70 % kept"):
+        assert len(texts[line]) == 4
+
+
+def test_a_plot_has_axes_and_a_column_of_identical_pictures(tmp_path, pen):
+    sweep = made(tmp_path)
+    sweep_plot(sweep, "PSNR")
+    found = pen.last
+    assert {"speed-up", "PSNR, dB (right is closer)", "identical", "labels: threshold"} <= {*found.texts}
+    centres = [((a + c) / 2, (b + d) / 2) for (a, b, c, d), _ in found.dots]
+    assert len(centres) == 6
+    column = max(x for x, _ in centres)
+    assert sum(x == column for x, _ in centres) == 2, "one of every line"
+    assert any(line[0] == line[2] == column for line in found.lines if len(line) == 4)
+    assert abs(found.texts["identical"][0][0] + drawn.text_width("identical", drawn.TAG_SIZE) / 2 - column) < 1
+    assert column > max(x for x, _ in centres if x != column) + 20
+    # Higher is faster.
+    of_first = sorted(centres[:3])
+    assert of_first[0][1] < of_first[1][1] < of_first[2][1]
+
+
+def test_without_a_baseline_a_plot_shows_seconds(tmp_path, pen):
+    sweep = made(tmp_path)
+    bare = replace(sweep, cells=tuple(replace(c, baseline=None) for c in sweep.cells))
+    sweep_plot(bare, "acceptance")
+    assert "seconds" in pen.last.texts and "identical" not in pen.last.texts and "drafts kept, %" in pen.last.texts
+    points = bare.points()
+    assert [drawn._height(p, False) for p in points] == [p.seconds for p in points]
+    timed = sweep.points()
+    assert [drawn._height(p, True) for p in timed] == [p.speedup for p in timed]
+    assert [drawn._height(p, False) for p in timed] == [p.seconds for p in timed]
+
+
+def test_lines_beyond_the_colours_have_hollow_dots(tmp_path, pen):
+    values = tuple(str(n) for n in range(len(SERIES) + 1))
+    sweep_plot(made(tmp_path, y=values), "SSIM")
+    colours = [c for _, c in pen.last.dots]
+    assert len(colours) == 3 * len(values)
+    assert [c[:2] for c in colours[:3]] == [(SERIES[0], BACKGROUND)] * 3
+    assert [c[:2] for c in colours[-3:]] == [(BACKGROUND, SERIES[0])] * 3
+
+
+def test_the_table_is_a_table(tmp_path):
+    lines = s.sweep_table(made(tmp_path)).splitlines()
+    assert len({len(line) for line in lines}) == 1 and len({line.count("|") for line in lines}) == 1
+    assert {*lines[1]} == {"|", "-"} and [i for i, c in enumerate(lines[1]) if c == "|"] == [
+        i for i, c in enumerate(lines[0]) if c == "|"
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
+from fastar_nodes.reports.quality import Quality
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import advice as a
 from fastar_nodes.samplers.choice import choose
@@ -94,3 +95,17 @@ def test_candidates_are_of_the_family_and_need_a_draft_only_with_one(plain):
         found = a.candidates(plain, draft)
         assert all(family & set(c.entry.families) and (draft or not c.entry.needs_draft) for c in found)
         assert len({c.text for c in found}) == len(found) > 1
+
+
+def test_candidates_that_run_again_are_fast_and_near_the_limit():
+    def measured(ratio: float, psnr: float) -> a.Measured:
+        out = a.Measured(PLAIN)
+        out.ratios.append(ratio)
+        out.qualities.append(Quality(psnr=psnr, ssim=0.5))
+        out.reports.append(Report("mar", "tiny", {}, 7, 1, "cpu", 1.0))
+        return out
+
+    settings = a.AdviceSettings(measure="PSNR", least=30.0)
+    fast, near, slow, far = measured(2.0, 30.0), measured(2.0, 28.0), measured(0.5, 40.0), measured(3.0, 20.0)
+    assert a._contenders([fast, near, slow, far], settings) == [fast, near]
+    assert fast.passes(settings) and not near.passes(settings)

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.model_loaders.networks.mar import MARModel, pick
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.coupling import Gaussian
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.cspd_models import TracedDenoiser
-from fastar_nodes.samplers.mar.cspd_paper import paper_ratio
-from fastar_nodes.samplers.mar.cspd_published import LastStep, last_step, published_keep, published_ratio
+from fastar_nodes.samplers.mar.cspd_models import TRIES, TracedDenoiser
+from fastar_nodes.samplers.mar.cspd_paper import Paper, paper_ratio
+from fastar_nodes.samplers.mar.cspd_published import LastStep, Published, last_step, published_keep, published_ratio
 from fastar_nodes.samplers.mar.denoiser import Denoiser
 from fastar_nodes.samplers.mar.diffusion import tables
+from fastar_nodes.samplers.mar.head import rows_at
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer
 from fastar_nodes.samplers.mar.loop import Conditions, begin
 from fastar_nodes.samplers.mar.mar import mar
@@ -374,6 +375,31 @@ def test_the_published_ratio_is_the_papers_with_sigma_upside_down():
     )
 
 
+def test_rejected_tokens_are_drawn_until_one_is_kept(model, other, monkeypatch):
+    """Equations (7) to (11), one token at a time."""
+    fast, tries = Paper.anew, []
+
+    def compared(self, z, z_draft, scale, image, position):
+        got = fast(self, z, z_draft, scale, image, position)
+        path, p = self.head.trace(z, scale, *self.own_noise(image, position))
+        q = self.kernels(self.of_draft, z_draft, scale, path)
+        for i in range(len(path)):
+            mine, theirs = (Gaussian(g.mean[i : i + 1], g.log_std[i : i + 1]) for g in (q, p))
+            for attempt in range(TRIES):
+                normal, uniform = self.draws.again(image[i : i + 1], position[i : i + 1], attempt, path.shape[2])
+                token = theirs.mean[:, -1] + theirs.log_std[:, -1].exp() * normal
+                ratio = self.ratio(torch.cat([path[i : i + 1, :-1], token[:, None]], 1), mine, theirs)
+                if float(uniform) <= 1 - float(torch.exp(-ratio)):
+                    break
+            tries.append(attempt + 1)
+            torch.testing.assert_close(got[i : i + 1], token, rtol=1e-4, atol=1e-4)
+        return got
+
+    monkeypatch.setattr(Paper, "anew", compared)
+    run(model, nearly(model, 0.3), mode="paper")
+    assert len({*tries}) > 3 and min(tries) < TRIES
+
+
 def test_a_traced_path_is_the_denoisers_own(model):
     made, table = begin("mar", model, LABELS, MARSettings(**FEW, temperature=0.7), NOISE, None), tables(9, 950)
     g = torch.Generator().manual_seed(2)
@@ -393,3 +419,39 @@ def test_a_traced_path_is_the_denoisers_own(model):
     torch.testing.assert_close(trace.path[:, 1:-1], steps[:, :-1], rtol=1e-4, atol=1e-4)
     assert torch.equal(trace.path[:, -1], trace.kernel.mean[:, -1])
     assert torch.equal(last_step(trace).kernel.mean, plain)
+
+
+def test_published_redraws_from_the_target_until_one_is_kept(model, monkeypatch):
+    """The published rule, one token at a time; the last token stays 0 if none is kept."""
+    verify, seen = Published.verify, []
+
+    def compared(self, run, step):
+        where = run.plan.ahead(self.first, step + 1 - self.first)
+        kept = [pick(x, where).flatten(0, 1) for x in self.kept]
+        drafts, z = pick(run.tokens, where).flatten(0, 1), self.transformer(run, self.first, where)
+        verify(self, run, step)
+        rows, got = rows_at(where), pick(run.tokens, where).flatten(0, 1)
+        trace = self.head.trace(z.flat(), self.scale(run, step, where.numel()), *self.own_noise(*rows))
+        p, q = last_step(trace, self.settings.temperature), LastStep(Gaussian(kept[0], kept[1]), kept[2])
+        for i in range(len(drafts)):
+            mine, theirs = (
+                LastStep(Gaussian(g.kernel.mean[i : i + 1], g.kernel.log_std[i : i + 1]), g.rest[i : i + 1])
+                for g in (q, p)
+            )
+            image, position = rows[0][i : i + 1], rows[1][i : i + 1]
+            ratio, token, tries = published_ratio(drafts[i : i + 1], mine, theirs, self.inner), drafts[i], 0
+            if not bool(ratio > self.draws.guess(image, position).log()):
+                token = torch.zeros_like(token)
+                for tries in range(1, TRIES + 1):
+                    normal, uniform = self.draws.again(image, position, tries - 1, len(token))
+                    drawn = theirs.kernel.mean + theirs.kernel.log_std.exp() * normal
+                    if bool(published_keep(drawn, mine, theirs) > uniform):
+                        token = drawn[0]
+                        break
+            seen.append(tries)
+            torch.testing.assert_close(got[i], token, rtol=1e-4, atol=1e-4)
+
+    monkeypatch.setattr(Published, "verify", compared)
+    for amount in (0.3, 0.003):
+        run(model, nearly(model, amount), mode="published")
+    assert {0, 1} <= {*seen}

@@ -391,6 +391,14 @@ def test_a_period_of_one_is_the_plain_head_even_with_drafts(model, space):
     assert type(LazyTransformer(CacheSettings(head_period=1)).denoiser(run, table)) is Denoiser
     assert type(LazyTransformer(CacheSettings()).denoiser(run, table)) is Denoiser, "7 of 100 is less than one of 6"
     assert isinstance(LazyTransformer(CacheSettings()).denoiser(run, tables(30, 950)), CachedDenoiser)
+    assert isinstance(LazyTransformer(CacheSettings()).denoiser(run, tables(20, 950)), CachedDenoiser), "a period of 2"
+    for changes, cached in (
+        ({"refresh_period": 2}, True),
+        ({"refresh_period": 1}, False),
+        ({"head_cache": False}, False),
+    ):
+        made = LazyTransformer(CacheSettings(**changes)).denoiser(run, tables(30, 950))
+        assert isinstance(made, CachedDenoiser) == cached, changes
     g = torch.Generator().manual_seed(1)
     z = Conditions(torch.randn(2, 16, generator=g), torch.randn(2, 16, generator=g))
     scale, first, draft = torch.full((2, 1), 2.0), torch.randn(2, 4, generator=g), torch.randn(2, 4, generator=g)
@@ -463,3 +471,37 @@ def test_the_chosen_block_is_a_quarter_in_or_the_fourth():
 
 def test_the_module_says_what_differs_from_the_published_code():
     assert "published code" in (module.__doc__ or "") and "argmax" in (module.__doc__ or "")
+
+
+def test_a_run_begins_once(deep, monkeypatch):
+    begun, begin_ = [], LazyTransformer._begin
+    monkeypatch.setattr(LazyTransformer, "_begin", lambda self, run: begun.append(run) or begin_(self, run))
+    lazy(deep, {**BASE, **QUICK, "start_step": 0})
+    assert len(begun) == 1
+
+
+def test_rows_are_skipped_where_a_later_call_may(deep):
+    """The token cache is kept if a call between this refresh and the next computes a share of the rows."""
+    made = LazyMARSettings(**BASE, refresh_period=5, start_step=0, block=1)
+    plug = LazyTransformer(made)
+    run, _ = drive(deep, plug, made, [0])
+    plug.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
+    wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
+    assert {span: plug._prunes(run, *span) for span in wanted} == wanted
+
+
+def test_spans_of_head_steps_fit_the_budget(deep, monkeypatch):
+    head = CachedDenoiser(head_run(deep), tables(20, 950), 3)
+    monkeypatch.setattr(Denoiser, "budget", 1 << 40)
+    (whole,) = head._spans(1, 1)
+    assert whole == head.segments and len(whole) > 4
+    width, layers, own = head.head.input_proj.out_features, len(head.head.res_blocks), len(head.own)
+    size = [width * (3 * layers + 2 + len(edge) * (3 * own + 2) + len(rest) * (own + 5)) for _, edge, rest in whole]
+    for most in (1, max(size), 2 * max(size), sum(size) - 1, sum(size)):
+        monkeypatch.setattr(Denoiser, "budget", most)
+        spans = head._spans(1, 1)
+        assert [s for span in spans for s in span] == whole
+        held = [sum(size[whole.index(s)] for s in span) for span in spans]
+        assert all(n <= most or len(span) == 1 for n, span in zip(held, spans, strict=True))
+        # A span ends only where the next segment does not fit.
+        assert all(n + size[whole.index(b[0])] > most for n, b in zip(held, spans[1:], strict=False))

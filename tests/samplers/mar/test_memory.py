@@ -139,3 +139,16 @@ def test_the_estimate_grows_with_what_is_computed_together():
     assert unguided[memory.LLM] * 2 == plain[memory.LLM] and twice[memory.LLM] == 2 * plain[memory.LLM]
     assert unguided[memory.PROMPTS] < plain[memory.PROMPTS] < twice[memory.PROMPTS]
     assert memory.FEATURES in memory.estimate(model, condition, MARSettings(ar_steps=4), CacheSettings())
+
+
+def test_a_cached_condition_halves_what_is_kept(unipic):
+    condition = {"ar_steps": 32, "diffusion_steps": 4}
+
+    def kept(cfg: float, **cache: bool) -> int:
+        settings = LazyMARSettings(**condition, cfg=cfg, encoder_cache=False, **cache)
+        return memory.feature_bytes(unipic, 1, settings, settings)
+
+    c, rows = unipic.net.config, unipic.net.config.buffer + unipic.net.config.tokens
+    decoder = (2 * c.decoder_depth + 3) * rows * c.dim * 2
+    assert kept(3.0, condition_cache=False) - kept(3.0, condition_cache=True) == decoder
+    assert kept(1.0, condition_cache=False) == kept(1.0, condition_cache=True) < kept(3.0, condition_cache=True)

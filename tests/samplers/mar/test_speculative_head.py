@@ -13,12 +13,14 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import coupling
 from fastar_nodes.samplers.mar.coupling import Coupled, Gaussian
 from fastar_nodes.samplers.mar.denoiser import Denoiser
+from fastar_nodes.samplers.mar.diffusion import tables
+from fastar_nodes.samplers.mar.loop import Conditions, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.speculative import SpeculativeDenoiser
 from fastar_nodes.samplers.mar.transformer import FullTransformer
-from fastar_nodes.samplers.noise import PairedNoise
-from tiny_models import ManyImages, pictures, toy_mar
+from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
+from tiny_models import ManyImages, pictures, tiny_mar, toy_mar
 from two_samples import energy, least_ks
 
 FEW = MARSettings(ar_steps=4, diffusion_steps=8, cfg=2.0)
@@ -146,3 +148,20 @@ def test_half_the_sequential_calls_on_the_demo(root, images):
 
 def test_rounding_is_far_below_the_last_steps_noise():
     assert 10 * coupling.ROUNDING < 0.006
+
+
+def test_the_width_of_modulations_is_what_is_stored():
+    """Modulations of a row and a step: three of every block and two of the last layer."""
+    model = tiny_mar()
+    made = begin("mar", model, from_ids([1]), FEW, PairedNoise(5, (0,)), None)
+    head = SpeculativeDenoiser(made, tables(5, 950), 3)
+    z = Conditions(torch.zeros(3, model.net.config.dim), torch.zeros(3, model.net.config.dim))
+    rows = head.rows(
+        z, torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(0), CounterRNG(torch.zeros(3, dtype=torch.int64))
+    )
+    stored = sum(t.numel() for t in rows.modulations)
+    assert stored == 5 * 6 * head._width
+    for budget, kept in ((stored, True), (stored - 1, False)):
+        head.budget = budget
+        again = head.rows(z, torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(0), rows.rng)
+        assert (again.modulations is not None) == kept

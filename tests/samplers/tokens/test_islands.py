@@ -272,3 +272,11 @@ def test_of_tied_probabilities_those_of_the_likeliest_tokens_are_kept():
         down = geometry.rejected(pool, 0.0, share, own)[0]
         assert torch.nonzero(~down).flatten().tolist() == kept
     assert geometry.rejected(torch.tensor([[0.5, 0.2, 0.5, 0.5]]), 0.0, 0.5).tolist() == [[False, True, False, True]]
+
+
+def test_equal_probabilities_are_kept_in_raster_order():
+    pool = torch.full((2, 100), 0.25)
+    down = geometry.rejected(pool, 0.1, 0.6)
+    assert torch.equal(down, (torch.arange(100) >= 60).expand(2, -1))
+    pool[:, 70] = 0.5
+    assert not geometry.rejected(pool, 0.1, 0.01)[:, 70].any() and geometry.rejected(pool, 0.1, 0.01).sum() == 198

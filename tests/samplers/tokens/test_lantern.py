@@ -13,6 +13,7 @@ from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens import islands as geometry
+from fastar_nodes.samplers.tokens.drafting import neighbour_count
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.lantern import certain_rest, drafted_rest, lantern, likeliest, relaxed
 from fastar_nodes.samplers.tokens.llamagen import llamagen
@@ -279,3 +280,12 @@ def test_settings_begin_like_every_token_samplers_and_every_default_is_allowed()
     assert names[:5] == [f.name for f in dataclasses.fields(TokenSettings)]
     defaults = {name: default for name, (default, _) in knobs(LanternSettings).items()}
     assert make(LanternSettings, defaults) == LanternSettings()
+
+
+def test_the_largest_number_of_neighbours():
+    """Of n codes n - 2 other ones may be neighbours; with n - 1 no draft could be rejected."""
+    made = LanternSettings(neighbours=6)
+    assert neighbour_count(made, 8) == 6
+    for codes in (7, 6):
+        with pytest.raises(UserError, match=f"^neighbours: 6 is all of the {codes} codes"):
+            neighbour_count(made, codes)

@@ -20,7 +20,7 @@ from fastar_nodes.samplers.tokens.drafting import DraftDraws
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.loop import TokenRun
-from fastar_nodes.samplers.tokens.mulosd import mulosd
+from fastar_nodes.samplers.tokens.mulosd import _Generation, mulosd
 from fastar_nodes.samplers.tokens.redraw import draft_schedule, redraws
 from fastar_nodes.samplers.tokens.settings import (
     AT_ONCE,
@@ -714,3 +714,27 @@ def test_settings_begin_like_every_token_samplers_and_every_default_is_allowed()
     }.items():
         with pytest.raises(UserError, match=f"^{name}: .* outside"):
             make(MuLoSDSettings, {name: value})
+
+
+def test_a_draft_in_progress_hides_nothing_that_is_final(monkeypatch):
+    """Tokens above the draft's first row are shown as the target left them, not as their reduction."""
+    seen, step = [], _Generation.step
+    monkeypatch.setattr(_Generation, "step", lambda self, at=None: seen.append((at, step(self, at))) or seen[-1][1])
+    result = run(draft_rows=1, tau=0.6)
+    rows = [(at * (GRID // 3), shown) for at, shown in seen if at]
+    assert {at for at, _ in rows} == {2, 4}
+    for at, shown in rows:
+        assert torch.equal(shown.codes[:, :at], result.codes[:, :at]) and shown.decided[:, :at].all()
+    reduced = result.codes[:, :4:2, ::2].repeat_interleave(2, 1).repeat_interleave(2, 2)
+    assert not torch.equal(reduced, result.codes[:, :4]), "a reduction must differ for this to say anything"
+
+
+def test_rows_of_the_target_are_counted():
+    """Its first pass reads the prefix and all cells but the last, for both branches of three images."""
+    counts = run(tau=0.0, draft_window=0).report.counts
+    drafted = finish(
+        llamagen(
+            DRAFTS["class", 3], condition_of("class", (0, 1, 2)), LlamaGenSettings(**FEW), PairedDraws(5, range(3))
+        )
+    )
+    assert counts["transformer_tokens"] == 6 * GRID**2 + drafted.report.counts["transformer_tokens"]

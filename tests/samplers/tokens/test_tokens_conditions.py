@@ -9,7 +9,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import CodeCondition, Condition, FeatureCondition, TextCondition, from_ids
 from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens.conditioning import prepare
+from fastar_nodes.samplers.tokens.conditioning import _check_codes, prepare
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, PARSettings, TokenSettings, ZipARSettings
 from tokens_reference import tiny_gpt
 
@@ -78,3 +78,9 @@ def test_settings_begin_alike_and_every_default_is_allowed(kind):
     for name, value in {"cfg": -0.1, "top_p": 1.1, "temperature": -1, "top_k": -2, "cfg_interval": -2}.items():
         with pytest.raises(UserError, match=f"^{name}: .* outside"):
             make(kind, {name: value})
+
+
+@pytest.mark.parametrize("entries", [(), (torch.zeros(0, dtype=torch.int64),)])
+def test_codes_that_are_none_are_refused(entries):
+    with pytest.raises(UserError, match="^condition: (it is empty|an image has no rows)"):
+        _check_codes(CodeCondition(entries, ("",) * len(entries)), 10, "tiny")
