@@ -1,7 +1,8 @@
 """Which accelerator is fastest within a loss: a short paired calibration on the user's own model, device and batch.
 
 Every round has one seed. The first runs the plain sampler once and then all candidates, to find those that can still win. In the later
-ones each of these runs next to the plain sampler, before and behind it in turn, so that other load on the machine affects both. The figures are the median of the rounds' time ratios and the mean of their distances.
+ones each of these runs next to the plain sampler, before and behind it in turn, so that other load on the machine affects both. The
+figures are the median of the rounds' time ratios and the mean of their distances.
 """
 
 from __future__ import annotations
