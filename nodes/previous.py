@@ -23,6 +23,7 @@ from . import mar_samplers, token_samplers
 from .host import Loaded
 from .mar_samplers import SOCKETS, expect_mar, run_sampler
 from .schema import T, schema, widgets
+from .status import reported
 
 _WIDGETS = (io.Int.Input, io.Float.Input, io.Boolean.Input, io.Combo.Input)
 _REPLACES = (
@@ -47,7 +48,7 @@ def _previous(node: type[io.ComfyNode], node_id: str, settings: type, *more: io.
     widgets_ = [*(i for i in new.inputs if i.id == "seed"), *widgets(settings), *more]
     sockets = [i for i in new.inputs if not isinstance(i, _WIDGETS)]
     required = [i for i in sockets if not i.optional]
-    about = {name: getattr(new, name) for name in ("display_name", "category", "outputs")}
+    about = {name: getattr(new, name, None) for name in ("display_name", "category", "outputs", "hidden")}
     return schema(
         node_id=node_id,
         **about,
@@ -82,6 +83,7 @@ class PreviousFastHybrid(io.ComfyNode):
         return _previous(mar_samplers.FastHybridSampler, "FastARFastHybrid", FastHybridSettings, _preset(_REPLACES))
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _mar("fasthybrid", model, inputs)
 
@@ -95,6 +97,7 @@ class PreviousLazyMAR(io.ComfyNode):
         return _previous(mar_samplers.LazyMARSampler, "FastARLazyMAR", LazyMARSettings, _preset(tooltip))
 
     @classmethod
+    @reported
     def execute(cls, model: Any, **inputs: Any) -> io.NodeOutput:
         return _mar("lazymar", model, inputs, cached=True)
 
@@ -133,6 +136,7 @@ class PreviousCSpD(io.ComfyNode):
         return _previous(mar_samplers.CSpDSampler, "FastARCSpD", CSpDSettings, _preset(_REPLACES))
 
     @classmethod
+    @reported
     def execute(cls, draft: Any, target: Any, **inputs: Any) -> io.NodeOutput:
         small = expect_mar(draft, "draft")
         return _mar("cspd", target, inputs, "target", others=[small], draft=small.model)
@@ -150,6 +154,7 @@ class PreviousZipAR(io.ComfyNode):
         return _previous(token_samplers.ZipARSampler, "FastARZipAR", ZipARSettings, _preset(tooltip))
 
     @classmethod
+    @reported
     def execute(cls, model: Any, condition: Any, seed: Any, **values: Any) -> io.NodeOutput:
         loaded = token_samplers.expect_tokens(model, "model")
         settings = _settings(ZipARSettings, values, loaded)
@@ -169,6 +174,7 @@ class PreviousMuLoSD(io.ComfyNode):
         return _previous(token_samplers.MuLoSDSampler, "FastARMuLoSD", MuLoSDSettings, _preset(tooltip))
 
     @classmethod
+    @reported
     def execute(
         cls, target: Any, draft: Any, condition: Any, seed: Any, upscale_model: Any = None, **values: Any
     ) -> io.NodeOutput:

@@ -41,7 +41,7 @@ class LoadReport(io.ComfyNode):
             category="FastAR/compare",
             description="Reads the reports of the samplers from the metadata of a picture that core's Save Image wrote: seconds, passes, "
             "acceptance, settings. Nothing is sampled.",
-            search_aliases=["png info", "read metadata", "load report", "image metadata"],
+            search_aliases=["png info", "read metadata", "image metadata", "drop image"],
             widgets=[picture],
             outputs=[
                 io.Image.Output("image", display_name="image", tooltip="The picture."),

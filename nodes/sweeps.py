@@ -232,6 +232,26 @@ class _Work:
 # ------------------------------------------------------------------------------------------------ pictures
 
 
+def _of_sweep(name: str, settings: type, description: str, aliases: list[str], tooltip: str) -> io.Schema:
+    """The schema of a node that draws a sweep as one picture.
+
+    Args:
+        name: display name.
+        settings: class of the widgets.
+        tooltip: of the picture.
+    """
+    return schema(
+        node_id=f"FastAR{name.replace(' ', '')}",
+        display_name=name,
+        category="FastAR/compare",
+        description=description,
+        search_aliases=aliases,
+        sockets=[SWEEP.Input("sweep", tooltip="From Sweep.")],
+        widgets=widgets(settings),
+        outputs=[io.Image.Output("image", display_name="image", tooltip=tooltip)],
+    )
+
+
 @dataclass(frozen=True)
 class GridSettings:
     """Widgets of Sweep Grid."""
@@ -251,16 +271,13 @@ class SweepGrid(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return schema(
-            node_id="FastARSweepGrid",
-            display_name="Sweep Grid",
-            category="FastAR/compare",
-            description="All cells of a sweep as one picture: a column per value of x, a row per value of y and seed, and under each "
+        return _of_sweep(
+            "Sweep Grid",
+            GridSettings,
+            "All cells of a sweep as one picture: a column per value of x, a row per value of y and seed, and under each "
             "cell speed-up, acceptance and its distance from the plain sampler's picture.",
-            search_aliases=["xy plot", "image grid", "sweep", "contact sheet"],
-            sockets=[SWEEP.Input("sweep", tooltip="From Sweep.")],
-            widgets=widgets(GridSettings),
-            outputs=[io.Image.Output("image", display_name="image", tooltip="The grid.")],
+            ["xy plot", "image grid", "sweep", "contact sheet"],
+            "The grid.",
         )
 
     @classmethod
@@ -286,16 +303,13 @@ class SweepPlot(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return schema(
-            node_id="FastARSweepPlot",
-            display_name="Sweep Plot",
-            category="FastAR/compare",
-            description="Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line per "
+        return _of_sweep(
+            "Sweep Plot",
+            PlotSettings,
+            "Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line per "
             "value of y, one dot per value of x, means over the seeds.",
-            search_aliases=["xy plot", "chart", "speed quality plot", "pareto"],
-            sockets=[SWEEP.Input("sweep", tooltip="From Sweep.")],
-            widgets=widgets(PlotSettings),
-            outputs=[io.Image.Output("image", display_name="image", tooltip="The plot.")],
+            ["xy plot", "chart", "speed quality plot", "pareto"],
+            "The plot.",
         )
 
     @classmethod

@@ -1,8 +1,8 @@
 """Which accelerator is fastest within a loss: a short paired calibration on the user's own model, device and batch.
 
-Every round runs the plain sampler and the candidates one after another on one seed, so that other load on the machine affects all of
-them. The figures are the median of the rounds' time ratios and the mean of their distances. After the first round only candidates that
-can still win are run again.
+Every round has one seed. The first runs the plain sampler once and then all candidates, to find those that can still win. In the later
+ones each of these runs next to the plain sampler, before and behind it in turn, so that other load on the machine affects both. The
+figures are the median of the rounds' time ratios and the mean of their distances.
 """
 
 from __future__ import annotations
@@ -218,22 +218,32 @@ def calibrate(
     found = [Measured(choice) for choice in tried]
     left, done = list(found), 0
     for repeat in range(settings.repeats):
-        planned = done + (settings.repeats - repeat) * (1 + len(left))
-        yield done, planned, plain.text
-        pictures, first = run(plain, seed + repeat)
-        done += 1
-        for m in list(left):
-            yield done, planned, m.choice.text
+        at = seed + repeat
+        paired = repeat > 0
+        planned = done + (settings.repeats - repeat) * (2 if paired else 1) * max(1, len(left)) + (not paired)
+        if not paired:
+            yield done, planned, plain.text
+            base = run(plain, at)
+            done += 1
+        for k, m in enumerate(list(left)):
+            first = plain if paired and (repeat + k) % 2 else m.choice
+            yield done, planned, first.text
             try:
-                own, report = run(m.choice, seed + repeat)
+                made = {id(first): run(first, at)}
+                done += 1
+                if paired:
+                    second = m.choice if first is plain else plain
+                    yield done, planned, second.text
+                    made[id(second)] = run(second, at)
+                    base = made[id(plain)]
+                    done += 1
             except UserError as problem:
                 m.problem = str(problem)
                 left.remove(m)
                 continue
-            done += 1
-            word = DISTRIBUTION if presets.lossless(report) else ""
-            m.ratios.append(report.speedup(first) or 0.0)
-            m.qualities.append(measure(own, pictures, word))
+            own, report = made[id(m.choice)]
+            m.ratios.append(report.speedup(base[1]) or 0.0)
+            m.qualities.append(measure(own, base[0], DISTRIBUTION if presets.lossless(report) else ""))
             m.reports.append(report)
         left = _contenders(left, settings)
     ranked = sorted(found, key=lambda m: (not m.passes(settings), -m.ratio))

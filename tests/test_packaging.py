@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml  # a requirement of huggingface-hub
 from fastar_nodes.tools import release
+from PIL import Image
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -184,8 +185,19 @@ def test_the_release_check_names_what_is_open(capsys):
         "[tool.comfy] PublisherId",
         "[tool.comfy] Icon",
     ]
-    filled = {"project": {"urls": {"Repository": "x"}}, "tool": {"comfy": {"PublisherId": "x", "Icon": "x"}}}
-    assert release.owner_fields(filled) == []
+    address = "https://raw.githubusercontent.com/someone/pack/HEAD/docs/icon.png"
+    for repository in ("https://github.com/someone/pack", "https://github.com/someone/pack.git"):
+        comfy = {"PublisherId": "x", "Icon": address}
+        filled = {"project": {"urls": {"Repository": repository}}, "tool": {"comfy": comfy}}
+        assert release.owner_fields(filled) == []
+        comfy["Icon"] = "docs/icon.png"
+        assert release.owner_fields(filled) == [f"[tool.comfy] Icon: {address}"]
+
+
+def test_the_icon_is_what_the_registry_accepts():
+    with Image.open(ROOT / release.ICON) as icon:
+        assert icon.format == "PNG" and icon.width == icon.height <= 400
+        assert len(icon.convert("RGB").getcolors(1 << 16)) > 2, "blank"
 
 
 @pytest.mark.parametrize("name", ["test.yml", "publish.yml"])

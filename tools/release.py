@@ -21,6 +21,8 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_LINES, MOST_BYTES, MOST_CHECKPOINT_BYTES = 14_000, 32_000_000, 30_000_000
+# The pack's picture in the registry, drawn by tools/pictures.py: square, at most 400 x 400 pixels.
+ICON = "docs/icon.png"
 # First parts of paths that must not be shipped.
 DEVELOPMENT = ("tools", "tests", ".github", ".ci")
 
@@ -46,13 +48,21 @@ def size(files: Sequence[Path], root: Path = ROOT) -> tuple[int, int]:
     return sum((root / f).stat().st_size for f in files), lines
 
 
+def icon_address(repository: str) -> str:
+    """Address of :data:`ICON` in a public repository on GitHub; the registry reads addresses only."""
+    owner_and_name = repository.rstrip("/").removesuffix(".git").removeprefix("https://github.com/")
+    return f"https://raw.githubusercontent.com/{owner_and_name}/HEAD/{ICON}"
+
+
 def owner_fields(project: dict[str, Any]) -> list[str]:
-    """Fields of ``pyproject.toml`` that only the owner of the repository can fill in, and that are empty."""
+    """Fields of ``pyproject.toml`` that only the owner of the repository can fill in, and that are empty or wrong."""
     urls, comfy = project["project"].get("urls", {}), project["tool"]["comfy"]
+    repository = urls.get("Repository") or "https://github.com/OWNER/NAME"
+    icon = icon_address(repository)
     required = {
         "[project.urls] Repository: the address of the public repository": urls.get("Repository"),
         "[tool.comfy] PublisherId: the id of the publisher at registry.comfy.org": comfy.get("PublisherId"),
-        "[tool.comfy] Icon: the address of a square image of at most 400 x 400 pixels": comfy.get("Icon"),
+        f"[tool.comfy] Icon: {icon}": comfy.get("Icon") == icon,
     }
     return [what for what, value in required.items() if not value]
 

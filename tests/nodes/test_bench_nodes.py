@@ -12,7 +12,7 @@ import torch
 from fake_comfy import Interrupted
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import advice as advisor
-from fastar_nodes.nodes import comparison, mar_samplers, sharing, sweeps, token_samplers
+from fastar_nodes.nodes import comparison, mar_samplers, previous, sharing, sweeps, token_samplers
 from fastar_nodes.reports import exchange
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import advice
@@ -217,6 +217,17 @@ def test_token_samplers_too():
         a_token_model(), condition=WHAT, seed=7, cfg=2.0, top_k=0
     )
     assert metadata[exchange.KEY]["runs"][0]["sampler"] == "llamagen" and "passes" in fake_comfy.state.said[0][1]
+
+
+def test_deprecated_samplers_too():
+    for node in previous.NODES:
+        reports = len(node.define_schema().outputs) == 2
+        assert hasattr(node.execute.__func__, "__wrapped__") == reports, f"@reported on {node.__name__}"
+    metadata = {}
+    node = with_hidden(previous.PreviousFastHybrid, metadata)
+    report = node.execute(a_model(), condition=WHAT, seed=7, **{**FAST, "preset": "as set"}).result[1]
+    assert fake_comfy.state.said[0][1].startswith(f"{report.seconds:.2f} s, 4 passes")
+    assert metadata[exchange.KEY]["runs"][0]["sampler"] == "fasthybrid"
 
 
 def run(sampler, seconds, **settings) -> Report:

@@ -111,6 +111,14 @@ def test_everything_has_a_tooltip_and_a_help_page(root, node):
     assert page.read_text(encoding="utf-8").startswith(f"{title}\n"), f"{page.name}: the first line is '{title}'"
 
 
+@pytest.mark.parametrize("node", [node for node in NODES if node not in PREVIOUS])
+def test_every_node_is_found_by_other_words(node):
+    """What users of other packs type; the name itself is searched anyway."""
+    aliases = NODES[node].search_aliases
+    assert len(aliases) >= 3 and len(set(aliases)) == len(aliases)
+    assert all(a == a.lower() and a != NODES[node].display_name.lower() for a in aliases)
+
+
 @pytest.mark.parametrize("node", NODES)
 def test_help_pages_explain_every_input(root, node):
     page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")

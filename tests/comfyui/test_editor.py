@@ -1,0 +1,179 @@
+"""What users do in ComfyUI's editor beside opening and running a graph: drop saved pictures, switch the language, read help pages."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comfy_host import ROOT, Comfy, load_workflow
+from test_browser import _no_complaint, _run, browser, editor  # noqa: F401  fixtures
+
+# ruff: noqa: F811
+
+# Drops a file on the canvas, at a position of the graph, or in its lower left corner for null.
+DROP = """([name, data, at]) => {
+    const bytes = Uint8Array.from(atob(data), c => c.charCodeAt(0))
+    const transfer = new DataTransfer()
+    transfer.items.add(new File([bytes], name, {type: 'image/png'}))
+    const canvas = app.canvas.canvas, box = canvas.getBoundingClientRect(), {scale, offset} = app.canvas.ds
+    const [x, y] = at ? [(at[0] + offset[0]) * scale + box.x, (at[1] + offset[1]) * scale + box.y] : [box.x + 400, box.bottom - 60]
+    const target = document.elementFromPoint(x, y)
+    for (const kind of ['dragenter', 'dragover', 'drop'])
+        target.dispatchEvent(new DragEvent(kind, {bubbles: true, cancelable: true, dataTransfer: transfer, clientX: x, clientY: y}))
+}"""
+
+
+def drop(page: Any, file: Path, at: list[float] | None = None) -> None:
+    page.evaluate(DROP, [file.name, base64.b64encode(file.read_bytes()).decode(), at])
+    page.wait_for_timeout(2500)
+
+
+def picture_of(comfy: Comfy, entry: dict[str, Any], page: Any, kind: str = "SaveImage") -> Path:
+    """File that the Save Image node of a run wrote."""
+    types = page.evaluate("Object.fromEntries(app.graph._nodes.map(n => [n.id, n.type]))")
+    image = next(out for key, out in entry["outputs"].items() if types[key] == kind)["images"][0]
+    return comfy.base / "output" / image["subfolder"] / image["filename"]
+
+
+SET = """([type, values]) => {
+    const node = app.graph._nodes.find(n => n.type === type)
+    for (const [name, value] of Object.entries(values)) node.widgets.find(w => w.name === name).value = value
+}"""
+WIDGETS = "type => Object.fromEntries(app.graph._nodes.find(n => n.type === type).widgets.map(w => [w.name, w.value]))"
+TEN = {
+    "x_values": "0.1..1 x 10",
+    "y": "lookahead",
+    "y_values": "1..10",
+    "seeds": "7",
+    "settings": "ar_steps=4, diffusion_steps=6, guided_steps=3",
+}
+
+
+def test_a_sweep_of_100_cells_is_interrupted_resumed_and_opened_by_dropping_its_grid(
+    comfy: Comfy,
+    editor: Any,
+    artifacts: Path,
+) -> None:
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("20 Sweep FastHybrid"))
+    editor.wait_for_timeout(1500)
+    editor.evaluate(SET, ["FastARSweep", {**TEN, "folder": f"ten {editor.renderer}"}])
+    editor.evaluate(SET, ["FastARClassLabel", {"labels": "cat"}])
+    set_to = editor.evaluate(WIDGETS, "FastARSweep")
+    folder = comfy.base / "output" / "fastar_sweeps" / f"ten {editor.renderer}"
+    before = set(comfy.get("/history"))
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    end = time.monotonic() + 300
+    while len(list(folder.glob("*.png"))) < 30 and time.monotonic() < end:
+        editor.wait_for_timeout(100)
+    comfy.post("/interrupt", {})
+    while not set(comfy.get("/history")) - before:
+        editor.wait_for_timeout(100)
+    kept = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")}
+    assert 30 <= len(kept) <= 100
+    editor.screenshot(path=str(artifacts / f"sweep interrupted_{editor.renderer}.png"))
+
+    entry = _run(comfy, editor)
+    assert not comfy.failure(entry)
+    written = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")}
+    assert len(written) == 101 and kept.items() <= written.items()
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"sweep_{editor.renderer}.png"))
+    grid = picture_of(comfy, entry, editor)
+    (artifacts / f"sweep grid_{editor.renderer}.png").write_bytes(grid.read_bytes())
+
+    types = editor.evaluate("app.graph._nodes.map(n => n.type).sort()")
+    editor.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4})")
+    drop(editor, grid)
+    assert editor.evaluate("app.graph._nodes.map(n => n.type).sort()") == types
+    assert editor.evaluate(WIDGETS, "FastARSweep") == set_to
+    entry = _run(comfy, editor)
+    assert not comfy.failure(entry)
+    assert {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")} == written, "a finished cell was drawn again"
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"sweep dropped_{editor.renderer}.png"))
+    _no_complaint(editor)
+
+
+REPORT = """() => {
+    const node = LiteGraph.createNode('FastARLoadReport'), table = LiteGraph.createNode('PreviewAny')
+    app.graph.add(node); app.graph.add(table)
+    node.pos = [300, 200]; table.pos = [800, 200]; table.size = [700, 300]
+    node.connect(2, table, 0)
+    return [node.pos[0] + 60, node.pos[1] + 20]
+}"""
+
+
+def test_a_saved_picture_is_dropped_on_load_report(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
+    editor.wait_for_timeout(1500)
+    saved = picture_of(comfy, _run(comfy, editor), editor)
+    editor.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4})")
+    at = editor.evaluate(REPORT)
+    editor.wait_for_timeout(1500)
+    drop(editor, saved, at)
+    assert editor.evaluate("app.graph._nodes.length") == 2, "the picture was opened as a workflow"
+    assert editor.evaluate(WIDGETS, "FastARLoadReport")["image"].endswith(saved.name)
+    entry = _run(comfy, editor)
+    assert not comfy.failure(entry)
+    (table,) = [out["text"][0] for out in entry["outputs"].values() if "text" in out]
+    assert "| MAR" in table and "| FastHybrid" in table
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"load report_{editor.renderer}.png"))
+    _no_complaint(editor)
+
+
+# Selects a node and returns its id and where its widget lookahead is on the screen.
+SELECT = """type => {
+    const node = app.graph._nodes.find(n => n.type === type)
+    app.canvas.ds.scale = 1; app.canvas.deselectAll(); app.canvas.select(node); app.canvas.centerOnNode(node)
+    const {scale, offset} = app.canvas.ds, box = app.canvas.canvas.getBoundingClientRect()
+    const row = node.widgets.find(w => w.name === 'lookahead').last_y + 10
+    return {id: node.id, x: (node.pos[0] + 60 + offset[0]) * scale + box.x, y: (node.pos[1] + row + offset[1]) * scale + box.y}
+}"""
+
+
+@pytest.fixture(params=["zh", "ja"])
+def translated(request: Any, comfy: Comfy) -> Any:
+    """A language of the editor."""
+    comfy.post("/settings", {"Comfy.Locale": request.param})
+    yield request.param
+    comfy.post("/settings", {"Comfy.Locale": "en"})
+
+
+def test_names_tooltips_and_help_are_translated(
+    translated: str,
+    comfy: Comfy,
+    editor: Any,
+    artifacts: Path,
+) -> None:
+    names = json.loads((ROOT / "locales" / translated / "nodeDefs.json").read_text(encoding="utf-8"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
+    editor.wait_for_timeout(1500)
+    titles = editor.evaluate(
+        "Object.fromEntries(['FastARFastHybridSampler', 'FastARCompare'].map(t => [t, LiteGraph.createNode(t).title]))"
+    )
+    assert titles == {node: names[node]["display_name"] for node in titles}
+    about = names["FastARFastHybridSampler"]
+    at = editor.evaluate(SELECT, "FastARFastHybridSampler")
+    editor.wait_for_timeout(1000)
+    if editor.renderer == "vue":
+        editor.locator(f'[data-node-id="{at["id"]}"]').get_by_text("lookahead", exact=True).first.hover()
+    else:
+        editor.mouse.move(at["x"], at["y"])
+    editor.wait_for_timeout(2000)
+    tooltip = about["inputs"]["lookahead"]["tooltip"]
+    editor.screenshot(path=str(artifacts / f"tooltip {translated}_{editor.renderer}.png"))
+    assert tooltip in editor.locator("body").inner_text().replace("\n", " ")
+    editor.mouse.move(5, 500)
+    editor.get_by_test_id("info-button").first.click()
+    editor.wait_for_timeout(2500)
+    editor.screenshot(path=str(artifacts / f"help {translated}_{editor.renderer}.png"))
+    shown = editor.locator("body").inner_text()
+    assert about["description"] in shown and "web/docs/FastARFastHybridSampler.md" in shown
+    picture = editor.locator('img[src*="images/FastARFastHybridSampler.jpg"]').first
+    assert picture.evaluate("image => image.naturalWidth") > 300
+    _no_complaint(editor)

@@ -1,0 +1,99 @@
+"""Draw the icon and the pictures of the samplers' help pages: ``python -m fastar_nodes.tools.pictures [NAME ...]``.
+
+Everything is drawn by the demo on fixed seeds, without seconds, so that a picture changes only if a sampler does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from ..assembly import decode
+from ..cli import compare
+from ..cli.conditions import conditions
+from ..cli.models import load, with_draft
+from ..cli.planning import plan
+from ..cli.running import draw
+from ..model_loaders.networks import matmul
+from ..reports.drawing import BACKGROUND
+from ..reports.grid import compare_grid
+from ..reports.maps import OUTCOMES, token_map
+from ..reports.record import ACCEPTED, DRAFTED, PLAIN
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER, ICON = ROOT / "web" / "docs" / "images", ROOT / "docs" / "icon.png"
+SEED, MAP, WIDTH, QUALITY = 7, 384, 600, 72
+# Help page to the samplers, their settings, and the token maps of the last one.
+PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "FastARMARSampler": ("mar", (), ("fixed at step", "order")),
+    "FastARFastHybridSampler": ("mar,fasthybrid", ("fasthybrid.preset=balanced",), ("outcome",)),
+    "FastARLazyMARSampler": ("mar,lazymar", ("lazymar.preset=balanced",), ("cached",)),
+    "FastARCSpDSampler": ("mar,cspd", (), ("outcome",)),
+    "FastARLlamaGenSampler": ("llamagen", (), ("fixed at step",)),
+    "FastARPAR": ("llamagen,par", (), ("fixed at step",)),
+    "FastARZipARSampler": ("llamagen,zipar", (), ("fixed at step",)),
+    "FastARMuLoSDSampler": ("llamagen,mulosd", (), ("outcome",)),
+}
+
+
+def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray:
+    """The pictures of samplers side by side, and token maps of the last one; uint8 [H, W, 3]."""
+    parser = argparse.ArgumentParser()
+    compare.arguments(parser)
+    options = parser.parse_args(
+        ["--samplers", samplers, "--label", "cat", "--device", "cpu", *(w for s in sets for w in ("--set", s))]
+    )
+    ready = load(options, [p.entry for p in plan(samplers, sets, None, {})])
+    planned = plan(samplers, sets, None, ready)
+    what = conditions(planned, options.label, options.text, 1, options, SEED, {})
+    made = [draw(p, condition, SEED) for p, condition in zip(with_draft(planned, options), what, strict=True)]
+    cells = [decode(p.on, result).numpy() for p, result in zip(planned, made, strict=True)]
+    labels = [p.entry.title for p in planned]
+    for name in maps:
+        cells.append(token_map(made[-1].report, name, cells[len(made) - 1], size=MAP))
+        labels.append(f"{labels[len(made) - 1]}: {name}")
+    return compare_grid(cells, labels, [None] * len(cells), columns=len(cells), marked=False)
+
+
+def icon(side: int = 256) -> Image.Image:
+    """A grid of 8 x 8 tokens in which accepted and drafted ones form two arrow heads."""
+    outcome = np.full((8, 8), PLAIN)
+    for row in range(8):
+        tip = min(row, 7 - row)
+        outcome[row, tip : tip + 2], outcome[row, tip + 3 : tip + 5] = ACCEPTED, DRAFTED
+    step, gap = side // 8, side // 64
+    out = Image.new("RGB", (side, side), BACKGROUND)
+    pen = ImageDraw.Draw(out)
+    for (y, x), what in np.ndenumerate(outcome):
+        box = (x * step + gap, y * step + gap, (x + 1) * step - gap - 1, (y + 1) * step - gap - 1)
+        pen.rounded_rectangle(box, 2 * gap, fill=OUTCOMES[int(what)][1])
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.pictures", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"icon, or a page; default all: {', '.join(PAGES)}")
+    names = parser.parse_args(argv).names or ["icon", *PAGES]
+    matmul.configure("linear")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if name == "icon":
+            icon().save(ICON, optimize=True)
+        elif name in PAGES:
+            picture = Image.fromarray(sheet(*PAGES[name]))
+            picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
+            picture.save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
+        else:
+            parser.error(f"there is no picture {name}")
+        print(name, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
