@@ -39,7 +39,7 @@ RECORDED = "tests/test_recorded_values.py"
 # Most seconds of tests of one mutant, as recorded without it; a run may take this many times as long, and so much longer.
 MOST_SECONDS, SLOWER, START = 25.0, 6.0, 30.0
 MEMORY = 12 << 30
-EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")  # "file kind: text" to a reason
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")  # see mutant_name
 # Imported once, before the processes of the mutants are forked.
 PRELOADED: tuple[str, ...] = (
     "pytest",
@@ -182,6 +182,12 @@ def source_of(mutant: Mutant) -> str:
             elif isinstance(value, list):
                 setattr(parent, name, [new if v is target else v for v in value])
     return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def mutant_name(mutant: Mutant) -> str:
+    """A name without a line number: file, line as it is in the source, and the change."""
+    line = (ROOT / mutant.file).read_text(encoding="utf-8").splitlines()[mutant.line - 1].strip()
+    return f"{mutant.file}: {line} | {mutant.text}"
 
 
 def sample(every: list[Mutant], count: int, seed: int) -> list[Mutant]:
@@ -370,7 +376,7 @@ def run(chosen: list[Mutant], of: int, root: Path, known: dict[str, Any], option
             print(f"{results[key]:9} {key}", flush=True)
     reasons: dict[str, str] = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
     left = {key: m for key, m in keys.items() if results[key] in ("survived", "no test")}
-    same = [key for key, m in left.items() if f"{m.file} {m.kind}: {m.text}" in reasons]
+    same = [key for key, m in left.items() if mutant_name(m) in reasons]
     killed, count = len(keys) - len(left), len(keys) - len(same)
     print(
         f"{len(keys)} of {of} mutants (seed {options.seed}): {killed} killed, {len(same)} equivalent; "
