@@ -467,3 +467,17 @@ def test_short_texts_and_long_numbers_of_a_pickle():
     for count, held in ((b"\x8a\x01\x04", 15), (b"\x8a\x01\xfc", 1 << 34)):  # one byte too few, and a negative number
         with pytest.raises(archive.Refused, match="claims more weights"):
             elements(count, held)
+
+
+@pytest.mark.parametrize("value", [b"K\x01", b"N", b"]", b"}", b")", b"ctorch\nFloatStorage\n"])
+def test_calls_and_storages_of_what_is_no_tuple(value):
+    def run(pickled: bytes) -> None:
+        archive._Machine(b"\x80\x02" + pickled + b".", {}, 100).run()
+
+    with pytest.raises(archive.Refused, match="a storage in it is misdescribed"):
+        run(value + b"Q")
+    with pytest.raises(archive.Refused, match="a tensor in it is misshaped"):
+        run(b"ctorch._utils\n_rebuild_tensor_v2\n" + value + b"R")
+    run(b"ccollections\nOrderedDict\n" + value + b"R")  # torch decides
+    with pytest.raises(archive.HoldsCode):
+        run(value + b"K\x01R")
