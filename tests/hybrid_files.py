@@ -8,32 +8,19 @@ import torch
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.qwen import QwenConfig
+from fastar_nodes.tools.training import captions
 
 WORDS = ["[UNK]", "user", "assistant", "generate", "an", "image", "a", "red", "boat", ":", "."]
-MARKS = {"<|im_start|>": 11, "<|im_end|>": 12}
-TOKENIZER = {
-    "added_tokens": [{"content": name, "id": n} for name, n in MARKS.items()],
-    "normalizer": {"type": "Lowercase"},
-    "pre_tokenizer": {"type": "Whitespace"},
-    "model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(WORDS)}, "unk_token": "[UNK]"},
-}
+# Their ids follow those of the words.
+MARKS = ["<|im_start|>", "<|im_end|>"]
+TOKENIZER = captions.word_level(WORDS, MARKS)
 CONFIG = {"llm": {"num_attention_heads": 4}, "mar": {"encoder_num_heads": 2}}
 METADATA = {"config": json.dumps(CONFIG), "tokenizer": json.dumps(TOKENIZER)}
 
 
 def shapes(tokens: int = 16) -> dict[str, tuple[int, ...]]:
-    mar = MARConfig(
-        dim=16,
-        encoder_depth=1,
-        decoder_depth=1,
-        heads=2,
-        buffer=3,
-        tokens=tokens,
-        channels=4,
-        classes=0,
-        head_depth=1,
-        head_width=16,
-    )
+    shape = {"dim": 16, "encoder_depth": 1, "decoder_depth": 1, "heads": 2, "head_depth": 1, "head_width": 16}
+    mar = MARConfig(**shape, buffer=3, tokens=tokens, channels=4, classes=0)
     llm = QwenConfig(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=13)
     return {name: tuple(t.shape) for name, t in Hybrid(HybridConfig(mar, llm)).state_dict().items()}
 

@@ -6,6 +6,8 @@ A mutant is one change of the syntax tree of a file in ``samplers``, ``model_loa
 another number, a negated condition, a statement left out. Mutants are drawn with a seed, in turn from every kind of change. Each runs in
 a copy of the checkout, against the tests that call the changed function (recorded by a first run of all tests), the fastest first, until
 one fails. Linux and macOS only, since it forks.
+
+``equivalent_mutants.json`` lists survivors that no test can notice, with the reason. The score leaves them out.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ RECORDED = "tests/test_recorded_values.py"
 # Most seconds of tests of one mutant, as recorded without it; a run may take this many times as long, and so much longer.
 MOST_SECONDS, SLOWER, START = 25.0, 6.0, 30.0
 MEMORY = 12 << 30
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")  # see mutant_name
 # Imported once, before the processes of the mutants are forked.
 PRELOADED: tuple[str, ...] = (
     "pytest",
@@ -179,6 +182,12 @@ def source_of(mutant: Mutant) -> str:
             elif isinstance(value, list):
                 setattr(parent, name, [new if v is target else v for v in value])
     return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def mutant_name(mutant: Mutant) -> str:
+    """A name without a line number: file, line as it is in the source, and the change."""
+    line = (ROOT / mutant.file).read_text(encoding="utf-8").splitlines()[mutant.line - 1].strip()
+    return f"{mutant.file}: {line} | {mutant.text}"
 
 
 def sample(every: list[Mutant], count: int, seed: int) -> list[Mutant]:
@@ -365,14 +374,16 @@ def run(chosen: list[Mutant], of: int, root: Path, known: dict[str, Any], option
             results[key] = judge(mutant, root, known, options.also)
             options.out.write_text(json.dumps(results, indent=1) + "\n")
             print(f"{results[key]:9} {key}", flush=True)
-    verdicts = [results[key] for key in keys]
-    killed = sum(v in ("killed", "timeout") for v in verdicts)
+    reasons: dict[str, str] = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
+    left = {key: m for key, m in keys.items() if results[key] in ("survived", "no test")}
+    same = [key for key, m in left.items() if mutant_name(m) in reasons]
+    killed, count = len(keys) - len(left), len(keys) - len(same)
     print(
-        f"{len(verdicts)} of {of} mutants (seed {options.seed}): {killed} killed, {100 * killed / max(1, len(verdicts)):.1f} %"
+        f"{len(keys)} of {of} mutants (seed {options.seed}): {killed} killed, {len(same)} equivalent; "
+        f"{100 * killed / max(1, count):.1f} % of the other {count} killed"
     )
-    for key in keys:
-        if results[key] in ("survived", "no test"):
-            print(f"  {results[key]}: {key}")
+    for key in left:
+        print(f"  {'equivalent' if key in same else results[key]}: {key}")
     return 0
 
 

@@ -451,3 +451,33 @@ def test_which_tokenizers_need_no_library():
         {"model": {**words["model"], "unk_token": "x"}},
     ):
         assert not tokenizer._is_word_level({**words, **other})
+
+
+def test_short_texts_and_long_numbers_of_a_pickle():
+    """Texts of Python 2, and storages of 2^31 elements and more."""
+
+    def elements(count: bytes, held: int) -> int:
+        pickled = b"\x80\x02(U\x07storagectorch\nFloatStorage\nU\x010U\x03cpu" + count + b"tQ."
+        machine = archive._Machine(pickled, {"0": held}, 100)
+        machine.run()
+        return machine.stack[-1].value
+
+    assert elements(b"K\x04", 16) == elements(b"\x8a\x01\x04", 16) == 4
+    assert elements(b"\x8a\x05" + (1 << 32).to_bytes(5, "little"), 1 << 34) == 1 << 32
+    for count, held in ((b"\x8a\x01\x04", 15), (b"\x8a\x01\xfc", 1 << 34)):  # one byte too few, and a negative number
+        with pytest.raises(archive.Refused, match="claims more weights"):
+            elements(count, held)
+
+
+@pytest.mark.parametrize("value", [b"K\x01", b"N", b"]", b"}", b")", b"ctorch\nFloatStorage\n"])
+def test_calls_and_storages_of_what_is_no_tuple(value):
+    def run(pickled: bytes) -> None:
+        archive._Machine(b"\x80\x02" + pickled + b".", {}, 100).run()
+
+    with pytest.raises(archive.Refused, match="a storage in it is misdescribed"):
+        run(value + b"Q")
+    with pytest.raises(archive.Refused, match="a tensor in it is misshaped"):
+        run(b"ctorch._utils\n_rebuild_tensor_v2\n" + value + b"R")
+    run(b"ccollections\nOrderedDict\n" + value + b"R")  # torch decides
+    with pytest.raises(archive.HoldsCode):
+        run(value + b"K\x01R")

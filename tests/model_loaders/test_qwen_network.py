@@ -208,3 +208,9 @@ def test_cache_bytes() -> None:
     net = tiny_qwen()
     _, cache = net.prefill(torch.tensor([[1, 2, 3]] * 2), torch.tensor([3, 3]), 15, SPAN)
     assert tiny_tar().cache_bytes(2, 0, 3) == cache.bytes
+
+
+@pytest.mark.parametrize("shape", [{}, {"tied": True}, {"tied": False}])
+def test_the_output_matrix_is_the_embedding_unless_stated(shape):
+    net = QwenLM(QwenConfig(dim=8, depth=1, heads=2, kv_heads=1, head_dim=4, hidden=8, vocab=5, **shape))
+    assert ("lm_head.weight" in net.state_dict()) == (shape.get("tied") is False)

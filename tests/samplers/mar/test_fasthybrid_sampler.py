@@ -134,6 +134,27 @@ def test_steps_before_the_first_lookahead_are_plain_mars(model, plain, start):
 
 
 @pytest.mark.parametrize("space", ["mean", "x0"])
+def test_the_guided_mean_is_the_papers_mixture(space):
+    """Against the posterior mean of a predicted x0 that is formed."""
+    table, g = tables(7, 950), torch.Generator().manual_seed(0)
+    x, eps, draft = (torch.randn(5, 4, generator=g) for _ in range(3))
+    weights = guidance_weights("cos", len(table))
+    plain = Ancestral(table, 1.0, draft.device)
+    rule = Guided(plain, draft, weights, space)
+    for k, gamma in enumerate(weights):
+        t = len(table) - 1 - k
+        x0 = table.sqrt_recip_alphas_cumprod[t] * x - table.sqrt_recipm1_alphas_cumprod[t] * eps
+        coef1, coef2 = table.posterior_mean_coef1[t], table.posterior_mean_coef2[t]
+        mean = (coef1 * x0 + coef2 * x).float()
+        torch.testing.assert_close(plain.mean(k, x, eps), mean, rtol=1e-3, atol=1e-4)
+        if space == "mean":
+            want = (1 - gamma) * mean + gamma * draft
+        else:
+            want = (coef1 * ((1 - gamma) * x0 + gamma * draft) + coef2 * x).float()
+        torch.testing.assert_close(rule.mean(k, x, eps), want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("space", ["mean", "x0"])
 def test_a_step_of_weight_1_does_not_depend_on_the_head(model, space):
     """What the skipped evaluation would have given changes the std only, within the learned range."""
     table = tables(4, 950)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, PromptBatch, PromptCache
 from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
-from fastar_nodes.model_loaders.networks.prompts import HybridModel
+from fastar_nodes.model_loaders.networks.prompts import HybridModel, PromptRows
 from fastar_nodes.model_loaders.networks.qwen import QwenConfig
 from fastar_nodes.reports.record import to_text
 from fastar_nodes.samplers.conditioning import PromptCondition
@@ -152,3 +153,11 @@ def test_a_cached_condition_halves_what_is_kept(unipic):
     decoder = (2 * c.decoder_depth + 3) * rows * c.dim * 2
     assert kept(3.0, condition_cache=False) - kept(3.0, condition_cache=True) == decoder
     assert kept(1.0, condition_cache=False) == kept(1.0, condition_cache=True) < kept(3.0, condition_cache=True)
+
+
+def test_rows_behind_a_prompt_and_cached_tokens_are_counted_with_both():
+    asked = []
+    net = SimpleNamespace(config=SimpleNamespace(llm_flops=lambda rows, before: asked.append((rows, before)) or 100))
+    rows = SimpleNamespace(net=net, _counts={"llm_rows": 0, "transformer_flops": 0})
+    PromptRows._count(rows, SimpleNamespace(host_lengths=[5, 7]), 3, 2)
+    assert asked == [(2, 8), (2, 10)] and rows._counts == {"llm_rows": 4, "transformer_flops": 200}

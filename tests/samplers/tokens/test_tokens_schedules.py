@@ -8,7 +8,7 @@ import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.tokens.llamagen import raster
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_groups, par_schedule
-from fastar_nodes.samplers.tokens.schedule import Schedule
+from fastar_nodes.samplers.tokens.schedule import Schedule, _stand_in
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,3 +172,15 @@ def test_regions_that_do_not_tile_say_so():
     for n in (3, 9):
         with pytest.raises(UserError, match=f"group: {n} regions do not tile a grid of 4 x 4"):
             par_schedule(4, n)
+
+
+def test_a_stand_in_is_from_the_row_above_or_the_nearest_of_all():
+    for position, decided, wanted in (
+        (5, {0, 2}, 0),  # the first of two at one distance
+        (9, {4, 8}, 4),  # in the row above, though a neighbour is nearer
+        (9, {7, 4, 8}, 4),
+        (9, {3, 8}, 8),
+        (2, {0, 7}, 7),  # no row above
+        (15, {0, 3}, 3),
+    ):
+        assert _stand_in(position, decided, 4) == wanted, (position, decided)
