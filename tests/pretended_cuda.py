@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn.attention import bias
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 CUDA = torch.device("cuda", 0)
@@ -143,8 +143,22 @@ class _Event:
 
 
 _NAMES = ("Event", "synchronize", "reset_peak_memory_stats", "max_memory_allocated")
+_inference_mode = torch.inference_mode
+
+
+def _causal_lower_right(*size: int) -> Any:
+    with _disable_current_modes():
+        return _mask(*size)
+
+
+_mask = bias.causal_lower_right
 # Selection of an attention kernel by the properties of the GPU; the mask is then materialised.
-_KERNELS = ("can_use_flash_attention", "can_use_efficient_attention", "_raise_kernel_warnings")
+_KERNELS = {
+    "can_use_flash_attention": lambda *a: False,
+    "can_use_efficient_attention": lambda *a: False,
+    "_raise_kernel_warnings": lambda *a: None,
+    "causal_lower_right": _causal_lower_right,
+}
 
 
 @contextmanager
@@ -160,8 +174,9 @@ def pretended_cuda(peak: int = 0) -> Iterator[Counter[str]]:
     kernels = {name: getattr(bias, name) for name in _KERNELS}
     pin = torch.Tensor.pin_memory
     try:
-        for name in _KERNELS:
-            setattr(bias, name, lambda *a: False)
+        for name, fake in _KERNELS.items():
+            setattr(bias, name, fake)
+        torch.inference_mode = torch.no_grad  # type: ignore[assignment,misc]  # views of subclasses need version counters
         for name, fake in zip(_NAMES, fakes, strict=True):
             setattr(torch.cuda, name, fake)
         torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign]
@@ -169,6 +184,7 @@ def pretended_cuda(peak: int = 0) -> Iterator[Counter[str]]:
         with FakeTensorMode(allow_non_fake_inputs=True), device:
             yield device.waits
     finally:
+        torch.inference_mode = _inference_mode  # type: ignore[misc]
         torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
         for name, value in before.items():
             setattr(torch.cuda, name, value)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .matmul import Linear
+from .matmul import Linear, linear
 from .structure import depth
 
 # The head count is in no state dict. Official sizes B, L, H by width; others need metadata "heads".
@@ -149,6 +149,25 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
+# Most rows whose normalisation and modulation are one operation on a CPU; beyond, two vectorised ones are faster.
+_FUSED_ROWS = 16
+
+
+def modulated(x: Tensor, shift: Tensor, scale: Tensor, eps: float = 1e-6) -> Tensor:
+    """LN(x) * scale + shift of rows x [R, w], with shift and scale [R, w] of their own.
+
+    For few rows one group normalisation: every row is a group, and every number of it a channel.
+    """
+    rows, width = x.shape
+    cpu = x.device.type == "cpu"
+    if torch.is_grad_enabled() or cpu and rows > _FUSED_ROWS or not (shift.is_contiguous() and scale.is_contiguous()):
+        return torch.addcmul(shift, F.layer_norm(x, (width,), eps=eps), scale)
+    count = rows * width
+    # The CPU's kernel for channels in the last place is the faster one; with one pixel both orders are the same memory.
+    flat = x.as_strided((1, count, 1, 1), (count, 1, count, count)) if cpu else x.view(1, count, 1)
+    return torch.native_group_norm(flat, scale.view(-1), shift.view(-1), 1, count, 1, rows, eps)[0].view(rows, width)
+
+
 class HeadBlock(nn.Module):
     """Residual MLP block modulated by time and condition (adaLN): x + gate * MLP(LN(x) (1 + scale) + shift)."""
 
@@ -158,14 +177,31 @@ class HeadBlock(nn.Module):
         self.mlp = nn.Sequential(Linear(width, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 3 * width, bias=True))
 
-    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
-        """x [N, w]; modulation [N, 3 w]: shift, scale, gate."""
-        return torch.addcmul(x, *self.branch(x, modulation))
+    def modulation(self, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Shift, scale and gate [..., w] of an activated embedding [..., w]; for :func:`modulated`, so the weight and bias of
+        the LayerNorm are in them."""
+        shift, scale, gate = _parts(self.adaLN_modulation[1], active, 3)
+        weight, bias = self.in_ln.weight, self.in_ln.bias
+        if torch.is_grad_enabled():
+            return torch.addcmul(shift, bias, 1 + scale), weight * (1 + scale), gate
+        shift.addcmul_(bias, scale.add_(1))
+        return shift, scale.mul_(weight), gate
 
-    def branch(self, x: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
-        """Gate and MLP output, each [N, w]; the block adds their product to x."""
-        shift, scale, gate = modulation.chunk(3, dim=-1)
-        return gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale))
+    def forward(self, x: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
+        """x [N, w] with a row of :meth:`modulation` each."""
+        return torch.addcmul(x, gate, self.branch(x, shift, scale))
+
+    def branch(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """MLP output [N, w]; the block adds gate times it to x."""
+        return self.mlp(modulated(x, shift, scale))
+
+
+def _parts(layer: nn.Module, x: Tensor, count: int) -> list[Tensor]:
+    """A linear layer's output in equal parts, each contiguous."""
+    if not isinstance(layer, nn.Linear):  # int8: activations are rounded once
+        return [part.contiguous() for part in layer(x).chunk(count, -1)]
+    pairs = zip(layer.weight.chunk(count), layer.bias.chunk(count), strict=True)
+    return [linear(x, weight, bias) for weight, bias in pairs]
 
 
 class _Final(nn.Module):
@@ -175,11 +211,14 @@ class _Final(nn.Module):
         self.linear = Linear(width, out, bias=True)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width, bias=True))
 
-    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
-        shift, scale = modulation.chunk(2, dim=-1)
-        h = torch.addcmul(shift, self.norm_final(x), 1 + scale)
+    def modulation(self, active: Tensor) -> tuple[Tensor, Tensor]:
+        """Shift and scale [..., w] of an activated embedding [..., w]."""
+        shift, scale = _parts(self.adaLN_modulation[1], active, 2)
+        return shift, 1 + scale
+
+    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/diffusion.py).
-        return self.linear(h.to(self.linear.weight.dtype))
+        return self.linear(modulated(x, shift, scale).to(self.linear.weight.dtype))
 
 
 class _TimeEmbedding(nn.Module):
@@ -208,14 +247,15 @@ class DiffusionHead(nn.Module):
         self.final_layer = _Final(width, 2 * channels)
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
-        """adaLN modulations of all layers: embedding [..., w] to ``depth`` tensors [..., 3 w] and one [..., 2 w].
+        """adaLN modulations: embedding [..., w] to tensors [..., w], three for each block (shift, scale, gate) and two for the
+        last layer.
 
         The embedding is ``time_embed(t) + cond_embed(z)``. Nothing here depends on the noisy token, so a sampler can
         compute the modulations of many diffusion steps in one matrix product: most of the head's weights are then read
         once and not once a step.
         """
         active = F.silu(embedding)
-        return [layer.adaLN_modulation[1](active) for layer in (*self.res_blocks, self.final_layer)]
+        return [part for layer in (*self.res_blocks, self.final_layer) for part in layer.modulation(active)]
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
         """One evaluation.
@@ -228,9 +268,9 @@ class DiffusionHead(nn.Module):
             [N, 2 channels] fp32: predicted noise, then variance logits (-1..1 between the two bounds).
         """
         h = self.input_proj(x.to(self.input_proj.weight.dtype))
-        for block, modulation in zip(self.res_blocks, modulations[:-1], strict=True):
-            h = block(h, modulation)
-        return self.final_layer(h, modulations[-1])
+        for i, block in enumerate(self.res_blocks):
+            h = block(h, *modulations[3 * i : 3 * i + 3])
+        return self.final_layer(h, *modulations[-2:])
 
     def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
         """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .diffusion import Ancestral, Tables, guide
+from .diffusion import Ancestral, Tables, mixture
 from .loop import Conditions, Denoise, HeadRows, Run
 from .memory import BUDGET
 
@@ -65,31 +65,37 @@ class Denoiser:
 
 
 class _Rows:
-    """Rows of one diffusion table in the middle of their denoising."""
+    """N rows of one diffusion table in the middle of their denoising. With guidance every row is evaluated twice, P = 2: for its
+    condition, then for the null class.
+
+    Attributes:
+        x: states fp32 [N, P, channels], the same for both.
+        mix: see :func:`mixture`.
+        noise: scaled step noise [S, N, 1, channels].
+    """
 
     def __init__(self, denoiser: Denoiser, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral):
-        self.denoiser, self.guided, self.scale, self.rule = denoiser, z.guided, scale, rule
-        self.x, self.noise = first, rule.scaled(noise)
-        self.condition = denoiser.head.cond_embed(z.both())
+        self.denoiser, self.rule, self.branches = denoiser, rule, 1 + z.guided
+        self.mix = mixture(scale, z.guided)
+        self.x, self.noise = first[:, None].expand(-1, self.branches, -1).contiguous(), rule.scaled(noise)[:, :, None]
+        both = z.cond if z.null is None else torch.stack([z.cond, z.null], 1).flatten(0, 1)
+        self.condition = denoiser.head.cond_embed(both)
         self.steps = len(denoiser.table)
         width = self.condition.shape[1] * (3 * len(denoiser.head.res_blocks) + 2)
         self.chunk = max(1, denoiser.budget // max(1, len(self.condition) * width))
         self.start, self.modulations = -self.chunk, [self.condition]  # of steps start .. start + chunk - 1
 
     def inputs(self, k: int) -> tuple[Tensor, list[Tensor]]:
-        """Head inputs of executed step ``k``: tokens [R, channels], both branches, and a modulation per layer."""
+        """Head inputs of executed step ``k``: tokens [N P, channels], and the modulations."""
         if k >= self.start + self.chunk or k < self.start:
             self.start = k - k % self.chunk
             times = self.denoiser.times[self.start : self.start + self.chunk, None]
             self.modulations = self.denoiser.head.modulations(times + self.condition)
-        x = torch.cat([self.x, self.x]) if self.guided else self.x
-        return x, [m[k - self.start] for m in self.modulations]
+        return self.x.flatten(0, 1), [m[k - self.start] for m in self.modulations]
 
     def step(self, k: int, out: Tensor) -> None:
-        """Advance by executed step ``k`` with the head's output [R, 2 channels]."""
-        n = len(self.x)
-        eps, logits = guide(out[:n], out[n:] if self.guided else None, self.scale, self.x.shape[1])
-        self.x = self.rule(k, self.x, eps, logits, self.noise[k])
+        """Advance by executed step ``k`` with the head's output [N P, 2 channels]."""
+        self.x = self.rule.branches(k, self.x, out.unflatten(0, (-1, self.branches)), self.mix, self.noise[k])
 
     def skip(self, k: int) -> None:
         """Advance by executed step ``k``, whose rule does not use the head."""
@@ -118,7 +124,7 @@ def _denoise(parts: list[_Rows]) -> list[Tensor]:
         for (part, k), rows in zip(active, out, strict=True):
             part.step(k, rows)
         report.add(head_calls=1, head_rows=len(x))
-    return [part.x for part in parts]
+    return [part.x[:, 0] for part in parts]
 
 
 class RowNoise:

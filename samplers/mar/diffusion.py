@@ -146,6 +146,8 @@ class Ancestral:
             slope,
         )
         self.coefficients = list(zip(*(column.flip(0).tolist() for column in columns), strict=True))
+        # exp(slope * logits) as a power of the logits.
+        self.bases = [math.exp(slope) for *_, slope in self.coefficients]
         self.std = (middle.exp().flip(0) * temperature).to(device, torch.float32)[:, None, None]
 
     def scaled(self, noise: Tensor) -> Tensor:
@@ -158,8 +160,17 @@ class Ancestral:
 
     def mean(self, k: int, x: Tensor, eps: Tensor) -> Tensor:
         """mu [N, channels] of executed step ``k`` (0 is the highest timestep) from x and guided noise [N, channels]."""
+        of_x, of_eps = self.linear(k)
+        return self.pulled(k, (x * of_x).add_(eps, alpha=-of_eps))
+
+    def linear(self, k: int) -> tuple[float, float]:
+        """Coefficients of mu = of_x x - of_eps eps in executed step ``k``."""
         recip, recipm1, coef1, coef2, _ = self.coefficients[k]
-        return (x * (coef1 * recip + coef2)).add_(eps, alpha=-(coef1 * recipm1))
+        return coef1 * recip + coef2, coef1 * recipm1
+
+    def pulled(self, k: int, mean: Tensor) -> Tensor:
+        """mu [N, channels] or [N, P, channels] of executed step ``k`` plus what does not depend on x and eps, in place."""
+        return mean
 
     def __call__(self, k: int, x: Tensor, eps: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
         """x [N, channels] after executed step ``k``.
@@ -170,10 +181,42 @@ class Ancestral:
             eps, logits: guided noise and variance logits of the head at x, fp32 [N, channels].
             noise: the step's entry of :meth:`scaled`, [N, channels]. Not used in the last step.
         """
-        mean = self.mean(k, x, eps)
+        return self._noised(k, self.mean(k, x, eps), logits, noise)
+
+    def branches(self, k: int, x: Tensor, out: Tensor, mix: Tensor, noise: Tensor) -> Tensor:
+        """x after executed step ``k``, once for each branch of guidance: :func:`guide` and :meth:`__call__` in one.
+
+        Args:
+            k: 0 for the highest timestep.
+            x: fp32 [N, P, channels], P equal copies: 2 with guidance, else 1.
+            out: head output [N, P, 2 channels], the conditional one first.
+            mix: guidance of :func:`mixture`, fp32 [N, P, P].
+            noise: the step's entry of :meth:`scaled`, [N, 1, channels].
+        """
+        channels, (of_x, of_eps) = x.shape[2], self.linear(k)
+        mean = torch.baddbmm(x, mix, out[..., :channels], beta=of_x, alpha=-of_eps)
+        return self._noised(k, self.pulled(k, mean), out[:, :1, channels:], noise)
+
+    def _noised(self, k: int, mean: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
+        """mean + sigma noise, in place; the mean alone in the last step."""
         if k + 1 == len(self.coefficients):
             return mean
-        return mean.addcmul_((logits * self.coefficients[k][4]).exp_(), noise)
+        return mean.addcmul_(torch.pow(self.bases[k], logits), noise)
+
+
+def mixture(scale: Tensor, guided: bool) -> Tensor:
+    """Guidance as a matrix: :func:`guide`'s noise is a row of it times (conditional, null).
+
+    Args:
+        scale: guidance scale fp32 [N, 1].
+        guided: whether there is a null branch.
+
+    Returns:
+        fp32 [N, 2, 2] with rows (s, 1 - s); without guidance ones [N, 1, 1].
+    """
+    if not guided:
+        return torch.ones_like(scale)[..., None]
+    return torch.cat([scale, 1 - scale], 1)[:, None].expand(-1, 2, -1)
 
 
 def guide(out: Tensor, null: Tensor | None, scale: Tensor | float, channels: int) -> tuple[Tensor, Tensor]:

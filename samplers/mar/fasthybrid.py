@@ -71,24 +71,25 @@ class Guided(Ancestral):
     """
 
     def __init__(self, rule: Ancestral, draft: Tensor, weights: tuple[float, ...], space: str):
-        self.coefficients, self.std = rule.coefficients, rule.std
+        self.coefficients, self.std, self.bases = rule.coefficients, rule.std, rule.bases
         self.draft, self.weights, self.space = draft, weights, space
 
     def free(self, k: int) -> bool:
         """Whether gamma is 1 at executed step ``k``."""
         return self.weights[k] == 1
 
-    def mean(self, k: int, x: Tensor, eps: Tensor) -> Tensor:
-        """mu' [N, channels] of executed step ``k``; linear in x, eps and x'."""
+    def linear(self, k: int) -> tuple[float, float]:
+        """Coefficients of x and eps in mu'."""
         recip, recipm1, coef1, coef2, _ = self.coefficients[k]
-        gamma = self.weights[k]
+        own = 1 - self.weights[k]
         if self.space == "x0":  # x0' = (1 - gamma) x0 + gamma x'
-            of_draft, coef1 = coef1 * gamma, coef1 * (1 - gamma)
-            of_x, of_eps = coef1 * recip + coef2, coef1 * recipm1
-        else:  # mu' = (1 - gamma) mu + gamma x'
-            of_draft = gamma
-            of_x, of_eps = (coef1 * recip + coef2) * (1 - gamma), coef1 * recipm1 * (1 - gamma)
-        return (x * of_x).add_(eps, alpha=-of_eps).add_(self.draft, alpha=of_draft)
+            return own * coef1 * recip + coef2, own * coef1 * recipm1
+        return own * (coef1 * recip + coef2), own * coef1 * recipm1  # mu' = (1 - gamma) mu + gamma x'
+
+    def pulled(self, k: int, mean: Tensor) -> Tensor:
+        """mu' of executed step ``k``: the part of x' is added, in place."""
+        of_draft = self.weights[k] * (self.coefficients[k][2] if self.space == "x0" else 1)
+        return mean.add_(self.draft if mean.ndim == 2 else self.draft[:, None], alpha=of_draft)
 
 
 class LookaheadHead:
