@@ -96,7 +96,8 @@ class _Device(TorchDispatchMode):
             if name == "_to_copy" and cuda and out is real_args[0]:
                 out = out.clone()
             return out
-        return tree_map_only(torch.Tensor, CUDATensor, out)
+        with torch.inference_mode(False):  # views of subclasses need version counters
+            return tree_map_only(torch.Tensor, CUDATensor, out)
 
     def _count(self, name: str, func: Any, args: Any, kwargs: Any, cuda: list[Any], target: torch.device) -> None:
         """Add what makes the host wait for the device, by the line of the package that asks for it."""
@@ -143,7 +144,6 @@ class _Event:
 
 
 _NAMES = ("Event", "synchronize", "reset_peak_memory_stats", "max_memory_allocated")
-_inference_mode = torch.inference_mode
 
 
 def _causal_lower_right(*size: int) -> Any:
@@ -176,7 +176,6 @@ def pretended_cuda(peak: int = 0) -> Iterator[Counter[str]]:
     try:
         for name, fake in _KERNELS.items():
             setattr(bias, name, fake)
-        torch.inference_mode = torch.no_grad  # type: ignore[assignment,misc]  # views of subclasses need version counters
         for name, fake in zip(_NAMES, fakes, strict=True):
             setattr(torch.cuda, name, fake)
         torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign]
@@ -184,7 +183,6 @@ def pretended_cuda(peak: int = 0) -> Iterator[Counter[str]]:
         with FakeTensorMode(allow_non_fake_inputs=True), device:
             yield device.waits
     finally:
-        torch.inference_mode = _inference_mode  # type: ignore[misc]
         torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
         for name, value in before.items():
             setattr(torch.cuda, name, value)
