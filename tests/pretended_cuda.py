@@ -107,7 +107,7 @@ class _Device(TorchDispatchMode):
             if isinstance(source, CUDATensor):  # to the host
                 wait = target.type == "cpu"
             elif target.type == "cuda":  # from memory that is not pinned
-                wait = source.ndim > 0
+                wait = source.ndim > 0 and not getattr(source, "pinned", False)
         if cuda and name in ("index", "index_put_", "index_put", "_index_put_impl_"):
             wait = any(i is not None and (i.dtype == torch.bool or not isinstance(i, CUDATensor)) for i in args[1])
         if cuda and name == "repeat_interleave":
@@ -125,6 +125,13 @@ def _caller() -> str:
             return f"{file.relative_to(ROOT)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
+
+
+def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """A copy that counts as pinned."""
+    out = self.clone()
+    out.pinned = True  # type: ignore[attr-defined]
+    return out
 
 
 class _Event:
@@ -178,7 +185,7 @@ def pretended_cuda(peak: int = 0) -> Iterator[Counter[str]]:
             setattr(bias, name, fake)
         for name, fake in zip(_NAMES, fakes, strict=True):
             setattr(torch.cuda, name, fake)
-        torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign]
+        torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]
         # With a fake mode PyTorch does not initialise CUDA, which this machine may not have.
         with FakeTensorMode(allow_non_fake_inputs=True), device:
             yield device.waits

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ..noise import copied
 from .diffusion import Ancestral, Tables, mixture
 from .loop import Conditions, Denoise, HeadRows, Run
 from .memory import BUDGET
@@ -132,8 +133,8 @@ class RowNoise:
 
     def __init__(self, run: Run, stream: str, table: Tables):
         c, device = run.model.net.config, run.tokens.device
-        self.first = run.noise.first(stream, c.tokens, c.channels).to(device)
-        self.steps = run.noise.steps(stream, len(table), c.tokens, c.channels).to(device)
+        self.first = copied(run.noise.first(stream, c.tokens, c.channels), device)
+        self.steps = copied(run.noise.steps(stream, len(table), c.tokens, c.channels), device)
 
     def __call__(self, image: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Start noise [N, channels] and step noise [S, N, channels] of N rows, int64 [N] each."""

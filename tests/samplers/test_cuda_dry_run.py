@@ -249,6 +249,41 @@ def test_every_sampler_is_run():
     assert not [name for name, entry in SAMPLERS.items() if entry.run not in listed]
 
 
+# ------------------------------------------------------------------------------------------------ waits
+
+# What the host may wait for in an AR step or a pass: samplers to the most waits in the middle of a run.
+WAITS = {
+    "mar": 0,
+    "lazymar": 0,
+    "lazymar, random": 0,
+    "fasthybrid": 1,
+    "fasthybrid, no guidance": 1,
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_waits_in_an_ar_step(name):
+    sampler, settings = MASKED[name]
+    with pretended_cuda() as waits:
+        steps, found = sampler(moved(tiny_mar(), None), from_ids((1, 4, 0)), settings, PairedNoise(5, IMAGES), 5), []
+        for step in steps:
+            if 1 < step.done < step.total:
+                found.append(dict(waits))
+            waits.clear()
+    assert len(found) == settings.ar_steps - 2
+    assert max(sum(f.values()) for f in found) <= WAITS[name], found
+
+
+@pytest.mark.parametrize("name", [name for name in TOKENS if TOKENS[name][1].net.config.condition == "class"])
+def test_a_pass_waits_for_nothing(name):
+    sampler, model, settings, _ = TOKENS[name]
+    with pretended_cuda() as waits:
+        for step in sampler(moved(model, None), condition_of("class", IMAGES), settings, PairedDraws(5, IMAGES), 5):
+            if 1 < step.done < step.total:
+                assert not waits
+            waits.clear()
+
+
 # ------------------------------------------------------------------------------------------------ the device itself
 
 
@@ -264,9 +299,21 @@ def test_mixed_devices_are_refused():
             torch.mm(a[None], a.to(torch.bfloat16)[:, None])
 
 
+def test_the_peak_in_the_report_is_the_devices():
+    with pretended_cuda(peak=123_456_789):
+        out = finish(mar(moved(tiny_mar(), None), from_ids((1,)), MASKED["mar"][1], PairedNoise(5, (0,)), 5))
+        codes = finish(
+            SAMPLERS["llamagen"].run(
+                moved(tiny_gpt(), None), from_ids((1,)), TOKENS["llamagen"][2], PairedDraws(5, (0,)), 5
+            )
+        )
+    assert out.report.peak_memory_bytes == codes.report.peak_memory_bytes == 123_456_789
+
+
 def test_waits_are_counted():
     with pretended_cuda() as waits:
         a = torch.arange(3, device="cuda")
+        torch.ones(3).pin_memory().to("cuda", non_blocking=True)
         b = a + a * a.float().mean()
         assert not waits
         int(a[1]), a.nonzero(), b[a > 1], torch.ones(3).to("cuda"), a.cpu(), a.tolist()
