@@ -178,8 +178,7 @@ class HeadBlock(nn.Module):
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 3 * width, bias=True))
 
     def modulation(self, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Shift, scale and gate [..., w] of an activated embedding [..., w]; for :func:`modulated`, so the weight and bias of
-        the LayerNorm are in them."""
+        """Shift, scale and gate [..., w] of an activated embedding [..., w], with the LayerNorm's weight and bias in them."""
         shift, scale, gate = _parts(self.adaLN_modulation[1], active, 3)
         weight, bias = self.in_ln.weight, self.in_ln.bias
         if torch.is_grad_enabled():
