@@ -117,6 +117,11 @@ class DrawsAhead:
         return self._ready.pop(number)
 
 
+def ahead(draws: Draws, cells: Sequence[Tensor]) -> Draws:
+    """Draws of a schedule: :class:`DrawsAhead` where a number depends on its cell only; recorded ones depend on the calls."""
+    return DrawsAhead(draws, cells) if isinstance(draws, PairedDraws) else draws
+
+
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Logits fp32 [..., V] after top-k and top-p filtering, with -inf for every value that may not be drawn.
 

@@ -22,7 +22,7 @@ from ...reports.record import PLAIN, Clock, Report
 from ..conditioning import AnyCondition
 from ..driver import start_clock, timed
 from .conditioning import PreparedCondition, prepare
-from .draws import Draws, DrawsAhead, draw
+from .draws import Draws, ahead, draw
 from .schedule import Schedule
 from .settings import TokenSettings
 
@@ -308,7 +308,7 @@ def _decode(run: TokenRun) -> TokenSteps:
     with torch.inference_mode(), clock.phase("transformer"):
         logits, cache = run.prefill(last_guided >= 0)
         passes = to_device(run.schedule, cache.prefix, run.device)
-        run.draws = DrawsAhead(run.draws, [at.cells for at in passes])
+        run.draws = ahead(run.draws, [at.cells for at in passes])
         logits = logits[:, None].expand(-1, len(passes[0].cells), -1)
     report.add(cache_bytes=cache.bytes)
     for k, at in enumerate(passes):
