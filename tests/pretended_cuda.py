@@ -8,6 +8,7 @@ CUDA device would have to send to the host. What is not checked: kernels, their 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,42 @@ _MIXED = ("copy_", "_to_copy", "index", "index_put_", "index_put", "_index_put_i
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim")
 
 
+class Memory:
+    """Bytes of the pretended device.
+
+    Attributes:
+        live: bytes of all tensors at present.
+        peak: most bytes since :meth:`reset`, which the memory statistics of ``torch.cuda`` report.
+        highest: most bytes in the whole block of :func:`pretended_cuda`.
+    """
+
+    def __init__(self) -> None:
+        self.live = self.peak = self.highest = 0
+        self._known: set[int] = set()
+
+    def add(self, host: torch.Tensor) -> None:
+        """Count the storage of a tensor, until the storage ends; storages that are counted already are not counted again."""
+        storage = host.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        weakref.finalize(storage, self._end, key, size)
+        self.live += size
+        self.peak, self.highest = max(self.peak, self.live), max(self.highest, self.live)
+
+    def _end(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+    def reset(self) -> None:
+        """What ``torch.cuda.reset_peak_memory_stats`` does."""
+        self.peak = self.live
+
+
+MEMORY = Memory()
+
+
 class CUDATensor(torch.Tensor):
     """A tensor that reports device "cuda:0" and keeps its values in ``host``, a CPU tensor."""
 
@@ -45,6 +82,7 @@ class CUDATensor(torch.Tensor):
             device=CUDA,
         )
         out.host = host
+        MEMORY.add(host)
         return out
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -169,13 +207,10 @@ _KERNELS = {
 
 
 @contextmanager
-def pretended_cuda(peak: int = 0) -> Iterator[Counter[str]]:
-    """Device "cuda" in this block; yields a counter of what makes the host wait for it, by operation and line.
-
-    Args:
-        peak: bytes that the memory statistics report.
-    """
-    fakes = (_Event, lambda *a: None, lambda *a: None, lambda *a: peak)
+def pretended_cuda() -> Iterator[Counter[str]]:
+    """Device "cuda" in this block; yields a counter of what makes the host wait for it, by operation and line."""
+    MEMORY.peak = MEMORY.highest = MEMORY.live
+    fakes = (_Event, lambda *a: None, lambda *a: MEMORY.reset(), lambda *a: MEMORY.peak)
     before = {name: getattr(torch.cuda, name) for name in _NAMES}
     device = _Device()
     kernels = {name: getattr(bias, name) for name in _KERNELS}

@@ -26,7 +26,7 @@ from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import JacobiSettings, LanternSettings, MuLoSDSettings, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from fastar_nodes.samplers.tokens.upsampling import PixelUpSampling
-from pretended_cuda import CUDA, CUDATensor, pretended_cuda, to_cuda
+from pretended_cuda import CUDA, MEMORY, CUDATensor, pretended_cuda, to_cuda
 from qwen_reference import tiny_tar
 from tar_files import tiny_ta_tok
 from test_sampler_contract import CASES as MASKED
@@ -299,15 +299,41 @@ def test_mixed_devices_are_refused():
             torch.mm(a[None], a.to(torch.bfloat16)[:, None])
 
 
-def test_the_peak_in_the_report_is_the_devices():
-    with pretended_cuda(peak=123_456_789):
-        out = finish(mar(moved(tiny_mar(), None), from_ids((1,)), MASKED["mar"][1], PairedNoise(5, (0,)), 5))
-        codes = finish(
-            SAMPLERS["llamagen"].run(
-                moved(tiny_gpt(), None), from_ids((1,)), TOKENS["llamagen"][2], PairedDraws(5, (0,)), 5
-            )
-        )
-    assert out.report.peak_memory_bytes == codes.report.peak_memory_bytes == 123_456_789
+def held(net):
+    """Bytes of a network."""
+    return sum(x.numel() * x.element_size() for x in (*net.parameters(), *net.buffers()))
+
+
+@pytest.mark.parametrize("name", [*MASKED, *TOKENS, *DRAFTED])
+def test_the_peak_in_the_report_is_what_was_measured(name):
+    """Bytes of tensors, counted one by one, against the report; memory that was freed before the run does not count."""
+    with pretended_cuda():
+        if name in MASKED:
+            sampler, settings = MASKED[name]
+            func, drafts = getattr(sampler, "func", sampler), getattr(sampler, "keywords", {})
+            extra = {key: moved(draft, None) for key, draft in drafts.items()}
+            model, condition, noise = moved(tiny_mar(), None), from_ids((1, 4, 0)), PairedNoise(5, IMAGES)
+        else:
+            model, extra, noise = moved(tiny_gpt("class", 6 if "mulosd" in name else 4), None), {}, PairedDraws(5, IMAGES)
+            if name in TOKENS:
+                func, plain, settings, _ = TOKENS[name]
+                model = moved(plain, None)
+            else:
+                entry, settings = SAMPLERS[name.split(",")[0]], DRAFTED[name]
+                func = entry.run
+                if entry.needs_draft:
+                    extra["draft"] = moved(tiny_gpt("class", 3 if entry.name == "mulosd" else 4, seed=1), None)
+                if entry.needs_codes:
+                    vq = moved(tiny_vq(), None)
+                    extra[entry.needs_codes] = PixelUpSampling(vq) if entry.needs_codes == "up_sampler" else vq
+            condition = condition_of(model.net.config.condition, IMAGES)
+        before = torch.zeros(1 << 24, device="cuda")
+        del before
+        MEMORY.highest = started = MEMORY.live
+        out = finish(func(model, condition, settings, noise, 5, **extra))
+        measured = MEMORY.highest
+    assert out.report.peak_memory_bytes == measured > started + out.report.counts.get("cache_bytes", 0)
+    assert measured < 1 << 24 and started >= held(model.net)
 
 
 def test_waits_are_counted():
