@@ -248,5 +248,7 @@ def to_cuda(net: nn.Module, dtype: torch.dtype | None = None, keep: tuple[str, .
                 host = value.detach()
                 if dtype is not None and host.is_floating_point() and not any(k in f"{prefix}.{name}" for k in keep):
                     host = host.to(dtype)
-                table[name] = CUDATensor(host)  # type: ignore[assignment]
+                moved = CUDATensor(host)
+                moved._is_param = table is module._parameters  # type: ignore[attr-defined]
+                table[name] = moved  # type: ignore[assignment]
     return net
