@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import KVCache, attend
-from .layers import Block, RMSNorm, add_product
+from .layers import Block, RMSNorm, advance, rest
 from .matmul import Linear
 from .rope import PositionTable, grid_table
+from .speed import COMPILE, Regional
 from .structure import depth
 from .ta_tok import TATokModel
 
@@ -174,7 +175,7 @@ class Cache(KVCache):
             self.keys[i], self.values[i] = self.pairs[i].chunk(2, dim=1)
 
 
-class GPT(nn.Module):
+class GPT(Regional):
     """The transformer. ``condition`` tensors are, by ``config.condition``:
 
     - "class": labels int64 [B];
@@ -373,26 +374,25 @@ class GPT(nn.Module):
         elif bias is not None:
             mask = bias.expand(-1, -1, x.shape[1], -1)
 
-        def attention(layer: int, q: Tensor, kv: Tensor) -> Tensor:
-            pair = cache.pairs[layer][: len(x)]
-            if slot.ndim == 1:
-                pair.index_copy_(2, slot, kv)
-            else:
-                pair.scatter_(2, slot[:, None, :, None].expand(kv.shape), kv)
-            return attend(q, *pair[:, :, :end].chunk(2, dim=1), mask)
-
-        return self._blocks(x, cache.positions.rows(position), attention)
+        x, rope = self._encoded(x, cache.positions.rows(position))
+        if rope is not None and self.speed == COMPILE:  # the compiler has no complex numbers
+            rope = torch.view_as_real(rope)
+        run = self.region(advance)
+        for i, block in enumerate(self.layers):
+            x = run(block, x, rope, cache.pairs[i][: len(x)], slot, end, mask, i > 0)
+        return x
 
     def _blocks(self, x: Tensor, encoding: Tensor, attention: PairAttention) -> Tensor:
         """All blocks. ``encoding``: rows of the position table, RoPE or additive."""
-        rope = None if self.config.absolute else encoding
-        if rope is None:
-            x = x + encoding
+        x, rope = self._encoded(x, encoding)
         for i, block in enumerate(self.layers):
             q, kv = block.attention.project(block.attention_norm(x), rope)
-            x = add_product(x, block.attention.wo, attention(i, q, kv), i > 0)
-            x = add_product(x, block.feed_forward.w2, block.feed_forward.inner(block.ffn_norm(x)), True)
+            x = rest(block, x, attention(i, q, kv), i > 0)
         return x
+
+    def _encoded(self, x: Tensor, encoding: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The blocks' input, with additive encodings in it, and RoPE or None."""
+        return (x + encoding, None) if self.config.absolute else (x, encoding)
 
     def logits(self, x: Tensor) -> Tensor:
         """Predictions fp32 [..., V] of hidden rows [..., C]."""

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention import attend
 from .matmul import Linear
 from .rope import rotate_pairs
 
@@ -39,7 +40,7 @@ class Attention(nn.Module):
         if rope is not None:
             both = self.heads + self.kv_heads
             rotated = rotate_pairs(parts[:, :, :both], rope)
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() or not rope.is_complex():  # not in place
                 parts = torch.cat([rotated, parts[:, :, both:]], dim=2)
         return parts[:, :, : self.heads].transpose(1, 2), parts[:, :, self.heads :].transpose(1, 2)
 
@@ -53,7 +54,7 @@ class FeedForward(nn.Module):
 
     def inner(self, x: Tensor) -> Tensor:
         """silu(w1 x) * w3 x."""
-        if not fused(self.w1, x):
+        if not (fused(self.w1, x) and fused(self.w3, x)):
             return F.silu(self.w1(x)) * self.w3(x)
         gate, up = F.linear(x, self._joint()).chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
@@ -79,11 +80,11 @@ def _storage(x: Tensor) -> object:
 def fused(layer: nn.Module, x: Tensor) -> bool:
     """Whether products with a layer's weight are merged with other operations: on a GPU, where every launch counts.
 
-    On a CPU each product is chosen by measurement (``matmul.py``).
+    On a CPU each product is chosen by measurement (``matmul.py``). A weight that is off the device is left to its layer.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(layer) is not Linear:
         return False
-    return x.device.type != "cpu"
+    return x.device.type != "cpu" and not layer.away()
 
 
 def add_product(x: Tensor, layer: nn.Module, y: Tensor, own: bool) -> Tensor:
@@ -104,3 +105,31 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm, self.attention = RMSNorm(dim, eps), Attention(dim, heads, kv_heads, head_dim)
         self.ffn_norm, self.feed_forward = RMSNorm(dim, eps), FeedForward(dim, hidden)
+
+
+def rest(block: Block, x: Tensor, attended: Tensor, own: bool) -> Tensor:
+    """A block after its attention. ``own``: x may be overwritten."""
+    x = add_product(x, block.attention.wo, attended, own)
+    return add_product(x, block.feed_forward.w2, block.feed_forward.inner(block.ffn_norm(x)), True)
+
+
+def advance(
+    block: Block, x: Tensor, rope: Tensor | None, pair: Tensor, slot: Tensor, end: int, mask: Tensor | None, own: bool
+) -> Tensor:
+    """A block of ``GPT.advance``.
+
+    Args:
+        block, x: the block and its input rows [R, n, C].
+        rope: see :meth:`Attention.project`.
+        pair: the block's keys and values in the cache, [R, 2 kv heads, slots, D]; written at ``slot``.
+        slot: int64 [n], or [R, n].
+        end: slots below this one are attended to.
+        mask: see :func:`attend`.
+        own: x may be overwritten.
+    """
+    q, kv = block.attention.project(block.attention_norm(x), rope)
+    if slot.ndim == 1:
+        pair.index_copy_(2, slot, kv)
+    else:
+        pair.scatter_(2, slot[:, None, :, None].expand(kv.shape), kv)
+    return rest(block, x, attend(q, *pair[:, :, :end].chunk(2, dim=1), mask), own)

@@ -45,8 +45,11 @@ class PositionTable:
 def rotate_pairs(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate adjacent pairs of x [R, n, heads, D] by rope complex64 [n, D / 2] or [R, n, D / 2] of :func:`grid_table`.
 
-    Computed in fp32. In place unless gradients are computed.
+    Computed in fp32. In place unless gradients are computed, or rope is real: fp32 [..., D / 2, 2] of ``torch.view_as_real``.
     """
+    if not rope.is_complex():
+        (cos, sin), (a, b) = rope[..., None, :, :].unbind(-1), x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).type_as(x)
     rope = rope[..., None, :]
     if not torch.is_grad_enabled() and x.dtype in (torch.float32, torch.float64):
         torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(rope)

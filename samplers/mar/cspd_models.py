@@ -79,7 +79,8 @@ class _Traced(Ancestral):
     """
 
     def __init__(self, rule: Ancestral, table: Tables):
-        self.coefficients, self.std, self.bases, self.table = rule.coefficients, rule.std, rule.bases, table
+        self.take(rule)
+        self.table = table
         self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def branches(self, k: int, x: Tensor, out: Tensor, mix: Tensor, noise: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ...model_loaders.networks.diffusion_head import DiffusionHead
+from ...model_loaders.networks.speed import COMPILE, shared
 from ..noise import copied
-from .diffusion import Ancestral, Tables, mixture
+from .diffusion import Ancestral, Tables, advance, mixture
 from .loop import Conditions, Denoise, HeadRows, Run
 from .memory import BUDGET
 
@@ -30,9 +32,11 @@ class Denoiser:
     exact = True
 
     def __init__(self, run: Run, table: Tables):
-        self.run, self.head, self.table = run, run.model.net.head, table
+        self.run, self.head, self.table, net = run, run.model.net.head, table, run.model.net
+        self.evaluate = net.region(evaluate)
         self.times = self.head.time_embed(table.timestep_map.flip(0).to(run.tokens.device))
-        self.rule = Ancestral(table, run.settings.temperature, run.tokens.device)
+        compiled = shared(advance) if net.speed == COMPILE else None
+        self.rule = Ancestral(table, run.settings.temperature, run.tokens.device, compiled)
 
     def __call__(
         self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral | None = None
@@ -78,7 +82,7 @@ class _Rows:
     def __init__(self, denoiser: Denoiser, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral):
         self.denoiser, self.rule, self.branches = denoiser, rule, 1 + z.guided
         self.mix = mixture(scale, z.guided)
-        self.x, self.noise = first[:, None].expand(-1, self.branches, -1).contiguous(), rule.scaled(noise)[:, :, None]
+        self.x, self.noise = first[:, None].repeat(1, self.branches, 1), rule.scaled(noise)[:, :, None]
         both = z.cond if z.null is None else torch.stack([z.cond, z.null], 1).flatten(0, 1)
         self.condition = denoiser.head.cond_embed(both)
         self.steps = len(denoiser.table)
@@ -87,16 +91,16 @@ class _Rows:
         self.start, self.modulations = -self.chunk, [self.condition]  # of steps start .. start + chunk - 1
 
     def inputs(self, k: int) -> tuple[Tensor, list[Tensor]]:
-        """Head inputs of executed step ``k``: tokens [N P, channels], and the modulations."""
+        """Head inputs of executed step ``k``: tokens [N, P, channels], and the modulations."""
         if k >= self.start + self.chunk or k < self.start:
             self.start = k - k % self.chunk
             times = self.denoiser.times[self.start : self.start + self.chunk, None]
             self.modulations = self.denoiser.head.modulations(times + self.condition)
-        return self.x.flatten(0, 1), [m[k - self.start] for m in self.modulations]
+        return self.x, [m[k - self.start] for m in self.modulations]
 
     def step(self, k: int, out: Tensor) -> None:
-        """Advance by executed step ``k`` with the head's output [N P, 2 channels]."""
-        self.x = self.rule.branches(k, self.x, out.unflatten(0, (-1, self.branches)), self.mix, self.noise[k])
+        """Advance by executed step ``k`` with the head's output [N, P, 2 channels]."""
+        self.x = self.rule.branches(k, self.x, out, self.mix, self.noise[k])
 
     def skip(self, k: int) -> None:
         """Advance by executed step ``k``, whose rule does not use the head."""
@@ -104,10 +108,16 @@ class _Rows:
         self.x = self.rule(k, self.x, zero, zero, self.noise[k])
 
 
+def evaluate(head: DiffusionHead, x: Tensor, modulations: list[Tensor]) -> Tensor:
+    """Head output [N, P, 2 channels] of tokens [N, P, channels]."""
+    return head.denoise(x.flatten(0, 1), modulations).unflatten(0, x.shape[:2])
+
+
 def _denoise(parts: list[_Rows]) -> list[Tensor]:
     """Denoise rows of one or more tables in one loop; shorter tables join for the last calls. Tokens of each part."""
     longest = max(part.steps for part in parts)
-    head, report = parts[0].denoiser.head, parts[0].denoiser.run.report
+    first = parts[0].denoiser
+    head, report = first.head, first.run.report
     for call in range(longest):
         active = [(part, call - longest + part.steps) for part in parts if call >= longest - part.steps]
         for part, k in active:
@@ -121,10 +131,12 @@ def _denoise(parts: list[_Rows]) -> list[Tensor]:
         if len(inputs) > 1:
             x = torch.cat([x for x, _ in inputs])
             modulations = [torch.cat(layer) for layer in zip(*(m for _, m in inputs), strict=True)]
-        out = head.denoise(x, modulations).split([len(x) for x, _ in inputs])
+        # The compiler takes a single row for a shape of its own.
+        compute = first.evaluate if len(x) > 1 else evaluate
+        out = compute(head, x, modulations).split([len(x) for x, _ in inputs])
         for (part, k), rows in zip(active, out, strict=True):
             part.step(k, rows)
-        report.add(head_calls=1, head_rows=len(x))
+        report.add(head_calls=1, head_rows=x.shape[0] * x.shape[1])
     return [part.x[:, 0] for part in parts]
 
 

@@ -10,6 +10,7 @@ multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 1
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ..noise import copied
 
 STEPS = 1000
 
@@ -132,9 +134,19 @@ class Ancestral:
         table: diffusion tables, S steps.
         temperature: factor of the noise.
         device: of the tokens.
+        compiled: compiled :func:`advance`, for more than one row; None: the step runs as written.
+
+    Attributes:
+        draft: fp32 [N, channels] that the mean is drawn to; None for none.
     """
 
-    def __init__(self, table: Tables, temperature: float, device: torch.device):
+    draft: Tensor | None = None
+
+    def __init__(
+        self, table: Tables, temperature: float, device: torch.device, compiled: Callable[..., Tensor] | None = None
+    ):
+        self.compiled = compiled
+        self._numbers: Tensor | None = None
         # log sigma = middle + slope * logits; logits 0 is halfway between the two bounds of the learned range.
         low, high = table.posterior_log_variance_clipped, table.betas.log()
         middle, slope = (low + high) / 4, (high - low) / 4
@@ -149,6 +161,11 @@ class Ancestral:
         # exp(slope * logits) as a power of the logits.
         self.bases = [math.exp(slope) for *_, slope in self.coefficients]
         self.std = (middle.exp().flip(0) * temperature).to(device, torch.float32)[:, None, None]
+
+    def take(self, rule: Ancestral) -> None:
+        """Step as another rule does."""
+        self.coefficients, self.std, self.bases, self.compiled = rule.coefficients, rule.std, rule.bases, rule.compiled
+        self._numbers = None
 
     def scaled(self, noise: Tensor) -> Tensor:
         """Step noise [S, N, channels] times the temperature and the part of sigma that does not depend on the logits."""
@@ -168,9 +185,26 @@ class Ancestral:
         recip, recipm1, coef1, coef2, _ = self.coefficients[k]
         return coef1 * recip + coef2, coef1 * recipm1
 
+    def of_draft(self, k: int) -> float:
+        """Coefficient of the draft in executed step ``k``."""
+        return 0.0
+
     def pulled(self, k: int, mean: Tensor) -> Tensor:
-        """mu [N, channels] or [N, P, channels] of executed step ``k`` plus what does not depend on x and eps, in place."""
-        return mean
+        """mu [N, channels] or [N, P, channels] of executed step ``k`` plus the draft's part, in place."""
+        if self.draft is None:
+            return mean
+        return mean.add_(self.draft if mean.ndim == 2 else self.draft[:, None], alpha=self.of_draft(k))
+
+    @property
+    def numbers(self) -> Tensor:
+        """Coefficients of every step on the device, fp32 [S, 5]; see :func:`advance`."""
+        if self._numbers is None:
+            last = len(self.coefficients) - 1
+            rows = [
+                (*self.linear(k), c[4], self.of_draft(k), float(k != last)) for k, c in enumerate(self.coefficients)
+            ]
+            self._numbers = copied(torch.tensor(rows), self.std.device)
+        return self._numbers
 
     def __call__(self, k: int, x: Tensor, eps: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
         """x [N, channels] after executed step ``k``.
@@ -193,6 +227,8 @@ class Ancestral:
             mix: guidance of :func:`mixture`, fp32 [N, P, P].
             noise: the step's entry of :meth:`scaled`, [N, 1, channels].
         """
+        if self.compiled is not None and len(x) > 1:
+            return self.compiled(x, out, mix, noise, self.numbers[k], self.draft)
         channels, (of_x, of_eps) = x.shape[2], self.linear(k)
         mean = torch.baddbmm(x, mix, out[..., :channels], beta=of_x, alpha=-of_eps)
         return self._noised(k, self.pulled(k, mean), out[:, :1, channels:], noise)
@@ -202,6 +238,21 @@ class Ancestral:
         if k + 1 == len(self.coefficients):
             return mean
         return mean.addcmul_(torch.pow(self.bases[k], logits), noise)
+
+
+def advance(x: Tensor, out: Tensor, mix: Tensor, noise: Tensor, numbers: Tensor, draft: Tensor | None) -> Tensor:
+    """:meth:`Ancestral.branches` for the compiler: coefficients are values of a tensor, so that one compilation covers all steps.
+
+    Args:
+        x, out, mix, noise: see there.
+        numbers: fp32 [5], coefficients of x, eps, the logits in log sigma and the draft; 0 if the step adds no noise, else 1.
+        draft: see :class:`Ancestral`.
+    """
+    channels = x.shape[2]
+    mean = numbers[0] * x - numbers[1] * (mix[..., None] * out[:, None, :, :channels]).sum(2)
+    if draft is not None:
+        mean = mean + numbers[3] * draft[:, None]
+    return mean + numbers[4] * torch.exp(numbers[2] * out[:, :1, channels:]) * noise
 
 
 def mixture(scale: Tensor, guided: bool) -> Tensor:

@@ -71,7 +71,7 @@ class Guided(Ancestral):
     """
 
     def __init__(self, rule: Ancestral, draft: Tensor, weights: tuple[float, ...], space: str):
-        self.coefficients, self.std, self.bases = rule.coefficients, rule.std, rule.bases
+        self.take(rule)
         self.draft, self.weights, self.space = draft, weights, space
 
     def free(self, k: int) -> bool:
@@ -86,10 +86,9 @@ class Guided(Ancestral):
             return own * coef1 * recip + coef2, own * coef1 * recipm1
         return own * (coef1 * recip + coef2), own * coef1 * recipm1  # mu' = (1 - gamma) mu + gamma x'
 
-    def pulled(self, k: int, mean: Tensor) -> Tensor:
-        """mu' of executed step ``k``: the part of x' is added, in place."""
-        of_draft = self.weights[k] * (self.coefficients[k][2] if self.space == "x0" else 1)
-        return mean.add_(self.draft if mean.ndim == 2 else self.draft[:, None], alpha=of_draft)
+    def of_draft(self, k: int) -> float:
+        """Coefficient of x' in mu'."""
+        return self.weights[k] * (self.coefficients[k][2] if self.space == "x0" else 1)
 
 
 class LookaheadHead:

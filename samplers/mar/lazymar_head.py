@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...model_loaders.networks.diffusion_head import HeadBlock, modulated
 from ...model_loaders.networks.int8 import outputs
-from ...model_loaders.networks.mar import HeadBlock, modulated
 from .denoiser import Denoiser
 from .diffusion import Ancestral, Tables, guide
 from .loop import Conditions, Denoise, HeadRows, Run

@@ -271,7 +271,8 @@ def begin(
     if len(draws) != len(condition):
         raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
     report = Report(name, model.name, asdict(settings), seed, len(condition), device.type)
-    report.note = int8.remark(model.net) or streaming.remark(model.net)
+    notes = (int8.remark(model.net), streaming.remark(model.net), model.net.remark)
+    report.note = "; ".join(filter(None, notes))
     tokens = torch.zeros(len(condition), model.tokens, dtype=torch.int64, device=device)
     decided = torch.zeros(model.tokens, dtype=torch.bool, device=device)
     until = settings.cfg_interval

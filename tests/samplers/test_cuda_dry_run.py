@@ -314,7 +314,11 @@ def test_the_peak_in_the_report_is_what_was_measured(name):
             extra = {key: moved(draft, None) for key, draft in drafts.items()}
             model, condition, noise = moved(tiny_mar(), None), from_ids((1, 4, 0)), PairedNoise(5, IMAGES)
         else:
-            model, extra, noise = moved(tiny_gpt("class", 6 if "mulosd" in name else 4), None), {}, PairedDraws(5, IMAGES)
+            model, extra, noise = (
+                moved(tiny_gpt("class", 6 if "mulosd" in name else 4), None),
+                {},
+                PairedDraws(5, IMAGES),
+            )
             if name in TOKENS:
                 func, plain, settings, _ = TOKENS[name]
                 model = moved(plain, None)
