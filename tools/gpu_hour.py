@@ -46,8 +46,8 @@ from .gpu_cells import UNFORCED, Cell, build, cells, condition_of, extras, setti
 # which it is compiled, may take COMPILE_SECONDS.
 SECONDS, CELL_SECONDS, REPEATS = 23 * 60, 6.0, 3
 COMPILE_SECONDS = 90.0
-# Steps whose operations, waits and launches are counted, in the middle of a run.
-COUNTED = 2
+# Operations, waits and launches are counted in a part of a run's steps, from its middle: this share of them, within bounds.
+COUNTED, FEWEST, MOST = 16, 2, 32
 # Seconds at batch 1 on an H200 that are aimed at, by model and sampler.
 GOALS = {
     ("MAR-B", "mar"): 0.14,
@@ -105,14 +105,15 @@ def _launches(call: Callable[[], None], device: torch.device) -> int | None:
 
 
 def _counts(cell: Cell, model: Any, more: Mapping[str, Any], device: torch.device, speed: Speed, dry: bool) -> Any:
-    """Operations, waits, launches and floor of the whole run, from :data:`COUNTED` steps in the middle."""
+    """Operations, waits, launches and floor of the whole run, from some steps in the middle."""
     steps = _steps(cell, model, more, 0, dry)
     step = next(steps)
+    part = min(max(step.total // COUNTED, FEWEST), MOST)
     for _ in range(min(4, step.total // 4)):
         step = next(steps, step)
     done = step.done
     with counted() as work:
-        for _ in range(COUNTED):
+        for _ in range(part):
             step = next(steps, step)
     if step.done == done:  # a run of one step
         return {"operations": None, "waits": None, "launches": None, "floor": None}
@@ -120,7 +121,7 @@ def _counts(cell: Cell, model: Any, more: Mapping[str, Any], device: torch.devic
     last = [step]
 
     def more_steps() -> None:
-        for _ in range(COUNTED):
+        for _ in range(part):
             last[0] = next(steps, last[0])
 
     launches = _launches(more_steps, device)
@@ -184,7 +185,11 @@ def measure(
 
 
 def parity(device: torch.device, speeds: tuple[str, ...] = (PLAIN,)) -> list[dict[str, Any]]:
-    """Every sampler at a tiny size: difference from the CPU: the largest of a latent relative to the largest latent, or the share of equal tokens."""
+    """Every sampler at a tiny size on the device, beside the CPU in fp32.
+
+    Returns:
+        "difference": the largest of a latent, relative to the largest latent; or "equal": the share of equal tokens.
+    """
     cpu, out = torch.device("cpu"), []
     firsts: dict[str, Cell] = {}
     for cell in cells():

@@ -32,7 +32,10 @@ def test_every_cell_runs(dry):
     assert not found["failed"] and not found["left_out"]
     assert all(c["median"] > 0 and not c["extrapolated"] for c in found["cells"])
     counted = [c for c in found["cells"] if c["operations"] is not None]
-    assert len(counted) > len(plain) - 5 and all(c["operations"] > 20 and c["floor"] > 0 for c in counted)
+    assert len(counted) > len(plain) - 5 and all(c["operations"] > 0 for c in counted)
+    assert all(
+        c["operations"] > 300 and c["floor"] > 0 for c in counted if c["sampler"] in ("mar", "llamagen", "zipar")
+    )
     assert page.count("\n| MAR-B | mar |") == 4 and "the numbers mean nothing" in page
 
 
