@@ -1,4 +1,4 @@
-# make demo | test | check | comfyui | soak | fuzz. Commands run in .venv, which is created and filled if it is missing.
+# make demo | test | check | comfyui | soak | fuzz | dry-run. Commands run in .venv, which is created and filled if it is missing.
 # Another Python: make test PYTHON=python3.12. An existing environment: make test PY=python.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 endif
 
-.PHONY: demo test check comfyui soak fuzz
+.PHONY: demo test check comfyui soak fuzz dry-run
 
 # MAR and FastHybrid with one seed, side by side, in compare.png.
 demo: $(READY)
@@ -36,6 +36,18 @@ comfyui: $(READY)
 # A real ComfyUI for 20 minutes: 200 prompts with cancels and bad values, then 500 hostile values. Linux only.
 soak: $(READY)
 	FASTAR_SOAK=1 $(PY) -m pytest tests/comfyui/test_load.py -rs -s
+
+# Every sampler on a pretended CUDA device. Needs no GPU, but a CUDA build of PyTorch: several GB in an environment of its own.
+dry-run: .venv-cuda/.ready
+	.venv-cuda/bin/python -m pytest -rs tests/samplers/test_cuda_dry_run.py
+
+# "===" excludes builds with a local version, such as 2.13.0+cpu.
+CUDA_TORCH ?= 2.13.0
+.venv-cuda/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-cuda
+	.venv-cuda/bin/python -m pip install --quiet "torch===$(CUDA_TORCH)"
+	.venv-cuda/bin/python -m pip install --quiet --editable ".[standalone,test]"
+	touch $@
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -30,6 +30,7 @@ from .model_loaders.networks.gpt import TokenModel
 from .model_loaders.networks.kl import KLModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.qwen import TarModel
+from .model_loaders.networks.speed import PLAIN, choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.upsampler import UpSamplerModel
 from .model_loaders.networks.vq import VQModel
@@ -85,12 +86,14 @@ class Source:
         device: device of the weights.
         dtype: "auto", "fp32", "bf16", "fp16" or "int8".
         compute: device for which "auto" selects the dtype; None for ``device``.
+        speed: how the networks run, see :data:`.speed.SPEEDS`.
     """
 
     find: Callable[[str, str], Path]
     device: torch.device
     dtype: str = AUTO
     compute: torch.device | None = None
+    speed: str = PLAIN
 
     def precision(self, family: str) -> str:
         """Name of the dtype of a family's networks.
@@ -265,15 +268,14 @@ def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: in
 
 def _load_model(family: str, path: Path, source: Source, grid: int | None = None) -> MARModel | TokenModel:
     """Load a model without its decoder."""
-    dtype = source.precision(family)
-    if family == MAR:
-        return load_mar(path, dtype, source.device)
-    if family != HYBRID:
-        return _LOADERS[family](path, dtype, source.device, grid)
-    folder, stem = (path, "") if path.is_dir() else (path.parent, path.stem)
-    own = has_tokenizer(folder, stem, ck.read_metadata(path))
-    words = None if own else source.find(_WORDS, "tokenizer")
-    return load_hybrid(path, dtype, source.device, grid, words)
+    more: tuple[Any, ...] = () if family == MAR else (grid,)
+    if family == HYBRID:
+        folder, stem = (path, "") if path.is_dir() else (path.parent, path.stem)
+        own = has_tokenizer(folder, stem, ck.read_metadata(path))
+        more += (None if own else source.find(_WORDS, "tokenizer"),)
+    model = _LOADERS[family](path, source.precision(family), source.device, *more)
+    choose(model.net, source.speed, source.compute or source.device)
+    return model
 
 
 def _expect_latents(decoder: KLModel, model: MARModel) -> None:
@@ -422,16 +424,11 @@ def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> Tar
 
 @torch.no_grad()
 def decode(ready: Ready, result: Any) -> Tensor:
-    """Decode a sampler's result.
-
-    Seconds and passes of the decoder are added to the result's report.
+    """Decode a sampler's result to pictures uint8 [B, H, W, 3] on the CPU; the decoder's seconds and passes enter its report.
 
     Args:
         ready: the model that was sampled; has a decoder.
         result: latents or codes, and the report.
-
-    Returns:
-        Pictures uint8 [B, H, W, 3] on the CPU.
     """
     net: Any = cast(VQModel, ready.decoder).net
     report: Report = result.report

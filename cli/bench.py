@@ -33,6 +33,7 @@ from ..model_loaders.hybrid import precision
 from ..model_loaders.networks import gpt, mar, matmul
 from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ..model_loaders.networks.speed import choose
 from ..reports.record import VERSION, Report
 from ..samplers.batches import SPLIT
 from ..samplers.conditioning import (
@@ -231,6 +232,8 @@ def run(options: argparse.Namespace) -> int:
     entries = [p.entry for p in plan(samplers, sets, options.steps, {})]
     if options.random:
         ready = random_models(options.random, entries, options.dtype, choose_device(options.device))
+        for made in ready.values():
+            choose(made.model.net, options.speed, made.device)
     else:
         ready = load(options, entries)
     planned = plan(samplers, sets, options.steps, ready)

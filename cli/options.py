@@ -13,6 +13,7 @@ from ..assembly import AUTO, DEMO, Source, find_file
 from ..errors import UserError
 from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.networks import matmul
+from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from .progress import Bar
 
 SEEDS = 1 << 64
@@ -60,6 +61,12 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         default=AUTO,
         choices=("auto", *DTYPES, INT8),
         help="weights; default auto; int8: lossy, on a CPU",
+    )
+    parser.add_argument(
+        "--speed",
+        default=PLAIN,
+        choices=SPEEDS,
+        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first",
     )
     parser.add_argument(
         "--models",
@@ -186,4 +193,4 @@ def source(options: argparse.Namespace) -> Source:
         with Bar(f"downloading {choice}") as bar:
             return find_file(choice, family, folder, lambda done, total: bar(done / 1e6, total / 1e6, "MB"))
 
-    return Source(find, choose_device(options.device), options.dtype)
+    return Source(find, choose_device(options.device), options.dtype, speed=options.speed)

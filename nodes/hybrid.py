@@ -8,15 +8,16 @@ from typing import Any, cast
 from comfy_api.latest import io
 
 from .. import assembly
-from ..assembly import AUTO, Source
+from ..assembly import AUTO
 from ..errors import UserError
 from ..model_loaders.checkpoint import INT8
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
+from ..model_loaders.networks.speed import PLAIN
 from ..samplers import registry
 from ..samplers.conditioning import PromptCondition
 from ..samplers.settings import knob, make
 from . import host
-from .loaders import make_vae, menu, resolve, usual
+from .loaders import make_vae, menu, source_of, speed_widget, usual
 from .schema import MAR, PROMPT, expect, schema, widgets
 
 MOST_IMAGES = 256
@@ -80,6 +81,7 @@ class LoadHybrid(io.ComfyNode):
                     tooltip="Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others run and "
                     "usually look worse; the report notes it.",
                 ),
+                speed_widget(),
             ],
             outputs=[
                 MAR.Output("model", display_name="model", tooltip="For MAR Sampler and its accelerated relatives."),
@@ -88,10 +90,10 @@ class LoadHybrid(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, checkpoint: str, decoder: str, dtype: str, size: str = AUTO) -> io.NodeOutput:
+    def execute(cls, checkpoint: str, decoder: str, dtype: str, size: str = AUTO, speed: str = PLAIN) -> io.NodeOutput:
         if dtype not in _DTYPES:
             raise UserError(f"dtype: {dtype!r} is none of {', '.join(_DTYPES)}; choose one of them.")
-        source = Source(resolve, host.offload_device(), dtype, host.device())
+        source = source_of(dtype, speed)
         ready = assembly.load(registry.HYBRID, checkpoint, source, decoder, _grid(size))
         model, vae = cast(HybridModel, ready.model), make_vae(cast(Any, ready.decoder), ready.latent_channels)
         if size != AUTO and vae.downscale_ratio * model.patch != PIXELS:

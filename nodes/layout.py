@@ -25,12 +25,12 @@ _TOKENS = ("seed", "cfg", "temperature", "top_k")
 _TOKENS_ADVANCED = ("top_p", "cfg_interval")
 
 WIDGETS: dict[str, tuple[str, ...]] = {
-    "FastARLoadMAR": ("checkpoint", "decoder", "dtype"),
-    "FastARLoadLlamaGen": ("checkpoint", "decoder", "grid", "dtype"),
-    "FastARLoadHybrid": ("checkpoint", "decoder", "dtype", "size"),
+    "FastARLoadMAR": ("checkpoint", "decoder", "dtype", "speed"),
+    "FastARLoadLlamaGen": ("checkpoint", "decoder", "grid", "dtype", "speed"),
+    "FastARLoadHybrid": ("checkpoint", "decoder", "dtype", "size", "speed"),
     "FastARPrompt": ("text", "images", "negative"),
     "FastARLoadTar": ("checkpoint", "dtype"),
-    "FastARLoadTarDetokenizer": ("checkpoint", "ta_tok", "decoder", "dtype", "grid"),
+    "FastARLoadTarDetokenizer": ("checkpoint", "ta_tok", "decoder", "dtype", "grid", "speed"),
     "FastARClassLabel": ("labels", "label_set", "images_per_label", "add_label"),
     "FastARTextPrompt": ("text", "encoder", "images", "dtype"),
     "FastARTarPrompt": (
@@ -199,6 +199,10 @@ WIDGETS: dict[str, tuple[str, ...]] = {
 # Widgets that were added after a node's first release, at the end of its row. They are optional inputs: prompts in API format that were
 # saved before do not have them, and run with their defaults.
 LATER: dict[str, tuple[str, ...]] = {
+    "FastARLoadMAR": ("speed",),
+    "FastARLoadLlamaGen": ("speed",),
+    "FastARLoadHybrid": ("speed",),
+    "FastARLoadTarDetokenizer": ("speed",),
     "FastARTarPrompt": ("parallel",),
     "FastARMARSampler": ("reconstruct",),
     "FastARFastHybrid": ("diffusion_steps_end", "diffusion_steps_curve", "reconstruct", "lookahead_start"),

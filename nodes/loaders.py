@@ -17,6 +17,7 @@ from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.networks.kl import KLAutoencoder, KLModel
+from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..model_loaders.networks.vq import VQModel
 from ..samplers import registry
 from . import host
@@ -97,9 +98,27 @@ def valid(family: str, choice: Any) -> bool | str:
     return accepted(lambda: hub.check(str(choice), family, host.local_files(*_folders(family))))
 
 
-def _source(dtype: str) -> Source:
-    """Weights are placed on the offload device, in the dtype for the compute device."""
-    return Source(resolve, host.offload_device(), dtype, host.device())
+def source_of(dtype: str, speed: str = PLAIN) -> Source:
+    """Weights are placed on the offload device, in the dtype for the compute device.
+
+    Raises:
+        UserError: ``speed`` is not a choice of its menu.
+    """
+    if speed not in SPEEDS:
+        raise UserError(f"speed: {speed!r} is none of {', '.join(SPEEDS)}; choose one of them.")
+    return Source(resolve, host.offload_device(), dtype, host.device(), speed)
+
+
+def speed_widget() -> io.Input:
+    """How the model runs."""
+    return _combo(
+        "speed",
+        list(SPEEDS),
+        "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a minute "
+        "before the first picture and needs a compiler.",
+        default=PLAIN,
+        advanced=True,
+    )
 
 
 def _side(grid: Any) -> int | None:
@@ -176,6 +195,7 @@ class LoadMAR(io.ComfyNode):
                     "Precision of the MAR. auto: fp16 on a graphics card made for it, else fp32. fp32 is exact and "
                     "needs twice the memory; bf16 is coarser and may show. The diffusion arithmetic and the decoder are fp32.",
                 ),
+                speed_widget(),
             ],
             outputs=_outputs(
                 MAR.Output("model", display_name="model", tooltip="For MAR Sampler and its accelerated relatives.")
@@ -187,8 +207,8 @@ class LoadMAR(io.ComfyNode):
         return valid("mar", checkpoint)
 
     @classmethod
-    def execute(cls, checkpoint: str, decoder: str, dtype: str) -> io.NodeOutput:
-        return _output(assembly.load(registry.MAR, checkpoint, _source(dtype), decoder), {})
+    def execute(cls, checkpoint: str, decoder: str, dtype: str, speed: str = PLAIN) -> io.NodeOutput:
+        return _output(assembly.load(registry.MAR, checkpoint, source_of(dtype, speed), decoder), {})
 
 
 class LoadLlamaGen(io.ComfyNode):
@@ -237,6 +257,7 @@ class LoadLlamaGen(io.ComfyNode):
                     "Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made "
                     "with, else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
                 ),
+                speed_widget(),
             ],
             outputs=_outputs(
                 TOKEN_MODEL.Output(
@@ -250,8 +271,8 @@ class LoadLlamaGen(io.ComfyNode):
         return valid("llamagen", checkpoint)
 
     @classmethod
-    def execute(cls, checkpoint: str, decoder: str, grid: str, dtype: str) -> io.NodeOutput:
-        source = _source(dtype)
+    def execute(cls, checkpoint: str, decoder: str, grid: str, dtype: str, speed: str = PLAIN) -> io.NodeOutput:
+        source = source_of(dtype, speed)
         ready = assembly.load(registry.LLAMAGEN, checkpoint, source, decoder, _side(grid))
         return _output(ready, {UP_SAMPLER: assembly.load_up_sampler(ready.decoder_choice, source)})
 
@@ -297,7 +318,7 @@ class LoadTar(io.ComfyNode):
         with enough_memory(
             "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."
         ):
-            model, stated = assembly.load_language_model(checkpoint, _source(dtype))
+            model, stated = assembly.load_language_model(checkpoint, source_of(dtype))
         return io.NodeOutput(host.Loaded.of(model, recommended=stated))
 
 
@@ -347,6 +368,7 @@ class LoadTarDetokenizer(io.ComfyNode):
                     "nothing: 16 for 256 pixels, 32 for 512, 64 for 1024. Another one than it was trained with draws nonsense.",
                     advanced=True,
                 ),
+                speed_widget(),
             ],
             outputs=_outputs(
                 TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
@@ -358,8 +380,10 @@ class LoadTarDetokenizer(io.ComfyNode):
         return valid("dtok", checkpoint)
 
     @classmethod
-    def execute(cls, checkpoint: str, ta_tok: str, decoder: str, dtype: str, grid: str = AUTO) -> io.NodeOutput:
-        source = _source(dtype)
+    def execute(
+        cls, checkpoint: str, ta_tok: str, decoder: str, dtype: str, grid: str = AUTO, speed: str = PLAIN
+    ) -> io.NodeOutput:
+        source = source_of(dtype, speed)
         ready = assembly.load(registry.TAR, checkpoint, source, decoder, _side(grid))
         reader = assembly.load_reader(ready, source, ta_tok)
         ready = replace(ready, model=replace(ready.model, ta_tok=reader))

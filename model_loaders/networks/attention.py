@@ -45,6 +45,12 @@ class KVCache:
     keys: list[Tensor]
     values: list[Tensor]
 
+    def keep(self, index: Tensor) -> None:
+        """Reduce the cache to the batch rows ``index`` int64, one tensor at a time."""
+        for tensors in (self.keys, self.values):
+            for i, tensor in enumerate(tensors):
+                tensors[i] = tensor[index]
+
     @property
     def bytes(self) -> int:
         """Memory of the keys and values."""

@@ -11,23 +11,27 @@ order; the last row of the prefix has position -1, the one before it -2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import AttentionFunction, KVCache, attend
-from .layers import Block, RMSNorm
+from .attention import KVCache, attend
+from .layers import Block, RMSNorm, advance, rest
 from .matmul import Linear
 from .rope import PositionTable, grid_table
+from .speed import COMPILE, Regional
 from .structure import depth
 from .ta_tok import TATokModel
 
 # Attention heads by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 NORM_EPS = 1e-5
+
+# (block index, queries, keys followed by values) of one block to its attention output [R, n, C]; may read and write a cache.
+PairAttention = Callable[[int, Tensor, Tensor], Tensor]
 
 _CLASS, _CODES = "cls_embedding.embedding_table.weight", "clip_proj.embedding_table.weight"
 _TEXT, _FEATURES = "cls_embedding.uncond_embedding", "clip_proj.weight"
@@ -146,18 +150,32 @@ class Cache(KVCache):
     """KV cache of one decoding run.
 
     Attributes:
+        pairs: keys followed by values of each block, [R, 2 kv heads, slots, D], so that one operation writes both; ``keys`` and
+            ``values`` are views of them.
         prefix: slots of the condition; the slot of cell 0 follows.
         bias: fp32 [R, 1, 1, slots] added to the attention scores, or None. Where a text of n rows is collapsed into one slot
             it holds log n in that slot.
         positions: see :class:`PositionTable`.
     """
 
+    pairs: list[Tensor]
     prefix: int
     bias: Tensor | None
     positions: PositionTable
 
+    @staticmethod
+    def of(pairs: list[Tensor], prefix: int, positions: PositionTable) -> Cache:
+        """A cache whose keys and values are views of ``pairs``."""
+        keys, values = zip(*(pair.chunk(2, dim=1) for pair in pairs), strict=True)
+        return Cache(list(keys), list(values), pairs, prefix, None, positions)
 
-class GPT(nn.Module):
+    def keep(self, index: Tensor) -> None:
+        for i, pair in enumerate(self.pairs):
+            self.pairs[i] = pair[index]
+            self.keys[i], self.values[i] = self.pairs[i].chunk(2, dim=1)
+
+
+class GPT(Regional):
     """The transformer. ``condition`` tensors are, by ``config.condition``:
 
     - "class": labels int64 [B];
@@ -241,8 +259,8 @@ class GPT(nn.Module):
             fp32 [R, n, V]; entry i is the prediction of row i.
         """
 
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attend(q, k, v, mask, causal=mask is None)
+        def attention(layer: int, q: Tensor, kv: Tensor) -> Tensor:
+            return attend(q, *kv.chunk(2, dim=1), mask, causal=mask is None)
 
         return self.logits(self._blocks(x, positions.rows(position), attention))
 
@@ -279,9 +297,9 @@ class GPT(nn.Module):
         prefix = 1 if collapsed else n
         end = prefix + m
         positions = self.positions(grid, n)
-        shape = (rows, c.kv_heads, prefix + slots, c.head_dim)
-        keys, values = ([x.new_zeros(shape) for _ in self.layers] for _ in range(2))
-        cache = Cache(keys, values, prefix, None, positions)
+        shape = (rows, 2 * c.kv_heads, prefix + slots, c.head_dim)
+        cache = Cache.of([x.new_zeros(shape) for _ in self.layers], prefix, positions)
+        keys, values = cache.keys, cache.values
         count = torch.full((rows,), n, device=x.device) if lengths is None else lengths
         share = (torch.arange(n, device=x.device) < count[:, None]) / count[:, None]  # [R, n]
         if collapsed:
@@ -292,7 +310,8 @@ class GPT(nn.Module):
             causal = torch.arange(end, device=x.device) <= prefix + torch.arange(m, device=x.device)[:, None]
             image_mask = cache.bias[..., :end].expand(-1, -1, m, -1).masked_fill(~causal, -torch.inf)
 
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attention(layer: int, q: Tensor, kv: Tensor) -> Tensor:
+            k, v = kv.chunk(2, dim=1)
             if collapsed:  # the keys are zero, like the new cache
                 mean = (v[:, :, :n].float() * share[:, None, :, None]).sum(2, keepdim=True)
                 values[layer][:, :, :1] = mean.type_as(v)
@@ -355,29 +374,25 @@ class GPT(nn.Module):
         elif bias is not None:
             mask = bias.expand(-1, -1, x.shape[1], -1)
 
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache.keys[layer][: len(x)], cache.values[layer][: len(x)]
-            if slot.ndim == 1:
-                keys.index_copy_(2, slot, k)
-                values.index_copy_(2, slot, v)
-            else:
-                at = slot[:, None, :, None].expand(k.shape)
-                keys.scatter_(2, at, k)
-                values.scatter_(2, at, v)
-            return attend(q, keys[:, :, :end], values[:, :, :end], mask)
-
-        return self._blocks(x, cache.positions.rows(position), attention)
-
-    def _blocks(self, x: Tensor, encoding: Tensor, attention: AttentionFunction) -> Tensor:
-        """All blocks. ``encoding``: rows of the position table, RoPE or additive."""
-        rope = None if self.config.absolute else encoding
-        if rope is None:
-            x = x + encoding
+        x, rope = self._encoded(x, cache.positions.rows(position))
+        if rope is not None and self.speed == COMPILE:  # the compiler has no complex numbers
+            rope = torch.view_as_real(rope)
+        run = self.region(advance)
         for i, block in enumerate(self.layers):
-            q, k, v = block.attention.project(block.attention_norm(x), rope)
-            x = x + block.attention.wo(attention(i, q, k, v))
-            x = x + block.feed_forward(block.ffn_norm(x))
+            x = run(block, x, rope, cache.pairs[i][: len(x)], slot, end, mask, i > 0)
         return x
+
+    def _blocks(self, x: Tensor, encoding: Tensor, attention: PairAttention) -> Tensor:
+        """All blocks. ``encoding``: rows of the position table, RoPE or additive."""
+        x, rope = self._encoded(x, encoding)
+        for i, block in enumerate(self.layers):
+            q, kv = block.attention.project(block.attention_norm(x), rope)
+            x = rest(block, x, attention(i, q, kv), i > 0)
+        return x
+
+    def _encoded(self, x: Tensor, encoding: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The blocks' input, with additive encodings in it, and RoPE or None."""
+        return (x + encoding, None) if self.config.absolute else (x, encoding)
 
     def logits(self, x: Tensor) -> Tensor:
         """Predictions fp32 [..., V] of hidden rows [..., C]."""

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attend
-from .mar import MAR, DiffusionHead, MARConfig, pick
+from .diffusion_head import DiffusionHead
+from .mar import MAR, MARConfig, pick
 from .mar import initialise as initialise_mar
 from .qwen import QwenConfig, QwenLM
 from .qwen import initialise as initialise_llm

@@ -8,7 +8,7 @@ parts that it, the caches and the training call.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .diffusion_head import DiffusionHead
 from .matmul import Linear
+from .speed import Regional
 from .structure import depth
 
 # The head count is in no state dict. Official sizes B, L, H by width; others need metadata "heads".
@@ -149,94 +151,6 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
-class HeadBlock(nn.Module):
-    """Residual MLP block modulated by time and condition (adaLN): x + gate * MLP(LN(x) (1 + scale) + shift)."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.in_ln = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = nn.Sequential(Linear(width, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 3 * width, bias=True))
-
-    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
-        """x [N, w]; modulation [N, 3 w]: shift, scale, gate."""
-        return torch.addcmul(x, *self.branch(x, modulation))
-
-    def branch(self, x: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
-        """Gate and MLP output, each [N, w]; the block adds their product to x."""
-        shift, scale, gate = modulation.chunk(3, dim=-1)
-        return gate, self.mlp(torch.addcmul(shift, self.in_ln(x), 1 + scale))
-
-
-class _Final(nn.Module):
-    def __init__(self, width: int, out: int):
-        super().__init__()
-        self.norm_final = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.linear = Linear(width, out, bias=True)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width, bias=True))
-
-    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
-        shift, scale = modulation.chunk(2, dim=-1)
-        h = torch.addcmul(shift, self.norm_final(x), 1 + scale)
-        # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/diffusion.py).
-        return self.linear(h.to(self.linear.weight.dtype))
-
-
-class _TimeEmbedding(nn.Module):
-    def __init__(self, width: int, frequencies: int = 256):
-        super().__init__()
-        self.frequencies = frequencies
-        self.mlp = nn.Sequential(Linear(frequencies, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
-
-    def forward(self, t: Tensor) -> Tensor:
-        half = self.frequencies // 2
-        rates = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
-        angles = t[:, None].float() * rates
-        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.mlp[0].weight.dtype))
-
-
-class DiffusionHead(nn.Module):
-    """MAR's per-token denoiser (SimpleMLPAdaLN): noisy token, timestep and condition z to noise and variance logits."""
-
-    def __init__(self, channels: int, width: int, depth: int, z_channels: int):
-        super().__init__()
-        self.channels = channels
-        self.time_embed = _TimeEmbedding(width)
-        self.cond_embed = Linear(z_channels, width, bias=True)
-        self.input_proj = Linear(channels, width, bias=True)
-        self.res_blocks = nn.ModuleList(HeadBlock(width) for _ in range(depth))
-        self.final_layer = _Final(width, 2 * channels)
-
-    def modulations(self, embedding: Tensor) -> list[Tensor]:
-        """adaLN modulations of all layers: embedding [..., w] to ``depth`` tensors [..., 3 w] and one [..., 2 w].
-
-        The embedding is ``time_embed(t) + cond_embed(z)``. Nothing here depends on the noisy token, so a sampler can
-        compute the modulations of many diffusion steps in one matrix product: most of the head's weights are then read
-        once and not once a step.
-        """
-        active = F.silu(embedding)
-        return [layer.adaLN_modulation[1](active) for layer in (*self.res_blocks, self.final_layer)]
-
-    def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """One evaluation.
-
-        Args:
-            x: noisy tokens [N, channels], fp32.
-            modulations: from :meth:`modulations`, one row a token.
-
-        Returns:
-            [N, 2 channels] fp32: predicted noise, then variance logits (-1..1 between the two bounds).
-        """
-        h = self.input_proj(x.to(self.input_proj.weight.dtype))
-        for block, modulation in zip(self.res_blocks, modulations[:-1], strict=True):
-            h = block(h, modulation)
-        return self.final_layer(h, modulations[-1])
-
-    def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
-        """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""
-        return self.denoise(x, self.modulations(self.time_embed(t) + self.cond_embed(z)))
-
-
 class _DiffusionLoss(nn.Module):
     """Gives the head its official parameter names, ``diffloss.net``."""
 
@@ -245,7 +159,7 @@ class _DiffusionLoss(nn.Module):
         self.net = net
 
 
-class MAR(nn.Module):
+class MAR(Regional):
     """Masked autoregressive transformer over continuous tokens, with its diffusion head."""
 
     def __init__(self, config: MARConfig):
@@ -297,8 +211,9 @@ class MAR(nn.Module):
         x, key_mask = self.embed_known(tokens, known, class_rows), None
         if padding_mask is not None:
             key_mask = F.pad(padding_mask, (self.config.buffer, 0), value=True)
+        run = self.region(Block.forward)
         for block in self.encoder_blocks:
-            x = block(x, key_mask)
+            x = run(block, x, key_mask)
         return self.encoder_norm(x)
 
     def canvas(self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
@@ -328,11 +243,12 @@ class MAR(nn.Module):
         """
         x = self.canvas(encoded, known, padding_mask)
         *blocks, last = self.decoder_blocks
+        run = self.region(Block.forward)
         for block in blocks:
-            x = block(x)
+            x = run(block, x)
         place = self.diffusion_pos_embed_learned
         if wanted is None:
-            return self.decoder_norm(last(x)[:, self.config.buffer :]) + place
+            return self.decoder_norm(run(last, x)[:, self.config.buffer :]) + place
         z = self.decoder_norm(last.rows(x, wanted + self.config.buffer))
         return z + pick(place.expand(len(wanted), -1, -1), wanted)
 

@@ -11,7 +11,7 @@ GRID_BASE = 10_000
 
 
 def grid_table(grid: int, head_dim: int, device: torch.device) -> Tensor:
-    """Table of 2-D RoPE, fp32 [1 + grid * grid, 2, D]: cosines and signed sines of every cell.
+    """Table of 2-D RoPE, complex64 [1 + grid * grid, D / 2]: the rotation exp(i angle) of every cell and pair.
 
     The first half of a head's pairs rotates with the grid row, the second half with the column. Entry 0 is zero, as in the
     official table, and is the entry of every row before the grid.
@@ -21,8 +21,7 @@ def grid_table(grid: int, head_dim: int, device: torch.device) -> Tensor:
     angle = torch.arange(grid, device=device)[:, None] * frequency
     down, across = angle[:, None].expand(-1, grid, -1), angle[None].expand(grid, -1, -1)
     angle = torch.cat([down, across], dim=-1).flatten(0, 1)
-    rope = torch.stack([angle.cos().repeat_interleave(2, 1), angle.sin().repeat_interleave(2, 1)], dim=1)
-    rope[:, 1, ::2].neg_()
+    rope = torch.complex(angle.cos(), angle.sin())
     return torch.cat([torch.zeros_like(rope[:1]), rope])
 
 
@@ -31,7 +30,7 @@ class PositionTable:
     """Position encodings of one image size.
 
     Attributes:
-        table: 2-D RoPE fp32 [1 + N, 2, D] of :func:`grid_table`, or additive embeddings [L, C].
+        table: 2-D RoPE complex64 [1 + N, D / 2] of :func:`grid_table`, or additive embeddings [L, C].
         offset: index of position 0 in the table.
     """
 
@@ -44,9 +43,19 @@ class PositionTable:
 
 
 def rotate_pairs(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate adjacent pairs of x [R, n, heads, D] by rope fp32 [n, 2, D] or [R, n, 2, D] of :func:`grid_table`, in fp32."""
-    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.addcmul(x.float() * rope[..., 0, None, :], swapped.float(), rope[..., 1, None, :]).type_as(x)
+    """Rotate adjacent pairs of x [R, n, heads, D] by rope complex64 [n, D / 2] or [R, n, D / 2] of :func:`grid_table`.
+
+    Computed in fp32. In place unless gradients are computed, or rope is real: fp32 [..., D / 2, 2] of ``torch.view_as_real``.
+    """
+    if not rope.is_complex():
+        (cos, sin), (a, b) = rope[..., None, :, :].unbind(-1), x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).type_as(x)
+    rope = rope[..., None, :]
+    if not torch.is_grad_enabled() and x.dtype in (torch.float32, torch.float64):
+        torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(rope)
+        return x
+    turned = torch.view_as_real(torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * rope).flatten(-2)
+    return turned.type_as(x) if torch.is_grad_enabled() else x.copy_(turned)
 
 
 def angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:

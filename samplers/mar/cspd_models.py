@@ -79,14 +79,16 @@ class _Traced(Ancestral):
     """
 
     def __init__(self, rule: Ancestral, table: Tables):
-        self.coefficients, self.std, self.table = rule.coefficients, rule.std, table
+        self.take(rule)
+        self.table = table
         self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def __call__(self, k: int, x: Tensor, eps: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
-        i = len(self.table) - 1 - k
-        mean = self.table.posterior_mean(i, x, self.table.predict_x0(i, x, eps))
-        self.steps.append((x, mean, 0.5 * self.table.log_variance(i, logits)))
-        return super().__call__(k, x, eps, logits, noise)
+    def branches(self, k: int, x: Tensor, out: Tensor, mix: Tensor, noise: Tensor) -> Tensor:
+        i, channels, state = len(self.table) - 1 - k, x.shape[2], x[:, 0]
+        eps, logits = (mix[:, :1] @ out[..., :channels])[:, 0], out[:, 0, channels:]
+        mean = self.table.posterior_mean(i, state, self.table.predict_x0(i, state, eps))
+        self.steps.append((state, mean, 0.5 * self.table.log_variance(i, logits)))
+        return super().branches(k, x, out, mix, noise)
 
 
 class TracedDenoiser(Denoiser):

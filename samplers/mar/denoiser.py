@@ -7,7 +7,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .diffusion import Ancestral, Tables, guide
+from ...model_loaders.networks.diffusion_head import DiffusionHead
+from ...model_loaders.networks.speed import COMPILE, shared
+from ..noise import copied
+from .diffusion import Ancestral, Tables, advance, mixture
 from .loop import Conditions, Denoise, HeadRows, Run
 from .memory import BUDGET
 
@@ -29,9 +32,11 @@ class Denoiser:
     exact = True
 
     def __init__(self, run: Run, table: Tables):
-        self.run, self.head, self.table = run, run.model.net.head, table
+        self.run, self.head, self.table, net = run, run.model.net.head, table, run.model.net
+        self.evaluate = net.region(evaluate)
         self.times = self.head.time_embed(table.timestep_map.flip(0).to(run.tokens.device))
-        self.rule = Ancestral(table, run.settings.temperature, run.tokens.device)
+        compiled = shared(advance) if net.speed == COMPILE else None
+        self.rule = Ancestral(table, run.settings.temperature, run.tokens.device, compiled)
 
     def __call__(
         self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral | None = None
@@ -65,31 +70,37 @@ class Denoiser:
 
 
 class _Rows:
-    """Rows of one diffusion table in the middle of their denoising."""
+    """N rows of one diffusion table in the middle of their denoising. With guidance every row is evaluated twice, P = 2: for its
+    condition, then for the null class.
+
+    Attributes:
+        x: states fp32 [N, P, channels], the same for both.
+        mix: see :func:`mixture`.
+        noise: scaled step noise [S, N, 1, channels].
+    """
 
     def __init__(self, denoiser: Denoiser, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral):
-        self.denoiser, self.guided, self.scale, self.rule = denoiser, z.guided, scale, rule
-        self.x, self.noise = first, rule.scaled(noise)
-        self.condition = denoiser.head.cond_embed(z.both())
+        self.denoiser, self.rule, self.branches = denoiser, rule, 1 + z.guided
+        self.mix = mixture(scale, z.guided)
+        self.x, self.noise = first[:, None].repeat(1, self.branches, 1), rule.scaled(noise)[:, :, None]
+        both = z.cond if z.null is None else torch.stack([z.cond, z.null], 1).flatten(0, 1)
+        self.condition = denoiser.head.cond_embed(both)
         self.steps = len(denoiser.table)
         width = self.condition.shape[1] * (3 * len(denoiser.head.res_blocks) + 2)
         self.chunk = max(1, denoiser.budget // max(1, len(self.condition) * width))
         self.start, self.modulations = -self.chunk, [self.condition]  # of steps start .. start + chunk - 1
 
     def inputs(self, k: int) -> tuple[Tensor, list[Tensor]]:
-        """Head inputs of executed step ``k``: tokens [R, channels], both branches, and a modulation per layer."""
+        """Head inputs of executed step ``k``: tokens [N, P, channels], and the modulations."""
         if k >= self.start + self.chunk or k < self.start:
             self.start = k - k % self.chunk
             times = self.denoiser.times[self.start : self.start + self.chunk, None]
             self.modulations = self.denoiser.head.modulations(times + self.condition)
-        x = torch.cat([self.x, self.x]) if self.guided else self.x
-        return x, [m[k - self.start] for m in self.modulations]
+        return self.x, [m[k - self.start] for m in self.modulations]
 
     def step(self, k: int, out: Tensor) -> None:
-        """Advance by executed step ``k`` with the head's output [R, 2 channels]."""
-        n = len(self.x)
-        eps, logits = guide(out[:n], out[n:] if self.guided else None, self.scale, self.x.shape[1])
-        self.x = self.rule(k, self.x, eps, logits, self.noise[k])
+        """Advance by executed step ``k`` with the head's output [N, P, 2 channels]."""
+        self.x = self.rule.branches(k, self.x, out, self.mix, self.noise[k])
 
     def skip(self, k: int) -> None:
         """Advance by executed step ``k``, whose rule does not use the head."""
@@ -97,10 +108,16 @@ class _Rows:
         self.x = self.rule(k, self.x, zero, zero, self.noise[k])
 
 
+def evaluate(head: DiffusionHead, x: Tensor, modulations: list[Tensor]) -> Tensor:
+    """Head output [N, P, 2 channels] of tokens [N, P, channels]."""
+    return head.denoise(x.flatten(0, 1), modulations).unflatten(0, x.shape[:2])
+
+
 def _denoise(parts: list[_Rows]) -> list[Tensor]:
     """Denoise rows of one or more tables in one loop; shorter tables join for the last calls. Tokens of each part."""
     longest = max(part.steps for part in parts)
-    head, report = parts[0].denoiser.head, parts[0].denoiser.run.report
+    first = parts[0].denoiser
+    head, report = first.head, first.run.report
     for call in range(longest):
         active = [(part, call - longest + part.steps) for part in parts if call >= longest - part.steps]
         for part, k in active:
@@ -114,11 +131,13 @@ def _denoise(parts: list[_Rows]) -> list[Tensor]:
         if len(inputs) > 1:
             x = torch.cat([x for x, _ in inputs])
             modulations = [torch.cat(layer) for layer in zip(*(m for _, m in inputs), strict=True)]
-        out = head.denoise(x, modulations).split([len(x) for x, _ in inputs])
+        # The compiler takes a single row for a shape of its own.
+        compute = first.evaluate if len(x) > 1 else evaluate
+        out = compute(head, x, modulations).split([len(x) for x, _ in inputs])
         for (part, k), rows in zip(active, out, strict=True):
             part.step(k, rows)
-        report.add(head_calls=1, head_rows=len(x))
-    return [part.x for part in parts]
+        report.add(head_calls=1, head_rows=x.shape[0] * x.shape[1])
+    return [part.x[:, 0] for part in parts]
 
 
 class RowNoise:
@@ -126,8 +145,8 @@ class RowNoise:
 
     def __init__(self, run: Run, stream: str, table: Tables):
         c, device = run.model.net.config, run.tokens.device
-        self.first = run.noise.first(stream, c.tokens, c.channels).to(device)
-        self.steps = run.noise.steps(stream, len(table), c.tokens, c.channels).to(device)
+        self.first = copied(run.noise.first(stream, c.tokens, c.channels), device)
+        self.steps = copied(run.noise.steps(stream, len(table), c.tokens, c.channels), device)
 
     def __call__(self, image: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Start noise [N, channels] and step noise [S, N, channels] of N rows, int64 [N] each."""

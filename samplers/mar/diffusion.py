@@ -10,6 +10,7 @@ multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 1
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ..noise import copied
 
 STEPS = 1000
 
@@ -132,9 +134,19 @@ class Ancestral:
         table: diffusion tables, S steps.
         temperature: factor of the noise.
         device: of the tokens.
+        compiled: compiled :func:`advance`, for more than one row; None: the step runs as written.
+
+    Attributes:
+        draft: fp32 [N, channels] that the mean is drawn to; None for none.
     """
 
-    def __init__(self, table: Tables, temperature: float, device: torch.device):
+    draft: Tensor | None = None
+
+    def __init__(
+        self, table: Tables, temperature: float, device: torch.device, compiled: Callable[..., Tensor] | None = None
+    ):
+        self.compiled = compiled
+        self._numbers: Tensor | None = None
         # log sigma = middle + slope * logits; logits 0 is halfway between the two bounds of the learned range.
         low, high = table.posterior_log_variance_clipped, table.betas.log()
         middle, slope = (low + high) / 4, (high - low) / 4
@@ -146,7 +158,14 @@ class Ancestral:
             slope,
         )
         self.coefficients = list(zip(*(column.flip(0).tolist() for column in columns), strict=True))
+        # exp(slope * logits) as a power of the logits.
+        self.bases = [math.exp(slope) for *_, slope in self.coefficients]
         self.std = (middle.exp().flip(0) * temperature).to(device, torch.float32)[:, None, None]
+
+    def take(self, rule: Ancestral) -> None:
+        """Step as another rule does."""
+        self.coefficients, self.std, self.bases, self.compiled = rule.coefficients, rule.std, rule.bases, rule.compiled
+        self._numbers = None
 
     def scaled(self, noise: Tensor) -> Tensor:
         """Step noise [S, N, channels] times the temperature and the part of sigma that does not depend on the logits."""
@@ -158,8 +177,34 @@ class Ancestral:
 
     def mean(self, k: int, x: Tensor, eps: Tensor) -> Tensor:
         """mu [N, channels] of executed step ``k`` (0 is the highest timestep) from x and guided noise [N, channels]."""
+        of_x, of_eps = self.linear(k)
+        return self.pulled(k, (x * of_x).add_(eps, alpha=-of_eps))
+
+    def linear(self, k: int) -> tuple[float, float]:
+        """Coefficients of mu = of_x x - of_eps eps in executed step ``k``."""
         recip, recipm1, coef1, coef2, _ = self.coefficients[k]
-        return (x * (coef1 * recip + coef2)).add_(eps, alpha=-(coef1 * recipm1))
+        return coef1 * recip + coef2, coef1 * recipm1
+
+    def of_draft(self, k: int) -> float:
+        """Coefficient of the draft in executed step ``k``."""
+        return 0.0
+
+    def pulled(self, k: int, mean: Tensor) -> Tensor:
+        """mu [N, channels] or [N, P, channels] of executed step ``k`` plus the draft's part, in place."""
+        if self.draft is None:
+            return mean
+        return mean.add_(self.draft if mean.ndim == 2 else self.draft[:, None], alpha=self.of_draft(k))
+
+    @property
+    def numbers(self) -> Tensor:
+        """Coefficients of every step on the device, fp32 [S, 5]; see :func:`advance`."""
+        if self._numbers is None:
+            last = len(self.coefficients) - 1
+            rows = [
+                (*self.linear(k), c[4], self.of_draft(k), float(k != last)) for k, c in enumerate(self.coefficients)
+            ]
+            self._numbers = copied(torch.tensor(rows), self.std.device)
+        return self._numbers
 
     def __call__(self, k: int, x: Tensor, eps: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
         """x [N, channels] after executed step ``k``.
@@ -170,10 +215,59 @@ class Ancestral:
             eps, logits: guided noise and variance logits of the head at x, fp32 [N, channels].
             noise: the step's entry of :meth:`scaled`, [N, channels]. Not used in the last step.
         """
-        mean = self.mean(k, x, eps)
+        return self._noised(k, self.mean(k, x, eps), logits, noise)
+
+    def branches(self, k: int, x: Tensor, out: Tensor, mix: Tensor, noise: Tensor) -> Tensor:
+        """x after executed step ``k``, once for each branch of guidance: :func:`guide` and :meth:`__call__` in one.
+
+        Args:
+            k: 0 for the highest timestep.
+            x: fp32 [N, P, channels], P equal copies: 2 with guidance, else 1.
+            out: head output [N, P, 2 channels], the conditional one first.
+            mix: guidance of :func:`mixture`, fp32 [N, P, P].
+            noise: the step's entry of :meth:`scaled`, [N, 1, channels].
+        """
+        if self.compiled is not None and len(x) > 1:
+            return self.compiled(x, out, mix, noise, self.numbers[k], self.draft)
+        channels, (of_x, of_eps) = x.shape[2], self.linear(k)
+        mean = torch.baddbmm(x, mix, out[..., :channels], beta=of_x, alpha=-of_eps)
+        return self._noised(k, self.pulled(k, mean), out[:, :1, channels:], noise)
+
+    def _noised(self, k: int, mean: Tensor, logits: Tensor, noise: Tensor) -> Tensor:
+        """mean + sigma noise, in place; the mean alone in the last step."""
         if k + 1 == len(self.coefficients):
             return mean
-        return mean.addcmul_((logits * self.coefficients[k][4]).exp_(), noise)
+        return mean.addcmul_(torch.pow(self.bases[k], logits), noise)
+
+
+def advance(x: Tensor, out: Tensor, mix: Tensor, noise: Tensor, numbers: Tensor, draft: Tensor | None) -> Tensor:
+    """:meth:`Ancestral.branches` for the compiler: coefficients are values of a tensor, so that one compilation covers all steps.
+
+    Args:
+        x, out, mix, noise: see there.
+        numbers: fp32 [5], coefficients of x, eps, the logits in log sigma and the draft; 0 if the step adds no noise, else 1.
+        draft: see :class:`Ancestral`.
+    """
+    channels = x.shape[2]
+    mean = numbers[0] * x - numbers[1] * (mix[..., None] * out[:, None, :, :channels]).sum(2)
+    if draft is not None:
+        mean = mean + numbers[3] * draft[:, None]
+    return mean + numbers[4] * torch.exp(numbers[2] * out[:, :1, channels:]) * noise
+
+
+def mixture(scale: Tensor, guided: bool) -> Tensor:
+    """Guidance as a matrix: :func:`guide`'s noise is a row of it times (conditional, null).
+
+    Args:
+        scale: guidance scale fp32 [N, 1].
+        guided: whether there is a null branch.
+
+    Returns:
+        fp32 [N, 2, 2] with rows (s, 1 - s); without guidance ones [N, 1, 1].
+    """
+    if not guided:
+        return torch.ones_like(scale)[..., None]
+    return torch.cat([scale, 1 - scale], 1)[:, None].expand(-1, 2, -1)
 
 
 def guide(out: Tensor, null: Tensor | None, scale: Tensor | float, channels: int) -> tuple[Tensor, Tensor]:

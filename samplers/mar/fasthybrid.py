@@ -32,7 +32,7 @@ from torch import Tensor
 from ...model_loaders.networks.mar import MARModel, pick
 from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..conditioning import MaskedCondition
-from ..noise import Noise
+from ..noise import Noise, copied
 from .denoiser import RowNoise
 from .diffusion import Ancestral
 from .disa import annealed_tables
@@ -71,24 +71,24 @@ class Guided(Ancestral):
     """
 
     def __init__(self, rule: Ancestral, draft: Tensor, weights: tuple[float, ...], space: str):
-        self.coefficients, self.std = rule.coefficients, rule.std
+        self.take(rule)
         self.draft, self.weights, self.space = draft, weights, space
 
     def free(self, k: int) -> bool:
         """Whether gamma is 1 at executed step ``k``."""
         return self.weights[k] == 1
 
-    def mean(self, k: int, x: Tensor, eps: Tensor) -> Tensor:
-        """mu' [N, channels] of executed step ``k``; linear in x, eps and x'."""
+    def linear(self, k: int) -> tuple[float, float]:
+        """Coefficients of x and eps in mu'."""
         recip, recipm1, coef1, coef2, _ = self.coefficients[k]
-        gamma = self.weights[k]
+        own = 1 - self.weights[k]
         if self.space == "x0":  # x0' = (1 - gamma) x0 + gamma x'
-            of_draft, coef1 = coef1 * gamma, coef1 * (1 - gamma)
-            of_x, of_eps = coef1 * recip + coef2, coef1 * recipm1
-        else:  # mu' = (1 - gamma) mu + gamma x'
-            of_draft = gamma
-            of_x, of_eps = (coef1 * recip + coef2) * (1 - gamma), coef1 * recipm1 * (1 - gamma)
-        return (x * of_x).add_(eps, alpha=-of_eps).add_(self.draft, alpha=of_draft)
+            return own * coef1 * recip + coef2, own * coef1 * recipm1
+        return own * (coef1 * recip + coef2), own * coef1 * recipm1  # mu' = (1 - gamma) mu + gamma x'
+
+    def of_draft(self, k: int) -> float:
+        """Coefficient of x' in mu'."""
+        return self.weights[k] * (self.coefficients[k][2] if self.space == "x0" else 1)
 
 
 class LookaheadHead:
@@ -109,7 +109,7 @@ class LookaheadHead:
         self.scale = torch.zeros(length, device=device)  # guidance scale of the row's own AR step, by reveal rank
         for step in range(run.plan.steps):
             self.scale[run.plan.starts[step] : run.plan.ends[step]] = run.plan.cfg[step]
-        self.similarities: list[Tensor] = []
+        self.similarities: list[tuple[Tensor, Tensor]] = []  # cosines of a step, and which are those of drafts
 
     def reach(self, step: int) -> int:
         """AR steps up to the next multiple of k: the images of a batch restart their lookaheads together there.
@@ -123,12 +123,12 @@ class LookaheadHead:
         """Tokens [B, n, channels] of an AR step."""
         where = run.plan.ahead(step)
         had = self.has.gather(1, where)
-        # 1. verify
-        ok = self.verify(run, where, z.cond[:, : where.shape[1]])
-        accepted, fresh = int(ok.sum()), int((~had).sum())
-        rejected = ok.numel() - accepted - fresh
-        run.report.add(accepted=accepted, rejected=rejected, restarts=int((had & ~ok).any(dim=1).sum()))
-        full = self.lookahead(run, step, z, ~ok) if accepted < ok.numel() else None
+        # 1. verify. The only time in an AR step that the host waits for the device.
+        ok, old = torch.stack([self.verify(run, where, z.cond[:, : where.shape[1]]), had]).cpu().numpy()
+        accepted, fresh = int(ok.sum()), int((~old).sum())
+        rejected = ok.size - accepted - fresh
+        run.report.add(accepted=accepted, rejected=rejected, restarts=int((old & ~ok).any(axis=1).sum()))
+        full = self.lookahead(run, step, z, ~ok) if accepted < ok.size else None
         few = self.refine(run, step, z, ok) if accepted and self.settings.accepted == "refine" else None
         # 2. lookahead and 3. refine, in one loop where both are due
         made: tuple[Tensor, ...]
@@ -141,7 +141,8 @@ class LookaheadHead:
         if step + 1 == run.plan.steps:
             grid = run.model.net.config.grid
             run.report.maps["outcome"] = self.outcome.view(-1, grid, grid).cpu().numpy()
-            run.report.similarity = torch.cat(self.similarities).float().cpu().numpy().astype(np.float32)
+            cosine, drafted = (torch.cat([x.flatten() for x in part]) for part in zip(*self.similarities, strict=True))
+            run.report.similarity = cosine.float().cpu().numpy().astype(np.float32)[drafted.cpu().numpy()]
         return pick(self.draft, where)
 
     def verify(self, run: Run, where: Tensor, z: Tensor) -> Tensor:
@@ -157,16 +158,16 @@ class LookaheadHead:
         ok = has & (cosine >= self.settings.threshold)
         if self.settings.verify == "step":
             ok &= (ok | ~has).all(dim=1, keepdim=True)
-        self.similarities.append(cosine[has])
+        self.similarities.append((cosine, has))
         self.outcome.scatter_(1, where, torch.where(ok, ACCEPTED, torch.where(has, REDONE, PLAIN)).to(torch.uint8))
         return ok
 
-    def lookahead(self, run: Run, step: int, z: Conditions, bad: Tensor) -> _Due:
+    def lookahead(self, run: Run, step: int, z: Conditions, bad: np.ndarray) -> _Due:
         """Full diffusion of the ``bad`` [B, n] tokens and, for their images, of every later step in reach."""
         where = run.plan.ahead(step, self.reach(step))
-        todo = bad.any(dim=1, keepdim=True).expand(-1, where.shape[1]).clone()
+        todo = np.repeat(bad.any(axis=1, keepdims=True), where.shape[1], axis=1)
         todo[:, : bad.shape[1]] = bad
-        image, column = todo.nonzero(as_tuple=True)
+        image, column = _places(todo, where.device)
         position, rows = where[image, column], z.at(image, column)
         assert self.z_draft is not None
         self.z_draft[image, position] = rows.cond.float()
@@ -175,14 +176,20 @@ class LookaheadHead:
         noise = self.full_noise.spaced(image, position, len(self.tables[step]))
         return _Due(image, position, HeadRows(rows, scale, *noise))
 
-    def refine(self, run: Run, step: int, z: Conditions, ok: Tensor) -> _Due:
+    def refine(self, run: Run, step: int, z: Conditions, ok: np.ndarray) -> _Due:
         """Guided diffusion of the accepted tokens ``ok`` [B, n] from their drafts."""
-        image, column = ok.nonzero(as_tuple=True)
+        image, column = _places(ok, z.cond.device)
         position = run.plan.ahead(step)[image, column]
         scale = self.scale[run.plan.starts[step] + column][:, None]
         noise = self.few_noise(image, position)
         rule = Guided(self.few.rule, self.draft[image, position], self.weights, self.settings.guidance_space)
         return _Due(image, position, HeadRows(z.at(image, column), scale, *noise, rule))
+
+
+def _places(mask: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Image and column, int64 [N] each, of the true entries of bool [B, n]."""
+    image, column = copied(torch.from_numpy(np.stack(mask.nonzero())), device)
+    return image, column
 
 
 class _Due(NamedTuple):

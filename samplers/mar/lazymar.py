@@ -35,7 +35,7 @@ from .diffusion import Tables
 from .disa import annealed_tables
 from .editing import Edit
 from .head import PlainHead
-from .lazymar_cache import FeatureCache, block_pass, block_rest, own_copy, row_index, typed_blocks
+from .lazymar_cache import MLP, FeatureCache, block_mlp, block_pass, block_rest, own_copy, row_index, typed_blocks
 from .lazymar_head import CachedDenoiser
 from .loop import Conditions, Run, Sampler, begin, generate
 from .memory import FEATURES, feature_bytes
@@ -84,6 +84,7 @@ class LazyTransformer:
         self.spare = spare
         self.full = FullTransformer()
         self.cache: FeatureCache | None = None
+        self.mlp: MLP = block_mlp
         self.step, self.known = -1, 0  # of the last call: the AR step, tokens decided before it
         self.held = 0  # most bytes held so far
         self.reported = 0  # cached tokens reported so far
@@ -149,6 +150,7 @@ class LazyTransformer:
 
     def _begin(self, run: Run) -> None:
         self._describe(run)
+        self.mlp = run.model.net.region(block_mlp)
         s, c, batch = self.settings, run.model.net.config, len(run.tokens)
         if s.block > c.decoder_depth:
             raise UserError(
@@ -198,7 +200,7 @@ class LazyTransformer:
         decided, room = known.shape[1], c.buffer + run.plan.starts[until - 1]
         x = net.embed_known(copies(run.tokens, encoded), e_known, self.vectors)
         for block in typed_blocks(net.encoder_blocks):
-            x, *pair = block_pass(block, x)
+            x, *pair = block_pass(self.mlp, block, x)
             if s.encoder_cache:
                 # Class rows are computed at every call and follow the tokens, so only the tokens are stored here.
                 stores = tuple(t.new_empty(cache.encoded, t.shape[1], room, t.shape[3]) for t in pair)
@@ -216,7 +218,7 @@ class LazyTransformer:
         # The condition cache needs every token's output, otherwise the wanted ones are enough.
         out: slice | Tensor = slice(c.buffer, None) if halves else wanted + c.buffer
         for j, block in enumerate(typed_blocks(net.decoder_blocks)):
-            x, k, v = block_pass(block, x, out if j == c.decoder_depth - 1 else None)
+            x, k, v = block_pass(self.mlp, block, x, out if j == c.decoder_depth - 1 else None)
             if prunes and j == self.block:
                 cache.values = own_copy(v, cache.live)
             elif prunes and j > self.block:
@@ -267,7 +269,7 @@ class LazyTransformer:
         for block, (keys, values) in zip(typed_blocks(net.encoder_blocks), cache.encoder, strict=True):
             q, k, v = block.attn.project(block.norm1(x))
             keys[:, :, at:end], values[:, :, at:end] = k, v
-            x = block_rest(block, x, q, keys[:, :, :end], values[:, :, :end])
+            x = block_rest(self.mlp, block, x, q, keys[:, :, :end], values[:, :, :end])
         count = x.shape[1]
         assert cache.between is not None
         x, places = cache.between.extend(net.encoder_norm(x), new, self.known)
@@ -292,19 +294,19 @@ class LazyTransformer:
         keep = self.choose(run, step, v, wanted, new)
         cache.values.copy_(v)
         if keep is None:
-            x = block_rest(block, x, q, k, v)
+            x = block_rest(self.mlp, block, x, q, k, v)
             for block, (keys, values) in zip(blocks[self.block + 1 :], cache.decoder, strict=True):
-                x, k, v = block_pass(block, x, rows if block is blocks[-1] else None)
+                x, k, v = block_pass(self.mlp, block, x, rows if block is blocks[-1] else None)
                 keys.copy_(k), values.copy_(v)
             return x, float(total)
         at = row_index(keep, v)
-        x = block_rest(block, pick(x, keep), q.gather(2, at), k, v)
+        x = block_rest(self.mlp, block, pick(x, keep), q.gather(2, at), k, v)
         for block, (keys, values) in zip(blocks[self.block + 1 :], cache.decoder, strict=True):
             q, k, v = block.attn.project(block.norm1(x))
             keys.scatter_(2, at, k), values.scatter_(2, at, v)
             if block is blocks[-1]:  # the wanted rows stand in front
                 x, q = x[:, : rows.shape[1]], q[:, :, : rows.shape[1]]
-            x = block_rest(block, x, q, keys, values)
+            x = block_rest(self.mlp, block, x, q, keys, values)
         behind = len(cache.decoder)
         return x, (total * (len(blocks) - behind) + keep.shape[1] * behind) / len(blocks)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -17,19 +18,27 @@ def typed_blocks(modules: nn.ModuleList) -> list[Block]:
     return cast(list[Block], list(modules))
 
 
-def block_pass(block: Block, x: Tensor, rows: slice | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+# The second half of a block, see :func:`block_mlp`.
+MLP = Callable[[Block, Tensor], Tensor]
+
+
+def block_pass(mlp: MLP, block: Block, x: Tensor, rows: slice | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """A block's output, at some ``rows`` only if given (a slice, or int64 [B, M]), and keys and values of all rows of x."""
     q, k, v = block.attn.project(block.norm1(x))
     if isinstance(rows, slice):
         q, x = q[:, :, rows], x[:, rows]
     elif rows is not None:
         q, x = q.gather(2, row_index(rows, q)), pick(x, rows)
-    return block_rest(block, x, q, k, v), k, v
+    return block_rest(mlp, block, x, q, k, v), k, v
 
 
-def block_rest(block: Block, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def block_rest(mlp: MLP, block: Block, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The block after its projection: rows x [B, N, C] whose queries are q, over keys k and values v."""
-    x = x + block.attn.attend(q, k, v)
+    return mlp(block, x + block.attn.attend(q, k, v))
+
+
+def block_mlp(block: Block, x: Tensor) -> Tensor:
+    """The block after its attention."""
     return x + block.mlp(block.norm2(x))
 
 

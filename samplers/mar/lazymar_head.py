@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...model_loaders.networks.diffusion_head import HeadBlock, modulated
 from ...model_loaders.networks.int8 import outputs
-from ...model_loaders.networks.mar import HeadBlock
 from .denoiser import Denoiser
 from .diffusion import Ancestral, Tables, guide
 from .loop import Conditions, Denoise, HeadRows, Run
@@ -27,8 +27,8 @@ class _Modulations(NamedTuple):
     """adaLN modulations of a span.
 
     Attributes:
-        full: of every layer, [full steps, R, 3 w].
-        edge: of every edge step and own layer.
+        full: of every layer, [full steps, R, w] each; see ``DiffusionHead.modulations``.
+        edge: of every edge step, those of the own layers and of the last one.
         gates: of every own block, [reused steps, N, w].
         shifts, scales: of the last layer, a tensor [N, w] for every reused step; the scales with 1 added.
     """
@@ -81,8 +81,8 @@ class CachedDenoiser(Denoiser):
             edge = [k for k in range(a + 1, b) if index[k] > 0.9 * steps]
             self.segments.append((a, edge, list(range(a + 1 + len(edge), b))))
         width = self.head.input_proj.out_features
-        self.layers = [blocks[j].adaLN_modulation[1] for j in self.own]
-        self.gates = [outputs(layer, 2 * width, 3 * width) for layer in self.layers]
+        layers = [blocks[j].adaLN_modulation[1] for j in self.own]
+        self.gates = [outputs(layer, 2 * width, 3 * width) for layer in layers]
 
     def _spans(self, full: int, reused: int) -> list[list[_Segment]]:
         """Segments whose modulations fit the budget together; rows of a full step and of a reused one."""
@@ -140,19 +140,20 @@ class CachedDenoiser(Denoiser):
 
     def _modulations(self, span: list[_Segment], condition: Tensor, n: int) -> _Modulations:
         """adaLN modulations of the steps of a span; ``condition`` is the embedded z [R, w] of both branches."""
-        last = self.head.final_layer.adaLN_modulation[1]
         full = self.head.modulations(self.times[[a for a, _, _ in span], None] + condition)
         edges, rests = [k for _, edge, _ in span for k in edge], [k for _, _, rest in span for k in rest]
         edge: list[list[Tensor]] = []
         if edges:
             active = F.silu(self.times[edges, None] + condition[:n])
-            edge = [list(step) for step in zip(*(layer(active) for layer in (*self.layers, last)), strict=True)]
+            layers = (*(self.blocks[j] for j in self.own), self.head.final_layer)
+            parts = [part for layer in layers for part in layer.modulation(active)]
+            edge = [list(step) for step in zip(*parts, strict=True)]
         if not rests:
             return _Modulations(full, edge, [], (), ())
         active = F.silu(self.times[rests, None] + condition[:n])
         gates = [gate(active) for gate in self.gates]
-        shift, scale = last(active).chunk(2, dim=-1)
-        return _Modulations(full, edge, gates, shift.unbind(0), (1 + scale).unbind(0))
+        shift, scale = self.head.final_layer.modulation(active)
+        return _Modulations(full, edge, gates, shift.unbind(0), scale.unbind(0))
 
     def _full(self, x: Tensor, modulations: list[Tensor], n: int, guided: bool, kept: _Kept) -> Tensor:
         """Head output of all rows; fills ``kept`` with the conditional rows' MLP outputs."""
@@ -162,25 +163,26 @@ class CachedDenoiser(Denoiser):
         for j, block in enumerate(self.blocks):
             if j == 1:
                 before = h[:n]
-            gate, out = block.branch(h, modulations[j])
+            shift, scale, gate = modulations[3 * j : 3 * j + 3]
+            out = block.branch(h, shift, scale)
             h = torch.addcmul(h, gate, out)
             if j in self.own:
                 kept.mlps.append(out[:n])
             elif j == 4 or j + 1 == len(self.blocks):
                 kept.middle = h[:n] - before
-        return self.head.final_layer(h, modulations[-1])
+        return self.head.final_layer(h, *modulations[-2:])
 
     def _edge(self, x: Tensor, modulations: list[Tensor], kept: _Kept) -> tuple[Tensor, Tensor]:
         """Noise and variance logits [N, channels]; computes the own MLPs, reuses blocks 1 to 4."""
         h = self.head.input_proj(x.to(self.head.input_proj.weight.dtype))
         kept.mlps = []
-        for j, modulation in zip(self.own, modulations[:-1], strict=True):
-            gate, out = self.blocks[j].branch(h, modulation)
+        for i, j in enumerate(self.own):
+            shift, scale, gate = modulations[3 * i : 3 * i + 3]
+            out = self.blocks[j].branch(h, shift, scale)
             kept.mlps.append(out)
             h = torch.addcmul(h, gate, out)
             h = h + kept.middle if j == 0 else h
-        shift, scale = modulations[-1].chunk(2, dim=-1)
-        return self._output(h, shift, 1 + scale, kept)
+        return self._output(h, *modulations[-2:], kept)
 
     def _bases(self, gates: list[Tensor], kept: _Kept) -> tuple[Tensor, ...]:
         """For each reused step, everything that is added to the embedded token, [N, w]; gates [steps, N, w] a block."""
@@ -196,6 +198,6 @@ class CachedDenoiser(Denoiser):
 
     def _output(self, h: Tensor, shift: Tensor, scale: Tensor, kept: _Kept) -> tuple[Tensor, Tensor]:
         last = self.head.final_layer
-        h = torch.addcmul(shift, last.norm_final(h), scale)
+        h = modulated(h, shift, scale)
         eps, logits = torch.addmm(kept.bias, h.to(kept.bias.dtype), last.linear.weight.t()).chunk(2, dim=1)
         return eps, logits

@@ -260,7 +260,8 @@ def begin(
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
     orders = ORDERS[settings.order](orders)
     report = Report(name, model.name, asdict(settings), seed, batch, device.type)
-    report.note = "; ".join(filter(None, (model.note, int8.remark(model.net), streaming.remark(*model.parts.values()))))
+    notes = (model.note, int8.remark(model.net), streaming.remark(*model.parts.values()), model.net.remark)
+    report.note = "; ".join(filter(None, notes))
     report.memory = memory
     tokens, drawn, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.attention import KVCache
 from ...model_loaders.networks.gpt import Cache
 from ...reports.record import ACCEPTED, PLAIN, Report
 from ..driver import timed
@@ -245,13 +244,6 @@ class Jacobi:
 # ------------------------------------------------------------------------------------------------ token models
 
 
-def keep_rows(cache: KVCache, index: Tensor) -> None:
-    """Reduce a cache to the batch rows ``index`` int64, one tensor at a time."""
-    for tensors in (cache.keys, cache.values):
-        for i, tensor in enumerate(tensors):
-            tensors[i] = tensor[index]
-
-
 class TokenPredictor:
     """A token model whose prefix is in the cache.
 
@@ -295,7 +287,7 @@ class TokenPredictor:
     def keep(self, index: Tensor, images: Sequence[int], tokens: Tensor) -> None:
         batch, halves = len(self.run.tokens), len(self.cache.keys[0]) // len(self.run.tokens)
         rows = torch.cat([index + half * batch for half in range(halves)])
-        keep_rows(self.cache, rows)
+        self.cache.keep(rows)
         if self.cache.bias is not None:
             self.cache.bias = self.cache.bias[rows]
         self.run = replace(self.run, tokens=tokens, draws=self._draws.of(images))

@@ -22,7 +22,7 @@ from ...reports.record import PLAIN, Clock, Report
 from ..conditioning import AnyCondition
 from ..driver import start_clock, timed
 from .conditioning import PreparedCondition, prepare
-from .draws import Draws, draw
+from .draws import Draws, ahead, draw
 from .schedule import Schedule
 from .settings import TokenSettings
 
@@ -213,7 +213,7 @@ class TokenRun:
         cond, null = logits[: len(self.tokens)], logits[len(self.tokens) :]
         if guided is False or not len(null):
             return cond
-        mixed = null + self.settings.cfg * (cond - null)
+        mixed = torch.add(null, cond - null, alpha=self.settings.cfg)
         return mixed if guided is True else torch.where(guided[..., None], mixed, cond)
 
     def decide(self, at: DevicePass, logits: Tensor, guided: bool) -> None:
@@ -271,7 +271,8 @@ def begin(
     if len(draws) != len(condition):
         raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
     report = Report(name, model.name, asdict(settings), seed, len(condition), device.type)
-    report.note = int8.remark(model.net) or streaming.remark(model.net)
+    notes = (int8.remark(model.net), streaming.remark(model.net), model.net.remark)
+    report.note = "; ".join(filter(None, notes))
     tokens = torch.zeros(len(condition), model.tokens, dtype=torch.int64, device=device)
     decided = torch.zeros(model.tokens, dtype=torch.bool, device=device)
     until = settings.cfg_interval
@@ -308,6 +309,7 @@ def _decode(run: TokenRun) -> TokenSteps:
     with torch.inference_mode(), clock.phase("transformer"):
         logits, cache = run.prefill(last_guided >= 0)
         passes = to_device(run.schedule, cache.prefix, run.device)
+        run.draws = ahead(run.draws, [at.cells for at in passes])
         logits = logits[:, None].expand(-1, len(passes[0].cells), -1)
     report.add(cache_bytes=cache.bytes)
     for k, at in enumerate(passes):

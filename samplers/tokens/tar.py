@@ -22,7 +22,7 @@ from ...reports.record import PLAIN, Clock, Report
 from ..conditioning import CodeCondition
 from ..driver import finish, start_clock, timed
 from .draws import Draws, allowed
-from .jacobi import DeviceTable, Jacobi, Window, keep_rows
+from .jacobi import DeviceTable, Jacobi, Window
 from .llamagen import raster
 from .settings import DETAILS, TarPromptSettings
 
@@ -222,7 +222,7 @@ class _CodePredictor:
             return _draw(run.settings, logits, counts > 0, gumbel)
 
     def keep(self, index: Tensor, images: Sequence[int], tokens: Tensor) -> None:
-        keep_rows(self.cache, index)
+        self.cache.keep(index)
         self.cache.lengths, self.tokens, self.noise = self.cache.lengths[index], tokens, self.run.noise.of(images)
         if self.cache.padding_mask is not None:
             self.cache.padding_mask = self.cache.padding_mask[index]

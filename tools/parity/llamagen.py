@@ -102,12 +102,13 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
             yield Check(prefix, io[f"{tag}.cap_proj"])
         x, place = rows(prefix)
         rope = net.positions(grid, prefix.shape[1]).rows(place)
-        yield Check(torch.stack([rope[:, 0, ::2], rope[:, 1, 1::2]], -1), io["freqs_cis"])
+        yield Check(torch.view_as_real(rope), io["freqs_cis"])
         if f"{tag}.l0_out" in io:
             first = net.layers[0]
             assert isinstance(first, Block)
             norm = first.attention_norm(x)
-            attention = first.attention.wo(attend(*first.attention.project(norm, rope), causal=True))
+            q, kv = first.attention.project(norm, rope)
+            attention = first.attention.wo(attend(q, *kv.chunk(2, dim=1), causal=True))
             out = x + attention
             out = out + first.feed_forward(first.ffn_norm(out))
             for key, computed in (("l0_norm", norm), ("l0_attn", attention), ("l0_out", out)):

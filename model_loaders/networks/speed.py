@@ -1,0 +1,142 @@
+"""How the repeated parts of a network run: as written, or compiled. Results differ by rounding only.
+
+Compilation is regional: one function that runs many times (a transformer block, a diffusion step) is compiled and reused for every
+block and step. Row counts and key lengths are symbolic, so that a run needs a few compilations, in the seconds after its start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import nn
+
+from ...errors import UserError
+from .streaming import Streamed, streamed_layers
+
+PLAIN, COMPILE = "plain", "compile"
+SPEEDS = (PLAIN, COMPILE)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Regional(nn.Module):
+    """A network of which some functions may be compiled.
+
+    Attributes:
+        speed: one of :data:`SPEEDS`, set by :func:`choose`.
+        remark: what a report says about it, or "".
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.speed, self.remark = PLAIN, ""
+        self._regions: dict[Any, Any] = {}
+        self._streamed: list[Streamed] = []
+
+    def region(self, function: Callable[P, R]) -> Callable[P, R]:
+        """``function``, compiled if this network is and all its weights are on the device."""
+        if self.speed != COMPILE or any(layer.away() for layer in self._streamed):
+            return function
+        return shared(function, self._regions)
+
+
+def shared(function: Callable[P, R], kept: dict[Any, Any] | None = None) -> Callable[P, R]:
+    """``function`` compiled, for one network's ``kept`` or, if it reads no weights, for all networks."""
+    kept = _shared if kept is None else kept
+    if (function, _backend) not in kept:
+        kept[function, _backend] = _Compiled(function)
+    return kept[function, _backend]
+
+
+class _Compiled:
+    """A compiled function with compilations of its own.
+
+    The compiler keeps its results by code object and at most a few of each; a copy of the code gives every network its own.
+    """
+
+    def __init__(self, function: Any):
+        code = function.__code__.replace()
+        own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+        own.__kwdefaults__ = function.__kwdefaults__
+        self.plain = function
+        self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=True, backend=_backend)
+
+    def __call__(self, *args: Any) -> Any:
+        if self.compiled is not None:
+            try:
+                with _OwnSizes():
+                    return self.compiled(*args)
+            except torch._dynamo.exc.FailOnRecompileLimitHit:  # before anything was computed
+                self.compiled = None
+                logging.getLogger(__name__).warning(
+                    "FastAR: %s was compiled for as many shapes as the compiler keeps; it runs plain from now on.",
+                    self.plain.__qualname__,
+                )
+        return self.plain(*args)
+
+
+class _OwnSizes:
+    """While a region is compiled, sizes that happen to be equal are symbols of their own."""
+
+    def __enter__(self) -> None:
+        self.config: Any = torch.fx.experimental._config
+        self.before, self.config.use_duck_shape = self.config.use_duck_shape, False
+
+    def __exit__(self, *problem: object) -> None:
+        self.config.use_duck_shape = self.before
+
+
+_shared: dict[Any, Any] = {}
+# Compiler of the regions. Tests count compilations with one that needs no C++ compiler.
+_backend = "inductor"
+
+
+def set_backend(name: str) -> str:
+    """Choose PyTorch's compiler backend for regions that are compiled from now on; returns the previous one."""
+    global _backend
+    previous, _backend = _backend, name
+    return previous
+
+
+def choose(net: Regional, speed: str, device: torch.device) -> None:
+    """Set how a network runs.
+
+    Args:
+        net: the network.
+        speed: one of :data:`SPEEDS`.
+        device: where the network will compute.
+
+    Raises:
+        UserError: an unknown ``speed``, or "compile" where there is no compiler.
+    """
+    if speed not in SPEEDS:
+        raise UserError(f"speed: {speed!r} is none of {', '.join(SPEEDS)}; choose one of them.")
+    if speed == COMPILE:
+        _expect_compiler(device)
+    net._streamed = streamed_layers(net)
+    net.speed, net.remark = speed, "" if speed == PLAIN else f"speed: {speed}"
+
+
+def _expect_compiler(device: torch.device) -> None:
+    """Raise a UserError if ``torch.compile`` lacks a compiler for the device."""
+    lacks = ""
+    if not torch._dynamo.is_dynamo_supported():
+        lacks = "torch.compile does not support this version of Python"
+    elif _backend == "inductor" and device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        lacks = "" if has_triton() else "Triton, which torch.compile needs on CUDA, is not installed"
+    elif _backend == "inductor" and device.type == "cpu":
+        from torch._inductor import cpp_builder, exc
+
+        try:
+            cpp_builder.get_cpp_compiler()
+        except exc.InvalidCxxCompiler:
+            lacks = "torch.compile needs a C++ compiler (g++, clang or MSVC) and finds none"
+    if lacks:
+        raise UserError(f"speed: {lacks}; choose plain.")

@@ -1,0 +1,254 @@
+"""CUDA tensors without a GPU: tensors that report device "cuda:0", check every operation for mixed devices, and compute on the CPU.
+
+Code that branches on values (acceptance, rejection) runs as on a GPU, which meta and fake tensors do not allow. What is checked:
+an operation on tensors of two devices, NumPy access to a CUDA tensor, types that the CPU's operation refuses, and values that a
+CUDA device would have to send to the host. What is not checked: kernels, their speed and their memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.nn.attention import bias
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+CUDA = torch.device("cuda", 0)
+ROOT = Path(__file__).resolve().parents[1]
+# Operations that may take tensors of the host beside those of a GPU: copies, and indices.
+_MIXED = ("copy_", "_to_copy", "index", "index_put_", "index_put", "_index_put_impl_")
+# Operations that send a value to the host.
+_READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim")
+
+
+class Memory:
+    """Bytes of the pretended device.
+
+    Attributes:
+        live: bytes of all tensors at present.
+        peak: most bytes since :meth:`reset`, which the memory statistics of ``torch.cuda`` report.
+        highest: most bytes in the whole block of :func:`pretended_cuda`.
+    """
+
+    def __init__(self) -> None:
+        self.live = self.peak = self.highest = 0
+        self._known: set[int] = set()
+
+    def add(self, host: torch.Tensor) -> None:
+        """Count the storage of a tensor, until the storage ends; storages that are counted already are not counted again."""
+        storage = host.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        weakref.finalize(storage, self._end, key, size)
+        self.live += size
+        self.peak, self.highest = max(self.peak, self.live), max(self.highest, self.live)
+
+    def _end(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+    def reset(self) -> None:
+        """What ``torch.cuda.reset_peak_memory_stats`` does."""
+        self.peak = self.live
+
+
+MEMORY = Memory()
+
+
+class CUDATensor(torch.Tensor):
+    """A tensor that reports device "cuda:0" and keeps its values in ``host``, a CPU tensor."""
+
+    host: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, host: torch.Tensor) -> CUDATensor:
+        out = torch.Tensor._make_wrapper_subclass(
+            cls,
+            host.size(),
+            strides=host.stride(),
+            storage_offset=host.storage_offset(),
+            dtype=host.dtype,
+            device=CUDA,
+        )
+        out.host = host
+        MEMORY.add(host)
+        return out
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"CUDATensor({self.host})"
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def pin_memory(self, device: Any = None) -> torch.Tensor:
+        raise RuntimeError("a CUDA tensor cannot be pinned")
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("a pretended CUDA tensor is used outside of pretended_cuda()")
+
+
+class _Device(TorchDispatchMode):
+    """Runs operations on CUDA tensors, and creates them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = func._schema.name.split("::")[1]
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        cuda = [x for x in tensors if isinstance(x, CUDATensor)]
+        asked = kwargs.get("device")
+        target = asked or (CUDA if cuda else torch.device("cpu"))
+        if name == "copy_":
+            target = args[0].device
+        if cuda and name not in _MIXED:
+            others = [x for x in tensors if not isinstance(x, CUDATensor) and x.ndim]
+            if others:
+                raise RuntimeError(f"{name}: expected all tensors on {CUDA}, found one on {others[0].device}")
+        self._count(name, func, args, kwargs, cuda, torch.device(target))
+        if asked is not None:
+            kwargs["device"] = torch.device("cpu")
+        kwargs.pop("pin_memory", None)
+        real_args, real_kwargs = tree_map_only(CUDATensor, lambda x: x.host, (args, kwargs))
+        with unset_fake_temporarily():
+            out = func(*real_args, **real_kwargs)
+        if func._schema.is_mutable and func._schema.returns and name != "_index_put_impl_":
+            written = func._schema.returns[0].alias_info
+            if written is not None and written.is_write:
+                return args[0] if "out" not in kwargs else kwargs["out"]
+        if torch.device(target).type != "cuda":
+            if name == "_to_copy" and cuda and out is real_args[0]:
+                out = out.clone()
+            return out
+        with torch.inference_mode(False):  # views of subclasses need version counters
+            return tree_map_only(torch.Tensor, CUDATensor, out)
+
+    def _count(self, name: str, func: Any, args: Any, kwargs: Any, cuda: list[Any], target: torch.device) -> None:
+        """Add what makes the host wait for the device, by the line of the package that asks for it."""
+        wait = bool(cuda) and name in _READS
+        if name in ("_to_copy", "copy_"):
+            source = args[0] if name == "_to_copy" else args[1]
+            if isinstance(source, CUDATensor):  # to the host
+                wait = target.type == "cpu"
+            elif target.type == "cuda":  # from memory that is not pinned
+                wait = source.ndim > 0 and not getattr(source, "pinned", False)
+        if cuda and name in ("index", "index_put_", "index_put", "_index_put_impl_"):
+            wait = any(i is not None and (i.dtype == torch.bool or not isinstance(i, CUDATensor)) for i in args[1])
+        if cuda and name == "repeat_interleave":
+            wait = kwargs.get("output_size") is None
+        if wait:
+            self.waits[f"{name} {_caller()}"] += 1
+
+
+def _caller() -> str:
+    """File and line of the package from which the present operation was called."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(ROOT) and "tests" not in file.parts and "site-packages" not in file.parts:
+            return f"{file.relative_to(ROOT)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "elsewhere"
+
+
+def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """A copy that counts as pinned."""
+    out = self.clone()
+    out.pinned = True  # type: ignore[attr-defined]
+    return out
+
+
+class _Event:
+    """A CUDA event; its times are zero."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        pass
+
+    def record(self, *args: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Any) -> float:
+        return 0.0
+
+
+_NAMES = ("Event", "synchronize", "reset_peak_memory_stats", "max_memory_allocated")
+
+
+def _causal_lower_right(*size: int) -> Any:
+    with _disable_current_modes():
+        return _mask(*size)
+
+
+_mask = bias.causal_lower_right
+# Selection of an attention kernel by the properties of the GPU; the mask is then materialised.
+_KERNELS = {
+    "can_use_flash_attention": lambda *a: False,
+    "can_use_efficient_attention": lambda *a: False,
+    "_raise_kernel_warnings": lambda *a: None,
+    "causal_lower_right": _causal_lower_right,
+}
+
+
+@contextmanager
+def pretended_cuda() -> Iterator[Counter[str]]:
+    """Device "cuda" in this block; yields a counter of what makes the host wait for it, by operation and line."""
+    MEMORY.peak = MEMORY.highest = MEMORY.live
+    fakes = (_Event, lambda *a: None, lambda *a: MEMORY.reset(), lambda *a: MEMORY.peak)
+    before = {name: getattr(torch.cuda, name) for name in _NAMES}
+    device = _Device()
+    kernels = {name: getattr(bias, name) for name in _KERNELS}
+    pin = torch.Tensor.pin_memory
+    try:
+        for name, fake in _KERNELS.items():
+            setattr(bias, name, fake)
+        for name, fake in zip(_NAMES, fakes, strict=True):
+            setattr(torch.cuda, name, fake)
+        torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]
+        # With a fake mode PyTorch does not initialise CUDA, which this machine may not have.
+        with FakeTensorMode(allow_non_fake_inputs=True), device:
+            yield device.waits
+    finally:
+        torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
+        for name, value in before.items():
+            setattr(torch.cuda, name, value)
+        for name, value in kernels.items():
+            setattr(bias, name, value)
+
+
+def to_cuda(net: nn.Module, dtype: torch.dtype | None = None, keep: tuple[str, ...] = ()) -> nn.Module:
+    """Move a module's parameters and buffers to the pretended device, in place.
+
+    Args:
+        net: the module.
+        dtype: of floating-point parameters; None: as they are.
+        keep: parts of the names of parameters that keep their type.
+    """
+    for prefix, module in net.named_modules():
+        for table in (module._parameters, module._buffers):
+            for name, value in table.items():
+                if value is None or isinstance(value, CUDATensor):
+                    continue
+                host = value.detach()
+                if dtype is not None and host.is_floating_point() and not any(k in f"{prefix}.{name}" for k in keep):
+                    host = host.to(dtype)
+                moved = CUDATensor(host)
+                moved._is_param = table is module._parameters  # type: ignore[attr-defined]
+                table[name] = moved  # type: ignore[assignment]
+    return net

@@ -1,0 +1,171 @@
+"""Compiled networks: no graph breaks, few compilations, and the results of the plain ones.
+
+Compilations are counted by the compiler itself. The "eager" backend traces and guards as "inductor" does, and needs no C++ compiler.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks import speed
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.settings import JacobiSettings, LanternSettings, MuLoSDSettings
+from fastar_nodes.samplers.tokens.upsampling import PixelUpSampling
+from test_sampler_contract import CASES as MASKED
+from tiny_models import tiny_mar
+from tiny_tokens import tiny_vq
+from tokens_reference import condition_of, tiny_gpt
+
+sys.path.insert(0, str(Path(__file__).parent / "tokens"))
+from test_tokens_decoding import CASES as TOKENS  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+IMAGES = (0, 1, 2)
+# Most compilations of a run.
+MOST = 8
+DRAFTED = {
+    "mulosd": MuLoSDSettings(cfg=2.5, top_k=8, tau=0.2, draft_window=2, resample_window=2),
+    "lantern": LanternSettings(cfg=2.5, top_k=8, draft_length=3, neighbours=2),
+    "jacobi": JacobiSettings(cfg=2.5),
+}
+# Of every sampler the settings with the most compilations.
+NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "cspd, no guidance", "fasthybrid+lazymar", "cspd+lazymar")
+NAMES += ("llamagen, text", "par, text", "zipar", *DRAFTED)
+
+
+@pytest.fixture
+def counters():
+    """The compiler's counters, from zero; regions are compiled by the "eager" backend."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    before = speed.set_backend("eager")
+    speed._shared.clear()
+    yield counters
+    speed.set_backend(before)
+    torch._dynamo.reset()
+
+
+def runs(name):
+    """A function from ``speed`` to the result of a sampler."""
+
+    def chosen(model, how):
+        net = copy.deepcopy(model.net)
+        speed.choose(net, how, CPU)
+        return dataclasses.replace(model, net=net)
+
+    def run(how):
+        if name in MASKED:
+            sampler, settings = MASKED[name]
+            func, drafts = getattr(sampler, "func", sampler), getattr(sampler, "keywords", {})
+            func = partial(func, **{key: chosen(draft, how) for key, draft in drafts.items()})
+            return finish(func(chosen(tiny_mar(), how), from_ids((1, 4, 0)), settings, PairedNoise(5, IMAGES), 5))
+        extra = {}
+        if name in TOKENS:
+            func, model, settings, _ = TOKENS[name]
+        else:
+            func, settings, vq = SAMPLERS[name].run, DRAFTED[name], tiny_vq()
+            model = tiny_gpt("class", 6 if name == "mulosd" else 4)
+            if SAMPLERS[name].needs_draft:
+                extra["draft"] = chosen(tiny_gpt("class", 3 if name == "mulosd" else 4, seed=1), how)
+            if SAMPLERS[name].needs_codes:
+                up = SAMPLERS[name].needs_codes == "up_sampler"
+                extra[SAMPLERS[name].needs_codes] = PixelUpSampling(vq) if up else vq
+        condition = condition_of(model.net.config.condition, IMAGES)
+        return finish(func(chosen(model, how), condition, settings, PairedDraws(5, IMAGES), 5, **extra))
+
+    return run
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compilations_of_a_run(name, counters):
+    run = runs(name)
+    plain, compiled = run(speed.PLAIN), run(speed.COMPILE)
+    assert not counters["graph_break"]
+    assert 1 <= counters["stats"]["unique_graphs"] <= MOST
+    if name in MASKED:  # rounding; the tokens of the tiny model are about 1
+        torch.testing.assert_close(compiled.latents, plain.latents, rtol=1e-4, atol=1e-4)
+    else:
+        assert torch.equal(compiled.codes, plain.codes)
+    assert compiled.report.counts == plain.report.counts
+    assert (plain.report.note, compiled.report.note) == ("", "speed: compile")
+
+
+def test_another_run_compiles_nothing(counters):
+    """Other noise, more AR steps and another batch have other row counts."""
+    sampler, settings = MASKED["mar"]
+    model = tiny_mar()
+    speed.choose(model.net, speed.COMPILE, CPU)
+    finish(sampler(model, from_ids((1, 4)), settings, PairedNoise(5, (0, 1)), 5))
+    before = counters["stats"]["unique_graphs"]
+    other = dataclasses.replace(settings, diffusion_steps=settings.diffusion_steps + 2)
+    finish(sampler(model, from_ids((1, 4, 0, 2)), other, PairedNoise(6, range(4)), 6))
+    assert counters["stats"]["unique_graphs"] == before > 0
+
+
+def test_every_sampler_is_compiled():
+    """A new sampler has to be added to :data:`NAMES`."""
+    run = [MASKED[name][0] if name in MASKED else TOKENS[name][0] for name in NAMES if name not in DRAFTED]
+    listed = {getattr(sampler, "func", sampler) for sampler in run} | {SAMPLERS[name].run for name in DRAFTED}
+    assert not [name for name, entry in SAMPLERS.items() if entry.run not in listed]
+
+
+def test_a_region_is_plain_beyond_the_compilers_limit(counters, caplog):
+    net = speed.Regional()
+    speed.choose(net, speed.COMPILE, CPU)
+    region = net.region(_doubled)
+    assert region is net.region(_doubled) and speed.Regional().region(_doubled) is _doubled
+    for n in range(20):  # strings are constants to the compiler
+        assert region(torch.ones(2), str(n)).tolist() == [2.0 + n, 2.0 + n]
+    assert counters["stats"]["unique_graphs"] == torch._dynamo.config.recompile_limit
+    assert [r.message for r in caplog.records if "it runs plain from now on" in r.message]
+
+
+def test_a_region_is_plain_while_weights_are_off_the_device(counters):
+    net = tiny_mar().net
+    speed.choose(net, speed.COMPILE, CPU)
+    assert net.region(_doubled) is not _doubled
+
+    class Source:
+        def away(self, layer):
+            return True
+
+    net.decoder_blocks[0].mlp.fc1.source = Source()
+    assert net.region(_doubled) is _doubled
+
+
+def _doubled(x, text):
+    return 2 * x + int(text)
+
+
+def test_mistakes(monkeypatch):
+    net = speed.Regional()
+    with pytest.raises(UserError, match="^speed: 'fast' is none of plain, compile; choose one of them"):
+        speed.choose(net, "fast", CPU)
+    monkeypatch.setattr(torch._dynamo, "is_dynamo_supported", lambda: False)
+    with pytest.raises(UserError, match="^speed: torch.compile does not support this version of Python; choose plain"):
+        speed.choose(net, speed.COMPILE, CPU)
+
+
+def test_a_missing_compiler_is_reported(monkeypatch):
+    from torch._inductor import cpp_builder, exc
+
+    def missing():
+        raise exc.InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    with pytest.raises(UserError, match=r"^speed: torch.compile needs a C\+\+ compiler .* finds none; choose plain"):
+        speed.choose(speed.Regional(), speed.COMPILE, CPU)
