@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from comfy_host import ROOT, Comfy, load_workflow
+from comfy_host import ROOT, Comfy, load_workflow, to_api
+from fastar_nodes.nodes import layout
 from test_browser import _no_complaint, _run, browser, editor  # noqa: F401  fixtures
 
 # ruff: noqa: F811
@@ -39,12 +41,9 @@ def picture_of(comfy: Comfy, entry: dict[str, Any], page: Any, kind: str = "Save
     return comfy.base / "output" / image["subfolder"] / image["filename"]
 
 
-SET = """([type, values]) => {
-    const node = app.graph._nodes.find(n => n.type === type)
-    for (const [name, value] of Object.entries(values)) node.widgets.find(w => w.name === name).value = value
-}"""
 WIDGETS = "type => Object.fromEntries(app.graph._nodes.find(n => n.type === type).widgets.map(w => [w.name, w.value]))"
 TEN = {
+    "x": "threshold",
     "x_values": "0.1..1 x 10",
     "y": "lookahead",
     "y_values": "1..10",
@@ -53,43 +52,56 @@ TEN = {
 }
 
 
-def test_a_sweep_of_100_cells_is_interrupted_resumed_and_opened_by_dropping_its_grid(
-    comfy: Comfy,
-    editor: Any,
-    artifacts: Path,
-) -> None:
-    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("20 Sweep FastHybrid"))
-    editor.wait_for_timeout(1500)
-    editor.evaluate(SET, ["FastARSweep", {**TEN, "folder": f"ten {editor.renderer}"}])
-    editor.evaluate(SET, ["FastARClassLabel", {"labels": "cat"}])
-    set_to = editor.evaluate(WIDGETS, "FastARSweep")
-    folder = comfy.base / "output" / "fastar_sweeps" / f"ten {editor.renderer}"
-    before = set(comfy.get("/history"))
-    editor.get_by_role("button", name="Run", exact=True).first.click()
-    end = time.monotonic() + 300
+def sweep_workflow(folder: str) -> dict[str, Any]:
+    """The shared sweep with 10 x 10 small cells."""
+    workflow = load_workflow("20 Sweep FastHybrid")
+    values = {"FastARSweep": {**TEN, "folder": folder}, "FastARClassLabel": {"labels": "cat"}}
+    for node in workflow["nodes"]:
+        for name, value in values.get(node["type"], {}).items():
+            node["widgets_values"][layout.WIDGETS[node["type"]].index(name)] = value
+    return workflow
+
+
+def queue(comfy: Comfy, workflow: dict[str, Any], info: dict[str, Any]) -> str:
+    """Run a graph as the editor does, which sends the graph too, so that Save Image writes it."""
+    body = {"prompt": to_api(workflow, info), "client_id": uuid.uuid4().hex}
+    return comfy.post("/prompt", {**body, "extra_data": {"extra_pnginfo": {"workflow": workflow}}})["prompt_id"]
+
+
+@pytest.fixture(scope="module")
+def swept(comfy: Comfy, info: Any) -> tuple[dict[str, Any], Path, dict[str, int], Path]:
+    """A sweep of 100 cells, interrupted and resumed: graph, folder, its files and when they were written, the saved grid.
+
+    No editor is open meanwhile; it would take the processor from the sweep.
+    """
+    workflow, folder = sweep_workflow("dropped"), comfy.base / "output" / "fastar_sweeps" / "dropped"
+    prompt = queue(comfy, workflow, info)
+    end = time.monotonic() + 240
     while len(list(folder.glob("*.png"))) < 30 and time.monotonic() < end:
-        editor.wait_for_timeout(100)
+        time.sleep(0.05)
     comfy.post("/interrupt", {})
-    while not set(comfy.get("/history")) - before:
-        editor.wait_for_timeout(100)
+    assert comfy.failure(comfy.wait(prompt)) == "interrupted"
     kept = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")}
-    assert 30 <= len(kept) <= 100
-    editor.screenshot(path=str(artifacts / f"sweep interrupted_{editor.renderer}.png"))
-
-    entry = _run(comfy, editor)
-    assert not comfy.failure(entry)
+    assert 0 < len(kept) < 101
+    entry = comfy.wait(queue(comfy, workflow, info))
     written = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")}
-    assert len(written) == 101 and kept.items() <= written.items()
-    editor.wait_for_timeout(1500)
-    editor.screenshot(path=str(artifacts / f"sweep_{editor.renderer}.png"))
-    grid = picture_of(comfy, entry, editor)
-    (artifacts / f"sweep grid_{editor.renderer}.png").write_bytes(grid.read_bytes())
+    assert len(written) == 101 and kept.items() <= written.items(), "a finished cell was drawn again"
+    types = {str(node["id"]): node["type"] for node in workflow["nodes"]}
+    saved = [out["images"] for key, out in entry["outputs"].items() if types[key] == "SaveImage"]
+    (image,) = [image for images in saved for image in images if "plot" not in image["filename"]]
+    return workflow, folder, written, comfy.base / "output" / image["subfolder"] / image["filename"]
 
-    types = editor.evaluate("app.graph._nodes.map(n => n.type).sort()")
-    editor.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4})")
+
+def test_a_sweep_is_opened_by_dropping_its_grid_and_draws_no_cell_again(
+    comfy: Comfy, swept: Any, editor: Any, artifacts: Path
+) -> None:
+    workflow, folder, written, grid = swept
+    (artifacts / "sweep grid.png").write_bytes(grid.read_bytes())
     drop(editor, grid)
+    types = sorted(node["type"] for node in workflow["nodes"])
     assert editor.evaluate("app.graph._nodes.map(n => n.type).sort()") == types
-    assert editor.evaluate(WIDGETS, "FastARSweep") == set_to
+    opened = editor.evaluate(WIDGETS, "FastARSweep")
+    assert {name: opened[name] for name in TEN} == TEN and opened["folder"] == folder.name
     entry = _run(comfy, editor)
     assert not comfy.failure(entry)
     assert {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")} == written, "a finished cell was drawn again"
@@ -169,7 +181,8 @@ def test_names_tooltips_and_help_are_translated(
     editor.screenshot(path=str(artifacts / f"tooltip {translated}_{editor.renderer}.png"))
     assert tooltip in editor.locator("body").inner_text().replace("\n", " ")
     editor.mouse.move(5, 500)
-    editor.get_by_test_id("info-button").first.click()
+    editor.evaluate("app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', true)")
+    editor.get_by_test_id("panel-tab-info").click()
     editor.wait_for_timeout(2500)
     editor.screenshot(path=str(artifacts / f"help {translated}_{editor.renderer}.png"))
     shown = editor.locator("body").inner_text()
