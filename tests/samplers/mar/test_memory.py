@@ -161,3 +161,11 @@ def test_rows_behind_a_prompt_and_cached_tokens_are_counted_with_both():
     rows = SimpleNamespace(net=net, _counts={"llm_rows": 0, "transformer_flops": 0})
     PromptRows._count(rows, SimpleNamespace(host_lengths=[5, 7]), 3, 2)
     assert asked == [(2, 8), (2, 10)] and rows._counts == {"llm_rows": 4, "transformer_flops": 200}
+
+
+def test_the_language_models_rows_are_estimated_by_their_tensors():
+    """Per row: three of the MLP; residual stream, norms and their copies; queries with repeated keys and values, twice."""
+    model = tiny_hybrid()
+    c = model.hybrid.config.llm
+    per_row = [c.hidden] * 3 + [c.dim] * 6 + [c.heads * c.head_dim] * 6
+    assert model.working_bytes(10)["language model"] == 10 * 4 * sum(per_row)
