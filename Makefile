@@ -35,7 +35,7 @@ comfyui: $(READY)
 
 # A real ComfyUI for 20 minutes: 200 prompts with cancels and bad values, then 500 hostile values. Linux only.
 soak: $(READY)
-	FASTAR_SOAK=1 $(PY) -m pytest tests/comfyui/test_load.py -rs -s
+	FASTAR_SOAK=1 $(PY) -m pytest tests/comfyui/test_load.py tests/nodes/test_sweep_memory.py -rs -s
 
 # Every sampler on a pretended CUDA device. Needs no GPU, but a CUDA build of PyTorch: several GB in an environment of its own.
 dry-run: .venv-cuda/.ready

@@ -246,7 +246,7 @@ def _of_sweep(name: str, settings: type, description: str, aliases: list[str], t
         category="FastAR/compare",
         description=description,
         search_aliases=aliases,
-        sockets=[SWEEP.Input("sweep", tooltip="From Sweep.")],
+        sockets=[SWEEP.Input("sweep", tooltip="The sweep, from Sweep.")],
         widgets=widgets(settings),
         outputs=[io.Image.Output("image", display_name="image", tooltip=tooltip)],
     )

@@ -104,8 +104,8 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """Median speed-up; 0 if it did not run."""
-        return median(self.ratios) if self.ratios else 0.0
+        """Median speed-up of the rounds in pairs, or else of the first round; 0 if it did not run."""
+        return median(self.ratios[1:] or self.ratios) if self.ratios else 0.0
 
     @property
     def word(self) -> str:
@@ -246,7 +246,8 @@ def calibrate(
             m.qualities.append(measure(own, base[0], DISTRIBUTION if presets.lossless(report) else ""))
             m.reports.append(report)
         left = _contenders(left, settings)
-    ranked = sorted(found, key=lambda m: (not m.passes(settings), -m.ratio))
+    # One baseline of the first round says little on a busy machine: what was measured in pairs comes first.
+    ranked = sorted(found, key=lambda m: (not m.passes(settings), len(m.ratios) < 2, -m.ratio))
     won = next((m for m in ranked if m.passes(settings) and m.ratio > 1), None)
     return Advice(settings, plain, tuple(ranked), won.choice if won else plain)
 

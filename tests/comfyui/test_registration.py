@@ -81,6 +81,16 @@ def test_help_pages_are_served_and_name_every_widget(comfy, info, node):
             assert f"**{name}" in page, f"{node}: the help page does not explain {name}"
 
 
+@pytest.mark.parametrize("language", ["zh", "ja"])
+def test_translated_help_pages_and_their_pictures_are_served(comfy, info, language):
+    """Where the editor looks for them: docs/<node>/<language>.md, pictures relative to docs."""
+    for node in (node for node in NODES if not info[node]["deprecated"]):
+        page = comfy.bytes(f"/extensions/{PACK}/docs/{node}/{language}.md").decode()
+        assert page.startswith("# ") and not page.startswith("# <")
+        for picture in re.findall(r"\]\((images/[^)]+)\)", page):
+            assert comfy.bytes(f"/extensions/{PACK}/docs/{picture}").startswith(b"\xff\xd8")
+
+
 @pytest.mark.parametrize("node", ["FastARMARSampler", "FastARZipARSampler"])
 def test_seed_is_controlled_like_ksamplers(info, node):
     seed = info[node]["input"]["required"]["seed"][1]

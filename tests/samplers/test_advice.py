@@ -96,6 +96,28 @@ def test_rounds_are_paired_and_only_what_can_win_runs_again():
     assert best.ratios == [2.0, 2.0, 2.0] and len(best.qualities) == 3
 
 
+def test_a_stall_of_the_first_baseline_does_not_decide():
+    bench, first = Bench(), [True]
+
+    def stalled(choice, seed):
+        pictures, report = bench(choice, seed)
+        report.seconds *= 100 if first.pop() else 1
+        first.append(False)
+        return pictures, report
+
+    tried = [a.parse_choice(line, "sampler") for line in KNOWN]
+    steps = a.calibrate(PLAIN, tried, stalled, a.AdviceSettings(measure="PSNR", least=30.0, repeats=2), 7)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found = end.value
+            break
+    assert found.best.text == "fasthybrid: preset=balanced"
+    best = next(m for m in found.measured if m.choice is found.best)
+    assert best.ratios == [200.0, 2.0] and best.ratio == 2.0
+
+
 @pytest.mark.parametrize("plain", ["mar", "llamagen", "tar", "par"])
 def test_candidates_are_of_the_family_and_need_a_draft_only_with_one(plain):
     family = set(choose(plain, {}).entry.families)
