@@ -260,7 +260,8 @@ class GPT(Regional):
         """
 
         def attention(layer: int, q: Tensor, kv: Tensor) -> Tensor:
-            return attend(q, *kv.chunk(2, dim=1), mask, causal=mask is None)
+            k, v = kv.chunk(2, dim=1)
+            return attend(q, k, v, mask, causal=mask is None)
 
         return self.logits(self._blocks(x, positions.rows(position), attention))
 
