@@ -22,7 +22,7 @@ import gc
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -65,7 +65,7 @@ PAPERS = {"lazymar": 2.83, "par": 3.6, "cspd": 1.44, "zipar": 3.65, "mulosd": 5.
 # ------------------------------------------------------------------------------------------------ measuring
 
 
-def _steps(cell: Cell, model: Any, more: Mapping[str, Any], seed: int, dry: bool) -> Iterator[Any]:
+def _steps(cell: Cell, model: Any, more: Mapping[str, Any], seed: int, dry: bool) -> Any:
     entry, images = SAMPLERS[cell.sampler], range(cell.batch)
     noise = PairedNoise(seed, images) if entry.family == MAR_FAMILY else PairedDraws(seed, images)
     return entry.run(model, condition_of(model, cell.batch), settings_of(cell, dry), noise, seed, **more)

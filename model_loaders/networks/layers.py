@@ -132,4 +132,5 @@ def advance(
         pair.index_copy_(2, slot, kv)
     else:
         pair.scatter_(2, slot[:, None, :, None].expand(kv.shape), kv)
-    return rest(block, x, attend(q, *pair[:, :, :end].chunk(2, dim=1), mask), own)
+    keys, values = pair[:, :, :end].chunk(2, dim=1)
+    return rest(block, x, attend(q, keys, values, mask), own)

@@ -7,6 +7,7 @@ block and step. Row counts and key lengths are symbolic, so that a run needs a f
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
@@ -84,11 +85,19 @@ class _OwnSizes:
     """While a region is compiled, sizes that happen to be equal are symbols of their own."""
 
     def __enter__(self) -> None:
-        self.config: Any = torch.fx.experimental._config
-        self.before, self.config.use_duck_shape = self.config.use_duck_shape, False
+        self.before = getattr(_sizes(), _DUCK)
+        setattr(_sizes(), _DUCK, False)
 
     def __exit__(self, *problem: object) -> None:
-        self.config.use_duck_shape = self.before
+        setattr(_sizes(), _DUCK, self.before)
+
+
+_DUCK = "use_duck_shape"
+
+
+def _sizes() -> Any:
+    """The compiler's configuration of symbolic sizes; loaded with the compiler."""
+    return sys.modules["torch.fx.experimental._config"]
 
 
 _shared: dict[Any, Any] = {}

@@ -182,7 +182,8 @@ class CachedDenoiser(Denoiser):
             kept.mlps.append(out)
             h = torch.addcmul(h, gate, out)
             h = h + kept.middle if j == 0 else h
-        return self._output(h, *modulations[-2:], kept)
+        shift, scale = modulations[-2:]
+        return self._output(h, shift, scale, kept)
 
     def _bases(self, gates: list[Tensor], kept: _Kept) -> tuple[Tensor, ...]:
         """For each reused step, everything that is added to the embedded token, [N, w]; gates [steps, N, w] a block."""

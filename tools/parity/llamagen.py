@@ -108,7 +108,8 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
             assert isinstance(first, Block)
             norm = first.attention_norm(x)
             q, kv = first.attention.project(norm, rope)
-            attention = first.attention.wo(attend(q, *kv.chunk(2, dim=1), causal=True))
+            k, v = kv.chunk(2, dim=1)
+            attention = first.attention.wo(attend(q, k, v, causal=True))
             out = x + attention
             out = out + first.feed_forward(first.ffn_norm(out))
             for key, computed in (("l0_norm", norm), ("l0_attn", attention), ("l0_out", out)):

@@ -455,7 +455,7 @@ def test_a_block_the_decoder_does_not_have(deep):
 def test_the_chosen_block_is_a_quarter_in_or_the_fourth():
     for depth, block in ((1, 0), (2, 0), (4, 1), (5, 1), (12, 3), (20, 3)):
         config = SimpleNamespace(decoder_depth=depth, buffer=1, tokens=4)
-        net = SimpleNamespace(config=config)
+        net = SimpleNamespace(config=config, region=lambda function: function)
         run = SimpleNamespace(
             model=SimpleNamespace(net=net),
             tokens=torch.zeros(1, 4, 2),
