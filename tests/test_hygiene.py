@@ -104,3 +104,9 @@ def test_the_rules_pass_what_is_harmless():
     text = "from urllib.parse import quote\nimport re, os\nnet.eval()\nre.compile('x')\nos.path.exists('x')\nx.socket"
     assert violations(text, "samplers/x.py") == set()
     assert violations("import os\nos.environ.get('COMFYUI_PATH')", "cli/options.py") == set()
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports them by name, without their folder, so that two of one name stop the collection."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

@@ -1,4 +1,4 @@
-"""What a host without ComfyUI can show of partial loading; the rest is in tests/comfyui/test_streaming.py."""
+"""What a host without ComfyUI can show of partial loading; the rest is in tests/comfyui/test_partial_loading.py."""
 
 from __future__ import annotations
 
