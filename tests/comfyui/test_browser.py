@@ -357,6 +357,10 @@ def test_a_starter_opens_readable_and_its_app_shows_inputs_and_picture(
     editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}.png"))
     shown = editor.locator("body").inner_text()
     assert all(widget in shown for _, widget in app["extra"]["linearData"]["inputs"])
+    assert not comfy.failure(_run(comfy, editor))
+    editor.locator("img").last.wait_for(timeout=10000)
+    editor.wait_for_timeout(1500)
+    editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_ran.png"))
     _no_complaint(editor)
 
 
