@@ -286,7 +286,7 @@ def test_settings_of_the_prompt(tar, monkeypatch):
     sets, asked = conditions.of_prompt(["cfg=2", "prompt.detail=81", "prompt.temperature=0.5"])
     assert sets == ["cfg=2"]
     on = Ready("tar", load_detokenizer(tar.high), choice=str(tar.high), path=tar.high)
-    options = SimpleNamespace(tar=str(tar.tar), models=None, dtype="auto", device="cpu")
+    options = SimpleNamespace(tar=str(tar.tar), models=None, dtype="auto", speed="plain", device="cpu")
     assert conditions.write_codes(["cat"], 1, on, options, 0, asked) == "codes"
     # Settings of the command line take precedence over the file's defaults.
     assert {name: seen[0][name] for name in ("detail", "temperature", "top_k", "top_p")} == {
@@ -298,10 +298,12 @@ def test_settings_of_the_prompt(tar, monkeypatch):
 
 
 def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
-    files = source(SimpleNamespace(device="cpu", models=None, dtype="auto"))
+    files = source(SimpleNamespace(device="cpu", models=None, dtype="auto", speed="plain"))
     ready = assembly.load("tar", str(tar.high), files, str(tar.vq))
     assert ready.demo and ready.family == "tar", "presets would be those of full-size models"
-    options = SimpleNamespace(model="x", draft=str(tar.low), up_sampler="auto", models=None, dtype="auto", device="cpu")
+    options = SimpleNamespace(
+        model="x", draft=str(tar.low), up_sampler="auto", models=None, dtype="auto", speed="plain", device="cpu"
+    )
     both = plan("mulosd,lantern", [], None, {"mulosd": ready, "lantern": ready})
     made = {p.entry.name: p.entry.run.keywords for p in with_draft(both, options)}
     assert made["mulosd"]["draft"].name == "tiny low" and made["lantern"]["draft"] is ready.model
@@ -385,7 +387,9 @@ def test_without_the_demos_tar(cli, tiny_demo, sentence):
 
 def test_random_weights_have_no_tokenizer(sentence, files):
     ready = Ready("llamagen", load_llamagen(files.llamagen))
-    options = SimpleNamespace(model="demo", draft="auto", up_sampler="auto", models=None, dtype="auto", device="cpu")
+    options = SimpleNamespace(
+        model="demo", draft="auto", up_sampler="auto", models=None, dtype="auto", speed="plain", device="cpu"
+    )
     with pytest.raises(UserError, match="^random: mulosd needs a tokenizer"):
         with_draft(plan("mulosd", [], None, {"mulosd": ready}), options)
 
