@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError
@@ -88,16 +87,18 @@ def ssim(a: np.ndarray, b: np.ndarray) -> float | None:
     """Structural similarity of two uint8 batches [N, H, W, 3], mean over the batch; None if a side is below 11 pixels."""
     if min(a.shape[1:3]) < WINDOW:
         return None
-    return float(np.mean([_ssim(_channels(x), _channels(y)) for x, y in zip(a, b, strict=True)]))
+    pairs = zip(a, b, strict=True)
+    # One channel at a time: a window's products of a picture of 1024 x 1024 pixels take hundreds of megabytes in fp64.
+    return float(np.mean([_ssim(_channel(x, c), _channel(y, c)) for x, y in pairs for c in range(x.shape[-1])]))
 
 
-def _channels(picture: np.ndarray) -> Tensor:
-    """uint8 [H, W, C] to fp64 [C, 1, H, W]."""
-    return torch.from_numpy(picture.astype(np.float64)).permute(2, 0, 1)[:, None]
+def _channel(picture: np.ndarray, c: int) -> Tensor:
+    """One channel of uint8 [H, W, C] as fp64 [1, 1, H, W]."""
+    return torch.from_numpy(picture[..., c].astype(np.float64))[None, None]
 
 
 def _ssim(x: Tensor, y: Tensor) -> float:
-    """Equation 13 of the paper at every window of two pictures [C, 1, H, W], averaged."""
+    """Equation 13 of the paper at every window of a channel of two pictures [1, 1, H, W], averaged."""
     mx, my = _smooth(x), _smooth(y)
     vx, vy, cov = _smooth(x * x) - mx * mx, _smooth(y * y) - my * my, _smooth(x * y) - mx * my
     c1, c2 = (K1 * PEAK) ** 2, (K2 * PEAK) ** 2
@@ -106,11 +107,20 @@ def _ssim(x: Tensor, y: Tensor) -> float:
 
 
 def _smooth(x: Tensor) -> Tensor:
-    """Gaussian mean of every window; [C, 1, H, W] to [C, 1, H - 10, W - 10]."""
-    at = torch.arange(WINDOW, dtype=x.dtype) - WINDOW // 2
+    """Gaussian mean of every window; [1, 1, H, W] to [1, 1, H - 10, W - 10]."""
+    return _smooth_along(_smooth_along(x, -2), -1)
+
+
+def _smooth_along(x: Tensor, dim: int) -> Tensor:
+    """Gaussian mean along one dimension, as a sum of shifted slices: a convolution in fp64 copies its input 11 times."""
+    at = torch.arange(WINDOW, dtype=torch.float64) - WINDOW // 2
     weights = torch.exp(-at.square() / (2 * SIGMA**2))
-    weights = weights / weights.sum()
-    return F.conv2d(F.conv2d(x, weights.view(1, 1, -1, 1)), weights.view(1, 1, 1, -1))
+    first, *others = (weights / weights.sum()).tolist()
+    length = x.shape[dim] - WINDOW + 1
+    out = x.narrow(dim, 0, length) * first
+    for i, weight in enumerate(others, 1):
+        out.add_(x.narrow(dim, i, length), alpha=weight)
+    return out
 
 
 def difference(pictures: np.ndarray, baseline: np.ndarray, gain: int = GAIN) -> np.ndarray:

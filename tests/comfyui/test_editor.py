@@ -148,6 +148,51 @@ SELECT = """type => {
 }"""
 
 
+@pytest.fixture(params=["en", "zh", "ja"])
+def language(request: Any, comfy: Comfy) -> Any:
+    """A language of the editor, of all that have help pages."""
+    comfy.post("/settings", {"Comfy.Locale": request.param})
+    yield request.param
+    comfy.post("/settings", {"Comfy.Locale": "en"})
+
+
+HELP = ROOT / "web" / "docs"
+# Text, and width of the pictures, of what the button "Info" of a selected node opens.
+SHOWN = """() => {
+    const box = document.querySelector('.node-help-content')
+    return box && {text: box.innerText, widths: [...box.querySelectorAll('img')].map(i => i.complete ? i.naturalWidth : 0)}
+}"""
+
+
+# Brings a node to the middle of the screen and returns where its title is.
+TITLE = """type => {
+    const node = app.graph._nodes.find(n => n.type === type)
+    app.canvas.ds.scale = 1; app.canvas.deselectAll(); app.canvas.centerOnNode(node)
+    const {scale, offset} = app.canvas.ds, box = app.canvas.canvas.getBoundingClientRect()
+    return {x: (node.pos[0] + 90 + offset[0]) * scale + box.x, y: (node.pos[1] - 15 + offset[1]) * scale + box.y}
+}"""
+
+
+def test_help_opens_beside_the_graph_with_its_picture(
+    language: str, comfy: Comfy, editor: Any, artifacts: Path
+) -> None:
+    node = "FastARFastHybridSampler"
+    page = HELP / f"{node}.md" if language == "en" else HELP / node / f"{language}.md"
+    title = next(line.lstrip("# ") for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+    editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
+    editor.wait_for_timeout(1500)
+    at = editor.evaluate(TITLE, node)
+    editor.wait_for_timeout(500)
+    editor.mouse.click(at["x"], at["y"])
+    editor.get_by_test_id("info-button").click(timeout=10000)
+    editor.wait_for_timeout(2500)
+    editor.screenshot(path=str(artifacts / f"help {language}_{editor.renderer}.png"))
+    shown = editor.evaluate(SHOWN)
+    assert title in shown["text"] and "lookahead" in shown["text"]
+    assert len(shown["widths"]) == 1 and shown["widths"][0] > 100
+    _no_complaint(editor)
+
+
 @pytest.fixture(params=["zh", "ja"])
 def translated(request: Any, comfy: Comfy) -> Any:
     """A language of the editor."""

@@ -33,6 +33,13 @@ class Enlarging(torch.nn.Module):
         return torch.nn.functional.interpolate(z[:, [0, 1, 0]], scale_factor=PIXELS, mode="bilinear")
 
 
+class Unkept(list):
+    """Calls of the progress bar, with their previews, which the stand-in for ComfyUI would keep."""
+
+    def append(self, item: object) -> None:
+        """Keep nothing."""
+
+
 def memory(name: str) -> int:
     """A field of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -40,6 +47,7 @@ def memory(name: str) -> int:
 
 
 torch.set_num_threads(1)
+fake_comfy.Progress.updates = Unkept()
 fake_comfy.state.folder = Path(sys.argv[1])
 loaded = mar.a_model(tokens=SIDE**2)
 vae = host.FastARVAE(Enlarging(), "enlarging", PIXELS, 2, 1)
