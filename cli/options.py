@@ -66,7 +66,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--speed",
         default=PLAIN,
         choices=SPEEDS,
-        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first",
+        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first; "
+        "kernels: as compile, with Triton kernels for the diffusion head of MAR, on CUDA",
     )
     parser.add_argument(
         "--models",

@@ -81,7 +81,7 @@ class LoadHybrid(io.ComfyNode):
                     tooltip="Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others run and "
                     "usually look worse; the report notes it.",
                 ),
-                speed_widget(),
+                speed_widget(diffusion_head=True),
             ],
             outputs=[
                 MAR.Output("model", display_name="model", tooltip="For MAR Sampler and its accelerated relatives."),

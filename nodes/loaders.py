@@ -17,7 +17,7 @@ from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.networks.kl import KLAutoencoder, KLModel
-from ..model_loaders.networks.speed import PLAIN, SPEEDS
+from ..model_loaders.networks.speed import KERNELS, PLAIN, SPEEDS
 from ..model_loaders.networks.vq import VQModel
 from ..samplers import registry
 from . import host
@@ -109,13 +109,14 @@ def source_of(dtype: str, speed: str = PLAIN) -> Source:
     return Source(resolve, host.offload_device(), dtype, host.device(), speed)
 
 
-def speed_widget() -> io.Input:
-    """How the model runs."""
+def speed_widget(diffusion_head: bool) -> io.Input:
+    """How the model runs, with the choice "kernels" for a diffusion head."""
+    kernels = " kernels: as compile, with Triton kernels for the diffusion head; CUDA only." if diffusion_head else ""
     return _combo(
         "speed",
-        list(SPEEDS),
+        [s for s in SPEEDS if diffusion_head or s != KERNELS],
         "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a minute "
-        "before the first picture and needs a compiler.",
+        f"before the first picture and needs a compiler.{kernels}",
         default=PLAIN,
         advanced=True,
     )
@@ -195,7 +196,7 @@ class LoadMAR(io.ComfyNode):
                     "Precision of the MAR. auto: fp16 on a graphics card made for it, else fp32. fp32 is exact and "
                     "needs twice the memory; bf16 is coarser and may show. The diffusion arithmetic and the decoder are fp32.",
                 ),
-                speed_widget(),
+                speed_widget(diffusion_head=True),
             ],
             outputs=_outputs(
                 MAR.Output("model", display_name="model", tooltip="For MAR Sampler and its accelerated relatives.")
@@ -257,7 +258,7 @@ class LoadLlamaGen(io.ComfyNode):
                     "Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made "
                     "with, else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
                 ),
-                speed_widget(),
+                speed_widget(diffusion_head=False),
             ],
             outputs=_outputs(
                 TOKEN_MODEL.Output(
@@ -368,7 +369,7 @@ class LoadTarDetokenizer(io.ComfyNode):
                     "nothing: 16 for 256 pixels, 32 for 512, 64 for 1024. Another one than it was trained with draws nonsense.",
                     advanced=True,
                 ),
-                speed_widget(),
+                speed_widget(diffusion_head=False),
             ],
             outputs=_outputs(
                 TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")

@@ -13,7 +13,7 @@ from ..cli.bench_references import DTOK_SIZES
 from ..model_loaders.networks import gpt, mar
 from ..model_loaders.networks.gpt import GPT, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
-from ..model_loaders.networks.speed import COMPILE, PLAIN, choose
+from ..model_loaders.networks.speed import COMPILE, KERNELS, PLAIN, choose
 from ..model_loaders.networks.vq import VQAutoencoder, VQConfig, VQModel
 from ..samplers.conditioning import AnyCondition, FeatureCondition, from_ids
 from ..samplers.registry import SAMPLERS
@@ -54,7 +54,7 @@ def cells() -> list[Cell]:
     out = []
     for size in ("MAR-B", "MAR-H"):
         names = ("mar", "fasthybrid", "lazymar", "fasthybrid+lazymar", *(("cspd",) if size == "MAR-H" else ()))
-        out += [Cell(size, name, speed=speed) for name in names for speed in (PLAIN, COMPILE)]
+        out += [Cell(size, name, speed=speed) for name in names for speed in (PLAIN, COMPILE, KERNELS)]
     for size, names in (("LlamaGen-XL", ("llamagen", "zipar", "jacobi", "lantern")), ("LlamaGen-XXL", ("llamagen",))):
         out += [Cell(size, name, speed=speed) for name in names for speed in (PLAIN, COMPILE)]
     out += [Cell("PAR-XL", "par", speed=speed) for speed in (PLAIN, COMPILE)]

@@ -34,7 +34,7 @@ from torch import Tensor
 from ..cli.bench_work import Speed, counted, measure_speed
 from ..cli.options import choose_device
 from ..errors import UserError
-from ..model_loaders.networks.speed import COMPILE, PLAIN, choose
+from ..model_loaders.networks.speed import COMPILE, KERNELS, PLAIN, choose
 from ..reports.record import VERSION
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import MAR as MAR_FAMILY
@@ -194,10 +194,14 @@ def parity(device: torch.device, speeds: tuple[str, ...] = (PLAIN,)) -> list[dic
     firsts: dict[str, Cell] = {}
     for cell in cells():
         firsts.setdefault(cell.sampler, cell)
+    heads = {cell.sampler for cell in cells() if cell.speed == KERNELS}
     for name, cell in firsts.items():
         results = {}
         for key, on, dtype, how in [("cpu", cpu, "fp32", PLAIN)] + [
-            (f"{dtype} {how}", device, dtype, how) for dtype in ("fp32", "bf16") for how in speeds
+            (f"{dtype} {how}", device, dtype, how)
+            for dtype in ("fp32", "bf16")
+            for how in speeds
+            if how != KERNELS or name in heads
         ]:
             here = replace(cell, dtype=dtype, batch=2, speed=how)
             model = build(cell.model, dtype, on, True)
@@ -366,7 +370,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"device: {device.type} is not CUDA, and official sizes would take hours; add --dry.")
         return 2
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    found = hour(device, options.dry, options.seconds, options.out, (PLAIN,) if options.plain else (PLAIN, COMPILE))
+    speeds = (PLAIN,) if options.plain else (PLAIN, COMPILE, *((KERNELS,) if device.type == "cuda" else ()))
+    found = hour(device, options.dry, options.seconds, options.out, speeds)
     print(f"{options.out.with_suffix('.json')}, {options.out.with_suffix('.md')}")
     return int(bool(found["failed"]))
 

@@ -2,6 +2,7 @@
 
 Compilation is regional: one function that runs many times (a transformer block, a diffusion step) is compiled and reused for every
 block and step. Row counts and key lengths are symbolic, so that a run needs a few compilations, in the seconds after its start.
+"kernels" is "compile" with the Triton kernels of ``head_kernels.py`` in place of the compiled diffusion head.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch import nn
 from ...errors import UserError
 from .streaming import Streamed, streamed_layers
 
-PLAIN, COMPILE = "plain", "compile"
-SPEEDS = (PLAIN, COMPILE)
+PLAIN, COMPILE, KERNELS = "plain", "compile", "kernels"
+SPEEDS = (PLAIN, COMPILE, KERNELS)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +32,10 @@ class Regional(nn.Module):
     Attributes:
         speed: one of :data:`SPEEDS`, set by :func:`choose`.
         remark: what a report says about it, or "".
+        diffusion_head: whether the network has one, of the class of :mod:`.diffusion_head`.
     """
+
+    diffusion_head = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,9 +45,13 @@ class Regional(nn.Module):
 
     def region(self, function: Callable[P, R]) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device."""
-        if self.speed != COMPILE or any(layer.away() for layer in self._streamed):
+        if self.speed == PLAIN or not self.on_device():
             return function
         return shared(function, self._regions)
+
+    def on_device(self) -> bool:
+        """Whether all weights are on the device."""
+        return not any(layer.away() for layer in self._streamed)
 
 
 def shared(function: Callable[P, R], kept: dict[Any, Any] | None = None) -> Callable[P, R]:
@@ -121,11 +129,14 @@ def choose(net: Regional, speed: str, device: torch.device) -> None:
         device: where the network will compute.
 
     Raises:
-        UserError: an unknown ``speed``, or "compile" where there is no compiler.
+        UserError: an unknown ``speed``; "compile" or "kernels" where there is no compiler; "kernels" without CUDA or a diffusion head.
     """
     if speed not in SPEEDS:
         raise UserError(f"speed: {speed!r} is none of {', '.join(SPEEDS)}; choose one of them.")
-    if speed == COMPILE:
+    if speed == KERNELS and not (net.diffusion_head and device.type == "cuda"):
+        lacks = "a CUDA GPU" if net.diffusion_head else "a model with a diffusion head (MAR, Harmon, UniPic)"
+        raise UserError(f"speed: kernels needs {lacks}; choose compile or plain.")
+    if speed != PLAIN:
         _expect_compiler(device)
     net._streamed = streamed_layers(net)
     net.speed, net.remark = speed, "" if speed == PLAIN else f"speed: {speed}"

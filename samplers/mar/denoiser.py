@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from ...model_loaders.networks.diffusion_head import DiffusionHead
-from ...model_loaders.networks.speed import COMPILE, shared
+from ...model_loaders.networks.speed import KERNELS, PLAIN, shared
 from ..noise import copied
 from .diffusion import Ancestral, Tables, advance, mixture
 from .loop import Conditions, Denoise, HeadRows, Run
 from .memory import BUDGET
+
+# Most rows for which the head's kernels are used: every program of a kernel normalises its rows again.
+_FEW = 64
 
 
 class Denoiser:
@@ -34,8 +38,13 @@ class Denoiser:
     def __init__(self, run: Run, table: Tables):
         self.run, self.head, self.table, net = run, run.model.net.head, table, run.model.net
         self.evaluate = net.region(evaluate)
+        self.few: Callable[[DiffusionHead, Tensor, list[Tensor]], Tensor] | None = None
+        if net.speed == KERNELS and net.on_device():
+            from ...model_loaders.networks.head_kernels import denoise as few  # imports Triton
+
+            self.few = few
         self.times = self.head.time_embed(table.timestep_map.flip(0).to(run.tokens.device))
-        compiled = shared(advance) if net.speed == COMPILE else None
+        compiled = shared(advance) if net.speed != PLAIN else None
         self.rule = Ancestral(table, run.settings.temperature, run.tokens.device, compiled)
 
     def __call__(
@@ -113,11 +122,19 @@ def evaluate(head: DiffusionHead, x: Tensor, modulations: list[Tensor]) -> Tenso
     return head.denoise(x.flatten(0, 1), modulations).unflatten(0, x.shape[:2])
 
 
+def _evaluate(denoiser: Denoiser, x: Tensor, modulations: list[Tensor]) -> Tensor:
+    """:func:`evaluate`, as the model's ``speed`` says."""
+    if denoiser.few is not None and x.shape[0] * x.shape[1] <= _FEW:
+        return denoiser.few(denoiser.head, x.flatten(0, 1), modulations).unflatten(0, x.shape[:2])
+    # The compiler takes a single row for a shape of its own.
+    return (denoiser.evaluate if len(x) > 1 else evaluate)(denoiser.head, x, modulations)
+
+
 def _denoise(parts: list[_Rows]) -> list[Tensor]:
     """Denoise rows of one or more tables in one loop; shorter tables join for the last calls. Tokens of each part."""
     longest = max(part.steps for part in parts)
     first = parts[0].denoiser
-    head, report = first.head, first.run.report
+    report = first.run.report
     for call in range(longest):
         active = [(part, call - longest + part.steps) for part in parts if call >= longest - part.steps]
         for part, k in active:
@@ -131,9 +148,7 @@ def _denoise(parts: list[_Rows]) -> list[Tensor]:
         if len(inputs) > 1:
             x = torch.cat([x for x, _ in inputs])
             modulations = [torch.cat(layer) for layer in zip(*(m for _, m in inputs), strict=True)]
-        # The compiler takes a single row for a shape of its own.
-        compute = first.evaluate if len(x) > 1 else evaluate
-        out = compute(head, x, modulations).split([len(x) for x, _ in inputs])
+        out = _evaluate(first, x, modulations).split([len(x) for x, _ in inputs])
         for (part, k), rows in zip(active, out, strict=True):
             part.step(k, rows)
         report.add(head_calls=1, head_rows=x.shape[0] * x.shape[1])

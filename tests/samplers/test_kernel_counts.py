@@ -1,0 +1,57 @@
+"""Kernels of a diffusion step at MAR-B's depth, counted in the code that the compiler generates for a CPU.
+
+With ``speed`` "kernels" there are 13 and the update instead (tests/model_loaders/test_head_kernels.py). On a GPU the fused loops are
+other kernels, but what is fused follows from the same scheduler. Counts do not depend on widths.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from fastar_nodes.cli.bench import official
+from fastar_nodes.model_loaders.networks.mar import MAR
+from fastar_nodes.samplers.mar.denoiser import evaluate
+from fastar_nodes.samplers.mar.diffusion import Ancestral, advance, mixture, tables
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.skipif(not shutil.which("g++"), reason="NOT TESTED: torch.compile needs a C++ compiler; install g++"),
+]
+TOKENS = 6
+# A call of a generated loop or of a library's matrix product.
+CALL = re.compile(r"^\s+(?:\w+ = )?(?:cpp_fused\w*|extern_kernels\.\w+|torch\.ops\.\S+?)\(", re.MULTILINE)
+
+
+def kernels(function, *args) -> int:
+    """Kernel calls of one call of a function, compiled."""
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    _, (code,) = run_and_get_code(torch.compile(function, fullgraph=True, dynamic=True), *args)
+    found = CALL.findall(code[code.index("def call(") :])
+    return len(found)
+
+
+@pytest.fixture(scope="module")
+def step():
+    """A head of MAR-B's depth, and the arguments of :func:`evaluate` and :func:`advance`."""
+    net = MAR(replace(official("MAR-B"), dim=24, head_width=64)).eval().requires_grad_(False)
+    c = net.config
+    with torch.inference_mode():
+        modulations = net.head.modulations(torch.randn(2 * TOKENS, 64))
+        x, out = torch.randn(TOKENS, 2, c.channels), torch.randn(TOKENS, 2, 2 * c.channels)
+        rule = Ancestral(tables(10, 950), 1.0, x.device)
+        mix, noise = mixture(torch.full((TOKENS, 1), 3.0), True), torch.randn(TOKENS, 1, c.channels)
+        yield net.head, (x, modulations), (x, out, mix, noise, rule.numbers[0], None)
+
+
+@torch.inference_mode()
+def test_compiled_diffusion_step(step):
+    """Of six blocks: 14 products, 6 SiLU, 7 normalisations with the residual before them, and the update."""
+    head, inputs, update = step
+    assert kernels(evaluate, head, *inputs) == 27
+    assert kernels(advance, *update) == 1
