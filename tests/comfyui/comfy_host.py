@@ -22,7 +22,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,13 @@ class Rejected(Exception):
 
 
 class Comfy:
-    """A running server. Use as a context manager."""
+    """A running server. Use as a context manager.
 
-    def __init__(self) -> None:
+    Args:
+        environment: variables of the server beside those of this process.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self.core = find_core()
         python = find_python(self.core)
         self.base = Path(tempfile.mkdtemp(prefix="fastar-comfy-"))
@@ -113,7 +117,12 @@ class Comfy:
             stdout=self.log_file.open("w"),
             stderr=subprocess.STDOUT,
             cwd=self.base,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(self.base / "startup")},
+            env={
+                **os.environ,
+                "HF_HUB_OFFLINE": "1",
+                "PYTHONPATH": str(self.base / "startup"),
+                **(environment or {}),
+            },
         )
 
     def __enter__(self) -> Comfy:
