@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers", "tools")
+PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers", "scale", "tools")
 
 
 def sources() -> list[Path]:
@@ -63,7 +63,7 @@ print(json.dumps({
 
 def loaded() -> list[str]:
     """The modules that the measurement imports: all that need no ComfyUI, and the commands of the tools."""
-    packages = ("assembly", "cli", "model_loaders", "reports", "samplers")
+    packages = ("assembly", "cli", "model_loaders", "reports", "samplers", "scale")
     names = [name_of(path) for path in sources()]
     return [
         *(name for name in names if name.split(".")[0] in packages),
@@ -100,14 +100,17 @@ OURS = {
     "errors": set(),
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
-    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
+    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports", "scale.store", "scale.curve"},
     "nodes.host": {"nodes.fitting", "nodes.preview", "nodes.weights"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
     "model_loaders.networks": {"model_loaders.networks"},
-    "cli": {"cli", "assembly", "samplers", "model_loaders", "reports"},
-    "tools": {"tools", "cli", "assembly", "samplers", "model_loaders", "reports"},
+    "cli": {"cli", "scale", "assembly", "samplers", "model_loaders", "reports"},
+    "scale": {"scale", "assembly", "samplers", "model_loaders", "reports"},
+    "scale.store": {"scale.folder"},
+    "scale.folder": set(),
+    "tools": {"tools", "cli", "scale", "assembly", "samplers", "model_loaders", "reports"},
 }
 # Within these packages, the other one is excluded.
 APART = {"samplers.mar": "samplers.tokens", "samplers.tokens": "samplers.mar"}
@@ -126,6 +129,9 @@ OTHERS = {
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers", "ftfy"},
     "model_loaders.networks": {"torch"},
     "cli": {"torch", "numpy", "PIL", "safetensors"},
+    "scale": {"torch", "numpy", "PIL", "tomli", "ray"},
+    "scale.store": {"numpy"},
+    "scale.folder": {"fsspec"},
     "tools": {"torch", "numpy", "PIL", "safetensors", "tomli"},
 }
 
