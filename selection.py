@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,10 @@ from .assembly import DEMO, FILES, PAR, Drafts, Ready, Source, identify, listed_
 from .errors import UserError
 from .model_loaders import hub
 from .model_loaders.checkpoint import read_metadata
+from .samplers.conditioning import AnyCondition
+from .samplers.noise import PairedNoise
 from .samplers.registry import HYBRID, LLAMAGEN, MAR, TAR, Entry
+from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.settings import LATENT
 from .samplers.tokens.upsampling import UpSampling, up_sampling
 
@@ -120,3 +123,18 @@ def _up_sampling(ready: Ready, settings: Any, files: Source, choice: str) -> UpS
     if settings.up_sampler == LATENT:
         learned = load_up_sampler(ready.decoder_choice, files, choice)
     return up_sampling(settings.up_sampler, ready.vq, model=learned)
+
+
+def begin(
+    entry: Entry, ready: Ready, settings: Any, condition: AnyCondition, seed: int, first: int, part: range
+) -> Generator[Any, float | None, Any]:
+    """Begin a sampler on some of the images of a condition; with ``part`` left open, what ``samplers.batches.in_parts`` takes.
+
+    Args:
+        entry: completed by :func:`complete`.
+        first: index of the condition's first image; image i of the condition uses (seed, first + i).
+        part: the images, by their place in the condition.
+    """
+    images = range(first + part.start, first + part.stop)
+    noise = PairedNoise(seed, images) if entry.family == MAR else PairedDraws(seed, images)
+    return entry.run(ready.model, condition.of(part), settings, noise, seed)

@@ -21,6 +21,7 @@ COMMANDS = {
     "compare": (".compare", "run samplers with one seed; draw the images side by side, with their figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
     "advise": (".advise", "find the fastest sampler and settings within a loss, on this machine"),
+    "sweep": (".sweep", "draw many images of every sampler and setting, on any number of workers"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
     "ablation": ("..tools.ablations.command", "measure the demo's image quality over a table of settings"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),

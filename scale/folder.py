@@ -7,8 +7,10 @@ import os
 import platform
 import posixpath
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import UserError, first_line
 
@@ -108,6 +110,8 @@ class Folder:
                 self._fs.mv(part, path)
         except OSError as e:
             self.remove_path(part)
+            if isinstance(e, FileNotFoundError) and self.size(name) == len(data):
+                return  # another writer finished the same file and removed what seemed left behind
             if e.errno in _FULL:
                 raise UserError(
                     f"out: there is no space left for {self.address}; free some and run the same command again, which goes on where "
@@ -115,6 +119,26 @@ class Folder:
                 ) from None
             raise
         except BaseException:  # an interruption between two writes leaves no file behind
+            self.remove_path(part)
+            raise
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """A file to be written in parts; it is renamed at the end, or removed after an error."""
+        path = self._path(name)
+        part = f"{path}{PART}{writer()}"
+        if self.local:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        else:
+            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+        try:
+            with open(part, "wb") if self.local else self._fs.open(part, "wb") as file:
+                yield file
+            if self.local:
+                os.replace(part, path)
+            else:
+                self._fs.mv(part, path)
+        except BaseException:
             self.remove_path(part)
             raise
 
@@ -147,9 +171,9 @@ class Folder:
             pass
 
     def remove_parts(self, name: str) -> None:
-        """Remove what interrupted writers of a file left behind. Files of this kind are never read."""
+        """Remove what interrupted writers left behind of the files whose names begin so. Such files are never read."""
         if self.local:
             folder, start = os.path.split(self._path(name))
             for found in os.listdir(folder):
-                if found.startswith(f"{start}{PART}"):
+                if found.startswith(start) and PART in found:
                     self.remove_path(os.path.join(folder, found))

@@ -21,7 +21,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -150,6 +150,10 @@ class Store:
         self._batch = 0
 
     # ---------------------------------------------------------------------------------------- reading
+
+    def exists(self) -> bool:
+        """Whether the folder holds a sweep."""
+        return self.folder.read(MANIFEST) is not None
 
     def manifest(self) -> dict[str, Any]:
         """What was asked.
@@ -285,19 +289,27 @@ class Store:
         pictures: np.ndarray,
         labels: np.ndarray,
         time: Mapping[str, Any],
-    ) -> None:
+    ) -> Shard:
         """Write a shard, its record last.
 
         Args:
             shard: its record; ``bytes`` and ``sha256`` are filled in here.
             time: see :meth:`times`.
+
+        Returns:
+            The record as written.
         """
         data, name = to_npz(arr_0=pictures, labels=labels), f"cells/{cell.id}/{shard.stem}"
         self.folder.write(f"{name}.npz", data)
         self._write(f"{name}.time.json", time)
-        self._write(f"{name}.json", {**asdict(shard), "bytes": len(data), "sha256": sha256(pictures)})
-        for ending in (".npz", ".time.json", ".json"):
-            self.folder.remove_parts(name + ending)
+        shard = replace(shard, bytes=len(data), sha256=sha256(pictures))
+        self._write(f"{name}.json", asdict(shard))
+        self.folder.remove_parts(name)
+        return shard
+
+    def discard(self, cell: Cell, first: int, count: int) -> None:
+        """Remove the record of a shard, so that it is drawn again."""
+        self.folder.remove(f"cells/{cell.id}/{stem(first, count)}.json")
 
     def write_run(self, name: str, run: Mapping[str, Any]) -> None:
         """Write the record of a process."""
