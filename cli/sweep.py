@@ -16,11 +16,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..assembly import AUTO, Source
 from ..errors import UserError
@@ -31,13 +34,15 @@ from ..scale.claims import Claims
 from ..scale.estimate import Estimate, estimates, paired, time_cell
 from ..scale.export import FORMATS, export
 from ..scale.folder import host
-from ..scale.local import jobs_of, unfinished
+from ..scale.local import Done, jobs_of, unfinished
 from ..scale.local import run as run_here
 from ..scale.plan import manifest, plan
+from ..scale.ray_engine import Cluster, connect, has_gpus
+from ..scale.ray_engine import run as run_on_ray
 from ..scale.spec import Spec, read_spec, with_values
 from ..scale.store import Cell, Shard, Store
-from ..scale.work import Conditions, Job, Models, Prepared, Worker, machine, numerics, use
-from .options import ranks, source, whole
+from ..scale.work import Conditions, Job, Models, Prepared, Progress, Worker, machine, numerics, use
+from .options import models_folder, ranks, source, whole
 from .progress import Bar
 
 SIZES, ALL = "sizes", "all"
@@ -73,6 +78,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         choices=matmul.METHODS,
         help="matrix products on a CPU; default linear. The fastest one by measurement would differ between processes",
     )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="distribute the shards with Ray: on the cluster at this address, or on this machine; needs fastar-nodes[scale]",
+    )
+    parser.add_argument(
+        "--workers", metavar="N", help="with --ray: workers; default as many as the cluster has room for now"
+    )
+    parser.add_argument(
+        "--cpus", metavar="N", help="with --ray: CPUs of a worker; default its threads, or 1 beside a GPU"
+    )
     parser.add_argument("--models", type=Path, metavar="DIR", help="folder of weight files, as for the other commands")
 
 
@@ -82,9 +100,10 @@ def run(options: argparse.Namespace) -> int:
     spec = _spec(options)
     if not options.out and not options.dry_run:
         raise UserError("out: no folder is named; give --out DIR, or --dry-run to see what would be drawn.")
-    files = _files(options, spec, local if world > 1 else 0)
+    cluster = _cluster(options, world)
+    files = _files(options, spec, local if world > 1 else 0, cluster)
     store = Store(options.out) if options.out else None
-    numbers = _numerics(spec, files, store)
+    numbers = _numerics(spec, files, store, cluster)
     use(numbers)
     models = Models(spec, files)
     conditions = Conditions(spec, models)
@@ -94,13 +113,20 @@ def run(options: argparse.Namespace) -> int:
     store.write_manifest(manifest(spec, numbers), cells)
     jobs = _left(store, jobs_of(store, cells, rank, world), options.verify)
     began = datetime.now(timezone.utc)
-    run_ = {"engine": f"process {rank} of {world}", "started": began.isoformat(timespec="seconds"), "seconds": 0.0}
+    engine = f"process {rank} of {world}" if cluster is None else "ray"
+    run_ = {"engine": engine, "started": began.isoformat(timespec="seconds"), "seconds": 0.0}
     run_ |= {**machine(files.device), **numbers}
     name = f"{began:%Y%m%dT%H%M%S}-{os.getpid()}-{host()}"
     store.write_run(name, run_)
     started = time.perf_counter()
     try:
-        _draw(store, cells, jobs, Worker(store, models, conditions))
+        if cluster is None:
+            worker = Worker(store, models, conditions)
+            _draw(store, jobs, lambda claims, done, steps: run_here(store, jobs, worker, claims, done, steps))
+        else:
+            own = replace(cluster, cpus=cluster.cpus or numbers["threads"] or 1)
+            folder = models_folder(options.models)
+            _draw(store, jobs, lambda claims, done, _: run_on_ray(store, jobs, own, folder, numbers, claims, done))
     finally:
         store.write_run(name, {**run_, "seconds": time.perf_counter() - started})
         store.write_timing(paired(store))
@@ -118,8 +144,27 @@ def _spec(options: argparse.Namespace) -> Spec:
     return spec
 
 
-def _files(options: argparse.Namespace, spec: Spec, local: int) -> Source:
-    """Where models are; of several processes on a machine each takes a CUDA device of its own."""
+def _cluster(options: argparse.Namespace, world: int) -> Cluster | None:
+    """The cluster of --ray, connected; None without it."""
+    numbers = {name: whole(text, name, 1, 65536) for name in ("workers", "cpus") if (text := getattr(options, name))}
+    if options.ray is None:
+        if numbers:
+            raise UserError(f"{next(iter(numbers))}: it is for --ray; add that, or leave it out.")
+        return None
+    if world > 1:
+        raise UserError("ray: WORLD_SIZE is set too; distribute the shards by one of them.")
+    cluster = Cluster(options.ray, numbers.get("workers", 0), numbers.get("cpus", 0))
+    ray = connect(cluster)
+    return replace(cluster, gpu=options.device.startswith("cuda") or options.device == AUTO and has_gpus(ray))
+
+
+def _files(options: argparse.Namespace, spec: Spec, local: int, cluster: Cluster | None) -> Source:
+    """Where models are. Of several processes on a machine each takes a CUDA device of its own; with Ray this process only plans, on
+    the CPU."""
+    if cluster is not None:
+        device = torch.device("cuda" if cluster.gpu else "cpu")
+        settings = argparse.Namespace(models=options.models, device="cpu", dtype=spec.dtype, speed=PLAIN)
+        return replace(source(settings), compute=device)
     settings = argparse.Namespace(models=options.models, device=options.device, dtype=spec.dtype, speed=PLAIN)
     found = source(settings)
     if local and options.device == AUTO and found.device.type == "cuda":
@@ -128,9 +173,12 @@ def _files(options: argparse.Namespace, spec: Spec, local: int) -> Source:
     return found
 
 
-def _numerics(spec: Spec, files: Source, store: Store | None) -> dict[str, Any]:
-    """See :func:`.work.numerics`; the threads are those of the folder's earlier run, unless the user names a number."""
+def _numerics(spec: Spec, files: Source, store: Store | None, cluster: Cluster | None) -> dict[str, Any]:
+    """See :func:`.work.numerics`; the threads are those of the folder's earlier run, or the CPUs of Ray's workers, unless the user names
+    a number."""
     numbers = numerics(spec, files)
+    if cluster is not None and not cluster.gpu and not spec.threads:
+        numbers["threads"] = cluster.cpus or 1
     if store is not None and not spec.threads and store.exists():
         before = store.manifest().get("numerics", {})
         if isinstance(before, dict) and before.get("device") == numbers["device"] and before.get("threads"):
@@ -153,15 +201,19 @@ def _left(store: Store, jobs: list[Job], verify: str | None) -> list[Job]:
     return left
 
 
-def _draw(store: Store, cells: list[Cell], jobs: list[Job], worker: Worker) -> None:
-    """Draw the jobs in this process with a progress bar.
+# An engine: with claims, called after each job, and called with the steps of the running shard.
+Engine = Callable[[Claims, Done, Progress], object]
+
+
+def _draw(store: Store, jobs: list[Job], engine: Engine) -> None:
+    """Draw the jobs with a progress bar.
 
     Raises:
         KeyboardInterrupt: interrupted or terminated; what is finished stays.
     """
     total, finished = sum(job.count for job in jobs), [0, 0]
     size = max((job.count for job in jobs), default=1)
-    with _terminated(), Bar(f"{len(cells)} cells") as bar, Claims(store.folder) as claims:
+    with _terminated(), Bar("drawing") as bar, Claims(store.folder) as claims:
 
         def done(job: Job, shard: Shard | None) -> None:
             finished[0] += job.count
@@ -171,9 +223,7 @@ def _draw(store: Store, cells: list[Cell], jobs: list[Job], worker: Worker) -> N
                 print(f"{job.cell}: memory was insufficient for {job.count} images at once", file=sys.stderr)
 
         try:
-            run_here(
-                store, jobs, worker, claims, done, lambda a, b: bar(finished[0] + size * a / (b or 1), total, "images")
-            )
+            engine(claims, done, lambda a, b: bar(finished[0] + size * a / (b or 1), total, "images"))
         except KeyboardInterrupt:
             text = f"{finished[1]} of {len(jobs)} shards were finished in this run; the same command goes on from there"
             print(f"\n{text}", file=sys.stderr)

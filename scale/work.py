@@ -87,8 +87,9 @@ class Prepared:
 
 def numerics(spec: Spec, source: Source) -> dict[str, Any]:
     """What decides the last bits of a picture beside the model: device type, dtype, product method, threads."""
-    threads = (spec.threads or torch.get_num_threads()) if source.device.type == "cpu" else 0
-    return {"device": source.device.type, "dtype": source.dtype, "matmul": spec.matmul, "threads": threads}
+    device = (source.compute or source.device).type
+    threads = (spec.threads or torch.get_num_threads()) if device == "cpu" else 0
+    return {"device": device, "dtype": source.dtype, "matmul": spec.matmul, "threads": threads}
 
 
 def machine(device: torch.device) -> dict[str, Any]:
