@@ -78,10 +78,10 @@ class Claims:
         try:
             about: Any = json.loads(found)
             pid, where, process = int(about["pid"]), about["host"], about["process"]
+            if where == self._me["host"] and process != self._me["process"] and not _alive(pid):
+                return True
         except (ValueError, KeyError, TypeError):
-            return True  # damaged
-        if where == self._me["host"] and process != self._me["process"] and not _alive(pid):
-            return True
+            pass  # damaged, or not written to its end yet
         before = self._seen.get(name)
         if before is None or before[0] != found:
             self._seen[name] = (found, time.monotonic())

@@ -81,7 +81,7 @@ class Spec:
     @property
     def prompt_settings(self) -> dict[str, Any]:
         """Settings of Tar's language model."""
-        return {k.partition(".")[2]: v[0] for k, v in self.set.items() if k.partition(".")[0] == PROMPT}
+        return {k.partition(".")[2]: str(v[0]) for k, v in self.set.items() if k.partition(".")[0] == PROMPT}
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,8 @@ def from_table(table: Mapping[str, Any]) -> Spec:
         raise UserError('spec: samplers is empty; name at least one, for example samplers = ["mar", "fasthybrid"].')
     if not spec.model:
         raise UserError('spec: model is empty; name at least one, for example model = "demo".')
-    make(TarPromptSettings, spec.prompt_settings)
     expand(spec)
+    make(TarPromptSettings, spec.prompt_settings)
     return spec
 
 

@@ -221,12 +221,14 @@ class Store:
         """Whether the pictures of a finished shard are as recorded.
 
         Args:
-            whole: compare the digest of the pictures, not only the size of the file.
+            whole: compare the digest of the pictures and read the labels, not only the size of the file.
         """
         if self.folder.size(f"cells/{cell.id}/{shard.stem}.npz") != shard.bytes:
             return False
         try:
-            return not whole or sha256(self.pictures(cell, shard)) == shard.sha256
+            return not whole or (
+                sha256(self.pictures(cell, shard)) == shard.sha256 and len(self.labels(cell, shard)) == shard.count
+            )
         except UserError:
             return False
 
