@@ -381,7 +381,7 @@ class Worker:
         settings = prepared.settings
         if cell.family in MASKED:
             settings = make(prepared.entry.settings, {"ar_steps": 1, "diffusion_steps": 2})
-        steps = begin(prepared.entry, prepared.ready, settings, condition, cell.seed, 0, range(min(4, len(condition))))
+        steps = begin(prepared.entry, prepared.ready, settings, condition, cell.seed, 0, range(1))
         for _ in islice(steps, 3):
             pass
         steps.close()
