@@ -122,7 +122,7 @@ def test_corrupt_shards_are_drawn_again(files, whole, tmp_path):
     store, _ = finish(tmp_path, table(files))
     paths = sorted((tmp_path / "cells").rglob("*.npz"))
     flipped = bytearray(paths[0].read_bytes())
-    flipped[-300] ^= 64
+    flipped[-500] ^= 64
     paths[0].write_bytes(flipped)
     paths[3].write_bytes(paths[2].read_bytes())  # of another range
     paths[5].write_bytes(
