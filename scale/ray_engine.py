@@ -26,8 +26,9 @@ from .work import Conditions, Job, Models, Worker, use
 
 # Shards assigned to a worker at once.
 DEPTH = 2
-# Times that a shard may end its worker before the sweep stops.
-MOST_ENDS = 10
+# Times that a shard may end its worker before the sweep stops; after so many, memory is suspected. The system's own killer leaves no
+# message.
+MOST_ENDS, SUSPECT = 10, 5
 # Seconds between two looks at workers, and at shards that other sweeps draw.
 _LOOK = 1.0
 
@@ -228,8 +229,12 @@ class _Driver:
         self.claims.release(_name(job))
         self._done(job, shard)
 
-    def lost(self, jobs: Sequence[Job], why: str) -> None:
+    def lost(self, jobs: Sequence[Job], why: str, short: bool) -> None:
         """The worker of these jobs ended; the first was running.
+
+        Args:
+            why: Ray's message.
+            short: whether Ray ended it because memory was short.
 
         Raises:
             UserError: the running shard has ended too many workers.
@@ -245,7 +250,8 @@ class _Driver:
                 raise UserError(
                     f"ray: shard {first.first} of {first.cell} ended {MOST_ENDS} workers ({why}); draw it without --ray to see why."
                 )
-            if "memory" in why.lower() or "oom" in why.lower():
+            # The message of every other end mentions memory as a possible cause.
+            if short or self.ends[key] == SUSPECT:
                 back[0] = replace(first, at_most=max(1, (first.at_most or first.count) // 2))
             self.groups.appendleft(deque(back))
 
@@ -297,7 +303,8 @@ class _Pool:
             if worker.starting is not None and self.ended > MOST_ENDS * len(self.workers):
                 raise UserError(f"ray: workers end before they begin ({first_line(e)}); see Ray's logs.") from None
             self.workers[self.workers.index(worker)] = self._new()
-            driver.lost([*worker.calls.values(), *worker.group], str(e))
+            short = isinstance(e, errors.OutOfMemoryError) or "low on memory" in str(e)
+            driver.lost([*worker.calls.values(), *worker.group], first_line(e), short)
             return
         if worker.starting is not None:
             worker.starting = None
