@@ -163,12 +163,18 @@ def _files(options: argparse.Namespace, spec: Spec, local: int, cluster: Cluster
     the CPU."""
     if cluster is not None:
         device = torch.device("cuda" if cluster.gpu else "cpu")
+        if cluster.gpu and spec.dtype == AUTO and not torch.cuda.is_available():
+            raise UserError(
+                "dtype: this machine has no GPU to choose it by; name the one of the workers, for example --dtype bf16."
+            )
         settings = argparse.Namespace(models=options.models, device="cpu", dtype=spec.dtype, speed=PLAIN)
         return replace(source(settings), compute=device)
     settings = argparse.Namespace(models=options.models, device=options.device, dtype=spec.dtype, speed=PLAIN)
     found = source(settings)
     if local and options.device == AUTO and found.device.type == "cuda":
-        settings.device = f"cuda:{local}"
+        settings.device = (
+            f"cuda:{local % torch.cuda.device_count()}"  # a scheduler may show each process its own device only
+        )
         found = source(settings)
     return found
 

@@ -123,7 +123,7 @@ def ranges(images: int, batch: int) -> list[tuple[int, int]]:
 
 def sha256(pictures: np.ndarray) -> str:
     """Digest of the bytes of pictures, uint8 [n, H, W, 3]."""
-    return hashlib.sha256(np.ascontiguousarray(pictures)).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(pictures).data).hexdigest()
 
 
 def to_npz(**arrays: np.ndarray) -> bytes:
@@ -435,7 +435,11 @@ def _checked(kind: type[T], found: Mapping[str, Any]) -> T:
         value = found[f.name]
         if not isinstance(value, _TYPES[str(f.type)]) or isinstance(value, bool):
             raise TypeError(f.name)
-        if f.type == "Mapping[str, int]" and not all(isinstance(n, int) for n in value.values()):
+        if (
+            isinstance(value, dict)
+            and f.type == "Mapping[str, int]"
+            and not all(isinstance(n, int) for n in value.values())
+        ):
             raise TypeError(f.name)
         if isinstance(value, list):
             if len(value) != 2 or not all(isinstance(n, int) and 0 < n < 1 << 20 for n in value):

@@ -18,7 +18,7 @@ from fastar_nodes.scale.store import Cell, Store
 from fastar_nodes.scale.work import Conditions, Models, Worker, numerics, use
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from tiny_files import MAR_SIZE, write, write_gpt, write_vq  # noqa: E402
+from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq  # noqa: E402, F401
 
 SETTINGS = {"ar_steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "fasthybrid.threshold": [0.5, 0.9]}
 
