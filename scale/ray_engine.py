@@ -7,6 +7,7 @@ that ends (killed, preempted, its node lost) are assigned again; after it ran ou
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ DEPTH = 2
 MOST_ENDS, SUSPECT = 10, 5
 # Seconds between two looks at workers, and at shards that other sweeps draw.
 _LOOK = 1.0
+# Seconds until a cluster counts as unreachable.
+_REACHED = 10.0
 
 
 @dataclass(frozen=True)
@@ -100,15 +103,28 @@ def connect(cluster: Cluster) -> Any:
     Raises:
         UserError: Ray is not installed, or no cluster answers at the address.
     """
-    ray = import_ray()
+    ray, address = import_ray(), cluster.address
     try:
-        ray.init(cluster.address or None, log_to_driver=False, include_dashboard=False if not cluster.address else None)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as e:
+        if ":" in address:  # Ray itself would wait for four minutes
+            asyncio.run(_probe(address.removeprefix("ray://")))
+        ray.init(address or None, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, asyncio.TimeoutError, OSError, SystemExit) as e:
         raise UserError(
-            f"ray: no cluster answers at {cluster.address or 'this machine'} ({first_line(e)}); start one with ray start --head, or leave "
-            "the address out."
+            f"ray: no cluster answers at {address or 'this machine'} ({first_line(e)}); start one with ray start --head, or leave the "
+            "address out."
         ) from None
     return ray
+
+
+async def _probe(address: str) -> None:
+    """Open a connection to a host and port, and close it.
+
+    Raises:
+        OSError, TimeoutError, ValueError: nothing listens there, or it is no address.
+    """
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), _REACHED)
+    writer.close()
 
 
 def has_gpus(ray: Any) -> bool:

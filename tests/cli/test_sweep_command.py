@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import socket
 
 import numpy as np
 import pytest
@@ -183,9 +184,15 @@ def test_an_unreachable_cluster_is_refused(cli, sentence, spec, tmp_path, monkey
             raise ConnectionError("Could not find any running Ray instance")
 
     monkeypatch.setattr(ray_engine, "import_ray", lambda: Ray)
-    assert "no cluster answers at there:6379" in sentence(cli("sweep", spec(), "--out", "x", "--ray", "there:6379"))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        closed_port = f"127.0.0.1:{closed.getsockname()[1]}"
+        for address in (closed_port, f"ray://{closed_port}", "auto", "nonsense", "host:port"):
+            says = sentence(cli("sweep", spec(), "--out", "x", "--ray", address))
+            assert f"no cluster answers at {address} (" in says
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "WORLD_SIZE is set too" in sentence(cli("sweep", spec(), "--out", "x", "--ray"))
+    assert not (tmp_path / "x").exists()
 
 
 def test_an_interruption_says_how_to_go_on(cli, tiny_demo, spec, monkeypatch):

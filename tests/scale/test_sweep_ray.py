@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ from fastar_nodes.scale.claims import Claims
 from fastar_nodes.scale.local import jobs_of
 from fastar_nodes.scale.ray_engine import Cluster, connect
 from fastar_nodes.scale.work import numerics
-from tiny_sweeps import begin, lasting, table, write_files
+from tiny_sweeps import begin, command, lasting, table, write_files, write_spec
 
 KILLS = 10 if os.environ.get("FASTAR_SOAK") else 2
 
@@ -293,3 +296,62 @@ def test_without_the_package_a_sentence_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'fastar-nodes\[scale\]'"):
         connect(Cluster())
+
+
+# ------------------------------------------------------------------------------------------------ a head of its own
+
+
+def start_head(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """A cluster of two CPUs; its head ends with the process."""
+    ray_command = Path(sys.executable).with_name("ray")
+    options = [f"--port={port}", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={folder}", "--block"]
+    return subprocess.Popen(
+        [ray_command, "start", "--head", *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_a_sweep_goes_on_after_its_head_was_restarted(ray, files, tmp_path, tmp_path_factory):
+    entries = table(files, images=80)
+    entries["set"] = {**entries["set"], "ar_steps": 16, "diffusion_steps": 60}
+    spec = write_spec(tmp_path / "spec.json", **entries)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = command(spec, "--out", tmp_path / "sweep", "--ray", f"127.0.0.1:{port}", "--workers", 2)
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as short:  # sockets have short names
+        unreachable = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        assert unreachable.returncode == 2 and "no cluster answers" in unreachable.stderr
+        assert not (tmp_path / "sweep").exists()
+        head = start_head(Path(short) / "a", port)
+        try:
+            driver = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            until = time.monotonic() + 120
+            while len(list((tmp_path / "sweep").rglob("shard-*.npz"))) < 5:
+                assert driver.poll() is None and time.monotonic() < until
+                time.sleep(0.05)
+            head.send_signal(signal.SIGTERM)
+            head.wait(60)
+            try:
+                assert driver.wait(60) != 0
+            except subprocess.TimeoutExpired:
+                driver.kill()
+                driver.wait()
+        finally:
+            head.kill()
+            head.wait()
+        finished = {p: p.read_bytes() for p in (tmp_path / "sweep" / "cells").rglob("shard-*.time.json")}
+        assert 5 <= len(finished) < 120
+        head = start_head(Path(short) / "b", port)
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
+        finally:
+            head.send_signal(signal.SIGTERM)
+            head.wait(60)
+    assert done.returncode == 0, done.stderr
+    assert all(p.read_bytes() == data for p, data in finished.items()), "nothing finished is drawn again"
+    alone, cells, worker = begin(tmp_path / "alone", entries)
+    with Claims(alone.folder) as claims:
+        local.run(alone, jobs_of(alone, cells), worker, claims, lambda job, shard: None)
+    assert done.stdout.strip() == alone.table() and lasting(tmp_path / "sweep") == lasting(tmp_path / "alone")
