@@ -6,7 +6,8 @@ from the same noise, so that the same resamples of both give the distribution of
 either figure.
 
 Resampling with replacement biases Frechet distance and Inception score, because a resample holds about 63 % of the images. Intervals
-are therefore percentiles of the resamples, shifted so that the mean of the resamples equals the figure.
+are therefore percentiles of the resamples, shifted so that the mean of the resamples equals the figure. Shares of images have Wilson's
+interval, and their differences a bootstrap interval.
 
 Sources: Frechet distance: Heusel et al. 2017, arXiv 1706.08500. Inception score: Salimans et al. 2016, arXiv 1606.03498. KID: Binkowski
 et al. 2018, arXiv 1801.01401, with the blocks of Zaremba et al. 2013, arXiv 1307.1954. Precision and recall: Kynkaanniemi et al. 2019,
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -70,6 +72,13 @@ class Estimate:
         tail = (1 - LEVEL) / 2
         ends = sorted(transform(float(np.quantile(shifted, q))) for q in (tail, 1 - tail))
         return Figure(*(x if math.isfinite(x) else None for x in (transform(self.value), *ends)))
+
+    def share(self) -> Figure:
+        """A share 0..1 with Wilson's interval (1927), which is not empty where all images agree."""
+        n, p = self.images, self.value
+        z2 = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
+        centre, half = p + z2 / (2 * n), math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n)))
+        return Figure(p, max(0.0, (centre - half) / (1 + z2 / n)), min(1.0, (centre + half) / (1 + z2 / n)))
 
     def minus(self, other: Estimate) -> Estimate | None:
         """The difference from an estimate of the same images; None if their numbers differ."""
@@ -189,7 +198,9 @@ def kernel_distances(features: np.ndarray, reference: np.ndarray, device: torch.
     """
     least = min(len(features), len(reference))
     if least < 2 * _BLOCKS:
-        raise UserError(f"kid: {least} images are too few; it takes {2 * _BLOCKS} or more of the cell and of the reference.")
+        raise UserError(
+            f"kid: {least} images are too few; it takes {2 * _BLOCKS} or more of the cell and of the reference."
+        )
     size = min(_BLOCK, least // _BLOCKS)
     blocks = least // size
     out = np.empty(blocks)

@@ -88,7 +88,9 @@ def _function(name: str) -> Extractor:
     try:
         found: Any = importlib.import_module(module)
     except Exception as e:  # anything may go wrong while a module of the user is imported
-        raise UserError(f"extractor: {module} cannot be imported ({first_line(e)}); is its folder on PYTHONPATH?") from None
+        raise UserError(
+            f"extractor: {module} cannot be imported ({first_line(e)}); is its folder on PYTHONPATH?"
+        ) from None
     for part in function.split("."):
         found = getattr(found, part, None)
     if not callable(found):
@@ -117,7 +119,9 @@ def _inception(weights: Path | None, device: torch.device) -> Extractor:
         try:
             net = network("inception-v3-compat", ["2048", "logits_unbiased"], str(copy))
         except RuntimeError as e:
-            raise UserError(f"inception: {path.name} does not hold torch-fidelity's Inception ({first_line(e)}).") from None
+            raise UserError(
+                f"inception: {path.name} does not hold torch-fidelity's Inception ({first_line(e)})."
+            ) from None
     net = net.eval().to(device)
 
     def run(pictures: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -136,7 +140,9 @@ def load_lpips(device: torch.device) -> Callable[[np.ndarray, np.ndarray], np.nd
     try:
         net = importlib.import_module("lpips").LPIPS(net="alex", verbose=False)
     except Exception as e:  # the package downloads AlexNet through torchvision
-        raise UserError(f"lpips: it needs the package lpips and its weights ({first_line(e)}); pip install lpips.") from None
+        raise UserError(
+            f"lpips: it needs the package lpips and its weights ({first_line(e)}); pip install lpips."
+        ) from None
     net = net.eval().to(device)
 
     @torch.no_grad()

@@ -103,7 +103,9 @@ def open_reference(path: Path) -> Reference:
                 shape = _header(stream, path)
             return Reference(path, shape[0], (shape[1], shape[2]), _digest(path))
     if not {"mu.npy", "sigma.npy"} <= names:
-        raise UserError(f"reference: {path.name} holds neither arr_0 (pictures) nor mu and sigma (statistics of Inception).")
+        raise UserError(
+            f"reference: {path.name} holds neither arr_0 (pictures) nor mu and sigma (statistics of Inception)."
+        )
     return Reference(path, 0, (0, 0), _digest(path))
 
 
@@ -138,8 +140,10 @@ def _array(file: zipfile.ZipFile, name: str, path: Path) -> np.ndarray:
     """The statistics of that name, checked before they are read."""
     with file.open(f"{name}.npy") as stream:
         shape, transposed, kind = _read_header(stream, path)
-        if len(shape) != {"mu": 1, "sigma": 2}[name] or max(shape) > _MOST_FEATURES or len(set(shape)) != 1:
-            raise UserError(f"reference: {name} in {path.name} has the shape {list(shape)}; it should be {{'mu': '[D]', 'sigma': '[D, D]'}}.")
+        wanted = {"mu": 1, "sigma": 2}[name]
+        if len(shape) != wanted or not 0 < max(shape) <= _MOST_FEATURES or len(set(shape)) != 1:
+            form = "[D]" if wanted == 1 else "[D, D]"
+            raise UserError(f"reference: {name} in {path.name} has the shape {list(shape)}; it should be {form}.")
         if kind not in (np.float32, np.float64):
             raise UserError(f"reference: {name} in {path.name} is {kind}; it should be float32 or float64.")
         count = int(np.prod(shape))
@@ -164,7 +168,9 @@ def _picture(path: Path, size: tuple[int, int] | None = None) -> np.ndarray:
         raise UserError(f"reference: {path.name} cannot be read ({first_line(e)}).") from None
     if size is not None and found.shape[:2] != size:
         (h, w), (wanted_h, wanted_w) = found.shape[:2], size
-        raise UserError(f"reference: {path.name} has {w} x {h} pixels, others {wanted_w} x {wanted_h}; give pictures of one size.")
+        raise UserError(
+            f"reference: {path.name} has {w} x {h} pixels, others {wanted_w} x {wanted_h}; give pictures of one size."
+        )
     return found
 
 
