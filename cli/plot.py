@@ -17,7 +17,9 @@ from ..scale.curve import AUTO, CALLS, SECONDS, curve, to_csv
 from ..scale.curve_pictures import INDICES, cell_sheet, curve_plot, note
 from ..scale.store import Store
 from .compare import PICTURES
-from .options import output, save
+from .options import output, save, whole
+
+_MOST_IMAGES = 10_000_000
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +56,9 @@ def run(options: argparse.Namespace) -> int:
     assert out is not None
     sheet = output(options.sheet or out.with_name(f"{out.stem}-sheet{out.suffix}"), "sheet", PICTURES)
     assert sheet is not None
-    indices = [int(value) for value in parse_values(options.indices, "indices", whole=True)]
+    indices = [
+        whole(value, "indices", 0, _MOST_IMAGES) for value in parse_values(options.indices, "indices", whole=True)
+    ]
     store = Store(options.folder)
     found = curve(store, options.measure, options.against)
     numbers = out.with_suffix(".csv")

@@ -75,7 +75,7 @@ class Reference:
                 data = stream.read(n * picture)
                 if len(data) != n * picture:
                     raise UserError(f"reference: {self.name} ends early; copy it again.")
-                yield np.frombuffer(data, np.uint8).reshape(n, *self.size, 3)
+                yield np.frombuffer(data, np.uint8).reshape(n, *self.size, 3).copy()  # torch takes writable arrays
 
     def _of_folder(self) -> Iterator[np.ndarray]:
         for at in range(0, self.count, CHUNK):

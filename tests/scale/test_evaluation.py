@@ -61,7 +61,9 @@ def test_a_paired_difference_is_narrower_than_its_parts():
 
 def test_infinite_ends_are_none():
     found = estimate(mean(np.array([0.0] * 9 + [1.0])), 10, 100).figure(evaluation.to_psnr)
-    assert found.value == pytest.approx(10 * math.log10(255**2 / 0.1)) and found.high is None and found.low < found.value
+    assert (
+        found.value == pytest.approx(10 * math.log10(255**2 / 0.1)) and found.high is None and found.low < found.value
+    )
 
 
 def test_shares_have_an_interval_where_all_images_agree():
