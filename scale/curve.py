@@ -17,9 +17,27 @@ from .store import Cell, Shard, Store
 AUTO, SECONDS, CALLS = "auto", "seconds", "calls"
 # What a curve has upwards, and its name on the axis.
 HEIGHTS = {
-    SECONDS: "speed-up, measured: seconds an image, plain / cell",
+    SECONDS: "speed-up, measured: seconds an image, plain / cell (median of pairs of shards; bars: smallest and largest)",
     CALLS: "sequential calls, plain / cell (passes and head calls; not seconds)",
 }
+
+
+@dataclass(frozen=True)
+class Time:
+    """Measured times of a cell; None where there are none.
+
+    Attributes:
+        seconds: per image.
+        speedup: seconds per image of the baseline over its own, the median of ``pairs`` of shards that were drawn one after the other.
+        low, high: smallest and largest of these ratios.
+        pairs: their number.
+    """
+
+    seconds: float | None = None
+    speedup: float | None = None
+    low: float | None = None
+    high: float | None = None
+    pairs: int = 0
 
 
 @dataclass(frozen=True)
@@ -30,8 +48,7 @@ class Point:
         cell: the cell.
         label: values of the settings that differ along its curve, "" for a curve of one cell.
         result: of the measure, or None.
-        speedup: seconds per image of the baseline over its own, by the paired calibration, or None.
-        seconds: per image, or None.
+        time: what was measured.
         calls: mean sequential calls of a shard: transformer passes and head calls.
         fewer_calls: those of the baseline over its own, or None.
         images: number of finished images.
@@ -41,8 +58,7 @@ class Point:
     cell: Cell
     label: str
     result: Result | None
-    speedup: float | None
-    seconds: float | None
+    time: Time
     calls: float
     fewer_calls: float | None
     images: int
@@ -50,7 +66,7 @@ class Point:
 
     def height(self, against: str) -> float | None:
         """Value on the vertical axis."""
-        return self.speedup if against == SECONDS else self.fewer_calls
+        return self.time.speedup if against == SECONDS else self.fewer_calls
 
 
 @dataclass(frozen=True)
@@ -103,13 +119,11 @@ def curve(store: Store, measure: str | None = None, against: str = AUTO) -> Curv
     cells = store.cells()
     found = latest(read_results(store))
     column = _column(store, list(found.values()), measure)
-    timed = _timed(store)
+    timed = _timed(store, cells)
     if against == AUTO:
         against = SECONDS if all(cell.id in timed for cell in cells) else CALLS
     elif against == SECONDS and (missing := [cell.id for cell in cells if cell.id not in timed]):
-        raise UserError(
-            f"against: {missing[0]} has no measured seconds; plot {CALLS}, or run the command sweep again, which times all cells."
-        )
+        raise UserError(f"against: {missing[0]} has no measured seconds; finish the sweep, or plot {CALLS}.")
     elif against not in HEIGHTS:
         raise UserError(f"against: {against!r} is not one of {AUTO}, {', '.join(HEIGHTS)}.")
     shards = {cell.id: store.shards(cell) for cell in cells}
@@ -117,15 +131,14 @@ def curve(store: Store, measure: str | None = None, against: str = AUTO) -> Curv
     labels = labels_of(cells)
     points = []
     for cell in cells:
-        seconds, ratio = timed.get(cell.id, (None, None))
+        time = timed.get(cell.id, Time())
         plain = calls.get(cell.baseline or cell.id)
         points.append(
             Point(
                 cell,
                 labels[cell.id],
                 found.get((cell.id, column)),
-                ratio,
-                seconds,
+                time,
                 calls[cell.id] or 0.0,
                 plain / calls[cell.id] if plain and calls[cell.id] else None,
                 sum(shard.count for shard in shards[cell.id]),
@@ -152,14 +165,20 @@ def _column(store: Store, results: Sequence[Result], measure: str | None) -> tup
     return chosen[0]
 
 
-def _timed(store: Store) -> dict[str, tuple[float, float]]:
-    """Seconds per image and speed-up of every timed cell, by id."""
-    cells = (store.timing() or {}).get("cells")
+def _timed(store: Store, cells: Sequence[Cell]) -> dict[str, Time]:
+    """Times of every timed cell, by id. The ratio of a cell without a baseline is 1."""
+    rows = (store.timing() or {}).get("cells")
     out = {}
-    for name, row in cells.items() if isinstance(cells, Mapping) else ():
-        seconds, ratio = (row.get(key) if isinstance(row, Mapping) else None for key in ("seconds", "ratio"))
-        if _positive(seconds) and _positive(ratio):
-            out[name] = float(seconds), float(ratio)
+    for cell in cells:
+        row = rows.get(cell.id) if isinstance(rows, Mapping) else None
+        if not isinstance(row, Mapping) or not _positive(row.get("seconds")):
+            continue
+        if cell.baseline is None:
+            out[cell.id] = Time(row["seconds"], 1.0)
+        elif _positive(row.get("ratio")):
+            low, high = (row[name] if _positive(row.get(name)) else None for name in ("low", "high"))
+            pairs = row.get("pairs")
+            out[cell.id] = Time(row["seconds"], row["ratio"], low, high, pairs if isinstance(pairs, int) else 0)
     return out
 
 
@@ -258,6 +277,9 @@ _HEAD = (
     "asked",
     "images",
     "speed_up",
+    "speed_up_low",
+    "speed_up_high",
+    "pairs",
     "seconds_per_image",
     "sequential_calls",
     "fewer_calls",
@@ -286,7 +308,10 @@ def to_csv(found: Curve) -> str:
         measured = [None] * 7 + [""] if r is None else [r.against, r.value, r.low, r.high, *r.difference, r.word]
         writer.writerow(
             [p.cell.id, p.cell.model, p.cell.sampler, asked, p.images]
-            + [_short(x) for x in (p.speedup, p.seconds, p.calls, p.fewer_calls)]
+            + [
+                _short(x)
+                for x in (p.time.speedup, p.time.low, p.time.high, p.time.pairs, p.time.seconds, p.calls, p.fewer_calls)
+            ]
             + [found.measure, found.extractor, *(_short(x) for x in measured), int(p.front)]
         )
     return out.getvalue()

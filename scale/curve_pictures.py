@@ -30,7 +30,7 @@ from ..reports.drawing import (
     wrap,
 )
 from ..reports.sweep_pictures import SERIES
-from .curve import CALLS, HEIGHTS, Curve, Point, labels_of, lines, varying
+from .curve import CALLS, HEIGHTS, SECONDS, Curve, Point, labels_of, lines, varying
 from .store import Cell, Store
 
 INDICES = (0, 1, 2, 3, 4, 5)
@@ -72,7 +72,10 @@ class _Plot:
         scale = found.about.scale
         ends = [x for p in drawn for x in self._ends(p)]
         self.xticks = ticks([x * scale for x in ends] or [0.0, 1.0])
-        self.yticks = ticks([1.0, *(p.height(found.against) or 1.0 for p in drawn)])
+        ratios = [p.height(found.against) or 1.0 for p in drawn]
+        if found.against == SECONDS:
+            ratios += [x for p in drawn for x in (p.time.low, p.time.high) if x is not None]
+        self.yticks = ticks([1.0, *ratios])
         self.x0, self.y0 = 64, PAD + line_height(BODY_SIZE) + 2 * line_height(TAG_SIZE)
         self.x1, self.y1 = size[0] - _LEGEND - 24 - _COLUMN * len(words), size[1] - 72
 
@@ -86,6 +89,10 @@ class _Plot:
         at = (value * self.found.about.scale - self.xticks[0]) / (self.xticks[-1] - self.xticks[0])
         return self.x0 + at * (self.x1 - self.x0)
 
+    def y(self, value: float) -> float:
+        """Row of a ratio."""
+        return self.y1 - (value - self.yticks[0]) / (self.yticks[-1] - self.yticks[0]) * (self.y1 - self.y0)
+
     def at(self, p: Point) -> tuple[float, float]:
         """Centre of a point's dot."""
         assert p.result is not None
@@ -93,8 +100,7 @@ class _Plot:
             across = self.x1 + _COLUMN * (self.words.index(p.result.word) + 0.5)
         else:
             across = self.x(p.result.value)
-        height = p.height(self.found.against) or 0.0
-        return across, self.y1 - (height - self.yticks[0]) / (self.yticks[-1] - self.yticks[0]) * (self.y1 - self.y0)
+        return across, self.y(p.height(self.found.against) or 0.0)
 
     def draw(self, title: str) -> np.ndarray:
         """The whole plot."""
@@ -108,7 +114,8 @@ class _Plot:
             self._series(own, SERIES[k % len(SERIES)])
         for points in groups.values():
             for p in (p for p in points if p in self.drawn):
-                annotate(self.canvas, p.label or p.cell.sampler, *self.at(p), taken, 12)
+                x, y = self.at(p)
+                annotate(self.canvas, p.label or p.cell.sampler, x, y - 10, taken, 10)  # above the horizontal bar
         self._legend(groups)
         return np.asarray(self.image)
 
@@ -124,7 +131,7 @@ class _Plot:
             draw.line((x, self.y0, x, self.y1), fill=EDGE)
             centred(draw, x, self.y1 + 6, f"{tick:g}")
         for tick in self.yticks:
-            y = self.y1 - (tick - self.yticks[0]) / (self.yticks[-1] - self.yticks[0]) * (self.y1 - self.y0)
+            y = self.y(tick)
             draw.line((self.x0, y, self.x1, y), fill=EDGE)
             text = f"{tick:g}x"
             draw.text((self.x0 - 8 - text_width(text, TAG_SIZE), y - TAG_SIZE * 0.6), text, QUIET, font=font(TAG_SIZE))
@@ -137,7 +144,7 @@ class _Plot:
         against = f", against {self.found.reference}" if self.found.reference else ""
         name = shorten(f"{self.found.title}{against} ({better})", BODY_SIZE, self.x1 - self.x0)
         centred(draw, (self.x0 + self.x1) / 2, self.y1 + 8 + line_height(TAG_SIZE), name, BODY_SIZE)
-        note = "bars: 95 % bootstrap intervals; rings: Pareto front"
+        note = "horizontal bars: 95 % intervals of the measure; rings: Pareto front"
         draw.text((self.x0, self.image.height - line_height(TAG_SIZE) - 4), note, QUIET, font=font(TAG_SIZE))
 
     def _series(self, points: Sequence[Point], colour: Colour) -> None:
@@ -154,6 +161,8 @@ class _Plot:
                 self.canvas.line((low, y, high, y), fill=colour, width=2)
                 for end in (low, high):
                     self.canvas.line((end, y - 4, end, y + 4), fill=colour, width=2)
+            if self.found.against == SECONDS and p.time.low is not None and p.time.high is not None:
+                self.canvas.line((x, self.y(p.time.low), x, self.y(p.time.high)), fill=colour, width=1)
             if p.front:
                 self.canvas.ellipse((x - 9, y - 9, x + 9, y + 9), None, TEXT, 2)
             self.canvas.ellipse((x - 5, y - 5, x + 5, y + 5), colour, BACKGROUND)

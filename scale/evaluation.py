@@ -5,9 +5,9 @@ occurs in a sample of n images with replacement give its bootstrap distribution 
 from the same noise, so that the same resamples of both give the distribution of their difference, which is much narrower than that of
 either figure.
 
-Resampling with replacement biases Frechet distance and Inception score, because a resample holds about 63 % of the images. Intervals
-are therefore percentiles of the resamples, shifted so that the mean of the resamples equals the figure. Shares of images have Wilson's
-interval, and their differences a bootstrap interval.
+Intervals are percentiles of the resamples. Resampling with replacement biases Frechet distance and Inception score, because a resample
+holds about 63 % of the images; their resamples are shifted so that their mean equals the figure. Shares of images have Wilson's interval,
+and their differences a bootstrap interval.
 
 Sources: Frechet distance: Heusel et al. 2017, arXiv 1706.08500. Inception score: Salimans et al. 2016, arXiv 1606.03498. KID: Binkowski
 et al. 2018, arXiv 1801.01401, with the blocks of Zaremba et al. 2013, arXiv 1307.1954. Precision and recall: Kynkaanniemi et al. 2019,
@@ -60,17 +60,19 @@ class Estimate:
         value: with all weights one.
         samples: float64 [R], of the resamples; two estimates from the same n and R share their resamples.
         images: n.
+        biased: whether resampling biases the statistic, see above.
     """
 
     value: float
     samples: np.ndarray
     images: int
+    biased: bool = False
 
     def figure(self, transform: Callable[[float], float] = float) -> Figure:
         """The figure with its interval, both transformed by a monotonic function."""
-        shifted = self.samples - self.samples.mean() + self.value
+        samples = self.samples - self.samples.mean() + self.value if self.biased else self.samples
         tail = (1 - LEVEL) / 2
-        ends = sorted(transform(float(np.quantile(shifted, q))) for q in (tail, 1 - tail))
+        ends = sorted(transform(float(np.quantile(samples, q))) for q in (tail, 1 - tail))
         return Figure(*(x if math.isfinite(x) else None for x in (transform(self.value), *ends)))
 
     def share(self) -> Figure:
@@ -84,7 +86,7 @@ class Estimate:
         """The difference from an estimate of the same images; None if their numbers differ."""
         if self.images != other.images or len(self.samples) != len(other.samples):
             return None
-        return Estimate(self.value - other.value, self.samples - other.samples, self.images)
+        return Estimate(self.value - other.value, self.samples - other.samples, self.images, self.biased)
 
 
 def resamples(n: int, count: int, seed: int = 0) -> Iterator[np.ndarray]:
@@ -94,8 +96,12 @@ def resamples(n: int, count: int, seed: int = 0) -> Iterator[np.ndarray]:
         yield np.bincount(generator.integers(n, size=n), minlength=n).astype(np.float64)
 
 
-def estimate(statistic: Statistic, n: int, count: int = RESAMPLES) -> Estimate:
+def estimate(statistic: Statistic, n: int, count: int = RESAMPLES, biased: bool = False) -> Estimate:
     """The value of a statistic of n images and its bootstrap distribution.
+
+    Args:
+        count: number of resamples.
+        biased: whether resampling biases the statistic.
 
     Raises:
         UserError: fewer than two images.
@@ -103,7 +109,7 @@ def estimate(statistic: Statistic, n: int, count: int = RESAMPLES) -> Estimate:
     if n < 2:
         raise UserError(f"images: {n} is too few for a figure with an interval; draw 2 or more.")
     value = statistic(np.ones(n))
-    return Estimate(value, np.array([statistic(w) for w in resamples(n, count)]), n)
+    return Estimate(value, np.array([statistic(w) for w in resamples(n, count)]), n, biased)
 
 
 def mean(values: np.ndarray) -> Statistic:

@@ -301,8 +301,8 @@ class _Evaluation:
             self._plain.setdefault(cell.id, {}).update(out)
         return out
 
-    def _estimate(self, statistic: Statistic, n: int) -> Estimate:
-        return estimate(statistic, n, self.means.resamples)
+    def _estimate(self, statistic: Statistic, n: int, biased: bool = False) -> Estimate:
+        return estimate(statistic, n, self.means.resamples, biased)
 
     def _of_features(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
         extractor, out = self.means.extractor, {}
@@ -311,11 +311,13 @@ class _Evaluation:
         if "is" in measures:
             if logits is None:
                 raise UserError(f"is: {extractor.name} has no class logits; it is a measure of {INCEPTION}.")
-            out["is"] = self._estimate(evaluation.inception_score(logits), len(logits))
+            out["is"] = self._estimate(evaluation.inception_score(logits), len(logits), biased=True)
         which = "" if self.means.reference is not None else str(cell.baseline)
         for name in measures:
             if name in ("fid", "frechet"):
-                out[name] = self._estimate(evaluation.frechet(features, self._gaussian(which)), len(features))
+                out[name] = self._estimate(
+                    evaluation.frechet(features, self._gaussian(which)), len(features), biased=True
+                )
             elif name == "kid":
                 blocks = evaluation.kernel_distances(features, self._reference(which), self.means.device)
                 out[name] = self._estimate(mean(blocks), len(blocks))
@@ -358,7 +360,7 @@ class _Evaluation:
         if "judge-frechet" in measures:
             real = torch.from_numpy(judge.reference(len(features), cell.size[0]).astype(np.float64))
             out["judge-frechet"] = self._estimate(
-                evaluation.frechet(features, Gaussian.of(real.to(self.means.device))), len(features)
+                evaluation.frechet(features, Gaussian.of(real.to(self.means.device))), len(features), biased=True
             )
         return out
 

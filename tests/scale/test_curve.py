@@ -12,7 +12,7 @@ import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.drawing import TEXT
 from fastar_nodes.reports.sweep_pictures import SERIES
-from fastar_nodes.scale.curve import CALLS, SECONDS, Point, curve, front, labels_of, lines, to_csv
+from fastar_nodes.scale.curve import CALLS, SECONDS, Point, Time, curve, front, labels_of, lines, to_csv
 from fastar_nodes.scale.curve_pictures import cell_sheet, curve_plot, pick
 from fastar_nodes.scale.measures import Means, evaluate
 from fastar_nodes.scale.results import Result
@@ -39,18 +39,22 @@ def test_speed_is_measured_where_it_was_and_calls_otherwise(store, tmp_path):
     found = curve(store)
     assert (found.measure, found.against, found.reference) == ("psnr", SECONDS, "plain sampler")
     by_id = {p.cell.id: p for p in found.points}
-    assert by_id["fasthybrid-0.8"].speedup == pytest.approx(4) and by_id["fasthybrid-0.8"].seconds == pytest.approx(
-        0.25
-    )
+    assert by_id["fasthybrid-0.8"].time.speedup == pytest.approx(4) and by_id[
+        "fasthybrid-0.8"
+    ].time.seconds == pytest.approx(0.25)
     assert by_id["fasthybrid-0.8"].fewer_calls == pytest.approx(4) and by_id["mar-0"].fewer_calls == 1
     untimed = made_sweeps.write(tmp_path, timed=False)
     evaluate(untimed, ["psnr"], Means(resamples=20))
     assert curve(untimed).against == CALLS
-    with pytest.raises(UserError, match="against: mar-0 has no measured seconds; plot calls"):
+    with pytest.raises(UserError, match="against: mar-0 has no measured seconds; finish the sweep, or plot calls"):
         curve(untimed, against=SECONDS)
-    untimed.write_timing(
-        {"cells": {"mar-0": {"seconds": 1.0, "ratio": 1.0}, "cspd-0": {"seconds": "x", "ratio": None}}}
-    )
+    with_range = {"seconds": 0.2, "ratio": 4.0, "low": 3.0, "high": 5.0, "pairs": 6}
+    plain = {"seconds": 1.0, "ratio": None}
+    untimed.write_timing({"cells": {c.id: with_range if c.baseline else plain for c in untimed.cells()}})
+    timed = curve(untimed)
+    assert timed.against == SECONDS and timed.points[0].time == Time(1.0, 1.0)
+    assert timed.points[1].time == Time(0.2, 4.0, 3.0, 5.0, 6)
+    untimed.write_timing({"cells": {"mar-0": plain, "cspd-0": {"seconds": "x", "ratio": None}}})
     assert curve(untimed).against == CALLS, "a part of the cells is not enough"
 
 
@@ -61,7 +65,7 @@ def test_the_front_of_the_sweep(store):
 def point(k: int, good: float | None, fast: float, model: str = "demo") -> Point:
     cell = made_sweeps.cell(f"c{k}", "fasthybrid", {"threshold": k}, 8, model=model)
     result = Result(cell.id, "psnr", "", "mar-0", 8, "", good, word="" if good is not None else "same distribution")
-    return Point(cell, "", result, fast, 1.0, 1.0, fast, 8)
+    return Point(cell, "", result, Time(1.0, fast), 1.0, fast, 8)
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,7 +79,7 @@ def test_nothing_beats_the_front(values, higher):
     sign = 1 if higher else -1
 
     def beats(q: Point, p: Point) -> bool:
-        a, b = (sign * q.result.value, q.speedup), (sign * p.result.value, p.speedup)
+        a, b = (sign * q.result.value, q.time.speedup), (sign * p.result.value, p.time.speedup)
         return q.cell.model == p.cell.model and a[0] >= b[0] and a[1] >= b[1] and a != b
 
     for p in points:
@@ -146,7 +150,7 @@ def test_dots_are_where_the_figures_are(store):
     found = curve(store, "ssim")
     drawn = [p for p in found.points if p.result is not None and p.result.value is not None]
     plot = curve_pictures._Plot(found, drawn, [], (1100, 680))
-    by_speed = sorted(drawn, key=lambda p: p.speedup)
+    by_speed = sorted(drawn, key=lambda p: p.time.speedup)
     assert [plot.at(p)[1] for p in by_speed] == sorted((plot.at(p)[1] for p in drawn), reverse=True)
     by_value = sorted(drawn, key=lambda p: p.result.value)
     assert [plot.at(p)[0] for p in by_value] == sorted(plot.at(p)[0] for p in drawn)

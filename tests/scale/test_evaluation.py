@@ -59,6 +59,17 @@ def test_a_paired_difference_is_narrower_than_its_parts():
     assert a.minus(estimate(mean(base[:400]), 400, 300)) is None
 
 
+def test_a_biased_statistic_is_shifted_to_its_figure():
+    """A resample of n features has a Frechet distance as of about n / 2; the figure lies within its interval all the same."""
+    x, y = normal(200, 8, 21), normal(5000, 8, 22)
+    statistic = evaluation.frechet(x, gaussian(y))
+    plain, shifted = (estimate(statistic, 200, 100, biased=b).figure() for b in (False, True))
+    assert plain.value == shifted.value and plain.low > plain.value, "the resamples alone are all worse"
+    assert shifted.low < shifted.value < shifted.high
+    other = estimate(evaluation.frechet(x + 0.1, gaussian(y)), 200, 100, biased=True)
+    assert other.minus(estimate(statistic, 200, 100, biased=True)).biased
+
+
 def test_infinite_ends_are_none():
     found = estimate(mean(np.array([0.0] * 9 + [1.0])), 10, 100).figure(evaluation.to_psnr)
     assert (
