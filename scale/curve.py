@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..reports.quality import IDENTICAL
-from .results import MEASURES, Measure, Result, columns, latest, read_results
+from .results import EQUAL, MEASURES, PAIR, Measure, Result, columns, latest, read_results
 from .store import Cell, Shard, Store
 
 AUTO, SECONDS, CALLS = "auto", "seconds", "calls"
@@ -132,21 +132,28 @@ def curve(store: Store, measure: str | None = None, against: str = AUTO) -> Curv
     points = []
     for cell in cells:
         time = timed.get(cell.id, Time())
-        plain = calls.get(cell.baseline or cell.id)
+        plain, own = calls.get(cell.baseline or cell.id), calls[cell.id]
         points.append(
             Point(
                 cell,
                 labels[cell.id],
-                found.get((cell.id, column)),
+                found.get((cell.id, column)) or _of_itself(cell, column),
                 time,
-                calls[cell.id] or 0.0,
-                plain / calls[cell.id] if plain and calls[cell.id] else None,
+                own or 0.0,
+                plain / own if plain and own else None,
                 sum(shard.count for shard in shards[cell.id]),
             )
         )
     on_front = front(points, against, MEASURES[column[0]].higher)
     marked = tuple(replace(point, front=point.cell.id in on_front) for point in points)
     return Curve(*column, against, marked, _compared_with(marked))
+
+
+def _of_itself(cell: Cell, column: tuple[str, str]) -> Result | None:
+    """The result of a plain sampler in measures of pairs: its pictures equal its own. None for other cells and measures."""
+    if cell.baseline is not None or MEASURES[column[0]].kind != PAIR:
+        return None
+    return Result(cell.id, *column, cell.id, cell.images, "", EQUAL.get(column[0]), word=IDENTICAL)
 
 
 def _column(store: Store, results: Sequence[Result], measure: str | None) -> tuple[str, str]:
@@ -226,10 +233,7 @@ def goodness(point: Point, higher: bool) -> float | None:
 
 
 def front(points: Sequence[Point], against: str, higher: bool) -> set[str]:
-    """Ids of the cells on the Pareto front of their model.
-
-    A plain sampler's cell has no distance from itself; for measures of pairs it is on the front with pictures that equal its own.
-    """
+    """Ids of the cells on the Pareto front of their model."""
     placed: list[tuple[Point, float, float]] = []
     for point in points:
         good, fast = goodness(point, higher), point.height(against)

@@ -20,7 +20,7 @@ from . import evaluation
 from .evaluation import Estimate, Figure, Gaussian, Statistic, estimate, mean
 from .features import INCEPTION, Extractor
 from .references import Reference
-from .results import FEATURES, JUDGE, MEASURES, PAIR, Result, latest, read_results, to_line
+from .results import EQUAL, FEATURES, JUDGE, MEASURES, PAIR, Result, latest, read_results, to_line
 from .store import Cell, Shard, Store
 
 # Part of every digest: raised when a figure of the same pictures changes.
@@ -273,7 +273,7 @@ class _Evaluation:
             if name == "identical":
                 out[name] = MEASURES[name].figure(self._estimate(mean(errors == 0), len(errors))), "", len(errors)
             elif not errors.any():
-                out[name] = Figure({"ssim": 1.0, LPIPS: 0.0}.get(name)), IDENTICAL, len(errors)
+                out[name] = Figure(EQUAL.get(name)), IDENTICAL, len(errors)
             elif cell.lossless:
                 out[name] = Figure(None), cell.lossless, len(errors)
             elif name == "psnr":

@@ -63,6 +63,9 @@ MEASURES: dict[str, Measure] = {
     "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".3f", 1, 0),
 }
 
+# Figures of pictures that equal the baseline's; PSNR has none.
+EQUAL = {"ssim": 1.0, "identical": 1.0, "lpips": 0.0}
+
 
 @dataclass(frozen=True)
 class Result:
@@ -139,7 +142,9 @@ def from_line(line: Any) -> Result | None:
             raise TypeError
     except (KeyError, TypeError, ValueError):
         raise UserError("folder: results.jsonl is damaged; delete it, and evaluate again.") from None
-    return Result(*texts, images, digest, *numbers, (first, low, high), word)
+    cell, measure, extractor, against = texts
+    value, lowest, highest = numbers
+    return Result(cell, measure, extractor, against, images, digest, value, lowest, highest, (first, low, high), word)
 
 
 def _number(value: Any) -> float | None:

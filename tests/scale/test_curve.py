@@ -62,6 +62,16 @@ def test_the_front_of_the_sweep(store):
     assert {p.cell.id for p in curve(store).points if p.front} == {"fasthybrid-0.8", "fasthybrid-0.9", "fasthybrid-1.0"}
 
 
+@pytest.mark.parametrize("measure", ["psnr", "ssim", "identical"])
+def test_the_plain_sampler_equals_itself(store, measure):
+    """A cell that is slower than it is not on the front, however close its pictures are."""
+    found = curve(store, measure)
+    plain = next(p for p in found.points if p.cell.id == "mar-0")
+    assert plain.result.word == "identical" and not plain.front, "an equal and faster cell is on the front"
+    slow = [replace(p, time=Time(2.0, 0.5)) if p.cell.baseline else p for p in found.points]
+    assert front(slow, SECONDS, True) == {"mar-0"}
+
+
 def point(k: int, good: float | None, fast: float, model: str = "demo") -> Point:
     cell = made_sweeps.cell(f"c{k}", "fasthybrid", {"threshold": k}, 8, model=model)
     result = Result(cell.id, "psnr", "", "mar-0", 8, "", good, word="" if good is not None else "same distribution")
@@ -118,7 +128,7 @@ def test_the_csv_holds_every_cell(store):
     own = rows[1]
     assert own["asked"] == "threshold=0.8" and float(own["speed_up"]) == 4 and own["pareto_front"] == "1"
     assert float(own["low"]) < float(own["value"]) < float(own["high"]) and own["difference"] == ""
-    assert rows[3]["word"] == "identical" and rows[3]["value"] == "" and rows[0]["word"] == ""
+    assert rows[3]["word"] == "identical" and rows[3]["value"] == "" and rows[0]["word"] == "identical"
 
 
 def test_unknown_measures_and_empty_folders_are_refused(store, tmp_path):
