@@ -14,7 +14,7 @@ from PIL import Image
 from ..errors import UserError
 from ..reports.values import parse_values
 from ..scale.curve import AUTO, CALLS, SECONDS, curve, to_csv
-from ..scale.curve_pictures import INDICES, cell_sheet, curve_plot, note
+from ..scale.curve_pictures import INDICES, cell_sheet, curve_plot, note, title_of
 from ..scale.store import Store
 from .compare import PICTURES
 from .options import output, save, whole
@@ -64,9 +64,7 @@ def run(options: argparse.Namespace) -> int:
     numbers = out.with_suffix(".csv")
     if numbers.is_dir():
         raise UserError(f"out: {numbers} is a folder; give another name.")
-    title = ", ".join(dict.fromkeys(cell.model for cell in store.cells()))
-    images = max((p.images for p in found.points), default=0)
-    plot = curve_plot(found, f"{title}: {images} images a cell")
+    plot = curve_plot(found, title_of(store, found))
     pictures = cell_sheet(store, indices)
     save(out, Image.fromarray(plot).save)
     save(numbers, lambda part: part.write_text(to_csv(found), encoding="utf-8"))

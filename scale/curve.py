@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UserError
 from ..reports.quality import IDENTICAL
 from .results import EQUAL, MEASURES, PAIR, Measure, Result, columns, latest, read_results
-from .store import Cell, Shard, Store
+from .store import RESULTS, TIMING, Cell, Shard, Store
 
 AUTO, SECONDS, CALLS = "auto", "seconds", "calls"
 # What a curve has upwards, and its name on the axis.
@@ -119,10 +119,10 @@ def curve(store: Store, measure: str | None = None, against: str = AUTO) -> Curv
     cells = store.cells()
     found = latest(read_results(store))
     column = _column(store, list(found.values()), measure)
-    timed = _timed(store, cells)
+    times = timed(store, cells)
     if against == AUTO:
-        against = SECONDS if all(cell.id in timed for cell in cells) else CALLS
-    elif against == SECONDS and (missing := [cell.id for cell in cells if cell.id not in timed]):
+        against = SECONDS if all(cell.id in times for cell in cells) else CALLS
+    elif against == SECONDS and (missing := [cell.id for cell in cells if cell.id not in times]):
         raise UserError(f"against: {missing[0]} has no measured seconds; finish the sweep, or plot {CALLS}.")
     elif against not in HEIGHTS:
         raise UserError(f"against: {against!r} is not one of {AUTO}, {', '.join(HEIGHTS)}.")
@@ -131,7 +131,7 @@ def curve(store: Store, measure: str | None = None, against: str = AUTO) -> Curv
     labels = labels_of(cells)
     points = []
     for cell in cells:
-        time = timed.get(cell.id, Time())
+        time = times.get(cell.id, Time())
         plain, own = calls.get(cell.baseline or cell.id), calls[cell.id]
         points.append(
             Point(
@@ -172,7 +172,7 @@ def _column(store: Store, results: Sequence[Result], measure: str | None) -> tup
     return chosen[0]
 
 
-def _timed(store: Store, cells: Sequence[Cell]) -> dict[str, Time]:
+def timed(store: Store, cells: Sequence[Cell]) -> dict[str, Time]:
     """Times of every timed cell, by id. The ratio of a cell without a baseline is 1."""
     rows = (store.timing() or {}).get("cells")
     out = {}
@@ -187,6 +187,13 @@ def _timed(store: Store, cells: Sequence[Cell]) -> dict[str, Time]:
             pairs = row.get("pairs")
             out[cell.id] = Time(row["seconds"], row["ratio"], low, high, pairs if isinstance(pairs, int) else 0)
     return out
+
+
+def state(store: Store) -> str:
+    """What changes when shards, measures or times are added to a sweep. No shard is read."""
+    counts = [len(store.folder.names(f"cells/{cell.id}")) for cell in store.cells()]
+    sizes = [store.folder.size(name) for name in (RESULTS, TIMING)]
+    return f"{[cell.key for cell in store.cells()]} {counts} {sizes}"
 
 
 def _positive(value: Any) -> bool:

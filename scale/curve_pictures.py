@@ -261,6 +261,12 @@ def _name(cell: Cell, label: str) -> str:
     return cell.title or " ".join(filter(None, (cell.sampler, names or label)))
 
 
+def title_of(store: Store, found: Curve) -> str:
+    """A line above the plot: models and images of a cell."""
+    models = ", ".join(dict.fromkeys(cell.model for cell in store.cells()))
+    return f"{models}: {max((p.images for p in found.points), default=0)} images a cell"
+
+
 def note(found: Curve) -> str:
     """A remark about the vertical axis, or ""."""
     return (
