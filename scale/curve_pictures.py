@@ -75,7 +75,7 @@ class _Plot:
         ratios = [p.height(found.against) or 1.0 for p in drawn]
         if found.against == SECONDS:
             ratios += [x for p in drawn for x in (p.time.low, p.time.high) if x is not None]
-        self.yticks = ticks([1.0, *ratios])
+        self.yticks = ticks([1.0, *ratios, 1.03 * max(ratios)])  # room for the label of the highest dot
         self.x0, self.y0 = 64, PAD + line_height(BODY_SIZE) + 2 * line_height(TAG_SIZE)
         self.x1, self.y1 = size[0] - _LEGEND - 24 - _COLUMN * len(words), size[1] - 72
 
