@@ -198,11 +198,12 @@ class _Plot:
 def pick(store: Store, cell: Cell, indices: Sequence[int]) -> list[np.ndarray | None]:
     """Pictures of a cell by index, uint8 [H, W, 3]; None for those that are not finished."""
     found: dict[int, np.ndarray] = {}
-    for shard in store.shards(cell):
-        wanted = [i for i in indices if shard.first <= i < shard.first + shard.count]
-        if wanted:
+    for first, count in store.ranges(cell):
+        wanted = [i for i in indices if first <= i < first + count]
+        shard = store.shard(cell, first, count) if wanted else None
+        if shard is not None:
             pictures = store.pictures(cell, shard)
-            found |= {i: pictures[i - shard.first] for i in wanted}
+            found |= {i: pictures[i - first] for i in wanted}
     return [found.get(i) for i in indices]
 
 

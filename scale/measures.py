@@ -7,6 +7,7 @@ computed again; one of other pictures is kept, and the new one follows it.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,6 +27,7 @@ from .store import Cell, Shard, Store
 # Part of every digest: raised when a figure of the same pictures changes.
 ALGORITHM = 1
 LPIPS = "lpips"
+_RECORD = re.compile(r"shard-\d+-\d+\.json")
 
 
 class Judge(Protocol):
@@ -74,7 +76,7 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
         UserError: no finished shard, a measure that these means do not allow, or a reference of another size.
     """
     cells = store.cells()
-    if not any(store.shards(cell) for cell in cells):
+    if not any(_begun(store, cell) for cell in cells):
         raise UserError(f"folder: {store.folder.address} holds no finished shard yet; run the sweep first.")
     kinds = {MEASURES[name].kind for name in measures}
     if kinds == {PAIR} and all(cell.baseline is None for cell in cells):
@@ -130,7 +132,7 @@ def evaluate(
         if new:
             store.append_results([to_line(result) for result in new])
         out += sorted([*kept, *new], key=lambda result: measures.index(result.measure))
-        count = sum(shard.count for shard in store.shards(cell))
+        count = _images(work.shards(cell))
         short = "" if count == cell.images else f"; {count} of its {cell.images} images are finished"
         log(f"{cell.title}: {len(new)} measured, {len(kept)} were there{short}")
     return out
@@ -307,7 +309,7 @@ class _Evaluation:
     def _of_features(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
         extractor, out = self.means.extractor, {}
         assert extractor is not None
-        features, logits = _extracted(extractor, (pictures for _, pictures in self.store.images(cell)))
+        features, logits = _extracted(extractor, self._pictures(cell))
         if "is" in measures:
             if logits is None:
                 raise UserError(f"is: {extractor.name} has no class logits; it is a measure of {INCEPTION}.")
@@ -327,6 +329,10 @@ class _Evaluation:
                 out[name] = self._estimate(mean(inside), len(inside))
         return out
 
+    def _pictures(self, cell: Cell) -> Iterator[np.ndarray]:
+        """The pictures of a cell, shard by shard; of the shards that were finished when this run began."""
+        return (self.store.pictures(cell, shard) for shard in self.shards(cell))
+
     def _reference(self, which: str) -> np.ndarray:
         """Features of the reference, or of the cell with that id."""
         if which not in self._references:
@@ -335,7 +341,7 @@ class _Evaluation:
             if reference is not None:
                 images: Iterator[np.ndarray] = reference.images()
             else:
-                images = (pictures for _, pictures in self.store.images(self.by_id[which]))
+                images = self._pictures(self.by_id[which])
             self._references = {which: _extracted(extractor, images)[0]}  # one at a time
         return self._references[which]
 
@@ -370,6 +376,11 @@ def _extracted(extractor: Extractor, images: Iterator[np.ndarray]) -> tuple[np.n
     parts = [extractor(pictures) for pictures in images]
     logits = [part for _, part in parts if part is not None]
     return np.concatenate([part for part, _ in parts]), np.concatenate(logits) if logits else None
+
+
+def _begun(store: Store, cell: Cell) -> bool:
+    """Whether a shard of a cell is finished. No shard is read."""
+    return any(_RECORD.fullmatch(name) for name in store.folder.names(f"cells/{cell.id}"))
 
 
 def _images(shards: Sequence[Shard]) -> int:

@@ -173,15 +173,24 @@ def columns(results: Iterable[Result]) -> list[tuple[str, str]]:
 
 
 def results_table(store: Store, results: Iterable[Result]) -> str:
-    """A Markdown table with a row per cell and a column per measure; the last result of each."""
+    """A Markdown table with a row per cell and a column per measure; the last result of each.
+
+    The column *images* holds several numbers if the measures of a cell are of different numbers of images.
+    """
     found = latest(results)
     heads = columns(found.values())
     titles = {result.column: result.title for result in found.values()}
     rows = [["cell", "images", *(titles[head] for head in heads)]]
     for cell in store.cells():
         own = [found.get((cell.id, head)) for head in heads]
-        images = sum(shard.count for shard in store.shards(cell))
-        rows.append([cell.title, str(images), *("" if result is None else result.show() for result in own)])
+        images = {result.images for result in own if result is not None}
+        rows.append(
+            [
+                cell.title,
+                "/".join(map(str, sorted(images))),
+                *("" if result is None else result.show() for result in own),
+            ]
+        )
     return markdown(rows)
 
 
