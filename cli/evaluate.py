@@ -109,6 +109,10 @@ def _measures(text: str | None, reference: bool, extractor: str | None) -> list[
         raise UserError(f"measures: {wrong} is a figure of {INCEPTION}; with another extractor name frechet.")
     if reference and not any(MEASURES[name].kind == FEATURES for name in names):
         raise UserError("reference: no measure of this run uses it; add fid, kid, precision or recall to --measures.")
+    if extractor and not any(MEASURES[name].kind == FEATURES for name in names):
+        raise UserError(
+            "extractor: no measure of this run uses it; add frechet, kid, precision or recall to --measures."
+        )
     return list(dict.fromkeys(names))
 
 

@@ -52,7 +52,7 @@ class Point:
         calls: mean sequential calls of a shard: transformer passes and head calls.
         fewer_calls: those of the baseline over its own, or None.
         images: number of finished images.
-        front: whether no other cell of its model is at least as fast and as good, and better in one of them.
+        front: whether no other cell with the same plain sampler is at least as fast and as good, and better in one of them.
     """
 
     cell: Cell
@@ -63,6 +63,11 @@ class Point:
     fewer_calls: float | None
     images: int
     front: bool = False
+
+    @property
+    def plain(self) -> str:
+        """Id of the plain sampler's cell, its own if it has none."""
+        return self.cell.baseline or self.cell.id
 
     def height(self, against: str) -> float | None:
         """Value on the vertical axis."""
@@ -240,7 +245,7 @@ def goodness(point: Point, higher: bool) -> float | None:
 
 
 def front(points: Sequence[Point], against: str, higher: bool) -> set[str]:
-    """Ids of the cells on the Pareto front of their model."""
+    """Ids of the cells on the Pareto front of those with the same plain sampler, which the speed-ups refer to."""
     placed: list[tuple[Point, float, float]] = []
     for point in points:
         good, fast = goodness(point, higher), point.height(against)
@@ -249,9 +254,7 @@ def front(points: Sequence[Point], against: str, higher: bool) -> set[str]:
     return {
         p.cell.id
         for p, good, fast in placed
-        if not any(
-            q.cell.model == p.cell.model and g >= good and f >= fast and (g > good or f > fast) for q, g, f in placed
-        )
+        if not any(q.plain == p.plain and g >= good and f >= fast and (g > good or f > fast) for q, g, f in placed)
     }
 
 

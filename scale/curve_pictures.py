@@ -168,9 +168,9 @@ class _Plot:
             self.canvas.ellipse((x - 5, y - 5, x + 5, y + 5), colour, BACKGROUND)
 
     def _front(self) -> None:
-        """A line along the Pareto front of every model."""
-        for model in dict.fromkeys(p.cell.model for p in self.drawn):
-            on = [self.at(p) for p in self.drawn if p.front and p.cell.model == model]
+        """A line along the Pareto front of every plain sampler."""
+        for plain in dict.fromkeys(p.plain for p in self.drawn):
+            on = [self.at(p) for p in self.drawn if p.front and p.plain == plain]
             if len(on) > 1:
                 self.canvas.line(sorted(on, key=lambda at: (at[1], at[0])), fill=QUIET, width=1)
 
@@ -265,7 +265,8 @@ def _name(cell: Cell, label: str) -> str:
 def title_of(store: Store, found: Curve) -> str:
     """A line above the plot: models and images of a cell."""
     models = ", ".join(dict.fromkeys(cell.model for cell in store.cells()))
-    return f"{models}: {max((p.images for p in found.points), default=0)} images a cell"
+    images = sorted({p.images for p in found.points})
+    return f"{models}: {'-'.join(map(str, dict.fromkeys((images[0], images[-1]))))} images a cell"
 
 
 def note(found: Curve) -> str:

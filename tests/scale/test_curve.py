@@ -73,7 +73,7 @@ def test_the_plain_sampler_equals_itself(store, measure):
 
 
 def point(k: int, good: float | None, fast: float, model: str = "demo") -> Point:
-    cell = made_sweeps.cell(f"c{k}", "fasthybrid", {"threshold": k}, 8, model=model)
+    cell = made_sweeps.cell(f"c{k}", "fasthybrid", {"threshold": k}, 8, baseline=f"plain of {model}")
     result = Result(cell.id, "psnr", "", "mar-0", 8, "", good, word="" if good is not None else "same distribution")
     return Point(cell, "", result, Time(1.0, fast), 1.0, fast, 8)
 
@@ -90,7 +90,7 @@ def test_nothing_beats_the_front(values, higher):
 
     def beats(q: Point, p: Point) -> bool:
         a, b = (sign * q.result.value, q.time.speedup), (sign * p.result.value, p.time.speedup)
-        return q.cell.model == p.cell.model and a[0] >= b[0] and a[1] >= b[1] and a != b
+        return q.cell.baseline == p.cell.baseline and a[0] >= b[0] and a[1] >= b[1] and a != b
 
     for p in points:
         assert (p.cell.id in on) == (not any(beats(q, p) for q in points))

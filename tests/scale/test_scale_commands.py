@@ -100,6 +100,8 @@ def test_evaluate_refuses_bad_input_before_any_work(sweep, refused, tmp_path, mo
     assert "fid is a figure of inception" in refused(
         "evaluate", "sweep", "--measures", "fid", "--extractor", "colour_features:mean"
     )
+    options = ("--measures", "psnr", "--extractor", "colour_features:mean")
+    assert "extractor: no measure of this run uses it" in refused("evaluate", "sweep", *options)
     assert "resamples: 3 is outside" in refused("evaluate", "sweep", "--resamples", 3)
     assert "neither inception nor of the form" in refused("evaluate", "sweep", "--extractor", "resnet")
     monkeypatch.setitem(sys.modules, "torch_fidelity", None)
