@@ -12,6 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
+import torch
+
 from ..errors import UserError
 from ..scale.evaluation import RESAMPLES
 from ..scale.features import INCEPTION, load_extractor, load_lpips
@@ -69,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
     store = Store(options.folder)
     kinds = {MEASURES[name].kind for name in measures}
     device = choose_device(options.device)
-    means = Means(resamples=resamples, device=device)
+    # Frechet distance and KID are computed in fp64, which MPS does not have.
+    means = Means(resamples=resamples, device=torch.device("cpu") if device.type == "mps" else device)
     if options.reference is not None:
         means.reference = open_reference(options.reference)
     check(store, measures, means)

@@ -288,3 +288,11 @@ def test_a_damaged_shard_is_named(store):
     store.folder.write(f"cells/{cell.id}/{store.shards(cell)[2].stem}.npz", b"broken")
     with pytest.raises(UserError, match="fasthybrid-0.8/shard-0000016-0000023.npz .* is missing or damaged"):
         evaluate(store, ["psnr"], means())
+
+
+def test_an_address_of_fsspec_is_measured_as_a_folder(tmp_path):
+    remote = made_sweeps.write(f"memory://{tmp_path.name}/sweep", images=24)
+    local = made_sweeps.write(tmp_path / "sweep", images=24)
+    found = [[to_line(r) for r in evaluate(s, ["psnr", "ssim"], means())] for s in (remote, local)]
+    assert found[0] == found[1] and found[0]
+    assert read_results(remote) == read_results(local) and len(evaluate(remote, ["psnr"], means())) == 4
