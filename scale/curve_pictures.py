@@ -73,9 +73,8 @@ class _Plot:
         ends = [x for p in drawn for x in self._ends(p)]
         self.xticks = ticks([x * scale for x in ends] or [0.0, 1.0])
         ratios = [p.height(found.against) or 1.0 for p in drawn]
-        if found.against == SECONDS:
-            ratios += [x for p in drawn for x in (p.time.low, p.time.high) if x is not None]
-        self.yticks = ticks([1.0, *ratios, 1.03 * max(ratios)])  # room for the label of the highest dot
+        # Room for the label of the highest dot. Bars end at the axes: a single stalled shard would stretch them.
+        self.yticks = ticks([1.0, *ratios, 1.03 * max(ratios)])
         self.x0, self.y0 = 64, PAD + line_height(BODY_SIZE) + 2 * line_height(TAG_SIZE)
         self.x1, self.y1 = size[0] - _LEGEND - 24 - _COLUMN * len(words), size[1] - 72
 
@@ -162,7 +161,8 @@ class _Plot:
                 for end in (low, high):
                     self.canvas.line((end, y - 4, end, y + 4), fill=colour, width=2)
             if self.found.against == SECONDS and p.time.low is not None and p.time.high is not None:
-                self.canvas.line((x, self.y(p.time.low), x, self.y(p.time.high)), fill=colour, width=1)
+                ends = (min(self.y1, self.y(p.time.low)), max(self.y0, self.y(p.time.high)))
+                self.canvas.line((x, ends[0], x, ends[1]), fill=colour, width=1)
             if p.front:
                 self.canvas.ellipse((x - 9, y - 9, x + 9, y + 9), None, TEXT, 2)
             self.canvas.ellipse((x - 5, y - 5, x + 5, y + 5), colour, BACKGROUND)
