@@ -161,8 +161,8 @@ class _Plot:
                 for end in (low, high):
                     self.canvas.line((end, y - 4, end, y + 4), fill=colour, width=2)
             if self.found.against == SECONDS and p.time.low is not None and p.time.high is not None:
-                ends = (min(self.y1, self.y(p.time.low)), max(self.y0, self.y(p.time.high)))
-                self.canvas.line((x, ends[0], x, ends[1]), fill=colour, width=1)
+                bottom, top = min(self.y1, self.y(p.time.low)), max(self.y0, self.y(p.time.high))
+                self.canvas.line((x, bottom, x, top), fill=colour, width=1)
             if p.front:
                 self.canvas.ellipse((x - 9, y - 9, x + 9, y + 9), None, TEXT, 2)
             self.canvas.ellipse((x - 5, y - 5, x + 5, y + 5), colour, BACKGROUND)
