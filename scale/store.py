@@ -383,7 +383,7 @@ class Store:
         try:
             with np.load(io.BytesIO(data or b""), allow_pickle=False) as file:
                 return file[name]
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError):
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError, MemoryError):
             raise self._damaged(cell, shard) from None
 
     def _damaged(self, cell: Cell, shard: Shard) -> UserError:

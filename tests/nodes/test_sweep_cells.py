@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+import zipfile
 from pathlib import Path
 
 import fake_comfy
@@ -102,6 +104,17 @@ def test_folders_outside_are_refused(store, base, name):
         load(folder=name)
     with pytest.raises(UserError, match="folder: there is no folder"):
         drawn_sweep(name)
+
+
+def test_a_shard_that_claims_a_terabyte_is_refused(store):
+    header, file = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**12,)})
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("arr_0.npy", header.getvalue() + b"short")
+    cell = store.cell("mar-0")
+    store.folder.write(f"cells/mar-0/{store.shards(cell)[0].stem}.npz", file.getvalue())
+    with pytest.raises(UserError, match="mar-0/shard-0000000-0000007.npz .* is missing or damaged"):
+        load()
 
 
 def test_the_input_folder_is_one_too(base):
