@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..errors import UserError
 from ..memory import out_of_memory
@@ -20,11 +20,15 @@ PROGRAM = "python -m fastar_nodes"
 COMMANDS = {
     "compare": (".compare", "run samplers with one seed; draw the images side by side, with their figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
+    "evaluate": (".evaluate", "measure the pictures of a sweep: PSNR, SSIM, FID and others, with intervals"),
+    "plot": (".plot", "draw speed-up against quality of a sweep, with its Pareto front"),
     "advise": (".advise", "find the fastest sampler and settings within a loss, on this machine"),
+    "sweep": (".sweep", "draw many images of every sampler and setting, on any number of workers"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
     "ablation": ("..tools.ablations.command", "measure the demo's image quality over a table of settings"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
 }
+JUDGE = "..tools.judging"
 DEVELOPMENT = tuple(name for name, (module, _) in COMMANDS.items() if module.startswith("..tools."))
 
 
@@ -89,13 +93,26 @@ def _import(name: str) -> ModuleType:
     Raises:
         UserError: a command of ``tools/``, which this installation does not contain.
     """
+    return _module(COMMANDS[name][0], f"{name}: this command")
+
+
+def load_judge() -> Any:
+    """The demo's judge, a ``scale.measures.Judge``.
+
+    Raises:
+        UserError: this installation does not contain ``tools/``, or the judge's file is missing.
+    """
+    return _module(JUDGE, "judge: the demo's judge").PictureBookJudge()
+
+
+def _module(name: str, what: str) -> ModuleType:
     tools = f"{(__package__ or '').rpartition('.')[0]}.tools"
     try:
-        return importlib.import_module(COMMANDS[name][0], __package__)
+        return importlib.import_module(name, __package__)
     except ModuleNotFoundError as e:
-        if name in DEVELOPMENT and e.name == tools:
+        if name.startswith("..tools.") and e.name == tools:
             raise UserError(
-                f"{name}: this command needs a checkout of the FastAR repository; the installed pack does not contain tools/"
+                f"{what} needs a checkout of the FastAR repository; the installed pack does not contain tools/"
             ) from None
         raise
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from ..samplers.batches import in_parts
 from ..samplers.conditioning import AnyCondition
-from ..samplers.noise import PairedNoise
 from ..samplers.registry import MAR
 from ..samplers.settings import make
-from ..samplers.tokens.draws import PairedDraws
+from ..selection import begin
 from .planning import Planned
 from .progress import Bar
 
@@ -41,11 +41,7 @@ def drive(sampler: Any, title: str, unit: str) -> Any:
 
 
 def _begin(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Any:
-    def start(part: range) -> Any:
-        images = range(first + part.start, first + part.stop)
-        noise = PairedNoise(seed, images) if planned.entry.family == MAR else PairedDraws(seed, images)
-        return planned.entry.run(planned.on.model, condition.of(part), planned.settings, noise, seed)
-
+    start = partial(begin, planned.entry, planned.on, planned.settings, condition, seed, first)
     return in_parts(start, len(condition))
 
 

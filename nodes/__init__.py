@@ -24,6 +24,7 @@ def make_extension() -> ComfyExtension:
         mar_samplers,
         previous,
         sharing,
+        sweep_cells,
         sweeps,
         token_samplers,
     )
@@ -40,6 +41,7 @@ def make_extension() -> ComfyExtension:
                 *token_samplers.NODES,
                 *comparison.NODES,
                 *sweeps.NODES,
+                *sweep_cells.NODES,
                 *sharing.NODES,
                 *advice.NODES,
                 *previous.NODES,

@@ -189,7 +189,8 @@ WIDGETS: dict[str, tuple[str, ...]] = {
     "FastARReport": ("format",),
     "FastARSweep": ("sampler", "settings", "x", "x_values", "y", "y_values", "seeds", "folder"),
     "FastARSweepGrid": ("cell_size",),
-    "FastARSweepPlot": ("measure",),
+    "FastARSweepPlot": ("measure", "folder"),
+    "FastARLoadSweepCell": ("folder", "cell", "first", "count"),
     "FastARLoadReport": ("image",),
     "FastARAnySampler": ("sampler", "seed"),
     "FastARAdvisor": ("measure", "least", "repeats", "seed"),
@@ -214,6 +215,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "FastARZipAR": ("parallel",),
     "FastARMuLoSD": ("draft_parallel",),
     "FastARCompare": ("differences",),
+    "FastARSweepPlot": ("folder",),
 }
 
 

@@ -1,4 +1,4 @@
-"""Interface to ComfyUI's folders of pictures: the input folder, and the folder of sweeps in the output folder.
+"""Interface to ComfyUI's folders of pictures: the input folder, and the folders of sweeps in the output and input folders.
 
 Beside host.py the only module that imports ``folder_paths``.
 """
@@ -39,3 +39,22 @@ def input_picture(name: str) -> Path:
 def sweep_folder(name: str) -> Path:
     """The folder of a sweep's cells; it is not created."""
     return Path(folder_paths.get_output_directory()) / SWEEPS / name
+
+
+def drawn_sweep(name: str) -> Path:
+    """The folder of a sweep of the command line, inside the output or the input folder.
+
+    Raises:
+        UserError: there is none, or the name leads out of these folders.
+    """
+    for base in (folder_paths.get_output_directory(), folder_paths.get_input_directory()) if name.strip() else ():
+        root = Path(base).resolve()
+        try:
+            path = (root / name.strip()).resolve()
+            if path.is_relative_to(root) and path != root and path.is_dir():
+                return path
+        except (OSError, ValueError):  # a name that no file can have
+            break
+    raise UserError(
+        f"folder: there is no folder {name!r} in ComfyUI's output or input folder; name one that the command sweep wrote there."
+    )

@@ -19,6 +19,10 @@ from ..reports.values import parse_values
 from ..samplers import presets
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..samplers.settings import knob, knobs, make
+from ..scale.curve import curve, state
+from ..scale.curve_pictures import curve_plot, title_of
+from ..scale.results import MEASURES as DRAWN_MEASURES
+from ..scale.store import Store
 from . import host, storage
 from .comparison import to_image
 from .conditioning import LabelText, as_labels
@@ -55,6 +59,10 @@ def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
     return io.String.Input(name, default=default, tooltip=tooltip, **about)
 
 
+# Tooltip of a folder of the command line.
+FOLDER = (
+    "Folder of a sweep that the command python -m fastar_nodes sweep wrote, inside ComfyUI's output or input folder."
+)
 _VALUES = "Values, separated by commas. 0.8..1 x 5 are five evenly spaced ones, 4..8 whole numbers in steps of 1; words for a choice."
 
 
@@ -293,8 +301,8 @@ class PlotSettings:
     measure: str = knob(
         MEASURES[0],
         "What the speed-up is plotted against. PSNR and SSIM: closeness to the plain sampler's picture; acceptance: share of drafts "
-        "kept; passes: evaluations of the transformer.",
-        choices=MEASURES,
+        "kept; passes: evaluations of the transformer. The others are measures of a folder, by the command evaluate.",
+        choices=(*MEASURES, *(name for name in DRAWN_MEASURES if name.upper() not in MEASURES)),
     )
 
 
@@ -303,19 +311,47 @@ class SweepPlot(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return _of_sweep(
-            "Sweep Plot",
-            PlotSettings,
-            "Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line per "
-            "value of y, one dot per value of x, means over the seeds.",
-            ["xy plot", "chart", "speed quality plot", "pareto"],
-            "The plot.",
+        return schema(
+            node_id="FastARSweepPlot",
+            display_name="Sweep Plot",
+            category="FastAR/compare",
+            description="Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line per "
+            "value of y, one dot per value of x, means over the seeds. Or the curve of a folder that the command sweep wrote.",
+            search_aliases=["xy plot", "chart", "speed quality plot", "pareto"],
+            sockets=[SWEEP.Input("sweep", optional=True, tooltip="The sweep, from Sweep. Not with a folder.")],
+            widgets=[
+                *widgets(PlotSettings),
+                _text("folder", "", FOLDER + " Empty for the input sweep.", advanced=True),
+            ],
+            outputs=[io.Image.Output("image", display_name="image", tooltip="The plot.")],
         )
 
     @classmethod
-    def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
+    def fingerprint_inputs(cls, sweep: Any = None, folder: Any = "", **_: Any) -> str:
+        """A folder that has changed is read again."""
+        return state_of(folder)
+
+    @classmethod
+    def execute(cls, sweep: Any = None, folder: Any = "", **values: Any) -> io.NodeOutput:
         settings = make(PlotSettings, values)
-        return io.NodeOutput(to_image(sweep_plot(expect(sweep, Sweep, "sweep", "Sweep"), settings.measure)[None]))
+        if not str(folder).strip():
+            if sweep is None:
+                raise UserError("sweep: nothing is connected; connect a Sweep, or name the folder of one.")
+            return io.NodeOutput(to_image(sweep_plot(expect(sweep, Sweep, "sweep", "Sweep"), settings.measure)[None]))
+        if sweep is not None:
+            raise UserError("folder: a sweep is connected too; empty the folder, or disconnect the sweep.")
+        store = Store(storage.drawn_sweep(str(folder)))
+        found = curve(store, settings.measure.lower())
+        return io.NodeOutput(to_image(curve_plot(found, title_of(store, found))[None]))
+
+
+def state_of(folder: Any) -> str:
+    """What changes when shards, measures or times are added to a folder; "" without one."""
+    try:
+        store = Store(storage.drawn_sweep(str(folder))) if str(folder).strip() else None
+        return "" if store is None else state(store)
+    except UserError as problem:
+        return str(problem)
 
 
 NODES: list[type[io.ComfyNode]] = [SweepNode, SweepGrid, SweepPlot]

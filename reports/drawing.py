@@ -6,10 +6,11 @@ Requires numpy and Pillow only. Images are uint8 RGB arrays.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from PIL import Image, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import UserError
 
@@ -118,3 +119,53 @@ def contact_sheet(pictures: np.ndarray, columns: int = 0, gap: int = 2) -> np.nd
         y, x = i // columns * (h + gap), i % columns * (w + gap)
         sheet[y : y + h, x : x + w] = picture
     return sheet
+
+
+# ------------------------------------------------------------------------------------------------ plots
+
+
+def ticks(values: Sequence[float]) -> list[float]:
+    """4 to 9 round numbers, evenly spaced, that enclose the values."""
+    low, high = min(values), max(values)
+    if high - low < 1e-9:
+        low, high = low - 0.5, high + 0.5
+    raw = (high - low) / 5
+    unit = 10 ** math.floor(math.log10(raw))
+    step = next(unit * n for n in (1, 2, 5, 10) if unit * n >= raw)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(k * step, 12) for k in range(first, max(last, first + 1) + 1)]
+
+
+def centred(draw: ImageDraw.ImageDraw, x: float, y: float, text: str, size: int = TAG_SIZE) -> None:
+    """Write a line whose centre is at ``x`` and whose top is at ``y``."""
+    draw.text((x - text_width(text, size) / 2, y), text, QUIET, font=font(size))
+
+
+def annotate(
+    draw: ImageDraw.ImageDraw,
+    text: str,
+    x: float,
+    y: float,
+    taken: list[tuple[float, float, float, float]],
+    gap: float = 8,
+) -> None:
+    """Write a dot's label where no other label is: right, left, above or below; none if all are taken.
+
+    Args:
+        x, y: centre of the dot.
+        taken: boxes (left, top, right, bottom) of labels; the new one is added.
+        gap: pixels between the centre and the label.
+    """
+    text = shorten(text, TAG_SIZE, 110)
+    w, h = text_width(text, TAG_SIZE), line_height(TAG_SIZE)
+    for left, top in (
+        (x + gap, y - h / 2),
+        (x - gap - w, y - h / 2),
+        (x - w / 2, y - h - gap + 3),
+        (x - w / 2, y + gap - 3),
+    ):
+        box = (left, top, left + w, top + h)
+        if all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken):
+            draw.text((left, top), text, TEXT, font=font(TAG_SIZE))
+            taken.append(box)
+            return

@@ -20,12 +20,15 @@ from .drawing import (
     TAG_SIZE,
     TEXT,
     Colour,
+    annotate,
+    centred,
     contact_sheet,
     font,
     line_height,
     resize,
     shorten,
     text_width,
+    ticks,
 )
 from .quality import IDENTICAL
 from .sweep import Cell, Point, Sweep
@@ -175,33 +178,33 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR", size: tuple[int, int] = (960
     if not shown and not exact:
         raise UserError(f"measure: no cell of this sweep has a {measure}; choose another of {', '.join(MEASURES)}.")
     xs, ys = [across[p] for p in shown], [_height(p, fast) for p in [*shown, *exact]]
-    xticks, yticks = _ticks([x for x in xs if x is not None] or [0.0, 1.0]), _ticks([*ys, 1.0] if fast else ys)
+    xticks, yticks = ticks([x for x in xs if x is not None] or [0.0, 1.0]), ticks([*ys, 1.0] if fast else ys)
     image = Image.new("RGB", size, BACKGROUND)
     draw = ImageDraw.Draw(image)
     legend = len(sweep.y.values) > 1
     x0, y0 = 72, 3 * PAD + line_height(BODY_SIZE)
     x1, y1 = size[0] - (170 if legend else 24) - (90 if exact else 0), size[1] - 64
 
-    def at(value: float, ticks: Sequence[float], low: int, high: int) -> float:
-        return low + (value - ticks[0]) / (ticks[-1] - ticks[0]) * (high - low)
+    def at(value: float, marks: Sequence[float], low: int, high: int) -> float:
+        return low + (value - marks[0]) / (marks[-1] - marks[0]) * (high - low)
 
     title = shorten(sweep.title, BODY_SIZE, size[0] - 2 * PAD)
     draw.text((PAD, PAD), title, TEXT, font=font(BODY_SIZE))
     for tick in xticks:
         x = at(tick, xticks, x0, x1)
         draw.line((x, y0, x, y1), fill=EDGE)
-        _centred(draw, x, y1 + 6, f"{tick:g}")
+        centred(draw, x, y1 + 6, f"{tick:g}")
     for tick in yticks:
         y = at(tick, yticks, y1, y0)
         draw.line((x0, y, x1, y), fill=EDGE)
         text = f"{tick:g}{'x' if fast else ''}"
         draw.text((x0 - 8 - text_width(text, TAG_SIZE), y - TAG_SIZE * 0.6), text, QUIET, font=font(TAG_SIZE))
-    _centred(draw, (x0 + x1) / 2, y1 + 6 + line_height(TAG_SIZE), _axis_name(measure), BODY_SIZE)
+    centred(draw, (x0 + x1) / 2, y1 + 6 + line_height(TAG_SIZE), _axis_name(measure), BODY_SIZE)
     name = "speed-up" if fast else "seconds"
     draw.text((PAD, y0 - line_height(TAG_SIZE) - 2), name, QUIET, font=font(TAG_SIZE))
     if exact:
         draw.line((x1 + 55, y0, x1 + 55, y1), fill=EDGE)
-        _centred(draw, x1 + 55, y1 + 6, IDENTICAL)
+        centred(draw, x1 + 55, y1 + 6, IDENTICAL)
     taken: list[tuple[float, float, float, float]] = []
     for j, value in enumerate(sweep.y.values):
         colour = SERIES[j % len(SERIES)]
@@ -216,7 +219,7 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR", size: tuple[int, int] = (960
             draw.ellipse(
                 (x - 5, y - 5, x + 5, y + 5), BACKGROUND if hollow else colour, colour if hollow else BACKGROUND, 2
             )
-            _annotate(draw, sweep.x.values[p.x], x, y, taken)
+            annotate(draw, sweep.x.values[p.x], x, y, taken)
         if legend:
             top = y0 + j * line_height(TAG_SIZE)
             draw.rectangle((size[0] - 150, top + 3, size[0] - 140, top + 13), fill=colour)
@@ -245,33 +248,3 @@ def _axis_name(measure: str) -> str:
 
 def _height(p: Point, fast: bool) -> float:
     return p.seconds if not fast or p.speedup is None else p.speedup
-
-
-def _ticks(values: Sequence[float]) -> list[float]:
-    """4 to 9 round numbers, evenly spaced, that enclose the values."""
-    low, high = min(values), max(values)
-    if high - low < 1e-9:
-        low, high = low - 0.5, high + 0.5
-    raw = (high - low) / 5
-    unit = 10 ** math.floor(math.log10(raw))
-    step = next(unit * n for n in (1, 2, 5, 10) if unit * n >= raw)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(k * step, 12) for k in range(first, max(last, first + 1) + 1)]
-
-
-def _centred(draw: ImageDraw.ImageDraw, x: float, y: float, text: str, size: int = TAG_SIZE) -> None:
-    draw.text((x - text_width(text, size) / 2, y), text, QUIET, font=font(size))
-
-
-def _annotate(
-    draw: ImageDraw.ImageDraw, text: str, x: float, y: float, taken: list[tuple[float, float, float, float]]
-) -> None:
-    """Write a dot's label where no other label is: right, left, above or below; none if all are taken."""
-    text = shorten(text, TAG_SIZE, 110)
-    w, h = text_width(text, TAG_SIZE), line_height(TAG_SIZE)
-    for left, top in ((x + 8, y - h / 2), (x - 8 - w, y - h / 2), (x - w / 2, y - h - 5), (x - w / 2, y + 5)):
-        box = (left, top, left + w, top + h)
-        if all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken):
-            draw.text((left, top), text, TEXT, font=font(TAG_SIZE))
-            taken.append(box)
-            return

@@ -84,6 +84,10 @@ def cspd_lazymar(
     return cspd(model, condition, settings, noise, seed, target, edit, draft=draft, draft_transformer=small)
 
 
+# Number of the algorithms. It is raised when a change makes any sampler draw other pictures from the same model, settings and seed, or
+# count its work differently, so that images of two versions are not mixed in one sweep. tests/scale/test_algorithm.py records digests.
+ALGORITHM = 1
+
 MAR, LLAMAGEN, TAR, HYBRID = "mar", "llamagen", "tar", "hybrid"
 # Family to its description in messages. Tar's models are its de-tokenizers.
 FAMILIES = {MAR: "a MAR", LLAMAGEN: "a LlamaGen or a PAR", TAR: "a Tar de-tokenizer", HYBRID: "a Harmon or UniPic"}

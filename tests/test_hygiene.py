@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ("assembly.py", "errors.py", "__init__.py", "__main__.py")
-PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers")
+SHIPPED = ("assembly.py", "selection.py", "errors.py", "__init__.py", "__main__.py")
+PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers", "scale")
 
 DOWNLOADER = {"model_loaders/download.py", "model_loaders/hub.py"}
 CHECKPOINT_READER = {"model_loaders/checkpoint.py"}

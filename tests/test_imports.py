@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers", "tools")
+PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers", "scale", "tools")
 
 
 def sources() -> list[Path]:
@@ -63,7 +63,7 @@ print(json.dumps({
 
 def loaded() -> list[str]:
     """The modules that the measurement imports: all that need no ComfyUI, and the commands of the tools."""
-    packages = ("assembly", "cli", "model_loaders", "reports", "samplers")
+    packages = ("assembly", "cli", "model_loaders", "reports", "samplers", "scale")
     names = [name_of(path) for path in sources()]
     return [
         *(name for name in names if name.split(".")[0] in packages),
@@ -94,20 +94,26 @@ def test_importing_has_no_side_effects_and_is_fast():
 
 # Module or package: what of the package it may import. The longest matching entry applies; "" is the root package.
 # errors.py and memory.py may be imported everywhere.
+# Modules of scale/ that the nodes show folders with.
+SHOWN = ("store", "results", "curve", "curve_pictures")
 OURS = {
     "": {"nodes", "samplers", "model_loaders"},
     "__main__": {"cli"},
     "errors": set(),
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
-    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
+    "selection": {"assembly", "model_loaders", "samplers"},
+    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports", *(f"scale.{n}" for n in SHOWN)},
     "nodes.host": {"nodes.fitting", "nodes.preview", "nodes.weights"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
     "model_loaders.networks": {"model_loaders.networks"},
-    "cli": {"cli", "assembly", "samplers", "model_loaders", "reports"},
-    "tools": {"tools", "cli", "assembly", "samplers", "model_loaders", "reports"},
+    "cli": {"cli", "scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "scale": {"scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "scale.store": {"scale.folder"},
+    "scale.folder": set(),
+    "tools": {"tools", "cli", "scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
 }
 # Within these packages, the other one is excluded.
 APART = {"samplers.mar": "samplers.tokens", "samplers.tokens": "samplers.mar"}
@@ -118,6 +124,7 @@ OTHERS = {
     "errors": set(),
     "memory": set(),
     "assembly": {"torch"},
+    "selection": set(),
     "nodes": {"torch", "numpy", "PIL", "comfy_api"},
     "nodes.host": {"torch", "numpy", "PIL", "comfy_api", "comfy", "folder_paths", "server", "latent_preview"},
     "nodes.storage": {"folder_paths"},
@@ -126,6 +133,9 @@ OTHERS = {
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers", "ftfy"},
     "model_loaders.networks": {"torch"},
     "cli": {"torch", "numpy", "PIL", "safetensors"},
+    "scale": {"torch", "numpy", "PIL", "tomli", "ray"},
+    "scale.store": {"numpy"},
+    "scale.folder": {"fsspec"},
     "tools": {"torch", "numpy", "PIL", "safetensors", "tomli"},
 }
 

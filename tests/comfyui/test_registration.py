@@ -41,6 +41,7 @@ NODES = {
     "FastARSweep": ("Sweep", "compare", ["FASTAR_SWEEP", "STRING"]),
     "FastARSweepGrid": ("Sweep Grid", "compare", ["IMAGE"]),
     "FastARSweepPlot": ("Sweep Plot", "compare", ["IMAGE"]),
+    "FastARLoadSweepCell": ("Load Sweep Cell", "compare", ["IMAGE", "STRING"]),
     "FastARLoadReport": ("Load Report", "compare", ["IMAGE", "FASTAR_REPORT", "STRING", "STRING"]),
     "FastARAnySampler": ("Any Sampler", "sample", ["LATENT", "FASTAR_REPORT"]),
     "FastARAdvisor": ("Advisor", "compare", ["STRING", "STRING"]),

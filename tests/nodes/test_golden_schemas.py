@@ -29,13 +29,14 @@ from fastar_nodes.nodes import (
     mar_samplers,
     previous,
     sharing,
+    sweep_cells,
     sweeps,
     token_samplers,
 )
 from graphs import WIDGETS
 
 GOLDEN = Path(__file__).with_name("schemas.json")
-MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sharing, advice, previous)
+MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sweep_cells, sharing, advice, previous)
 COMMAND = "python tests/nodes/test_golden_schemas.py"
 
 

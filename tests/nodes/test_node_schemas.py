@@ -18,6 +18,7 @@ from fastar_nodes.nodes import (
     previous,
     schema,
     sharing,
+    sweep_cells,
     sweeps,
     token_samplers,
 )
@@ -27,7 +28,7 @@ from fastar_nodes.samplers.settings import Knob, knob, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from graphs import WIDGETS
 
-MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sharing, advice, previous)
+MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sweep_cells, sharing, advice, previous)
 CLASSES = [node for module in MODULES for node in module.NODES]
 NODES = {about.node_id: about for about in (node.define_schema() for node in CLASSES)}
 SETTINGS = {

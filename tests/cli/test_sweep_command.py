@@ -1,0 +1,240 @@
+"""The command sweep on tiny models in place of the built-in ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from fastar_nodes.cli import options
+from fastar_nodes.cli.main import Parser
+from fastar_nodes.cli.sweep import arguments
+from fastar_nodes.model_loaders.networks import matmul
+from fastar_nodes.scale import ray_engine
+from fastar_nodes.scale.store import Store
+
+SPEC = {
+    "samplers": ["mar", "fasthybrid", "llamagen", "zipar"],
+    "images": 5,
+    "batch": 2,
+    "set": {"ar_steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "zipar.window": [2, 3]},
+}
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch):
+    """The threads and the product method of the other tests, and no variables of torchrun."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    matmul.configure()
+
+
+@pytest.fixture
+def spec(tmp_path):
+    def write(**more):
+        path = tmp_path / "spec.json"
+        path.write_text(json.dumps({**SPEC, **more}))
+        return path
+
+    return write
+
+
+def rows(table: str) -> list[list[str]]:
+    return [[c.strip() for c in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")][1:]
+
+
+def test_a_sweep_over_two_families(cli, tiny_demo, spec, tmp_path):
+    answer = cli("sweep", spec(), "--out", "sweep")
+    assert answer.code == 0, answer.err
+    store = Store(tmp_path / "sweep")
+    assert answer.out.strip() == store.table() and [r[1] for r in rows(answer.out)] == ["5"] * 5
+    assert [r[0].rpartition("-")[0] for r in rows(answer.out)] == [
+        "mar",
+        "fasthybrid",
+        "llamagen",
+        "zipar-window-2",
+        "zipar-window-3",
+    ]
+    mar, fast, llamagen, *zipar = store.cells()
+    assert (fast.baseline, zipar[0].baseline, mar.baseline) == (mar.id, llamagen.id, None)
+    (run,) = store.runs()
+    assert run["engine"] == "process 0 of 1" and run["seconds"] > 0 and run["torch"] == torch.__version__
+    assert set(store.timing()["cells"]) == {c.id for c in store.cells()}
+    again = cli("sweep", spec(), "--out", "sweep")
+    assert again.out == answer.out and "15 of 15 shards are finished already" in again.err
+
+
+def test_more_images_later(cli, tiny_demo, spec, tmp_path):
+    cli("sweep", spec(), "--out", "sweep", "--images", 4)
+    answer = cli("sweep", spec(), "--out", "sweep", "--images", 6)
+    assert "10 of 15 shards are finished already" in answer.err
+    assert answer.out == cli("sweep", spec(), "--out", "other", "--images", 6).out
+
+
+def test_a_damaged_shard_is_named_and_drawn_again(cli, tiny_demo, spec, tmp_path):
+    before = cli("sweep", spec(), "--out", "sweep").out
+    path = sorted((tmp_path / "sweep" / "cells").rglob("*.npz"))[0]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert "finished already" in cli("sweep", spec(), "--out", "sweep", "--verify", "sizes").err
+    data = bytearray(path.read_bytes())
+    data[300] ^= 1
+    path.write_bytes(data)
+    answer = cli("sweep", spec(), "--out", "sweep")
+    assert "1 shard did not match" in answer.err and answer.out == before
+
+
+def test_torchruns_variables_split_the_shards(cli, tiny_demo, spec, tmp_path, monkeypatch):
+    alone = cli("sweep", spec(), "--out", "alone").out
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    answer = cli("sweep", spec(), "--out", "sweep")
+    assert answer.out == "" and len(list((tmp_path / "sweep").rglob("shard-*.npz"))) == 5
+    monkeypatch.setenv("RANK", "0")
+    assert cli("sweep", spec(), "--out", "sweep").out == alone
+
+
+def test_formats(cli, tiny_demo, spec, tmp_path):
+    answer = cli("sweep", spec(), "--out", "sweep", "--format", "npz")
+    files = re.findall(r"written: (.*)", answer.out)
+    assert len(files) == 5
+    with np.load(tmp_path / "sweep" / files[0]) as file:
+        assert file["arr_0"].shape == (5, 8, 8, 3) and file["arr_1"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_dry_run_draws_nothing(cli, tiny_demo, spec, tmp_path):
+    answer = cli("sweep", spec(), "--dry-run")
+    assert answer.code == 0 and [p.name for p in tmp_path.iterdir()] == ["spec.json"]
+    assert "5 cells, 15 shards of at most 2 images, 25 images" in answer.out
+    assert "8 x 8 and 16 x 16 pixels" in answer.out
+    table = rows(answer.out)
+    assert [r[1] for r in table] == ["3"] * 5 and [bool(r[4]) for r in table] == [False, True, False, True, True]
+    cli("sweep", spec(), "--out", "sweep", "--images", 2)
+    before = sorted((tmp_path / "sweep").rglob("*"))
+    answer = cli("sweep", spec(), "--out", "sweep", "--dry-run")
+    assert "5 shards are finished already" in answer.out and sorted((tmp_path / "sweep").rglob("*")) == before
+
+
+def test_threads_are_those_of_the_folders_first_run(cli, tiny_demo, spec, tmp_path):
+    before = cli("sweep", spec(), "--out", "sweep", "--threads", 2).out
+    torch.set_num_threads(1)
+    answer = cli("sweep", spec(), "--out", "sweep")
+    assert answer.out == before and "15 of 15" in answer.err and torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "argv", "says"),
+    [
+        ({"set": {"treshold": 1}}, (), "did you mean threshold"),
+        ({"set": {"fasthybrid.threshold": []}}, (), "the grid is empty"),
+        ({"samplers": []}, (), "samplers is empty"),
+        ({"images": 0}, (), "give --images"),
+        ({}, ("--images", "0"), "images: 0 is outside"),
+        ({}, ("--images", "x"), "images: 'x' is not a whole number"),
+        ({}, ("--batch", "0"), "batch: 0 is outside"),
+        ({}, ("--seed", "-1"), "seed: -1 is outside"),
+        ({}, ("--device", "cuda:99"), "device: cuda:99"),
+        ({}, ("--workers", "2"), "workers: it is for --ray"),
+        ({"labels": ["unicorn"]}, (), "no class 'unicorn'"),
+        ({"prompts": ["a cat"], "samplers": ["llamagen"], "set": {}}, (), "draws classes; leave the prompts out"),
+        ({"model": "none.safetensors"}, (), "none.safetensors"),
+        ({"model": ["demo", "none.safetensors"]}, (), "none.safetensors"),
+        ({"samplers": ["mar", "par"], "set": {"par.window": 3}}, (), "par has no setting window"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused_before_anything_is_drawn(cli, sentence, tiny_demo, spec, tmp_path, more, argv, says):
+    assert says in sentence(cli("sweep", spec(**more), "--out", "sweep", *argv))
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_missing_folder_or_file_is_refused(cli, sentence, spec, tmp_path):
+    assert "give --out DIR" in sentence(cli("sweep", spec()))
+    assert "cannot be read" in sentence(cli("sweep", "none.toml", "--out", "x"))
+    (tmp_path / "file").write_text("")
+    assert "is a file" in sentence(cli("sweep", spec(), "--out", "file"))
+    assert "cannot be opened" in sentence(cli("sweep", spec(), "--out", "nonsense://x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("RANK", "x", "not a whole number"),
+        ("RANK", "3", "not below WORLD_SIZE"),
+        ("WORLD_SIZE", "", "not a whole number"),
+    ],
+)
+def test_bad_variables_are_refused(cli, sentence, spec, monkeypatch, name, value, says):
+    monkeypatch.setenv(name, value)
+    assert says in sentence(cli("sweep", spec(), "--out", "x"))
+    assert options.ranks.__doc__ and name in options.ranks.__doc__
+
+
+def test_an_unreachable_cluster_is_refused(cli, sentence, spec, tmp_path, monkeypatch):
+    class Ray:
+        @staticmethod
+        def init(*args, **about):
+            raise ConnectionError("Could not find any running Ray instance")
+
+    monkeypatch.setattr(ray_engine, "import_ray", lambda: Ray)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        closed_port = f"127.0.0.1:{closed.getsockname()[1]}"
+        for address in (closed_port, f"ray://{closed_port}", "auto", "nonsense", "host:port"):
+            says = sentence(cli("sweep", spec(), "--out", "x", "--ray", address))
+            assert f"no cluster answers at {address} (" in says
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "WORLD_SIZE is set too" in sentence(cli("sweep", spec(), "--out", "x", "--ray"))
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_interruption_says_how_to_go_on(cli, tiny_demo, spec, monkeypatch):
+    calls = []
+
+    def interrupt(*args):
+        calls.append(args)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return draw(*args)
+
+    from fastar_nodes.scale.work import Worker
+
+    draw = Worker.run_shard
+    monkeypatch.setattr(Worker, "run_shard", interrupt)
+    answer = cli("sweep", spec(), "--out", "sweep")
+    assert answer.code == 130 and "3 of 15 shards were finished in this run; the same command goes on" in answer.err
+    monkeypatch.setattr(Worker, "run_shard", draw)
+    assert cli("sweep", spec(), "--out", "sweep").code == 0
+
+
+# ------------------------------------------------------------------------------------------------ examples
+
+
+def commands(root):
+    """The sweep commands in the examples, without their variables."""
+    for path in sorted((root / "docs" / "examples").iterdir()):
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ").replace("\n#         ", " ")
+        for found in re.findall(r"python -m fastar_nodes sweep ([^\n]*)", text):
+            yield path.name, found.split("'")[0].strip()
+
+
+def test_the_examples_commands_are_accepted(root):
+    found = list(commands(root))
+    assert {name for name, _ in found} == {"demo.toml", "ray-cluster.yaml", "slurm.sh", "skypilot.yaml"}
+    for _, text in found:
+        parser = Parser("sweep")
+        arguments(parser)
+        asked = parser.parse_args(shlex.split(text))
+        assert asked.out and int(asked.images) >= 2000
+
+
+def test_the_examples_parse(root):
+    for path in (root / "docs" / "examples").glob("*.yaml"):
+        assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)

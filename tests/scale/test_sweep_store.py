@@ -1,0 +1,201 @@
+"""The folder of a sweep: what is complete is read, what is not is not, and damage is found."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.scale.folder import PART, Folder
+from fastar_nodes.scale.store import Cell, Shard, Store, ranges, sha256, shard_key, to_npz
+
+CELL = Cell("mar-0000", "k" * 32, "MAR", "demo", "d", "mar", "mar", {}, {"cfg": 2.0}, 0, 5, (8, 6), None, "")
+
+
+def filled(address):
+    store = Store(address)
+    store.write_manifest({"batch": 2, "seed": 0}, [CELL])
+    for first, count in store.ranges(CELL):
+        draw(store, first, count)
+    return store
+
+
+def pictures(first, count):
+    return np.random.default_rng(first).integers(0, 256, (count, 8, 6, 3), dtype=np.uint8)
+
+
+def draw(store, first, count, time=None):
+    key = shard_key(CELL.key, first, count)
+    counts = {"transformer_passes": 3, "head_rows": 4 * count}
+    shard = Shard(key, first, count, 2, None, "", 0, counts, count, 2 * count)
+    labels = np.arange(first, first + count)
+    return store.write_shard(CELL, shard, pictures(first, count), labels, {"first": first, **(time or {})})
+
+
+@pytest.fixture(params=["local", "memory"])
+def address(request, tmp_path):
+    return tmp_path / "sweep" if request.param == "local" else f"memory://{tmp_path.name}/sweep"
+
+
+def test_what_is_written_is_read_again(address):
+    filled(address)
+    store = Store(address)
+    assert store.cells() == [CELL] and store.cell(CELL.id) == CELL
+    assert [(s.first, s.count) for s in store.shards(CELL)] == ranges(5, 2) == [(0, 2), (2, 2), (4, 1)]
+    for (first, found), shard in zip(store.images(CELL), store.shards(CELL), strict=True):
+        assert np.array_equal(found, pictures(first, shard.count)) and shard.sha256 == sha256(found)
+        assert store.labels(CELL, shard).tolist() == list(range(first, first + shard.count))
+        assert store.complete(CELL, shard)
+    assert [t["first"] for t in store.times(CELL)] == [0, 2, 4]
+    assert store.timing() is None and store.runs() == []
+    row = store.table().splitlines()[2].split("|")
+    assert [c.strip() for c in row[1:3] + row[4:8]] == [CELL.id, "5", "3.00", "", "4.00", "50.00 %"]
+
+
+def test_repeated_work_gives_the_same_bytes(tmp_path):
+    for name, seconds in (("a", 1.0), ("b", 2.0)):
+        store = Store(tmp_path / name)
+        store.write_manifest({"batch": 2}, [CELL])
+        draw(store, 0, 2, {"seconds": seconds})
+    for found in (tmp_path / "a").rglob("*"):
+        if found.is_file() and not found.name.endswith(".time.json"):
+            assert found.read_bytes() == (tmp_path / "b" / found.relative_to(tmp_path / "a")).read_bytes()
+    assert to_npz(arr_0=pictures(0, 2)) == to_npz(arr_0=pictures(0, 2))
+
+
+def test_the_npz_is_the_adm_evaluators_form(tmp_path):
+    store = filled(tmp_path)
+    with np.load(tmp_path / "cells" / CELL.id / f"{store.shards(CELL)[0].stem}.npz") as file:
+        assert file["arr_0"].dtype == np.uint8 and file["arr_0"].shape == (2, 8, 6, 3)
+
+
+def test_a_shard_is_complete_only_with_its_record(tmp_path):
+    store = filled(tmp_path)
+    folder = tmp_path / "cells" / CELL.id
+    (folder / "shard-0000002-0000003.json").unlink()
+    (folder / f"shard-0000002-0000003.json{PART}1").write_text("{}")
+    assert [s.first for s in store.shards(CELL)] == [0, 4]
+    assert "| 3 " in store.table()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "other", "text"])
+def test_damaged_pictures_are_found(tmp_path, damage):
+    store = filled(tmp_path)
+    shard = store.shards(CELL)[0]
+    path = tmp_path / "cells" / CELL.id / f"{shard.stem}.npz"
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(data[:-50])
+    elif damage == "flipped":
+        data[len(data) // 3] ^= 1
+        path.write_bytes(data)
+        assert store.complete(CELL, shard, whole=False), "the size is the same"
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "other":
+        path.write_bytes(to_npz(arr_0=pictures(0, 2)[:, :4], labels=np.arange(2)))
+    else:
+        path.write_bytes(b"x" * len(data))
+    assert not store.complete(CELL, shard)
+    if damage != "flipped":
+        with pytest.raises(UserError, match="missing or damaged"):
+            list(store.images(CELL))
+
+
+@pytest.mark.parametrize("record", [b"", b"{", b"[]", b"{}", b'{"key": 1}', b"null", b"\xff"])
+def test_damaged_records_do_not_count(tmp_path, record):
+    store = filled(tmp_path)
+    (tmp_path / "cells" / CELL.id / "shard-0000000-0000001.json").write_bytes(record)
+    assert [s.first for s in store.shards(CELL)] == [2, 4]
+
+
+def test_a_record_of_another_cell_does_not_count(tmp_path):
+    store = filled(tmp_path)
+    other = replace(CELL, key="j" * 32)
+    assert store.shards(other) == []
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"{",
+        b"[]",
+        b'{"format": 99}',
+        b'{"format": 1}',
+        b'{"format": 1, "cells": ["../../etc"]}',
+        b'{"format": 1, "cells": [7]}',
+    ],
+)
+def test_damaged_manifests_are_refused_in_a_sentence(tmp_path, manifest):
+    filled(tmp_path)
+    (tmp_path / "manifest.json").write_bytes(manifest)
+    with pytest.raises(UserError):
+        Store(tmp_path).cells()
+
+
+@pytest.mark.parametrize("change", [{"size": [8]}, {"size": [0, 8]}, {"images": "5"}, {"id": None}, {"settings": 3}])
+def test_damaged_cells_are_refused_in_a_sentence(tmp_path, change):
+    filled(tmp_path)
+    path = tmp_path / "cells" / CELL.id / "cell.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match=r"cell.json .* is damaged"):
+        Store(tmp_path).cells()
+
+
+def test_a_folder_without_a_sweep_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="holds no sweep"):
+        Store(tmp_path / "none").cells()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file"):
+        Store(tmp_path / "file")
+    with pytest.raises(UserError, match="cannot be opened"):
+        Store("nonsense://x")
+    with pytest.raises(UserError, match="no cell 'x'"):
+        filled(tmp_path / "sweep").cell("x")
+
+
+def test_a_full_disk_leaves_nothing_half(tmp_path, monkeypatch):
+    store = filled(tmp_path)
+    (tmp_path / "cells" / CELL.id / "shard-0000000-0000001.json").unlink()
+    before = sorted(p.name for p in tmp_path.rglob("*"))
+
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="no space left"):
+        draw(store, 0, 2)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == before
+    monkeypatch.undo()
+    draw(store, 0, 2)
+    assert len(store.shards(CELL)) == 3
+
+
+def test_a_writer_that_is_overtaken_does_not_fail(tmp_path, monkeypatch):
+    """Another writer of the same shard finishes first and removes what seems left behind."""
+    folder = Folder(tmp_path)
+    replace_file = os.replace
+
+    def overtaken(part: str, path: str) -> None:
+        monkeypatch.undo()
+        folder.write("x", b"1234")
+        folder.remove_parts("x")
+        replace_file(part, path)
+
+    monkeypatch.setattr(os, "replace", overtaken)
+    folder.write("x", b"1234")
+    assert folder.read("x") == b"1234" and folder.names() == ["x"] == os.listdir(tmp_path)
+
+
+def test_parts_of_killed_writers_are_removed_with_the_next_shard(tmp_path):
+    store = filled(tmp_path)
+    folder = tmp_path / "cells" / CELL.id
+    left = folder / f"shard-0000000-0000001.npz{PART}99-1-host"
+    left.write_bytes(b"half")
+    assert "half" not in store.folder.names(f"cells/{CELL.id}")
+    draw(store, 0, 2)
+    assert not left.exists()
