@@ -256,7 +256,8 @@ class Store:
         return self._array(cell, shard, "labels")
 
     def times(self, cell: Cell) -> list[dict[str, Any]]:
-        """What differs from run to run, of every finished shard: ``first``, ``count``, ``seconds``, ``phases``, ``worker``, ``machine``."""
+        """What differs from run to run, of every finished shard: ``first``, ``count``, ``seconds`` (sampler), ``wall`` (all but
+        writing), ``ended`` (seconds since 1970), ``phases``, ``worker``, ``machine``, ``threads``, ``peak_memory_bytes``."""
         found = (self._json(f"cells/{cell.id}/{shard.stem}.time.json") for shard in self.shards(cell))
         return [time for time in found if time is not None]
 

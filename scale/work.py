@@ -363,6 +363,7 @@ class Worker:
             "count": job.count,
             "seconds": report.seconds,
             "wall": time.perf_counter() - began,
+            "ended": time.time(),
             "phases": report.phases,
             "worker": self.name,
             "machine": self._machine,

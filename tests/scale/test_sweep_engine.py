@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -288,6 +289,7 @@ def test_two_sweeps_on_one_folder_share_the_work(files, whole, tmp_path):
     assert (lasting(tmp_path), stores[0].table()) == whole
 
 
+@pytest.mark.skipif(os.name != "posix", reason="processes are ended by signals of POSIX")
 def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
     """SIGKILL at other moments, then SIGTERM, then to the end; the files equal those of an undisturbed run."""
     entries = table(files, images=40, batch=2)
@@ -309,7 +311,6 @@ def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
         for name, data in seen.items():
             assert (tmp_path / "sweep" / name).read_bytes() == data, "a finished shard is not written again"
         records = [p for p in (tmp_path / "sweep" / "cells").rglob("shard-*.json") if "time" not in p.name]
-        seen |= {p.relative_to(tmp_path / "sweep").as_posix(): p.with_suffix(".time.json").read_bytes() for p in ()}
         seen |= {p.relative_to(tmp_path / "sweep").as_posix(): p.read_bytes() for p in records}
     assert "the same command goes on" in errors and len(seen) >= 9
     times = {p: p.stat().st_mtime_ns for p in (tmp_path / "sweep" / "cells").rglob("*.time.json")}
