@@ -101,6 +101,29 @@ def test_torchruns_variables_split_the_shards(cli, tiny_demo, spec, tmp_path, mo
     assert cli("sweep", spec(), "--out", "sweep").out == alone
 
 
+@pytest.mark.parametrize(
+    ("model", "sampler", "values"),
+    [
+        ("demo-hybrid", "mar", {"ar_steps": 2, "diffusion_steps": 4}),
+        ("demo-dtok-low", "zipar", {"window": 1, "prompt.temperature": 0.9}),
+    ],
+)
+def test_prompts_alternate_and_do_not_depend_on_the_shard(cli, tmp_path, model, sampler, values):
+    """The built-in models that read text; Tar's codes are written by its language model."""
+    entries = {"model": model, "samplers": [sampler], "set": values, "images": 4, "prompts": ["a cat", "a boat"]}
+    pictures = {}
+    for batch in (2, 4):
+        (tmp_path / "spec.json").write_text(json.dumps({**entries, "batch": batch}))
+        answer = cli("sweep", "spec.json", "--out", f"sweep{batch}", "--format", "png")
+        assert answer.code == 0, answer.err
+        store = Store(tmp_path / f"sweep{batch}")
+        (cell,) = store.cells()
+        assert store.labels(cell, store.shards(cell)[0]).tolist() == ["a cat", "a boat"] * (batch // 2)
+        pictures[batch] = np.concatenate([p for _, p in store.images(cell)])
+        assert len(list((tmp_path / f"sweep{batch}" / "export" / cell.id / "00001" / "samples").iterdir())) == 2
+    assert np.abs(pictures[2].astype(int) - pictures[4]).max() <= 1 and len({p.tobytes() for p in pictures[2]}) == 4
+
+
 def test_formats(cli, tiny_demo, spec, tmp_path):
     answer = cli("sweep", spec(), "--out", "sweep", "--format", "npz")
     files = re.findall(r"written: (.*)", answer.out)
