@@ -7,7 +7,7 @@ import os
 import platform
 import posixpath
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -75,6 +75,26 @@ class Folder:
             return os.path.getsize(self._path(name)) if self.local else int(self._fs.size(self._path(name)))
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def read_all(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Contents of files by name, without those that do not exist; from an address many at a time."""
+        if self.local:
+            return {name: data for name in names if (data := self.read(name)) is not None}
+        paths = {self._path(name): name for name in names}
+        found = self._fs.cat(list(paths), on_error="omit") if paths else {}
+        return {paths[path]: data for path, data in found.items()}
+
+    def sizes(self, inside: str) -> dict[str, int]:
+        """Bytes of the files directly inside a folder, by name; {} if it does not exist."""
+        try:
+            if self.local:
+                with os.scandir(self._path(inside)) as files:
+                    return {file.name: file.stat().st_size for file in files if file.is_file()}
+            self._fs.invalidate_cache()
+            found = self._fs.ls(self._path(inside), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return {posixpath.basename(f["name"]): int(f["size"]) for f in found if f["type"] == "file"}
 
     def names(self, inside: str = "") -> list[str]:
         """Names of the files and folders directly inside a folder, sorted; [] if it does not exist. Unfinished files are left out."""

@@ -45,19 +45,26 @@ def unfinished(
     Args:
         whole: compare the pictures with their digest, not only the size of their file.
     """
-    out: list[Job] = []
-    damaged = 0
-    for i, job in enumerate(jobs):
-        cell = store.cell(job.cell)
-        shard = store.shard(cell, job.first, job.count)
-        if shard is None or not store.complete(cell, shard, whole):
-            if shard is not None:
+    damaged, checked = 0, 0
+    by_cell: dict[str, list[Job]] = {}
+    for job in jobs:
+        by_cell.setdefault(job.cell, []).append(job)
+    missing: set[Job] = set()
+    for name, own in by_cell.items():
+        cell = store.cell(name)
+        shards, sizes = {(s.first, s.count): s for s in store.shards(cell)}, store.sizes(cell)
+        for job in own:
+            shard = shards.get((job.first, job.count))
+            if shard is None:
+                missing.add(job)
+            elif sizes.get(f"{shard.stem}.npz") != shard.bytes or whole and not store.complete(cell, shard):
                 damaged += 1
                 store.discard(cell, job.first, job.count)
-            out.append(job)
-        if progress is not None:
-            progress(i + 1, len(jobs))
-    return out, damaged
+                missing.add(job)
+            checked += 1
+            if progress is not None:
+                progress(checked, len(jobs))
+    return [job for job in jobs if job in missing], damaged
 
 
 def run(

@@ -21,7 +21,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ import numpy as np
 
 from ..errors import UserError
 from .folder import Folder
+from .records import Cell, Shard, checked, ranges, sha256, shard_key, stem, to_npz
 
 FORMAT = 1
 MANIFEST, RESULTS, TIMING = "manifest.json", "results.jsonl", "timing.json"
@@ -38,103 +39,6 @@ _MOST_JSON = 64 << 20
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,120}")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A sampler with settings on a model.
-
-    Attributes:
-        id: name of its folder: readable words and 8 hexadecimal digits of the key.
-        key: digest of all that its pictures depend on.
-        title: name in tables and plots.
-        model: what selected the model.
-        model_digest: digest of the files of the model, its decoder and its draft model.
-        family: model family of the registry.
-        sampler: registry name, "fasthybrid+lazymar" for a combination.
-        asked: settings that the spec gives, by name.
-        settings: all settings, by name.
-        seed: seed of the noise.
-        images: how many the sweep asks for.
-        size: height and width in pixels.
-        baseline: id of the plain sampler's cell on the same model, or None.
-        lossless: the word of ``reports.quality`` where PSNR has no meaning, or "".
-    """
-
-    id: str
-    key: str
-    title: str
-    model: str
-    model_digest: str
-    family: str
-    sampler: str
-    asked: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    seed: int
-    images: int
-    size: tuple[int, int]
-    baseline: str | None
-    lossless: str
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A finished shard.
-
-    Attributes:
-        key: digest of the cell's key and the range.
-        first: index of the first image.
-        count: number of images.
-        batch: images that were sampled at once, at most.
-        retried_batch: the smaller batch after memory was insufficient, or None.
-        sha256: of the pictures' bytes.
-        bytes: size of the npz file.
-        counts: of the report, see ``reports.record.COUNTS``; ``transformer_passes`` and ``head_calls`` are sequential calls of the
-            whole shard, the others sums over its images.
-        accepted, verified: drafts; 0 without drafts.
-    """
-
-    key: str
-    first: int
-    count: int
-    batch: int
-    retried_batch: int | None
-    sha256: str
-    bytes: int
-    counts: Mapping[str, int] = field(default_factory=dict)
-    accepted: int = 0
-    verified: int = 0
-
-    @property
-    def stem(self) -> str:
-        """Name of its files without the ending."""
-        return stem(self.first, self.count)
-
-
-def stem(first: int, count: int) -> str:
-    """Name of a shard's files without the ending."""
-    return f"shard-{first:07d}-{first + count - 1:07d}"
-
-
-def ranges(images: int, batch: int) -> list[tuple[int, int]]:
-    """(first, count) of the shards of a cell."""
-    return [(first, min(batch, images - first)) for first in range(0, images, batch)]
-
-
-def sha256(pictures: np.ndarray) -> str:
-    """Digest of the bytes of pictures, uint8 [n, H, W, 3]."""
-    return hashlib.sha256(np.ascontiguousarray(pictures).data).hexdigest()
-
-
-def to_npz(**arrays: np.ndarray) -> bytes:
-    """An uncompressed npz file whose bytes depend on the arrays alone."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as file:
-        for name, array in arrays.items():
-            part = io.BytesIO()
-            np.lib.format.write_array(part, np.ascontiguousarray(array), allow_pickle=False)
-            file.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), part.getvalue())
-    return out.getvalue()
 
 
 class Store:
@@ -204,32 +108,33 @@ class Store:
 
     def shard(self, cell: Cell, first: int, count: int) -> Shard | None:
         """A finished shard; None if it is missing or belongs to another cell."""
+        return self._shard(cell, first, count, self.folder.read(f"cells/{cell.id}/{stem(first, count)}.json"))
+
+    def _shard(self, cell: Cell, first: int, count: int, data: bytes | None) -> Shard | None:
         try:
-            shard = self._record(Shard, f"cells/{cell.id}/{stem(first, count)}.json")
-        except UserError:
+            shard = checked(Shard, self._object("", data) or {})
+        except (UserError, KeyError, TypeError, ValueError):
             return None
         right = (shard.key, shard.first, shard.count) == (shard_key(cell.key, first, count), first, count)
         return shard if right else None
 
     def shards(self, cell: Cell) -> list[Shard]:
         """The finished shards of a cell, sorted."""
-        there = set(self.folder.names(f"cells/{cell.id}"))
-        wanted = [(first, n) for first, n in self.ranges(cell) if f"{stem(first, n)}.json" in there]
-        return [shard for first, n in wanted if (shard := self.shard(cell, first, n)) is not None]
+        inside = f"cells/{cell.id}"
+        there = set(self.folder.names(inside))
+        wanted = {f"{inside}/{stem(*r)}.json": r for r in self.ranges(cell) if f"{stem(*r)}.json" in there}
+        found = self.folder.read_all(list(wanted))
+        shards = (self._shard(cell, *wanted[name], data) for name, data in found.items())
+        return sorted((shard for shard in shards if shard is not None), key=lambda shard: shard.first)
 
-    def complete(self, cell: Cell, shard: Shard, whole: bool = True) -> bool:
-        """Whether the pictures of a finished shard are as recorded.
+    def sizes(self, cell: Cell) -> dict[str, int]:
+        """Bytes of the files of a cell by name."""
+        return self.folder.sizes(f"cells/{cell.id}")
 
-        Args:
-            whole: compare the digest of the pictures and the file's checksums, not only the size of the file.
-        """
-        name = f"cells/{cell.id}/{shard.stem}.npz"
-        if self.folder.size(name) != shard.bytes:
-            return False
-        if not whole:
-            return True
+    def complete(self, cell: Cell, shard: Shard) -> bool:
+        """Whether the pictures of a finished shard are as recorded: their digest and the checksums of the file."""
         try:
-            with zipfile.ZipFile(io.BytesIO(self.folder.read(name) or b"")) as file:
+            with zipfile.ZipFile(io.BytesIO(self.folder.read(f"cells/{cell.id}/{shard.stem}.npz") or b"")) as file:
                 sound = file.testzip() is None  # the checksums also cover the labels
             return sound and sha256(self.pictures(cell, shard)) == shard.sha256
         except (UserError, zipfile.BadZipFile, NotImplementedError, OSError):
@@ -258,8 +163,9 @@ class Store:
     def times(self, cell: Cell) -> list[dict[str, Any]]:
         """What differs from run to run, of every finished shard: ``first``, ``count``, ``seconds`` (sampler), ``wall`` (all but
         writing), ``ended`` (seconds since 1970), ``phases``, ``worker``, ``machine``, ``threads``, ``peak_memory_bytes``."""
-        found = (self._json(f"cells/{cell.id}/{shard.stem}.time.json") for shard in self.shards(cell))
-        return [time for time in found if time is not None]
+        names = [f"cells/{cell.id}/{shard.stem}.time.json" for shard in self.shards(cell)]
+        found = (self._object(name, data) for name, data in self.folder.read_all(names).items())
+        return sorted((time for time in found if time is not None), key=lambda time: time["first"])
 
     def timing(self) -> dict[str, Any] | None:
         """The paired calibration, or None: ``cells``, by id ``seconds`` per image and ``ratio`` to the baseline."""
@@ -346,7 +252,9 @@ class Store:
         Raises:
             UserError: it holds something else.
         """
-        data = self.folder.read(name)
+        return self._object(name, self.folder.read(name))
+
+    def _object(self, name: str, data: bytes | None) -> dict[str, Any] | None:
         if data is None:
             return None
         try:
@@ -367,7 +275,7 @@ class Store:
         """
         found = self._json(name)
         try:
-            return _checked(kind, found or {})
+            return checked(kind, found or {})
         except (KeyError, TypeError, ValueError):
             what = "missing" if found is None else "damaged"
             raise UserError(
@@ -393,11 +301,6 @@ class Store:
         )
 
 
-def shard_key(cell_key: str, first: int, count: int) -> str:
-    """Key of a shard: 32 hexadecimal digits of its cell's key and its range."""
-    return hashlib.sha256(f"{cell_key}/{first}/{count}".encode()).hexdigest()[:32]
-
-
 def _row(cell: Cell, shards: list[Shard]) -> list[str]:
     """A cell's row of the table. Sequential calls are means per shard, other counts means per image."""
     images, counts = sum(s.count for s in shards), len(shards)
@@ -411,40 +314,3 @@ def _row(cell: Cell, shards: list[Shard]) -> list[str]:
     calls = [mean(name, counts) for name in ("transformer_passes", "head_calls")]
     share = f"{100 * accepted / verified:.2f} %" if verified else ""
     return [cell.id, str(images), all_pictures, *calls, mean("head_rows", images), share]
-
-
-# Types of the fields of Cell and Shard as JSON holds them.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "str | None": (str, type(None)),
-    "int | None": (int, type(None)),
-    "Mapping[str, Any]": (dict,),
-    "Mapping[str, int]": (dict,),
-    "tuple[int, int]": (list,),
-}
-
-
-def _checked(kind: type[T], found: Mapping[str, Any]) -> T:
-    """An object of a dataclass from the fields of a JSON object; further fields are ignored.
-
-    Raises:
-        KeyError, TypeError, ValueError: a field is missing or of another type.
-    """
-    values: dict[str, Any] = {}
-    for f in fields(kind):  # type: ignore[arg-type]
-        value = found[f.name]
-        if not isinstance(value, _TYPES[str(f.type)]) or isinstance(value, bool):
-            raise TypeError(f.name)
-        if (
-            isinstance(value, dict)
-            and f.type == "Mapping[str, int]"
-            and not all(isinstance(n, int) for n in value.values())
-        ):
-            raise TypeError(f.name)
-        if isinstance(value, list):
-            if len(value) != 2 or not all(isinstance(n, int) and 0 < n < 1 << 20 for n in value):
-                raise ValueError(f.name)
-            value = (value[0], value[1])
-        values[f.name] = value
-    return kind(**values)

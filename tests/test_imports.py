@@ -112,7 +112,8 @@ OURS = {
     "model_loaders.networks": {"model_loaders.networks"},
     "cli": {"cli", "scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
     "scale": {"scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
-    "scale.store": {"scale.folder"},
+    "scale.store": {"scale.folder", "scale.records"},
+    "scale.records": set(),
     "scale.folder": set(),
     "tools": {"tools", "cli", "scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
 }
@@ -137,6 +138,7 @@ OTHERS = {
     "cli": {"torch", "numpy", "PIL", "safetensors"},
     "scale": {"torch", "numpy", "PIL", "tomli", "ray"},
     "scale.store": {"numpy"},
+    "scale.records": {"numpy"},
     "scale.folder": {"fsspec"},
     "tools": {"torch", "numpy", "PIL", "safetensors", "tomli"},
 }
