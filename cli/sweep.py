@@ -255,6 +255,7 @@ def _finish(store: Store, cells: list[Cell], options: argparse.Namespace, rank: 
     if rank:
         return 0
     missing = sum(len(store.ranges(cell)) - len(store.shards(cell)) for cell in cells)
+    store.write_reports()
     print(store.table())
     if missing:
         print(f"{missing} shards are not finished; other processes may be at work on them")

@@ -102,10 +102,10 @@ class Claims:
 
 def _alive(pid: int) -> bool:
     """Whether a process of this machine, other than this one, exists. Elsewhere than on POSIX it cannot be asked without harm."""
-    if os.name != "posix":
-        return True
     if pid == os.getpid():
         return False  # an earlier process had this number, as the first one of a container always has
+    if os.name != "posix":
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

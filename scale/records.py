@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
+import tokenize
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -109,6 +111,28 @@ def to_npz(**arrays: np.ndarray) -> bytes:
             np.lib.format.write_array(part, np.ascontiguousarray(array), allow_pickle=False)
             file.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), part.getvalue())
     return out.getvalue()
+
+
+def from_npz(data: bytes, name: str) -> np.ndarray:
+    """An array of an uncompressed npz file. Its memory is bounded by the file's size.
+
+    Raises:
+        ValueError, KeyError, zipfile.BadZipFile, NotImplementedError: the file has another form, or its checksum is wrong.
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        about = file.getinfo(f"{name}.npy")
+        if about.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(name)
+        stream = io.BytesIO(file.read(about))
+    try:
+        version = np.lib.format.read_magic(stream)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    except (tokenize.TokenError, SyntaxError):  # of unbalanced brackets
+        raise ValueError(name) from None
+    rest = stream.getvalue()[stream.tell() :]
+    if version != (1, 0) or fortran or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(rest):
+        raise ValueError(name)
+    return np.frombuffer(bytearray(rest), dtype).reshape(shape)
 
 
 def shard_key(cell_key: str, first: int, count: int) -> str:

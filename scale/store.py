@@ -10,6 +10,7 @@ gives to the bit; seconds are in files of their own.
     cells/<cell>/shard-<first>-<last>.npz      arr_0 uint8 [n, H, W, 3], as the ADM evaluator reads it; labels
     cells/<cell>/shard-<first>-<last>.json     the record
     cells/<cell>/shard-<first>-<last>.time.json
+    reports.jsonl                              all records with counts per image
     results.jsonl, timing.json                 measures and paired times
 """
 
@@ -29,10 +30,12 @@ import numpy as np
 
 from ..errors import UserError
 from .folder import Folder
-from .records import Cell, Shard, checked, ranges, sha256, shard_key, stem, to_npz
+from .records import Cell, Shard, checked, from_npz, ranges, sha256, shard_key, stem, to_npz
 
 FORMAT = 1
-MANIFEST, RESULTS, TIMING = "manifest.json", "results.jsonl", "timing.json"
+MANIFEST, RESULTS, TIMING, REPORTS = "manifest.json", "results.jsonl", "timing.json", "reports.jsonl"
+# Counts of calls that follow each other, which a batch shares.
+SEQUENTIAL = ("transformer_passes", "head_calls", "draft_passes", "draft_head_calls", "decoder_passes", "waves")
 _MOST_JSON = 64 << 20
 
 # Names of the cells' folders.
@@ -231,6 +234,15 @@ class Store:
         """Write the paired calibration."""
         self._write(TIMING, timing)
 
+    def write_reports(self) -> None:
+        """Write reports.jsonl: a line per finished shard with its counts, and per image those that are sums over images."""
+        lines = []
+        for cell in self.cells():
+            for shard in self.shards(cell):
+                each = {name: n / shard.count for name, n in shard.counts.items() if name not in SEQUENTIAL}
+                lines.append({"cell": cell.id, **asdict(shard), "per_image": each})
+        self.folder.write(REPORTS, "".join(json.dumps(line) + "\n" for line in lines).encode())
+
     def append_results(self, lines: list[Mapping[str, Any]]) -> None:
         """Append measures to results.jsonl."""
         text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
@@ -290,9 +302,8 @@ class Store:
     def _array(self, cell: Cell, shard: Shard, name: str) -> np.ndarray:
         data = self.folder.read(f"cells/{cell.id}/{shard.stem}.npz")
         try:
-            with np.load(io.BytesIO(data or b""), allow_pickle=False) as file:
-                return file[name]
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError, MemoryError):
+            return from_npz(data or b"", name)
+        except (ValueError, KeyError, OSError, EOFError, RecursionError, zipfile.BadZipFile, NotImplementedError):
             raise self._damaged(cell, shard) from None
 
     def _damaged(self, cell: Cell, shard: Shard) -> UserError:

@@ -65,6 +65,12 @@ def test_a_sweep_over_two_families(cli, tiny_demo, spec, tmp_path):
     ]
     mar, fast, llamagen, *zipar = store.cells()
     assert (fast.baseline, zipar[0].baseline, mar.baseline) == (mar.id, llamagen.id, None)
+    lines = [json.loads(line) for line in (tmp_path / "sweep" / "reports.jsonl").read_text().splitlines()]
+    assert len(lines) == 15 and sum(line["count"] for line in lines) == 25
+    assert (
+        lines[0]["per_image"]["head_rows"] == lines[0]["counts"]["head_rows"] / 2 and "head_calls" in lines[0]["counts"]
+    )
+    assert "head_calls" not in lines[0]["per_image"]
     (run,) = store.runs()
     assert run["engine"] == "process 0 of 1" and run["seconds"] > 0 and run["torch"] == torch.__version__
     assert set(store.timing()["cells"]) == {c.id for c in store.cells()}

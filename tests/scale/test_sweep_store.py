@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import tracemalloc
+import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -107,6 +110,43 @@ def test_damaged_pictures_are_found(tmp_path, damage):
     if damage != "flipped":
         with pytest.raises(UserError, match="missing or damaged"):
             list(store.images(CELL))
+
+
+def hostile(shape: str, kind: int = zipfile.ZIP_STORED, data: bytes = b"\0" * 288) -> bytes:
+    """An npz file whose header states a shape."""
+    out = io.BytesIO()
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    with zipfile.ZipFile(out, "w", kind) as file:
+        file.writestr("arr_0.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        hostile("(1000000000000, 8, 6, 3)"),
+        hostile("(-1, 8, 6, 3)"),
+        hostile("(-2, -8, 6, 3)"),
+        hostile("(True, 8, 6, 3)"),
+        hostile("(2, 8, 6, 3)", zipfile.ZIP_DEFLATED),
+        hostile("(2, 8, 6, 3)", data=b""),
+        hostile("(" * 90),
+        hostile("(2, 8, 6, 3)").replace(b"|u1", b"|O1"),
+    ],
+    ids=range(8),
+)
+def test_hostile_files_take_no_memory(tmp_path, data):
+    store = filled(tmp_path)
+    shard = store.shards(CELL)[0]
+    path = tmp_path / "cells" / CELL.id / f"{shard.stem}.npz"
+    path.write_bytes(data)
+    tracemalloc.start()
+    with pytest.raises(UserError, match="missing or damaged"):
+        store.pictures(CELL, shard)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    path.write_bytes(hostile("(2, 8, 6, 3)"))
+    assert not store.pictures(CELL, shard).any(), "the form itself is read"
 
 
 @pytest.mark.parametrize("record", [b"", b"{", b"[]", b"{}", b'{"key": 1}', b"null", b"\xff"])
