@@ -207,8 +207,8 @@ def _left(store: Store, jobs: list[Job], verify: str | None) -> list[Job]:
     return left
 
 
-# An engine: with claims, called after each job, and called with the steps of the running shard.
-Engine = Callable[[Claims, Done, Progress], object]
+# An engine: with claims, called after each job, and called with the steps of the running shard. Returns how many workers ended early.
+Engine = Callable[[Claims, Done, Progress], int]
 
 
 def _draw(store: Store, jobs: list[Job], engine: Engine) -> None:
@@ -229,11 +229,13 @@ def _draw(store: Store, jobs: list[Job], engine: Engine) -> None:
                 print(f"{job.cell}: memory was insufficient for {job.count} images at once", file=sys.stderr)
 
         try:
-            engine(claims, done, lambda a, b: bar(finished[0] + size * a / (b or 1), total, "images"))
+            ended = engine(claims, done, lambda a, b: bar(finished[0] + size * a / (b or 1), total, "images"))
         except KeyboardInterrupt:
             text = f"{finished[1]} of {len(jobs)} shards were finished in this run; the same command goes on from there"
             print(f"\n{text}", file=sys.stderr)
             raise
+    if ended:
+        print(f"{ended} workers ended early; what they were drawing was drawn again", file=sys.stderr)
 
 
 @contextmanager

@@ -69,13 +69,16 @@ def unfinished(
 
 def run(
     store: Store, jobs: Sequence[Job], worker: Worker, claims: Claims, done: Done, progress: Progress | None = None
-) -> None:
+) -> int:
     """Draw all jobs. Returns when each is finished, by this process or by another one.
 
     Args:
         claims: entered.
         done: called after each job.
         progress: called with the steps of the running shard.
+
+    Returns:
+        0, as no worker ends before its time.
     """
     left = list(jobs)
     while left:
@@ -96,3 +99,4 @@ def run(
         if len(waiting) == len(left):
             time.sleep(_LOOK)
         left = waiting
+    return 0
