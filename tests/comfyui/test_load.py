@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -131,7 +132,9 @@ def footprint(comfy: Comfy) -> tuple[float, int, int]:
     comfy.post("/free", {"unload_models": True, "free_memory": True})
     least = float("inf")
     process = Path("/proc") / str(comfy.process.pid)
-    for _ in range(30):  # the server frees between prompts, and collects cycles at most every 10 s
+    for _ in range(15):  # the server frees between prompts, and collects cycles at most every 10 s
+        time.sleep(0.5)
+        comfy.process.send_signal(signal.SIGUSR2)
         time.sleep(0.5)
         status = (process / "status").read_text()
         least = min(least, int(status.split("RssAnon:")[1].split()[0]) / 1024)
