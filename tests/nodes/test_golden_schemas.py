@@ -36,7 +36,19 @@ from fastar_nodes.nodes import (
 from graphs import WIDGETS
 
 GOLDEN = Path(__file__).with_name("schemas.json")
-MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sweep_cells, sharing, advice, previous)
+MODULES = (
+    loaders,
+    conditioning,
+    hybrid,
+    mar_samplers,
+    token_samplers,
+    comparison,
+    sweeps,
+    sweep_cells,
+    sharing,
+    advice,
+    previous,
+)
 COMMAND = "python tests/nodes/test_golden_schemas.py"
 
 

@@ -28,7 +28,19 @@ from fastar_nodes.samplers.settings import Knob, knob, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from graphs import WIDGETS
 
-MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, sweeps, sweep_cells, sharing, advice, previous)
+MODULES = (
+    loaders,
+    conditioning,
+    hybrid,
+    mar_samplers,
+    token_samplers,
+    comparison,
+    sweeps,
+    sweep_cells,
+    sharing,
+    advice,
+    previous,
+)
 CLASSES = [node for module in MODULES for node in module.NODES]
 NODES = {about.node_id: about for about in (node.define_schema() for node in CLASSES)}
 SETTINGS = {
