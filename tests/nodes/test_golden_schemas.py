@@ -20,35 +20,11 @@ if __name__ == "__main__":
 
     fake_comfy.install()
 
-from fastar_nodes.nodes import (
-    advice,
-    comparison,
-    conditioning,
-    hybrid,
-    loaders,
-    mar_samplers,
-    previous,
-    sharing,
-    sweep_cells,
-    sweeps,
-    token_samplers,
-)
+from fastar_nodes.nodes import loaders
 from graphs import WIDGETS
+from test_node_schemas import MODULES
 
 GOLDEN = Path(__file__).with_name("schemas.json")
-MODULES = (
-    loaders,
-    conditioning,
-    hybrid,
-    mar_samplers,
-    token_samplers,
-    comparison,
-    sweeps,
-    sweep_cells,
-    sharing,
-    advice,
-    previous,
-)
 COMMAND = "python tests/nodes/test_golden_schemas.py"
 
 

@@ -11,7 +11,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import registry
 from fastar_nodes.scale import local, plan, work
@@ -21,20 +20,6 @@ from fastar_nodes.scale.local import jobs_of, unfinished
 from fastar_nodes.scale.store import Store
 from fastar_nodes.scale.work import Job
 from tiny_sweeps import begin, command, lasting, table, tokens, write_files, write_mar, write_spec
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("weights"))
-
-
-@pytest.fixture(autouse=True)
-def settled():
-    """The threads and the product method of the other tests."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    work.matmul.configure()
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,13 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.scale import local, ray_engine, work
+from fastar_nodes.scale import local, ray_engine
 from fastar_nodes.scale.claims import Claims
 from fastar_nodes.scale.local import jobs_of
 from fastar_nodes.scale.ray_engine import Cluster, connect
 from fastar_nodes.scale.work import numerics
-from tiny_sweeps import begin, command, lasting, table, write_files, write_spec
+from tiny_sweeps import begin, command, lasting, table, write_spec
 
 SOAK = bool(os.environ.get("FASTAR_SOAK"))
 KILLS = 10 if SOAK else 2
@@ -52,19 +51,6 @@ def ray():
     ray.shutdown()
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("weights"))
-
-
-@pytest.fixture(autouse=True)
-def settled():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    work.matmul.configure()
 
 
 @pytest.fixture(scope="module")
