@@ -157,8 +157,8 @@ class _Halves:
     def guess(self, image: Tensor, position: Tensor) -> Tensor:
         return torch.full((len(position),), 0.5)
 
-    def again(self, image: Tensor, position: Tensor, attempt: int, channels: int) -> tuple[Tensor, Tensor]:
-        return torch.zeros(len(position), channels), torch.full((len(position),), 0.5)
+    def again(self, image: Tensor, position: Tensor, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(len(position), count, channels), torch.full((len(position), count), 0.5)
 
 
 def _draft(model: MARModel) -> MARModel:

@@ -67,7 +67,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         default=PLAIN,
         choices=SPEEDS,
         help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first; "
-        "kernels: as compile, with Triton kernels for the diffusion head of MAR, on CUDA",
+        "kernels: as compile, with Triton kernels for the diffusion head of MAR, on CUDA; graphs: CUDA graphs of the diffusion loop and of "
+        "a decoding step",
     )
     parser.add_argument(
         "--models",

@@ -112,11 +112,12 @@ def source_of(dtype: str, speed: str = PLAIN) -> Source:
 def speed_widget(diffusion_head: bool) -> io.Input:
     """How the model runs, with the choice "kernels" for a diffusion head."""
     kernels = " kernels: as compile, with Triton kernels for the diffusion head; CUDA only." if diffusion_head else ""
+    captured = "the diffusion loop" if diffusion_head else "a decoding step"
     return _combo(
         "speed",
         [s for s in SPEEDS if diffusion_head or s != KERNELS],
         "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a minute "
-        f"before the first picture and needs a compiler.{kernels}",
+        f"before the first picture and needs a compiler.{kernels} graphs: CUDA graphs of {captured}, for few images at a time; CUDA only.",
         default=PLAIN,
         advanced=True,
     )

@@ -13,7 +13,7 @@ from ..cli.bench_references import DTOK_SIZES
 from ..model_loaders.networks import gpt, mar
 from ..model_loaders.networks.gpt import GPT, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
-from ..model_loaders.networks.speed import COMPILE, KERNELS, PLAIN, choose
+from ..model_loaders.networks.speed import COMPILE, GRAPHS, KERNELS, PLAIN, choose
 from ..model_loaders.networks.vq import VQAutoencoder, VQConfig, VQModel
 from ..samplers.conditioning import AnyCondition, FeatureCondition, from_ids
 from ..samplers.registry import SAMPLERS
@@ -54,20 +54,23 @@ def cells() -> list[Cell]:
     out = []
     for size in ("MAR-B", "MAR-H"):
         names = ("mar", "fasthybrid", "lazymar", "fasthybrid+lazymar", *(("cspd",) if size == "MAR-H" else ()))
-        out += [Cell(size, name, speed=speed) for name in names for speed in (PLAIN, COMPILE, KERNELS)]
+        out += [Cell(size, name, speed=speed) for name in names for speed in (PLAIN, COMPILE, KERNELS, GRAPHS)]
     for size, names in (("LlamaGen-XL", ("llamagen", "zipar", "jacobi", "lantern")), ("LlamaGen-XXL", ("llamagen",))):
-        out += [Cell(size, name, speed=speed) for name in names for speed in (PLAIN, COMPILE)]
-    out += [Cell("PAR-XL", "par", speed=speed) for speed in (PLAIN, COMPILE)]
+        out += [Cell(size, name, speed=speed) for name in names for speed in _speeds(name)]
+    out += [Cell("PAR-XL", "par", speed=speed) for speed in _speeds("par")]
     out += [
-        Cell("AR-DTok-1024", name, speed=speed)
-        for name in ("llamagen", "zipar", "mulosd")
-        for speed in (PLAIN, COMPILE)
+        Cell("AR-DTok-1024", name, speed=speed) for name in ("llamagen", "zipar", "mulosd") for speed in _speeds(name)
     ]
     out += [Cell("MAR-B", name, batch) for batch in (8, 64) for name in ("mar", "fasthybrid", "lazymar")]
     out += [Cell("LlamaGen-XL", name, batch) for batch in (8, 64) for name in ("llamagen", "zipar")]
     out += [Cell("PAR-XL", "par", batch) for batch in (8, 64)]
     out += [Cell("MAR-B", "mar", dtype="fp32"), Cell("LlamaGen-XL", "llamagen", dtype="fp32")]
     return out
+
+
+def _speeds(sampler: str) -> tuple[str, ...]:
+    """How a token sampler is measured: nothing is captured of those that draft."""
+    return (PLAIN, COMPILE) if sampler in ("jacobi", "lantern", "mulosd") else (PLAIN, COMPILE, GRAPHS)
 
 
 # ------------------------------------------------------------------------------------------------ models

@@ -23,6 +23,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -31,10 +32,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cli.bench_work import Speed, counted, measure_speed
+from ..cli.bench_work import Speed, Work, counted, measure_speed
 from ..cli.options import choose_device
 from ..errors import UserError
-from ..model_loaders.networks.speed import COMPILE, KERNELS, PLAIN, choose
+from ..model_loaders.networks.speed import COMPILE, GRAPHS, KERNELS, PLAIN, choose
 from ..reports.record import VERSION
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import MAR as MAR_FAMILY
@@ -94,25 +95,26 @@ def _timed(steps: Any, device: torch.device, limit: float) -> tuple[float, bool,
 
 
 def _launches(call: Callable[[], None], device: torch.device) -> int | None:
-    """Kernel launches of a call; None on devices that do not report them."""
+    """Launches of kernels and of CUDA graphs in a call; None on devices that do not report them."""
     if device.type != "cuda":
         return None
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         call()
         torch.cuda.synchronize(device)
-    return sum(event.count for event in profile.key_averages() if event.key.startswith("cudaLaunchKernel"))
+    return sum(e.count for e in profile.key_averages() if e.key.startswith(("cudaLaunchKernel", "cudaGraphLaunch")))
 
 
 def _counts(cell: Cell, model: Any, more: Mapping[str, Any], device: torch.device, speed: Speed, dry: bool) -> Any:
-    """Operations, waits, launches and floor of the whole run, from some steps in the middle."""
+    """Launches of the whole run, from some steps in the middle; of a plain run operations, waits and floor too."""
     steps = _steps(cell, model, more, 0, dry)
     step = next(steps)
     part = min(max(step.total // COUNTED, FEWEST), MOST)
     for _ in range(min(4, step.total // 4)):
         step = next(steps, step)
     done = step.done
-    with counted() as work:
+    plain = cell.speed == PLAIN  # the counter does not see inside of compiled and captured functions
+    with counted() if plain else nullcontext(Work(0, 0, [])) as work:
         for _ in range(part):
             step = next(steps, step)
     if step.done == done:  # a run of one step
@@ -128,6 +130,8 @@ def _counts(cell: Cell, model: Any, more: Mapping[str, Any], device: torch.devic
     if launches is not None:
         launches = round(launches * last[0].total / max(1, last[0].done - after))
     steps.close()
+    if not plain:
+        return {"launches": launches}
     return {
         "operations": round(work.operations * factor),
         "waits": round(work.waits * factor),
@@ -176,9 +180,8 @@ def measure(
     out = {**asdict(cell), "seconds": [s for s, _, _ in found], "median": median(s for s, _, _ in found), "first": warm}
     out |= {"extrapolated": any(e for _, e, _ in found), "acceptance": report.acceptance, "counts": dict(report.counts)}
     out["peak_memory_bytes"] = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    if cell.speed == PLAIN:  # the counter does not see inside of compiled functions
-        out |= _counts(cell, model, more, device, speed, dry)
-        out["share_of_floor"] = out["floor"] / out["median"] if out["floor"] else None
+    out |= _counts(cell, model, more, device, speed, dry)
+    out["share_of_floor"] = out["floor"] / out["median"] if out.get("floor") else None
     out["goal"] = GOALS.get((cell.model, cell.sampler)) if cell.batch == 1 and cell.dtype == "bf16" else None
     out["paper"] = PAPERS.get(cell.sampler)
     return out
@@ -194,14 +197,14 @@ def parity(device: torch.device, speeds: tuple[str, ...] = (PLAIN,)) -> list[dic
     firsts: dict[str, Cell] = {}
     for cell in cells():
         firsts.setdefault(cell.sampler, cell)
-    heads = {cell.sampler for cell in cells() if cell.speed == KERNELS}
+    covered = {how: {cell.sampler for cell in cells() if cell.speed == how} for how in speeds}
     for name, cell in firsts.items():
         results = {}
         for key, on, dtype, how in [("cpu", cpu, "fp32", PLAIN)] + [
             (f"{dtype} {how}", device, dtype, how)
             for dtype in ("fp32", "bf16")
             for how in speeds
-            if how != KERNELS or name in heads
+            if name in covered[how] or how in (PLAIN, COMPILE)
         ]:
             here = replace(cell, dtype=dtype, batch=2, speed=how)
             model = build(cell.model, dtype, on, True)
@@ -370,7 +373,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"device: {device.type} is not CUDA, and official sizes would take hours; add --dry.")
         return 2
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    speeds = (PLAIN,) if options.plain else (PLAIN, COMPILE, *((KERNELS,) if device.type == "cuda" else ()))
+    speeds = (PLAIN,) if options.plain else (PLAIN, COMPILE, *((KERNELS, GRAPHS) if device.type == "cuda" else ()))
     found = hour(device, options.dry, options.seconds, options.out, speeds)
     print(f"{options.out.with_suffix('.json')}, {options.out.with_suffix('.md')}")
     return int(bool(found["failed"]))

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import KVCache, attend
-from .layers import Block, RMSNorm, advance, rest
+from .attention import attend
+from .graphs import Graphs, Input
+from .layers import Block, Caption, RMSNorm, Special, Table, advance, rest
 from .matmul import Linear
 from .rope import PositionTable, grid_table
 from .speed import COMPILE, Regional
 from .structure import depth
 from .ta_tok import TATokModel
+from .token_cache import SLOTS, Cache, lend
 
 # Attention heads by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
@@ -121,60 +124,6 @@ class GPTConfig:
         )
 
 
-# ------------------------------------------------------------------------------------------------ layers
-
-
-class _Table(nn.Module):
-    def __init__(self, rows: int, dim: int):
-        super().__init__()
-        self.embedding_table = nn.Embedding(rows, dim)
-
-
-class _Caption(nn.Module):
-    def __init__(self, config: GPTConfig):
-        super().__init__()
-        self.cap_proj = nn.Module()
-        self.cap_proj.fc1 = Linear(config.condition_size, config.dim)
-        self.cap_proj.fc2 = Linear(config.dim, config.dim)
-        self.register_buffer("uncond_embedding", torch.zeros(config.text_rows, config.condition_size))
-
-
-class _Special(nn.Module):
-    def __init__(self, rows: int, dim: int):
-        super().__init__()
-        self.special_embeddings = nn.Embedding(rows, dim)
-
-
-@dataclass(eq=False)
-class Cache(KVCache):
-    """KV cache of one decoding run.
-
-    Attributes:
-        pairs: keys followed by values of each block, [R, 2 kv heads, slots, D], so that one operation writes both; ``keys`` and
-            ``values`` are views of them.
-        prefix: slots of the condition; the slot of cell 0 follows.
-        bias: fp32 [R, 1, 1, slots] added to the attention scores, or None. Where a text of n rows is collapsed into one slot
-            it holds log n in that slot.
-        positions: see :class:`PositionTable`.
-    """
-
-    pairs: list[Tensor]
-    prefix: int
-    bias: Tensor | None
-    positions: PositionTable
-
-    @staticmethod
-    def of(pairs: list[Tensor], prefix: int, positions: PositionTable) -> Cache:
-        """A cache whose keys and values are views of ``pairs``."""
-        keys, values = zip(*(pair.chunk(2, dim=1) for pair in pairs), strict=True)
-        return Cache(list(keys), list(values), pairs, prefix, None, positions)
-
-    def keep(self, index: Tensor) -> None:
-        for i, pair in enumerate(self.pairs):
-            self.pairs[i] = pair[index]
-            self.keys[i], self.values[i] = self.pairs[i].chunk(2, dim=1)
-
-
 class GPT(Regional):
     """The transformer. ``condition`` tensors are, by ``config.condition``:
 
@@ -191,18 +140,18 @@ class GPT(Regional):
         super().__init__()
         self.config = c = config
         if c.condition == "class":
-            self.cls_embedding: nn.Module = _Table(c.condition_size + 1, c.dim)
+            self.cls_embedding: nn.Module = Table(c.condition_size + 1, c.dim)
         elif c.condition == "text":
-            self.cls_embedding = _Caption(c)
+            self.cls_embedding = Caption(c.condition_size, c.dim, c.text_rows)
         elif c.condition == "codes":
-            self.clip_proj: nn.Module = _Table(c.condition_size + 1, c.dim)
+            self.clip_proj: nn.Module = Table(c.condition_size + 1, c.dim)
         else:
             self.clip_proj = nn.Linear(c.condition_size, c.dim)
         if c.absolute:
             self.abs_pe = nn.Parameter(torch.zeros(1, c.absolute, c.dim))
         self.tok_embeddings = nn.Embedding(c.vocab, c.dim)
         if c.special:
-            self.spe_tok_embeddings = _Special(c.special, c.dim)
+            self.spe_tok_embeddings = Special(c.special, c.dim)
         self.layers = nn.ModuleList(
             Block(c.dim, c.heads, c.kv_heads, c.head_dim, c.hidden, NORM_EPS) for _ in range(c.depth)
         )
@@ -297,14 +246,14 @@ class GPT(Regional):
         collapsed = not c.absolute and n > 1
         prefix = 1 if collapsed else n
         end = prefix + m
-        positions = self.positions(grid, n)
         shape = (rows, 2 * c.kv_heads, prefix + slots, c.head_dim)
-        cache = Cache.of([x.new_zeros(shape) for _ in self.layers], prefix, positions)
+        cache = lend(self.captured(), (shape, n, grid, x.dtype), partial(self._cache, shape, prefix, n, grid, x))
+        positions = cache.positions
         keys, values = cache.keys, cache.values
         count = torch.full((rows,), n, device=x.device) if lengths is None else lengths
         share = (torch.arange(n, device=x.device) < count[:, None]) / count[:, None]  # [R, n]
         if collapsed:
-            cache.bias = torch.zeros(rows, 1, 1, prefix + slots, device=x.device)
+            assert cache.bias is not None
             cache.bias[:, 0, 0, 0] = count.log()
         image_mask = None
         if collapsed and m:  # the uncollapsed prefix is visible to its own rows only
@@ -350,8 +299,48 @@ class GPT(Regional):
         Returns:
             fp32 logits [R, m, V].
         """
+        graphs = self.captured()
+        if graphs is not None and cache.lasting is not None:
+            found = self._replayed(graphs, x, position, slot, cache, end, rows, mask)
+            if found is not None:
+                return found
         h = self.advance(x, position, slot, cache, end, mask)
         return self.logits(h if rows is None else h[:, rows])
+
+    def _cache(self, shape: tuple[int, int, int, int], prefix: int, n: int, grid: int, like: Tensor) -> Cache:
+        """An empty cache with tensors of this shape and the type of ``like``, behind a condition of n rows."""
+        cache = Cache.of([like.new_zeros(shape) for _ in self.layers], prefix, self.positions(grid, n))
+        if prefix < n:
+            cache.bias = torch.zeros(shape[0], 1, 1, shape[2], device=like.device)
+        return cache
+
+    def _replayed(
+        self,
+        graphs: Graphs,
+        x: Tensor,
+        position: Tensor,
+        slot: Tensor,
+        cache: Cache,
+        end: int,
+        rows: Tensor | None,
+        mask: Tensor | None,
+    ) -> Tensor | None:
+        """:meth:`step` as a captured function, with the key length rounded up; None if that failed."""
+        most = min(-(-end // SLOTS) * SLOTS, cache.pairs[0].shape[2])
+        if mask is None:
+            mask = (torch.arange(most, device=x.device) < end).expand(x.shape[1], -1)
+        else:
+            mask = F.pad(mask, (0, most - end))
+        lasting = cache.lasting
+        assert lasting is not None
+
+        def function(x: Tensor, position: Tensor, slot: Tensor, mask: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+            h = self.advance(x, position, slot, lasting, most, mask)
+            return (self.logits(h[:, rows[0]] if rows else h),)
+
+        given = [x, position, slot, mask, *(() if rows is None else (rows,))]
+        found = graphs.run(("step", id(lasting)), function, [Input(value) for value in given])
+        return None if found is None else found[0]
 
     def advance(
         self, x: Tensor, position: Tensor, slot: Tensor, cache: Cache, end: int, mask: Tensor | None = None

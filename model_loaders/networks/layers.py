@@ -134,3 +134,29 @@ def advance(
         pair.scatter_(2, slot[:, None, :, None].expand(kv.shape), kv)
     keys, values = pair[:, :, :end].chunk(2, dim=1)
     return rest(block, x, attend(q, keys, values, mask), own)
+
+
+class Table(nn.Module):
+    """An embedding table of a condition."""
+
+    def __init__(self, rows: int, dim: int):
+        super().__init__()
+        self.embedding_table = nn.Embedding(rows, dim)
+
+
+class Caption(nn.Module):
+    """Projection of text features of width ``size``, and the ``rows`` features of the null text."""
+
+    def __init__(self, size: int, dim: int, rows: int):
+        super().__init__()
+        self.cap_proj = nn.Module()
+        self.cap_proj.fc1, self.cap_proj.fc2 = Linear(size, dim), Linear(dim, dim)
+        self.register_buffer("uncond_embedding", torch.zeros(rows, size))
+
+
+class Special(nn.Module):
+    """PAR's transition tokens."""
+
+    def __init__(self, rows: int, dim: int):
+        super().__init__()
+        self.special_embeddings = nn.Embedding(rows, dim)

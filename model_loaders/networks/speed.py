@@ -1,8 +1,9 @@
-"""How the repeated parts of a network run: as written, or compiled. Results differ by rounding only.
+"""How the repeated parts of a network run: as written, compiled, or as CUDA graphs. Results differ by rounding only.
 
 Compilation is regional: one function that runs many times (a transformer block, a diffusion step) is compiled and reused for every
 block and step. Row counts and key lengths are symbolic, so that a run needs a few compilations, in the seconds after its start.
-"kernels" is "compile" with the Triton kernels of ``head_kernels.py`` in place of the compiled diffusion head.
+"kernels" is "compile" with the Triton kernels of ``head_kernels.py`` in place of the compiled diffusion head. "graphs" captures the
+diffusion loop and the decoding step instead (``graphs.py``), the former with these kernels where Triton is installed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import torch
 from torch import nn
 
 from ...errors import UserError
+from . import graphs
 from .streaming import Streamed, streamed_layers
 
-PLAIN, COMPILE, KERNELS = "plain", "compile", "kernels"
-SPEEDS = (PLAIN, COMPILE, KERNELS)
+PLAIN, COMPILE, KERNELS, GRAPHS = "plain", "compile", "kernels", "graphs"
+SPEEDS = (PLAIN, COMPILE, KERNELS, GRAPHS)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +33,8 @@ class Regional(nn.Module):
 
     Attributes:
         speed: one of :data:`SPEEDS`, set by :func:`choose`.
-        remark: what a report says about it, or "".
+        graphs: the captured functions if ``speed`` is "graphs"; else None.
+        kernels: whether the diffusion head's Triton kernels are used.
         diffusion_head: whether the network has one, of the class of :mod:`.diffusion_head`.
     """
 
@@ -39,15 +42,37 @@ class Regional(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.speed, self.remark = PLAIN, ""
+        self.speed, self.kernels = PLAIN, False
+        self.graphs: graphs.Graphs | None = None
         self._regions: dict[Any, Any] = {}
         self._streamed: list[Streamed] = []
 
+    @property
+    def remark(self) -> str:
+        """What a report says about the speed, or ""."""
+        if self.graphs is not None:
+            return self.graphs.remark
+        return "" if self.speed == PLAIN else f"speed: {self.speed}"
+
+    def begin(self) -> None:
+        """To be called before every sampling run."""
+        if self.graphs is not None:
+            self.graphs.begin()
+
+    def captured(self) -> graphs.Graphs | None:
+        """Where functions are captured; None if they run as written."""
+        return self.graphs if self.graphs is not None and not self.graphs.problem and self.on_device() else None
+
     def region(self, function: Callable[P, R]) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device."""
-        if self.speed == PLAIN or not self.on_device():
+        if not self.compiles or not self.on_device():
             return function
         return shared(function, self._regions)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether regions are compiled."""
+        return self.speed in (COMPILE, KERNELS)
 
     def on_device(self) -> bool:
         """Whether all weights are on the device."""
@@ -129,17 +154,28 @@ def choose(net: Regional, speed: str, device: torch.device) -> None:
         device: where the network will compute.
 
     Raises:
-        UserError: an unknown ``speed``; "compile" or "kernels" where there is no compiler; "kernels" without CUDA or a diffusion head.
+        UserError: an unknown ``speed``; "compile" or "kernels" where there is no compiler; "kernels" or "graphs" without CUDA;
+            "kernels" without a diffusion head.
     """
     if speed not in SPEEDS:
         raise UserError(f"speed: {speed!r} is none of {', '.join(SPEEDS)}; choose one of them.")
     if speed == KERNELS and not (net.diffusion_head and device.type == "cuda"):
         lacks = "a CUDA GPU" if net.diffusion_head else "a model with a diffusion head (MAR, Harmon, UniPic)"
         raise UserError(f"speed: kernels needs {lacks}; choose compile or plain.")
-    if speed != PLAIN:
+    if speed == GRAPHS and device.type != "cuda" and graphs.needs_cuda():
+        raise UserError("speed: graphs needs a CUDA GPU; choose compile or plain.")
+    if speed in (COMPILE, KERNELS):
         _expect_compiler(device)
     net._streamed = streamed_layers(net)
-    net.speed, net.remark = speed, "" if speed == PLAIN else f"speed: {speed}"
+    if speed != GRAPHS:
+        net.graphs = None
+    elif net.graphs is None or net.graphs.problem:
+        net.graphs = graphs.Graphs(net)
+    net.speed, net.kernels = speed, speed == KERNELS
+    if speed == GRAPHS and net.diffusion_head and device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        net.kernels = has_triton()
 
 
 def _expect_compiler(device: torch.device) -> None:

@@ -93,7 +93,9 @@ def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Ten
     return same(q, p) | (noisy & shaped & shifted)
 
 
-def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, retry: Retry) -> Coupled:
+def reshape(
+    draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, retry: Retry, asked: Tensor | None = None
+) -> Coupled:
     """From N(m, s_q^2) to N(m, s_p^2), means equal: accept with min(1, p / q), else sample max(0, p - q) / Z.
 
     A draw from p is accepted with probability 1 - min(1, q / p). This takes one redraw per draft on average for any p and q:
@@ -105,11 +107,14 @@ def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, retry:
         log_std: of the target, fp32 [N, channels].
         uniform: fp32 [N], in (0, 1].
         retry: draws for rejected rows.
+        asked: bool [N], rows whose result is used; None: all.
     """
     z = (draft - q.mean) * torch.exp(-q.log_std)
     step = q.log_std - log_std
     ok = uniform.log() <= _shape_ratio(z, step)
-    out, todo, at, count = draft, (~ok).nonzero()[:, 0], 0, 4
+    ok = ok if asked is None else ok | ~asked
+    out, at, count = draft, 0, 4
+    todo = (~ok).nonzero()[:, 0]  # a GPU's host waits here
     while len(todo):
         count = max(1, min(4 * count, _BLOCK // todo.numel() // z.shape[1]))
         normals, uniforms = retry(todo, at, count)
@@ -160,11 +165,9 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, retry: Ret
     alike = same(q, p)
     still = (torch.isneginf(q.log_std) | torch.isneginf(p.log_std)).any(-1)
     value, accepted = torch.where(alike[:, None], draft, p.mean), alike
-    rows = (~alike & ~still).nonzero()[:, 0]
-    if len(rows):
-        mine, wanted = Gaussian(q.mean[rows], q.log_std[rows]), Gaussian(p.mean[rows], p.log_std[rows])
-        shaped = reshape(draft[rows], mine, wanted.log_std, uniforms[rows, 0], lambda m, at, n: retry(rows[m], at, n))
-        shifted = reflect(shaped.value, mine.mean, wanted, uniforms[rows, 1])
-        value = value.index_put((rows,), shifted.value)
-        accepted = accepted.index_put((rows,), shaped.accepted & shifted.accepted)
-    return Coupled(value, accepted)
+    # Alike and still rows are computed too: their number is not known without waiting for the device.
+    shaped = reshape(draft, q, p.log_std, uniforms[:, 0], retry, ~alike & ~still)
+    shifted = reflect(shaped.value, q.mean, p, uniforms[:, 1])
+    moving = ~alike & ~still
+    value = torch.where(moving[:, None], shifted.value, value)
+    return Coupled(value, torch.where(moving, shaped.accepted & shifted.accepted, accepted))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..noise import CounterRNG
+from ..noise import CounterRNG, copied
 from .coupling import Gaussian
 from .cspd_models import Drafted, Segments
 from .loop import Conditions, Run
@@ -20,8 +20,8 @@ class Lossless(Segments):
 
     def judge(
         self, run: Run, steps: Sequence[int], drafted: Sequence[Drafted], zs: Sequence[Conditions]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Tokens [B, n, channels] of AR steps in turn, and which are the draft's, bool [B, n]."""
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Tokens [B, n, channels] of AR steps in turn, and which are the draft's, bool [B, n], also on the host."""
         image, position, scale, blocks = self.rows(run, steps)
         start, count, temperature = self.noise(image, position), len(run.tables), run.settings.temperature
         rows = self.real.rows(
@@ -31,12 +31,14 @@ class Lossless(Segments):
         mean, log_std = (torch.cat(x) for x in zip(*(d.trace.kernel for d in drafted), strict=True))
         log_std = log_std + (math.log(temperature) if temperature else -math.inf)
         log_std[:, -1] = -math.inf
-        width = torch.full((len(path),), count, device=path.device)
         done = self.real.verify(
-            rows, torch.arange(len(path), device=path.device), Drafts(path, Gaussian(mean, log_std), width)
+            rows, torch.arange(len(path)), Drafts(path, Gaussian(mean, log_std), torch.full((len(path),), count))
         )
         run.report.add(drafted_steps=len(path) * count)
+        at = 0
         for block in blocks:
-            shape = len(run.tokens), len(block) // len(run.tokens)
-            run.report.add(accepted_steps=int(done[block].sum()))
-            yield self.real.finish(rows, block).view(*shape, -1), (done[block] == count).view(shape)
+            shape, of = (len(run.tokens), len(block) // len(run.tokens)), torch.arange(at, at + len(block))
+            at += len(block)
+            host = (done[of] == count).view(shape)
+            run.report.add(accepted_steps=int(done[of].sum()))
+            yield self.real.finish(rows, of).view(*shape, -1), copied(host, path.device), host

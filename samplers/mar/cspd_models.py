@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ from torch import Tensor
 from ...model_loaders.networks.mar import MARModel
 from ...model_loaders.networks.rows import Rows
 from ...reports.record import ACCEPTED, PLAIN, PROMPT_COUNTS, REJECTED, Report
-from ..noise import CounterRNG, row_keys
+from ..noise import CounterRNG, copied, row_keys
 from .coupling import Gaussian
 from .denoiser import Denoiser, RowNoise
 from .diffusion import Ancestral, Tables
 from .head import rows_at
-from .loop import Conditions, Run, Transformer
+from .loop import Conditions, HeadRows, Run, Transformer
 from .settings import CSpDSettings
 from .speculative import SpeculativeDenoiser, SpeculativeHead
 
@@ -36,8 +36,8 @@ class RejectionDraws(Protocol):
         """Uniform fp32 [N] to compare a draft's ratio with, for rows int64 [N] each."""
         ...
 
-    def again(self, image: Tensor, position: Tensor, attempt: int, channels: int) -> tuple[Tensor, Tensor]:
-        """Standard normals fp32 [N, channels] of a redraw for rejected rows, and uniforms fp32 [N] for its acceptance."""
+    def again(self, image: Tensor, position: Tensor, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+        """Redraws ``first ..`` of rows: standard normals fp32 [N, count, channels], and uniforms fp32 [N, count] for their acceptance."""
         ...
 
 
@@ -54,9 +54,48 @@ class PairedRejectionDraws:
     def guess(self, image: Tensor, position: Tensor) -> Tensor:
         return CounterRNG(self.keys[image, position]).uniform(_GUESS)[:, 0]
 
-    def again(self, image: Tensor, position: Tensor, attempt: int, channels: int) -> tuple[Tensor, Tensor]:
+    def again(self, image: Tensor, position: Tensor, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         rng = CounterRNG(self.keys[image, position])
-        return rng.normal(_NORMAL, attempt, 1, channels)[:, 0], rng.uniform(_UNIFORM, attempt)[:, 0]
+        return rng.normal(_NORMAL, first, count, channels), rng.uniform(_UNIFORM, first, count)
+
+
+# Redraws of a row and channels that are computed at once.
+_BLOCK = 10
+
+
+def redrawn(
+    draws: RejectionDraws,
+    image: Tensor,
+    position: Tensor,
+    of: Gaussian,
+    keep: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each of N rows the first of :data:`TRIES` draws of a Gaussian that is kept.
+
+    On a GPU all draws are made, so that the host does not wait for it.
+
+    Args:
+        draws: random numbers.
+        image, position: int64 [N].
+        of: mean and log std, fp32 [N, channels].
+        keep: from draws [N, count, channels] and uniforms [N, count] to which draws are kept, bool [N, count].
+
+    Returns:
+        The draws [N, channels] that were kept, whether there is one, bool [N], and the last draws [N, channels].
+    """
+    mean, std = of.mean[:, None], of.log_std.exp()[:, None]
+    out, last, found = torch.zeros_like(of.mean), of.mean, torch.zeros_like(image, dtype=torch.bool)
+    for first in range(0, TRIES, _BLOCK):
+        normals, uniforms = draws.again(image, position, first, _BLOCK, of.mean.shape[1])
+        drawn = mean + std * normals
+        hit = keep(drawn, uniforms)
+        index = hit.to(torch.uint8).argmax(1)[:, None, None].expand(-1, 1, drawn.shape[2])
+        new = hit.any(1) & ~found
+        out, last = torch.where(new[:, None], drawn.gather(1, index)[:, 0], out), drawn[:, -1]
+        found = found | new
+        if image.device.type == "cpu" and bool(found.all()):
+            break
+    return out, found, last
 
 
 class Trace(NamedTuple):
@@ -72,34 +111,53 @@ class Trace(NamedTuple):
 
 
 class _Traced(Ancestral):
-    """The ancestral step, recording states and kernels.
+    """The ancestral step, recording states and head outputs, from which all kernels are computed after the loop."""
 
-    Attributes:
-        steps: (x, mean, log std) before every executed step, [N, channels] each.
-    """
+    collects = 3
 
     def __init__(self, rule: Ancestral, table: Tables):
         self.take(rule)
-        self.table = table
-        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.mix: Tensor | None = None
+        self._states: list[Tensor] = []  # before every step, [N, channels] each
+        self._outputs: list[Tensor] = []  # [N, P, 2 channels] each
+        low, high = table.posterior_log_variance_clipped, table.betas.log()
+        columns = [*zip(*map(self.linear, range(len(table))), strict=True), ((low + high) / 4).flip(0).tolist()]
+        numbers = torch.tensor([*columns, [c[4] for c in self.coefficients]])
+        self._kernel = copied(numbers, self.std.device)[
+            ..., None
+        ]  # [4, S, 1]: of x, of eps, log std at logits 0, slope
+
+    def fresh(self, draft: Tensor | None) -> _Traced:
+        out = cast(_Traced, super().fresh(draft))
+        out._states, out._outputs = [], []
+        return out
+
+    def collected(self) -> tuple[Tensor, ...]:
+        """States before every step, and the kernels' means and log stds, [N, S, channels] each."""
+        assert self.mix is not None
+        states, outputs = torch.stack(self._states, 1), torch.stack(self._outputs, 1)
+        channels, (of_x, of_eps, middle, slope) = states.shape[2], self._kernel
+        eps = (self.mix[:, None, :1] @ outputs[..., :channels])[:, :, 0]
+        return states, of_x * states - of_eps * eps, middle + slope * outputs[:, :, 0, channels:]
 
     def branches(self, k: int, x: Tensor, out: Tensor, mix: Tensor, noise: Tensor) -> Tensor:
-        i, channels, state = len(self.table) - 1 - k, x.shape[2], x[:, 0]
-        eps, logits = (mix[:, :1] @ out[..., :channels])[:, 0], out[:, 0, channels:]
-        mean = self.table.posterior_mean(i, state, self.table.predict_x0(i, state, eps))
-        self.steps.append((state, mean, 0.5 * self.table.log_variance(i, logits)))
+        self.mix = mix
+        self._states.append(x[:, 0])
+        self._outputs.append(out)
         return super().branches(k, x, out, mix, noise)
 
 
 class TracedDenoiser(Denoiser):
     """A denoiser that returns the whole diffusion path."""
 
+    def __init__(self, run: Run, table: Tables):
+        super().__init__(run, table)
+        self.traced = _Traced(self.rule, table)
+
     def trace(self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor) -> Trace:
         """Denoise N rows; arguments as :meth:`Denoiser.__call__`."""
-        rule = _Traced(self.rule, self.table)
-        out = self(z, scale, first, noise, rule)
-        states, means, log_stds = zip(*rule.steps, strict=True)
-        return Trace(torch.stack([*states, out], 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
+        out, states, means, log_stds = self.looped(HeadRows(z, scale, first, noise, self.traced))
+        return Trace(torch.cat([states, out[:, None]], 1), Gaussian(means, log_stds))
 
 
 def exponent(x: Tensor, kernel: Gaussian, widen: float = 1.0) -> Tensor:
@@ -146,6 +204,7 @@ class TwoModels:
         self.draft_head, self.head = TracedDenoiser(self.draft_run, run.tables), TracedDenoiser(run, run.tables)
         self.keys = row_keys(run.noise, "verify", run.tokens.shape[1]).to(run.tokens.device)
         self.draws = models.draws or PairedRejectionDraws(self.keys)
+        draft.net.begin()
         self.prefill = int(run.plan.steps * s.prefill_ratio) + 1  # the reference's s <= S ratio
         self.outcome = torch.full(run.tokens.shape[:2], PLAIN, dtype=torch.uint8, device=run.tokens.device)
 
@@ -188,11 +247,18 @@ class TwoModels:
         """Guidance scale of an AR step, fp32 [rows, 1]."""
         return torch.full((rows, 1), run.plan.cfg[step], device=run.tokens.device)
 
-    def record(self, run: Run, where: Tensor, ok: Tensor) -> None:
-        """Count the drafts at positions [B, n] that were accepted, bool [B, n]."""
+    def record(self, run: Run, where: Tensor, ok: Tensor, host: Tensor) -> bool:
+        """Count the drafts at positions [B, n] that were accepted; whether all were.
+
+        Args:
+            run, where: see above.
+            ok: bool [B, n], on the device.
+            host: the same on the host.
+        """
         self.outcome.scatter_(1, where, torch.where(ok, ACCEPTED, REJECTED).to(torch.uint8))
-        accepted = int(ok.sum())
-        run.report.add(accepted=accepted, rejected=ok.numel() - accepted, restarts=int((~ok).any(1).sum()))
+        accepted = int(host.sum())
+        run.report.add(accepted=accepted, rejected=host.numel() - accepted, restarts=int((~host).any(1).sum()))
+        return accepted == host.numel()
 
 
 class Segments(TwoModels):
@@ -231,11 +297,10 @@ class Segments(TwoModels):
             group = steps[kept : kept + len(zs)]
             with run.clock.phase("head"):
                 judged = self.judge(run, group, drafted[kept : kept + len(zs)], zs)
-                for s, (tokens, ok) in zip(group, judged, strict=False):
+                for s, (tokens, ok, host) in zip(group, judged, strict=False):
                     self.ready[s] = tokens
                     self.write(run, run.plan.ahead(s), tokens)
-                    self.record(run, run.plan.ahead(s), ok)
-                    if not bool(ok.all()):
+                    if not self.record(run, run.plan.ahead(s), ok, host):
                         # 3. Discard the later drafts. The next segment has twice the accepted length.
                         self.length = min(self.settings.draft_length, max(1, 2 * kept))
                         self.draft_transformer.forget()
@@ -245,8 +310,8 @@ class Segments(TwoModels):
 
     def judge(
         self, run: Run, steps: Sequence[int], drafted: Sequence[Drafted], zs: Sequence[Conditions]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Tokens [B, n, channels] of AR steps in turn, and which of them are the draft's, bool [B, n]."""
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Tokens [B, n, channels] of AR steps in turn, and which of them are the draft's, bool [B, n], also on the host."""
         raise NotImplementedError
 
     def rows(self, run: Run, steps: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:

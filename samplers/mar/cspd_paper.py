@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..noise import CounterRNG
+from ..noise import CounterRNG, copied
 from .coupling import Gaussian
-from .cspd_models import TRIES, Drafted, Segments, exponent
+from .cspd_models import Drafted, Segments, exponent, redrawn
 from .loop import Conditions, Run
 from .speculative import SpeculativeDenoiser
 
@@ -40,20 +40,24 @@ class Paper(Segments):
 
     def judge(
         self, run: Run, steps: Sequence[int], drafted: Sequence[Drafted], zs: Sequence[Conditions]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Tokens [B, n, channels] of AR steps in turn, and which of them are the draft's, bool [B, n]."""
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Tokens [B, n, channels] of AR steps in turn, and which are the draft's, bool [B, n], also on the host."""
         image, position, scale, blocks = self.rows(run, steps)
         path = torch.cat([d.trace.path for d in drafted])
         q = Gaussian(*(torch.cat(x) for x in zip(*(d.trace.kernel for d in drafted), strict=True)))
         z_p, z_q = Conditions.join([z.flat() for z in zs]), Conditions.join([d.z.flat() for d in drafted])
         ratio = self.ratio(path, q, self.kernels(self.real, z_p, scale, path))
         ok = self.draws.guess(image, position).log() <= ratio
-        for block in blocks:
+        sizes = [len(block) for block in blocks]
+        known = ok.cpu().split(sizes)  # the host waits for the device here, and nowhere else
+        for block, host in zip(blocks, known, strict=True):
             shape, tokens = (len(run.tokens), len(block) // len(run.tokens)), path[block, -1]
-            bad = block[~ok[block]]
-            if len(bad):
-                tokens[~ok[block]] = self.anew(z_p.at(bad), z_q.at(bad), scale[bad], image[bad], position[bad])
-            yield tokens.view(*shape, -1), ok[block].view(shape)
+            if not bool(host.all()):
+                at = copied((~host).nonzero()[:, 0], block.device)
+                bad = block[at]
+                new = self.anew(z_p.at(bad), z_q.at(bad), scale[bad], image[bad], position[bad])
+                tokens = tokens.index_copy(0, at, new)
+            yield tokens.view(*shape, -1), ok[block].view(shape), host.view(shape)
 
     def ratio(self, path: Tensor, q: Gaussian, p: Gaussian) -> Tensor:
         """log ratio fp32 [N]. Without alignment all exponents count; at temperature 0 there are none."""
@@ -76,14 +80,14 @@ class Paper(Segments):
         """Tokens fp32 [N, channels] that replace N rejected ones, from max(0, p - q) / Z: equations (7) to (11)."""
         path, p = self.head.trace(z, scale, *self.own_noise(image, position))
         q = self.kernels(self.of_draft, z_draft, scale, path)
-        out, todo = path[:, -1].clone(), torch.arange(len(path), device=path.device)
-        for attempt in range(TRIES):
-            if not len(todo):
-                break
-            normals, uniforms = self.draws.again(image[todo], position[todo], attempt, out.shape[1])
-            mine, theirs = (Gaussian(g.mean[todo], g.log_std[todo]) for g in (q, p))
-            drawn = theirs.mean[:, -1] + theirs.log_std[:, -1].exp() * normals
-            out[todo] = drawn
-            ratio = self.ratio(torch.cat([path[todo, :-1], drawn[:, None]], 1), mine, theirs)
-            todo = todo[uniforms > 1 - torch.exp(-ratio)]
-        return out
+        rest = path[:, None, :-1]
+
+        def keep(drawn: Tensor, uniforms: Tensor) -> Tensor:
+            count = drawn.shape[1]
+            paths = torch.cat([rest.expand(-1, count, -1, -1), drawn[:, :, None]], 2).flatten(0, 1)
+            mine, theirs = (Gaussian(*(x.repeat_interleave(count, 0) for x in g)) for g in (q, p))
+            return ~(uniforms > 1 - torch.exp(-self.ratio(paths, mine, theirs).view(-1, count)))
+
+        last = Gaussian(p.mean[:, -1], p.log_std[:, -1])
+        drawn, found, newest = redrawn(self.draws, image, position, last, keep)
+        return torch.where(found[:, None], drawn, newest)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...model_loaders.networks.mar import pick
 from ...reports.record import DRAFTED
 from .coupling import Gaussian
-from .cspd_models import TRIES, Models, Trace, TwoModels, exponent
+from .cspd_models import Models, Trace, TwoModels, exponent, redrawn
 from .head import rows_at
 from .loop import Run
 from .settings import CSpDSettings
@@ -88,20 +88,26 @@ class Published(TwoModels):
             mean, log_std, rest = (pick(x, where).flatten(0, 1) for x in self.kept)
             q, tokens = LastStep(Gaussian(mean, log_std), rest), pick(run.tokens, where).flatten(0, 1)
             ok = published_ratio(tokens, q, p, self.inner) > self.draws.guess(*rows).log()
-            tokens = torch.where(ok[:, None], tokens, 0)
-            todo = (~ok).nonzero()[:, 0]
-            for attempt in range(TRIES):
-                if not len(todo):
-                    break
-                normals, uniforms = self.draws.again(rows[0][todo], rows[1][todo], attempt, tokens.shape[1])
-                mine, theirs = (
-                    LastStep(Gaussian(g.kernel.mean[todo], g.kernel.log_std[todo]), g.rest[todo]) for g in (q, p)
+            # The host waits for the device here, and nowhere else. A GPU draws for all rows again, which is less work than to find
+            # the rejected ones first.
+            host = ok.cpu().view(where.shape)
+            if not bool(host.all()):
+                again = (~ok).nonzero()[:, 0] if ok.device.type == "cpu" else torch.arange(len(ok), device=ok.device)
+                mine, theirs = (_wide(LastStep(Gaussian(*(x[again] for x in g.kernel)), g.rest[again])) for g in (q, p))
+                drawn, found, _ = redrawn(
+                    self.draws,
+                    rows[0][again],
+                    rows[1][again],
+                    Gaussian(*(x[:, 0] for x in theirs.kernel)),
+                    lambda token, uniforms: published_keep(token, mine, theirs) > uniforms,
                 )
-                drawn = theirs.kernel.mean + theirs.kernel.log_std.exp() * normals
-                hit = published_keep(drawn, mine, theirs) > uniforms
-                tokens[todo[hit]] = drawn[hit]
-                todo = todo[~hit]
+                drawn = torch.where(found[:, None], drawn, 0)
+                tokens = torch.where(ok[:, None], tokens, torch.zeros_like(tokens).index_copy_(0, again, drawn))
         self.write(run, where, tokens.view(*where.shape, -1))
-        self.record(run, where, ok.view(where.shape))
-        if not bool(ok.all()):
+        if not self.record(run, where, ok.view(where.shape), host):
             self.draft_transformer.forget()
+
+
+def _wide(step: LastStep) -> LastStep:
+    """[N, 1, channels] of [N, channels], to be compared with several draws."""
+    return LastStep(Gaussian(step.kernel.mean[:, None], step.kernel.log_std[:, None]), step.rest[:, None])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ...model_loaders.networks.diffusion_head import DiffusionHead
-from ...model_loaders.networks.speed import KERNELS, PLAIN, shared
+from ...model_loaders.networks.graphs import Graphs, Input, rounded
+from ...model_loaders.networks.speed import shared
 from ..noise import copied
 from .diffusion import Ancestral, Tables, advance, mixture
 from .loop import Conditions, Denoise, HeadRows, Run
@@ -17,6 +19,8 @@ from .memory import BUDGET
 
 # Most rows for which the head's kernels are used: every program of a kernel normalises its rows again.
 _FEW = 64
+# Most rows of a diffusion loop that is captured: beyond, a step takes longer than its launches.
+CAPTURED = 512
 
 
 class Denoiser:
@@ -39,12 +43,12 @@ class Denoiser:
         self.run, self.head, self.table, net = run, run.model.net.head, table, run.model.net
         self.evaluate = net.region(evaluate)
         self.few: Callable[[DiffusionHead, Tensor, list[Tensor]], Tensor] | None = None
-        if net.speed == KERNELS and net.on_device():
+        if net.kernels and net.on_device():
             from ...model_loaders.networks.head_kernels import denoise as few  # imports Triton
 
             self.few = few
         self.times = self.head.time_embed(table.timestep_map.flip(0).to(run.tokens.device))
-        compiled = shared(advance) if net.speed != PLAIN else None
+        compiled = shared(advance) if net.compiles else None
         self.rule = Ancestral(table, run.settings.temperature, run.tokens.device, compiled)
 
     def __call__(
@@ -62,7 +66,17 @@ class Denoiser:
         Returns:
             fp32 [N, channels].
         """
-        return _denoise([_Rows(self, z, scale, first, noise, rule or self.rule)])[0]
+        return self.looped(HeadRows(z, scale, first, noise, rule))[0]
+
+    def looped(self, rows: HeadRows) -> tuple[Tensor, ...]:
+        """:meth:`__call__`; tokens, and what the rule collected."""
+        return self._loops([_Loop(self, rows)])[0]
+
+    def alone(self) -> Denoiser:
+        """A copy that refers to nothing of the generation, for functions that outlive it."""
+        out = copy(self)
+        del out.run
+        return out
 
     def together(self, mine: HeadRows, other: Denoise, others: HeadRows) -> tuple[Tensor, Tensor]:
         """Denoise rows of two tables in one loop, so that the sequential head calls are those of the longer table.
@@ -73,9 +87,76 @@ class Denoiser:
         """
         if not other.exact:  # its cache belongs to one table
             return self(*mine), other(*others)
-        pairs = ((self, mine), (cast(Denoiser, other), others))
-        first, second = _denoise([_Rows(d, r.z, r.scale, r.first, r.noise, r.rule or d.rule) for d, r in pairs])
-        return first, second
+        first, second = self._loops([_Loop(self, mine), _Loop(cast(Denoiser, other), others)])
+        return first[0], second[0]
+
+    def _loops(self, loops: Sequence[_Loop]) -> list[tuple[Tensor, ...]]:
+        """Denoise the rows of one or more tables in one loop: of each its tokens, and what its rule collected.
+
+        Args:
+            loops: of this denoiser, then of others.
+        """
+        calls = [sum(loops[i].rows for i, k in call if not loops[i].rule.free(k)) for call in _calls(loops)]
+        self.run.report.add(head_calls=sum(rows > 0 for rows in calls), head_rows=sum(calls))
+        inputs, graphs = [loop.inputs() for loop in loops], self.run.model.net.captured()
+        if graphs is not None and max(len(given.first) for given in inputs) <= CAPTURED:
+            found = _captured(graphs, loops, inputs)
+            if found is not None:
+                return found
+        return _denoise(loops, inputs)
+
+
+class Inputs(NamedTuple):
+    """Tensors of a diffusion loop of N rows.
+
+    Attributes:
+        cond: conditions [N, C].
+        null: those of the null class, or None without guidance.
+        scale: guidance scale fp32 [N, 1].
+        first: start noise fp32 [N, channels].
+        noise: step noise as :meth:`Ancestral.scaled` returns it, [S, N, channels].
+        draft: see :class:`Ancestral`.
+    """
+
+    cond: Tensor
+    null: Tensor | None
+    scale: Tensor
+    first: Tensor
+    noise: Tensor
+    draft: Tensor | None
+
+    @staticmethod
+    def of(given: HeadRows, rule: Ancestral) -> Inputs:
+        """From a sampler's head rows."""
+        return Inputs(given.z.cond, given.z.null, given.scale, given.first, rule.scaled(given.noise), rule.draft)
+
+    def padded(self) -> list[Input | None]:
+        """The inputs of a captured function, with as many rows as it is captured for."""
+        rows = rounded(len(self.first))
+        return [None if x is None else Input(x, int(x is self.noise), rows) for x in self]
+
+
+class _Loop:
+    """A diffusion loop of one table.
+
+    Attributes:
+        rows: head rows, those of the null class too.
+        steps: S.
+    """
+
+    def __init__(self, denoiser: Denoiser, given: HeadRows):
+        self.denoiser, self.given, self.rule = denoiser, given, given.rule or denoiser.rule
+        self.rows, self.steps = len(given.first) * (1 + given.z.guided), len(denoiser.table)
+
+    def inputs(self) -> Inputs:
+        return Inputs.of(self.given, self.rule)
+
+    def alone(self) -> _Loop:
+        """A copy that refers to nothing of the generation."""
+        out = copy(self)
+        out.denoiser, out.rule = self.denoiser.alone(), self.rule.fresh(None)
+        del out.given
+        return out
 
 
 class _Rows:
@@ -88,13 +169,12 @@ class _Rows:
         noise: scaled step noise [S, N, 1, channels].
     """
 
-    def __init__(self, denoiser: Denoiser, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral):
-        self.denoiser, self.rule, self.branches = denoiser, rule, 1 + z.guided
-        self.mix = mixture(scale, z.guided)
-        self.x, self.noise = first[:, None].repeat(1, self.branches, 1), rule.scaled(noise)[:, :, None]
-        both = z.cond if z.null is None else torch.stack([z.cond, z.null], 1).flatten(0, 1)
+    def __init__(self, denoiser: Denoiser, rule: Ancestral, given: Inputs):
+        self.denoiser, self.rule, guided = denoiser, rule, given.null is not None
+        self.mix = mixture(given.scale, guided)
+        self.x, self.noise = given.first[:, None].repeat(1, 1 + guided, 1), given.noise[:, :, None]
+        both = given.cond if given.null is None else torch.stack([given.cond, given.null], 1).flatten(0, 1)
         self.condition = denoiser.head.cond_embed(both)
-        self.steps = len(denoiser.table)
         width = self.condition.shape[1] * (3 * len(denoiser.head.res_blocks) + 2)
         self.chunk = max(1, denoiser.budget // max(1, len(self.condition) * width))
         self.start, self.modulations = -self.chunk, [self.condition]  # of steps start .. start + chunk - 1
@@ -130,17 +210,22 @@ def _evaluate(denoiser: Denoiser, x: Tensor, modulations: list[Tensor]) -> Tenso
     return (denoiser.evaluate if len(x) > 1 else evaluate)(denoiser.head, x, modulations)
 
 
-def _denoise(parts: list[_Rows]) -> list[Tensor]:
-    """Denoise rows of one or more tables in one loop; shorter tables join for the last calls. Tokens of each part."""
-    longest = max(part.steps for part in parts)
-    first = parts[0].denoiser
-    report = first.run.report
+def _calls(loops: Sequence[_Loop]) -> Iterator[list[tuple[int, int]]]:
+    """At every call the loops that take part, with their executed steps: (index, step). Shorter tables join for the last calls."""
+    longest = max(loop.steps for loop in loops)
     for call in range(longest):
-        active = [(part, call - longest + part.steps) for part in parts if call >= longest - part.steps]
-        for part, k in active:
-            if part.rule.free(k):
-                part.skip(k)
-        active = [(part, k) for part, k in active if not part.rule.free(k)]
+        yield [(i, call - longest + loop.steps) for i, loop in enumerate(loops) if call >= longest - loop.steps]
+
+
+def _denoise(loops: Sequence[_Loop], given: Sequence[Inputs]) -> list[tuple[Tensor, ...]]:
+    """The loops, together: of each tokens fp32 [N, channels], and what its rule collected."""
+    first = loops[0].denoiser
+    parts = [_Rows(loop.denoiser, loop.rule.fresh(x.draft), x) for loop, x in zip(loops, given, strict=True)]
+    for call in _calls(loops):
+        for i, k in call:
+            if parts[i].rule.free(k):
+                parts[i].skip(k)
+        active = [(parts[i], k) for i, k in call if not parts[i].rule.free(k)]
         if not active:
             continue
         inputs = [part.inputs(k) for part, k in active]
@@ -151,8 +236,29 @@ def _denoise(parts: list[_Rows]) -> list[Tensor]:
         out = _evaluate(first, x, modulations).split([len(x) for x, _ in inputs])
         for (part, k), rows in zip(active, out, strict=True):
             part.step(k, rows)
-        report.add(head_calls=1, head_rows=x.shape[0] * x.shape[1])
-    return [part.x[:, 0] for part in parts]
+    return [(part.x[:, 0], *part.rule.collected()) for part in parts]
+
+
+def _captured(graphs: Graphs, loops: Sequence[_Loop], given: Sequence[Inputs]) -> list[tuple[Tensor, ...]] | None:
+    """:func:`_denoise` as a captured function; None if that failed. The padding's results are not returned."""
+    lasting, padded = [loop.alone() for loop in loops], [x.padded() for x in given]
+    present = tuple(tuple(x is not None for x in row) for row in padded)
+
+    def function(*buffers: Tensor) -> tuple[Tensor, ...]:
+        left = iter(buffers)
+        found = [Inputs(*(next(left) if there else None for there in row)) for row in present]  # type: ignore[arg-type]
+        return tuple(x for part in _denoise(lasting, found) for x in part)
+
+    tables = tuple((loop.rule.key(), tuple(loop.denoiser.table.timestep_map.tolist())) for loop in lasting)
+    key = ("diffusion", tables, present)
+    out = graphs.run(key, function, [x for row in padded for x in row if x is not None])
+    if out is None:
+        return None
+    left = iter(out)
+    return [
+        tuple(next(left)[: len(x.first)] for _ in range(1 + loop.rule.collects))
+        for loop, x in zip(loops, given, strict=True)
+    ]
 
 
 class RowNoise:
@@ -170,5 +276,6 @@ class RowNoise:
     def spaced(self, image: Tensor, position: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """The same for a table of at most S steps: evenly spaced entries, so that pictures stay comparable."""
         first, noise = self(image, position)
-        kept = [k * len(noise) // steps for k in range(steps)]
-        return first, noise if len(kept) == len(noise) else noise[kept]
+        if steps == len(noise):
+            return first, noise
+        return first, noise[copied(torch.arange(steps) * len(noise) // steps, noise.device)]

@@ -10,7 +10,8 @@ multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 1
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -138,9 +139,11 @@ class Ancestral:
 
     Attributes:
         draft: fp32 [N, channels] that the mean is drawn to; None for none.
+        collects: number of tensors that :meth:`collected` returns.
     """
 
     draft: Tensor | None = None
+    collects = 0
 
     def __init__(
         self, table: Tables, temperature: float, device: torch.device, compiled: Callable[..., Tensor] | None = None
@@ -166,6 +169,21 @@ class Ancestral:
         """Step as another rule does."""
         self.coefficients, self.std, self.bases, self.compiled = rule.coefficients, rule.std, rule.bases, rule.compiled
         self._numbers = None
+
+    def fresh(self, draft: Tensor | None) -> Ancestral:
+        """A copy for one loop, with its draft."""
+        out = copy(self)
+        out.draft = draft
+        return out
+
+    def collected(self) -> tuple[Tensor, ...]:
+        """What this step noted during a loop, beside its result; [N, ...] each."""
+        return ()
+
+    def key(self) -> Hashable:
+        """Equal for steps that compute the same from equal tensors."""
+        steps = enumerate(self.coefficients)
+        return type(self), tuple((*self.linear(k), c[4], self.of_draft(k), self.free(k)) for k, c in steps)
 
     def scaled(self, noise: Tensor) -> Tensor:
         """Step noise [S, N, channels] times the temperature and the part of sigma that does not depend on the logits."""

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ...model_loaders.networks.diffusion_head import HeadBlock, modulated
 from ...model_loaders.networks.int8 import outputs
-from .denoiser import Denoiser
+from ..noise import copied
+from .denoiser import CAPTURED, Denoiser, Inputs
 from .diffusion import Ancestral, Tables, guide
 from .loop import Conditions, Denoise, HeadRows, Run
 
@@ -80,9 +81,17 @@ class CachedDenoiser(Denoiser):
         for a, b in zip(full, [*full[1:], steps], strict=True):
             edge = [k for k in range(a + 1, b) if index[k] > 0.9 * steps]
             self.segments.append((a, edge, list(range(a + 1 + len(edge), b))))
+        # Time embeddings of the steps of each kind, in their order, [steps, 1, w].
+        kinds = ([a for a, _, _ in self.segments], self._listed(1), self._listed(2))
+        order = copied(torch.tensor([k for kind in kinds for k in kind]), self.times.device)
+        self.kinds = [part[:, None] for part in self.times[order].split([len(kind) for kind in kinds])]
         width = self.head.input_proj.out_features
         layers = [blocks[j].adaLN_modulation[1] for j in self.own]
         self.gates = [outputs(layer, 2 * width, 3 * width) for layer in layers]
+
+    def _listed(self, kind: int) -> list[int]:
+        """The edge steps (1) or reused steps (2) of all segments."""
+        return [k for segment in self.segments for k in cast(list[int], segment[kind])]
 
     def _spans(self, full: int, reused: int) -> list[list[_Segment]]:
         """Segments whose modulations fit the budget together; rows of a full step and of a reused one."""
@@ -104,18 +113,46 @@ class CachedDenoiser(Denoiser):
         self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral | None = None
     ) -> Tensor:
         """Denoise N rows; arguments and result as :meth:`Denoiser.__call__`."""
-        n, channels, rule, both = len(first), first.shape[1], rule or self.rule, z.both()
+        rule = rule or self.rule
+        given, graphs = Inputs.of(HeadRows(z, scale, first, noise), rule), self.run.model.net.captured()
+        steps, whole, n = len(self.table), len(self.segments), len(first)
+        self.run.report.add(head_calls=steps, head_rows=whole * n * (1 + z.guided) + (steps - whole) * n)
+        if graphs is not None and n <= CAPTURED:
+            lasting, padded = cast(CachedDenoiser, self.alone()), given.padded()
+            present = [x is not None for x in padded]
+
+            def function(*buffers: Tensor) -> tuple[Tensor, ...]:
+                left = iter(buffers)
+                found = Inputs(*(next(left) if there else None for there in present))  # type: ignore[arg-type]
+                return (lasting.loop(found, lasting.rule),)
+
+            key = (
+                "cached diffusion",
+                rule.key(),
+                tuple(self.table.timestep_map.tolist()),
+                str(self.segments),
+                *present,
+            )
+            out = graphs.run(key, function, [x for x in padded if x is not None])
+            if out is not None:
+                return out[0][:n]
+        return self.loop(given, rule)
+
+    def loop(self, given: Inputs, rule: Ancestral) -> Tensor:
+        """The loop over the diffusion steps; tokens fp32 [N, channels]."""
+        x, noise, guided, channels = given.first, given.noise, given.null is not None, given.first.shape[1]
+        n, scale, both = len(x), given.scale, given.cond if given.null is None else torch.cat([given.cond, given.null])
         condition, last = self.head.cond_embed(both), self.head.final_layer.linear
-        x, noise, kept = first, rule.scaled(noise), _Kept(last.bias.expand(n, -1).clone())
+        kept, at = _Kept(last.bias.expand(n, -1).clone()), [0, 0, 0]
         for span in self._spans(len(both), n):
-            modulations = self._modulations(span, condition, n)
+            modulations = self._modulations(span, at, condition, n)
             edges, done = iter(modulations.edge), 0
             for f, (k, edge, rest) in enumerate(span):
                 # 1. A full evaluation of both branches; what the next steps reuse is kept.
-                out = self._full(x, [m[f] for m in modulations.full], n, z.guided, kept)
-                eps, logits = guide(out[:n], out[n:] if z.guided else None, scale, channels)
+                out = self._full(x, [m[f] for m in modulations.full], n, guided, kept)
+                eps, logits = guide(out[:n], out[n:] if guided else None, scale, channels)
                 x = rule(k, x, eps, logits, noise[k])
-                if z.guided:
+                if guided:
                     difference = (scale - 1) * (out[:n, :channels] - out[n:, :channels])
                     kept.bias[:, :channels] = last.bias[:channels] + difference
                 # 2. In the first tenth of the diffusion: only blocks 1 to 4 are reused.
@@ -123,34 +160,44 @@ class CachedDenoiser(Denoiser):
                     eps, logits = self._edge(x, next(edges), kept)
                     x = rule(k, x, eps, logits, noise[k])
                 # 3. Afterwards: all MLPs are reused.
-                at = slice(done, done + len(rest))
-                bases = self._bases([gate[at] for gate in modulations.gates], kept) if rest else ()
-                shifts, scales = modulations.shifts[at], modulations.scales[at]
+                reused = slice(done, done + len(rest))
+                bases = self._bases([gate[reused] for gate in modulations.gates], kept) if rest else ()
+                shifts, scales = modulations.shifts[reused], modulations.scales[reused]
                 for k, base, shift, grow in zip(rest, bases, shifts, scales, strict=True):
                     eps, logits = self._reused(x, base, shift, grow, kept)
                     x = rule(k, x, eps, logits, noise[k])
                 done += len(rest)
-        steps_, whole = len(self.table), len(self.segments)
-        self.run.report.add(head_calls=steps_, head_rows=whole * len(both) + (steps_ - whole) * n)
         return x
 
     def together(self, mine: HeadRows, other: Denoise, others: HeadRows) -> tuple[Tensor, Tensor]:
         """One after the other: the cache belongs to one table."""
         return self(*mine), other(*others)
 
-    def _modulations(self, span: list[_Segment], condition: Tensor, n: int) -> _Modulations:
-        """adaLN modulations of the steps of a span; ``condition`` is the embedded z [R, w] of both branches."""
-        full = self.head.modulations(self.times[[a for a, _, _ in span], None] + condition)
-        edges, rests = [k for _, edge, _ in span for k in edge], [k for _, _, rest in span for k in rest]
+    def _modulations(self, span: list[_Segment], at: list[int], condition: Tensor, n: int) -> _Modulations:
+        """adaLN modulations of the steps of a span.
+
+        Args:
+            span: consecutive segments.
+            at: number of steps of each kind before the span; those of the span are added.
+            condition: the embedded z [R, w] of both branches.
+            n: conditional rows.
+        """
+        times = []
+        for i, count in enumerate(
+            (len(span), sum(len(edge) for _, edge, _ in span), sum(len(rest) for *_, rest in span))
+        ):
+            times.append(self.kinds[i][at[i] : at[i] + count])
+            at[i] += count
+        full = self.head.modulations(times[0] + condition)
         edge: list[list[Tensor]] = []
-        if edges:
-            active = F.silu(self.times[edges, None] + condition[:n])
+        if len(times[1]):
+            active = F.silu(times[1] + condition[:n])
             layers = (*(self.blocks[j] for j in self.own), self.head.final_layer)
             parts = [part for layer in layers for part in layer.modulation(active)]
             edge = [list(step) for step in zip(*parts, strict=True)]
-        if not rests:
+        if not len(times[2]):
             return _Modulations(full, edge, [], (), ())
-        active = F.silu(self.times[rests, None] + condition[:n])
+        active = F.silu(times[2] + condition[:n])
         gates = [gate(active) for gate in self.gates]
         shift, scale = self.head.final_layer.modulation(active)
         return _Modulations(full, edge, gates, shift.unbind(0), scale.unbind(0))

@@ -251,6 +251,7 @@ def begin(
     device = parameter.device
     if condition.kind != model.condition:
         raise UserError(f"condition: {model.name} is conditioned on {_CONDITIONS[model.condition]}.")
+    model.net.begin()
     memory = estimate(model, condition, settings)
     with torch.no_grad():
         rows = condition.rows(model, settings.cfg != 1.0)
@@ -260,8 +261,7 @@ def begin(
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
     orders = ORDERS[settings.order](orders)
     report = Report(name, model.name, asdict(settings), seed, batch, device.type)
-    notes = (model.note, int8.remark(model.net), streaming.remark(*model.parts.values()), model.net.remark)
-    report.note = "; ".join(filter(None, notes))
+    report.note = _remarks(model)
     report.memory = memory
     tokens, drawn, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:
@@ -270,6 +270,11 @@ def begin(
     clock = start_clock(device)
     plan = Plan(orders.to(device), settings, drawn)
     return Run(model, rows, settings, noise, plan, tokens, report, clock, drawn, start)
+
+
+def _remarks(model: MARModel) -> str:
+    notes = (model.note, int8.remark(model.net), streaming.remark(*model.parts.values()), model.net.remark)
+    return "; ".join(filter(None, notes))
 
 
 def generate(run: Run, transformer: Transformer, head: Head) -> Sampler:
@@ -309,4 +314,6 @@ def _steps(run: Run, decide: Decide) -> Generator[Step, None, Sampled]:
     outcome = run.report.maps.setdefault("outcome", np.full((batch, grid, grid), PLAIN, np.uint8))
     if run.drawn is not None:
         outcome[(~run.drawn).view(batch, grid, grid).cpu().numpy()] = GIVEN
+    if run.model.net.graphs is not None:  # only now it is known what was captured
+        run.report.note = _remarks(run.model)
     return Sampled(run.latents(), run.report)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ..noise import CounterRNG, row_keys
+from ..noise import CounterRNG, copied, row_keys
 from .coupling import Gaussian, acceptable, couple
 from .denoiser import Denoiser
 from .diffusion import Tables, guide
@@ -48,7 +48,7 @@ class Rows:
         rng: random numbers for verification.
         uniforms: for acceptance, fp32 [N, S, 2].
         x: state fp32 [N, channels].
-        at: diffusion steps done, int64 [N].
+        at: diffusion steps done, int64 [N] on the host, which decides what to evaluate next.
         x0, logits: the last evaluation's, fp32 [N, channels]; drafts are made from them.
         modulations: of all steps, if they fit the budget.
     """
@@ -73,7 +73,7 @@ class Drafts:
     Attributes:
         path: states fp32 [R, W + 1, channels], the current one first.
         q: the distribution of each drafted step, fp32 [R, W, channels].
-        width: number of drafted steps, int64 [R], 1 to W.
+        width: number of drafted steps, int64 [R], 1 to W, on the host.
     """
 
     path: Tensor
@@ -117,7 +117,7 @@ class SpeculativeDenoiser(Denoiser):
         The first draft uses x0 = 0, the middle of the data; a rejected draft costs no further call.
         """
         both = z.both()
-        embedded, at = self.head.cond_embed(both), torch.zeros(len(first), dtype=torch.int64, device=first.device)
+        embedded, at = self.head.cond_embed(both), torch.zeros(len(first), dtype=torch.int64)
         x0, logits, steps = torch.zeros_like(first), torch.zeros_like(first), len(self.table)
         uniforms = rng.uniform(_ACCEPT, 0, 2 * steps).view(-1, steps, 2)
         out = Rows(embedded, z.guided, scale, noise, rng, uniforms, first.clone(), at, x0, logits)
@@ -168,71 +168,84 @@ class SpeculativeDenoiser(Denoiser):
         return Gaussian(mean, log_std + self._scale[step])
 
     def frozen(self, rows: Rows, of: Tensor) -> Drafts:
-        """Drafts of rows ``of`` int64 [R] from their last evaluation."""
-        left = len(self.table) - rows.at[of]
-        ahead = torch.arange(min(self.window, int(left.max())), device=of.device)
-        step = (rows.at[of][:, None] + ahead).clamp(max=len(self.table) - 1)
+        """Drafts of rows ``of`` int64 [R], on the host, from their last evaluation."""
+        width = (len(self.table) - rows.at[of]).clamp(max=self.window)
+        ahead = torch.arange(int(width.max()))
+        step, row = self._copied((rows.at[of][:, None] + ahead).clamp(max=len(self.table) - 1), of)
         # Everything but the state is known beforehand: x_{k+1} = fixed_k + coef2_k x_k.
-        at_rest, log_std = self.kernel(step, rows.x.new_zeros(()), rows.x0[of][:, None], rows.logits[of][:, None])
-        scaled = log_std.exp() * rows.noise[step, of[:, None]]
-        fixed, pull, path = at_rest + scaled, self._coef2[step], [rows.x[of]]
+        at_rest, log_std = self.kernel(step, rows.x.new_zeros(()), rows.x0[row][:, None], rows.logits[row][:, None])
+        scaled = log_std.exp() * rows.noise[step, row[:, None]]
+        fixed, pull, path = at_rest + scaled, self._coef2[step], [rows.x[row]]
         for j in range(len(ahead)):
             path.append(torch.addcmul(fixed[:, j], pull[:, j], path[-1]))
         states = torch.stack(path, 1)
-        return Drafts(states, Gaussian(at_rest + pull * states[:, :-1], log_std), left.clamp(max=self.window))
+        return Drafts(states, Gaussian(at_rest + pull * states[:, :-1], log_std), width)
 
     def verify(self, rows: Rows, of: Tensor, drafts: Drafts) -> Tensor:
-        """Evaluate the head at all drafted states; advance rows ``of`` int64 [R] past the accepted prefix and one step more.
+        """Evaluate the head at all drafted states; advance rows past the accepted prefix and one step more.
+
+        The host waits for the device once to know what was accepted, and once more if a draft was rejected.
+
+        Args:
+            rows: the tokens.
+            of: int64 [R], on the host.
+            drafts: their drafts.
 
         Returns:
-            int64 [R]: accepted drafted steps.
+            int64 [R], on the host: accepted drafted steps.
         """
-        most, here = drafts.q.mean.shape[1], torch.arange(len(of), device=of.device)
-        ahead = torch.arange(most, device=of.device)
-        valid = ahead < drafts.width[:, None]
-        step = (rows.at[of][:, None] + ahead).clamp(max=len(self.table) - 1)
-        which, column = valid.nonzero(as_tuple=True)
-        states = drafts.path[which, column]
-        x0, logits = self.predict(rows, of[which], step[which, column], states)
-        p = self.kernel(step[which, column], states, x0, logits)
-        q = Gaussian(drafts.q.mean[which, column], drafts.q.log_std[which, column])
-        uniforms = rows.uniforms[of[which], step[which, column]]
-        ok = torch.zeros_like(valid)
-        ok[which, column] = acceptable(drafts.path[which, column + 1], q, p, uniforms)
-        kept = ok.to(torch.int64).cumprod(1).sum(1)
-        # The state of the newest evaluation in use: that of the first rejected step, or the last drafted one.
-        flat = torch.zeros(valid.shape, dtype=torch.int64, device=of.device)
-        flat[which, column] = torch.arange(len(which), device=of.device)
-        newest = flat[here, torch.minimum(kept, drafts.width - 1)]
-        moved, done = drafts.path[here, kept], kept.clone()
+        # 1. All valid states in one evaluation.
+        most, device = drafts.q.mean.shape[1], rows.x.device
+        ahead = torch.arange(most)
+        which, column = (ahead < drafts.width[:, None]).nonzero(as_tuple=True)
+        steps = rows.at[of][:, None] + ahead
+        row, step, where, ahead_of = self._copied(of[which], steps[which, column], which, column)
+        states = drafts.path[where, ahead_of]
+        x0, logits = self.predict(rows, row, step, states)
+        p = self.kernel(step, states, x0, logits)
+        q = Gaussian(drafts.q.mean[where, ahead_of], drafts.q.log_std[where, ahead_of])
+        uniforms = rows.uniforms[row, step]
+        ok = torch.zeros(len(of), most, dtype=torch.bool, device=device)
+        ok[where, ahead_of] = acceptable(drafts.path[where, ahead_of + 1], q, p, uniforms)
+        kept = ok.cpu().to(torch.int64).cumprod(1).sum(1)
+        # 2. The state of the newest evaluation in use: that of the first rejected step, or the last drafted one.
+        first = torch.cat(
+            [drafts.width.new_zeros(1), drafts.width.cumsum(0)[:-1]]
+        )  # of each row among the valid states
         wrong = (kept < drafts.width).nonzero()[:, 0]
+        here, final, newest, bad, lost = self._copied(
+            torch.arange(len(of)), kept, first + torch.minimum(kept, drafts.width - 1), wrong, kept[wrong]
+        )
+        moved = drafts.path[here, final]
+        # 3. The first rejected step of a row is replaced by the coupling.
         if len(wrong):
-            at, rng = newest[wrong], rows.rng.of(of[wrong])
-            lane = 2 * step[wrong, kept[wrong]]
+            of_bad, lane, at = *self._copied(of[wrong], 2 * steps[wrong, kept[wrong]]), newest[bad]
+            rng = rows.rng.of(of_bad)
 
             def retry(m: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
                 mine = rng.of(m)
                 normals = mine.normal(lane[m] + _NORMAL, first, count, states.shape[1])
                 return normals, mine.uniform(lane[m] + _UNIFORM, first, count)
 
-            drafted = drafts.path[wrong, kept[wrong] + 1]
+            drafted = drafts.path[bad, lost + 1]
             mine, real = Gaussian(q.mean[at], q.log_std[at]), Gaussian(p.mean[at], p.log_std[at])
-            moved[wrong] = couple(drafted, mine, real, uniforms[at], retry).value
-            done[wrong] += 1
-        rows.x[of], rows.at[of] = moved, rows.at[of] + done
-        rows.x0[of], rows.logits[of] = x0[newest], logits[newest]
+            moved[bad] = couple(drafted, mine, real, uniforms[at], retry).value
+        (every,) = self._copied(of)
+        rows.x[every], rows.x0[every], rows.logits[every] = moved, x0[newest], logits[newest]
+        rows.at[of] += kept + (kept < drafts.width)
         return kept
 
     def take(self, rows: Rows, of: Tensor) -> None:
-        """One evaluated step of rows ``of`` int64 [R], without a draft."""
-        step, x = rows.at[of], rows.x[of]
-        x0, logits = self.predict(rows, of, step, x)
-        p = self.kernel(step, x, x0, logits)
-        rows.x[of], rows.at[of] = p.mean + p.log_std.exp() * rows.noise[step, of], step + 1
-        rows.x0[of], rows.logits[of] = x0, logits
+        """One evaluated step of rows ``of`` int64 [R], on the host, without a draft."""
+        row, step = self._copied(of, rows.at[of])
+        x0, logits = self.predict(rows, row, step, rows.x[row])
+        p = self.kernel(step, rows.x[row], x0, logits)
+        rows.x[row] = p.mean + p.log_std.exp() * rows.noise[step, row]
+        rows.x0[row], rows.logits[row] = x0, logits
+        rows.at[of] += 1
 
     def finish(self, rows: Rows, of: Tensor) -> Tensor:
-        """All remaining steps of rows ``of`` int64 [R]; tokens fp32 [R, channels]."""
+        """All remaining steps of rows ``of`` int64 [R], on the host; tokens fp32 [R, channels]."""
         going = of[rows.at[of] < len(self.table)]
         while len(going):
             if self.window > 1:
@@ -242,12 +255,18 @@ class SpeculativeDenoiser(Denoiser):
             else:
                 self.take(rows, going)
             going = going[rows.at[going] < len(self.table)]
-        return rows.x[of]
+        return rows.x[self._copied(of)[0]]
+
+    def _copied(self, *indices: Tensor) -> list[Tensor]:
+        """Index tensors of the host on the device, in one copy for which the host does not wait."""
+        flat = copied(torch.cat([x.flatten() for x in indices]), self.times.device)
+        parts = flat.split([x.numel() for x in indices])
+        return [part.view(x.shape) for part, x in zip(parts, indices, strict=True)]
 
     def sample(self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rng: CounterRNG) -> Tensor:
         """Tokens fp32 [N, channels]; arguments as :meth:`Denoiser.__call__`, and the random numbers of the N rows."""
         rows = self.rows(z, scale, first, noise, rng)
-        return self.finish(rows, torch.arange(len(first), device=first.device))
+        return self.finish(rows, torch.arange(len(first)))
 
 
 class SpeculativeHead(PlainHead):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.networks.rows import Work
+from ..noise import copied
 from .denoiser import Denoiser
 from .diffusion import Tables
 from .loop import Conditions, Run
@@ -69,7 +70,7 @@ class FullTransformer:
         starts, sizes = plan.starts[step : step + count], plan.sizes[step : step + count]
         # Batch entries: AR steps, images within. Shorter prefixes are padded.
         known = torch.cat([plan.reveal[:, : starts[-1]]] * count)
-        lengths = torch.tensor(starts, device=known.device).repeat_interleave(batch)[:, None]
+        lengths = copied(torch.tensor(starts), known.device).repeat_interleave(batch)[:, None]
         padding_mask = torch.arange(starts[-1], device=known.device) < lengths
         asked = [plan.ahead(s) for s in range(step, step + count)]
         most = max(sizes)

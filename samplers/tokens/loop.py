@@ -271,14 +271,18 @@ def begin(
     if len(draws) != len(condition):
         raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
     report = Report(name, model.name, asdict(settings), seed, len(condition), device.type)
-    notes = (int8.remark(model.net), streaming.remark(model.net), model.net.remark)
-    report.note = "; ".join(filter(None, notes))
+    report.note = _remarks(model)
     tokens = torch.zeros(len(condition), model.tokens, dtype=torch.int64, device=device)
     decided = torch.zeros(model.tokens, dtype=torch.bool, device=device)
     until = settings.cfg_interval
     guided = [settings.cfg > 1 and (until < 0 or p.clock <= until) for p in schedule.passes]
+    model.net.begin()
     clock = start_clock(device)
     return TokenRun(model, prepared, settings, draws, schedule, report, clock, tokens, decided, guided)
+
+
+def _remarks(model: TokenModel) -> str:
+    return "; ".join(filter(None, (int8.remark(model.net), streaming.remark(model.net), model.net.remark)))
 
 
 def raster_only(name: str, model: TokenModel) -> None:
@@ -323,4 +327,6 @@ def _decode(run: TokenRun) -> TokenSteps:
         yield TokenStep(k + 1, len(passes), run.codes(), decided, report)
     report.maps["step"] = np.repeat(run.schedule.fixed_at[None], len(run.tokens), axis=0)
     report.maps["outcome"] = np.full(shape, PLAIN, np.uint8)
+    if run.model.net.graphs is not None:  # only now it is known what was captured
+        report.note = _remarks(run.model)
     return TokenSampled(run.codes(), report)

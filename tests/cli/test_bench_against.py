@@ -173,8 +173,8 @@ class Draws:
     def guess(self, image, position):
         return torch.rand_like(torch.zeros(len(position)))
 
-    def again(self, image, position, attempt, channels):
-        return torch.randn_like(torch.zeros(len(position), channels)), torch.rand_like(torch.zeros(len(position)))
+    def again(self, image, position, first, count, channels):
+        return torch.randn_like(torch.zeros(len(position), count, channels)), torch.rand_like(torch.zeros(len(position), count))
 
 class MAR(Ours):
     def __init__(self, encoder_depth, decoder_depth, diffloss_d, num_sampling_steps, **_):

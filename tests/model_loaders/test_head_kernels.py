@@ -69,7 +69,7 @@ head_kernels._launch = lambda *a, **b: (launches.append(a[0]), launch(*a, **b))
 for name in ("mar", "fasthybrid", "lazymar", "fasthybrid+lazymar"):
     sampler, settings = CASES[name]
     plain, fast = tiny_mar(), tiny_mar()
-    fast.net.speed = speed.KERNELS
+    fast.net.speed, fast.net.kernels = speed.KERNELS, True
     expected, found = (
         finish(sampler(m, from_ids((1, 4)), settings, PairedNoise(5, (0, 1)), 5)).latents for m in (plain, fast)
     )

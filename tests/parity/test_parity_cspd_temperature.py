@@ -49,8 +49,11 @@ class Record:
     def guess(self, image: Tensor, position: Tensor) -> Tensor:
         return self.guesses[image, position]
 
-    def again(self, image: Tensor, position: Tensor, attempt: int, channels: int) -> tuple[Tensor, Tensor]:
-        return self.normals[attempt % len(self.normals), image, position], self.uniforms[attempt, image, position]
+    def again(self, image: Tensor, position: Tensor, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+        tries = torch.arange(first, first + count)[:, None]
+        normals, uniforms = (x[tries % len(x), image, position] for x in (self.normals, self.uniforms))
+        # Beyond the recorded numbers no draw may be kept.
+        return normals.transpose(0, 1), torch.where(tries < len(self.uniforms), uniforms, torch.inf).T
 
 
 def replay(folder, record: Record, **changed):

@@ -258,14 +258,24 @@ WAITS = {
     "lazymar, random": 0,
     "fasthybrid": 1,
     "fasthybrid, no guidance": 1,
+    "mar, annealed": 0,
+    "cspd, published": 1,
+    "cspd, paper": 1,
+    "cspd": 2,  # a second time for a verification that rejects a draft
+    "fasthybrid+lazymar": 2,  # a second time for the map of cached tokens, in the last steps
 }
 
 
 @pytest.mark.parametrize("name", WAITS)
 def test_waits_in_an_ar_step(name):
     sampler, settings = MASKED[name]
+    func, drafts = getattr(sampler, "func", sampler), getattr(sampler, "keywords", {})
     with pretended_cuda() as waits:
-        steps, found = sampler(moved(tiny_mar(), None), from_ids((1, 4, 0)), settings, PairedNoise(5, IMAGES), 5), []
+        extra = {key: moved(draft, None) for key, draft in drafts.items()}
+        steps, found = (
+            func(moved(tiny_mar(), None), from_ids((1, 4, 0)), settings, PairedNoise(5, IMAGES), 5, **extra),
+            [],
+        )
         for step in steps:
             if 1 < step.done < step.total:
                 found.append(dict(waits))

@@ -108,10 +108,15 @@ class _RecordedDraws:
     def guess(self, image: Tensor, position: Tensor) -> Tensor:
         return self.guesses[self.where[image, position]]
 
-    def again(self, image: Tensor, position: Tensor, attempt: int, channels: int) -> tuple[Tensor, Tensor]:
+    def again(self, image: Tensor, position: Tensor, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         k = int(self.which[image[0], position[0]])
         row = self.where[image, position] - sum(len(v.guess) for v in self.found[:k])
-        return self.found[k].normals[attempt][row], self.found[k].uniforms[attempt][row]
+        # Beyond the recorded draws none may be kept.
+        normals, uniforms = torch.zeros(len(row), count, channels), torch.full((len(row), count), torch.inf)
+        known = range(first, min(first + count, len(self.found[k].normals)))
+        for i, attempt in enumerate(known):
+            normals[:, i], uniforms[:, i] = self.found[k].normals[attempt][row], self.found[k].uniforms[attempt][row]
+        return normals, uniforms
 
 
 class _RecordedNoise:

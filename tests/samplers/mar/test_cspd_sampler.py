@@ -386,7 +386,8 @@ def test_rejected_tokens_are_drawn_until_one_is_kept(model, other, monkeypatch):
         for i in range(len(path)):
             mine, theirs = (Gaussian(g.mean[i : i + 1], g.log_std[i : i + 1]) for g in (q, p))
             for attempt in range(TRIES):
-                normal, uniform = self.draws.again(image[i : i + 1], position[i : i + 1], attempt, path.shape[2])
+                normal, uniform = self.draws.again(image[i : i + 1], position[i : i + 1], attempt, 1, path.shape[2])
+                normal = normal[:, 0]
                 token = theirs.mean[:, -1] + theirs.log_std[:, -1].exp() * normal
                 ratio = self.ratio(torch.cat([path[i : i + 1, :-1], token[:, None]], 1), mine, theirs)
                 if float(uniform) <= 1 - float(torch.exp(-ratio)):
@@ -443,8 +444,8 @@ def test_published_redraws_from_the_target_until_one_is_kept(model, monkeypatch)
             if not bool(ratio > self.draws.guess(image, position).log()):
                 token = torch.zeros_like(token)
                 for tries in range(1, TRIES + 1):
-                    normal, uniform = self.draws.again(image, position, tries - 1, len(token))
-                    drawn = theirs.kernel.mean + theirs.kernel.log_std.exp() * normal
+                    normal, uniform = self.draws.again(image, position, tries - 1, 1, len(token))
+                    drawn = theirs.kernel.mean + theirs.kernel.log_std.exp() * normal[:, 0]
                     if bool(published_keep(drawn, mine, theirs) > uniform):
                         token = drawn[0]
                         break
