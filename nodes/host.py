@@ -100,7 +100,7 @@ class Loaded:
         """Place a model under ComfyUI's memory management: its ``parts`` one by one if it names any, else ``net``."""
         nets = getattr(model, "parts", {"": model.net})
         managed = [weights.manage(net, _SOURCE, device()) for net in nets.values()]
-        patcher, *further = (ModelPatcher(net, device(), offload_device()) for net in managed)
+        patcher, *further = (_NotifyingPatcher(net, device(), offload_device()) for net in managed)
         return Loaded(model, patcher, vae, parts or {}, recommended or {}, further)
 
 
@@ -162,12 +162,14 @@ class ModelCache:
 
 
 class _NotifyingPatcher(ModelPatcher):
-    """A patcher that calls ``on_detach`` when its weights are unloaded."""
+    """A patcher that tells its networks (``release``) and ``on_detach`` when weights are unloaded."""
 
     on_detach: Callable[[ModelPatcher], None] | None = None
 
     def detach(self, unpatch_all: bool = True) -> Any:
         out = super().detach(unpatch_all)
+        for module in self.model.modules():
+            getattr(module, "release", bool)()
         if self.on_detach is not None:
             self.on_detach(self)
         return out

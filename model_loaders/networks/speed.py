@@ -59,6 +59,11 @@ class Regional(nn.Module):
         if self.graphs is not None:
             self.graphs.begin()
 
+    def release(self) -> None:
+        """Give up the memory of captured functions: to be called when weights leave the device."""
+        if self.graphs is not None:
+            self.graphs.clear()
+
     def captured(self) -> graphs.Graphs | None:
         """Where functions are captured; None if they run as written."""
         return self.graphs if self.graphs is not None and not self.graphs.problem and self.on_device() else None

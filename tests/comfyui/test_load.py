@@ -126,7 +126,7 @@ def test_hostile_values_end_in_a_picture_or_a_sentence(comfy, prompts):
 def footprint(comfy: Comfy) -> tuple[float, int, int]:
     """Resident MiB, threads and open files of the server, all models unloaded, after the reference graph.
 
-    ComfyUI keeps the graph and the outputs of every prompt in its history, which is emptied. Pages of program files are not counted.
+    ComfyUI keeps the graph and the outputs of every prompt in its history, which is emptied.
     """
     comfy.run(shortened(graph(n3={"seed": random.randrange(1 << 30)})))
     comfy.post("/history", {"clear": True})
@@ -138,7 +138,7 @@ def footprint(comfy: Comfy) -> tuple[float, int, int]:
         comfy.process.send_signal(signal.SIGUSR2)
         time.sleep(0.5)
         status = (process / "status").read_text()
-        least = min(least, int(status.split("RssAnon:")[1].split()[0]) / 1024)
+        least = min(least, int(status.split("VmRSS:")[1].split()[0]) / 1024)
     return least, len(list((process / "task").iterdir())), len(list((process / "fd").iterdir()))
 
 
