@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from ..errors import UserError, first_line
@@ -38,6 +39,7 @@ _NESTS = ("model_ema", "ema", "model", "module", "state_dict", "sd")
 _ZIP, _LEGACY = archive.ZIP, archive.LEGACY
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
 _MAX_TENSORS = 100_000
+_SMALL = 1 << 25  # bytes of a safetensors file that is read at once
 _LONGEST_AXIS = (1 << 31) - 1
 UNCHANGED = "get an unchanged copy of the file"
 _TORCH = tuple(int(n) for n in torch.__version__.split(".")[:2])
@@ -231,7 +233,12 @@ def _read_safetensors(
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             names = [name for name in file.keys() if skip is None or not skip(name)]
-            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+            metadata = dict(file.metadata() or {})
+            if path.stat().st_size > _SMALL:
+                return {name: file.get_tensor(name) for name in names}, metadata
+        # get_tensor of safetensors 0.4 to 0.8 never frees two integers a tensor, which adds up where files are loaded again and again.
+        tensors = load(path.read_bytes())
+        return {name: tensors[name] for name in names}, metadata
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception

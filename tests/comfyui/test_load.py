@@ -46,6 +46,8 @@ def shortened(prompt: dict[str, Any]) -> dict[str, Any]:
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144", "MALLOC_ARENA_MAX": "2"}
 # oneDNN else keeps up to 1024 compiled products, one for every shape that was met.
 RETURNED |= {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
+# MKL else keeps the largest work areas that it needed.
+RETURNED |= {"MKL_DISABLE_FAST_MM": "1"}
 
 
 @pytest.fixture(scope="module")

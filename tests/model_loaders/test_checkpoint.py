@@ -1,10 +1,12 @@
 """Reading weight files: every nesting, and every hostile file ends in one sentence and runs nothing."""
 
 import argparse
+import gc
 import json
 import os
 import pickle
 import re
+import sys
 import zipfile
 from pathlib import Path
 
@@ -44,6 +46,42 @@ def test_safetensors_with_metadata_whatever_the_extension(tmp_path: Path) -> Non
     file = read(str(path))
     assert same(file.state) and file.metadata == {"heads": "4", "name": "a small one"} and file.path == path
     assert read_metadata(path) == file.metadata
+
+
+def test_small_and_large_files_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below 32 MiB at once, beyond tensor by tensor."""
+    kinds = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn)
+    state = {str(kind): (torch.rand(3, 5) * 2).to(kind) for kind in kinds} | {
+        "one": torch.tensor(2.0),
+    }
+    path = tmp_path / "a.safetensors"
+    save_file(state, path, {"note": "x"})
+    small = read(path)
+    monkeypatch.setattr(checkpoint, "_SMALL", 0)
+    large = read(path)
+    assert (
+        small.metadata == large.metadata == {"note": "x"} and small.state.keys() == large.state.keys() == state.keys()
+    )
+    for name, value in state.items():
+        for found in (small.state[name], large.state[name]):
+            assert found.dtype == value.dtype and torch.equal(found.float(), value.float())
+
+
+def test_reading_a_small_file_again_and_again_leaves_nothing(tmp_path: Path) -> None:
+    """A server loads files thousands of times; the library's ``get_tensor`` leaves two integers a tensor each time."""
+    path = tmp_path / "a.safetensors"
+    save_file({str(i): torch.zeros(100) for i in range(50)}, path)
+
+    def blocks() -> int:
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    for _ in range(3):
+        read(path)
+    before = blocks()
+    for _ in range(40):
+        read(path)
+    assert blocks() - before < 200
 
 
 @pickled
