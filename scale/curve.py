@@ -17,7 +17,7 @@ from .store import RESULTS, TIMING, Cell, Shard, Store
 AUTO, SECONDS, CALLS = "auto", "seconds", "calls"
 # What a curve has upwards, and its name on the axis.
 HEIGHTS = {
-    SECONDS: "speed-up, measured: seconds an image, plain / cell (median of pairs of shards; bars: smallest and largest)",
+    SECONDS: "speed-up, measured: seconds an image, plain / cell (median of pairs of shards; bars: quartiles)",
     CALLS: "sequential calls, plain / cell (passes and head calls; not seconds)",
 }
 
@@ -29,7 +29,7 @@ class Time:
     Attributes:
         seconds: per image.
         speedup: seconds per image of the baseline over its own, the median of ``pairs`` of shards that were drawn one after the other.
-        low, high: smallest and largest of these ratios.
+        low, high: their first and third quartile.
         pairs: their number.
     """
 

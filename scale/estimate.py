@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from .store import Cell, Store, ranges
@@ -66,7 +66,7 @@ def paired(store: Store) -> dict[str, Any]:
     left out, and partial batches where there are whole ones.
 
     Returns:
-        ``cells``: by id ``seconds`` (per image, sampler only), ``decoder`` (per image), ``ratio``, ``low``, ``high`` (smallest and largest
+        ``cells``: by id ``seconds`` (per image, sampler only), ``decoder`` (per image), ``ratio``, ``low``, ``high`` (quartiles of the
         ratio) and ``pairs``.
     """
     times = {cell.id: _times(store, cell) for cell in store.cells()}
@@ -90,11 +90,18 @@ def paired(store: Store) -> dict[str, Any]:
             "seconds": _per_image(own),
             "decoder": decoder,
             "ratio": ratio,
-            "low": min(ratios, default=None),
-            "high": max(ratios, default=None),
+            "low": _quantile(ratios, 0),
+            "high": _quantile(ratios, 2),
             "pairs": len(ratios),
         }
     return {"cells": out}
+
+
+def _quantile(ratios: Sequence[float], quarter: int) -> float | None:
+    """The first (0), second or third quartile; None of nothing."""
+    if len(ratios) < 2:
+        return ratios[0] if ratios else None
+    return quantiles(ratios, n=4, method="inclusive")[quarter]
 
 
 def _per_image(times: Mapping[int, Mapping[str, Any]]) -> float:
