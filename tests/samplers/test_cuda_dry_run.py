@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fastar_nodes.model_loaders.networks import graphs, speed
 from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
@@ -28,6 +29,7 @@ from fastar_nodes.samplers.tokens.tar import tar_prompt
 from fastar_nodes.samplers.tokens.upsampling import PixelUpSampling
 from pretended_cuda import CUDA, MEMORY, CUDATensor, pretended_cuda, to_cuda
 from qwen_reference import tiny_tar
+from recorded_graphs import capture
 from tar_files import tiny_ta_tok
 from test_sampler_contract import CASES as MASKED
 from tiny_hybrids import tiny_hybrid
@@ -292,6 +294,36 @@ def test_a_pass_waits_for_nothing(name):
             if 1 < step.done < step.total:
                 assert not waits
             waits.clear()
+
+
+# ------------------------------------------------------------------------------------------------ captured functions
+
+
+@pytest.mark.parametrize("name", [*MASKED, *TOKENS])
+def test_captured_functions_stay_on_the_device(name):
+    """Operations on mixed devices and reads of the host raise while a function is recorded (``recorded_graphs.py``)."""
+    before, found = graphs.set_capture(capture), []
+    try:
+        for how in (speed.PLAIN, speed.GRAPHS):
+            with pretended_cuda():
+                sampler, plain, settings, *_ = (
+                    (MASKED[name][0], tiny_mar(), MASKED[name][1]) if name in MASKED else TOKENS[name]
+                )
+                func, drafts = getattr(sampler, "func", sampler), getattr(sampler, "keywords", {})
+                models = {key: moved(value, None) for key, value in {"": plain, **drafts}.items()}
+                for model in models.values():
+                    speed.choose(model.net, how, CUDA)
+                    model.net.kernels = False  # Triton needs a real device
+                model = models.pop("")
+                masked = name in MASKED
+                condition = from_ids((1, 4, 0)) if masked else condition_of(model.net.config.condition, IMAGES)
+                noise = (PairedNoise if masked else PairedDraws)(5, IMAGES)
+                out = finish(func(model, condition, settings, noise, 5, **models))
+                found.append((out.latents if masked else out.codes).cpu())
+                assert "could not be captured" not in out.report.note, out.report.note
+    finally:
+        graphs.set_capture(before)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ the device itself
