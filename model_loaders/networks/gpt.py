@@ -11,7 +11,7 @@ order; the last row of the prefix has position -1, the one before it -2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,108 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attend
+from .gpt_config import GPTConfig
 from .graphs import Graphs, Input
-from .layers import Block, Caption, RMSNorm, Special, Table, advance, rest
+from .layers import Block, Caption, RMSNorm, Special, Table, advance, advance_serial, rest
 from .matmul import Linear
 from .rope import PositionTable, grid_table
-from .speed import COMPILE, Regional
-from .structure import depth
+from .speed import COMPILE, PLAIN, Regional
 from .ta_tok import TATokModel
 from .token_cache import SLOTS, Cache, lend
 
-# Attention heads by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need metadata.
-OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 NORM_EPS = 1e-5
 
 # (block index, queries, keys followed by values) of one block to its attention output [R, n, C]; may read and write a cache.
 PairAttention = Callable[[int, Tensor, Tensor], Tensor]
-
-_CLASS, _CODES = "cls_embedding.embedding_table.weight", "clip_proj.embedding_table.weight"
-_TEXT, _FEATURES = "cls_embedding.uncond_embedding", "clip_proj.weight"
-_SPECIAL, _ABSOLUTE = "spe_tok_embeddings.special_embeddings.weight", "abs_pe"
-
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """Shape of a GPT. The side of the grid is not part of it; see :class:`TokenModel`.
-
-    Attributes:
-        dim: width C.
-        depth: number of blocks.
-        heads: attention heads.
-        kv_heads: key and value heads; fewer than ``heads`` is grouped-query attention.
-        hidden: inner width of the feed-forward part.
-        vocab: number of token values V.
-        condition: "class" (one label), "text" (LlamaGen t2i: features of a text encoder), "features" (AR-DTok:
-            semantic features) or "codes" (AR-DTok: semantic codes).
-        condition_size: number of labels or codes, without the null entry; otherwise the width of a feature row.
-        text_rows: maximum rows of a text (120 officially); 0 for other conditions.
-        absolute: rows of the additive position table; 0 selects 2-D RoPE.
-        special: number of PAR's learned transition tokens; 0 for a plain model.
-    """
-
-    dim: int
-    depth: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    vocab: int
-    condition: str
-    condition_size: int
-    text_rows: int = 0
-    absolute: int = 0
-    special: int = 0
-
-    @property
-    def head_dim(self) -> int:
-        """Width of an attention head."""
-        return self.dim // self.heads
-
-    @property
-    def regions(self) -> int:
-        """Tokens that PAR decides in one pass; 1 for a plain model."""
-        return self.special + 1
-
-    @staticmethod
-    def from_state_dict(state: Mapping[str, Tensor], heads: int | None = None) -> GPTConfig:
-        """Derive the shape from official parameter names.
-
-        Args:
-            state: official parameter names to tensors.
-            heads: attention heads; None uses :data:`OFFICIAL_HEADS`.
-
-        Raises:
-            KeyError: the state dict is not one of this network.
-            ValueError: the head count is unknown or does not fit the weights.
-        """
-        vocab, dim = state["tok_embeddings.weight"].shape
-        heads = heads or OFFICIAL_HEADS.get(dim)
-        if heads is None:
-            raise ValueError(f"a GPT of width {dim} is none of the official sizes; give its metadata an entry 'heads'")
-        absolute = state[_ABSOLUTE].shape[1] if _ABSOLUTE in state else 0
-        if dim % heads or not absolute and dim // heads % 4:
-            raise ValueError(f"heads: {heads} does not fit the width {dim}")
-        kv_heads, rest = divmod(state["layers.0.attention.wqkv.weight"].shape[0] - dim, 2 * (dim // heads))
-        if rest or kv_heads < 1 or heads % kv_heads:
-            raise ValueError(f"heads: {heads} does not fit the attention weights")
-        kinds = {_CLASS: "class", _TEXT: "text", _FEATURES: "features", _CODES: "codes"}
-        key = next((k for k in kinds if k in state), None)
-        if key is None:
-            raise KeyError(_CLASS)
-        rows, columns = state[key].shape
-        return GPTConfig(
-            dim=dim,
-            depth=depth(state, "layers."),
-            heads=heads,
-            kv_heads=kv_heads,
-            hidden=state["layers.0.feed_forward.w1.weight"].shape[0],
-            vocab=vocab,
-            condition=kinds[key],
-            condition_size=rows - 1 if key in (_CLASS, _CODES) else columns,
-            text_rows=rows if key == _TEXT else 0,
-            absolute=absolute,
-            special=state[_SPECIAL].shape[0] if _SPECIAL in state else 0,
-        )
 
 
 class GPT(Regional):
@@ -214,7 +125,9 @@ class GPT(Regional):
 
         return self.logits(self._blocks(x, positions.rows(position), attention))
 
-    def prefill(self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None) -> tuple[Tensor, Cache]:
+    def prefill(
+        self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, serial: bool = False
+    ) -> tuple[Tensor, Cache]:
         """Run the prefix and allocate the cache.
 
         Args:
@@ -222,20 +135,27 @@ class GPT(Regional):
             grid: side of the image in tokens.
             slots: image slots of the cache.
             lengths: int64 [R], valid rows of each prefix; None: all. Only with 2-D RoPE.
+            serial: whether most passes feed one token behind all others, which takes fewer launches on a GPU then.
 
         Returns:
             fp32 logits [R, V] of the last valid row (the prediction of cell 0), and the cache.
         """
-        hidden, cache = self.start(x, grid, slots, lengths)
+        hidden, cache = self.start(x, grid, slots, lengths, serial=serial)
         return self.logits(hidden)[:, 0], cache
 
     def start(
-        self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, image: Tensor | None = None
+        self,
+        x: Tensor,
+        grid: int,
+        slots: int,
+        lengths: Tensor | None = None,
+        image: Tensor | None = None,
+        serial: bool = False,
     ) -> tuple[Tensor, Cache]:
         """Run the prefix together with the first cells of an image, and allocate the cache.
 
         Args:
-            x, grid, slots, lengths: as for :meth:`prefill`.
+            x, grid, slots, lengths, serial: as for :meth:`prefill`.
             image: rows [R, m, C] of the cells 0 to m - 1, m <= ``slots``; each attends to the prefix and to the cells up to
                 itself.
 
@@ -247,7 +167,10 @@ class GPT(Regional):
         prefix = 1 if collapsed else n
         end = prefix + m
         shape = (rows, 2 * c.kv_heads, prefix + slots, c.head_dim)
-        cache = lend(self.captured(), (shape, n, grid, x.dtype), partial(self._cache, shape, prefix, n, grid, x))
+        serial = serial and x.device.type != "cpu" and self.speed == PLAIN
+        cache = lend(
+            self.captured(), (shape, n, grid, x.dtype), partial(self._cache, shape, prefix, n, grid, x, serial)
+        )
         positions = cache.positions
         keys, values = cache.keys, cache.values
         count = torch.full((rows,), n, device=x.device) if lengths is None else lengths
@@ -289,11 +212,12 @@ class GPT(Regional):
         end: int,
         rows: Tensor | None = None,
         mask: Tensor | None = None,
+        last: bool = False,
     ) -> Tensor:
         """:meth:`advance`, followed by the logits.
 
         Args:
-            x, position, slot, cache, end, mask: see :meth:`advance`.
+            x, position, slot, cache, end, mask, last: see :meth:`advance`.
             rows: int64 [m], rows whose logits are computed; None: all.
 
         Returns:
@@ -304,14 +228,21 @@ class GPT(Regional):
             found = self._replayed(graphs, x, position, slot, cache, end, rows, mask)
             if found is not None:
                 return found
-        h = self.advance(x, position, slot, cache, end, mask)
+        h = self.advance(x, position, slot, cache, end, mask, last)
         return self.logits(h if rows is None else h[:, rows])
 
-    def _cache(self, shape: tuple[int, int, int, int], prefix: int, n: int, grid: int, like: Tensor) -> Cache:
+    def _cache(
+        self, shape: tuple[int, int, int, int], prefix: int, n: int, grid: int, like: Tensor, serial: bool
+    ) -> Cache:
         """An empty cache with tensors of this shape and the type of ``like``, behind a condition of n rows."""
-        cache = Cache.of([like.new_zeros(shape) for _ in self.layers], prefix, self.positions(grid, n))
+        c, positions = self.config, self.positions(grid, n)
+        if serial:
+            cache = Cache.serial((len(self.layers), *shape), c.heads * c.head_dim, like, prefix, positions)
+        else:
+            cache = Cache.of([like.new_zeros(shape) for _ in self.layers], prefix, positions)
         if prefix < n:
-            cache.bias = torch.zeros(shape[0], 1, 1, shape[2], device=like.device)
+            cache.shifted = torch.zeros(shape[0], 1, 1, 1 + shape[2], device=like.device)
+            cache.bias = cache.shifted[..., 1:]
         return cache
 
     def _replayed(
@@ -343,7 +274,14 @@ class GPT(Regional):
         return None if found is None else found[0]
 
     def advance(
-        self, x: Tensor, position: Tensor, slot: Tensor, cache: Cache, end: int, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        position: Tensor,
+        slot: Tensor,
+        cache: Cache,
+        end: int,
+        mask: Tensor | None = None,
+        last: bool = False,
     ) -> Tensor:
         """Feed rows behind the cached ones, and write their keys and values into the cache.
 
@@ -354,10 +292,13 @@ class GPT(Regional):
             cache: from :meth:`prefill` or :meth:`start`.
             end: slots below this one are attended to.
             mask: bool [n, end] or [R, 1, n, end], True where a row attends to a slot; None: everywhere.
+            last: whether there is one row, whose slot is ``end`` - 1, and no mask.
 
         Returns:
             Hidden rows [R, n, C], for :meth:`logits`.
         """
+        if last and cache.rows is not None and self.on_device():
+            return self._advance_serial(x, position, slot, cache, end)
         bias = None if cache.bias is None else cache.bias[: len(x), ..., :end]
         if mask is not None and bias is not None:
             mask = bias.expand(-1, -1, mask.shape[-2], -1).masked_fill(~mask, -torch.inf)
@@ -370,6 +311,18 @@ class GPT(Regional):
         run = self.region(advance)
         for i, block in enumerate(self.layers):
             x = run(block, x, rope, cache.pairs[i][: len(x)], slot, end, mask, i > 0)
+        return x
+
+    def _advance_serial(self, x: Tensor, position: Tensor, slot: Tensor, cache: Cache, end: int) -> Tensor:
+        """:meth:`advance` of the newest token, for a cache with ``rows``."""
+        assert cache.rows is not None and cache.storage is not None
+        batch = len(x)
+        bias = None if cache.shifted is None else cache.shifted[:batch, ..., :end]
+        x, rope = self._encoded(x, cache.positions.rows(position))
+        for i, block in enumerate(self.layers):
+            x = advance_serial(block, x, rope, cache.storage[i, :batch], end, bias, i > 0)
+        rows = cache.rows[:, :batch]
+        rows[:, :, 1:].index_copy_(2, slot, rows[:, :, :1])
         return x
 
     def _blocks(self, x: Tensor, encoding: Tensor, attention: PairAttention) -> Tensor:

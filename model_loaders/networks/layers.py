@@ -136,6 +136,29 @@ def advance(
     return rest(block, x, attend(q, keys, values, mask), own)
 
 
+def advance_serial(
+    block: Block, x: Tensor, rope: Tensor | None, storage: Tensor, end: int, bias: Tensor | None, own: bool
+) -> Tensor:
+    """:func:`advance` of the newest token x [R, 1, C], in slot ``end`` - 1, on a GPU. One product writes all that is made of it.
+
+    Args:
+        block, x, rope, own: see there.
+        storage: the block's part of ``Cache.storage``, [R, ...].
+        end: number of keys with the token's own.
+        bias: added to the scores [R, 1, 1, end], the token's own first; or None.
+    """
+    a = block.attention
+    weight, heads = a.wqkv.weight, 2 * a.kv_heads
+    made = storage[:, : len(weight)]
+    torch.mm(block.attention_norm(x).flatten(0, 1), weight.t(), out=made)
+    parts = made.unflatten(1, (1, -1, a.head_dim))
+    if rope is not None:
+        rotate_pairs(parts[:, :, : a.heads + a.kv_heads], rope)
+    rows = storage[:, a.heads * a.head_dim :].unflatten(1, (-1, heads, a.head_dim))
+    keys, values = rows[:, :end].transpose(1, 2).chunk(2, dim=1)
+    return rest(block, x, attend(parts[:, :, : a.heads].transpose(1, 2), keys, values, bias), own)
+
+
 class Table(nn.Module):
     """An embedding table of a condition."""
 

@@ -29,6 +29,11 @@ class Cache(KVCache):
         bias: fp32 [R, 1, 1, slots] added to the attention scores, or None. Where a text of n rows is collapsed into one slot
             it holds log n in that slot.
         positions: see :class:`PositionTable`.
+        rows: of a cache for serial decoding on a GPU: [blocks, R, 1 + slots, 2 kv heads, D]. Row 0 takes the newest token, which joins its
+            slot after all blocks; the others are ``pairs``.
+        storage: the memory of ``rows``, [blocks, R, ...]. Before row 0 is space for queries, so that one product writes queries, keys
+            and values of the newest token.
+        shifted: ``bias`` with an entry for row 0 before it.
         lasting: if the tensors outlive the run, because captured functions read them: another cache with the same tensors.
     """
 
@@ -36,6 +41,9 @@ class Cache(KVCache):
     prefix: int
     bias: Tensor | None
     positions: PositionTable
+    rows: Tensor | None = None
+    storage: Tensor | None = None
+    shifted: Tensor | None = None
     lasting: Cache | None = None
 
     @staticmethod
@@ -44,7 +52,27 @@ class Cache(KVCache):
         keys, values = zip(*(pair.chunk(2, dim=1) for pair in pairs), strict=True)
         return Cache(list(keys), list(values), pairs, prefix, None, positions)
 
+    @staticmethod
+    def serial(
+        shape: tuple[int, int, int, int, int], queries: int, like: Tensor, prefix: int, positions: PositionTable
+    ) -> Cache:
+        """A cache with ``rows``.
+
+        Args:
+            shape: blocks, R, 2 kv heads, slots, D.
+            queries: numbers of a token's queries.
+            like: a tensor of the cache's type and device.
+            prefix, positions: see above.
+        """
+        blocks, batch, heads, slots, width = shape
+        storage = like.new_zeros(blocks, batch, queries + (1 + slots) * heads * width)
+        rows = storage[:, :, queries:].unflatten(2, (1 + slots, heads, width))
+        cache = Cache.of([row[:, 1:].transpose(1, 2) for row in rows], prefix, positions)
+        cache.rows, cache.storage = rows, storage
+        return cache
+
     def keep(self, index: Tensor) -> None:
+        self.rows = self.storage = self.shifted = None
         for i, pair in enumerate(self.pairs):
             self.pairs[i], self.lasting = pair[index], None
             self.keys[i], self.values[i] = self.pairs[i].chunk(2, dim=1)

@@ -73,6 +73,7 @@ class DevicePass(NamedTuple):
         rows: int64, index of the fed row of each cell; None: row i predicts cell i.
         mask: bool [rows, end]; None: every row attends to all slots below ``end``.
         end: slots below this one are attended to.
+        last: whether the pass feeds one row, whose slot is the last of these.
     """
 
     cells: Tensor
@@ -83,6 +84,7 @@ class DevicePass(NamedTuple):
     rows: Tensor | None
     mask: Tensor | None
     end: int
+    last: bool
 
 
 def to_device(schedule: Schedule, prefix: int, device: torch.device) -> list[DevicePass]:
@@ -107,7 +109,9 @@ def to_device(schedule: Schedule, prefix: int, device: torch.device) -> list[Dev
             mask = flat[at : at + masks[k].size].view(masks[k].shape)
             at += masks[k].size
         chosen = None if p.rows == tuple(range(len(p.position))) else rows[k]
-        out.append(DevicePass(cells[k], fed[k], position[k], slot[k], p.special, chosen, mask, masks[k].shape[1]))
+        end = masks[k].shape[1]
+        last = mask is None and tuple(p.slot) == (end - prefix - 1,)
+        out.append(DevicePass(cells[k], fed[k], position[k], slot[k], p.special, chosen, mask, end, last))
     return out
 
 
@@ -148,11 +152,15 @@ class TokenRun:
         rows = self.model.net.prefix(self.condition.condition, lengths, guided=null)
         return rows, torch.cat([lengths, lengths]) if lengths is not None and null else lengths
 
-    def prefill(self, null: bool, slots: int | None = None) -> tuple[Tensor, Cache]:
-        """Logits [R, V] of cell 0, and the cache with ``slots`` image slots; None: those of the schedule."""
+    def prefill(self, null: bool, slots: int | None = None, serial: bool = False) -> tuple[Tensor, Cache]:
+        """Logits [R, V] of cell 0, and the cache with ``slots`` image slots; None: those of the schedule.
+
+        ``serial``: see ``GPT.prefill``.
+        """
         rows, lengths = self.prefix(null)
         self.report.add(transformer_passes=1, transformer_tokens=rows.shape[0] * rows.shape[1])
-        return self.model.net.prefill(rows, self.model.grid, self.schedule.slots if slots is None else slots, lengths)
+        slots = self.schedule.slots if slots is None else slots
+        return self.model.net.prefill(rows, self.model.grid, slots, lengths, serial)
 
     def feed(self, at: DevicePass, cache: Cache, null: bool, every: bool = False) -> Tensor:
         """Logits [R, m, V] of the cells of a pass after the first; with ``every``, of all fed rows."""
@@ -163,7 +171,7 @@ class TokenRun:
         if null:
             x = torch.cat([x, x])
         self.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
-        return net.step(x, at.position, at.slot, cache, at.end, None if every else at.rows, at.mask)
+        return net.step(x, at.position, at.slot, cache, at.end, None if every else at.rows, at.mask, at.last)
 
     def feed_ragged(self, fed: Tensor, cache: Cache, null: bool, end: int) -> Tensor:
         """Hidden rows [R, m, C] of a pass in which every image feeds its own cells, with a causal mask.
@@ -311,7 +319,7 @@ def _decode(run: TokenRun) -> TokenSteps:
     # The null half runs up to the last guided pass.
     last_guided = max((k for k, guided in enumerate(run.guided) if guided), default=-1)
     with torch.inference_mode(), clock.phase("transformer"):
-        logits, cache = run.prefill(last_guided >= 0)
+        logits, cache = run.prefill(last_guided >= 0, serial=all(len(p.slot) <= 1 for p in run.schedule.passes))
         passes = to_device(run.schedule, cache.prefix, run.device)
         run.draws = ahead(run.draws, [at.cells for at in passes])
         logits = logits[:, None].expand(-1, len(passes[0].cells), -1)

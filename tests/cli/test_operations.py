@@ -67,11 +67,11 @@ def test_llamagen_xl_384():
     model = TokenModel(narrow_gpt(official_gpt("LlamaGen-XL")), "narrow", 24)
     settings = LlamaGenSettings(cfg=4.0, top_k=2000)
     steps = llamagen(model, from_ids((1,)), settings, PairedDraws(1, (0,)))
-    assert 576 * operations_a_step(steps, 2, 4) <= 250_000
+    assert 576 * operations_a_step(steps, 2, 4) <= 220_000
 
 
 def test_tar_1024():
-    """4,096 tokens of the larger AR-DTok, guided: 527 operations a token before; the aim of 300 is not met."""
+    """4,096 tokens of the larger AR-DTok, guided: 527 operations a token before."""
     _, depth, heads = DTOK_SIZES["AR-DTok-LP"]
     config = replace(official_gpt("LlamaGen-XL"), depth=depth, heads=heads, kv_heads=heads)
     net = narrow_gpt(config, condition="features", condition_size=4, absolute=4 + 64 * 64)
@@ -81,4 +81,4 @@ def test_tar_1024():
         LlamaGenSettings(cfg=4.0, top_k=0),
         PairedDraws(1, (0,)),
     )
-    assert operations_a_step(steps, 2, 4) <= 320
+    assert operations_a_step(steps, 2, 4) <= 290
