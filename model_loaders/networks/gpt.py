@@ -297,7 +297,7 @@ class GPT(Regional):
         Returns:
             Hidden rows [R, n, C], for :meth:`logits`.
         """
-        if last and cache.rows is not None and self.on_device():
+        if last and cache.rows is not None:
             return self._advance_serial(x, position, slot, cache, end)
         bias = None if cache.bias is None else cache.bias[: len(x), ..., :end]
         if mask is not None and bias is not None:

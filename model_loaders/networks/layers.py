@@ -149,8 +149,12 @@ def advance_serial(
     """
     a = block.attention
     weight, heads = a.wqkv.weight, 2 * a.kv_heads
-    made = storage[:, : len(weight)]
-    torch.mm(block.attention_norm(x).flatten(0, 1), weight.t(), out=made)
+    made = storage[:, : a.wqkv.out_features]
+    normed = block.attention_norm(x).flatten(0, 1)
+    if fused(a.wqkv, normed):
+        torch.mm(normed, weight.t(), out=made)
+    else:  # a weight that is off the device
+        made.copy_(a.wqkv(normed))
     parts = made.unflatten(1, (1, -1, a.head_dim))
     if rope is not None:
         rotate_pairs(parts[:, :, : a.heads + a.kv_heads], rope)

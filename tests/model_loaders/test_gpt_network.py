@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from fastar_nodes.model_loaders.networks import layers
 from fastar_nodes.model_loaders.networks.attention import attend
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, initialise
+from fastar_nodes.model_loaders.networks.matmul import Linear
 
 SHAPES = {
     "class": GPTConfig(32, 3, 4, 4, 48, 19, "class", 5),
@@ -179,3 +181,45 @@ def test_attention_sees_every_key_unless_it_is_causal(group):
         want = (seen.softmax(-1) @ wide[1]).transpose(1, 2).flatten(2)
         got = attend(q, k, v, causal=True) if causal else attend(q, k, v)
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_serial_cache_gives_the_results_of_a_plain_one(name, merged, monkeypatch):
+    """Token after token, as on a GPU; also where a layer's weights are elsewhere, and with the null half left out from the third on."""
+    monkeypatch.setattr(layers, "fused", lambda layer, x: merged and type(layer) is Linear)
+    config = SHAPES[name]
+    net = build(config)
+    start, tokens = condition(config), torch.arange(2 * 6).view(2, 6) % config.vocab
+    found = {}
+    for serial in (False, True):
+        make = net._cache
+        monkeypatch.setattr(net, "_cache", lambda *a, make=make, serial=serial: make(*a[:-1], serial))
+        with torch.inference_mode():
+            prefix = net.prefix(start, guided=True)
+            lengths = torch.tensor([4, 3, 4, 3]) if config.condition == "text" else None
+            out, cache = net.prefill(prefix, 4, 8, lengths)
+            assert (cache.rows is not None) == serial
+            logits = [out]
+            for k in range(6):
+                x = net.embed(torch.cat([tokens, tokens] if k < 3 else [tokens])[:, k : k + 1])
+                at = torch.tensor([k])
+                logits.append(net.step(x, at, at + cache.prefix, cache, cache.prefix + k + 1, last=True))
+            # Then two rows at once, which are no serial pass.
+            at = torch.tensor([6, 7])
+            x = net.embed(tokens[:, :2])
+            logits.append(
+                net.step(
+                    x,
+                    at,
+                    at + cache.prefix,
+                    cache,
+                    cache.prefix + 8,
+                    mask=torch.ones(2, cache.prefix + 8).tril(cache.prefix + 6).bool(),
+                )
+            )
+            pairs = [pair.clone() for pair in cache.pairs]
+        monkeypatch.setattr(net, "_cache", make)
+        found[serial] = logits, pairs
+    for one, other in zip(found[True][0] + found[True][1], found[False][0] + found[False][1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
