@@ -123,9 +123,8 @@ class _Traced(Ancestral):
         low, high = table.posterior_log_variance_clipped, table.betas.log()
         columns = [*zip(*map(self.linear, range(len(table))), strict=True), ((low + high) / 4).flip(0).tolist()]
         numbers = torch.tensor([*columns, [c[4] for c in self.coefficients]])
-        self._kernel = copied(numbers, self.std.device)[
-            ..., None
-        ]  # [4, S, 1]: of x, of eps, log std at logits 0, slope
+        # [4, S, 1]: coefficients of x and of eps, log std at logits 0, slope of the log std.
+        self._kernel = copied(numbers, self.std.device)[..., None]
 
     def fresh(self, draft: Tensor | None) -> _Traced:
         out = cast(_Traced, super().fresh(draft))

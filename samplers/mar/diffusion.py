@@ -72,19 +72,6 @@ class Tables:
     def __len__(self) -> int:
         return len(self.betas)
 
-    def predict_x0(self, i: int, x: Tensor, eps: Tensor) -> Tensor:
-        """x0 from x_t and predicted noise, not clipped. Shapes equal."""
-        return float(self.sqrt_recip_alphas_cumprod[i]) * x - float(self.sqrt_recipm1_alphas_cumprod[i]) * eps
-
-    def posterior_mean(self, i: int, x: Tensor, x0: Tensor) -> Tensor:
-        """Mean of q(x_{t-1} | x_t, x0)."""
-        return float(self.posterior_mean_coef1[i]) * x0 + float(self.posterior_mean_coef2[i]) * x
-
-    def log_variance(self, i: int, logits: Tensor) -> Tensor:
-        """Learned-range log variance: logits -1..1 between the posterior's (clipped) and beta's."""
-        low, high = float(self.posterior_log_variance_clipped[i]), math.log(float(self.betas[i]))
-        return low + (logits + 1) * ((high - low) / 2)
-
 
 @lru_cache(maxsize=64)
 def tables(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BETA) -> Tables:

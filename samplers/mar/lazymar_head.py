@@ -118,13 +118,13 @@ class CachedDenoiser(Denoiser):
         steps, whole, n = len(self.table), len(self.segments), len(first)
         self.run.report.add(head_calls=steps, head_rows=whole * n * (1 + z.guided) + (steps - whole) * n)
         if graphs is not None and n <= CAPTURED:
-            lasting, padded = cast(CachedDenoiser, self.alone()), given.padded()
+            lasting, kind, padded = cast(CachedDenoiser, self.alone()), rule.fresh(None), given.padded()
             present = [x is not None for x in padded]
 
             def function(*buffers: Tensor) -> tuple[Tensor, ...]:
                 left = iter(buffers)
                 found = Inputs(*(next(left) if there else None for there in present))  # type: ignore[arg-type]
-                return (lasting.loop(found, lasting.rule),)
+                return (lasting.loop(found, kind.fresh(found.draft)),)
 
             key = (
                 "cached diffusion",

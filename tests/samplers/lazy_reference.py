@@ -7,6 +7,7 @@ stays forever; the fast path is compared with it.
 from __future__ import annotations
 
 import torch
+from diffusion_reference import log_variance, posterior_mean, predict_x0
 from fastar_nodes.samplers.mar.denoiser import Denoiser
 from fastar_nodes.samplers.mar.loop import Conditions
 from torch import Tensor
@@ -249,6 +250,10 @@ def slow_head(
                 apart = eps - layers(x, t, z_null, keep=False, reuse=False, edge=False)[:c]
             null = eps - apart
             eps = null + scale * (eps - null)
-        mean = table.posterior_mean(i, x, table.predict_x0(i, x, eps))
-        x = mean if i == 0 else mean + (0.5 * table.log_variance(i, out[c:])).exp() * noise[steps - 1 - i] * temperature
+        mean = posterior_mean(table, i, x, predict_x0(table, i, x, eps))
+        x = (
+            mean
+            if i == 0
+            else mean + (0.5 * log_variance(table, i, out[c:])).exp() * noise[steps - 1 - i] * temperature
+        )
     return x

@@ -70,6 +70,20 @@ def test_masked_samplers_equal_the_plain_ones(name):
         assert (expected.report.note, found.report.note) == ("", note)
 
 
+def test_a_guided_step_with_a_cached_head(monkeypatch):
+    """Refinement with as many steps that LazyMAR caches the head for it: the draft is an input of the captured loop."""
+    settings = dataclasses.replace(
+        MASKED["fasthybrid+lazymar"][1], diffusion_steps=24, guided_steps=20, threshold=0.5, guidance_space="x0"
+    )
+    monkeypatch.setitem(MASKED, "guided", (MASKED["fasthybrid+lazymar"][0], settings))
+    plain, made = tiny_mar(), fast(tiny_mar())
+    for seed in (5, 6):
+        expected, found = masked("guided", plain, seed), masked("guided", made, seed)
+        assert expected.report.counts["accepted"] > 0
+        torch.testing.assert_close(found.latents, expected.latents, rtol=1e-4, atol=1e-4)
+    assert any("cached diffusion" in str(key) and "Guided" in str(key) for key in made.net.graphs._made)
+
+
 @pytest.mark.parametrize("name", TOKENS)
 def test_token_samplers_equal_the_plain_ones(name):
     func, plain, settings, _ = TOKENS[name]
