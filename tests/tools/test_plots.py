@@ -153,7 +153,7 @@ def test_an_unknown_plot_is_named(capsys):
 
 def test_links_of_the_benchmark_pages_lead_somewhere():
     pages = [plots.DOCS / "benchmarks.md", *(plots.DOCS / "benchmarks").glob("*.md")]
-    assert len(pages) == 11
+    assert len(pages) == 12
     for page in pages:
         for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
             if target.startswith("https:"):
