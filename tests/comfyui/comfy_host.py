@@ -22,7 +22,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,10 @@ class Comfy:
 
     Args:
         environment: variables of the server beside those of this process.
+        options: further options of its command line.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()) -> None:
         self.core = find_core()
         python = find_python(self.core)
         self.base = Path(tempfile.mkdtemp(prefix="fastar-comfy-"))
@@ -120,6 +121,7 @@ class Comfy:
                 "sqlite:///:memory:",
                 "--preview-method",
                 "auto",
+                *options,
             ],
             stdout=self.log_file.open("w"),
             stderr=subprocess.STDOUT,

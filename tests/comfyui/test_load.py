@@ -54,7 +54,8 @@ RETURNED |= {"MKL_DISABLE_FAST_MM": "1"}
 def comfy() -> Iterator[Comfy]:
     """A server of this module's own."""
     try:
-        server = Comfy(RETURNED)
+        # By default ComfyUI keeps the results of every earlier prompt until memory is short.
+        server = Comfy(RETURNED, ["--cache-classic"])
     except Missing as problem:
         pytest.skip(f"NOT TESTED IN COMFYUI: {problem}")
     with server:
