@@ -130,6 +130,11 @@ class Inputs(NamedTuple):
         """From a sampler's head rows."""
         return Inputs(given.z.cond, given.z.null, given.scale, given.first, rule.scaled(given.noise), rule.draft)
 
+    @staticmethod
+    def rebuilt(buffers: Iterator[Tensor], present: Sequence[bool]) -> Inputs:
+        """From buffers in the order of the fields; ``present`` says which fields are not None."""
+        return Inputs(*(next(buffers) if there else None for there in present))  # type: ignore[arg-type]
+
     def padded(self) -> list[Input | None]:
         """The inputs of a captured function, with as many rows as it is captured for."""
         rows = rounded(len(self.first))
@@ -246,7 +251,7 @@ def _captured(graphs: Graphs, loops: Sequence[_Loop], given: Sequence[Inputs]) -
 
     def function(*buffers: Tensor) -> tuple[Tensor, ...]:
         left = iter(buffers)
-        found = [Inputs(*(next(left) if there else None for there in row)) for row in present]  # type: ignore[arg-type]
+        found = [Inputs.rebuilt(left, row) for row in present]
         return tuple(x for part in _denoise(lasting, found) for x in part)
 
     tables = tuple((loop.rule.key(), tuple(loop.denoiser.table.timestep_map.tolist())) for loop in lasting)

@@ -122,8 +122,7 @@ class CachedDenoiser(Denoiser):
             present = [x is not None for x in padded]
 
             def function(*buffers: Tensor) -> tuple[Tensor, ...]:
-                left = iter(buffers)
-                found = Inputs(*(next(left) if there else None for there in present))  # type: ignore[arg-type]
+                found = Inputs.rebuilt(iter(buffers), present)
                 return (lasting.loop(found, kind.fresh(found.draft)),)
 
             key = (

@@ -153,7 +153,9 @@ def _doubled(x, text):
 
 def test_mistakes(monkeypatch):
     net = speed.Regional()
-    with pytest.raises(UserError, match="^speed: 'fast' is none of plain, compile, kernels, graphs; choose one of them"):
+    with pytest.raises(
+        UserError, match="^speed: 'fast' is none of plain, compile, kernels, graphs; choose one of them"
+    ):
         speed.choose(net, "fast", CPU)
     for found in (net, tiny_mar().net):
         what = "a CUDA GPU" if found.diffusion_head else r"a model with a diffusion head \(MAR, Harmon, UniPic\)"
