@@ -50,7 +50,7 @@ def measure(pair: Pair, repeats: int) -> dict[str, Any]:
         "reference": [round(s, 4) for s in theirs],
         "ratio": round(median(ratios), 4),
         "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
-        "floor": round(floor, 4),
+        "floor": round(floor, 7),
         "operations": work.operations,
         "waits": work.waits,
         "difference": difference,
@@ -72,7 +72,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
                 f"{f['ratio']:.2f}",
                 f"{low:.2f}-{high:.2f}" if len(f["ours"]) > 1 else "",
                 f"{f['floor']:.2f}",
-                f"{ours / f['floor']:.1f}",
+                f"{ours / f['floor']:.1f}" if f["floor"] else "",
                 f"{f['operations']:,}",
                 "not compared" if f["difference"] is None else "yes",
             ]

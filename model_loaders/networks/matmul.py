@@ -38,12 +38,17 @@ METHODS = ("linear", "columns", "halves", "onednn", "packed")
 LARGE_WEIGHT = 1 << 18
 # Row counts that are timed, by the largest count of their class. Beyond the last class products are bound by arithmetic and
 # not by memory: they are one kind, whatever the row length, timed with MANY_ROWS.
-CLASSES, MANY_ROWS = {1: 1, 2: 2, 4: 4, 8: 8, 32: 16, 128: 64}, 256
-# Multiply-adds of a timed product, and bounds of its weight's elements; timed rounds; seconds of all timings of the process,
-# after which only new row counts are timed. In all they take less than 0.05 s.
-PRODUCT, PARTS, ROUNDS, BUDGET = 1 << 23, (1 << 18, 1 << 19), 3, 0.01
-# Another method than F.linear, and packing, must take at most this share of the seconds.
-GAIN, PACKED_GAIN = 0.97, 0.93
+CLASSES, MANY_ROWS = {1: 1, 2: 2, 4: 4, 8: 8, 32: 16, 128: 64}, 160
+# Elements of a timed part of a weight, for two rows at most and for more; timed rounds, and those of many rows, whose products
+# take long; packed parts; seconds of timing, after which only new row counts are timed. In all it is less than 0.05 s.
+PARTS, ROUNDS, MANY_ROUNDS, PACKED_PARTS, BUDGET = (1 << 19, 1 << 18), 3, 2, 2, 0.015
+# Longest rows for ``halves``: with longer ones it can take 1.3 times as long as F.linear, which parts of the weight do not show.
+HALVES_WIDTH = 2048
+# Heights of timed parts are multiples of this: oneDNN packs others slowly.
+ALIGNED = 64
+# Another method than F.linear, the same with many rows, and packing must take at most this share of the seconds. With many rows
+# the timed parts show less of a gain than whole weights have.
+GAIN, MANY_GAIN, PACKED_GAIN = 0.97, 1.0, 0.93
 PACKED_BYTES = 1 << 30
 
 
@@ -63,6 +68,7 @@ class _State:
         self.chosen: dict[Kind, str] = {}
         self.spent = 0.0
         self.modules: WeakSet[Linear] = WeakSet()
+        self.parts: dict[tuple[int, ...], list[Tensor]] = {}
         # Address and version of a module's weight, and its packed copy or, beyond PACKED_BYTES, the weight itself.
         self.packed: WeakKeyDictionary[Linear, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
 
@@ -126,12 +132,22 @@ _CALLS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
 def _usable(method: str, rows: int, weight: Tensor) -> bool:
     """Whether a method covers a product of ``rows`` rows (0: many) with this weight."""
     if method == "halves":
-        return rows == 1 and not len(weight) % 2
+        return rows == 1 and not len(weight) % 2 and weight.shape[1] <= HALVES_WIDTH
     if method == "packed":  # for many rows it gains little over ``onednn`` and would copy all weights
         return _has_onednn() and rows > 0
     if method == "columns":
         return 0 < rows <= 2
     return method != "onednn" or _has_onednn()
+
+
+def _timed(method: str, rows: int, weight: Tensor) -> bool:
+    """Whether a method is a candidate.
+
+    ``onednn`` is one for many rows only: for fewer, ``packed`` is the same product on a better layout. One or two rows are
+    bound by reading the weight, which packing does not shorten.
+    """
+    few = method == "onednn" and rows > 0
+    return _usable(method, rows, weight) and not few and (method != "packed" or rows > 2)
 
 
 # ------------------------------------------------------------------------------------------------ the choice
@@ -169,27 +185,46 @@ def _measure(kind: Kind, weight: Tensor) -> str:
     """Time the methods. Every trial reads another part of the loaded weights, so that it is cached as in a real run."""
     width = weight.shape[1]
     rows = CLASSES.get(kind.rows, MANY_ROWS)
-    elements = min(max(PRODUCT // rows, PARTS[0]), PARTS[1])
-    height = max(2, elements * kind.threads // width // 2 * 2)
-    height = min(height, len(weight))
-    weights = [m.weight.detach() for m in _state.modules if _large(m.weight) and m.weight.shape[1] == width]
-    parts = [part for w in [*weights, weight.detach()] for part in w.split(height) if len(part) == height]
-    methods = [m for m in METHODS if _usable(m, kind.rows, parts[0])]
+    height, rounds = PARTS[rows > 2] * kind.threads // width, ROUNDS if kind.rows else MANY_ROUNDS
+    height = min(max(height // ALIGNED * ALIGNED, 2), len(weight))
+    methods = [m for m in METHODS if _timed(m, kind.rows, weight[:height])]
+    # Packed copies come last, because they are in the caches at first.
+    stored = [m for m in methods if m != "packed"]
+    parts = _parts(weight, height, 1 + rounds * len(stored))
+    packed = _packed_parts(parts) if "packed" in methods else []
     x = weight.new_ones(rows, width)
-    packed = [_pack(parts[i % len(parts)]) for i in range(ROUNDS)] if "packed" in methods else []
     for method in methods:  # the first call includes the creation of a kernel
         _CALLS[method](x, packed[0] if method == "packed" else parts[0], None)
     best, turn, clock = dict.fromkeys(methods, float("inf")), 0, _clock(kind.threads)
-    # Packed copies come last, because they are in the caches at first.
-    stored = [m for m in methods if m != "packed"]
-    for method in [*stored * ROUNDS, *["packed"] * len(packed)]:
+    for method in [*stored * rounds, *["packed"] * rounds * bool(packed)]:
         turn += 1
-        part = packed[turn % ROUNDS] if method == "packed" else parts[turn % len(parts)]
+        part = packed[turn % PACKED_PARTS] if method == "packed" else parts[turn % len(parts)]
         began = clock()
         _CALLS[method](x, part, None)
         best[method] = min(best[method], clock() - began)
-    fastest = min(stored, key=lambda m: best[m] * (GAIN if m == "linear" else 1))
+    gain = GAIN if kind.rows else MANY_GAIN
+    fastest = min(stored, key=lambda m: best[m] * (gain if m == "linear" else 1))
     return "packed" if packed and best["packed"] < PACKED_GAIN * best[fastest] else fastest
+
+
+def _parts(weight: Tensor, height: int, count: int) -> list[Tensor]:
+    """At least ``count`` parts of ``height`` rows, or as many as there are, of loaded weights with this row length."""
+    parts = [weight.detach()[:height]]
+    for module in _state.modules:
+        other = module.weight.detach()
+        if len(parts) >= count:
+            break
+        if other.shape[1] == weight.shape[1] and len(other) >= height and _large(other):
+            parts += [part for part in other.split(height)[: count - 1] if len(part) == height]
+    return parts
+
+
+def _packed_parts(parts: list[Tensor]) -> list[Tensor]:
+    """The first parts packed; kept for other row counts, because packing takes longer than a product."""
+    key = tuple(parts[0].shape)
+    if key not in _state.parts:
+        _state.parts[key] = [_pack(parts[i % len(parts)]) for i in range(PACKED_PARTS)]
+    return _state.parts[key]
 
 
 def _large(weight: Tensor) -> bool:

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 import torch
-from fastar_nodes.cli import bench, bench_references
+from fastar_nodes.cli import bench, bench_against, bench_references
 from fastar_nodes.cli.bench_work import Speed, Work, counted
 from fastar_nodes.model_loaders.networks import matmul
 from fastar_nodes.model_loaders.networks.mar import MARConfig
@@ -140,6 +140,13 @@ def test_products_are_counted_with_every_method(method, rows):
 def test_the_floor_is_the_larger_of_arithmetic_and_memory():
     work = Work(0, 0, [(1000, 10), (10, 4000)])
     assert work.floor(Speed(arithmetic=1000.0, memory=1000.0)) == pytest.approx(2.0 + 4.0)
+
+
+@pytest.mark.parametrize("floor", [0.0, 3e-5])
+def test_a_floor_near_nothing_is_printed(floor):
+    found = {"work": "a model", "ours": [0.03], "reference": [0.02], "ratio": 1.5, "ratio_range": [1.5, 1.5]}
+    text = bench_against.table([found | {"floor": floor, "operations": 7, "difference": 0.0}])
+    assert text.endswith("| 0.00 |  | 7 | yes |" if not floor else "| 0.00 | 1000.0 | 7 | yes |")
 
 
 def test_bench_counts_operations(cli, tiny_demo, tmp_path):

@@ -111,12 +111,29 @@ def test_the_fastest_method_is_chosen(monkeypatch):
     for name in matmul.METHODS:
         monkeypatch.setitem(matmul._CALLS, name, lambda *a, name=name: running.__setitem__(0, name) or call(*a))
     monkeypatch.setattr(matmul, "_clock", lambda threads: lambda: now[0])
-    layer, kind = filled(16, 8), matmul.Kind(16, 1, 1)
-    assert matmul._measure(kind, layer.weight) == "columns", "packing gains too little"
-    cost["packed"] = 1.0
+    layer, kind = filled(16, 8), matmul.Kind(16, 4, 1)
     assert matmul._measure(kind, layer.weight) == "packed"
+    assert matmul._measure(kind._replace(rows=2), layer.weight) == "columns", "two rows are not packed"
+    cost["packed"] = 4.7
+    assert matmul._measure(kind, layer.weight) == "linear", "packing gains too little"
     cost |= {"packed": 4.9, "columns": 4.95, "onednn": 4.9}
-    assert matmul._measure(kind, layer.weight) == "linear", "nothing gains enough"
+    assert matmul._measure(kind._replace(rows=2), layer.weight) == "linear", "nothing gains enough"
+    cost["onednn"] = 1.0
+    assert matmul._measure(kind, layer.weight) == "linear", "few rows: only packed"
+    assert matmul._measure(kind._replace(rows=0), layer.weight) == "onednn"
+
+
+def test_parts_are_those_of_loaded_weights_and_packed_once(monkeypatch):
+    layers, other = [filled(16, 8) for _ in range(3)], filled(24, 8)
+    packs: list[tuple[int, ...]] = []
+    monkeypatch.setattr(matmul, "_pack", lambda w, pack=matmul._pack: packs.append(tuple(w.shape)) or pack(w))
+    assert len(matmul._parts(layers[0].weight, 4, 5)) >= 5
+    assert {tuple(p.shape) for p in matmul._parts(layers[0].weight, 4, 99)} == {(4, 16)}
+    for rows in (1, 2, 4, 8):
+        matmul._measure(matmul.Kind(16, rows, 1), layers[0].weight)
+    assert packs == [(8, 16)] * matmul.PACKED_PARTS
+    matmul._measure(matmul.Kind(24, 4, 1), other.weight)
+    assert packs[matmul.PACKED_PARTS :] == [(8, 24)] * matmul.PACKED_PARTS
 
 
 def test_packed_copies_follow_the_weight(monkeypatch):
@@ -160,9 +177,10 @@ def test_an_unknown_method_is_refused():
 
 
 def test_which_methods_cover_which_products():
-    even, odd = torch.zeros(4, 3), torch.zeros(5, 3)
+    even, odd, long = torch.zeros(4, 3), torch.zeros(5, 3), torch.zeros(4, matmul.HALVES_WIDTH + 1)
     for rows, weight, wanted in (
         (1, even, {"linear", "columns", "halves"}),
+        (1, long, {"linear", "columns"}),
         (1, odd, {"linear", "columns"}),
         (2, even, {"linear", "columns"}),
         (3, even, {"linear"}),
