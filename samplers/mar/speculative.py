@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ..noise import CounterRNG, copied, row_keys
-from .coupling import Gaussian, acceptable, couple
+from .coupling import Coupled, Gaussian, acceptable, couple
 from .denoiser import Denoiser
 from .diffusion import Tables, guide
 from .head import PlainHead
@@ -184,7 +184,7 @@ class SpeculativeDenoiser(Denoiser):
     def verify(self, rows: Rows, of: Tensor, drafts: Drafts) -> Tensor:
         """Evaluate the head at all drafted states; advance rows past the accepted prefix and one step more.
 
-        The host waits for the device once to know what was accepted, and once more if a draft was rejected.
+        The host waits for the device once, to know what was accepted; again only if a row's first redraws were all rejected.
 
         Args:
             rows: the tokens.
@@ -199,7 +199,10 @@ class SpeculativeDenoiser(Denoiser):
         ahead = torch.arange(most)
         which, column = (ahead < drafts.width[:, None]).nonzero(as_tuple=True)
         steps = rows.at[of][:, None] + ahead
-        row, step, where, ahead_of = self._copied(of[which], steps[which, column], which, column)
+        first = drafts.width.cumsum(0) - drafts.width  # of each row among the valid states
+        row, step, where, ahead_of, every, here, width, first, start = self._copied(
+            of[which], steps[which, column], which, column, of, torch.arange(len(of)), drafts.width, first, rows.at[of]
+        )
         states = drafts.path[where, ahead_of]
         x0, logits = self.predict(rows, row, step, states)
         p = self.kernel(step, states, x0, logits)
@@ -207,33 +210,36 @@ class SpeculativeDenoiser(Denoiser):
         uniforms = rows.uniforms[row, step]
         ok = torch.zeros(len(of), most, dtype=torch.bool, device=device)
         ok[where, ahead_of] = acceptable(drafts.path[where, ahead_of + 1], q, p, uniforms)
-        kept = ok.cpu().to(torch.int64).cumprod(1).sum(1)
-        # 2. The state of the newest evaluation in use: that of the first rejected step, or the last drafted one.
-        first = torch.cat(
-            [drafts.width.new_zeros(1), drafts.width.cumsum(0)[:-1]]
-        )  # of each row among the valid states
-        wrong = (kept < drafts.width).nonzero()[:, 0]
-        here, final, newest, bad, lost = self._copied(
-            torch.arange(len(of)), kept, first + torch.minimum(kept, drafts.width - 1), wrong, kept[wrong]
-        )
-        moved = drafts.path[here, final]
-        # 3. The first rejected step of a row is replaced by the coupling.
-        if len(wrong):
-            of_bad, lane, at = *self._copied(of[wrong], 2 * steps[wrong, kept[wrong]]), newest[bad]
-            rng = rows.rng.of(of_bad)
+        kept = ok.to(torch.int64).cumprod(1).sum(1)
+        # 2. The newest evaluation in use: at the first rejected step, or at the last drafted one.
+        wrong, last = kept < width, torch.minimum(kept, width - 1)
+        newest, moved = first + last, drafts.path[here, kept]
+        # 3. The first rejected step of a row is replaced by the coupling. A GPU computes that for all rows: their choice is not known yet.
+        watched = device.type == "cpu"
+        bad = wrong.nonzero()[:, 0] if watched else here
+
+        def coupled(bad: Tensor, wait: bool) -> Coupled:
+            rng, lane, at = rows.rng.of(every[bad]), 2 * (start + last)[bad], newest[bad]
 
             def retry(m: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
                 mine = rng.of(m)
                 normals = mine.normal(lane[m] + _NORMAL, first, count, states.shape[1])
                 return normals, mine.uniform(lane[m] + _UNIFORM, first, count)
 
-            drafted = drafts.path[bad, lost + 1]
             mine, real = Gaussian(q.mean[at], q.log_std[at]), Gaussian(p.mean[at], p.log_std[at])
-            moved[bad] = couple(drafted, mine, real, uniforms[at], retry).value
-        (every,) = self._copied(of)
+            return couple(drafts.path[bad, last[bad] + 1], mine, real, uniforms[at], retry, wrong[bad], wait)
+
+        known = kept
+        if len(bad):
+            new = coupled(bad, watched)
+            if new.open is not None:
+                known, still = torch.stack([kept, new.open.to(kept.dtype)]).cpu()
+                if bool(still.any()):
+                    new = coupled(bad, True)
+            moved[bad] = torch.where(wrong[bad][:, None], new.value, moved[bad])
         rows.x[every], rows.x0[every], rows.logits[every] = moved, x0[newest], logits[newest]
-        rows.at[of] += kept + (kept < drafts.width)
-        return kept
+        rows.at[of] += known + (known < drafts.width)
+        return known
 
     def take(self, rows: Rows, of: Tensor) -> None:
         """One evaluated step of rows ``of`` int64 [R], on the host, without a draft."""

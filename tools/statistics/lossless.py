@@ -103,7 +103,9 @@ CASES = tuple(_cases())
 def careless_coupling() -> Iterator[None]:
     """Within it, a rejected diffusion step is drawn from the target's kernel p instead of from max(0, p - q)."""
 
-    def careless(draft: Tensor, q: Any, p: Any, uniforms: Tensor, retry: coupling.Retry) -> coupling.Coupled:
+    def careless(
+        draft: Tensor, q: Any, p: Any, uniforms: Tensor, retry: coupling.Retry, *more: object
+    ) -> coupling.Coupled:
         normals, _ = retry(torch.arange(len(draft)), 0, 1)
         drawn = torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * normals[:, 0])
         return coupling.Coupled(drawn, torch.zeros(len(draft), dtype=torch.bool))

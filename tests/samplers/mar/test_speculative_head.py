@@ -50,7 +50,7 @@ def test_the_distribution_is_plain_mars(plain, length):
 def test_a_rejected_step_taken_as_it_is_would_be_seen(plain, monkeypatch):
     """The same test against the obvious mistake: a rejected step drawn from the real kernel instead of the residual."""
 
-    def careless(draft, q: Gaussian, p: Gaussian, uniforms, retry) -> Coupled:
+    def careless(draft, q: Gaussian, p: Gaussian, uniforms, retry, *more) -> Coupled:
         normals, _ = retry(torch.arange(len(draft)), 0, 1)
         accepted = torch.zeros(len(draft), dtype=torch.bool)
         return Coupled(
