@@ -8,7 +8,7 @@ reads them well depends on the processor, on the number of rows and on their len
 - ``halves``: one row as a batch of two half matrices;
 - ``onednn``: oneDNN's product with the weight as it is stored;
 - ``packed``: oneDNN's product with a copy of the weight in its own layout. All copies together take at most
-  :data:`PACKED_BYTES`.
+  :data:`PACKED_BYTES`; further weights are multiplied by ``onednn`` with many rows, else by ``linear``.
 
 On the first product of a kind (row length, class of row counts, threads) every method is timed on parts of the weights that
 are in memory, and the fastest is used for this kind until the process ends. After :data:`BUDGET` seconds of timing in all, a
@@ -46,9 +46,9 @@ PARTS, ROUNDS, MANY_ROUNDS, PACKED_PARTS, BUDGET = (1 << 19, 1 << 18), 3, 2, 2, 
 HALVES_WIDTH = 2048
 # Heights of timed parts are multiples of this: oneDNN packs others slowly.
 ALIGNED = 64
-# Another method than F.linear, the same with many rows, and packing must take at most this share of the seconds. With many rows
-# the timed parts show less of a gain than whole weights have.
-GAIN, MANY_GAIN, PACKED_GAIN = 0.97, 1.0, 0.93
+# Another method than F.linear, packing, and both with many rows must take at most this share of the seconds. With many rows the timed
+# parts show less of a gain than whole weights have.
+GAIN, PACKED_GAIN, MANY_GAIN = 0.97, 0.93, 1.0
 PACKED_BYTES = 1 << 30
 
 
@@ -112,15 +112,16 @@ def _halves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.baddbmm(bias.view(2, -1, 1), halves, columns).view(1, -1)
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool = False) -> Tensor:
+    activation, algorithm = ("gelu", "none") if gelu else ("none", "")  # none of GELU's approximations
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], algorithm)
 
 
 def _pack(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
 
 
-_CALLS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+_CALLS: dict[str, Callable[..., Tensor]] = {
     "linear": F.linear,
     "columns": _columns,
     "halves": _halves,
@@ -133,21 +134,18 @@ def _usable(method: str, rows: int, weight: Tensor) -> bool:
     """Whether a method covers a product of ``rows`` rows (0: many) with this weight."""
     if method == "halves":
         return rows == 1 and not len(weight) % 2 and weight.shape[1] <= HALVES_WIDTH
-    if method == "packed":  # for many rows it gains little over ``onednn`` and would copy all weights
-        return _has_onednn() and rows > 0
     if method == "columns":
         return 0 < rows <= 2
-    return method != "onednn" or _has_onednn()
+    return method not in ("onednn", "packed") or _has_onednn()
 
 
 def _timed(method: str, rows: int, weight: Tensor) -> bool:
     """Whether a method is a candidate.
 
-    ``onednn`` is one for many rows only: for fewer, ``packed`` is the same product on a better layout. One or two rows are
-    bound by reading the weight, which packing does not shorten.
+    ``onednn`` is none, because ``packed`` is the same product on a better layout. One or two rows are bound by reading the weight,
+    which packing does not shorten.
     """
-    few = method == "onednn" and rows > 0
-    return _usable(method, rows, weight) and not few and (method != "packed" or rows > 2)
+    return _usable(method, rows, weight) and method != "onednn" and (method != "packed" or not 0 < rows <= 2)
 
 
 # ------------------------------------------------------------------------------------------------ the choice
@@ -202,9 +200,9 @@ def _measure(kind: Kind, weight: Tensor) -> str:
         began = clock()
         _CALLS[method](x, part, None)
         best[method] = min(best[method], clock() - began)
-    gain = GAIN if kind.rows else MANY_GAIN
-    fastest = min(stored, key=lambda m: best[m] * (gain if m == "linear" else 1))
-    return "packed" if packed and best["packed"] < PACKED_GAIN * best[fastest] else fastest
+    fastest = min(stored, key=lambda m: best[m] * (GAIN if m == "linear" else 1))
+    gain = PACKED_GAIN if kind.rows else MANY_GAIN
+    return "packed" if packed and best["packed"] < gain * best[fastest] else fastest
 
 
 def _parts(weight: Tensor, height: int, count: int) -> list[Tensor]:
@@ -232,30 +230,50 @@ def _large(weight: Tensor) -> bool:
     return weight.numel() >= LARGE_WEIGHT and weight.dtype == torch.float32 and weight.device.type == "cpu"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, module: Linear | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, module: Linear | None = None, gelu: bool = False
+) -> Tensor:
     """x [..., in] times the transposed weight [out, in], plus the bias [out]; to [..., out].
 
     Args:
         module: owner of the weight, which keeps its packed copy; None: without packing.
+        gelu: whether to return GELU (with the error function) of it. oneDNN computes it within the product.
     """
+    method = _method(x, weight)
+    if method == "packed":
+        held = weight if module is None else module.packed()
+        if not held.is_mkldnn:  # without packing, oneDNN is faster with many rows only
+            method = "linear" if x.numel() // x.shape[-1] <= max(CLASSES) else "onednn"
+        weight = held if method == "packed" else weight
+    if method == "linear":
+        out = F.linear(x, weight, bias)
+    else:
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        if method in ("onednn", "packed"):
+            return _CALLS[method](flat, weight, bias, gelu).view(*x.shape[:-1], -1)
+        out = _CALLS[method](flat, weight, bias).view(*x.shape[:-1], -1)
+    return F.gelu(out) if gelu else out
+
+
+def _method(x: Tensor, weight: Tensor) -> str:
+    """The method of a product."""
     if not _large(weight) or x.dtype != torch.float32 or torch.is_grad_enabled():
-        return F.linear(x, weight, bias)
+        return "linear"
     if type(x) is not Tensor or torch.compiler.is_compiling():  # fake and traced tensors
-        return F.linear(x, weight, bias)
+        return "linear"
     rows = x.numel() // x.shape[-1]
     if not rows:
-        return F.linear(x, weight, bias)
+        return "linear"
     kind = _kind(rows, x.shape[-1])
     method = _choose(kind, weight) if _state.method == MEASURED else _state.method
-    if method == "packed" and module is None:
-        method = "onednn"
-    if method == "linear" or not _usable(method, kind.rows, weight):
-        return F.linear(x, weight, bias)
-    if method == "packed":
-        assert module is not None
-        weight = module.packed()
-    flat = x.reshape(rows, -1).contiguous()
-    return _CALLS[method](flat, weight, bias).view(*x.shape[:-1], -1)
+    return method if _usable(method, kind.rows, weight) else "linear"
+
+
+def gelu(layer: nn.Module, x: Tensor) -> Tensor:
+    """GELU (with the error function) of a linear layer's output [..., out] for x [..., in]."""
+    if isinstance(layer, Linear) and not layer.away():
+        return linear(x, layer.weight, layer.bias, layer, gelu=True)
+    return F.gelu(layer(x))
 
 
 class Linear(Streamed, nn.Linear):  # type: ignore[misc]

@@ -123,7 +123,7 @@ def reshape(
         uniform: fp32 [N], in (0, 1].
         retry: draws for rejected rows.
         asked: bool [N], rows whose result is used; None: all.
-        wait: whether the host waits for the device until every row has a sample. If not, every row gets
+        wait: whether the host waits for the device until every row has a sample. If not, every row gets up to
             :data:`UNWATCHED_DRAWS` redraws, and ``open`` says which rows need more.
     """
     z = (draft - q.mean) * torch.exp(-q.log_std)
@@ -141,7 +141,8 @@ def reshape(
         return q.mean[rows] + log_std[rows].exp() * normals.gather(1, index)[:, 0], keep.any(1)
 
     if not wait:
-        drawn, hit = redraw(torch.arange(len(ok), device=ok.device), 0, UNWATCHED_DRAWS)
+        count = max(1, min(UNWATCHED_DRAWS, _BLOCK // max(1, z.numel())))
+        drawn, hit = redraw(torch.arange(len(ok), device=ok.device), 0, count)
         return Coupled(torch.where(ok[:, None], draft, drawn), ok, ~ok & ~hit)
     out, at, count = draft, 0, 4
     todo = (~ok).nonzero()[:, 0]  # a GPU's host waits here

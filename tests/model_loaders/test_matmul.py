@@ -47,6 +47,26 @@ def test_every_method_gives_the_same_product(method, bias, wide, out):
         assert layer(torch.zeros(0, wide)).shape == (0, out)
 
 
+@pytest.mark.parametrize("method", [matmul.MEASURED, *matmul.METHODS])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gelu_within_the_product_is_gelu(method, bias):
+    matmul.configure(method)
+    layer = filled(640, 32, bias)
+    with torch.no_grad():
+        for rows in (1, 2, 5, 200):
+            x = 3 * torch.randn(2, rows, 640)
+            exact = F.gelu(copy.deepcopy(layer).double()(x.double()))
+            got = matmul.gelu(layer, x)
+            assert got.dtype == torch.float32
+            torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
+            assert (got - F.gelu(layer(x), approximate="tanh")).abs().max() > 1e-4, "not its approximation"
+    x = torch.randn(4, 640, requires_grad=True)
+    matmul.gelu(layer, x).sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+    other = torch.nn.Linear(640, 3)
+    torch.testing.assert_close(matmul.gelu(other, x), F.gelu(other(x)))
+
+
 @pytest.mark.parametrize("method", matmul.METHODS)
 @pytest.mark.usefixtures("one_thread")
 def test_recorded_cases_agree_whatever_the_method(method):
@@ -69,7 +89,7 @@ def test_fixed_methods_are_the_ones_that_run(monkeypatch):
             matmul.configure(method)
             layer(torch.randn(1, 16))
             layer(torch.randn(150, 16))
-    many = {"columns": "linear", "halves": "linear", "packed": "linear"}  # methods for few rows only
+    many = {"columns": "linear", "halves": "linear"}  # methods for few rows only
     assert called == [name for m in matmul.METHODS for name in (m, many.get(m, m))]
 
 
@@ -118,9 +138,9 @@ def test_the_fastest_method_is_chosen(monkeypatch):
     assert matmul._measure(kind, layer.weight) == "linear", "packing gains too little"
     cost |= {"packed": 4.9, "columns": 4.95, "onednn": 4.9}
     assert matmul._measure(kind._replace(rows=2), layer.weight) == "linear", "nothing gains enough"
+    assert matmul._measure(kind._replace(rows=0), layer.weight) == "packed", "many rows: any gain"
     cost["onednn"] = 1.0
-    assert matmul._measure(kind, layer.weight) == "linear", "few rows: only packed"
-    assert matmul._measure(kind._replace(rows=0), layer.weight) == "onednn"
+    assert matmul._measure(kind, layer.weight) == "linear", "only packed is timed"
 
 
 def test_parts_are_those_of_loaded_weights_and_packed_once(monkeypatch):
@@ -156,6 +176,12 @@ def test_packed_copies_are_bounded(monkeypatch):
     assert first.packed().is_mkldnn and second.packed() is second.weight
     with torch.no_grad():
         torch.testing.assert_close(second(x), F.linear(x, second.weight))
+        monkeypatch.setitem(matmul._CALLS, "packed", lambda *_: pytest.fail("packed"))
+        monkeypatch.setitem(matmul._CALLS, "onednn", lambda x, *_: used.append(len(x)) or x[:, :8])
+        used: list[int] = []
+        second(torch.zeros(128, 16)), second(torch.zeros(129, 16))
+        matmul.linear(torch.zeros(200, 16), second.weight), matmul.linear(torch.zeros(5, 16), second.weight)
+    assert used == [129, 200], "without packing oneDNN is for many rows"
     del first
     assert not second.packed().is_mkldnn, "a refusal is remembered"
 
