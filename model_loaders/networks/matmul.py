@@ -10,8 +10,8 @@ reads them well depends on the processor, on the number of rows and on their len
 - ``packed``: oneDNN's product with a copy of the weight in its own layout. All copies together take at most
   :data:`PACKED_BYTES`; further weights are multiplied by ``onednn`` with many rows, else by ``linear``.
 
-On the first product of a kind (row length, class of row counts, threads) every method is timed on parts of the weights that
-are in memory, and the fastest is used for this kind until the process ends. After :data:`BUDGET` seconds of timing in all, a
+On the first product of a kind (row length, class of row counts, threads) the methods that can be fastest there are timed on parts of
+the weights that are in memory, and the fastest is used for this kind until the process ends. After :data:`BUDGET` seconds of timing in all, a
 new row length takes the choice of the nearest one with as many rows. The first of each class of row counts is always timed: with
 8 rows, the fastest method for 2 can take three times as long as the slowest other one.
 
@@ -90,6 +90,7 @@ def configure(method: str = MEASURED) -> None:
         raise ValueError(f"matmul: {method} is none of {', '.join((MEASURED, *METHODS))}")
     _state.method, _state.spent = method, 0.0
     _state.chosen.clear()
+    _state.parts.clear()
 
 
 def choices() -> dict[Kind, str]:
