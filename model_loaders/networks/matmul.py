@@ -11,9 +11,9 @@ reads them well depends on the processor, on the number of rows and on their len
   :data:`PACKED_BYTES`; further weights are multiplied by ``onednn`` with many rows, else by ``linear``.
 
 On the first product of a kind (row length, class of row counts, threads) the methods that can be fastest there are timed on parts of
-the weights that are in memory, and the fastest is used for this kind until the process ends. After :data:`BUDGET` seconds of timing in all, a
-new row length takes the choice of the nearest one with as many rows. The first of each class of row counts is always timed: with
-8 rows, the fastest method for 2 can take three times as long as the slowest other one.
+the weights that are in memory, and the fastest is used for this kind until the process ends. After :data:`BUDGET` seconds of timing
+in all, a new row length takes the choice of the nearest one with as many rows. The first of each class of row counts is always timed:
+with 8 rows, the fastest method for 2 can take three times as long as the slowest other one.
 
 The methods differ by rounding. Within a process the choice of a kind never changes, so that equal calls give equal results. Two
 processes may choose differently; :func:`configure` fixes the choice.
