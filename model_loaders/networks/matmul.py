@@ -152,9 +152,13 @@ def _timed(method: str, rows: int, weight: Tensor) -> bool:
 # ------------------------------------------------------------------------------------------------ the choice
 
 
+# The class of every row count up to the largest one.
+_CLASS_OF = [min(n for n in CLASSES if rows <= n) for rows in range(max(CLASSES) + 1)]
+
+
 def _kind(rows: int, width: int) -> Kind:
     """The kind of a product."""
-    largest = next((n for n in CLASSES if rows <= n), 0)
+    largest = _CLASS_OF[rows] if rows < len(_CLASS_OF) else 0
     return Kind(width if largest else 0, largest, torch.get_num_threads())
 
 
@@ -228,7 +232,7 @@ def _packed_parts(parts: list[Tensor]) -> list[Tensor]:
 
 def _large(weight: Tensor) -> bool:
     """Whether methods other than F.linear apply to a weight."""
-    return weight.numel() >= LARGE_WEIGHT and weight.dtype == torch.float32 and weight.device.type == "cpu"
+    return weight.is_cpu and weight.numel() >= LARGE_WEIGHT and weight.dtype is torch.float32
 
 
 def linear(
@@ -257,17 +261,21 @@ def linear(
 
 
 def _method(x: Tensor, weight: Tensor) -> str:
-    """The method of a product."""
-    if not _large(weight) or x.dtype != torch.float32 or torch.is_grad_enabled():
+    """The method of a product. It runs before every product, so it is kept short."""
+    if x.dtype is not torch.float32 or torch.is_grad_enabled() or not _large(weight):
         return "linear"
     if type(x) is not Tensor or torch.compiler.is_compiling():  # fake and traced tensors
         return "linear"
-    rows = x.numel() // x.shape[-1]
+    width = x.shape[-1]
+    rows = x.numel() // width
     if not rows:
         return "linear"
-    kind = _kind(rows, x.shape[-1])
-    method = _choose(kind, weight) if _state.method == MEASURED else _state.method
-    return method if _usable(method, kind.rows, weight) else "linear"
+    kind = _kind(rows, width)
+    if _state.method == MEASURED:
+        method = _state.chosen.get(kind) or _choose(kind, weight)
+    else:
+        method = _state.method
+    return method if method == "linear" or _usable(method, kind.rows, weight) else "linear"
 
 
 def gelu(layer: nn.Module, x: Tensor) -> Tensor:
