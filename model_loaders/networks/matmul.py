@@ -163,18 +163,16 @@ def _kind(rows: int, width: int) -> Kind:
 
 
 def _choose(kind: Kind, weight: Tensor) -> str:
-    """The method of a kind: measured, or beyond the time budget that of the nearest row length."""
-    chosen = _state.chosen.get(kind)
-    if chosen is None:
-        same = [k for k in _state.chosen if k.rows == kind.rows and k.threads == kind.threads]
-        if _state.spent < BUDGET or not same:
-            clock = _clock(kind.threads)
-            began = clock()
-            chosen = _measure(kind, weight)
-            _state.spent += clock() - began
-        else:
-            chosen = _state.chosen[min(same, key=lambda k: abs(k.width - kind.width))]
-        _state.chosen[kind] = chosen
+    """Choose the method of a new kind: measured, or beyond the time budget that of the nearest row length."""
+    same = [k for k in _state.chosen if k.rows == kind.rows and k.threads == kind.threads]
+    if _state.spent < BUDGET or not same:
+        clock = _clock(kind.threads)
+        began = clock()
+        chosen = _measure(kind, weight)
+        _state.spent += clock() - began
+    else:
+        chosen = _state.chosen[min(same, key=lambda k: abs(k.width - kind.width))]
+    _state.chosen[kind] = chosen
     return chosen
 
 

@@ -144,6 +144,7 @@ def test_a_masked_edit(dtype):
 
     with pretended_cuda():
         out = run(moved(model, TYPES[dtype]))
+    assert torch.isfinite(out.latents.host).all()
     if dtype == "fp32":
         same(out.latents, run(model).latents)
 
@@ -232,6 +233,7 @@ def test_semantic_features(dtype):
 
     with pretended_cuda():
         out = run(to_cuda(copy.deepcopy(net), TYPES[dtype]))
+    assert torch.isfinite(out.host).all()
     if dtype == "fp32":
         same(out, run(net))
 
