@@ -11,8 +11,14 @@ from ..errors import UserError
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..samplers.batches import in_parts
-from ..samplers.conditioning import AnyCondition, CodeCondition, PromptCondition, TextCondition
-from ..samplers.labels import label_sets, resolve_labels
+from ..samplers.conditioning import (
+    AnyCondition,
+    CodeCondition,
+    PromptCondition,
+    TextCondition,
+    label_sets,
+    resolve_labels,
+)
 from ..samplers.registry import HYBRID, TAR
 from ..samplers.settings import make
 from ..samplers.tokens.conditioning import features_of

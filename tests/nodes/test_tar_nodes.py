@@ -468,7 +468,7 @@ REFUSED = {
     "a picture": ({"condition": torch.zeros(2)}, "^condition: it got a tensor .*Tar Prompt"),
     "labels": (
         {"condition": from_ids([1])},
-        "^condition: it holds class labels, tiny large draws from semantic features",
+        "^condition: it holds class labels, tiny large is conditioned on semantic features",
     ),
     "codes of others": (
         {"condition": CodeCondition((torch.zeros(16, dtype=torch.int64),), ("x",), 65536)},
@@ -477,7 +477,7 @@ REFUSED = {
     "the same size": ({"draft": drawer("large", 1)}, "^draft: tiny large draws 6 x 6 tokens, .* no whole multiple"),
     "another family": (
         {"draft": a_model(grid=3)},
-        "^condition: it holds semantic features, tiny draws from class labels",
+        "^condition: it holds semantic features, tiny is conditioned on class labels",
     ),
     "another codebook": (
         {"draft": other_codebook()},
@@ -519,7 +519,7 @@ def test_codes_need_the_de_tokenizers_ta_tok():
     alone = host.Loaded.of(replace(drawer().model, ta_tok=None), tiny_vae())
     with pytest.raises(UserError, match="^condition: it holds semantic codes, .*; load it with the TA-Tok"):
         draw(token_samplers.LlamaGenSampler, alone, prompt())
-    with pytest.raises(UserError, match="^condition: it holds semantic codes, tiny draws from class labels"):
+    with pytest.raises(UserError, match="^condition: it holds semantic codes, tiny is conditioned on class labels"):
         draw(token_samplers.LlamaGenSampler, a_model(), prompt())
     with pytest.raises(UserError, match="^condition: .*Tar Prompt"):
         draw(token_samplers.LlamaGenSampler, drawer(), "a red boat")

@@ -200,7 +200,7 @@ REFUSED = {
     "text for classes": (
         token_samplers.LlamaGenSampler,
         {"condition": TEXT},
-        "^condition: it holds text, tiny draws from class labels",
+        "^condition: it holds text, tiny is conditioned on class labels",
     ),
     "labels for text": (
         token_samplers.LlamaGenSampler,
