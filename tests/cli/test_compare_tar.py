@@ -19,9 +19,9 @@ from fastar_nodes.cli.planning import plan
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
 from fastar_nodes.model_loaders.tar import load_detokenizer
 from PIL import Image
 from qwen_reference import tiny_qwen

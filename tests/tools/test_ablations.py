@@ -9,7 +9,7 @@ import pytest
 import torch
 from fastar_nodes.cli.main import main
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, initialise
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import make

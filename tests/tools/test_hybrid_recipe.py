@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fastar_nodes.model_loaders.hybrid import load_hybrid
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, pick
 from fastar_nodes.model_loaders.networks.mar import initialise as initialise_mar
 from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL

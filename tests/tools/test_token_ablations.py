@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fastar_nodes.cli.main import main
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.tools.ablations import mar as ablations

@@ -13,7 +13,7 @@ import pytest
 import torch
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.samplers.mar.diffusion import tables
 from fastar_nodes.tools.training import recipes
