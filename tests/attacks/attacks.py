@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -239,6 +240,18 @@ def two_directories(folder: Path) -> Path:
     with zipfile.ZipFile(other, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data.pkl", bytes(10**6))
     path.write_bytes(path.read_bytes() + other.getvalue())
+    return path
+
+
+@attack("mar", "damaged")
+def record_named_twice(folder: Path) -> Path:
+    """Two records of one name, of which one reader takes the first and another the last: harmless weights, then code."""
+    path = folder / "x.pt"
+    with zipfile.ZipFile(path, "w") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file.writestr("archive/data.pkl", b"\x80\x02}.")
+        file.writestr("archive/version", "3\n")
+        file.writestr("archive/data.pkl", pickle.dumps(Payload(folder / "canary"), 2))
     return path
 
 
