@@ -27,6 +27,7 @@ from .drawing import check_batch
 from .exchange import KEY, add_runs, described, read_runs
 from .quality import Quality
 from .record import Report
+from .table import markdown
 
 MOST_CELLS = 1024
 # Values of a weight that its digest reads.
@@ -292,11 +293,7 @@ def sweep_table(sweep: Sweep) -> str:
         cells += ["" if p.acceptance is None else f"{100 * p.acceptance:.1f} %"]
         rows.append([*cells, p.word or _figure(p.psnr, ".1f", " dB"), "" if p.word else _figure(p.ssim, ".3f")])
     head = [sweep.x.name, *([sweep.y.name] if sweep.y.name else []), *_HEAD]
-    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
-    lines = [[row[i] for i in kept] for row in [head, *rows]]
-    width = [max(len(line[i]) for line in lines) for i in range(len(kept))]
-    text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in lines]
-    return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *text[1:]])
+    return markdown([head, *rows], empty=False)
 
 
 def _figure(value: float | None, form: str, unit: str = "") -> str:

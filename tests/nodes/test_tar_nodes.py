@@ -13,10 +13,10 @@ import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
 from fastar_nodes.model_loaders.networks.gpt import GPT
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig, initialise
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
 from fastar_nodes.nodes import comparison, conditioning, host, loaders, previous, token_samplers
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import CodeCondition, from_ids
@@ -468,7 +468,7 @@ REFUSED = {
     "a picture": ({"condition": torch.zeros(2)}, "^condition: it got a tensor .*Tar Prompt"),
     "labels": (
         {"condition": from_ids([1])},
-        "^condition: it holds class labels, tiny large draws from semantic features",
+        "^condition: it holds class labels, tiny large is conditioned on semantic features",
     ),
     "codes of others": (
         {"condition": CodeCondition((torch.zeros(16, dtype=torch.int64),), ("x",), 65536)},
@@ -477,7 +477,7 @@ REFUSED = {
     "the same size": ({"draft": drawer("large", 1)}, "^draft: tiny large draws 6 x 6 tokens, .* no whole multiple"),
     "another family": (
         {"draft": a_model(grid=3)},
-        "^condition: it holds semantic features, tiny draws from class labels",
+        "^condition: it holds semantic features, tiny is conditioned on class labels",
     ),
     "another codebook": (
         {"draft": other_codebook()},
@@ -519,7 +519,7 @@ def test_codes_need_the_de_tokenizers_ta_tok():
     alone = host.Loaded.of(replace(drawer().model, ta_tok=None), tiny_vae())
     with pytest.raises(UserError, match="^condition: it holds semantic codes, .*; load it with the TA-Tok"):
         draw(token_samplers.LlamaGenSampler, alone, prompt())
-    with pytest.raises(UserError, match="^condition: it holds semantic codes, tiny draws from class labels"):
+    with pytest.raises(UserError, match="^condition: it holds semantic codes, tiny is conditioned on class labels"):
         draw(token_samplers.LlamaGenSampler, a_model(), prompt())
     with pytest.raises(UserError, match="^condition: .*Tar Prompt"):
         draw(token_samplers.LlamaGenSampler, drawer(), "a red boat")
