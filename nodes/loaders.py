@@ -16,9 +16,8 @@ from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.networks.kl import KLAutoencoder, KLModel
+from ..model_loaders.networks.autoencoder import KLAutoencoder, KLModel, VQModel
 from ..model_loaders.networks.speed import KERNELS, PLAIN, SPEEDS
-from ..model_loaders.networks.vq import VQModel
 from ..samplers import registry
 from . import host
 from .fitting import KL, VQ
@@ -142,7 +141,7 @@ def make_vae(model: KLModel | VQModel, channels: int) -> host.FastARVAE:
 
 
 class KLDecoder(host.FastARVAE):
-    """A KL autoencoder, which decodes large pictures in strips and so needs less memory than core's estimate."""
+    """A KL autoencoder, which needs less memory than core's estimate."""
 
     def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
         net = cast(KLAutoencoder, self.first_stage_model)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from .quality import Quality
+from .table import markdown
 
 # Outcomes of a token: the values of the map "outcome".
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
@@ -208,18 +209,6 @@ class Clock:
 # ------------------------------------------------------------------------------------------------ text forms
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns; the first row is the head."""
-    width = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, width, strict=True)) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *lines[1:]])
-
-
-def figure(value: float | None, form: str, unit: str = "") -> str:
-    """A number in a table's cell, "" for None."""
-    return "" if value is None else f"{value:{form}}{unit}"
-
-
 # Names of figures, as grids and tables show them, to what they mean.
 EXPLAINED = {
     "speed-up": "the baseline's seconds an image, divided by this run's",
@@ -304,8 +293,9 @@ def to_table(
 ) -> str:
     """A Markdown table with one row per run; empty columns are omitted."""
     rows = _cells(reports, labels, baseline, quality)
-    columns = [(key, title) for key, title in _COLUMNS if any(row[key] for row in rows)]
-    return markdown([[title for _, title in columns], *([row[key] for key, _ in columns] for row in rows)])
+    return markdown(
+        [[title for _, title in _COLUMNS], *([row[key] for key, _ in _COLUMNS] for row in rows)], empty=False
+    )
 
 
 def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:

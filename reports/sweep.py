@@ -26,7 +26,8 @@ from ..errors import UserError
 from .drawing import check_batch
 from .exchange import KEY, add_runs, described, read_runs
 from .quality import Quality
-from .record import Report, figure, markdown
+from .record import Report
+from .table import figure, markdown
 
 MOST_CELLS = 1024
 # Values of a weight that its digest reads.
@@ -304,5 +305,4 @@ def sweep_table(sweep: Sweep) -> str:
                 "" if p.word else figure(p.ssim, ".3f"),
             ]
         )
-    kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
-    return markdown([[row[i] for i in kept] for row in rows])
+    return markdown(rows, empty=False)

@@ -14,8 +14,9 @@ import numpy as np
 
 from ..errors import UserError
 from ..reports.quality import DISTRIBUTION, IDENTICAL, measure
-from ..reports.record import Report, figure, markdown
+from ..reports.record import Report
 from ..reports.sweep import Cell, Point, summary
+from ..reports.table import figure, markdown
 from .baseline import lossless
 from .choice import Choice, parse_choice
 from .settings import knob

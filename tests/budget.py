@@ -98,8 +98,8 @@ def problem(outcome: Outcome, size: int, normal: Outcome) -> str:
     if outcome.kind in ("traceback", "died"):
         return f"{outcome.kind}: {outcome.message}"
     if outcome.memory > normal.memory + size + MEMORY:
-        took = f"took {outcome.memory >> 20} MB, a valid file {normal.memory >> 20} MB, for a file of {size >> 10} kB"
-        return f"{took} ({outcome.kind}: {outcome.message})"
+        took = f"{outcome.memory >> 20} MB, a valid file {normal.memory >> 20} MB"
+        return f"took {took}, for a file of {size >> 10} kB ({outcome.kind}: {outcome.message})"
     if outcome.kind == "refused" and ("\n" in outcome.message or len(outcome.message) > 400):
         return f"no single short sentence: {outcome.message}"
     return ""

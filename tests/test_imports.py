@@ -142,7 +142,7 @@ OTHERS = {
     "scale.store": {"numpy"},
     "scale.records": {"numpy"},
     "scale.folder": {"fsspec"},
-    "tools": {"torch", "numpy", "PIL", "safetensors", "tomli"},
+    "tools": {"torch", "numpy", "PIL", "safetensors", "tomli", "matplotlib"},
 }
 
 

@@ -61,13 +61,17 @@ def test_room_is_made_for_what_the_report_says(loaded):
     assert report.memory[memory.DECODE] == vae.memory_used_decode(shape, torch.float32) > 0
 
 
-def test_a_kl_decoder_asks_for_less_where_it_works_in_strips(loaded):
+def test_a_kl_decoder_asks_for_less_than_core_estimates(loaded):
     _, vae = loaded
     assert isinstance(vae, loaders.KLDecoder)
     core = host.FastARVAE.memory_used_decode
     small, large = (1, 8, 8, 8), (1, 8, 256, 256)
-    assert vae.memory_used_decode(small, torch.float32) == core(vae, small, torch.float32)
-    assert vae.memory_used_decode(large, torch.float32) < core(vae, large, torch.float32) / 4
+    for shape in (small, large):
+        assert (
+            core(vae, shape, torch.float32) / 4
+            < vae.memory_used_decode(shape, torch.float32)
+            < core(vae, shape, torch.float32)
+        )
 
 
 def test_another_size_carries_a_note(loaded):

@@ -13,10 +13,10 @@ import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
 from fastar_nodes.model_loaders.networks.gpt import GPT
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig, initialise
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
 from fastar_nodes.nodes import comparison, conditioning, host, loaders, previous, token_samplers
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import CodeCondition, from_ids

@@ -12,9 +12,9 @@ import pytest
 import torch
 from fake_comfy import Interrupted, Preview, Progress
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MARModel
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.nodes import comparison, conditioning, host, loaders, mar_samplers, previous, token_samplers
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import TextCondition, from_ids

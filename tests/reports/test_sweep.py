@@ -150,6 +150,7 @@ def test_a_disk_that_fails_is_one_line_and_leaves_what_was_there(tmp_path, monke
     assert [p.name for p in tmp_path.iterdir()] == ["a.png"] and np.array_equal(store.read("a")[0], picture(1))
 
 
+@pytest.mark.slow
 def test_a_hundred_large_cells_fit_into_little_memory(tmp_path):
     """100 cells of 1024 x 1024 pixels: 300 MB of pictures, of which one or two are in memory at a time, and the grid."""
     store = s.CellStore(tmp_path)
