@@ -14,7 +14,7 @@ from .families import expect
 from .folders import read_json, weight_files
 from .mar import FP32_WEIGHTS, OFFICIAL_LATENT_SCALE, OFFICIAL_T_MAX, check_patch
 from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, resize_table
-from .networks.int8 import quantize
+from .networks.ops import quantize
 from .networks.prompts import HybridModel
 from .tar import json_entry
 from .tokenizer import Tokenizer, has_tokenizer, load_tokenizer
