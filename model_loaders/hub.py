@@ -192,6 +192,15 @@ def resolve(
     )
 
 
+def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
+    """The catalogue entry that :func:`resolve` would download for a choice; None for built-in entries and files that are here."""
+    entry = _entry(choice, family)
+    if entry is None or entry.built_in:
+        return None
+    here = any(_holds(folder, entry) for folder in folders) if entry.parts else _find(entry.file, [*folders])
+    return None if here else entry
+
+
 def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text: bool | None = None) -> str:
     """The id of the decoder that "auto" selects for a MAR, LlamaGen, PAR or Tar de-tokenizer.
 
@@ -272,12 +281,17 @@ def _expect_text(choice: object, field: str) -> None:
         raise UserError(f"{field}: it got a {type(choice).__name__}, not a name; choose one from the list")
 
 
+def _holds(folder: Path, entry: Entry) -> bool:
+    """Whether a folder has all required files of an entry with several."""
+    return all(os.path.isfile(folder / entry.file / part) for part in entry.parts if not part.endswith(_OPTIONAL))
+
+
 def _resolve_parts(
     entry: Entry, folders: Sequence[Path], download_to: Path, progress: Callable[[int, int], None] | None, field: str
 ) -> Path:
     """The folder of an entry with several files; missing files are downloaded."""
     for folder in folders:
-        if all(os.path.isfile(folder / entry.file / part) for part in entry.parts if not part.endswith(_OPTIONAL)):
+        if _holds(folder, entry):
             for part in entry.parts:
                 if os.path.isfile(path := folder / entry.file / part.removesuffix(_OPTIONAL)):
                     pins.check(path, None, field)

@@ -12,8 +12,10 @@ from .conditioning import Condition
 
 # Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
-# Unknown labels that a message lists.
-_MOST_SHOWN = 8
+# Unknown labels that a message lists: the closest names of one take some milliseconds to find.
+_MOST_SHOWN = 3
+# Characters of a label text, and of a word whose closest names are looked for.
+MOST_TEXT, _LONGEST_NAME = 1 << 15, 200
 
 
 @lru_cache(maxsize=1)
@@ -37,10 +39,10 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
         A condition with one class id per image.
 
     Raises:
-        UserError: empty text, ``repeat`` below 1, an unknown label set, or names or ids not in it (all of
-            them, with the closest names).
+        UserError: empty or too long text, ``repeat`` below 1, an unknown label set, or names or ids not in it (three of
+            them with the closest names, and how many more).
     """
-    words = split_labels(text)
+    words = split_labels(text, field)
     if not words:
         raise UserError(f"{field}: nothing is named; give a class name or id, or several separated by commas.")
     if repeat < 1:
@@ -48,19 +50,21 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     if label_set and label_set not in label_sets():
         raise UserError(f"label_set: {label_set!r} is unknown; there are {', '.join(label_sets())}.")
     names = label_sets()[label_set] if label_set else ()
-    ids, problems = [], []
-    for word in words:
-        found = _class_id(word, names, label_set)
-        if isinstance(found, str):
-            problems.append(found)
-        else:
-            ids += [found] * repeat
-    _refuse(problems, field)
+    places = _places(label_set) if names else {}
+    found = [_class_id(word, names, places) for word in words]
+    _refuse([word for word, number in zip(words, found, strict=True) if number is None], field, [label_set])
+    ids = [number for number in found if number is not None for _ in range(repeat)]
     return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
 
 
-def split_labels(text: str) -> list[str]:
-    """The names and ids in a text; see :func:`resolve_labels`."""
+def split_labels(text: str, field: str = "labels") -> list[str]:
+    """The names and ids in a text; see :func:`resolve_labels`.
+
+    Raises:
+        UserError: the text has more than 32768 characters.
+    """
+    if len(text) > MOST_TEXT:
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
     return [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
 
 
@@ -68,31 +72,47 @@ def check_labels(text: str, field: str = "labels") -> None:
     """Check names and ids against all label sets, where the model's set is not known yet.
 
     Raises:
-        UserError: a word that no set has; the message lists every such word with the closest names.
+        UserError: a word that no set has; the message lists three such words with the closest names, and how many more there are.
     """
-    problems = []
-    for word in split_labels(text):
-        found = [_class_id(word, names, where) for where, names in label_sets().items()]
-        if all(isinstance(one, str) for one in found):
-            close = [
-                f"{name} ({where})" for where, names in label_sets().items() for name in _closest(_key(word), names)[:2]
-            ]
-            hint = f"; the closest: {', '.join(close)}" if close else ""
-            problems.append(f"there is no class {_shown(word)}{hint}")
-    _refuse(problems, field)
+    sets = label_sets()
+    unknown = [
+        word
+        for word in split_labels(text, field)
+        if all(_class_id(word, names, _places(where)) is None for where, names in sets.items())
+    ]
+    _refuse(unknown, field, list(sets))
 
 
-def _refuse(problems: list[str], field: str) -> None:
-    """Raises UserError with all problems, if there are any."""
-    if problems:
-        shown = dict.fromkeys(problems)
-        more = f". {len(shown) - _MOST_SHOWN} more are unknown" if len(shown) > _MOST_SHOWN else ""
-        raise UserError(f"{field}: {'. '.join(list(shown)[:_MOST_SHOWN])}{more}.")
+def _refuse(unknown: list[str], field: str, sets: list[str]) -> None:
+    """Raises UserError if there are unknown words."""
+    words = list(dict.fromkeys(unknown))
+    if words:
+        problems = [_problem(word, sets) for word in words[:_MOST_SHOWN]]
+        more = f". {len(words) - _MOST_SHOWN} more are unknown" if len(words) > _MOST_SHOWN else ""
+        raise UserError(f"{field}: {'. '.join(problems)}{more}.")
 
 
-def _shown(word: str) -> str:
-    """A word in quotes, shortened."""
-    return repr(word if len(word) <= 60 else f"{word[:57]}...")
+def _problem(word: str, sets: list[str]) -> str:
+    """What is wrong with a word, without the full stop. A label set "" has ids only."""
+    shown = repr(word if len(word) <= 60 else f"{word[:57]}...")
+    if len(sets) > 1:
+        close = [f"{name} ({where})" for where in sets for name in _closest(word, label_sets()[where])[:2]]
+        return f"there is no class {shown}" + (f"; the closest: {', '.join(close)}" if close else "")
+    (label_set,) = sets
+    names = label_sets()[label_set] if label_set else ()
+    if _ID.fullmatch(word):
+        limit = f"0 to {len(names) - 1}, the ids of {label_set}" if names else "the ids, which start at 0"
+        return f"{int(word)} is outside {limit}"
+    if not names:
+        return f"{shown} is a name, and this model's class names are unknown; give class ids"
+    close = _closest(word, names)
+    hint = (
+        f"the closest: {', '.join(close)}" if close else f"for example {names[0]}, or an id from 0 to {len(names) - 1}"
+    )
+    return f"{label_set} has no class {shown}; {hint}"
+
+
+_ID = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 def _key(word: str) -> str:
@@ -100,30 +120,25 @@ def _key(word: str) -> str:
     return " ".join(word.lower().replace("_", " ").split())
 
 
-def _closest(key: str, names: tuple[str, ...]) -> list[str]:
+@lru_cache(maxsize=2)
+def _places(label_set: str) -> dict[str, int]:
+    """Name as it is compared to class id."""
+    return {name.lower(): i for i, name in enumerate(label_sets()[label_set])}
+
+
+def _closest(word: str, names: tuple[str, ...]) -> list[str]:
     """At most four names: those that contain the word ("corgi", "crane"), then those with similar spelling."""
-    lower = {name.lower(): name for name in names}
+    if len(word) > _LONGEST_NAME:
+        return []
+    key, lower = _key(word), {name.lower(): name for name in names}
     close = [name for name in names if key in re.split(r"[^a-z]+", name.lower())]
     close += [lower[k] for k in difflib.get_close_matches(key, lower, 4, 0.6)]
     return list(dict.fromkeys(close))[:4]
 
 
-def _class_id(word: str, names: tuple[str, ...], label_set: str) -> int | str:
-    """The class id of a name or id, or a sentence without its full stop that says what is wrong."""
-    if re.fullmatch(r"[+-]?[0-9]{1,9}", word):
+def _class_id(word: str, names: tuple[str, ...], places: dict[str, int]) -> int | None:
+    """The class id of a name or id; None if there is no such class."""
+    if _ID.fullmatch(word):
         number = int(word)
-        if number < 0 or names and number >= len(names):
-            limit = f"0 to {len(names) - 1}, the ids of {label_set}" if names else "the ids, which start at 0"
-            return f"{number} is outside {limit}"
-        return number
-    if not names:
-        return f"{_shown(word)} is a name, and this model's class names are unknown; give class ids"
-    lower = {name.lower(): i for i, name in enumerate(names)}
-    key = _key(word)
-    if key in lower:
-        return lower[key]
-    close = _closest(key, names)
-    hint = (
-        f"the closest: {', '.join(close)}" if close else f"for example {names[0]}, or an id from 0 to {len(names) - 1}"
-    )
-    return f"{label_set} has no class {_shown(word)}; {hint}"
+        return number if 0 <= number and (not names or number < len(names)) else None
+    return places.get(_key(word))
