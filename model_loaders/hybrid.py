@@ -97,8 +97,9 @@ def load_hybrid(
     max_beta = file.number("max_beta", usual, 1e-4, 1.0, float)
     name = path.stem if single else folder.name
     stem = path.stem if single else ""
-    own = tokenizer_dir is None or has_tokenizer(folder, stem, file.metadata)
-    tokenizer = load_tokenizer(folder if own else tokenizer_dir, stem, file.metadata)
+    if tokenizer_dir is None or has_tokenizer(folder, stem, file.metadata):
+        tokenizer_dir = folder
+    tokenizer = load_tokenizer(tokenizer_dir, stem, file.metadata)
     net = load_network(file, config, side, side, compute, device)
     if dtype == ck.INT8:
         quantize(net)
