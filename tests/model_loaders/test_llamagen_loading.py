@@ -145,10 +145,10 @@ def test_grid_given_by_hand(tmp_path: Path) -> None:
     for name in ("tuned", "tuned_from_256_to_384", "c2i_2560"):
         path = tmp_path / f"{name}.safetensors"
         save_file(weights(), path)
-        with pytest.raises(UserError, match=f"^grid: {name}.safetensors .*; choose 16 .256 pixels"):
+        with pytest.raises(UserError, match=f"^grid: {name}.safetensors .*; choose one of 16 .256 pixels"):
             load_llamagen(path, heads=2)
         assert load_llamagen(path, heads=2, grid=24).grid == 24
-    with pytest.raises(UserError, match="is for 16x16 or 24x24 tokens by its name, not 32x32; choose auto, or rename"):
+    with pytest.raises(UserError, match="is for 16x16 or 24x24 tokens, not 32x32; choose auto"):
         load_llamagen(tmp_path / "tuned_from_256_to_384.safetensors", heads=2, grid=32)
     for wrong in (-1, 0, 1, 129, 10**9):
         with pytest.raises(UserError, match=f"^grid: {wrong} tokens a side is outside 2 to 128"):
@@ -159,7 +159,7 @@ def test_a_wrong_grid_is_refused(tiny) -> None:
     with pytest.raises(UserError, match="^grid: tiny.safetensors is for 4x4 tokens, not 8x8; choose auto$"):
         load_llamagen(tiny(), grid=8)
     with pytest.raises(
-        UserError, match="^grid: 5x5 tokens cannot be parted into the 2x2 regions of the PAR tiny.safetensors"
+        UserError, match="^grid: 5x5 tokens cannot be divided into the 2x2 regions of the PAR tiny.safetensors"
     ):
         load_llamagen(tiny(config=PAR, grid="5"))
 

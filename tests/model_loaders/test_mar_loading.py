@@ -136,7 +136,7 @@ def test_published_layouts(tmp_path: Path, tiny, tiny_kl) -> None:
     kl = load_file(tiny_kl())
     with_loss = {**kl, "loss.logvar": torch.zeros(()), "loss.discriminator.main.0.weight": torch.ones(2)}
     torch.save({"model": with_loss}, tmp_path / "kl16.ckpt")
-    with pytest.raises(UserError, match="32 GroupNorm groups"):
+    with pytest.raises(UserError, match="num_groups .32"):
         load_kl(tmp_path / "kl16.ckpt")
     save_file(with_loss, tmp_path / "with_loss.safetensors", metadata={"groups": "4"})
     assert torch.equal(load_kl(tmp_path / "with_loss.safetensors").net.quant_conv.weight, kl["quant_conv.weight"])

@@ -278,6 +278,24 @@ def test_a_lone_surrogate_is_encoded(folder: Path) -> None:
     assert load_tar(folder).tokenize("\ud83d a")[-1] == 1
 
 
+def test_a_prompt_is_encoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("tokenizers").Tokenizer
+    made, texts = library.from_str((folder / "tokenizer.json").read_text()), []
+
+    class Counted:
+        from_str = staticmethod(lambda spec: Counted())
+
+        def encode(self, text: str, add_special_tokens: bool):
+            texts.append(text)
+            return made.encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr("tokenizers.Tokenizer", Counted)
+    tokenize = load_tar(folder).tokenize
+    texts.clear()
+    tokenize("a red cat").clear()  # the caller's own list
+    assert tokenize("a red cat") == [1, 2, 5] and texts == ["a red cat"]
+
+
 def qwen_like(folder: Path) -> None:
     """A byte-pair tokenizer as Qwen's: 256 signs for bytes, some merges, added tokens behind."""
     signs = [chr(n) for n in (*range(33, 127), *range(161, 173), *range(174, 256))]
@@ -550,7 +568,7 @@ def test_grid(tmp_path: Path) -> None:
     refused(
         load_detokenizer,
         write("a.safetensors", 19),
-        "^grid: a.safetensors does not say how large its pictures are; choose 16",
+        "^grid: a.safetensors does not say how large its pictures are; choose",
     )
     refused(load_detokenizer, write("b_256_512.safetensors", 2000), "^grid: .*does not say how large")
     refused(

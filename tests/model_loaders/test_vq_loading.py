@@ -43,7 +43,7 @@ def test_the_reference_loads(root: Path) -> None:
 def test_metadata_is_used(tiny) -> None:
     model = load_vq(tiny(name="a small\ntokenizer"))
     assert model.name == "a small tokenizer" and model.net.config == TINY
-    for groups, words in (("none", "groups = none"), ("3", "3 GroupNorm groups"), ("0", "groups = 0")):
+    for groups, words in (("none", "groups = none"), ("3", "num_groups .3"), ("0", "groups = 0")):
         with pytest.raises(UserError, match=f"^decoder: vq.safetensors .*{words}"):
             load_vq(tiny(groups=groups))
 
