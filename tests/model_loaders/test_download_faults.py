@@ -91,6 +91,29 @@ def test_a_pinned_digest(server: Server, tmp_path: Path, monkeypatch: pytest.Mon
     refused(tmp_path, "and FastAR's catalogue states")
 
 
+@pytest.mark.parametrize("at", [0, 17, 63])
+def test_every_digit_of_a_digest_counts(
+    server: Server,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at: int,
+) -> None:
+    """A digest that differs in one of its 64 digits: the catalogue's, and the one recorded at the first download."""
+    other = DIGEST[:at] + ("0" if DIGEST[at] != "0" else "1") + DIGEST[at + 1 :]
+    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256=other),))
+    refused(tmp_path, "FastAR's catalogue expects")
+    assert not list(tmp_path.glob("mar*"))
+    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(),))
+    path = resolve("mar-base", tmp_path)
+    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256=other),))
+    refused(tmp_path, "has the sha256 .* and FastAR's catalogue states")
+    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(),))
+    (tmp_path / "mar-base.safetensors.sha256").write_text(f"{other}  mar-base.safetensors\n")
+    later = time.time() + 10
+    os.utime(path, (later, later))
+    refused(tmp_path, "has the sha256 .* and mar-base.safetensors.sha256 states")
+
+
 def test_every_part_of_a_folder_is_checked(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     whole = entry(
         id="tar", family="tar", file="Tar", size=2 * len(CONTENT), decoder=None, parts=("config.json", "w.bin")
