@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks import graphs, speed
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import coupling

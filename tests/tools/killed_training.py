@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import conftest  # noqa: E402, F401 - makes the package importable
-import tiny  # noqa: E402
+import tiny_demo as tiny  # noqa: E402
 import torch  # noqa: E402
 from fastar_nodes.tools.training import recipes, training  # noqa: E402
 from fastar_nodes.tools.training.command import Trainings  # noqa: E402

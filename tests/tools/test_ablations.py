@@ -6,11 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
-import tiny
+import tiny_demo as tiny
 import torch
 from fastar_nodes.cli.main import main
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
 from fastar_nodes.model_loaders.networks.mar import MAR, initialise
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import make

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import tiny
+import tiny_demo as tiny
 import torch
 from fastar_nodes.model_loaders.networks.mar import MAR, pick
 from fastar_nodes.model_loaders.networks.mar import initialise as initialise_mar

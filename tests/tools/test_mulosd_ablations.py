@@ -13,7 +13,7 @@ from fastar_nodes.samplers.settings import make
 from fastar_nodes.tools.ablations.mulosd import LlamaGenRepairBench, forwards_alone
 from fastar_nodes.tools.ablations.tables import Ground, Row, to_markdown
 from fastar_nodes.tools.training import recipes
-from tiny import VQ, new_folder, scattered, write_gpt
+from tiny_demo import VQ, new_folder, scattered, write_gpt
 
 LOW, HIGH = "llamagen-low", "llamagen"
 # Fast settings; the pool leaves a few percent of the tokens below 0.001.

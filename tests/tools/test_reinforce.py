@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tiny
+import tiny_demo as tiny
 import torch
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
 from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tiny
+import tiny_demo as tiny
 import torch
 from fastar_nodes.model_loaders.networks.gpt import GPT
 from fastar_nodes.tools.ablations import tables
@@ -14,7 +14,7 @@ from fastar_nodes.tools.ablations.tar import OF_PICTURES, TarBench, TarRepairBen
 from fastar_nodes.tools.training import picture_book, ta_tok_recipe, tar_recipes
 from fastar_nodes.tools.training.captions import UNSAID, wishes
 from fastar_nodes.tools.training.tar_recipes import DETOKENIZERS
-from tiny import TA_TOK, new_folder, scattered
+from tiny_demo import TA_TOK, new_folder, scattered
 
 LOW, HIGH = "dtok-low", "dtok"
 FEWEST = {"detail": "81"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
+import tiny_demo as tiny
 import torch
 from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel

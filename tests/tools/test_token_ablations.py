@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from fastar_nodes.cli.main import main
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.tools.ablations import tables
 from fastar_nodes.tools.ablations import tokens as token_ablations
 from fastar_nodes.tools.ablations.tables import Ground, Row
 from fastar_nodes.tools.training import recipes
 from PIL import Image
-from tiny import new_folder, write_gpt
+from tiny_demo import new_folder, write_gpt
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import tiny
+import tiny_demo as tiny
 import torch
 from fastar_nodes.cli.main import main
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq

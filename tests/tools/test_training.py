@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
+import tiny_demo as tiny
 import torch
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
 from fastar_nodes.samplers.mar.diffusion import tables
 from fastar_nodes.tools.training import picture_book, recipes
 from fastar_nodes.tools.training.training import Job, Schedule, generator, seeded, train

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.tools.training import upsampler_recipe as recipe
 from fastar_nodes.tools.training.training import Job, Schedule, seeded
 

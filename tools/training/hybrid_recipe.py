@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...model_loaders.networks.autoencoder import KLAutoencoder
 from ...model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
-from ...model_loaders.networks.kl import KLAutoencoder
 from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ...model_loaders.networks.qwen import EMBEDDING, TarModel
-from ...model_loaders.tokenizer import Tokenizer, clean, load_tokenizer
+from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
 from ...samplers.mar.diffusion import Tables, tables
 from . import captions, recipes
 from .recipes import (
@@ -86,7 +86,7 @@ def hybrid_model(net: Hybrid) -> HybridModel:
         t_max=T_MAX,
         label_set="picture-book",
         hybrid=net,
-        tokenize=lambda text: words.encode(clean(text)),
+        tokenize=words.encode,
         turn=(opening, closing),
         trained=side,
     )
@@ -206,8 +206,9 @@ def train_hybrid(job: Job, out: Path, kl: KLAutoencoder, start: Hybrid, first: b
     prompts, lengths = captions.prompt_book(model.prompt, count, range(CAPTION_SEED, CAPTION_SEED + VARIANTS))
     blank = torch.tensor(model.instruction(UNCONDITIONAL))
 
-    def batch(size: int, g: torch.Generator) -> list[Tensor]:
-        return [t.to(job.device) for t in batch_of(tokens, prompts, lengths, blank, size, g)]
+    def batch(size: int, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        known, ids, ends = batch_of(tokens, prompts, lengths, blank, size, g)
+        return known.to(job.device), ids.to(job.device), ends.to(job.device)
 
     def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(71, step)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...model_loaders.networks.autoencoder import VQAutoencoder
 from ...model_loaders.networks.upsampler import UpSampler, UpSamplerConfig, initialise
-from ...model_loaders.networks.vq import VQAutoencoder
 from .recipes import pictures, psnr, reconstruction_loss, save_checkpoint, to_signed
 from .token_recipes import LOW_GRID, code_book
 from .training import Job, Schedule, generator, seeded, train
