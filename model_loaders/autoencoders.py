@@ -10,9 +10,8 @@ import torch
 from ..errors import UserError, first_line
 from . import checkpoint as ck
 from .families import expect
+from .networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
 from .networks.gpt import TokenModel
-from .networks.kl import KLAutoencoder, KLConfig, KLModel
-from .networks.vq import HISTORY, VQAutoencoder, VQConfig, VQModel
 
 
 def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> KLModel:

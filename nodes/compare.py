@@ -20,7 +20,7 @@ from ..reports.quality import explain_quality
 from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_table, to_text
 from ..reports.summary import no_gain, one_line
 from ..samplers import presets
-from ..samplers.registry import SAMPLERS, TAR, families_of, family_of
+from ..samplers.registry import SAMPLERS, TAR, family_of
 from ..samplers.settings import knob, make
 from . import host
 from .preview import to_bytes
@@ -266,12 +266,8 @@ def _side(report: Report) -> int:
 
 def _family(report: Report, reports: Sequence[Report | None]) -> str:
     """Family of a report's baseline. A sampler of both token families belongs to Tar if a Tar report has the same model."""
-    family = family_of(report.sampler)
-    if TAR in families_of(report.sampler) and any(
-        r is not None and r.sampler == TAR and r.model == report.model for r in reports
-    ):
-        return TAR
-    return family
+    of_tar = any(r is not None and r.sampler == TAR and r.model == report.model for r in reports)
+    return family_of(report.sampler, of_tar)
 
 
 def _table(

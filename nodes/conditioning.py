@@ -21,8 +21,16 @@ from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
 from ..samplers.batches import in_parts
-from ..samplers.conditioning import CodeCondition, Condition, PromptCondition, TextCondition
-from ..samplers.labels import check_labels, label_sets, resolve_labels, split_labels
+from ..samplers.conditioning import (
+    CodeCondition,
+    Condition,
+    PromptCondition,
+    TextCondition,
+    check_labels,
+    label_sets,
+    resolve_labels,
+    split_labels,
+)
 from ..samplers.settings import knob, make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
@@ -85,7 +93,7 @@ class LabelText:
     """Labels whose label set is the one of the model that samples them.
 
     Attributes:
-        text: see :func:`samplers.labels.resolve_labels`.
+        text: see :func:`samplers.conditioning.resolve_labels`.
         repeat: images per label.
     """
 

@@ -18,9 +18,8 @@ from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.download import readable_size
-from ..model_loaders.networks.kl import KLAutoencoder, KLModel
+from ..model_loaders.networks.autoencoder import KLAutoencoder, KLModel, VQModel
 from ..model_loaders.networks.speed import KERNELS, PLAIN, SPEEDS
-from ..model_loaders.networks.vq import VQModel
 from ..samplers import registry
 from . import host
 from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, schema
@@ -160,7 +159,7 @@ def make_vae(model: KLModel | VQModel, channels: int) -> host.FastARVAE:
 
 
 class KLDecoder(host.FastARVAE):
-    """A KL autoencoder, which decodes large pictures in strips and so needs less memory than core's estimate."""
+    """A KL autoencoder, which needs less memory than core's estimate."""
 
     def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
         net = cast(KLAutoencoder, self.first_stage_model)
@@ -197,15 +196,15 @@ class _Loader(io.ComfyNode):
     @classmethod
     def options(cls, widget: str) -> list[str]:
         """Choices of a widget."""
-        masked = cls.family in registry.MASKED
+        family = registry.FAMILIES[cls.family]
         menus: dict[str, Callable[[], list[str]]] = {
-            "checkpoint": lambda: menu(assembly.FILES[cls.family]),
-            "decoder": lambda: menu("kl" if masked else "vq", AUTO),
+            "checkpoint": lambda: menu(family.files),
+            "decoder": lambda: menu("kl" if family.masked else "vq", AUTO),
             "ta_tok": lambda: menu("ta-tok", AUTO),
             "dtype": lambda: list(cls.dtypes),
             "grid": lambda: [AUTO, *map(str, GRIDS)],
             "size": lambda: [AUTO, *map(str, SIZES)],
-            "speed": lambda: [s for s in SPEEDS if masked or s != KERNELS],
+            "speed": lambda: [s for s in SPEEDS if family.masked or s != KERNELS],
         }
         return menus[widget]()
 
@@ -243,9 +242,9 @@ class _Loader(io.ComfyNode):
         grid: Any = AUTO,
         size: Any = AUTO,
     ) -> io.NodeOutput:
-        masked = cls.family in registry.MASKED
-        listed(checkpoint, assembly.FILES[cls.family])
-        listed(decoder, "kl" if masked else "vq", AUTO)
+        family = registry.FAMILIES[cls.family]
+        listed(checkpoint, family.files)
+        listed(decoder, "kl" if family.masked else "vq", AUTO)
         listed(ta_tok, "ta-tok", AUTO)
         given = {"dtype": dtype, "speed": speed, "grid": grid, "size": size}
         given = {name: _one_of(name, value, cls.options(name)) for name, value in given.items()}
@@ -262,7 +261,7 @@ class _Loader(io.ComfyNode):
         if cls.family == registry.TAR:
             parts[TA_TOK] = assembly.load_reader(ready, source, ta_tok)
             ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=parts[TA_TOK]))
-        if not masked:
+        if not family.masked:
             parts[UP_SAMPLER] = assembly.load_up_sampler(ready.decoder_choice, source)
         vae = make_vae(ready.decoder, ready.latent_channels)
         if given["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:

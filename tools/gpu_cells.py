@@ -11,10 +11,10 @@ import torch
 from ..cli.bench import PAR_SPECIAL, SIZES, TOKEN_SIZES, official, official_gpt
 from ..cli.bench_references import DTOK_SIZES
 from ..model_loaders.networks import gpt, mar
+from ..model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from ..model_loaders.networks.gpt import GPT, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
 from ..model_loaders.networks.speed import COMPILE, GRAPHS, KERNELS, PLAIN, choose
-from ..model_loaders.networks.vq import VQAutoencoder, VQConfig, VQModel
 from ..samplers.conditioning import AnyCondition, FeatureCondition, from_ids
 from ..samplers.registry import SAMPLERS
 from ..samplers.settings import make

@@ -1,8 +1,11 @@
-"""Number of blocks of a network, from parameter names of an untrusted file."""
+"""Parameter names: the number of blocks they state, and the official names of networks that have other ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
 
 # Building a network takes time per block. The deepest official one has 48 blocks; autoencoders have 5 levels of 2 blocks.
 MOST_BLOCKS, MOST_LEVELS = 512, 16
@@ -20,3 +23,19 @@ def depth(names: Iterable[str], prefix: str, most: int = MOST_BLOCKS) -> int:
     if found != {str(i) for i in range(len(found))}:
         raise ValueError(f"its blocks {prefix}* are not numbered 0 to {len(found) - 1}")
     return len(found)
+
+
+def official_names(net: nn.Module, official: Callable[[str], str]) -> None:
+    """Save and load a network's parameters under official names; ``official`` maps the network's own names to them."""
+
+    def saved(net: nn.Module, state: dict[str, Any], prefix: str, *about: object) -> None:
+        for name in [name for name in state if name.startswith(prefix)]:
+            state[prefix + official(name.removeprefix(prefix))] = state.pop(name)
+
+    def loaded(net: nn.Module, state: dict[str, Any], prefix: str, *about: object) -> None:
+        own = [name for name, _ in (*net.named_parameters(), *net.named_buffers())]
+        found = {name: state.pop(prefix + official(name), None) for name in own}
+        state.update({prefix + name: tensor for name, tensor in found.items() if tensor is not None})
+
+    net.register_state_dict_post_hook(saved)
+    net.register_load_state_dict_pre_hook(loaded)

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...model_loaders.networks.autoencoder import VQModel
 from ...model_loaders.networks.gpt import Cache, TokenModel
-from ...model_loaders.networks.vq import VQModel
 from ...reports.record import ACCEPTED, PLAIN, REJECTED
 from ..conditioning import AnyCondition
 from ..driver import timed

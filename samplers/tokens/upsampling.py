@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UserError
+from ...model_loaders.networks.autoencoder import VQAutoencoder, VQModel
 from ...model_loaders.networks.upsampler import UpSamplerModel
-from ...model_loaders.networks.vq import VQAutoencoder, VQModel
 from .settings import LATENT, PIXEL
 
 # Images [B, 3, H, W] in 0..1 to larger ones of any size; the result is resized to the exact size.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from fastar_nodes.cli.main import main
 from fastar_nodes.model_loaders import hub
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR
 from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq
 

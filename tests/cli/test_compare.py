@@ -146,7 +146,7 @@ def test_bad_input_is_one_sentence(cli, files, sentence, tmp_path, more, words):
 
 
 def test_a_decoder_of_other_latents_is_named(cli, files, sentence, tmp_path):
-    from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+    from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
     from tiny_files import write
 
     other = KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=6, groups=4))

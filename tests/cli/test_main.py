@@ -190,7 +190,7 @@ def test_only_the_judge_is_stored_outside_the_shipped_checkpoints(root, tmp_path
 
 def test_train_demo_trains_what_was_named(cli, tmp_path):
     from fastar_nodes.model_loaders.mar import load_mar
-    from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
+    from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
     from fastar_nodes.tools.training import recipes
 
     torch.manual_seed(0)
@@ -217,7 +217,7 @@ def test_train_demo_trains_what_was_named(cli, tmp_path):
 
 @pytest.mark.parametrize("improve", [False, True])
 def test_train_demo_goes_on_from_an_autoencoder_only_if_asked(cli, tmp_path, monkeypatch, improve):
-    from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
+    from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
     from fastar_nodes.tools.training import recipes
 
     there, made = KLAutoencoder(recipes.KL), []
@@ -239,9 +239,8 @@ def test_train_demo_goes_on_from_an_autoencoder_only_if_asked(cli, tmp_path, mon
 
 def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
     """Order and arguments of the trainings; tests/tools tests the recipes."""
+    from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder
     from fastar_nodes.model_loaders.networks.gpt import GPT
-    from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
-    from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
     from fastar_nodes.tools.training import recipes, reinforce, token_recipes
     from fastar_nodes.tools.training.recipes import save_checkpoint
 
@@ -289,8 +288,8 @@ def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
 
 def test_train_demo_trains_tar_in_order(cli, sentence, tmp_path, monkeypatch):
     """Order and arguments of the trainings; tests/tools tests the recipes."""
+    from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
     from fastar_nodes.model_loaders.networks.gpt import GPT
-    from fastar_nodes.model_loaders.networks.vq import VQAutoencoder
     from fastar_nodes.tools.training import ta_tok_recipe, tar_recipes, token_recipes
     from fastar_nodes.tools.training.recipes import save_checkpoint
 
@@ -335,7 +334,7 @@ def test_train_demo_trains_tar_in_order(cli, sentence, tmp_path, monkeypatch):
 
 def test_train_demo_trains_the_hybrid_on_other_checkpoints(cli, sentence, tmp_path, monkeypatch):
     """Arguments of the training and what it needs; tests/tools tests the recipe."""
-    from fastar_nodes.model_loaders.networks.kl import KLAutoencoder
+    from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
     from fastar_nodes.model_loaders.networks.mar import MAR, initialise
     from fastar_nodes.tools.training import hybrid_recipe, recipes, tar_recipes
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import torch
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from safetensors.torch import save_file
 
 MAR_SIZE = MARConfig(

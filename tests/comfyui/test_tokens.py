@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from comfy_host import Events, defaults
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from PIL import Image
 from safetensors.torch import save_file
 

@@ -15,11 +15,10 @@ from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.model_loaders.text import load_text_encoder
 from fastar_nodes.model_loaders.upsampler import load_upsampler

@@ -258,6 +258,7 @@ def run(root: Path, folder: Path, **environment: str) -> tuple[bool, str, float]
     return tuple(json.loads(out.stdout))
 
 
+@pytest.mark.slow
 def test_offline_by_environment(root: Path, tmp_path: Path, server: Server) -> None:
     early, said, seconds = run(root, tmp_path, HF_HUB_OFFLINE="1", HF_ENDPOINT=server.url)
     assert not early and seconds < 30 and not server.requests
@@ -265,6 +266,7 @@ def test_offline_by_environment(root: Path, tmp_path: Path, server: Server) -> N
     assert f"get it from https://huggingface.co/{REPO} and put it into {tmp_path}" in said
 
 
+@pytest.mark.slow
 def test_endpoint_and_token_by_environment(root: Path, tmp_path: Path, server: Server) -> None:
     _, said, _ = run(root, tmp_path, HF_ENDPOINT=server.url, HF_TOKEN="hf_test")
     assert "offers 10240 bytes instead of about 265824076" in said  # so it asked the right server
@@ -273,6 +275,7 @@ def test_endpoint_and_token_by_environment(root: Path, tmp_path: Path, server: S
     assert headers["authorization"] == "Bearer hf_test"
 
 
+@pytest.mark.slow
 def test_no_route_by_environment(root: Path, tmp_path: Path) -> None:
     _, said, seconds = run(root, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
     assert "no connection" in said and seconds < 60

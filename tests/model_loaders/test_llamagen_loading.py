@@ -12,8 +12,8 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.checkpoint import choose_dtype
 from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from safetensors.torch import save_file
 
 TINY = GPTConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=20, condition="class", condition_size=3)

@@ -9,7 +9,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, initialise
 from safetensors.torch import load_file, save_file
 

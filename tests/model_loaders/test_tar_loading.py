@@ -14,9 +14,9 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import expect_codes, load_vq
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, read
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.model_loaders.networks.qwen import Marks
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.model_loaders.tar import (
     _marks,
     expect_features,

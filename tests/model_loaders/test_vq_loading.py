@@ -11,7 +11,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.vq import HISTORY, VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from safetensors.torch import load_file, save_file
 
 TINY = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, codes=12, groups=4)

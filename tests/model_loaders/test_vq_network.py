@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from fastar_nodes.model_loaders.networks import vq
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks import autoencoder
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 
 TINY = VQConfig(ch=8, ch_mult=(1, 1, 2), blocks=1, z_channels=6, codes=50, code_channels=5, groups=4)
 
@@ -30,7 +30,7 @@ def test_full_size_keys(root: Path, name: str, mult: tuple, count: int) -> None:
     assert config == VQConfig(128, mult, 2, 256, 16384, 8, 32) and config.stride == int(name)
     with torch.device("meta"):
         ours = VQAutoencoder(config).state_dict()
-    official.pop(vq.HISTORY)
+    official.pop(autoencoder.HISTORY)
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in official.items()}
     assert len(ours) == count - 1
 
@@ -81,7 +81,7 @@ def test_nearest_in_blocks_is_nearest_at_once(net: VQAutoencoder, monkeypatch: p
     features = torch.randn(101, 5)
     whole = net.quantize.nearest(features)
     for block in (1, 50, 50 * 7, 50 * 101, 50 * 1000):
-        monkeypatch.setattr(vq, "_BLOCK", block)
+        monkeypatch.setattr(autoencoder, "_BLOCK", block)
         assert torch.equal(net.quantize.nearest(features), whole)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
 from fastar_nodes.model_loaders.networks.ta_tok import TATok, TATokConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from fastar_nodes.tools.parity import tar as parity_tar
 from fastar_nodes.tools.parity.cases import judge
 from safetensors.torch import load_file, save_file

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.model_loaders.autoencoders import load_vq
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.tools.parity import vq as parity_vq
 from fastar_nodes.tools.parity.cases import judge
 from safetensors.torch import load_file, save_file

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks import graphs, speed
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import coupling
@@ -44,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent / "tokens"))
 from test_tokens_decoding import CASES as TOKENS  # noqa: E402
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(
         torch.version.cuda is None, reason="PyTorch is a CPU build: run make dry-run, which installs one for CUDA"

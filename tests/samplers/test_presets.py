@@ -23,7 +23,7 @@ from fastar_nodes.samplers.mar.settings import (
     MARSettings,
 )
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import fasthybrid_lazymar
+from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
@@ -143,7 +143,7 @@ def test_exact_caches_are_plain_mar_bit_for_bit(model, demo):
 
 @pytest.mark.parametrize("demo", [True, False])
 @pytest.mark.parametrize(
-    "sampler, kind", [(fasthybrid, FastHybridSettings), (fasthybrid_lazymar, FastHybridLazyMARSettings)]
+    "sampler, kind", [(fasthybrid, FastHybridSettings), (SAMPLERS["fasthybrid+lazymar"].run, FastHybridLazyMARSettings)]
 )
 def test_exact_fasthybrid_is_plain_mar_within_rounding(model, demo, sampler, kind):
     plain = run(mar, model, MARSettings(**SMALL))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig, VQModel
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.samplers.tokens.upsampling import PixelUpSampling
 
 CODES = 23

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fastar_nodes.assembly import Source, find_file
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.scale.plan import manifest, plan
 from fastar_nodes.scale.spec import Spec, from_table

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fastar_nodes.cli.main import main
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, initialise
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import make
@@ -19,6 +19,8 @@ from fastar_nodes.tools.ablations import mar as ablations
 from fastar_nodes.tools.ablations import tables
 from fastar_nodes.tools.training import recipes
 from fastar_nodes.tools.training.judge import Judge
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

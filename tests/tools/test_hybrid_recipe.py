@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fastar_nodes.model_loaders.hybrid import load_hybrid
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, pick
 from fastar_nodes.model_loaders.networks.mar import initialise as initialise_mar
 from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL
@@ -40,7 +40,7 @@ LLM = dict(dim=32, depth=2, heads=2, kv_heads=1, head_dim=16, hidden=32)
 FEW = Schedule(steps=4, batch=4, lr=1e-3, muon_lr=1e-3)
 PROMPTS = ["a red boat at sunset", "cat", "", "a lovely blue house in the middle by day."]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def small():

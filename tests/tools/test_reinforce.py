@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -22,6 +22,8 @@ from fastar_nodes.tools.training.redraw import redraw_error
 from fastar_nodes.tools.training.training import Schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 JUDGE = checkpoint("judge")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.model_loaders.autoencoders import load_vq
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
 from fastar_nodes.model_loaders.networks.qwen import TarModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig, TATokModel
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.driver import finish
@@ -32,6 +32,8 @@ from fastar_nodes.tools.training import (
 )
 from fastar_nodes.tools.training.recipes import save_checkpoint
 from fastar_nodes.tools.training.training import Schedule, generator
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 TINY = TATokConfig(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fastar_nodes.cli.main import main
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.tools.ablations import mar as ablations
@@ -20,6 +20,8 @@ from fastar_nodes.tools.training import recipes
 from fastar_nodes.tools.training.token_recipes import RECIPES
 from PIL import Image
 from tiny_tables import new_folder, write_gpt
+
+pytestmark = pytest.mark.slow
 
 LOW, HIGH, PAR = "llamagen-low", "llamagen", "par"
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from fastar_nodes.model_loaders.autoencoders import load_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -19,6 +18,8 @@ from fastar_nodes.samplers.tokens.par import par
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, PARSettings
 from fastar_nodes.tools.training import token_recipes as recipes
 from fastar_nodes.tools.training.training import Schedule
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)

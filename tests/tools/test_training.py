@@ -13,13 +13,15 @@ import pytest
 import torch
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.samplers.mar.diffusion import tables
 from fastar_nodes.tools.training import recipes
 from fastar_nodes.tools.training.training import Schedule, generator, train
 from safetensors import safe_open
 from torch import nn
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 TINY_KL = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=2, groups=4)

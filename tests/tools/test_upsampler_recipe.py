@@ -7,12 +7,14 @@ import json
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.upsampler import load_upsampler
 from fastar_nodes.tools.training.training import Schedule
 from fastar_nodes.tools.training.upsampler_recipe import code_pairs, train_upsampler, upsampler_loss
 from safetensors import safe_open
 from safetensors.torch import save_file
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 

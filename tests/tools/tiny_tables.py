@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
-from fastar_nodes.model_loaders.networks.vq import VQAutoencoder, VQConfig
 from fastar_nodes.tools.training import recipes
 from fastar_nodes.tools.training.judge import Judge
 

@@ -10,7 +10,7 @@ import torch
 
 from ...model_loaders.autoencoders import load_kl
 from ...model_loaders.mar import load_mar
-from ...model_loaders.networks.kl import KLModel
+from ...model_loaders.networks.autoencoder import KLModel
 from ...model_loaders.networks.mar import MARModel
 from ...reports.record import Report
 from ...samplers import presets

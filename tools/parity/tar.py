@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.checkpoint import read_metadata
+from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from ...model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from ...model_loaders.networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel, unused
-from ...model_loaders.networks.vq import HISTORY, VQAutoencoder, VQConfig
 from ...model_loaders.tar import load_detokenizer
 from ...samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition
 from ...samplers.driver import finish

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.autoencoders import load_vq
-from ...model_loaders.networks.vq import HISTORY, VQAutoencoder, VQConfig
+from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from .cases import Case, Check, exact, failed, read_json, read_tensors
 
 _GRID = re.compile(r"indices_(\d+)x(\d+)")

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...model_loaders.networks.autoencoder import KLAutoencoder
 from ...model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
-from ...model_loaders.networks.kl import KLAutoencoder
 from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ...model_loaders.networks.qwen import EMBEDDING, QwenConfig, TarModel

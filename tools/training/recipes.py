@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from ...model_loaders.networks.diffusion_head import DiffusionHead
-from ...model_loaders.networks.kl import KLAutoencoder, KLConfig
 from ...model_loaders.networks.mar import MAR, MARConfig, initialise
 from ...samplers.mar.diffusion import Tables, tables
 from . import picture_book

@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...model_loaders.networks.autoencoder import VQAutoencoder
 from ...model_loaders.networks.gpt import GPT, PositionTable, TokenModel
-from ...model_loaders.networks.vq import VQAutoencoder
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
 from ...samplers.tokens.draws import PairedDraws

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...model_loaders.networks import gpt, qwen
+from ...model_loaders.networks.autoencoder import VQAutoencoder
 from ...model_loaders.networks.gpt import GPT, GPTConfig
 from ...model_loaders.networks.qwen import Marks, QwenConfig, QwenLM, TarModel
 from ...model_loaders.networks.ta_tok import TATok
-from ...model_loaders.networks.vq import VQAutoencoder
 from ...model_loaders.tar import SCALES
 from . import captions, picture_book
 from .recipes import NULL_LABELS, RESOLUTION, TRAIN_SEED, save_checkpoint

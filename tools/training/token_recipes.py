@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder, VQConfig
 from ...model_loaders.networks.gpt import GPT, GPTConfig, PositionTable, initialise
-from ...model_loaders.networks.kl import KLAutoencoder
-from ...model_loaders.networks.vq import VQAutoencoder, VQConfig
 from ...samplers.tokens.par import par_groups
 from . import picture_book
 from .recipes import NULL_LABELS, TRAIN_SEED, pictures, reconstruction_loss, save_checkpoint, to_signed

@@ -15,10 +15,9 @@ from ...model_loaders.autoencoders import load_kl, load_vq
 from ...model_loaders.hybrid import load_hybrid
 from ...model_loaders.llamagen import load_llamagen
 from ...model_loaders.mar import load_mar
-from ...model_loaders.networks.kl import KLAutoencoder
+from ...model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder
 from ...model_loaders.networks.mar import MARConfig
 from ...model_loaders.networks.ta_tok import TATok
-from ...model_loaders.networks.vq import VQAutoencoder
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from .. import files
 from . import hybrid_recipe, judge, recipes, reinforce, ta_tok_recipe, tar_recipes, token_recipes, upsampler_recipe

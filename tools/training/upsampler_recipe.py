@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...model_loaders.networks.autoencoder import VQAutoencoder
 from ...model_loaders.networks.upsampler import UpSampler, UpSamplerConfig, initialise
-from ...model_loaders.networks.vq import VQAutoencoder
 from . import picture_book
 from .recipes import TRAIN_SEED, reconstruction_loss, save_checkpoint, to_signed
 from .training import Schedule, generator, train

@@ -1,10 +1,9 @@
-"""What a hybrid computes once instead of often does not change its pictures: prompts, the encoder, the decoder's strips."""
+"""What a hybrid computes once instead of often does not change its pictures: prompts and the encoder."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks import kl
 from fastar_nodes.model_loaders.networks.hybrid import PromptBatch
 from fastar_nodes.model_loaders.networks.prompts import PromptRows
 from fastar_nodes.samplers.conditioning import PromptCondition
@@ -78,14 +77,3 @@ def test_prompts_that_are_read_again_give_the_same_picture(hybrid, plain):
     """The unconditional prompt is kept by the model; a model without it reads it."""
     hybrid._unconditional.clear()
     close(finish(mar(hybrid, PROMPTS, SETTINGS, noise())).latents, plain)
-
-
-def test_a_large_picture_decoded_in_strips_is_the_one_decoded_whole(plain, monkeypatch):
-    config = kl.KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = kl.KLAutoencoder(config).eval().requires_grad_(False)
-    with torch.no_grad():
-        whole = net.decode(plain)
-        monkeypatch.setattr(kl, "WHOLE", 1)
-        close(net.decode(plain), whole)

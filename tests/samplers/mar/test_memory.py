@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, PromptBatch, PromptCache
-from fastar_nodes.model_loaders.networks.kl import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.prompts import HybridModel, PromptRows
 from fastar_nodes.model_loaders.networks.qwen import QwenConfig
@@ -60,7 +60,7 @@ def test_unipic_at_1024_pixels_fits_in_ten_gigabytes(unipic):
     cached = memory.estimate(unipic, condition, lazy, lazy) | {memory.DECODE: decode}
     weights = sum(v for k, v in plain.items() if k.startswith(memory.WEIGHTS))
     assert weights == pytest.approx(5.0 * GB, rel=0.01)
-    assert 5 * GB < memory.total(plain) < sum(plain.values()) < 8.5 * GB
+    assert 5 * GB < memory.total(plain) < sum(plain.values()) < 10 * GB
     assert memory.total(plain) < memory.total(cached) < 10 * GB
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.vq import Codebook
+from fastar_nodes.model_loaders.networks.autoencoder import Codebook
 from fastar_nodes.samplers.tokens import islands as geometry
 from hypothesis import given, settings
 from hypothesis import strategies as st

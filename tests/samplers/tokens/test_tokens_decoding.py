@@ -315,3 +315,26 @@ def test_cfg_zero_and_top_k_minus_one_take_the_published_values(model, cfg, top_
 def test_a_report_states_the_values_that_were_taken():
     report = finish(llamagen(PLAIN, from_ids((1,)), LlamaGenSettings(), PairedDraws(1, (0,)))).report
     assert report.settings["cfg"] == 4.0 and report.settings["top_k"] == 2000
+
+
+# ------------------------------------------------------------------------------------------------ what settings claim
+
+
+@pytest.mark.parametrize(
+    ("sampler", "chosen", "exact"),
+    [
+        (llamagen, LlamaGenSettings(**FEW, parallel=3), True),
+        (zipar, ZipARSettings(**FEW, window=4, mask_undecoded=False), True),
+        (zipar, ZipARSettings(**FEW, window=3), False),
+        (par, PARSettings(**FEW, grouping=ADJACENT, group=1, sequential_start=False), True),
+        (par, PARSettings(**FEW, grouping=NON_LOCAL), False),
+    ],
+    ids=str,
+)
+def test_exact_settings_give_the_tokens_of_llamagen(sampler, chosen, exact):
+    assert chosen.exact(4) is exact and not chosen.lossless()
+    assert torch.equal(run((sampler, PLAIN, chosen, None)).codes, run(CASES["llamagen"]).codes) is exact
+
+
+def test_the_groups_of_a_par_are_never_exact():
+    assert not PARSettings(group=1).exact(4)

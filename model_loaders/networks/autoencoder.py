@@ -1,0 +1,386 @@
+"""The two image autoencoders, with the official parameter names: KL-16 of MAR and the VQ tokenizer of LlamaGen.
+
+Sources: Rombach et al. 2022 (latent diffusion, arXiv 2112.10752) and Li et al. 2024 (MAR, arXiv 2406.11838) for KL-16, whose decoder has
+attention only in the middle block; Sun et al. 2024 (LlamaGen, arXiv 2406.06525), after VQGAN (Esser et al. 2021), for VQ-16 and VQ-8. Both
+have the same encoder and decoder; only the names differ. All sizes but the number of GroupNorm groups follow from the state dict.
+
+A LATENT of the VQ tokenizer holds unit code vectors [B, code channels, h, w]. :meth:`VQAutoencoder.decode` replaces each vector by its
+nearest code, so that rounding does not change the image and edited vectors become valid codes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .structure import MOST_LEVELS, depth, official_names
+
+# Buffer of the official VQ files that inference does not use: the codes that training used last.
+HISTORY = "quantize.codebook_used"
+# Pixels of a picture above which a batch is decoded one by one; 512 x 512 is decoded as it is.
+WHOLE = 1 << 19
+# Elements of one block of the similarity matrix of positions and codes: 64 MB in fp32.
+_BLOCK = 1 << 24
+
+
+# ------------------------------------------------------------------------------------------------ shapes
+
+
+@dataclass(frozen=True)
+class KLConfig:
+    """Shape of a KL autoencoder.
+
+    Attributes:
+        ch: channels at full resolution.
+        ch_mult: multiple of ``ch`` at every level; the stride is ``2 ** (len(ch_mult) - 1)``.
+        blocks: residual blocks per level of the encoder (the decoder has one more).
+        z_channels: latent channels.
+        encoder_attention, decoder_attention: levels (0 = full resolution) whose blocks are followed by attention.
+        groups: GroupNorm groups; 32 in the official model.
+    """
+
+    ch: int
+    ch_mult: tuple[int, ...]
+    blocks: int
+    z_channels: int
+    encoder_attention: frozenset[int] = frozenset()
+    decoder_attention: frozenset[int] = frozenset()
+    groups: int = 32
+
+    @property
+    def stride(self) -> int:
+        """Pixels per latent position and side."""
+        return 2 ** (len(self.ch_mult) - 1)
+
+    @property
+    def widths(self) -> list[int]:
+        """Channels of every level."""
+        return [self.ch * m for m in self.ch_mult]
+
+    @staticmethod
+    def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
+        """Derive the shape from the official parameter names.
+
+        Raises:
+            KeyError: a parameter of a KL autoencoder is missing.
+            ValueError: the levels or blocks are not numbered from 0 without gaps, or more than 16.
+        """
+        ch = state["encoder.conv_in.weight"].shape[0]
+        levels = depth(state, "encoder.down.", MOST_LEVELS)
+        mult = tuple(state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] // ch for i in range(levels))
+        blocks = depth(state, "encoder.down.0.block.", MOST_LEVELS)
+
+        def attention(side: str) -> frozenset[int]:
+            return frozenset(i for i in range(levels) if f"{side}.{i}.attn.0.q.weight" in state)
+
+        z = state["post_quant_conv.weight"].shape[1]
+        return KLConfig(ch, mult, blocks, z, attention("encoder.down"), attention("decoder.up"), groups)
+
+
+@dataclass(frozen=True)
+class VQConfig:
+    """Shape of a VQ tokenizer.
+
+    Attributes:
+        ch, ch_mult, blocks, groups: see :class:`KLConfig`.
+        z_channels: channels between the networks and the two 1x1 convolutions around the codebook.
+        codes: entries of the codebook.
+        code_channels: channels of a code vector and of a LATENT; 8 officially.
+    """
+
+    ch: int
+    ch_mult: tuple[int, ...]
+    blocks: int
+    z_channels: int
+    codes: int
+    code_channels: int = 8
+    groups: int = 32
+
+    @property
+    def stride(self) -> int:
+        """Pixels a code covers, per side: 16 for VQ-16, 8 for VQ-8."""
+        return 2 ** (len(self.ch_mult) - 1)
+
+    @property
+    def networks(self) -> KLConfig:
+        """Shape of encoder and decoder, which have attention at the lowest resolution."""
+        lowest = frozenset((len(self.ch_mult) - 1,))
+        return KLConfig(self.ch, self.ch_mult, self.blocks, self.z_channels, lowest, lowest, self.groups)
+
+    @staticmethod
+    def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> VQConfig:
+        """Derive the shape from official parameter names.
+
+        Raises:
+            KeyError: the state dict is not one of this tokenizer.
+            ValueError: a width is no multiple of the first.
+        """
+        ch = state["encoder.conv_in.weight"].shape[0]
+        levels = depth(state, "encoder.conv_blocks.", MOST_LEVELS)
+        widths = [state[f"encoder.conv_blocks.{i}.res.0.conv1.weight"].shape[0] for i in range(levels)]
+        if ch < 1 or any(width % ch for width in widths):
+            raise ValueError(f"widths {', '.join(map(str, widths))} are no multiples of {ch}")
+        blocks = depth(state, "encoder.conv_blocks.0.res.", MOST_LEVELS)
+        z = state["post_quant_conv.weight"].shape[0]
+        return VQConfig(
+            ch, tuple(w // ch for w in widths), blocks, z, *state["quantize.embedding.weight"].shape, groups
+        )
+
+
+# ------------------------------------------------------------------------------------------------ layers
+
+
+def _group_norm(channels: int, groups: int) -> nn.GroupNorm:
+    return nn.GroupNorm(groups, channels, eps=1e-6)
+
+
+class _ResBlock(nn.Module):
+    """Residual block of two GroupNorm, SiLU, 3x3 convolution; a 1x1 convolution on the skip path if the width changes."""
+
+    def __init__(self, c_in: int, c_out: int, groups: int):
+        super().__init__()
+        self.norm1, self.conv1 = _group_norm(c_in, groups), nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.norm2, self.conv2 = _group_norm(c_out, groups), nn.Conv2d(c_out, c_out, 3, padding=1)
+        self.nin_shortcut = nn.Conv2d(c_in, c_out, 1) if c_in != c_out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(F.silu(self.norm2(h)))
+        return self.nin_shortcut(x) + h
+
+
+class _Attention(nn.Module):
+    """Single-head self-attention over positions with a residual connection; projections are 1x1 convolutions."""
+
+    def __init__(self, c: int, groups: int):
+        super().__init__()
+        self.norm = _group_norm(c, groups)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(c, c, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k, v = (f(h).flatten(2).transpose(1, 2)[:, None] for f in (self.q, self.k, self.v))
+        h = F.scaled_dot_product_attention(q, k, v)[:, 0]
+        return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
+
+
+class _Down(nn.Module):
+    """Down-sampling by 2: a 3x3 convolution of stride 2, padded at the right and at the bottom only."""
+
+    def __init__(self, c: int):
+        super().__init__()
+        self.conv = nn.Conv2d(c, c, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
+
+
+class _Up(nn.Module):
+    """Up-sampling by 2: nearest neighbour, then a 3x3 convolution."""
+
+    def __init__(self, c: int):
+        super().__init__()
+        self.conv = nn.Conv2d(c, c, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class _Level(nn.Module):
+    """One resolution: residual blocks, each with optional attention. The parent adds the resampling module."""
+
+    def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int):
+        super().__init__()
+        self.block = nn.ModuleList(_ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(blocks))
+        self.attn = nn.ModuleList(_Attention(c_out, groups) for _ in range(blocks if attention else 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.block):
+            x = block(x)
+            if self.attn:
+                x = self.attn[i](x)
+        return x
+
+
+class _Mid(nn.Module):
+    def __init__(self, c: int, groups: int):
+        super().__init__()
+        self.block_1, self.attn_1, self.block_2 = (
+            _ResBlock(c, c, groups),
+            _Attention(c, groups),
+            _ResBlock(c, c, groups),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block_2(self.attn_1(self.block_1(x)))
+
+
+class _Encoder(nn.Module):
+    """Images [B, 3, H, W] to features [B, out_channels, H / stride, W / stride]."""
+
+    def __init__(self, c: KLConfig, out_channels: int):
+        super().__init__()
+        widths = c.widths
+        self.conv_in = nn.Conv2d(3, c.ch, 3, padding=1)
+        self.down = nn.ModuleList()
+        for i, (a, b) in enumerate(zip([c.ch, *widths], widths, strict=False)):
+            level = _Level(a, b, c.blocks, i in c.encoder_attention, c.groups)
+            level.downsample = _Down(b) if i + 1 < len(widths) else nn.Identity()
+            self.down.append(level)
+        self.mid, self.norm_out = _Mid(widths[-1], c.groups), _group_norm(widths[-1], c.groups)
+        self.conv_out = nn.Conv2d(widths[-1], out_channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        for level in self.down:
+            x = level.downsample(level(x))
+        return self.conv_out(F.silu(self.norm_out(self.mid(x))))
+
+
+class _Decoder(nn.Module):
+    """Latents [B, z, h, w] to images [B, 3, h * stride, w * stride]; ``up.0`` is the full resolution."""
+
+    def __init__(self, c: KLConfig):
+        super().__init__()
+        widths = c.widths
+        self.conv_in, self.mid = nn.Conv2d(c.z_channels, widths[-1], 3, padding=1), _Mid(widths[-1], c.groups)
+        self.up = nn.ModuleList()
+        for i, (above, width) in enumerate(zip([*widths[1:], widths[-1]], widths, strict=True)):
+            level = _Level(above, width, c.blocks + 1, i in c.decoder_attention, c.groups)
+            level.upsample = _Up(width) if i else nn.Identity()
+            self.up.append(level)
+        self.norm_out, self.conv_out = _group_norm(widths[0], c.groups), nn.Conv2d(widths[0], 3, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = self.mid(self.conv_in(z))
+        for level in reversed(self.up):
+            x = level.upsample(level(x))
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+# ------------------------------------------------------------------------------------------------ KL
+
+
+class KLAutoencoder(nn.Module):
+    """Encoder and decoder between images in -1..1 and Gaussian latents (before any latent scale)."""
+
+    def __init__(self, config: KLConfig):
+        super().__init__()
+        self.config = config
+        self.encoder, self.decoder = _Encoder(config, 2 * config.z_channels), _Decoder(config)
+        self.quant_conv = nn.Conv2d(2 * config.z_channels, 2 * config.z_channels, 1)
+        self.post_quant_conv = nn.Conv2d(config.z_channels, config.z_channels, 1)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std, each [B, z_channels, H / stride, W / stride], of images [B, 3, H, W] in -1..1."""
+        mean, logvar = self.quant_conv(self.encoder(x)).chunk(2, dim=1)
+        return mean, torch.exp(0.5 * logvar.clamp(-30, 20))
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in about -1..1, not clipped, from latents [B, z_channels, h, w]; large ones are decoded one by one."""
+        parts = self.post_quant_conv(z).split(1 if self._large(*z.shape[2:]) else len(z))
+        return torch.cat([self.decoder(part) for part in parts])
+
+    def decode_bytes(self, batch: int, height: int, width: int) -> int:
+        """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
+        c, size, large = self.config, self.post_quant_conv.weight.element_size(), self._large(height, width)
+        pixels = height * width * c.stride**2
+        # Five maps of the largest level are alive at once, and those of a level's resampling have the channels of the level below.
+        maps = max(w * pixels >> 2 * max(0, i - 1) for i, w in enumerate(c.widths))
+        return size * (6 * maps * (1 if large else batch) + 6 * batch * pixels)
+
+    def _large(self, height: int, width: int) -> bool:
+        return height * width * self.config.stride**2 > WHOLE
+
+
+@dataclass(frozen=True, eq=False)
+class KLModel:
+    """A KL autoencoder and its display name."""
+
+    net: KLAutoencoder
+    name: str
+
+
+# ------------------------------------------------------------------------------------------------ VQ
+
+
+class Codebook(nn.Module):
+    """The codebook. Codes are looked up and compared as unit vectors in fp32."""
+
+    def __init__(self, codes: int, channels: int):
+        super().__init__()
+        self.embedding = nn.Embedding(codes, channels)
+
+    def unit(self) -> Tensor:
+        """All code vectors at length 1, fp32 [codes, channels]."""
+        return F.normalize(self.embedding.weight.float(), dim=-1)
+
+    def nearest(self, features: Tensor) -> Tensor:
+        """Nearest codes int64 [N], by cosine similarity, of features [N, channels]."""
+        features, table = F.normalize(features.float(), dim=-1), self.unit().t()
+        rows = max(1, _BLOCK // table.shape[1])
+        return torch.cat([(part @ table).argmax(1) for part in features.split(rows)])
+
+
+class VQAutoencoder(nn.Module):
+    """Images in -1..1 to a grid of codes and back, by way of code vectors."""
+
+    def __init__(self, config: VQConfig):
+        super().__init__()
+        self.config = config
+        self.encoder, self.decoder = _Encoder(config.networks, config.z_channels), _Decoder(config.networks)
+        self.quantize = Codebook(config.codes, config.code_channels)
+        self.quant_conv = nn.Conv2d(config.z_channels, config.code_channels, 1)
+        self.post_quant_conv = nn.Conv2d(config.code_channels, config.z_channels, 1)
+        official_names(self, self._official)
+
+    def _official(self, name: str) -> str:
+        """LlamaGen's name of a parameter; its decoder counts the levels from the lowest resolution."""
+        deepest = len(self.config.ch_mult) - 1
+        name = re.sub(r"decoder\.up\.(\d+)", lambda m: f"decoder.conv_blocks.{deepest - int(m[1])}", name)
+        name = name.replace("encoder.down.", "encoder.conv_blocks.")
+        name = re.sub(r"(conv_blocks\.\d+)\.block\.", r"\1.res.", name)
+        return name.replace("mid.block_1.", "mid.0.").replace("mid.attn_1.", "mid.1.").replace("mid.block_2.", "mid.2.")
+
+    def vectors(self, codes: Tensor) -> Tensor:
+        """Unit code vectors fp32 [B, code_channels, h, w], a LATENT, of codes int64 [B, h, w] in 0..codes - 1."""
+        return F.embedding(codes, self.quantize.unit()).permute(0, 3, 1, 2).contiguous()
+
+    def codes(self, vectors: Tensor) -> Tensor:
+        """Nearest codes int64 [B, h, w], by cosine similarity, of vectors or features [B, code_channels, h, w]."""
+        b, c, h, w = vectors.shape
+        return self.quantize.nearest(vectors.permute(0, 2, 3, 1).reshape(-1, c)).view(b, h, w)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features before quantisation, [B, code_channels, H / stride, W / stride], of images as in :meth:`encode`."""
+        return self.quant_conv(self.encoder(x))
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Code vectors fp32 [B, code_channels, h, w] and codes int64 [B, h, w] of images [B, 3, H, W] in -1..1."""
+        codes = self.codes(self.features(x))
+        return self.vectors(codes), codes
+
+    def render(self, vectors: Tensor) -> Tensor:
+        """Images as in :meth:`decode`, of vectors without the look-up of the nearest codes."""
+        return self.decoder(self.post_quant_conv(vectors.to(self.post_quant_conv.weight.dtype)))
+
+    def decode_codes(self, codes: Tensor) -> Tensor:
+        """Images as in :meth:`decode`, of codes int64 [B, h, w]; any h and w."""
+        return self.render(self.vectors(codes))
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Images [B, 3, h * stride, w * stride], about -1..1 and not clipped, of the nearest codes of a LATENT [B, code_channels, h, w]."""
+        return self.decode_codes(self.codes(latents))
+
+
+@dataclass(frozen=True, eq=False)
+class VQModel:
+    """A VQ tokenizer in eval mode (codebook in fp32, the rest in the compute dtype) and its display name."""
+
+    net: VQAutoencoder
+    name: str
