@@ -19,7 +19,7 @@ from ..reports.paired import qualities
 from ..reports.quality import explain_quality
 from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_table, to_text
 from ..reports.summary import no_gain, one_line
-from ..samplers import presets
+from ..samplers.baseline import baselines, lossless, of_report
 from ..samplers.registry import SAMPLERS, TAR, family_of
 from ..samplers.settings import knob, make
 from . import host
@@ -162,7 +162,7 @@ class Compare(io.ComfyNode):
         names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
         measured = any(report is not None for report in reports)
         with enough_memory(SHEET):
-            quality = qualities(pictures, reports, base, presets.lossless)
+            quality = qualities(pictures, reports, base, lossless)
             about: dict[str, Any] = {"quality": quality, "differences": settings.differences}
             grid = compare_grid(
                 pictures, names, reports, settings.columns, base, marked=measured, explained=True, **about
@@ -234,34 +234,12 @@ def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
         return [max(0, cell - 1)] * len(reports)
     families = ["" if r is None else _family(r, reports) for r in reports]
     usual = next(filter(None, families), "")  # for samplers that are not registered
-    members: dict[str, list[int]] = {}
-    for i in with_report:
-        members.setdefault(families[i] or usual, []).append(i)
-    chosen = {family: _automatic_baseline(cells, reports) for family, cells in members.items()}
+    runs = [of_report(report, families[i] or usual) for i, report in enumerate(reports) if report is not None]
+    chosen = {i: with_report[k] for i, k in zip(with_report, baselines(runs), strict=True)}
     # With one family, cells without a report keep their place.
-    if len(chosen) == 1:
-        return list(chosen.values()) * len(reports)
-    return [None if r is None else chosen[families[i] or usual] for i, r in enumerate(reports)]
-
-
-def _automatic_baseline(cells: Sequence[int], reports: Sequence[Report | None]) -> int:
-    """Of one family's cells, the plain sampler or an exact accelerator, with most passes and head calls; else the slowest. The first
-    one if several are equal."""
-    of = {i: report for i in cells if (report := reports[i]) is not None}
-
-    def is_plain(i: int) -> bool:
-        return of[i].sampler in SAMPLERS and SAMPLERS[of[i].sampler].baseline
-
-    exact = [i for i, r in of.items() if presets.is_exact(r.sampler, r.settings, _side(r))]
-    if not exact:
-        return max(of, key=lambda i: of[i].seconds / of[i].images)
-    counts = ("transformer_passes", "head_calls")
-    return max(exact, key=lambda i: (is_plain(i), *(of[i].counts.get(name, 0) for name in counts)))
-
-
-def _side(report: Report) -> int:
-    """Side of the token grid; above every window if the report has no map."""
-    return int(report.maps["step"].shape[-1]) if "step" in report.maps else 1 << 16
+    if len(set(chosen.values())) == 1:
+        return [chosen[with_report[0]]] * len(reports)
+    return [chosen.get(i) for i in range(len(reports))]
 
 
 def _family(report: Report, reports: Sequence[Report | None]) -> str:

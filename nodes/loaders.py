@@ -18,6 +18,7 @@ from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.download import readable_size
+from ..model_loaders.families import KINDS
 from ..model_loaders.networks.autoencoder import KLAutoencoder, KLModel, VQModel
 from ..model_loaders.networks.speed import KERNELS, PLAIN, SPEEDS
 from ..samplers import registry
@@ -72,7 +73,7 @@ def listed(choice: Any, family: str, *first: str) -> str:
         UserError: it is not.
     """
     if choice not in menu(family, *first):
-        raise UserError(f"{hub.FIELDS[family]}: {str(choice)[:80]!r} is not in the list; choose an entry from it.")
+        raise UserError(f"{KINDS[family].field}: {str(choice)[:80]!r} is not in the list; choose an entry from it.")
     return str(choice)
 
 
@@ -96,7 +97,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
             what = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
             if not allowed:
                 raise UserError(
-                    f"{hub.FIELDS[family]}: the run would download {what}; switch allow_download on, or choose another."
+                    f"{KINDS[family].field}: the run would download {what}; switch allow_download on, or choose another."
                 )
             logging.info("FastAR: downloading %s", what)
             show(node, [f"Downloading {what}"])

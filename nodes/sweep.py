@@ -17,6 +17,7 @@ from ..reports.sweep import Axis, Cell, CellStore, Sweep, combinations, complete
 from ..reports.sweep_pictures import MEASURES, sweep_grid, sweep_plot
 from ..reports.values import parse_values
 from ..samplers import presets
+from ..samplers.baseline import lossless
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..samplers.settings import knob, knobs, make
 from . import host
@@ -136,7 +137,7 @@ class SweepNode(io.ComfyNode):
             i, j, seed = cells[k - len(numbers)]
             first = numbers.index(seed)
             reference = store.read(keys[first])
-            word = DISTRIBUTION if presets.lossless(report) else ""
+            word = DISTRIBUTION if lossless(report) else ""
             quality = None if reference is None else measure(pictures, reference[0], word)
             made.append(Cell(i, j, seed, keys[k], report, reports[first], quality))
         show(cls, [f"{work.drawn} of {len(keys)} cells drawn, {len(keys) - work.drawn} were in {store.folder.name}"])

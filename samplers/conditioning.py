@@ -198,9 +198,9 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 
 # Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
-# Unknown labels that a message names, the longest word that is compared with class names, and the characters of a text: they bound the
-# time of a check.
-_MOST_SHOWN, _LONGEST, _MOST_TEXT = 3, 60, 8192
+# These bound the time of a check: characters of a label text, unknown labels that a message names, and characters of a label whose
+# closest names are looked for.
+MOST_TEXT, _MOST_SHOWN, _LONGEST = 1 << 14, 3, 60
 
 
 def from_ids(ids: Sequence[int]) -> Condition:
@@ -225,10 +225,10 @@ def split_labels(text: str, field: str = "labels") -> list[str]:
     """The names and ids in a text; see :func:`resolve_labels`.
 
     Raises:
-        UserError: the text has more than 8192 characters.
+        UserError: the text has more than 16384 characters.
     """
-    if len(text) > _MOST_TEXT:
-        raise UserError(f"{field}: it has {len(text)} characters; give at most {_MOST_TEXT}.")
+    if len(text) > MOST_TEXT:
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
     return [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
 
 
@@ -269,9 +269,7 @@ def check_labels(text: str, field: str = "labels") -> None:
     Raises:
         UserError: words that no set has; the message names three of them with the closest names.
     """
-    unknown = [
-        word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in label_sets())
-    ]
+    unknown = [word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in label_sets())]
     _refuse(unknown, label_sets(), field)
 
 

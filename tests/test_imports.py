@@ -130,7 +130,7 @@ OTHERS = {
     "assembly": {"torch"},
     "selection": set(),
     "nodes": {"torch", "numpy", "PIL", "comfy_api"},
-    "nodes.host": {"torch", "numpy", "PIL", "comfy_api", "comfy", "folder_paths", "server", "latent_preview"},
+    "nodes.host": {"torch", "numpy", "PIL", "comfy_api", "comfy", "comfy_extras", "folder_paths", "server", "latent_preview"},
     "nodes.storage": {"folder_paths"},
     "samplers": {"torch", "numpy"},
     "reports": {"torch", "numpy", "PIL"},

@@ -278,7 +278,7 @@ def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
         "mar: ar_steps=2, diffusion_steps=2",
         "lazymar: ar_steps=4, block=9",
     )
-    monkeypatch.setitem(advice._CANDIDATES, "mar", (lines, ()))
+    monkeypatch.setitem(advice._CANDIDATES, "mar", lines)
     model = a_mar()
     model.recommended = {"ar_steps": 8, "diffusion_steps": 8}
     node = with_hidden(advisor.Advisor, {})
