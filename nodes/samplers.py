@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ..assembly import expect_same_codes, is_demo
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.networks.autoencoder import VQModel
 from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.networks.mar import MARModel
-from ..model_loaders.networks.autoencoder import VQModel
 from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.choice import Choice, choose
@@ -147,7 +147,7 @@ def check(choice: Choice, loaded: host.Loaded, draft: Any, field: str = "sampler
     entry = choice.entry
     if entry.name not in RUNNABLE:
         raise UserError(f"{field}: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
-    if isinstance(loaded.model, MARModel) != (entry.family == registry.MAR):
+    if isinstance(loaded.model, MARModel) != entry.masked:
         raise UserError(
             f"{field}: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
         )
@@ -178,7 +178,7 @@ def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: 
     Returns:
         The latent and the report.
     """
-    family = _run_mar if entry.family == registry.MAR else _run_tokens
+    family = _run_mar if entry.masked else _run_tokens
     given = {name: value for name, value in sockets.items() if value is not None}
     if "draft" in given and not entry.needs_draft:
         del given["draft"]
@@ -481,7 +481,7 @@ class _Sampler(io.ComfyNode):
     @classmethod
     def optional(cls) -> list[io.Input]:
         """Optional sockets."""
-        if SAMPLERS[cls.sampler].family == registry.MAR:
+        if SAMPLERS[cls.sampler].masked:
             cached = issubclass(SAMPLERS[cls.sampler].settings, CacheSettings)
             return _edit() if cached else [_cache(), *_edit()]
         return []
@@ -489,7 +489,7 @@ class _Sampler(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         entry = SAMPLERS[cls.sampler]
-        if entry.family == registry.MAR:
+        if entry.masked:
             model, condition = MAR, MAR_CONDITION
             what = "What to draw, one entry an image: Class Label for a MAR, Prompt for Harmon and UniPic."
         else:
@@ -523,7 +523,7 @@ class _Sampler(io.ComfyNode):
     def execute(cls, condition: Any, seed: Any, enabled: Any = True, **inputs: Any) -> io.NodeOutput:
         entry = SAMPLERS[cls.sampler]
         field = "target" if entry.needs_draft else "model"
-        expect_model_ = expect_mar if entry.family == registry.MAR else expect_tokens
+        expect_model_ = expect_mar if entry.masked else expect_tokens
         loaded = expect_model_(inputs.pop(field), field)
         sockets = {i.id: inputs.pop(i.id, None) for i in cls.optional()}
         draft = inputs.pop("draft", None)

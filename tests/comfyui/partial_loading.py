@@ -36,8 +36,8 @@ def module(name):
     return importlib.import_module(f"fastar.{name}")
 
 
-host, weights, loaders, hybrid = (module(f"nodes.{name}") for name in ("host", "weights", "loaders", "hybrid"))
-conditioning, mar, tokens = (module(f"nodes.{name}") for name in ("conditioning", "mar_samplers", "token_samplers"))
+host, weights, loaders = (module(f"nodes.{name}") for name in ("host", "weights", "loaders"))
+conditioning, samplers = (module(f"nodes.{name}") for name in ("conditioning", "samplers"))
 streaming = module("model_loaders.networks.streaming")
 module("model_loaders.networks.matmul").configure("linear")
 host.register_folders()
@@ -82,7 +82,7 @@ def values(settings, **changes):
 
 def words():
     settings = module("samplers.tokens.settings").TarPromptSettings
-    model = loaders.LoadTar.execute("demo-tar", "fp32").result[0]
+    model = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
 
     def run():
         condition = conditioning.TarPrompt.execute(tar=model, text="a red boat", seed=3, **values(settings)).result[0]
@@ -93,11 +93,11 @@ def words():
 
 def harmon():
     settings = module("samplers.mar.settings").FastHybridSettings
-    model = hybrid.LoadHybrid.execute("demo-hybrid", "auto", "fp32").result[0]
-    condition = hybrid.Prompt.execute("a red boat at sunset").result[0]
+    model = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result[0]
+    condition = conditioning.Prompt.execute("a red boat at sunset").result[0]
 
     def run():
-        out = mar.FastHybridSampler.execute(
+        out = samplers.FastHybridSampler.execute(
             model=model, condition=condition, seed=3, **values(settings, ar_steps=8, diffusion_steps=8)
         ).result
         return out[0]["samples"], out[1].note
@@ -107,12 +107,12 @@ def harmon():
 
 def llamagen():
     settings = module("samplers.tokens.settings").LlamaGenSettings
-    model = loaders.LoadLlamaGen.execute("demo-llamagen", "auto", "auto", "fp32").result[0]
+    model = loaders.LoadLlamaGen.execute("demo-llamagen", "auto", "fp32", False, "plain").result[0]
     condition = module("samplers.conditioning").from_ids([1])
 
     def run():
         about = values(settings, cfg=2.0, top_k=0)
-        out = tokens.LlamaGenSampler.execute(model=model, condition=condition, seed=3, **about).result
+        out = samplers.LlamaGenSampler.execute(model=model, condition=condition, seed=3, **about).result
         return out[0]["samples"], out[1].note
 
     return model, run

@@ -116,7 +116,7 @@ def test_combinations_have_a_title():
 def test_pictures_of_every_sampler_are_compared():
     """Reports as the samplers really make them, with one map each."""
     cache = samplers.LazyMARCache.execute(**dropped(samplers.LazyMARCache, preset="none", refresh_period=3)).result[0]
-    mar = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].family == "mar"]
+    mar = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].masked]
     runs = [sample(node, ar_steps=8) for node in mar] + [sample(samplers.FastHybridSampler, ar_steps=8, cache=cache)]
     pairs = {}
     for i, (samples, record) in enumerate(runs, 1):
