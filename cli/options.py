@@ -12,7 +12,6 @@ import torch
 from ..assembly import AUTO, DEMO, Source, find_file
 from ..errors import UserError
 from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from .progress import Bar
 
@@ -76,12 +75,6 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="DIR",
         help="folder of weight files, where downloads go too; default ComfyUI's models/fastar, or ~/.cache/fastar",
-    )
-    parser.add_argument(
-        "--matmul",
-        choices=[matmul.MEASURED, *matmul.METHODS],
-        default=matmul.MEASURED,
-        help="matrix products on a CPU: chosen by measurement (default), or always one method; results differ by rounding",
     )
 
 
