@@ -22,7 +22,7 @@ from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders import hybrid as hybrids
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
-from .model_loaders.folders import read_weights, weight_files
+from .model_loaders.folders import weight_files
 from .model_loaders.hybrid import load_hybrid
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
@@ -110,7 +110,7 @@ def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, i
     """The path of a catalogue entry (downloaded if necessary) or of a file named by its path.
 
     Args:
-        family: file family, see :data:`.hub.FIELDS`.
+        family: file family, see :data:`.families.KINDS`.
         folder: folder of weight files and downloads.
         progress: called with (bytes so far, bytes in total or 0).
 
@@ -227,7 +227,7 @@ def identify(path: Path) -> str:
     """
     if path.is_dir():
         files = weight_files(path, "model", "a model")
-        state = read_weights(path, files, "model", lambda name: name not in _HYBRID_NAMES).state
+        state = ck.read_all(files, path, "model", lambda name: name not in _HYBRID_NAMES).state
     else:
         state = ck.read(path).state
     # A de-tokenizer's file may also hold its TA-Tok and decoder.

@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
+from ..model_loaders.families import KINDS
 from ..model_loaders.networks.autoencoder import KLAutoencoder, KLModel, VQModel
 from ..model_loaders.networks.speed import KERNELS, PLAIN, SPEEDS
 from ..samplers import registry
@@ -65,7 +66,7 @@ def resolve(choice: Any, family: str) -> Path:
         UserError: not a choice of the menu, or the download failed.
     """
     if not isinstance(choice, str):
-        raise UserError(f"{hub.FIELDS[family]}: {choice!r} is no file name; choose one from the list.")
+        raise UserError(f"{KINDS[family].field}: {choice!r} is no file name; choose one from the list.")
     download_to = host.folders(host.FOLDER)[0]
     return hub.resolve(choice, family, host.folders(*_folders(family)), download_to, host.progress())
 

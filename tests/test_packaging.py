@@ -58,7 +58,7 @@ def test_every_data_file_is_installed():
 def test_names_version_and_dependencies():
     project = PROJECT["project"]
     assert project["name"] == "fastar-nodes" and re.fullmatch(r"\d+\.\d+\.\d+", project["version"])
-    assert project["dependencies"] == ["huggingface-hub"]
+    assert project["dependencies"] == ["huggingface-hub>=0.26"]
     assert (ROOT / "requirements.txt").read_text(encoding="utf-8").split() == project["dependencies"]
     extras = {
         name: {re.split(r"[<>=!~ ]", requirement)[0] for requirement in requirements}

@@ -288,7 +288,7 @@ def test_a_llamagen_and_its_decoder_are_loaded(folder):
         ),
         (
             {"decoder": "plain.safetensors"},
-            "^decoder: plain.safetensors holds a LlamaGen, not a VQ autoencoder; choose it as checkpoint",
+            "^decoder: plain.safetensors holds a LlamaGen, not a VQ autoencoder",
         ),
         ({"decoder": "other.safetensors"}, "^decoder: other vq has 30 codes, plain one writes 23"),
         ({"checkpoint": "gone.safetensors"}, "^checkpoint: "),

@@ -22,7 +22,7 @@ from ...model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
 from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ...model_loaders.networks.qwen import EMBEDDING, QwenConfig, TarModel
-from ...model_loaders.tokenizer import Tokenizer, clean, load_tokenizer
+from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
 from ...samplers.mar.diffusion import Tables, tables
 from . import captions, picture_book, recipes
 from .recipes import (
@@ -88,7 +88,7 @@ def hybrid_model(net: Hybrid) -> HybridModel:
         t_max=T_MAX,
         label_set="picture-book",
         hybrid=net,
-        tokenize=lambda text: words.encode(clean(text)),
+        tokenize=words.encode,
         turn=(opening, closing),
         trained=side,
     )
