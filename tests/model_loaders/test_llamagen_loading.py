@@ -12,7 +12,6 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.checkpoint import choose_dtype
 from fastar_nodes.model_loaders.llamagen import load_llamagen
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
 from safetensors.torch import save_file
 
@@ -189,33 +188,24 @@ def test_unknown_head_count(tmp_path: Path) -> None:
         load_llamagen(tmp_path / "c2i_256.safetensors")
 
 
-def poison(state: dict) -> None:
-    state["layers.1.attention.wqkv.weight"][3, 4] = float("nan")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.pop("norm.weight"), r"1 missing \(norm.weight\)"),
         (lambda s: s.pop("layers.0.attention.wqkv.weight"), "layers.0.attention.wqkv.weight is missing"),
         (
             lambda s: [s.pop(k) for k in list(s) if k.startswith("layers.0.")],
             "layers.0.attention.wqkv.weight is missing",
         ),
-        (lambda s: s.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
         (
             lambda s: s.update({"layers.7.ffn_norm.weight": torch.ones(16)}),
             r"its blocks layers\.\* are not numbered 0 to 2",
         ),
-        (lambda s: s.update({"output.weight": torch.ones(19, 16)}), r"output.weight is 19x16, not 20x16"),
-        (lambda s: s.update({"layers.0.feed_forward.w1.weight": torch.ones(9, 16)}), "misshaped"),
         (
             lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(47, 16)}),
             "does not fit the attention weights",
         ),
         (lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(())}), "misshaped"),
         (lambda s: s.update({"tok_embeddings.weight": torch.ones(20)}), "embeddings are misshaped"),
-        (lambda s: s.update({"tok_embeddings.weight": torch.ones(20, 0)}), "empty or too large"),
         (lambda s: s.update({"cls_embedding.embedding_table.weight": torch.ones(1, 16)}), "missing or empty"),
         (
             lambda s: s.update({"cls_embedding.embedding_table.weight": torch.ones(1, 2, 16)}),
@@ -226,26 +216,12 @@ def poison(state: dict) -> None:
             "4 transition tokens",
         ),
         (lambda s: s.update({"spe_tok_embeddings.special_embeddings.weight": torch.ones(3, 9)}), "misshaped"),
-        (poison, "NaN or infinite weights in layers.1.attention.wqkv.weight"),
     ],
 )
 def test_what_does_not_fit(tiny, change, words: str) -> None:
     with pytest.raises(UserError, match=f"^checkpoint: tiny.safetensors .*({words})") as error:
         load_llamagen(tiny(change))
     assert "\n" not in str(error.value) and len(str(error.value)) < 1200
-
-
-def test_the_other_family(tmp_path: Path) -> None:
-    net = VQAutoencoder(VQConfig(ch=8, ch_mult=(1,), blocks=1, z_channels=4, codes=4, groups=4))
-    save_file(net.state_dict(), tmp_path / "vq.safetensors")
-    with pytest.raises(UserError) as error:
-        load_llamagen(tmp_path / "vq.safetensors")
-    assert str(error.value) == "checkpoint: vq.safetensors holds a VQ autoencoder, not a LlamaGen; choose it as decoder"
-    save_file({"class_emb.weight": torch.ones(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(
-        UserError, match=r"holds no weights of a LlamaGen \(but class_emb.weight\); choose another file"
-    ):
-        load_llamagen(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize("entry", [e for e in hub.entries("llamagen") if not e.built_in], ids=lambda e: e.id)
