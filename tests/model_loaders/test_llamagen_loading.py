@@ -88,12 +88,6 @@ def test_a_stored_rotation_table_is_dropped(tiny) -> None:
     assert "freqs_cis" not in model.net.state_dict()
 
 
-@pytest.mark.parametrize("name", ["auto", "fp32", "bf16", "fp16"])
-def test_dtype(tiny, name: str) -> None:
-    expected = {"auto": torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
-    assert {v.dtype for v in load_llamagen(tiny(), name).net.state_dict().values()} == {expected}
-
-
 def test_bf16_where_hardware_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, expected in (
         ((6, 1), torch.float32),
