@@ -67,6 +67,7 @@ def test_gelu_within_the_product_is_gelu(method, bias):
     torch.testing.assert_close(matmul.gelu(other, x), F.gelu(other(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", matmul.METHODS)
 @pytest.mark.usefixtures("one_thread")
 def test_recorded_cases_agree_whatever_the_method(method):
