@@ -166,6 +166,14 @@ def resolve(
     return home if entry.parts else home / entry.names[0][0]
 
 
+def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
+    """The catalogue entry that :func:`resolve` would download for a choice; None for built-in entries and files that are here."""
+    entry = _entry(choice, family)
+    if entry is None or entry.built_in:
+        return None
+    return entry if next(_homes(entry, [*map(Path, folders)]), None) is None else None
+
+
 def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text: bool | None = None) -> str:
     """The id of the decoder that "auto" selects for a MAR, LlamaGen, PAR or Tar de-tokenizer.
 

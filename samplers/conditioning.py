@@ -198,10 +198,9 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 
 # Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
-# Characters of a label text.
-MOST_TEXT = 1 << 15
-# Unknown labels that a message names, and the longest word that is compared with class names: both bound the time of a check.
-_MOST_SHOWN, _LONGEST = 3, 60
+# These bound the time of a check: characters of a label text, unknown labels that a message names, and characters of a label whose
+# closest names are looked for.
+MOST_TEXT, _MOST_SHOWN, _LONGEST = 1 << 14, 3, 60
 
 
 def from_ids(ids: Sequence[int]) -> Condition:
@@ -226,7 +225,7 @@ def split_labels(text: str, field: str = "labels") -> list[str]:
     """The names and ids in a text; see :func:`resolve_labels`.
 
     Raises:
-        UserError: the text has more than 32,768 characters.
+        UserError: the text has more than 16384 characters.
     """
     if len(text) > MOST_TEXT:
         raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
