@@ -12,7 +12,6 @@ import argparse
 import numpy as np
 
 from ..assembly import AUTO, DEMO, decode, defaults
-from ..model_loaders.networks import matmul
 from ..reports.record import Report
 from ..samplers.advice import AdviceSettings, calibrate, candidates
 from ..samplers.choice import PRESET, Choice, choose
@@ -41,7 +40,6 @@ def run(options: argparse.Namespace) -> int:
     settings = make(AdviceSettings, {name: getattr(options, name) for name in knobs(AdviceSettings)})
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
-    matmul.configure(options.matmul)
     options.samplers = None
     plain = choose(find(usual_samplers(options).split(",")[0]).name, {})
     drafted = options.draft != AUTO or options.model == DEMO

@@ -17,7 +17,6 @@ from PIL import Image
 
 from ..assembly import DEMO, decode
 from ..errors import UserError
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.prompts import HybridModel
 from ..reports.grid import compare_grid
 from ..reports.maps import token_map
@@ -60,7 +59,6 @@ def run(options: argparse.Namespace) -> int:
     maps, numbers = output(options.maps, "maps", PICTURES), output(options.json, "json", (".json",))
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
-    matmul.configure(options.matmul)
     samplers = usual_samplers(options)
     sets, asked = of_prompt(options.sets)
     checked = plan(samplers, sets, options.steps, {})  # reports mistakes before anything is loaded

@@ -12,7 +12,6 @@ import torch
 from ..assembly import AUTO, DEMO, Source, find_file
 from ..errors import UserError
 from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from .progress import Bar
 
@@ -43,8 +42,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     for name, (default, about) in _MODEL_OPTIONS.items():
         parser.add_argument(f"--{name}", default=default, help=about)
     add = parser.add_argument
-    dtypes, methods = (AUTO, *DTYPES, INT8), [matmul.MEASURED, *matmul.METHODS]
-    add("--dtype", default=AUTO, choices=dtypes, help="weights; default auto; int8: lossy, on a CPU")
+    add("--dtype", default=AUTO, choices=(AUTO, *DTYPES, INT8), help="weights; default auto; int8: lossy, on a CPU")
     add(
         "--speed",
         default=PLAIN,
@@ -59,10 +57,6 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of weight files, where downloads go too; default ComfyUI's models/fastar, or ~/.cache/fastar",
     )
-    about = (
-        "matrix products on a CPU: chosen by measurement (default), or always one method; results differ by rounding"
-    )
-    add("--matmul", choices=methods, default=matmul.MEASURED, help=about)
 
 
 def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:

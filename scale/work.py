@@ -28,7 +28,6 @@ from ..assembly import (
     prompt_settings,
 )
 from ..errors import UserError
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..reports.record import Report
 from ..samplers.batches import in_parts
@@ -87,7 +86,7 @@ def numerics(spec: Spec, source: Source) -> dict[str, Any]:
     """What decides the last bits of a picture beside the model: device type, dtype, product method, threads."""
     device = (source.compute or source.device).type
     threads = (spec.threads or torch.get_num_threads()) if device == "cpu" else 0
-    return {"device": device, "dtype": source.dtype, "matmul": spec.matmul, "threads": threads}
+    return {"device": device, "dtype": source.dtype, "threads": threads}
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -414,6 +413,5 @@ def draw(
 
 def use(numbers: dict[str, Any]) -> None:
     """Set product method and threads of this process, see :func:`numerics`."""
-    matmul.configure(numbers["matmul"])
     if numbers["threads"]:
         torch.set_num_threads(numbers["threads"])
