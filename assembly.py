@@ -27,11 +27,11 @@ from .model_loaders.hybrid import load_hybrid
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
 from .model_loaders.networks.autoencoder import KLModel, VQModel
-from .model_loaders.networks.gpt import TokenModel
+from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
-from .model_loaders.networks.qwen import TarModel
 from .model_loaders.networks.speed import PLAIN, choose
 from .model_loaders.networks.ta_tok import TATokModel
+from .model_loaders.networks.tar import TarModel
 from .model_loaders.networks.upsampler import UpSamplerModel
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar, parts_inside
 from .model_loaders.tokenizer import has_tokenizer

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..assembly import is_demo
 from ..errors import UserError
-from ..model_loaders.networks.gpt import TokenModel
+from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
 from ..samplers import presets
 from ..samplers.choice import Choice, choose

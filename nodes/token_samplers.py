@@ -14,7 +14,7 @@ from ..assembly import expect_same_codes, is_demo
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.networks.autoencoder import VQModel
-from ..model_loaders.networks.gpt import TokenModel
+from ..model_loaders.networks.llama import TokenModel
 from ..samplers.batches import in_parts
 from ..samplers.conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, TextCondition
 from ..samplers.registry import LLAMAGEN, SAMPLERS

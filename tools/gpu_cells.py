@@ -10,9 +10,9 @@ import torch
 
 from ..cli.bench import PAR_SPECIAL, SIZES, TOKEN_SIZES, official, official_gpt
 from ..cli.bench_references import DTOK_SIZES
-from ..model_loaders.networks import gpt, mar
+from ..model_loaders.networks import llama, mar
 from ..model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from ..model_loaders.networks.gpt import GPT, TokenModel
+from ..model_loaders.networks.llama import Llama, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
 from ..model_loaders.networks.speed import COMPILE, GRAPHS, KERNELS, PLAIN, choose
 from ..samplers.conditioning import AnyCondition, FeatureCondition, from_ids
@@ -101,7 +101,7 @@ def build(name: str, dtype: str, device: torch.device, dry: bool = False) -> MAR
         return TokenModel(tokens.to(device, kind), name, grid)
 
 
-def _gpt(name: str, dry: bool) -> GPT:
+def _gpt(name: str, dry: bool) -> Llama:
     if name in _DTOK_GRIDS:
         dim, depth, heads = DTOK_SIZES["AR-DTok-LP"]
         config = replace(official_gpt("LlamaGen-XL"), dim=dim, depth=depth, heads=heads, kv_heads=heads)
@@ -112,7 +112,7 @@ def _gpt(name: str, dry: bool) -> GPT:
     if dry:
         config = replace(config, dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=32)
         config = replace(config, condition_size=8) if config.condition == "class" else config
-    return gpt.initialise(GPT(config))
+    return llama.initialise(Llama(config))
 
 
 def _vq(device: torch.device, dry: bool) -> VQModel:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..cli.bench import SIZES, TOKEN_SIZES, official, official_gpt
 from ..model_loaders.networks import matmul
-from ..model_loaders.networks.gpt import GPT
+from ..model_loaders.networks.llama import Llama
 from ..model_loaders.networks.mar import MAR
 
 ROWS = (1, 2, 4, 8, 14, 64, 128, 512)
@@ -32,7 +32,7 @@ SPREAD = 1 << 24
 
 def network(name: str) -> nn.Module:
     """A network of an official size with random weights."""
-    net: nn.Module = MAR(official(name)) if name in SIZES else GPT(official_gpt(name))
+    net: nn.Module = MAR(official(name)) if name in SIZES else Llama(official_gpt(name))
     return net.requires_grad_(False)
 
 

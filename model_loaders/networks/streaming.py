@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 # Containers whose linear layers may be left out, and further layers by their last name.
 _BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "layers"))
-_NAMES = frozenset(("embed_tokens", "lm_head", "output"))
+_NAMES = frozenset(("tok_embeddings", "output"))
 
 
 class WeightSource(Protocol):

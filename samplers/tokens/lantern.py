@@ -28,15 +28,15 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.autoencoder import VQModel
-from ...model_loaders.networks.gpt import Cache, TokenModel
+from ...model_loaders.networks.llama import Cache, TokenModel
 from ...reports.record import ACCEPTED, PLAIN, REJECTED
 from ..conditioning import AnyCondition
 from ..driver import timed
-from .drafting import check_pair, neighbour_count
 from .draws import Draws, draw, tempered
 from .islands import codebook_neighbours
-from .llamagen import raster
-from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin, resolve
+from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin, feed, guide, prefill, resolve
+from .mulosd import check_pair, neighbour_count
+from .schedule import raster
 from .settings import CERTAIN, LanternSettings
 
 # ------------------------------------------------------------------------------------------------ the rules
@@ -120,17 +120,20 @@ class _CachedModel:
 
     @property
     def null(self) -> bool:
-        return any(self.run.guided)
+        return any(self.run.guided(raster(self.run.grid)))
 
     def feed(self, cells: Tensor, end: int) -> Tensor:
         """Guided logits [B, m, V] of the cells behind ``cells`` int64 [B, m]; cells outside the grid are padding."""
-        run, last = self.run, self.run.model.tokens - 1
-        inside = (cells >= 0) & (cells < last)
-        hidden = run.feed_ragged(torch.where(inside, cells, last), self.cache, self.null, min(end, last))
+        run, last, prefix = self.run, self.run.count - 1, self.cache.prefix
+        fed = torch.where((cells >= 0) & (cells < last), cells, last)
+        position, end, mask = fed.clamp(max=last - 1), prefix + min(end, last), None
+        if fed.numel() > 1:
+            mask = torch.arange(end, device=fed.device) <= prefix + position[..., None]
+        hidden = feed(run, self.cache, fed, position, fed + prefix, self.null, end, mask)
         guided: bool | Tensor = self.null
         if self.null and run.settings.cfg_interval >= 0:
             guided = cells <= run.settings.cfg_interval
-        return run.guide(run.model.net.logits(hidden), guided)
+        return guide(run, hidden, guided)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Sampling distribution fp32 [..., V]; at temperature 0 without tempering, for the greedy acceptance test."""
@@ -172,11 +175,11 @@ class _Generation:
 
     @property
     def count(self) -> int:
-        return self.run.model.tokens
+        return self.run.count
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return len(self.known), self.run.model.grid, self.run.model.grid
+        return len(self.known), self.run.grid, self.run.grid
 
     def cells(self, start: int, end: int) -> Tensor:
         """Cells known + start to known + end - 1 of every image, int64 [B, end - start]; they may lie outside the grid."""
@@ -318,18 +321,15 @@ def lantern(
         )
     k = neighbour_count(settings, target.net.config.vocab)
     settings = resolve(settings, target)
-    plan, draft_settings = raster(target.grid), replace(settings, cfg=settings.draft_cfg)
-    run = begin("lantern", target, condition, settings, noise, seed, plan)
-    drafter = begin("lantern", draft, condition, draft_settings, noise, seed, plan)
-    drafter.report = run.report
-    shape = (len(run.tokens), target.tokens)
-    run.tokens = drafter.tokens = torch.zeros(shape[0], shape[1] + 1, dtype=torch.int64, device=run.device)
+    run = begin("lantern", target, condition, settings, noise, seed)
+    drafter = begin("lantern", draft, condition, replace(settings, cfg=settings.draft_cfg), noise, seed)
+    drafter.report, drafter.tokens = run.report, run.tokens
     return (yield from timed(_generate(run, drafter, settings, vq, k), run.clock, run.report, run.device))
 
 
 def _generate(run: TokenRun, drafter: TokenRun, settings: LanternSettings, vq: VQModel, k: int) -> TokenSteps:
     report, clock, device = run.report, run.clock, run.device
-    batch, count = len(run.tokens), run.model.tokens
+    batch, count, plan = len(run.tokens), run.count, raster(run.grid)
     fixed_at = torch.full((batch, count), -1, dtype=torch.int32, device=device)
     outcome = torch.full((batch, count), PLAIN, dtype=torch.uint8, device=device)
     known = torch.ones(batch, dtype=torch.int64, device=device)
@@ -338,15 +338,15 @@ def _generate(run: TokenRun, drafter: TokenRun, settings: LanternSettings, vq: V
     with torch.inference_mode():
         nearest = codebook_neighbours(vq.net.quantize, k + 1 if k else 0, device)[:, 1:]
         with clock.phase("transformer"):
-            logits, cache = run.prefill(any(run.guided), count)
+            hidden, cache = prefill(run, any(run.guided(plan)), count)
         with clock.phase("draft"):
-            draft_cache = drafter.prefill(any(drafter.guided), count)[1]
+            draft_cache = prefill(drafter, any(drafter.guided(plan)), count)[1]
         with clock.phase("sampling"):
             first = torch.arange(1, device=device)
-            logits = run.guide(logits[:, None], any(run.guided))
+            logits = guide(run, hidden, any(run.guided(plan)))
             run.tokens[:, :1] = draw(logits, settings, run.draws.gumbel("token", first, logits.shape[-1]))
             fixed_at[:, 0] = 0
-    report.add(draft_passes=1, cache_bytes=cache.bytes + draft_cache.bytes)
+    report.add(draft_passes=1)
     models = _CachedModel(run, cache), _CachedModel(drafter, draft_cache)
     state = _Generation(*models, settings, nearest, k, known, fixed_at, outcome, judged)
 

@@ -20,7 +20,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
 from fastar_nodes.model_loaders.tar import load_detokenizer
 from PIL import Image
@@ -44,9 +44,11 @@ class TarFiles(NamedTuple):
 READER = replace(OF_CODES, codes=20)
 
 
-def drawer(grid: int) -> GPT:
-    return GPT(
-        GPTConfig(**{**GPT_SIZE.__dict__, "condition": "features", "condition_size": 24, "absolute": 16 + grid**2 - 1})
+def drawer(grid: int) -> Llama:
+    return Llama(
+        LlamaConfig(
+            **{**GPT_SIZE.__dict__, "condition": "features", "condition_size": 24, "absolute": 16 + grid**2 - 1}
+        )
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fastar_nodes.cli import bench, compare, progress
 from fastar_nodes.cli.main import COMMANDS
-from fastar_nodes.model_loaders.networks.gpt import GPTConfig
+from fastar_nodes.model_loaders.networks.llama import LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.samplers.registry import SAMPLERS
 
@@ -98,7 +98,7 @@ def test_benchmark_sizes_are_the_official_ones(mar_fixtures):
 def test_benchmark_sizes_of_tokens_are_the_official_ones(root, size, file, special):
     told = json.loads((root / "tests" / "parity" / "llamagen" / f"keys_{file}.json").read_text())
     state = {name: torch.empty(shape, device="meta") for name, shape in told["keys"].items()}
-    assert bench.official_gpt(size, special) == GPTConfig.from_state_dict(state)
+    assert bench.official_gpt(size, special) == LlamaConfig.of_llamagen(state)
 
 
 def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):
@@ -240,7 +240,7 @@ def test_train_demo_goes_on_from_an_autoencoder_only_if_asked(cli, tmp_path, mon
 def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
     """Order and arguments of the trainings; tests/tools tests the recipes."""
     from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder
-    from fastar_nodes.model_loaders.networks.gpt import GPT
+    from fastar_nodes.model_loaders.networks.llama import Llama
     from fastar_nodes.tools.training import recipes, reinforce, token_recipes
     from fastar_nodes.tools.training.recipes import save_checkpoint
 
@@ -258,7 +258,7 @@ def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
         made.append((recipe.name, schedule.steps, count))
         assert vq.config == token_recipes.VQ and out.name == f"{recipe.name}.safetensors"
         assert (start is not None) == goes_on
-        net = GPT(recipe.config)
+        net = Llama(recipe.config)
         token_recipes.save_gpt(recipe, net, out)
         return net
 
@@ -289,7 +289,7 @@ def test_train_demo_trains_token_models_in_order(cli, tmp_path, monkeypatch):
 def test_train_demo_trains_tar_in_order(cli, sentence, tmp_path, monkeypatch):
     """Order and arguments of the trainings; tests/tools tests the recipes."""
     from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
-    from fastar_nodes.model_loaders.networks.gpt import GPT
+    from fastar_nodes.model_loaders.networks.llama import Llama
     from fastar_nodes.tools.training import ta_tok_recipe, tar_recipes, token_recipes
     from fastar_nodes.tools.training.recipes import save_checkpoint
 
@@ -308,7 +308,7 @@ def test_train_demo_trains_tar_in_order(cli, sentence, tmp_path, monkeypatch):
         made.append((recipe.name, schedule.steps, count))
         assert ta_tok.config == ta_tok_recipe.TA_TOK and vq.config == token_recipes.VQ
         assert out.name == f"{recipe.name}.safetensors" and (start is None) == (not out.exists())
-        tar_recipes.save_detokenizer(GPT(recipe.config(ta_tok, vq)), recipe, out)
+        tar_recipes.save_detokenizer(Llama(recipe.config(ta_tok, vq)), recipe, out)
 
     monkeypatch.setattr(ta_tok_recipe, "train_ta_tok", train_ta_tok)
     monkeypatch.setattr(tar_recipes, "train_language", train_language)

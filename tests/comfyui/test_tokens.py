@@ -14,7 +14,7 @@ import pytest
 import torch
 from comfy_host import Events, defaults
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -31,8 +31,8 @@ def files(comfy) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     vq = VQConfig(ch=8, ch_mult=(1, 1, 1), blocks=1, z_channels=8, codes=64, code_channels=8, groups=4)
     models = {
-        "tiny-llamagen": (GPT(GPTConfig(**SIZE)), {"heads": "2", "grid": str(GRID)}),
-        "tiny-par": (GPT(GPTConfig(**SIZE, special=3)), {"heads": "2", "grid": str(GRID)}),
+        "tiny-llamagen": (Llama(LlamaConfig(**SIZE)), {"heads": "2", "grid": str(GRID)}),
+        "tiny-par": (Llama(LlamaConfig(**SIZE, special=3)), {"heads": "2", "grid": str(GRID)}),
         "tiny-vq": (VQAutoencoder(vq), {"groups": "4"}),
     }
     g = torch.Generator().manual_seed(0)

@@ -16,7 +16,7 @@ from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
@@ -63,8 +63,8 @@ def build(folder: Path) -> list[Seed]:
     add("mar", lambda p: load_mar(p, heads=None if p.suffix == ".safetensors" else 2), weights(MAR(mar)), heads="2")
     kl = KLConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=4, encoder_attention=frozenset({1}), groups=32)
     add("kl", load_kl, weights(KLAutoencoder(kl)))
-    gpt = GPTConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10)
-    add("gpt", lambda p: load_llamagen(p, grid=4, heads=2), weights(GPT(gpt)), grid="4", heads="2", name="tiny")
+    gpt = LlamaConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10)
+    add("gpt", lambda p: load_llamagen(p, grid=4, heads=2), weights(Llama(gpt)), grid="4", heads="2", name="tiny")
     vq = VQConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=8, codes=24, code_channels=4, groups=32)
     add("vq", load_vq, weights(VQAutoencoder(vq)), groups="32")
     add("up", load_upsampler, weights(UpSampler(UpSamplerConfig(4, 8, 2))))

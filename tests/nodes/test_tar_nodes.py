@@ -14,7 +14,7 @@ from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
-from fastar_nodes.model_loaders.networks.gpt import GPT
+from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig, initialise
 from fastar_nodes.nodes import comparison, conditioning, host, loaders, previous, token_samplers
@@ -41,7 +41,7 @@ def drawer(size: str = "large", seed: int = 0, **changes) -> host.Loaded:
     """A de-tokenizer with its TA-Tok, as the loader makes it."""
     reader = TATokModel(tiny_ta_tok(READER), "tiny ta-tok")
     grid = GRIDS[size]
-    net = random(GPT(replace(DRAWER, absolute=16 + grid**2 - 1)), seed)
+    net = random(Llama(replace(DRAWER, absolute=16 + grid**2 - 1)), seed)
     model = token_samplers.TokenModel(net, f"tiny {size}", grid, ta_tok=reader, **changes)
     return host.Loaded.of(model, tiny_vae(), {"ta_tok": host.Loaded.of(reader)})
 
@@ -131,11 +131,11 @@ def write(
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model folder: a language model, de-tokenizers with and without their parts, TA-Toks and tokenizers."""
     language_model(tmp_path / "tar")
-    net, reader, vq = random(GPT(replace(DRAWER, absolute=31))), tiny_ta_tok(READER), random(VQAutoencoder(VQ_SIZE))
+    net, reader, vq = random(Llama(replace(DRAWER, absolute=31))), tiny_ta_tok(READER), random(VQAutoencoder(VQ_SIZE))
     write(tmp_path / "drawer.safetensors", net, heads=2, grid=4, name="tiny drawer")
     parts = {"ta_tok.": reader, "vq.": vq}
     write(tmp_path / "whole.safetensors", net, parts, heads=2, grid=4, name="whole drawer", groups=4)
-    write(tmp_path / "silent.safetensors", random(GPT(replace(DRAWER, absolute=79))), heads=2)
+    write(tmp_path / "silent.safetensors", random(Llama(replace(DRAWER, absolute=79))), heads=2)
     write(tmp_path / "reader.safetensors", reader, name="tiny reader")
     write(tmp_path / "wide.safetensors", tiny_ta_tok(replace(READER, width=36)), name="wide reader")
     write(

@@ -13,7 +13,7 @@ import torch
 from fake_comfy import Interrupted, Preview, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.nodes import comparison, conditioning, host, loaders, mar_samplers, previous, token_samplers
 from fastar_nodes.samplers import presets
@@ -25,7 +25,7 @@ from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import NON_LOCAL, LlamaGenSettings, PARSettings, ZipARSettings
 from safetensors.torch import save_file
 
-GPT_SIZE = GPTConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=23, condition="class", condition_size=10)
+GPT_SIZE = LlamaConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=23, condition="class", condition_size=10)
 TEXT_SIZE = replace(GPT_SIZE, condition="text", condition_size=6, text_rows=7)
 VQ_SIZE = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=23, code_channels=4, groups=4)
 SAMPLERS = {
@@ -51,8 +51,8 @@ def tiny_vae() -> host.FastARVAE:
     return loaders.make_vae(VQModel(random(VQAutoencoder(VQ_SIZE)), "tiny vq"), VQ_SIZE.code_channels)
 
 
-def a_model(config: GPTConfig = GPT_SIZE, grid: int = 4, label_set: str = "", special: int = 0) -> host.Loaded:
-    net = random(GPT(replace(config, special=special)))
+def a_model(config: LlamaConfig = GPT_SIZE, grid: int = 4, label_set: str = "", special: int = 0) -> host.Loaded:
+    net = random(Llama(replace(config, special=special)))
     return host.Loaded.of(TokenModel(net, "tiny", grid, label_set=label_set), tiny_vae())
 
 
@@ -252,9 +252,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         about = {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
         save_file(random(net).state_dict(), tmp_path / f"{stem}.safetensors", about)
 
-    write("plain", GPT(GPT_SIZE), heads=2, grid=4, name="plain one")
-    write("silent", GPT(GPT_SIZE), heads=2)
-    write("par", GPT(replace(GPT_SIZE, special=3)), heads=2, grid=4)
+    write("plain", Llama(GPT_SIZE), heads=2, grid=4, name="plain one")
+    write("silent", Llama(GPT_SIZE), heads=2)
+    write("par", Llama(replace(GPT_SIZE, special=3)), heads=2, grid=4)
     write("vq", VQAutoencoder(VQ_SIZE), groups=4, name="tiny vq")
     write("other", VQAutoencoder(replace(VQ_SIZE, codes=30)), groups=4, name="other vq")
     monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])

@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
     scattered(trainer.net, 2)
     ta_tok_recipe.save_ta_tok(trainer, folder / "ta-tok.safetensors", torch.device("cpu"), lambda text: None, held=5)
     language = replace(
-        tar_recipes.language_config(TA_TOK.codes), dim=16, depth=1, heads=2, kv_heads=1, head_dim=8, hidden=16
+        tar_recipes.language_config(TA_TOK.codes), dim=16, depth=1, heads=2, kv_heads=1, queries=16, hidden=16
     )
     net = scattered(tar_recipes.build_language(language), 3)
     tar_recipes.save_language(net, folder / "tar.safetensors", TA_TOK.codes, TA_TOK.side)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from fastar_nodes.model_loaders.autoencoders import load_vq
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
-from fastar_nodes.model_loaders.networks.qwen import TarModel
+from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig, TATokModel
+from fastar_nodes.model_loaders.networks.tar import TarModel
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.samplers.conditioning import CodeCondition
@@ -56,7 +56,7 @@ PROMPTS = ["a red boat at sunset", "cat", "a large blue house in the middle by d
 
 
 def small_language(codes: int = TINY.codes):
-    return replace(tar_recipes.language_config(codes), dim=32, depth=2, heads=2, kv_heads=1, head_dim=16, hidden=32)
+    return replace(tar_recipes.language_config(codes), dim=32, depth=2, heads=2, kv_heads=1, queries=32, hidden=32)
 
 
 def small_detokenizer(grid: int):
@@ -105,7 +105,7 @@ def test_files_say_all_that_loading_needs(made) -> None:
     assert made.ta_tok.net.config == TINY and made.ta_tok.name == "picture book TA-Tok" and made.ta_tok.has_encoder
     assert made.tar.net.config == small_language() and made.tar.sides == (6, 3, 2) and made.tar.repetition_penalty == 1
     own = tar_recipes.tar_model(made.tar.net, TINY.codes)
-    assert made.tar.marks == own.marks and made.tar.marks.turn is not None
+    assert made.tar.special == own.special and made.tar.special.chat is not None
     for text in (*PROMPTS, "", "<|im_end|> <I3>", "\U0001f600"):
         assert made.tar.prompt(text, 1) == own.prompt(text, 1), "words are read as in training"
     for name, grid in (("dtok-low", 8), ("dtok", 16)):
@@ -172,7 +172,7 @@ def test_the_files_fit_the_parcel() -> None:
         tar_recipes.build_language(),
         UpSampler(UpSamplerConfig(8, upsampler_recipe.WIDTH, upsampler_recipe.BLOCKS)),
     ]
-    nets += [GPT(recipe.config(ta_tok, vq)) for recipe in tar_recipes.DETOKENIZERS.values()]
+    nets += [Llama(recipe.config(ta_tok, vq)) for recipe in tar_recipes.DETOKENIZERS.values()]
     numbers, names = (
         sum(f(t) for net in nets for t in net.state_dict().values()) for f in (torch.Tensor.numel, lambda _: 1)
     )
@@ -319,10 +319,10 @@ def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
     rows = [model.prompt(text, 0) for text in PROMPTS]
     lengths = torch.tensor([len(row) for row in rows])
     prompts = torch.tensor([row + [0] * (40 - len(row)) for row in rows])
-    _, figures = tar_recipes.language_loss(net, model.marks, prompts, lengths, codes, scale)
+    _, figures = tar_recipes.language_loss(net, model.special, prompts, lengths, codes, scale)
     assert float(figures[f"right{scale}"]) == 1
     other = (scale + 1) % 3
-    _, figures = tar_recipes.language_loss(net, model.marks, prompts, lengths, codes, other)
+    _, figures = tar_recipes.language_loss(net, model.special, prompts, lengths, codes, other)
     assert float(figures[f"right{other}"]) < 1, "the scale is read"
 
 
@@ -374,8 +374,8 @@ def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPat
     row = torch.tensor([model.prompt("cat", 0)])
     codes = torch.full((1, 36), 3)
     ends = torch.tensor([row.shape[1]])
-    spoilt, _ = tar_recipes.language_loss(model.net, model.marks, row, ends, codes, 0, generator(2, 0))
-    read = seen[0][0, row.shape[1] :] - model.marks.code
+    spoilt, _ = tar_recipes.language_loss(model.net, model.special, row, ends, codes, 0, generator(2, 0))
+    read = seen[0][0, row.shape[1] :] - model.special.code
     assert len(read) == 35 and 0 < int((read != 3).sum()) < 35 and int(read.min()) >= 0 and int(read.max()) < TINY.codes
     logits = real(seen[0], model.span)[0, row.shape[1] - 1 :]
     torch.testing.assert_close(spoilt, torch.nn.functional.cross_entropy(logits, codes[0]))
@@ -388,7 +388,7 @@ def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPat
 def test_a_detokenizer_learns_what_it_will_be_asked(scale: int) -> None:
     """Greedy tokens of the sampler, given codes, are the argmax of teacher-forced sequences."""
     ta_tok = sharp(ta_tok_recipe.build_ta_tok(TINY).net)
-    net = sharp(GPT(small_detokenizer(8)))
+    net = sharp(Llama(small_detokenizer(8)))
     codes = torch.randint(16, (2, (36, 9, 4)[scale]), generator=torch.Generator().manual_seed(3))
     model = TokenModel(net, "sharp", 8, ta_tok=TATokModel(ta_tok, "sharp"))
     condition = CodeCondition(tuple(codes), ("one", "two"), TINY.codes)
@@ -405,7 +405,7 @@ def test_now_and_then_the_condition_is_left_out(monkeypatch: pytest.MonkeyPatch)
     """Zero features, the null condition of guidance."""
     seen, real = [], tar_recipes.detokenizer_logits
     monkeypatch.setattr(tar_recipes, "detokenizer_logits", lambda *a: seen.append(a[1]) or real(*a))
-    ta_tok, net = sharp(ta_tok_recipe.build_ta_tok(TINY).net), sharp(GPT(small_detokenizer(8)))
+    ta_tok, net = sharp(ta_tok_recipe.build_ta_tok(TINY).net), sharp(Llama(small_detokenizer(8)))
     codes, tokens = torch.randint(16, (400, 4)), torch.zeros(400, 64, dtype=torch.int64)
     tar_recipes.detokenizer_loss(net, ta_tok, codes, tokens, generator(1, 0))
     tar_recipes.detokenizer_loss(net, ta_tok, codes, tokens)
@@ -439,9 +439,9 @@ def test_the_tar_of_the_recipe_is_the_loaders(tmp_path: Path) -> None:
     assert (
         isinstance(model, TarModel)
         and model.net.config == net.config
-        and model.marks.codes == 256
+        and model.special.codes == 256
         and model.sides == (6, 3, 2)
     )
     torch.testing.assert_close(
-        model.net.model.embed_tokens.weight, net.model.embed_tokens.weight.detach(), atol=1e-3, rtol=1e-2
+        model.net.tok_embeddings.weight, net.tok_embeddings.weight.detach(), atol=1e-3, rtol=1e-2
     )

@@ -9,7 +9,7 @@ import torch
 from fastar_nodes.model_loaders.autoencoders import load_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -21,7 +21,7 @@ from fastar_nodes.tools.training.training import Schedule
 
 CPU = torch.device("cpu")
 TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
-TINY_GPT = GPTConfig(dim=32, depth=2, heads=2, kv_heads=2, hidden=32, vocab=32, condition="class", condition_size=10)
+TINY_GPT = LlamaConfig(dim=32, depth=2, heads=2, kv_heads=2, hidden=32, vocab=32, condition="class", condition_size=10)
 FEW = Schedule(steps=3, batch=4, lr=1e-3, muon_lr=1e-3)
 QUIET = {"log": lambda text: None}
 
@@ -81,7 +81,7 @@ def test_tokens_are_learned_in_the_order_they_are_decided(
 def sharp(special: int) -> TokenModel:
     """Random weights with a dominant most likely token."""
     g = torch.Generator().manual_seed(special)
-    net = GPT(replace(TINY_GPT, special=special)).eval().requires_grad_(False)
+    net = Llama(replace(TINY_GPT, special=special)).eval().requires_grad_(False)
     for name, p in net.named_parameters():
         if p.ndim == 2:
             p.copy_(torch.randn(p.shape, generator=g) * (1 if "embed" in name else p.shape[1] ** -0.5))
@@ -174,7 +174,7 @@ def test_idle_codes_are_revived() -> None:
 def test_the_recipes_fit_the_parcel() -> None:
     """At most 8 MB in fp16 for the tokenizer and all GPTs."""
     with torch.device("meta"):
-        nets = [VQAutoencoder(recipes.VQ), *(GPT(r.config) for r in recipes.RECIPES.values())]
+        nets = [VQAutoencoder(recipes.VQ), *(Llama(r.config) for r in recipes.RECIPES.values())]
     assert sum(2 * t.numel() for net in nets for t in net.state_dict().values()) < 7.9e6
     for r in recipes.RECIPES.values():
         assert r.grid * recipes.VQ.stride in recipes.VQ_PICTURES and r.config.vocab == recipes.VQ.codes

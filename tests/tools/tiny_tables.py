@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.tools.training import recipes
 from fastar_nodes.tools.training.judge import Judge
 
@@ -33,6 +33,6 @@ def new_folder(tmp_path_factory) -> Path:
 
 def write_gpt(folder: Path, name: str, grid: int, seed: int, special: int = 0, **defaults: object) -> None:
     """A class-conditional GPT, or a PAR of ``special + 1`` regions, with ``defaults`` in its metadata."""
-    net = scattered(GPT(GPTConfig(**_SIZE, special=special)), seed)
+    net = scattered(Llama(LlamaConfig(**_SIZE, special=special)), seed)
     about = dict(heads=2, grid=grid, label_set="picture-book", defaults=defaults)
     recipes.save_checkpoint(net, folder / f"{name}.safetensors", **about)

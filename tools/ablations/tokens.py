@@ -24,7 +24,7 @@ from ...model_loaders.autoencoders import expect_codes, load_vq
 from ...model_loaders.checkpoint import read_metadata
 from ...model_loaders.llamagen import load_llamagen
 from ...model_loaders.networks.autoencoder import VQModel
-from ...model_loaders.networks.gpt import TokenModel
+from ...model_loaders.networks.llama import TokenModel
 from ...reports.record import Report
 from ...samplers.conditioning import AnyCondition
 from ...samplers.driver import finish

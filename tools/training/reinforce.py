@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...model_loaders.networks.autoencoder import VQAutoencoder
-from ...model_loaders.networks.gpt import GPT, PositionTable, TokenModel
+from ...model_loaders.networks.llama import Llama, Positions, TokenModel
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
 from ...samplers.tokens.draws import PairedDraws
@@ -72,7 +72,7 @@ _CLASSES, _SEEN = len(picture_book.LABELS), 300
 
 @torch.no_grad()
 def resampled(
-    net: GPT, layout: Layout, places: PositionTable, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
+    net: Llama, layout: Layout, places: Positions, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
 ) -> Tensor:
     """Codes int64 [B, N], some of them resampled from the model given the others, in two rounds.
 
@@ -114,7 +114,7 @@ def decoded(vq: VQAutoencoder, codes: Tensor, chunk: int = 20) -> Tensor:
 
 
 def train_critic(
-    net: GPT,
+    net: Llama,
     grid: int,
     vq: VQAutoencoder,
     work: Path,
@@ -245,7 +245,7 @@ class Learner(nn.Module):
         seen: exponentially decaying counts of every attribute value, fp32 [classes, values].
     """
 
-    def __init__(self, net: GPT):
+    def __init__(self, net: Llama):
         super().__init__()
         self.net = net
         s = picture_book.scenes(TRAIN_SEED, 20_000)
@@ -287,7 +287,7 @@ class Learner(nn.Module):
 
 def reinforce(
     recipe: TokenRecipe,
-    start: GPT,
+    start: Llama,
     vq: VQAutoencoder,
     critic: Judge,
     work: Path,
@@ -296,7 +296,7 @@ def reinforce(
     schedule: Schedule = SCHEDULE,
     count: int | None = None,
     log: Callable[[str], None] = print,
-) -> GPT:
+) -> Llama:
     """Train a LlamaGen on its own samples and on real images, and write ``out``.
 
     Args:
@@ -311,14 +311,14 @@ def reinforce(
     grid, config = recipe.grid, recipe.config
     count = count or recipe.count
     book, kinds = code_book(vq, count, grid, device, log)
-    net = GPT(config).to(device)
+    net = Llama(config).to(device)
     net.load_state_dict(start.state_dict())
     layout, places = Layout.of(grid).to(device), net.positions(grid, 1)
     plain = LlamaGenSettings(cfg=1.0, temperature=1.0, top_k=0, top_p=1.0)
     usual = LlamaGenSettings(**{name: value for name, value in defaults(grid).items() if name != "window"})
     labels, few = torch.arange(schedule.batch) % _CLASSES, torch.arange(COUNTED) % _CLASSES
 
-    def own(net: GPT, what: Tensor, settings: LlamaGenSettings, seed: int, step: int) -> tuple[Tensor, Marks]:
+    def own(net: Llama, what: Tensor, settings: LlamaGenSettings, seed: int, step: int) -> tuple[Tensor, Marks]:
         """Codes [B, G, G] of new samples of the classes ``what``, and the critic's predictions."""
         with torch.autocast(device.type, enabled=False), torch.no_grad():
             draws = PairedDraws(seed, range(step * len(what), (step + 1) * len(what)))

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.networks import gpt, qwen
+from ...model_loaders.networks import llama
 from ...model_loaders.networks.autoencoder import VQAutoencoder
-from ...model_loaders.networks.gpt import GPT, GPTConfig
-from ...model_loaders.networks.qwen import Marks, QwenConfig, QwenLM, TarModel
+from ...model_loaders.networks.llama import Llama, LlamaConfig, qwen_config
 from ...model_loaders.networks.ta_tok import TATok
+from ...model_loaders.networks.tar import SpecialTokens, TarModel
 from ...model_loaders.tar import SCALES
 from . import captions, picture_book
 from .recipes import NULL_LABELS, RESOLUTION, TRAIN_SEED, save_checkpoint
@@ -71,10 +71,10 @@ CONTEXT_ERRORS = 0.02
 _POSITIONS = 512
 
 
-def language_config(codes: int = TA_TOK.codes) -> QwenConfig:
+def language_config(codes: int = TA_TOK.codes) -> LlamaConfig:
     """Configuration of the demo's language model for a codebook."""
     words = captions.tokenizer(codes, SCALES)
-    return QwenConfig(
+    return qwen_config(
         dim=128,
         depth=3,
         heads=4,
@@ -87,14 +87,14 @@ def language_config(codes: int = TA_TOK.codes) -> QwenConfig:
     )
 
 
-def build_language(config: QwenConfig | None = None, seed: int = 59) -> QwenLM:
+def build_language(config: LlamaConfig | None = None, seed: int = 59) -> Llama:
     """A randomly initialised language model; None selects :func:`language_config`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return qwen.initialise(QwenLM(config or language_config()))
+        return llama.initialise(Llama(config or language_config()))
 
 
-def tar_model(net: QwenLM, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
+def tar_model(net: Llama, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
     """A language model with the demo's vocabulary, as the loader returns it.
 
     Args:
@@ -103,7 +103,7 @@ def tar_model(net: QwenLM, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -
     """
     words = captions.tokenizer(codes, SCALES)
     ids = words.marks
-    marks = Marks(ids["<im_start>"], ids["<S0>"], ids["<I0>"], codes, (ids["<|im_start|>"], ids["<|im_end|>"]))
+    marks = SpecialTokens(ids["<im_start>"], ids["<S0>"], ids["<I0>"], codes, (ids["<|im_start|>"], ids["<|im_end|>"]))
     return TarModel(net, "picture book Tar", words.encode, marks, tuple(side // (i + 1) for i in range(SCALES)))
 
 
@@ -128,7 +128,7 @@ def prompt_book(
 
 def language_loss(
     net: nn.Module,
-    marks: Marks,
+    marks: SpecialTokens,
     prompts: Tensor,
     lengths: Tensor,
     codes: Tensor,
@@ -138,7 +138,7 @@ def language_loss(
     """Cross-entropy of codes given prompts, in nats per code, and figures as detached tensors. Shapes depend on the batch alone.
 
     Args:
-        net: a :class:`QwenLM`, possibly compiled.
+        net: a :class:`Llama`, possibly compiled.
         marks: special tokens of :func:`tar_model`.
         prompts: int64 [B, L] of :func:`prompt_book`.
         lengths: int64 [B].
@@ -152,7 +152,8 @@ def language_loss(
     # Codes follow their prompt; the padding comes last, where the causal mask hides it.
     at = lengths[:, None] + torch.arange(n, device=codes.device)
     ids = torch.cat([prompts, torch.zeros_like(codes)], dim=1).scatter(1, at, marks.code + read)[:, :-1]
-    logits = net(ids, (marks.code, marks.code + marks.codes))
+    place, positions = torch.arange(-ids.shape[1], 0, device=ids.device), net.positions(0, ids.shape[1])
+    logits = net(net.embed(ids), place, positions, span=(marks.code, marks.code + marks.codes))
     logits = logits.gather(1, (at - 1)[..., None].expand(-1, -1, marks.codes))
     nats = F.cross_entropy(logits.flatten(0, 1), codes.flatten())
     right = (logits.detach().argmax(-1) == codes).float().mean()
@@ -180,9 +181,9 @@ def language_batch(
     return prompts[rows, variant].long(), lengths[rows, variant].long(), codes[scale][rows].long(), scale
 
 
-def save_language(net: QwenLM, out: Path, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> None:
+def save_language(net: Llama, out: Path, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> None:
     """Write the language model with its configuration and tokenizer."""
-    c, m = net.config, tar_model(net, codes, side).marks
+    c, m = net.config, tar_model(net, codes, side).special
     config = {
         "model_type": "qwen2",
         "hidden_size": c.dim,
@@ -216,9 +217,9 @@ def train_language(
     schedule: Schedule = LANGUAGE_SCHEDULE,
     count: int = LANGUAGE_COUNT,
     log: Callable[[str], None] = print,
-    config: QwenConfig | None = None,
-    start: QwenLM | None = None,
-) -> QwenLM:
+    config: LlamaConfig | None = None,
+    start: Llama | None = None,
+) -> Llama:
     """Train the language model on TA-Tok's codes and write ``out``.
 
     Args:
@@ -239,7 +240,9 @@ def train_language(
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(61, step)
         ids, ends, codes, scale = language_batch(step, schedule.batch, book, prompts, lengths, g, count)
-        value, figures = language_loss(module, model.marks, ids.to(device), ends.to(device), codes.to(device), scale, g)
+        value, figures = language_loss(
+            module, model.special, ids.to(device), ends.to(device), codes.to(device), scale, g
+        )
         return value, {name: float(figure) for name, figure in figures.items()}
 
     train("tar", net, loss, schedule, work, device, log)
@@ -247,7 +250,7 @@ def train_language(
     ids, ends = (t[count:, 0].long().to(device) for t in (prompts, lengths))
     for scale, codes in enumerate(book):
         with torch.no_grad():
-            nats, _ = language_loss(net, model.marks, ids, ends, codes[count:].long().to(device), scale)
+            nats, _ = language_loss(net, model.special, ids, ends, codes[count:].long().to(device), scale)
         log(f"tar: {codes.shape[1]} codes: {float(nats):.3f} nats per code on {held} held-out images")
     return net
 
@@ -276,7 +279,7 @@ class DetokenizerRecipe:
     schedule: Schedule
     count: int
 
-    def config(self, ta_tok: TATok, vq: VQAutoencoder) -> GPTConfig:
+    def config(self, ta_tok: TATok, vq: VQAutoencoder) -> LlamaConfig:
         """Its configuration, for a prefix of the finest scale."""
         c = ta_tok.config
         return detokenizer_config(self.grid, c.width, c.side, vq.config.codes)
@@ -284,9 +287,9 @@ class DetokenizerRecipe:
 
 def detokenizer_config(
     grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes
-) -> GPTConfig:
+) -> LlamaConfig:
     """Configuration of a demo de-tokenizer of ``grid`` x ``grid`` tokens; width and side are TA-Tok's."""
-    return GPTConfig(
+    return LlamaConfig(
         dim=128,
         depth=6,
         heads=4,
@@ -316,14 +319,14 @@ DTOK_HIGH = DetokenizerRecipe(
 DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
 
 
-def build_detokenizer(config: GPTConfig, seed: int = 67) -> GPT:
+def build_detokenizer(config: LlamaConfig, seed: int = 67) -> Llama:
     """A randomly initialised de-tokenizer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return gpt.initialise(GPT(config))
+        return llama.initialise(Llama(config))
 
 
-def detokenizer_logits(net: GPT, features: Tensor, tokens: Tensor) -> Tensor:
+def detokenizer_logits(net: Llama, features: Tensor, tokens: Tensor) -> Tensor:
     """Teacher-forced logits fp32 [B, N, V]; entry i predicts token i.
 
     Args:
@@ -371,7 +374,7 @@ def detokenizer_batch(
     return codes[SCALE_CYCLE[step % len(SCALE_CYCLE)]][rows].long(), tokens[rows].long()
 
 
-def save_detokenizer(net: GPT, recipe: DetokenizerRecipe, out: Path) -> None:
+def save_detokenizer(net: Llama, recipe: DetokenizerRecipe, out: Path) -> None:
     """Write a de-tokenizer. The codes determine the content, so the large one needs no lower temperature."""
     save_checkpoint(
         net,
@@ -397,9 +400,9 @@ def train_detokenizer(
     schedule: Schedule | None = None,
     count: int | None = None,
     log: Callable[[str], None] = print,
-    config: GPTConfig | None = None,
-    start: GPT | None = None,
-) -> GPT:
+    config: LlamaConfig | None = None,
+    start: Llama | None = None,
+) -> Llama:
     """Train a de-tokenizer and write ``out``.
 
     Args:

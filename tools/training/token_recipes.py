@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder, VQConfig
-from ...model_loaders.networks.gpt import GPT, GPTConfig, PositionTable, initialise
+from ...model_loaders.networks.llama import Llama, LlamaConfig, Positions, initialise
 from ...samplers.tokens.par import par_groups
 from . import picture_book
 from .recipes import NULL_LABELS, TRAIN_SEED, pictures, reconstruction_loss, save_checkpoint, to_signed
@@ -55,8 +55,8 @@ def defaults(grid: int) -> dict[str, float]:
     return {**token_defaults(grid), **(LARGE_DEFAULTS if grid == GRID else {})}
 
 
-def _gpt(special: int = 0) -> GPTConfig:
-    return GPTConfig(
+def _gpt(special: int = 0) -> LlamaConfig:
+    return LlamaConfig(
         dim=128,
         depth=6,
         heads=4,
@@ -85,7 +85,7 @@ class TokenRecipe:
 
     name: str
     title: str
-    config: GPTConfig
+    config: LlamaConfig
     grid: int
     schedule: Schedule
     count: int
@@ -317,7 +317,7 @@ class Layout:
         return Layout(self.order.to(device), self.place.to(device), None if self.mask is None else self.mask.to(device))
 
 
-def sequence_logits(net: GPT, layout: Layout, places: PositionTable, labels: Tensor, tokens: Tensor) -> Tensor:
+def sequence_logits(net: Llama, layout: Layout, places: Positions, labels: Tensor, tokens: Tensor) -> Tensor:
     """Teacher-forced logits.
 
     Args:
@@ -363,8 +363,8 @@ def train_gpt(
     schedule: Schedule | None = None,
     count: int | None = None,
     log: Callable[[str], None] = print,
-    start: GPT | None = None,
-) -> GPT:
+    start: Llama | None = None,
+) -> Llama:
     """Train a GPT or PAR on the tokenizer's codes and write ``out``.
 
     Args:
@@ -376,7 +376,7 @@ def train_gpt(
     book, labels = code_book(vq, count, recipe.grid, device, log)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(31)
-        net = initialise(GPT(config)).to(device)
+        net = initialise(Llama(config)).to(device)
     if start is not None:
         net.load_state_dict(start.state_dict())
     layout, places = Layout.of(recipe.grid, config.regions).to(device), net.positions(recipe.grid, 1)
@@ -397,7 +397,7 @@ def train_gpt(
     return net
 
 
-def save_gpt(recipe: TokenRecipe, net: GPT, out: Path) -> None:
+def save_gpt(recipe: TokenRecipe, net: Llama, out: Path) -> None:
     """Write a recipe's model with its metadata."""
     save_checkpoint(
         net,

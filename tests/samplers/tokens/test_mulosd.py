@@ -15,13 +15,11 @@ from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens import islands as geometry
+from fastar_nodes.samplers.tokens import llamagen as serially
 from fastar_nodes.samplers.tokens import mulosd as module
-from fastar_nodes.samplers.tokens.drafting import DraftDraws
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.loop import TokenRun
-from fastar_nodes.samplers.tokens.mulosd import _Generation, mulosd
-from fastar_nodes.samplers.tokens.redraw import draft_schedule, redraws
+from fastar_nodes.samplers.tokens.mulosd import _Generation, draft_schedule, mulosd, resampled
 from fastar_nodes.samplers.tokens.settings import (
     AT_ONCE,
     LATENT,
@@ -41,11 +39,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_islands import plain_expansion, plain_islands, plain_waves
 from tiny_tokens import CODES, UP, VQ, other_vocabulary, tiny_vq
-from tokens_reference import History, condition_of, pick, prefix_rows, reference_codes, tiny_gpt
+from tokens_reference import History, condition_of, pick, prefix_rows, reference_codes, tiny_gpt, visible
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
 GRID = 6
+
+
+class DraftDraws:
+    """Draws of the draft model: all from its own stream."""
+
+    def __init__(self, draws):
+        self.draws = draws
+
+    def __len__(self):
+        return len(self.draws)
+
+    def gumbel(self, stream, cells, values):
+        return self.draws.gumbel("draft", cells, values)
 
 
 KINDS = ("class", "text", "features", "class, grouped heads")
@@ -191,14 +202,14 @@ def test_equals_a_plain_program_without_a_cache(kind, change):
     assert torch.equal(result.codes.flatten(1), slow)
 
 
-def uncached(model, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
+def uncached(run, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [2, 1 + n, V] behind the prefix and n tokens, condition's first, of whole uncached passes."""
     halves = []
     for null in (False, True):
-        prefix = prefix_rows(model.net, condition, image, null)
-        x = torch.cat([prefix, model.net.tok_embeddings.weight[tokens]])[None]
+        prefix = prefix_rows(run.net, condition, image, null)
+        x = torch.cat([prefix, run.net.tok_embeddings.weight[tokens]])[None]
         place = torch.arange(-len(prefix), len(tokens))
-        halves.append(model.net(x, place, model.net.positions(model.grid, len(prefix)))[0, len(prefix) - 1 :])
+        halves.append(run.net(x, place, run.net.positions(run.grid, len(prefix)))[0, len(prefix) - 1 :])
     return torch.stack(halves)
 
 
@@ -209,9 +220,9 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     judged, verify = [], module._Generation.verify
 
     def watched(state, hidden, block):
-        logits, what = state.run.model.net.logits(hidden), condition_of(kind)
+        logits, what = state.run.net.logits(hidden), condition_of(kind)
         for image in range(3):
-            want = uncached(state.run.model, what, image, state.tokens[image, : block.last - 1])[:, block.first :]
+            want = uncached(state.run, what, image, state.run.tokens[image, : block.last - 1])[:, block.first :]
             assert torch.allclose(logits[[image, image + 3]], want, atol=1e-4)
         judged.append((block.first, block.last))
         return verify(state, hidden, block)
@@ -225,16 +236,15 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
     """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones among them."""
-    seen, decide = [], TokenRun.decide
+    seen, guide = [], serially.guide
 
-    def watched(self, at, logits, guided):
-        if self.model.grid == 3:
-            cell = int(at.cells[0])
-            for image in range(3):
-                want = uncached(self.model, condition_of(kind), image, self.tokens[image, :cell])[:, -1]
-                assert torch.allclose(logits[[image, image + 3], 0], want, atol=1e-4)
-            seen.append(cell)
-        decide(self, at, logits, guided)
+    def watched(run, hidden, guided):
+        cell, logits = int(run.decided[0].sum()), run.net.logits(hidden)
+        for image in range(3):
+            want = uncached(run, condition_of(kind), image, run.tokens[image, :cell])[:, -1]
+            assert torch.allclose(logits[[image, image + 3], 0], want, atol=1e-4)
+        seen.append(cell)
+        return guide(run, hidden, guided)
 
     reduced = []
 
@@ -244,7 +254,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
             reduced.append(out)
             return out
 
-    monkeypatch.setattr(TokenRun, "decide", watched)
+    monkeypatch.setattr(serially, "guide", watched)
     run(kind, draft_rows=1, draft_window=0, up=Watched(VQ))
     assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 1, 3), (3, 2, 3)]
 
@@ -503,11 +513,11 @@ def test_draft_schedules_decide_their_rows_once(grid, window, data):
     assert sorted(cells) == list(range(first * grid, (first + rows) * grid))
     known = {*range(first * grid), *schedule.passes[0].cells}
     decided = len(known)
-    for p, visible in zip(schedule.passes[1:], schedule.visible(), strict=True):
+    for p, seen in zip(schedule.passes[1:], visible(schedule), strict=True):
         assert set(p.fed) <= known and max(p.slot) <= grid * grid - 2
         assert p.clock == decided - 1
         for row, last in enumerate(p.last_visible):
-            assert set(range(min(first * grid, last + 1))) <= set(visible[row].nonzero()[0].tolist())
+            assert set(range(min(first * grid, last + 1))) <= set(seen[row].nonzero()[0].tolist())
         known |= set(p.cells)
         decided += len(p.cells)
     if first:
@@ -523,7 +533,7 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
     region = geometry.expand(down.reshape(images, rows, width), 1)
     wave = geometry.waves(geometry.islands(region), data.draw(st.none() | st.integers(1, 3))).reshape(images, -1)
     first, last, count = above * width, (above + rows) * width, (above + rows + 1) * width
-    plan = redraws(wave, first, count)
+    plan = resampled(wave, first, count)
     drawn = [[] for _ in range(images)]
     for k, step in enumerate(plan):
         for image in range(images):
@@ -538,7 +548,7 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
             drawn[image] += cells
     for image in range(images):
         assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()
-    assert redraws(np.full((2, 4), -1, np.int32), 0, 4) == []
+    assert resampled(np.full((2, 4), -1, np.int32), 0, 4) == []
 
 
 # ------------------------------------------------------------------------------------------------ up-samplers
