@@ -1,4 +1,4 @@
-# make demo | test | check | comfyui | soak | fuzz | dry-run. Commands run in .venv, which is created and filled if it is missing.
+# make demo | test | test-all | check | comfyui | soak | fuzz | dry-run. Commands run in .venv, which is created and filled if it is missing.
 # Another Python: make test PYTHON=python3.12. An existing environment: make test PY=python.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 endif
 
-.PHONY: demo test check comfyui soak fuzz dry-run
+.PHONY: demo test test-all check comfyui soak fuzz dry-run
 
 # MAR and FastHybrid with one seed, side by side, in compare.png.
 demo: $(READY)
@@ -18,6 +18,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(PY) -m pytest
+
+# The tests that `make test` leaves out, after those that it runs.
+test-all: test
+	$(PY) -m pytest -m slow
 
 # Lint and types. mypy needs the checkout under the name of the package.
 check: $(READY) $(TOOLS)
@@ -31,15 +35,15 @@ fuzz: $(READY)
 
 # Only the tests in a real ComfyUI; see "Tests" in CONTRIBUTING.md.
 comfyui: $(READY)
-	$(PY) -m pytest tests/comfyui -rs
+	$(PY) -m pytest -m "" -rs tests/comfyui
 
 # A real ComfyUI for 20 minutes: 200 prompts with cancels and bad values, then 500 hostile values. Linux only.
 soak: $(READY)
-	FASTAR_SOAK=1 $(PY) -m pytest tests/comfyui/test_load.py tests/nodes/test_sweep_memory.py -rs -s
+	FASTAR_SOAK=1 $(PY) -m pytest -m "" -rs -s tests/comfyui/test_load.py tests/nodes/test_sweep_memory.py
 
 # Every sampler on a pretended CUDA device. Needs no GPU, but a CUDA build of PyTorch: several GB in an environment of its own.
 dry-run: .venv-cuda/.ready
-	.venv-cuda/bin/python -m pytest -rs tests/samplers/test_cuda_dry_run.py tests/model_loaders/test_head_kernels.py
+	.venv-cuda/bin/python -m pytest -m "" -rs tests/samplers/test_cuda_dry_run.py tests/model_loaders/test_head_kernels.py
 
 # "===" excludes builds with a local version, such as 2.13.0+cpu.
 CUDA_TORCH ?= 2.13.0

@@ -32,7 +32,7 @@ _PUBLIC = {
     "TextCondition": "samplers.conditioning",
     "CodeCondition": "samplers.conditioning",
     "FeatureCondition": "samplers.conditioning",
-    "resolve_labels": "samplers.labels",
+    "resolve_labels": "samplers.conditioning",
     "SAMPLERS": "samplers.registry",
     "UserError": "errors",
 }
@@ -46,10 +46,11 @@ async def comfy_entrypoint():
 
 
 def _registered():
-    """Sampler functions and settings classes of the registry, by name."""
+    """Settings classes of the registry, and sampler functions; combinations are called by ``SAMPLERS[name].run``."""
     from .samplers.registry import SAMPLERS
 
-    return {public.__name__: public for entry in SAMPLERS.values() for public in (entry.run, entry.settings)}
+    functions = {entry.run for entry in SAMPLERS.values() if "+" not in entry.name}
+    return {public.__name__: public for public in (*functions, *(entry.settings for entry in SAMPLERS.values()))}
 
 
 def __getattr__(name):

@@ -22,7 +22,7 @@ from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders import hybrid as hybrids
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
-from .model_loaders.folders import read_weights, weight_files
+from .model_loaders.folders import weight_files
 from .model_loaders.hybrid import load_hybrid
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
@@ -38,7 +38,7 @@ from .model_loaders.tokenizer import has_tokenizer
 from .model_loaders.upsampler import load_upsampler
 from .reports.record import Clock, Report
 from .samplers.mar.memory import DECODE
-from .samplers.registry import HYBRID, LLAMAGEN, MAR, MASKED, SAMPLERS, TAR
+from .samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR, VQ
 from .samplers.settings import knobs, make
 from .samplers.tokens.loop import published
 from .samplers.tokens.settings import TarPromptSettings
@@ -47,8 +47,6 @@ AUTO = "auto"
 DEMO = "demo"
 DEMO_LABELS = "picture-book"
 PAR = "par"
-# Model family to the family of its files.
-FILES = {MAR: "mar", LLAMAGEN: "llamagen", TAR: "dtok", HYBRID: "hybrid"}
 
 _LOADERS: dict[str, Callable[..., MARModel | TokenModel]] = {
     MAR: load_mar,
@@ -112,7 +110,7 @@ def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, i
     """The path of a catalogue entry (downloaded if necessary) or of a file named by its path.
 
     Args:
-        family: file family, see :data:`.hub.FIELDS`.
+        family: file family, see :data:`.families.KINDS`.
         folder: folder of weight files and downloads.
         progress: called with (bytes so far, bytes in total or 0).
 
@@ -164,6 +162,11 @@ class Ready:
         return is_demo(self.model)
 
     @property
+    def masked(self) -> bool:
+        """Whether it is sampled by the masked loop, to latents."""
+        return FAMILIES[self.family].masked
+
+    @property
     def tokens(self) -> int:
         """Tokens per image."""
         return _tokens(self.family, self.model)
@@ -171,7 +174,7 @@ class Ready:
     @property
     def classes(self) -> int:
         """Number of classes; for text and Tar models the channels of a condition row."""
-        return self.config.classes if self.family in MASKED else self.config.condition_size
+        return self.config.classes if self.masked else self.config.condition_size
 
     @property
     def draws_from_text(self) -> bool:
@@ -187,7 +190,7 @@ class Ready:
     def latent_channels(self) -> int:
         """Channels of the decoder's latents."""
         config: Any = cast(VQModel, self.decoder).net.config
-        return config.z_channels if self.family in MASKED else config.code_channels
+        return config.z_channels if self.masked else config.code_channels
 
     @property
     def device(self) -> torch.device:
@@ -196,7 +199,7 @@ class Ready:
 
 
 def _tokens(family: str, model: Any) -> int:
-    return model.net.config.tokens if family in MASKED else model.tokens
+    return model.net.config.tokens if FAMILIES[family].masked else model.tokens
 
 
 # ------------------------------------------------------------------------------------------------ models
@@ -213,9 +216,7 @@ def listed_family(choice: str) -> str | None:
             f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer with --model, for "
             "example ar-dtok-512."
         )
-    return next(
-        (family for family, files in FILES.items() if choice in {entry.id for entry in hub.entries(files)}), None
-    )
+    return next((name for name, f in FAMILIES.items() if choice in {entry.id for entry in hub.entries(f.files)}), None)
 
 
 def identify(path: Path) -> str:
@@ -226,13 +227,13 @@ def identify(path: Path) -> str:
     """
     if path.is_dir():
         files = weight_files(path, "model", "a model")
-        state = read_weights(path, files, "model", lambda name: name not in _HYBRID_NAMES).state
+        state = ck.read_all(files, path, "model", lambda name: name not in _HYBRID_NAMES).state
     else:
         state = ck.read(path).state
     # A de-tokenizer's file may also hold its TA-Tok and decoder.
     own = {name: tensor for name, tensor in state.items() if not name.startswith(("ta_tok.", "vq."))}
     kind = families.identify(own or state)
-    family = next((family for family, files in FILES.items() if files == kind), "")
+    family = next((name for name, f in FAMILIES.items() if f.files == kind), "")
     if family == LLAMAGEN and any(name.startswith("spe_tok_embeddings.") for name in state):
         return PAR
     return family
@@ -250,15 +251,15 @@ def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: in
     Raises:
         UserError: a file is missing, does not fit, or the decoder is for other latents.
     """
-    path = source.find(choice, FILES[family])
+    path = source.find(choice, FAMILIES[family].files)
     model: Any = _load_model(family, path, source, grid)
     inside = decoder == AUTO and family == TAR and "vq" in parts_inside(path)
     if decoder == AUTO and not inside:
-        from_text = None if family in MASKED else model.net.config.condition == "text"
-        decoder = hub.decoder_for(choice, path, FILES[family], from_text)
-    kind, loader = ("kl", load_kl) if family in MASKED else ("vq", load_vq)
+        from_text = None if FAMILIES[family].masked else model.net.config.condition == "text"
+        decoder = hub.decoder_for(choice, path, FAMILIES[family].files, from_text)
+    kind, loader = ("kl", load_kl) if FAMILIES[family].masked else ("vq", load_vq)
     net: Any = loader(path if inside else source.find(decoder, kind), AUTO, source.device)
-    if family in MASKED:
+    if FAMILIES[family].masked:
         _expect_latents(net, model)
     else:
         expect_codes(net, model)
@@ -341,12 +342,12 @@ class Drafts:
         Raises:
             UserError: none is named and the catalogue has none, or the file does not fit.
         """
-        family, itself = target.family, SAMPLERS[sampler].needs_codes == "vq"
+        family, itself = target.family, SAMPLERS[sampler].needs_codes == VQ
         if itself and self._choice == AUTO:
             return target.model
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
-            what = "a small draft model" if family in MASKED else "a draft model that draws a smaller picture"
+            what = "a small draft model" if target.masked else "a draft model that draws a smaller picture"
             raise UserError(f"draft: {sampler} needs {what} beside {self._name}; name one with --draft.")
         if family == HYBRID:  # the target's size, whatever the draft was trained for
             self._grid = target.config.grid
@@ -357,7 +358,7 @@ class Drafts:
 
     def _load(self, family: str, choice: str) -> MARModel | TokenModel:
         try:
-            path = self._source.find(choice, FILES[family])
+            path = self._source.find(choice, FAMILIES[family].files)
             return _load_model(family, path, self._source, self._grid)
         except UserError as e:  # the loaders name the field of the main model
             raise UserError(str(e).replace("checkpoint:", "draft:", 1)) from e
@@ -431,7 +432,7 @@ def decode(ready: Ready, result: Any) -> Tensor:
     """
     net: Any = cast(VQModel, ready.decoder).net
     report: Report = result.report
-    latents = result.latents if ready.family in MASKED else net.vectors(result.codes)
+    latents = result.latents if ready.masked else net.vectors(result.codes)
     clock, scratch = Clock(latents.device), Report("", "", {}, None, len(latents), latents.device.type)
     dtype = next(net.parameters()).dtype
     if isinstance(ready.decoder, KLModel):

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .assembly import DEMO, FILES, PAR, Drafts, Ready, Source, identify, listed_family, load_up_sampler
+from .assembly import DEMO, PAR, Drafts, Ready, Source, identify, listed_family, load_up_sampler
 from .errors import UserError
 from .model_loaders import hub
 from .model_loaders.checkpoint import read_metadata
 from .samplers.conditioning import AnyCondition
 from .samplers.noise import PairedNoise
-from .samplers.registry import HYBRID, LLAMAGEN, MAR, TAR, Entry
+from .samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, TAR, UP_SAMPLER, Entry
 from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.settings import LATENT
 from .samplers.tokens.upsampling import UpSampling, up_sampling
@@ -43,7 +43,7 @@ def choose_models(
 
 def identified(choice: str, files: Source) -> str:
     """What the file of a model holds, see :func:`.assembly.identify`."""
-    return identify(files.find(choice, FILES[listed_family(choice) or MAR]))
+    return identify(files.find(choice, FAMILIES[listed_family(choice) or MAR].files))
 
 
 def _family_of_model(choice: str, entries: Sequence[Entry], files: Source) -> str:
@@ -66,10 +66,10 @@ def _family_of_model(choice: str, entries: Sequence[Entry], files: Source) -> st
 def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[str, str]:
     """Sampler name to the family of its demo model. A token sampler of two families follows the samplers of one; with a prompt it uses
     Tar, and a MAR sampler without a label the demo that reads prompts."""
-    settled = {e.family for e in entries if not e.also}
+    settled = {e.family for e in entries if len(e.families) == 1}
     tar = prompted or TAR in settled and LLAMAGEN not in settled
     out = {e.name: TAR if tar and TAR in e.families else e.family for e in entries}
-    if prompted and not labelled and any(e.built_in and not e.missing for e in hub.entries(FILES[HYBRID])):
+    if prompted and not labelled and any(e.built_in and not e.missing for e in hub.entries(FAMILIES[HYBRID].files)):
         out |= {e.name: HYBRID for e in entries if HYBRID in e.families}
     return out
 
@@ -84,7 +84,9 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
     own = entry.demos(family)
     if len(own) == 1 or not fixed:
         return own[0]
-    sizes = {choice: read_metadata(files.find(choice, FILES[family])).get("grid") for choice in (fixed[0], *own)}
+    sizes = {
+        choice: read_metadata(files.find(choice, FAMILIES[family].files)).get("grid") for choice in (fixed[0], *own)
+    }
     return next((choice for choice in own if sizes[choice] == sizes[fixed[0]]), own[0])
 
 
@@ -106,7 +108,7 @@ def complete(entry: Entry, ready: Ready, settings: Any, drafts: Drafts | None, f
     if entry.needs_draft:
         assert drafts is not None, "a sampler with a draft model"
         more["draft"] = drafts.load(entry.name, ready)
-    if entry.needs_codes == "up_sampler":
+    if entry.needs_codes == UP_SAMPLER:
         more["up_sampler"] = _up_sampling(ready, settings, files, up_sampler)
     elif entry.needs_codes:
         more["vq"] = ready.decoder
@@ -136,5 +138,5 @@ def begin(
         part: the images, by their place in the condition.
     """
     images = range(first + part.start, first + part.stop)
-    noise = PairedNoise(seed, images) if entry.family == MAR else PairedDraws(seed, images)
+    noise = PairedNoise(seed, images) if entry.masked else PairedDraws(seed, images)
     return entry.run(ready.model, condition.of(part), settings, noise, seed)

@@ -23,7 +23,7 @@ from ..reports.grid import compare_grid
 from ..reports.maps import token_map
 from ..reports.paired import qualities
 from ..reports.record import PLAIN, Report, to_json, to_table
-from ..samplers import presets
+from ..samplers.baseline import lossless
 from ..samplers.registry import MAR
 from .conditions import conditions, of_prompt
 from .hybrids import check, check_tokens, to_line
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         reports.append(made.report)
         failed += _say(check_tokens(cast(HybridModel, p.on.model), made.latents)) if options.check else 0
     labels, base = [p.label for p in planned], measured_against(planned)
-    quality = qualities(pictures, reports, base, presets.lossless)
+    quality = qualities(pictures, reports, base, lossless)
     print(to_table(reports, labels, base, quality))
     for note in dict.fromkeys(report.note for report in reports if report.note):
         print(f"note: {note}")

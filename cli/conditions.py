@@ -6,13 +6,23 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ..assembly import AUTO, Ready, language_model_for, load_language_model, load_reader, prompt_settings
+from torch import Tensor
+
+from ..assembly import AUTO, Ready, Source, language_model_for, load_language_model, load_reader, prompt_settings
 from ..errors import UserError
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..samplers.batches import in_parts
-from ..samplers.conditioning import AnyCondition, CodeCondition, PromptCondition, TextCondition
-from ..samplers.labels import label_sets, resolve_labels
+from ..samplers.choice import assignment
+from ..samplers.conditioning import (
+    AnyCondition,
+    CodeCondition,
+    Condition,
+    PromptCondition,
+    TextCondition,
+    label_sets,
+    resolve_labels,
+)
 from ..samplers.registry import HYBRID, TAR
 from ..samplers.settings import make
 from ..samplers.tokens.conditioning import features_of
@@ -25,6 +35,96 @@ from .running import drive
 
 # Prefix of the settings of Tar's language model in --set.
 PROMPT = "prompt"
+
+
+class Builder:
+    """Conditions of a model from labels or prompts. What reads prompts is loaded once.
+
+    Args:
+        files: how models are found.
+        seed: of Tar's codes.
+        tar, ta_tok, encoder: choices of Tar's language model, of TA-Tok and of the text encoder.
+        asked: settings of Tar's language model.
+        unconditional: the instruction of the unconditional branch of Harmon and UniPic; None for their own.
+    """
+
+    def __init__(
+        self,
+        files: Source,
+        seed: int = 0,
+        tar: str = AUTO,
+        ta_tok: str = AUTO,
+        encoder: str = "flan-t5-xl",
+        asked: Mapping[str, str] | None = None,
+        unconditional: str | None = None,
+    ):
+        self.files, self.seed, self.asked, self.unconditional = files, seed, asked or {}, unconditional
+        self._tar, self._ta_tok, self._encoder = tar, ta_tok, encoder
+        self.forget()
+
+    def forget(self) -> None:
+        """Free the language model, the reader and the encoder."""
+        self._language: Any = None
+        self._reader: tuple[Ready, TATokModel | None] | None = None
+        self._t5: Any = None
+        self._rows: dict[str, Tensor] = {}
+
+    def labels(self, on: Ready, text: str, repeat: int = 1, field: str = "label") -> Condition:
+        """Class labels, checked against the model."""
+        known = on.model.label_set if on.model.label_set in label_sets() else ""  # a file may name an unknown label set
+        condition = resolve_labels(text, known, repeat, field)
+        condition.class_ids(on.classes, on.model.label_set, on.device)
+        return condition
+
+    def prompts(self, on: Ready, texts: Sequence[str], first: int = 0) -> AnyCondition:
+        """One prompt an image; image i of Tar's codes uses (seed, first + i).
+
+        Raises:
+            UserError: a prompt that the model cannot read, or a missing file.
+        """
+        if on.family == HYBRID:
+            return self._instructions(cast(HybridModel, on.model), texts)
+        if on.family != TAR:
+            return TextCondition(tuple(self._encoded(on, text) for text in texts), tuple(texts))
+        return self.read(self.codes(on, texts, first), on)
+
+    def _instructions(self, model: HybridModel, texts: Sequence[str]) -> PromptCondition:
+        for text in dict.fromkeys(texts):
+            model.prompt(text)
+        more = () if self.unconditional is None else (self.unconditional,)
+        model.instruction(*more or (UNCONDITIONAL,))
+        return PromptCondition(tuple(texts), *more)
+
+    def _encoded(self, on: Ready, text: str) -> Tensor:
+        """Rows of a prompt. Each prompt is encoded alone: a batch changes the last bits."""
+        if text not in self._rows:
+            if self._t5 is None:
+                from ..model_loaders.text import load_text_encoder
+
+                self._t5 = load_text_encoder(self.files.find(self._encoder, "t5"), AUTO, on.device)
+            self._rows[text] = self._t5.encode([text])[0]
+        return self._rows[text]
+
+    def codes(self, on: Ready, texts: Sequence[str], first: int = 0) -> CodeCondition:
+        """Codes that Tar's language model writes for the prompts."""
+        if self._language is None:
+            choice = language_model_for(on) if self._tar == AUTO else self._tar
+            self._language = load_language_model(choice, self.files)
+        model, stated = self._language
+        settings = prompt_settings(stated, self.asked)
+
+        def start(part: range) -> Any:
+            images = range(first + part.start, first + part.stop)
+            return tar_prompt(model, [texts[i] for i in part], settings, PairedDraws(self.seed, images), self.seed)
+
+        return drive(in_parts(start, len(texts)), "prompt", "codes").condition
+
+    def read(self, codes: CodeCondition, on: Ready) -> AnyCondition:
+        """Features of codes, for a de-tokenizer that reads features."""
+        if self._reader is None or self._reader[0] is not on:
+            self._reader = on, load_reader(on, self.files, self._ta_tok)
+        reader = self._reader[1]
+        return codes if reader is None else features_of(codes, reader)
 
 
 def conditions(
@@ -56,106 +156,43 @@ def conditions(
         raise UserError(
             f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{next(iter(asked))} is about."
         )
+    negative = getattr(options, "negative", None)
+    build = Builder(source(options), seed, options.tar, options.ta_tok, options.encoder, asked, negative)
     made: dict[int, AnyCondition] = {}
     codes: CodeCondition | None = None
     for p in planned:
         if id(p.on) in made:
             continue
-        if p.on.family == TAR:
-            codes = codes or write_codes(texts, repeat, p.on, options, seed, asked or {})
-            made[id(p.on)] = _read_codes(codes, p.on, options)
-        elif p.on.family == HYBRID:
-            made[id(p.on)] = _prompts(texts, repeat, p.on, options)
+        if not p.on.draws_from_text:
+            made[id(p.on)] = build.labels(p.on, label or "0", repeat)
+        elif p.on.family != TAR:
+            made[id(p.on)] = build.prompts(p.on, _each(texts, repeat, p.on))
         else:
-            made[id(p.on)] = (
-                _encode(texts or (), repeat, p.on, options)
-                if p.on.draws_from_text
-                else _labels(p.on, label or "0", repeat)
-            )
+            codes = codes or build.codes(p.on, _each(texts, repeat, p.on))
+            build.forget()  # the language model is larger than the de-tokenizer
+            made[id(p.on)] = build.read(codes, p.on)
     most = max(len(condition) for condition in made.values())
     if most > MOST_IMAGES:
         raise UserError(f"batch: {most} images are more than {MOST_IMAGES}; ask for fewer.")
     return [made[id(p.on)] for p in planned]
 
 
-def _labels(on: Ready, label: str, repeat: int) -> AnyCondition:
-    known = on.model.label_set if on.model.label_set in label_sets() else ""  # a file may name an unknown label set
-    condition = resolve_labels(label, known, repeat)
-    condition.class_ids(on.classes, on.model.label_set, on.device)
-    return condition
-
-
-def _prompts(texts: Sequence[str] | None, repeat: int, on: Ready, options: argparse.Namespace) -> PromptCondition:
-    """Prompts as typed, checked against the model."""
-    if not texts:
+def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
+    """The prompt of every image."""
+    encoded = on.family not in (TAR, HYBRID)
+    name = "text" if encoded else "prompt"
+    if not texts or encoded and not all(text.strip() for text in texts):
         raise UserError(
-            f"prompt: {on.model.name} draws from text; say what with --prompt, for example --prompt 'a red boat at sunset'."
+            f"{name}: {on.model.name} draws from text; say what with --{name}, for example --{name} 'a red boat at sunset'."
         )
-    model, negative = cast(HybridModel, on.model), getattr(options, "negative", None)
-    for text in texts:
-        model.prompt(text)
-    more = () if negative is None else (negative,)
-    model.instruction(*more or (UNCONDITIONAL,))
-    return PromptCondition(tuple(text for text in texts for _ in range(repeat)), *more)
-
-
-def _encode(texts: Sequence[str], repeat: int, on: Ready, options: argparse.Namespace) -> TextCondition:
-    """Encode prompts. The encoder, which is larger than most models, is freed afterwards."""
-    prompts = [text.strip() for text in texts]
-    if not prompts or not all(prompts):
-        raise UserError(
-            f"text: {on.model.name} draws from text; say what with --text, for example --text 'a red boat'."
-        )
-    from ..model_loaders.text import load_text_encoder
-
-    encoder = load_text_encoder(source(options).find(options.encoder, "t5"), AUTO, on.device)
-    features = encoder.encode(prompts)
-    repeated = [(rows, prompt) for rows, prompt in zip(features, prompts, strict=True) for _ in range(repeat)]
-    return TextCondition(tuple(rows for rows, _ in repeated), tuple(prompt for _, prompt in repeated))
+    if len(texts) * repeat > MOST_IMAGES:
+        raise UserError(f"batch: {len(texts) * repeat} images are more than {MOST_IMAGES}; ask for fewer.")
+    return [text if on.family == HYBRID else text.strip() for text in texts for _ in range(repeat)]
 
 
 def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Split --set into the settings of samplers, and by name those of Tar's language model (checked)."""
     mine = [text for text in sets if text.partition("=")[0].strip().startswith(f"{PROMPT}.")]
-    asked = {}
-    for text in mine:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or not value:
-            raise UserError(f"set: {text!r} is not of the form {PROMPT}.name=value.")
-        asked[name.removeprefix(f"{PROMPT}.")] = value
+    asked = {name.removeprefix(f"{PROMPT}."): value for name, value in (assignment(text, "set") for text in mine)}
     make(TarPromptSettings, asked)
     return [text for text in sets if text not in mine], asked
-
-
-def write_codes(
-    texts: Sequence[str] | None,
-    repeat: int,
-    on: Ready,
-    options: argparse.Namespace,
-    seed: int,
-    asked: Mapping[str, str],
-) -> CodeCondition:
-    """Generate Tar's codes. The language model, which is larger than the de-tokenizer, is freed afterwards."""
-    if not texts:
-        raise UserError(
-            f"prompt: {on.model.name} draws from text; say what with --prompt, for example --prompt 'a red boat at sunset'."
-        )
-    prompts = [text.strip() for text in texts for _ in range(repeat)]
-    if len(prompts) > MOST_IMAGES:
-        raise UserError(f"batch: {len(prompts)} images are more than {MOST_IMAGES}; ask for fewer.")
-    choice = language_model_for(on) if options.tar == AUTO else options.tar
-    tar, stated = load_language_model(choice, source(options))
-    settings = prompt_settings(stated, asked)
-
-    def start(part: range) -> Any:
-        own = [prompts[i] for i in part]
-        return tar_prompt(tar, own, settings, PairedDraws(seed, part), seed)
-
-    return drive(in_parts(start, len(prompts)), "prompt", "codes").condition
-
-
-def _read_codes(codes: CodeCondition, on: Ready, options: argparse.Namespace) -> AnyCondition:
-    """Features of the codes, for a de-tokenizer that reads features. Computed once, outside the samplers' seconds."""
-    if on.config.condition == "codes":
-        return codes
-    return features_of(codes, cast(TATokModel, load_reader(on, source(options), options.ta_tok)))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..assembly import Ready, defaults
 from ..errors import UserError
 from ..samplers import presets
-from ..samplers.registry import Entry, find
+from ..samplers.baseline import Run, baselines
+from ..samplers.choice import PRESET, assigned, assignment, by_key
+from ..samplers.registry import Entry
 from ..samplers.settings import knobs
-
-PRESET = "preset"
 
 
 @dataclass(frozen=True)
@@ -63,67 +64,34 @@ def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[s
     Raises:
         UserError: an unknown sampler or setting, or a value out of range.
     """
-    entries = _entries(samplers)
+    entries = by_key(samplers.split(","))
     if steps is not None and not any("ar_steps" in knobs(e.settings) for e in entries.values()):
         raise UserError("steps: no sampler of this run has AR steps; their passes follow from the picture's size.")
-    shared, own = _assignments(entries, sets)
+    values = [assignment(text, "set") for text in sets]
     if steps is not None:
-        shared = {"ar_steps": str(steps), **shared}
+        values.insert(0, ("ar_steps", str(steps)))
+    given = assigned(entries, values)
     out = []
     for key, entry in entries.items():
         on = ready.get(entry.name)
-        names = knobs(entry.settings)
-        asked = {**{k: v for k, v in shared.items() if k in names or k == PRESET}, **own[key]}
+        shared, own = given[key]
+        asked = {**shared, **own}
         preset = asked.pop(PRESET, presets.AS_SET)
         width = on.model.net.config.dim if on else 0
         demo = on is None or on.demo
         settings: Any = presets.combine(entry.settings, defaults(on) if on else {}, preset, asked, demo, width)
-        out.append(Planned(entry, settings, own[key], key.partition(":")[2], on))
+        out.append(Planned(entry, settings, own, key.partition(":")[2], on))
     family = [p.ready.family if p.ready else p.entry.family for p in out]
     rank = {name: i for i, name in enumerate(dict.fromkeys(family))}
     order = sorted(range(len(out)), key=lambda i: (rank[family[i]], not out[i].entry.baseline or bool(out[i].variant)))
     return [out[i] for i in order]
 
 
-def _entries(samplers: str) -> dict[str, Entry]:
-    """Samplers by name, or by name and variant ("mar:disa")."""
-    entries: dict[str, Entry] = {}
-    for name in filter(None, (part.strip().lower() for part in samplers.split(","))):
-        kind, _, variant = name.partition(":")
-        entry = find(kind)
-        entries[f"{entry.name}:{variant}" if variant else entry.name] = entry
-    if not entries:
-        raise UserError("samplers: none is named; give at least one, for example mar.")
-    return entries
-
-
-def _assignments(entries: Mapping[str, Entry], sets: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Values of --set: those for all samplers, and those for one by its key."""
-    shared: dict[str, str] = {}
-    own: dict[str, dict[str, str]] = {key: {} for key in entries}
-    for text in sets:
-        left, equals, value = (part.strip() for part in text.partition("="))
-        sampler, dot, name = left.rpartition(".")
-        if not equals or not name or not value:
-            raise UserError(f"set: {text!r} is not of the form name=value or sampler.name=value.")
-        if dot and sampler not in own:
-            kind, colon, variant = sampler.lower().partition(":")
-            sampler = f"{find(kind).name}{colon}{variant}"  # the parts of a combination may be in any order
-            if sampler not in own:
-                raise UserError(f"set: {sampler} is not among the samplers of this run, {', '.join(own)}.")
-        known = dict.fromkeys(k for key, e in entries.items() if not dot or key == sampler for k in knobs(e.settings))
-        if name not in known and name != PRESET:
-            whose = f"{sampler} has no" if dot else "no sampler of this run has a"
-            raise UserError(f"set: {whose} setting {name}; there are {', '.join([*known, PRESET])}.")
-        (own[sampler] if dot else shared)[name] = value
-    return shared, own
-
-
 def measured_against(planned: Sequence[Planned]) -> list[int]:
-    """For each sampler the index of the one its speed-up is relative to.
+    """For each sampler the index of the one its speed-up is relative to, see :func:`samplers.baseline.baselines`.
 
-    That is the first sampler of the same family with as many tokens per image. Models of two families have different networks, so the
-    ratio of their seconds is not a property of a method.
+    Models of two families or sizes have different networks, so the ratio of their seconds is not a property of a method.
     """
-    first: dict[tuple[str, int], int] = {}
-    return [first.setdefault((p.on.family, p.on.tokens), i) for i, p in enumerate(planned)]
+    return baselines(
+        [Run((p.on.family, p.on.tokens), p.entry.name, asdict(p.settings), math.isqrt(p.on.tokens)) for p in planned]
+    )

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from statistics import mean, median
@@ -26,6 +27,7 @@ from .drawing import check_batch
 from .exchange import KEY, add_runs, described, read_runs
 from .quality import Quality
 from .record import Report
+from .table import figure, markdown
 
 MOST_CELLS = 1024
 # Values of a weight that its digest reads.
@@ -98,19 +100,42 @@ class CellStore:
         return self.folder / f"{key}.png"
 
     def write(self, key: str, pictures: np.ndarray, report: Report) -> None:
-        """Write a cell: uint8 [N, H, W, 3], one below the other. The file appears complete or not at all."""
+        """Write a cell: uint8 [N, H, W, 3], one below the other. The file appears complete or not at all.
+
+        Raises:
+            UserError: the disk is full or read-only, the name is too long, or a folder has the file's name.
+        """
         n, h, w, _ = check_batch(pictures, "pictures").shape
         metadata: dict[str, Any] = {}
         add_runs(metadata, described([report]))
         about = PngInfo()
         about.add_text(KEY, json.dumps(metadata[KEY]))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.folder / f".{key}.{os.getpid()}.part"
-        try:
+        with self._part(key) as part:
             Image.fromarray(pictures.reshape(n * h, w, 3)).save(part, "PNG", pnginfo=about, compress_level=4)
             os.replace(part, self.path(key))
+
+    def check(self, key: str) -> None:
+        """Check that a cell can be written, before it is sampled; raises as :meth:`write`."""
+        with self._part(key) as part:
+            part.touch()
+
+    @contextmanager
+    def _part(self, key: str) -> Iterator[Path]:
+        """A name for a cell's unfinished file, which is removed afterwards. An OSError becomes a UserError."""
+        part = self.folder / f".{key}.{os.getpid()}.part"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self.path(key).is_dir():
+                raise UserError(f"sweep: {self.path(key).name} in {self.folder.name} is a folder; rename it.")
+            yield part
+        except OSError as error:
+            raise UserError(
+                f"sweep: {self.folder.name} cannot be written to ({error.strerror or error}); free space there or choose another "
+                "folder. Finished cells are kept."
+            ) from None
         finally:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
 
     def read(self, key: str) -> tuple[np.ndarray, Report] | None:
         """Pictures and report of a cell; None if it is missing or cannot be read."""
@@ -176,29 +201,13 @@ class Sweep:
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
 
-    def point(self, x: int, y: int) -> Point:
-        """Means over the seeds of one combination of values."""
-        cells = [c for c in self.cells if (c.x, c.y) == (x, y)]
-        ratios = [r for c in cells if c.baseline and (r := c.report.speedup(c.baseline)) is not None]
-        found = [c.quality for c in cells if c.quality is not None]
-        accepted = [c.report.acceptance for c in cells if c.report.acceptance is not None]
-        near = [q.psnr for q in found if q.psnr is not None]
-        alike = [q.ssim for q in found if q.ssim is not None]
-        return Point(
-            x=x,
-            y=y,
-            speedup=median(ratios) if ratios else None,
-            seconds=median(c.report.seconds for c in cells),
-            passes=mean(c.report.counts.get("transformer_passes", 0) for c in cells),
-            acceptance=mean(accepted) if accepted else None,
-            psnr=mean(near) if near else None,
-            ssim=mean(alike) if alike else None,
-            word=found[0].word if found and all(q.word == found[0].word for q in found) else "",
-        )
-
     def points(self) -> list[Point]:
         """All combinations of values, by y and x."""
-        return [self.point(x, y) for y in range(len(self.y.values)) for x in range(len(self.x.values))]
+        return [
+            summary([c for c in self.cells if (c.x, c.y) == (x, y)])
+            for y in range(len(self.y.values))
+            for x in range(len(self.x.values))
+        ]
 
 
 @dataclass(frozen=True)
@@ -214,6 +223,26 @@ class Point:
     psnr: float | None
     ssim: float | None
     word: str
+
+
+def summary(cells: Sequence[Cell]) -> Point:
+    """Figures over the seeds of one combination of values, at least one cell."""
+    ratios = [r for c in cells if c.baseline and (r := c.report.speedup(c.baseline)) is not None]
+    found = [c.quality for c in cells if c.quality is not None]
+    accepted = [c.report.acceptance for c in cells if c.report.acceptance is not None]
+    near = [q.psnr for q in found if q.psnr is not None]
+    alike = [q.ssim for q in found if q.ssim is not None]
+    return Point(
+        x=cells[0].x,
+        y=cells[0].y,
+        speedup=median(ratios) if ratios else None,
+        seconds=median(c.report.seconds for c in cells),
+        passes=mean(c.report.counts.get("transformer_passes", 0) for c in cells),
+        acceptance=mean(accepted) if accepted else None,
+        psnr=mean(near) if near else None,
+        ssim=mean(alike) if alike else None,
+        word=found[0].word if found and all(q.word == found[0].word for q in found) else "",
+    )
 
 
 def combinations(x: Axis, y: Axis, seeds: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -240,12 +269,16 @@ def completed(
 
     Yields:
         Index, pictures, and report without maps.
+
+    Raises:
+        UserError: a cell cannot be written.
     """
     for i, key in enumerate(keys):
         found = store.read(key)
         if found is not None:
             yield i, *found
             continue
+        store.check(key)
         pictures, report = make(i)
         bare = replace(report, maps={}, similarity=None)
         store.write(key, pictures, bare)
@@ -257,19 +290,19 @@ _HEAD = ("speed-up", "seconds", "passes", "accepted", "PSNR", "SSIM")
 
 def sweep_table(sweep: Sweep) -> str:
     """A Markdown table with one row per combination of values; empty columns are omitted."""
-    rows = []
+    rows = [[sweep.x.name, *([sweep.y.name] if sweep.y.name else []), *_HEAD]]
     for p in sweep.points():
-        cells = [sweep.x.values[p.x]] + ([sweep.y.values[p.y]] if sweep.y.name else [])
-        cells += ["" if p.speedup is None else f"{p.speedup:.2f}x", f"{p.seconds:.2f}", f"{p.passes:g}"]
-        cells += ["" if p.acceptance is None else f"{100 * p.acceptance:.1f} %"]
-        rows.append([*cells, p.word or _figure(p.psnr, ".1f", " dB"), "" if p.word else _figure(p.ssim, ".3f")])
-    head = [sweep.x.name, *([sweep.y.name] if sweep.y.name else []), *_HEAD]
-    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
-    lines = [[row[i] for i in kept] for row in [head, *rows]]
-    width = [max(len(line[i]) for line in lines) for i in range(len(kept))]
-    text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in lines]
-    return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *text[1:]])
-
-
-def _figure(value: float | None, form: str, unit: str = "") -> str:
-    return "" if value is None else f"{value:{form}}{unit}"
+        accepted = None if p.acceptance is None else 100 * p.acceptance
+        rows.append(
+            [
+                sweep.x.values[p.x],
+                *([sweep.y.values[p.y]] if sweep.y.name else []),
+                figure(p.speedup, ".2f", "x"),
+                figure(p.seconds, ".2f"),
+                figure(p.passes, "g"),
+                figure(accepted, ".1f", " %"),
+                p.word or figure(p.psnr, ".1f", " dB"),
+                "" if p.word else figure(p.ssim, ".3f"),
+            ]
+        )
+    return markdown(rows, empty=False)

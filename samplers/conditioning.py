@@ -1,9 +1,13 @@
-"""Conditions: class labels, prompts, text features, semantic features or semantic codes, one entry per image."""
+"""Conditions, one entry per image: class labels, prompts, text features, semantic features or semantic codes. Label text is parsed here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import ClassVar, TypeVar, cast
 
 import torch
@@ -15,6 +19,15 @@ from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.rows import ClassRows, Rows
 
 E = TypeVar("E", bound="_Entries")
+
+# Kinds of conditions to their names in messages.
+KINDS = {
+    "class": "class labels",
+    "prompt": "prompts",
+    "text": "text",
+    "features": "semantic features",
+    "codes": "semantic codes",
+}
 
 
 @dataclass(frozen=True)
@@ -111,11 +124,6 @@ class PromptCondition(_Entries):
         return cast(HybridModel, model).rows(self.texts, self.unconditional, guided)
 
 
-def from_ids(ids: Sequence[int]) -> Condition:
-    """Bare class ids."""
-    return Condition(tuple(ids), tuple(str(i) for i in ids))
-
-
 @dataclass(frozen=True, eq=False)
 class TextCondition(_Entries):
     """Encoded text of a batch.
@@ -172,3 +180,138 @@ class CodeCondition(_Entries):
 # Conditions of masked models (MAR, Harmon, UniPic).
 MaskedCondition = Condition | PromptCondition
 AnyCondition = MaskedCondition | TextCondition | FeatureCondition | CodeCondition
+
+
+def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
+    """Check that a condition is of a model's kind.
+
+    Raises:
+        UserError: it is of another kind.
+    """
+    if condition.kind != kind:
+        raise UserError(
+            f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect the node that makes those."
+        )
+
+
+# ------------------------------------------------------------------------------------------------ class labels
+
+# Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
+PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
+# These bound the time of a check: characters of a label text, unknown labels that a message names, and characters of a label whose
+# closest names are looked for.
+MOST_TEXT, _MOST_SHOWN, _LONGEST = 1 << 14, 3, 60
+
+
+def from_ids(ids: Sequence[int]) -> Condition:
+    """Bare class ids."""
+    return Condition(tuple(ids), tuple(str(i) for i in ids))
+
+
+@lru_cache(maxsize=1)
+def label_sets() -> dict[str, tuple[str, ...]]:
+    """Label set name to class names in id order. Names are unique within a set, ignoring case."""
+    imagenet = (Path(__file__).parent / "imagenet_1k.txt").read_text(encoding="utf-8").splitlines()
+    return {"picture-book": PICTURE_BOOK, "imagenet-1k": tuple(imagenet)}
+
+
+@lru_cache(maxsize=1)
+def _ids() -> dict[str, dict[str, int]]:
+    """Label set name to class ids by lower-case name."""
+    return {where: {name.lower(): i for i, name in enumerate(names)} for where, names in label_sets().items()}
+
+
+def split_labels(text: str, field: str = "labels") -> list[str]:
+    """The names and ids in a text; see :func:`resolve_labels`.
+
+    Raises:
+        UserError: the text has more than 16384 characters.
+    """
+    if len(text) > MOST_TEXT:
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
+    return [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
+
+
+def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "label") -> Condition:
+    """Parse class names or ids into a condition.
+
+    Args:
+        text: names or class ids, one per image, separated by commas, semicolons or new lines; case and surrounding
+            spaces are ignored.
+        label_set: one of :func:`label_sets`, or "" if only ids are valid.
+        repeat: consecutive images per label, at least 1.
+        field: name of the input, for messages.
+
+    Returns:
+        A condition with one class id per image.
+
+    Raises:
+        UserError: empty text, ``repeat`` below 1, an unknown label set, or names or ids not in it; the message names three of
+            these with the closest names.
+    """
+    words = split_labels(text, field)
+    if not words:
+        raise UserError(f"{field}: nothing is named; give a class name or id, or several separated by commas.")
+    if repeat < 1:
+        raise UserError(f"{field}: {repeat} images of each label are asked for; 1 is the least.")
+    if label_set and label_set not in label_sets():
+        raise UserError(f"label_set: {label_set!r} is unknown; there are {', '.join(label_sets())}.")
+    names = label_sets()[label_set] if label_set else ()
+    sets = {label_set: names}
+    _refuse([word for word in words if _class_id(word, label_set) is None], sets, field)
+    ids = [cast(int, _class_id(word, label_set)) for word in words for _ in range(repeat)]
+    return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
+
+
+def check_labels(text: str, field: str = "labels") -> None:
+    """Check names and ids against all label sets, where the model's set is not known yet.
+
+    Raises:
+        UserError: words that no set has; the message names three of them with the closest names.
+    """
+    unknown = [
+        word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in label_sets())
+    ]
+    _refuse(unknown, label_sets(), field)
+
+
+def _class_id(word: str, label_set: str) -> int | None:
+    """The class id of a name or id, None if the set ("" for any ids) does not have it."""
+    if re.fullmatch(r"[+-]?[0-9]{1,9}", word):
+        number, count = int(word), len(label_sets().get(label_set, ()))
+        return number if 0 <= number and (not count or number < count) else None
+    return _ids().get(label_set, {}).get(_key(word))
+
+
+def _key(word: str) -> str:
+    """A name as it is compared."""
+    return " ".join(word.lower().replace("_", " ").split())
+
+
+def _refuse(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], field: str) -> None:
+    """Raise a UserError that names the first unknown words with the closest names of the sets, if there are unknown words."""
+    words = list(dict.fromkeys(unknown))
+    if not words:
+        return
+    shown = ", ".join(repr(w if len(w) <= _LONGEST else f"{w[: _LONGEST - 3]}...") for w in words[:_MOST_SHOWN])
+    more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""
+    close = [
+        f"{name} ({where})" if len(sets) > 1 else name
+        for word in words[:_MOST_SHOWN]
+        for where, names in sets.items()
+        for name in _closest(_key(word), names)
+    ]
+    hint = f"; the closest: {', '.join(dict.fromkeys(close))}" if close else ""
+    ids = " and ".join(f"{where} has the ids 0 to {len(names) - 1}" for where, names in sets.items() if names)
+    remedy = ids or "this model's class names are unknown, so give class ids from 0"
+    raise UserError(f"{field}: there is no class {shown}{more}{hint}; {remedy}.")
+
+
+def _closest(key: str, names: Sequence[str]) -> list[str]:
+    """At most three names: those that contain the word ("corgi", "crane"), then those with similar spelling."""
+    if len(key) > _LONGEST:
+        return []
+    lower = {name.lower(): name for name in names}
+    close = [name for name in names if key in re.split(r"[^a-z]+", name.lower())]
+    close += [lower[k] for k in difflib.get_close_matches(key, lower, 3, 0.6)]
+    return list(dict.fromkeys(close))[:3]

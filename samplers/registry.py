@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import UserError
-from ..model_loaders.networks.mar import MARModel
-from .conditioning import MaskedCondition
 from .mar.cspd import cspd
-from .mar.editing import Edit
 from .mar.fasthybrid import fasthybrid
 from .mar.lazymar import LazyTransformer, lazymar
 from .mar.loop import Sampler
@@ -23,7 +21,6 @@ from .mar.settings import (
     MARBase,
     MARSettings,
 )
-from .noise import Noise
 from .tokens.lantern import lantern
 from .tokens.llamagen import jacobi, llamagen
 from .tokens.loop import TokenSampler
@@ -40,59 +37,41 @@ from .tokens.settings import (
 )
 from .tokens.zipar import zipar
 
-
-def fasthybrid_lazymar(
-    model: MARModel,
-    condition: MaskedCondition,
-    settings: FastHybridLazyMARSettings,
-    noise: Noise,
-    seed: int | None = None,
-    edit: Edit | None = None,
-) -> Sampler:
-    """FastHybrid with LazyMAR's caches. With ``refresh_period`` 1 it is FastHybrid bit for bit.
-
-    Args:
-        model, condition, noise, seed, edit: as :func:`samplers.mar.fasthybrid.fasthybrid`.
-        settings: see :class:`FastHybridLazyMARSettings`.
-
-    Raises:
-        UserError: as :func:`samplers.mar.fasthybrid.fasthybrid`, or a block that the decoder does not have.
-    """
-    return fasthybrid(model, condition, settings, noise, seed, LazyTransformer(settings), edit)
-
-
-def cspd_lazymar(
-    model: MARModel,
-    condition: MaskedCondition,
-    settings: CSpDLazyMARSettings,
-    noise: Noise,
-    seed: int | None = None,
-    edit: Edit | None = None,
-    *,
-    draft: MARModel,
-) -> Sampler:
-    """CSpD with LazyMAR's caches in both models. With ``refresh_period`` 1 it is CSpD.
-
-    Args:
-        model, condition, noise, seed, edit, draft: as :func:`samplers.mar.cspd.cspd`.
-        settings: see :class:`CSpDLazyMARSettings`.
-
-    Raises:
-        UserError: as :func:`samplers.mar.cspd.cspd`, or a block that a decoder does not have.
-    """
-    target, small = LazyTransformer(settings), LazyTransformer(settings)
-    return cspd(model, condition, settings, noise, seed, target, edit, draft=draft, draft_transformer=small)
-
-
-# Number of the algorithms. It is raised when a change makes any sampler draw other pictures from the same model, settings and seed, or
+# Number of the algorithms. It is raised when a change makes any sampler produce other images from the same model, settings and seed, or
 # count its work differently, so that images of two versions are not mixed in one sweep. tests/scale/test_algorithm.py records digests.
 ALGORITHM = 1
 
 MAR, LLAMAGEN, TAR, HYBRID = "mar", "llamagen", "tar", "hybrid"
-# Family to its description in messages. Tar's models are its de-tokenizers.
-FAMILIES = {MAR: "a MAR", LLAMAGEN: "a LlamaGen or a PAR", TAR: "a Tar de-tokenizer", HYBRID: "a Harmon or UniPic"}
-# Families of the masked samplers.
-MASKED = (MAR, HYBRID)
+# What needs_codes of an entry may be: the tokenizer argument of its function.
+UP_SAMPLER, VQ = "up_sampler", "vq"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family.
+
+    Attributes:
+        words: its models in messages.
+        files: family of its files in the catalogue.
+        demo: catalogue entries that "demo" means, the preferred one first.
+        usual: samplers of a run that names none.
+        masked: whether it is sampled by the masked loop, to latents; otherwise token by token, to codes.
+    """
+
+    words: str
+    files: str
+    demo: tuple[str, ...]
+    usual: str
+    masked: bool = False
+
+
+FAMILIES = {
+    MAR: Family("a MAR", "mar", ("demo",), "mar,fasthybrid", masked=True),
+    LLAMAGEN: Family("a LlamaGen or a PAR", "llamagen", ("demo-llamagen", "demo-llamagen-low"), "llamagen,zipar"),
+    # Tar's models are its de-tokenizers.
+    TAR: Family("a Tar de-tokenizer", "dtok", ("demo-dtok", "demo-dtok-low"), "tar,zipar"),
+    HYBRID: Family("a Harmon or UniPic", "hybrid", ("demo-hybrid",), "mar,fasthybrid", masked=True),
+}
 
 
 @dataclass(frozen=True)
@@ -102,87 +81,94 @@ class Entry:
     Attributes:
         name: its command-line name.
         title: display name.
-        run: ``run(model, condition, settings, noise, seed)`` returns the generator. In the MAR family ``edit=``
+        run: ``run(model, condition, settings, noise, seed)`` returns the generator. In the masked families ``edit=``
             samples part of a picture again, and noise is a ``Noise``; in the token families it is ``Draws``.
         settings: its settings class.
+        families: its model families, keys of :data:`FAMILIES`; reports are compared with those of the first.
         baseline: whether the others of its family are measured against it.
         needs_draft: whether ``run`` also takes ``draft``, a second model.
-        family: the model family, one of :data:`FAMILIES`.
-        demo: catalogue entries that "demo" may mean for it, the preferred one first.
-        also: a further family, and what "demo" may mean there.
-        needs_codes: the tokenizer argument of ``run``: ``up_sampler`` (MuLo-SD), ``vq`` (LANTERN) or "".
+        needs_codes: the tokenizer argument of ``run``: :data:`UP_SAMPLER` (MuLo-SD), :data:`VQ` (LANTERN) or "".
+        demo: catalogue entries that "demo" means for it, if not its family's.
     """
 
     name: str
     title: str
     run: Callable[..., Sampler | TokenSampler]
     settings: type[MARBase] | type[TokenSettings]
+    families: tuple[str, ...]
     baseline: bool = False
     needs_draft: bool = False
-    family: str = MAR
-    demo: tuple[str, ...] = ("demo",)
-    also: tuple[str, tuple[str, ...]] | None = None
     needs_codes: str = ""
+    demo: tuple[str, ...] = ()
 
     @property
-    def families(self) -> tuple[str, ...]:
-        """All families of its models."""
-        return (self.family, self.also[0]) if self.also else (self.family,)
+    def family(self) -> str:
+        """The first of its families."""
+        return self.families[0]
+
+    @property
+    def masked(self) -> bool:
+        """Whether its models are sampled by the masked loop."""
+        return FAMILIES[self.family].masked
 
     @property
     def models(self) -> str:
         """Description of its models in messages."""
-        return ", or ".join(FAMILIES[family] for family in self.families)
+        return ", or ".join(FAMILIES[family].words for family in self.families)
 
     def demos(self, family: str) -> tuple[str, ...]:
         """What "demo" may mean for it in one of its families."""
-        return self.also[1] if self.also and family == self.also[0] else self.demo
+        own = self.demo or FAMILIES[family].demo
+        return own[:1] if self.needs_codes == UP_SAMPLER else own  # the smaller one is the draft
 
 
-_PROMPTED = (HYBRID, ("demo-hybrid",))
-_PLAIN_DEMO, _TAR_DEMO = ("demo-llamagen", "demo-llamagen-low"), ("demo-dtok", "demo-dtok-low")
-# With the smaller of the two as draft model.
-_LARGE_DEMO, _LARGE_TAR = _PLAIN_DEMO[:1], _TAR_DEMO[:1]
+def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
+    """A MAR sampler whose models are evaluated with LazyMAR's caches; with ``refresh_period`` 1 it is the sampler itself.
 
+    Args:
+        models: the sampler's arguments that say how its models are evaluated.
+    """
+
+    def run(model: Any, condition: Any, settings: Any, noise: Any, seed: int | None = None, **more: Any) -> Sampler:
+        return sampler(
+            model, condition, settings, noise, seed, **{name: LazyTransformer(settings) for name in models}, **more
+        )
+
+    return run
+
+
+_MASKED, _TOKENS = (MAR, HYBRID), (LLAMAGEN, TAR)
 
 SAMPLERS: dict[str, Entry] = {
     e.name: e
     for e in (
-        Entry("mar", "MAR", mar, MARSettings, baseline=True, also=_PROMPTED),
-        Entry("fasthybrid", "FastHybrid", fasthybrid, FastHybridSettings, also=_PROMPTED),
-        Entry("lazymar", "LazyMAR", lazymar, LazyMARSettings, also=_PROMPTED),
-        Entry("cspd", "CSpD", cspd, CSpDSettings, needs_draft=True, also=_PROMPTED),
-        # Combinations: the head plug, then the transformer plug.
+        Entry("mar", "MAR", mar, MARSettings, _MASKED, baseline=True),
+        Entry("fasthybrid", "FastHybrid", fasthybrid, FastHybridSettings, _MASKED),
+        Entry("lazymar", "LazyMAR", lazymar, LazyMARSettings, _MASKED),
+        Entry("cspd", "CSpD", cspd, CSpDSettings, _MASKED, needs_draft=True),
         Entry(
-            "fasthybrid+lazymar", "FastHybrid + LazyMAR", fasthybrid_lazymar, FastHybridLazyMARSettings, also=_PROMPTED
-        ),
-        Entry("cspd+lazymar", "CSpD + LazyMAR", cspd_lazymar, CSpDLazyMARSettings, needs_draft=True, also=_PROMPTED),
-        Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, baseline=True, family=LLAMAGEN, demo=_PLAIN_DEMO),
-        Entry("par", "PAR", par, PARSettings, family=LLAMAGEN, demo=("demo-par",)),
-        Entry("tar", "Tar", llamagen, LlamaGenSettings, baseline=True, family=TAR, demo=_TAR_DEMO),
-        Entry("jacobi", "Jacobi", jacobi, JacobiSettings, family=LLAMAGEN, demo=_PLAIN_DEMO, also=(TAR, _TAR_DEMO)),
-        Entry("zipar", "ZipAR", zipar, ZipARSettings, family=LLAMAGEN, demo=_PLAIN_DEMO, also=(TAR, _TAR_DEMO)),
-        Entry(
-            "mulosd",
-            "MuLo-SD",
-            mulosd,
-            MuLoSDSettings,
-            needs_draft=True,
-            needs_codes="up_sampler",
-            family=LLAMAGEN,
-            demo=_LARGE_DEMO,
-            also=(TAR, _LARGE_TAR),
+            "fasthybrid+lazymar",
+            "FastHybrid + LazyMAR",
+            with_caches(fasthybrid, "transformer"),
+            FastHybridLazyMARSettings,
+            _MASKED,
         ),
         Entry(
-            "lantern",
-            "LANTERN-style comparison",
-            lantern,
-            LanternSettings,
+            "cspd+lazymar",
+            "CSpD + LazyMAR",
+            with_caches(cspd, "transformer", "draft_transformer"),
+            CSpDLazyMARSettings,
+            _MASKED,
             needs_draft=True,
-            needs_codes="vq",
-            family=LLAMAGEN,
-            demo=_PLAIN_DEMO,
-            also=(TAR, _TAR_DEMO),
+        ),
+        Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, (LLAMAGEN,), baseline=True),
+        Entry("par", "PAR", par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
+        Entry("tar", "Tar", llamagen, LlamaGenSettings, (TAR,), baseline=True),
+        Entry("jacobi", "Jacobi", jacobi, JacobiSettings, _TOKENS),
+        Entry("zipar", "ZipAR", zipar, ZipARSettings, _TOKENS),
+        Entry("mulosd", "MuLo-SD", mulosd, MuLoSDSettings, _TOKENS, needs_draft=True, needs_codes=UP_SAMPLER),
+        Entry(
+            "lantern", "LANTERN-style comparison", lantern, LanternSettings, _TOKENS, needs_draft=True, needs_codes=VQ
         ),
     )
 }
@@ -205,15 +191,14 @@ def find(name: str) -> Entry:
     raise UserError(f"samplers: there is no sampler {name.strip()!r}; this version has {have}.")
 
 
-def families_of(sampler: str) -> tuple[str, ...]:
-    """All families of a sampler's name; none if it is not registered."""
-    return SAMPLERS[sampler].families if sampler in SAMPLERS else ()
+def family_of(sampler: str, with_tar: bool = False) -> str:
+    """Family of a sampler's name as reports have it; of a combination that is not registered its first part's. "" if unknown.
 
-
-def family_of(sampler: str) -> str:
-    """Family of a sampler's name as reports have it, the first one if there are two; of a combination that is not registered its
-    first part's. "" if unknown."""
+    Args:
+        with_tar: whether Tar is taken for a sampler of both token families.
+    """
     for name in (sampler, *sampler.split("+")):
         if name in SAMPLERS:
-            return SAMPLERS[name].family
+            families = SAMPLERS[name].families
+            return TAR if with_tar and TAR in families else families[0]
     return ""

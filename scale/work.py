@@ -34,9 +34,8 @@ from ..model_loaders.networks.ta_tok import TATokModel
 from ..reports.record import Report
 from ..samplers.batches import in_parts
 from ..samplers.choice import Choice
-from ..samplers.conditioning import AnyCondition, Condition, PromptCondition, TextCondition
-from ..samplers.labels import label_sets, resolve_labels
-from ..samplers.registry import HYBRID, MAR, MASKED, TAR, Entry, find
+from ..samplers.conditioning import AnyCondition, Condition, PromptCondition, TextCondition, label_sets, resolve_labels
+from ..samplers.registry import FAMILIES, HYBRID, MAR, TAR, Entry, find
 from ..samplers.settings import make
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
@@ -202,7 +201,7 @@ def _size(ready: Ready) -> tuple[int, int]:
     """Height and width of the pictures of a model."""
     model: Any = ready.model
     stride = cast(Any, ready.decoder).net.config.stride
-    side = model.net.config.grid * model.patch if ready.family in MASKED else model.grid
+    side = model.net.config.grid * model.patch if ready.masked else model.grid
     return side * stride, side * stride
 
 
@@ -375,12 +374,12 @@ class Worker:
     def _warm_up(self, cell: Cell, prepared: Prepared, condition: AnyCondition) -> None:
         """One AR step with two diffusion steps, or three passes of a token model, once for every model and token sampler: the first
         call in a process includes the initialisation of libraries."""
-        name = (cell.family, cell.model, "" if cell.family in MASKED else cell.sampler)
+        name = (cell.family, cell.model, "" if FAMILIES[cell.family].masked else cell.sampler)
         if name in self._warm:
             return
         self._warm.add(name)
         settings = prepared.settings
-        if cell.family in MASKED:
+        if FAMILIES[cell.family].masked:
             settings = make(prepared.entry.settings, {"ar_steps": 1, "diffusion_steps": 2})
         steps = begin(prepared.entry, prepared.ready, settings, condition, cell.seed, 0, range(1))
         for _ in islice(steps, 3):
@@ -414,7 +413,7 @@ def draw(
         return begin(prepared.entry, prepared.ready, prepared.settings, condition, seed, first, part)
 
     made = _finished(in_parts(start, len(condition)), progress)
-    if prepared.ready.family in MASKED and not bool(made.latents.isfinite().all()):
+    if prepared.ready.masked and not bool(made.latents.isfinite().all()):
         raise UserError(f"{prepared.entry.name}: it ended in numbers that are not finite; choose dtype fp32.")
     pictures = decode(prepared.ready, made).numpy()
     whole = [len(p) for p in parts if p.stop < len(condition) or p.start == 0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fastar_nodes.errors import UserError
 
-MEMORY = 64 << 20  # bytes beyond the size of the file
+MEMORY = 64 << 20  # bytes beyond the size of the file and what a valid file takes
 CPU_LIMIT = 20  # seconds after which the process is killed
 _ADDRESS_SPACE = 4 << 30  # bytes beyond the parent's
 
@@ -93,12 +93,13 @@ def measure(call: Callable[[], object]) -> Outcome:
     return Outcome("died", how, CPU_LIMIT if how == "SIGXCPU" else 0.0, 0)
 
 
-def problem(outcome: Outcome, size: int) -> str:
-    """What is wrong with an outcome for input of ``size`` bytes; "" if nothing is."""
+def problem(outcome: Outcome, size: int, normal: Outcome) -> str:
+    """What is wrong with an outcome for input of ``size`` bytes, given that of a valid file; "" if nothing is."""
     if outcome.kind in ("traceback", "died"):
         return f"{outcome.kind}: {outcome.message}"
-    if outcome.memory > size + MEMORY:
-        return f"took {outcome.memory >> 20} MB for a file of {size >> 10} kB ({outcome.kind}: {outcome.message})"
+    if outcome.memory > normal.memory + size + MEMORY:
+        took = f"{outcome.memory >> 20} MB, a valid file {normal.memory >> 20} MB"
+        return f"took {took}, for a file of {size >> 10} kB ({outcome.kind}: {outcome.message})"
     if outcome.kind == "refused" and ("\n" in outcome.message or len(outcome.message) > 400):
         return f"no single short sentence: {outcome.message}"
     return ""

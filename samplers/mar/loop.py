@@ -21,7 +21,7 @@ from ...model_loaders.networks import int8, streaming
 from ...model_loaders.networks.mar import MARModel
 from ...model_loaders.networks.rows import Rows
 from ...reports.record import GIVEN, PLAIN, Clock, Report
-from ..conditioning import MaskedCondition
+from ..conditioning import MaskedCondition, expect_kind
 from ..driver import start_clock, timed
 from ..noise import Noise
 from .diffusion import Ancestral, Tables, tables
@@ -55,9 +55,6 @@ class Sampled(NamedTuple):
     latents: Tensor
     report: Report
 
-
-# What a model of each kind is conditioned on, and the node that makes it.
-_CONDITIONS = {"class": "class labels; connect Class Label", "prompt": "prompts; connect Prompt"}
 
 # The caller may send the seconds it spent since the last step, for example on a preview; they are not sampling time.
 Sampler = Generator[Step, "float | None", Sampled]
@@ -249,8 +246,7 @@ def begin(
     """Check the inputs and set up a generation."""
     c, parameter = model.net.config, next(model.net.parameters())
     device = parameter.device
-    if condition.kind != model.condition:
-        raise UserError(f"condition: {model.name} is conditioned on {_CONDITIONS[model.condition]}.")
+    expect_kind(condition, model.condition, model.name)
     model.net.begin()
     memory = estimate(model, condition, settings)
     with torch.no_grad():

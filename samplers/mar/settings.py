@@ -7,8 +7,20 @@ from dataclasses import dataclass
 from ..settings import knob
 
 
+class Claims:
+    """What settings promise about the pictures; every part of a combination adds its own condition."""
+
+    def exact(self, side: int) -> bool:
+        """Whether the pictures are plain MAR's, up to rounding. ``side``: of the token grid."""
+        return True
+
+    def lossless(self) -> bool:
+        """Whether the pictures are others than plain MAR's, with exactly the same distribution."""
+        return False
+
+
 @dataclass(frozen=True)
-class MARBase:
+class MARBase(Claims):
     """Settings of all MAR samplers (Li et al. 2024)."""
 
     ar_steps: int = knob(
@@ -80,9 +92,12 @@ class MARBase:
         advanced=True,
     )
 
+    def exact(self, side: int) -> bool:
+        return not self.reconstruct and super().exact(side)
+
 
 @dataclass(frozen=True)
-class DiSASettings:
+class DiSASettings(Claims):
     """Annealed diffusion steps (DiSA, arXiv 2505.20297): a part of other settings."""
 
     diffusion_steps_end: int = knob(
@@ -102,6 +117,9 @@ class DiSASettings:
         advanced=True,
     )
 
+    def exact(self, side: int) -> bool:
+        return not self.diffusion_steps_end and super().exact(side)
+
 
 @dataclass(frozen=True)
 class MARSettings(DiSASettings, MARBase):
@@ -117,6 +135,12 @@ class MARSettings(DiSASettings, MARBase):
         symbol="L",
         advanced=True,
     )
+
+    def exact(self, side: int) -> bool:
+        return not self.speculation and super().exact(side)
+
+    def lossless(self) -> bool:
+        return bool(self.speculation) and super().exact(0)
 
 
 @dataclass(frozen=True)
@@ -195,9 +219,12 @@ class FastHybridSettings(DiSASettings, MARBase):
         advanced=True,
     )
 
+    def exact(self, side: int) -> bool:
+        return (not self.lookahead or self.threshold > 1) and super().exact(side)
+
 
 @dataclass(frozen=True)
-class CacheSettings:
+class CacheSettings(Claims):
     """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
 
     refresh_period: int = knob(
@@ -284,6 +311,9 @@ class CacheSettings:
         advanced=True,
     )
 
+    def exact(self, side: int) -> bool:
+        return self.refresh_period == 1 and super().exact(side)
+
 
 @dataclass(frozen=True)
 class LazyMARSettings(CacheSettings, DiSASettings, MARBase):
@@ -349,7 +379,17 @@ class CSpDSettings(MARBase):
         advanced=True,
     )
 
+    def exact(self, side: int) -> bool:
+        return self.prefill_ratio >= 1 and not self.speculation and super().exact(side)
+
+    def lossless(self) -> bool:
+        same = self.mode == "lossless" or self.prefill_ratio >= 1
+        return same and super().exact(0) and not self.exact(0)
+
 
 @dataclass(frozen=True)
 class CSpDLazyMARSettings(CacheSettings, CSpDSettings):
     """CSpD whose models run with LazyMAR's caches; CSpD's fields come first."""
+
+    def lossless(self) -> bool:
+        return self.refresh_period == 1 and super().lossless()

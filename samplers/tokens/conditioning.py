@@ -11,10 +11,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...model_loaders.networks.llama import TokenModel
 from ...model_loaders.networks.ta_tok import TATokModel
-from ..conditioning import AnyCondition, CodeCondition, Condition, FeatureCondition, TextCondition
-
-# Kind of a condition (and of a network's ``config.condition``) to its name in messages.
-_NAMES = {"class": "class labels", "text": "text", "features": "semantic features", "codes": "semantic codes"}
+from ..conditioning import KINDS, AnyCondition, CodeCondition, Condition, FeatureCondition, TextCondition, expect_kind
 
 
 class PreparedCondition(NamedTuple):
@@ -73,17 +70,15 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     Raises:
         UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit.
     """
-    kind, name = model.net.config.condition, _NAMES[model.net.config.condition]
+    kind = model.net.config.condition
     if condition.kind == "codes" and kind == "features":
         if model.ta_tok is None:
             raise UserError(
-                f"condition: it holds semantic codes, {model.name} draws from {name}; load it with the TA-Tok that makes those of them."
+                f"condition: it holds semantic codes, {model.name} is conditioned on {KINDS[kind]}; load it with the TA-Tok that "
+                "makes those of them."
             )
         condition = features_of(cast(CodeCondition, condition), model.ta_tok)
-    if condition.kind != kind:
-        raise UserError(
-            f"condition: it holds {_NAMES[condition.kind]}, {model.name} draws from {name}; connect the node that makes those."
-        )
+    expect_kind(condition, kind, model.name)
     if kind == "class":
         labels = cast(Condition, condition)
         return PreparedCondition(labels.class_ids(model.net.config.condition_size, model.label_set, device))

@@ -288,8 +288,9 @@ def test_settings_of_the_prompt(tar, monkeypatch):
     sets, asked = conditions.of_prompt(["cfg=2", "prompt.detail=81", "prompt.temperature=0.5"])
     assert sets == ["cfg=2"]
     on = Ready("tar", load_detokenizer(tar.high), choice=str(tar.high), path=tar.high)
-    options = SimpleNamespace(tar=str(tar.tar), models=None, dtype="auto", speed="plain", device="cpu")
-    assert conditions.write_codes(["cat"], 1, on, options, 0, asked) == "codes"
+    options = SimpleNamespace(models=None, dtype="auto", speed="plain", device="cpu")
+    build = conditions.Builder(source(options), tar=str(tar.tar), asked=asked)
+    assert build.codes(on, ["cat"]) == "codes"
     # Settings of the command line take precedence over the file's defaults.
     assert {name: seen[0][name] for name in ("detail", "temperature", "top_k", "top_p")} == {
         "detail": "81",
@@ -325,7 +326,7 @@ def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
         (("--label", "cat", "--samplers", "tar"), ["label", "draws from text"]),
         (("--set", "prompt.detail=5"), ["detail: '5' is not one of 729, 169, 81"]),
         (("--set", "prompt.colour=5"), ["colour: no such setting"]),
-        (("--set", "prompt.detail"), ["not of the form prompt.name=value"]),
+        (("--set", "prompt.detail"), ["'prompt.detail' is not of the form"]),
         (("--set", "mulosd.tau=0"), ["mulosd is not among the samplers"]),
         (("--set", "tau=0"), ["no sampler of this run has a setting tau"]),
         (("--tar", "nowhere.safetensors"), ["checkpoint", "nowhere.safetensors"]),

@@ -30,6 +30,11 @@ def test_long_values_are_shortened(text: str) -> None:
     assert len(str(error.value)) <= 400
 
 
+@pytest.mark.parametrize("text", ["x", "-5", "1000000", ""])
+def test_threads_that_no_machine_has(cli, sentence, text: str) -> None:
+    assert sentence(cli("sweep", "none.json", "--threads", text)).startswith("threads: ")
+
+
 @pytest.mark.parametrize("choice", [[], {}, ["mar-base"], {"a": 1}, None, 3, b"x"])
 def test_choices_that_are_no_text(choice: object, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="^checkpoint: it got a .*; choose one from the list"):

@@ -151,6 +151,7 @@ def test_a_dry_run_draws_nothing(cli, tiny_demo, spec, tmp_path):
     assert "5 shards are finished already" in answer.out and sorted((tmp_path / "sweep").rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_threads_are_those_of_the_folders_first_run(cli, tiny_demo, spec, tmp_path):
     before = cli("sweep", spec(), "--out", "sweep", "--threads", 2).out
     torch.set_num_threads(1)

@@ -24,6 +24,7 @@ def verdicts(answer) -> dict[str, str]:
     return {line.split()[0]: line.split()[-1] for line in answer.out.splitlines()}
 
 
+@pytest.mark.slow
 def test_all_recorded_cases_agree(cli, mar_fixtures):
     answer = cli("verify", mar_fixtures)
     found = verdicts(answer)

@@ -180,7 +180,7 @@ def test_a_mistake_is_told_in_the_editor(comfy: Comfy, editor: Any, workflow: An
     editor.wait_for_timeout(1000)
     editor.screenshot(path=str(artifacts / f"mistake_{editor.renderer}_details.png"))
     shown = editor.locator("body").inner_text()
-    assert "there is no class 'catt'; the closest: cat" in shown and "Traceback" not in shown
+    assert "there is no class 'catt'" in shown and "Traceback" not in shown
 
 
 WIRE_A_TEXT = """text => {
@@ -203,7 +203,7 @@ def test_a_mistake_at_run_time_is_told_without_a_stack_trace(
     assert comfy.exception_type(entry) == "fastar.UserError"
     told = editor.locator(".p-toast-message").first
     told.wait_for(timeout=10000)
-    assert "Class Label" in told.inner_text() and "there is no class 'catt'; the closest: cat" in told.inner_text()
+    assert "Class Label" in told.inner_text() and "there is no class 'catt'" in told.inner_text()
     editor.screenshot(path=str(artifacts / f"mistake at run time_{editor.renderer}.png"))
     told.locator("button").click()
     told.wait_for(state="hidden", timeout=10000)

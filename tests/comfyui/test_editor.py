@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from comfy_host import ROOT, Comfy, load_workflow, to_api
-from fastar_nodes.nodes import layout
+from fastar_nodes.nodes import 
 from test_browser import _no_complaint, _run, browser, editor  # noqa: F401  fixtures
 
 # ruff: noqa: F811

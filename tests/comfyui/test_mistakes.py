@@ -224,7 +224,7 @@ AT_RUN_TIME: dict[str, Case] = {
         "threshold",
         "finite",
     ),
-    "a wired label that is unknown": ("label", {"labels": ["typo", 0]}, "labels", "no class 'catt'; the closest: cat"),
+    "a wired label that is unknown": ("label", {"labels": ["typo", 0]}, "labels", "no class 'catt'"),
     "a wired label of nothing": ("label", {"labels": ["blank", 0]}, "labels", "nothing"),
     "a wired text of nothing": ("text", {"text": ["blank", 0]}, "text", "say in words"),
     "wired images beyond the limit": ("label", {"images_per_label": ["thousand", 0]}, "images_per_label", "1 to"),

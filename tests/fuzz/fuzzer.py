@@ -1,7 +1,7 @@
 """Loads mutated files of every kind, each in a process of its own, and counts what happened.
 
 Every case must end in success or in one short ``UserError``, without executing anything from the file, within the memory of
-the file and 64 MB, and within 1 s of CPU time beyond a normal load. A case is a function of the seed and its number.
+the file and 64 MB and within 1 s of CPU time, both beyond a normal load. A case is a function of the seed and its number.
 
     python tests/fuzz/fuzzer.py --cases 10000 --seed 0 [--only NUMBER]
 """
@@ -62,10 +62,13 @@ def place(source: Path, folder: Path) -> Path:
     return target
 
 
-def run_case(number: int, seed: int, seeds: list[Seed], folder: Path) -> tuple[Seed, Outcome, str, bool]:
-    """One case in an empty ``folder``: the seed file, the outcome, what is wrong, and whether the payload ran."""
+def run_case(number: int, seed: int, seeds: dict[Seed, Outcome], folder: Path) -> tuple[Seed, Outcome, str, bool]:
+    """One case in an empty ``folder``: the seed file, the outcome, what is wrong, and whether the payload ran.
+
+    ``seeds``: the valid files and the outcomes of loading them.
+    """
     r = random.Random(f"{seed}/{number}")
-    chosen = r.choice(seeds)
+    chosen = r.choice(list(seeds))
     (folder / "canary").mkdir()
     canary, outside = folder / "canary" / "sings", folder / "canary" / "outside.json"
     outside.write_text('{"secret": 1}')
@@ -74,7 +77,7 @@ def run_case(number: int, seed: int, seeds: list[Seed], folder: Path) -> tuple[S
     for i in range(r.choice((1, 1, 1, 2, 3))):
         mutate(r, path, outside, canary, fresh=not i)
     outcome = measure(lambda: chosen.load(path))
-    return chosen, outcome, problem(outcome, size_of(path)), canary.exists()
+    return chosen, outcome, problem(outcome, size_of(path), seeds[chosen]), canary.exists()
 
 
 def fuzz(cases: range, seed: int = 0, say=None) -> Tally:
@@ -84,14 +87,13 @@ def fuzz(cases: range, seed: int = 0, say=None) -> Tally:
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
         (top / "seeds").mkdir()
-        seeds = build(top / "seeds")
-        normal = {}
-        for s in seeds:
+        seeds = {}
+        for s in build(top / "seeds"):
             s.load(s.path)  # imports and caches
             outcome = measure(lambda s=s: s.load(s.path))
             if outcome.kind != "ok":
                 raise AssertionError(f"{s.path.name} does not load: {outcome.message}")
-            normal[s.path] = outcome.seconds
+            seeds[s] = outcome
         for number in cases:
             work = top / "case"
             work.mkdir()
@@ -102,7 +104,7 @@ def fuzz(cases: range, seed: int = 0, say=None) -> Tally:
             tally.memory = max(tally.memory, outcome.memory)
             if wrong:
                 tally.problems.append((number, chosen.path.name, wrong))
-            limit = normal[chosen.path] + _EXTRA_SECONDS
+            limit = seeds[chosen].seconds + _EXTRA_SECONDS
             if outcome.seconds > limit:  # again, since other processes slow down the caches
                 work.mkdir()
                 seconds = min(outcome.seconds, run_case(number, seed, seeds, work)[1].seconds)

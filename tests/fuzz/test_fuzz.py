@@ -9,6 +9,8 @@ if not budget.available():
 
 from fuzzer import fuzz  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def test_mutated_files() -> None:
     tally = fuzz(range(300))

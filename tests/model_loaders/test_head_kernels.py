@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("triton", reason="NOT TESTED: Triton, which builds of PyTorch for CUDA install (make dry-run)")
 
 # The interpreter must be chosen before Triton is imported.

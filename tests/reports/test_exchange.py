@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -85,13 +86,14 @@ def test_any_value_gives_a_report_or_one_sentence(name, value):
 
 def test_pictures_without_a_report_and_files_that_are_none(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "plain.png")
+    Image.new("RGB", (4, 4)).save(tmp_path / "webp.png", "WEBP")
     (tmp_path / "text.png").write_text("hello")
-    for name, words in {
-        "plain.png": "holds no FastAR report",
-        "text.png": "cannot be read",
-        "gone.png": "cannot be read",
-    }.items():
-        with pytest.raises(UserError, match=f"^image: {name} {words}"):
+    (tmp_path / "postscript.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n")
+    (tmp_path / "folder.png").mkdir()
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.png")
+    for name in [path.name for path in tmp_path.iterdir()] + ["gone.png"]:
+        with pytest.raises(UserError, match=f"^image: {name}"):
             exchange.read_runs(tmp_path / name)
 
 

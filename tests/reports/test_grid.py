@@ -211,6 +211,7 @@ def test_elongated_and_large_pictures_are_fitted(shape) -> None:
         assert abs(height) == 4 * 300 and abs(width) == 4 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cells", "columns"), [(60, 60), (30, 1), (60, 0)])
 def test_many_cells_are_reduced_to_fit(cells: int, columns: int) -> None:
     pictures = [flat((i, 255 - i, 7)) for i in range(cells)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tracemalloc
 from dataclasses import dataclass, replace
 
@@ -102,6 +104,53 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path):
     assert len(list(s.completed(store, keys, None))) == 100
 
 
+def is_a_file(folder):
+    folder.rmdir()
+    folder.touch()
+
+
+@pytest.mark.parametrize("spoil", [is_a_file, lambda folder: (folder / "k3.png").mkdir()])
+def test_a_folder_that_cannot_be_written_is_one_line_and_no_cell_is_sampled_in_vain(tmp_path, spoil):
+    folder = tmp_path / "cells"
+    folder.mkdir()
+    spoil(folder)
+    sampled = []
+
+    def make(k):
+        sampled.append(k)
+        return picture(k), report()
+
+    with pytest.raises(UserError, match="^sweep: ") as told:
+        list(s.completed(s.CellStore(folder), [f"k{i}" for i in range(5)], make))
+    assert "\n" not in str(told.value) and sampled in ([], [0, 1, 2])
+    assert all(s.CellStore(folder).read(f"k{k}") is not None for k in sampled), "finished cells are kept"
+
+
+@pytest.mark.parametrize("name", ["f" * 300, "a/" * 3000])
+def test_a_name_that_is_too_long_is_one_line(tmp_path, name):
+    with pytest.raises(UserError, match="^sweep: "):
+        s.CellStore(tmp_path / name).write("k", picture(1), report())
+    with pytest.raises(UserError, match="^sweep: "):
+        s.CellStore(tmp_path).write("k" * 300, picture(1), report())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("call", ["mkdir", "save", "replace"])
+def test_a_disk_that_fails_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch, number, call):
+    store = s.CellStore(tmp_path)
+    store.write("a", picture(1), report())
+
+    def fails(*args, **more):
+        raise OSError(number, os.strerror(number))
+
+    where = {"mkdir": (s.Path, "mkdir"), "save": (Image.Image, "save"), "replace": (s.os, "replace")}[call]
+    with monkeypatch.context() as patched, pytest.raises(UserError, match="^sweep: "):
+        patched.setattr(*where, fails)
+        store.write("b", picture(2), report())
+    assert [p.name for p in tmp_path.iterdir()] == ["a.png"] and np.array_equal(store.read("a")[0], picture(1))
+
+
+@pytest.mark.slow
 def test_a_hundred_large_cells_fit_into_little_memory(tmp_path):
     """100 cells of 1024 x 1024 pixels: 300 MB of pictures, of which one or two are in memory at a time, and the grid."""
     store = s.CellStore(tmp_path)

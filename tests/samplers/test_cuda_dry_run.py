@@ -44,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent / "tokens"))
 from test_tokens_decoding import CASES as TOKENS  # noqa: E402
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(
         torch.version.cuda is None, reason="PyTorch is a CPU build: run make dry-run, which installs one for CUDA"

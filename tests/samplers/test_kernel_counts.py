@@ -18,6 +18,7 @@ from fastar_nodes.samplers.mar.denoiser import evaluate
 from fastar_nodes.samplers.mar.diffusion import Ancestral, advance, mixture, tables
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not shutil.which("g++"), reason="NOT TESTED: torch.compile needs a C++ compiler; install g++"),
 ]

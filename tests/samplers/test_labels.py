@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.labels import label_sets, resolve_labels
+from fastar_nodes.samplers import conditioning
+from fastar_nodes.samplers.conditioning import check_labels, label_sets, resolve_labels
 from fastar_nodes.samplers.registry import FAMILIES, LLAMAGEN, MAR, SAMPLERS, TAR, find
 from fastar_nodes.samplers.settings import knobs
 from fastar_nodes.tools.training import picture_book
@@ -51,25 +52,41 @@ def test_several_labels_and_repeats():
 
 
 @pytest.mark.parametrize(
-    ("text", "label_set", "words"),
+    ("text", "label_set", "named"),
     [
-        ("golden retriver", "imagenet-1k", "no class 'golden retriver'; the closest: golden retriever"),
-        ("crane", "imagenet-1k", r"the closest: crane \(bird\), crane \(machine\)"),
-        ("corgi", "imagenet-1k", "the closest: Pembroke Welsh corgi, Cardigan Welsh corgi"),
-        ("qqqqqq", "imagenet-1k", "for example tench, or an id from 0 to 999"),
-        ("caat", "picture-book", "the closest: cat"),
-        ("10", "picture-book", "10 is outside 0 to 9"),
-        ("-1", "", "-1 is outside"),
-        ("cat", "", "give class ids"),
-        (" ,\n", "picture-book", "nothing is named"),
-        ("cat", "coco", "label_set: 'coco' is unknown; there are picture-book, imagenet-1k"),
+        ("golden retriver", "imagenet-1k", ("golden retriever",)),
+        ("crane", "imagenet-1k", ("crane (bird)", "crane (machine)")),
+        ("corgi", "imagenet-1k", ("Pembroke Welsh corgi", "Cardigan Welsh corgi")),
+        ("qqqqqq", "imagenet-1k", ("0 to 999",)),
+        ("caat", "picture-book", (" cat;",)),
+        ("10", "picture-book", ("'10'", "0 to 9")),
+        ("-1", "", ("'-1'",)),
+        ("cat", "", ("class ids",)),
+        (" ,\n", "picture-book", ()),
     ],
 )
-def test_what_is_no_label_is_answered_in_a_sentence(text, label_set, words):
-    with pytest.raises(UserError, match=words):
-        resolve_labels(text, label_set)
-    with pytest.raises(UserError, match="0 images of each"):
+def test_what_is_no_label_is_answered_with_the_closest_names(text, label_set, named):
+    with pytest.raises(UserError, match="^where: ") as told:
+        resolve_labels(text, label_set, field="where")
+    assert all(words in str(told.value) for words in named), told.value
+
+
+def test_an_unknown_label_set_and_no_images_are_refused():
+    with pytest.raises(UserError, match="^label_set: .*coco.* picture-book, imagenet-1k"):
+        resolve_labels("cat", "coco")
+    with pytest.raises(UserError, match="^label: 0 images"):
         resolve_labels("1", "", repeat=0)
+
+
+def test_many_unknown_words_cost_no_more_than_three():
+    """Three are named with the closest class names, the others are counted; a check runs on a server's event loop."""
+    compared = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(conditioning, "_closest", lambda key, names: compared.append(key) or [])
+        with pytest.raises(UserError, match="'word0', 'word1', 'word2' and 397 more"):
+            check_labels(", ".join(f"word{i}" for i in range(400)))
+    assert len(compared) == 3 * len(label_sets())
+    assert conditioning._closest("x" * 100_000, label_sets()["imagenet-1k"]) == []
 
 
 def test_samplers_by_name():

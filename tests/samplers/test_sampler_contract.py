@@ -29,7 +29,7 @@ from fastar_nodes.samplers.mar.settings import (
     MARSettings,
 )
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import MAR, SAMPLERS, cspd_lazymar, fasthybrid_lazymar
+from fastar_nodes.samplers.registry import MAR, SAMPLERS
 from tiny_models import tiny_mar
 
 FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}
@@ -66,8 +66,14 @@ CASES = {
         LazyMARSettings(**FEW, **LAZY, strategy="predicted-only", condition_cache=False),
     ),
     "lazymar, random": (lazymar, LazyMARSettings(**FEW, **LAZY, strategy="random")),
-    "fasthybrid+lazymar": (fasthybrid_lazymar, FastHybridLazyMARSettings(**dataclasses.asdict(HYBRID), **LAZY)),
-    "cspd+lazymar": (partial(cspd_lazymar, draft=tiny_mar(1)), CSpDLazyMARSettings(**dataclasses.asdict(CSPD), **LAZY)),
+    "fasthybrid+lazymar": (
+        SAMPLERS["fasthybrid+lazymar"].run,
+        FastHybridLazyMARSettings(**dataclasses.asdict(HYBRID), **LAZY),
+    ),
+    "cspd+lazymar": (
+        partial(SAMPLERS["cspd+lazymar"].run, draft=tiny_mar(1)),
+        CSpDLazyMARSettings(**dataclasses.asdict(CSPD), **LAZY),
+    ),
     "fasthybrid, without position": (
         fasthybrid,
         dataclasses.replace(HYBRID, similarity="without position", threshold=0.9),

@@ -30,7 +30,7 @@ from tokens_reference import condition_of, tiny_gpt
 sys.path.insert(0, str(Path(__file__).parent / "tokens"))
 from test_tokens_decoding import CASES as TOKENS  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 CPU = torch.device("cpu")
 IMAGES = (0, 1, 2)
 # Most compilations of a run.

@@ -25,6 +25,8 @@ from fastar_nodes.scale.ray_engine import Cluster, connect
 from fastar_nodes.scale.work import numerics
 from tiny_sweeps import begin, command, lasting, table, write_spec
 
+pytestmark = pytest.mark.slow
+
 SOAK = bool(os.environ.get("FASTAR_SOAK"))
 KILLS = 10 if SOAK else 2
 

@@ -20,6 +20,8 @@ from fastar_nodes.tools.ablations import tables
 from fastar_nodes.tools.training import recipes
 from fastar_nodes.tools.training.judge import Judge
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):

@@ -12,7 +12,7 @@ from fastar_nodes.model_loaders.networks import speed
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.tools import gpu_cells, gpu_hour
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 CPU = torch.device("cpu")
 
 

@@ -40,7 +40,7 @@ LLM = dict(dim=32, depth=2, heads=2, kv_heads=1, queries=32, hidden=32)
 FEW = Schedule(steps=4, batch=4, lr=1e-3, muon_lr=1e-3)
 PROMPTS = ["a red boat at sunset", "cat", "", "a lovely blue house in the middle by day."]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def small():

@@ -22,7 +22,7 @@ LOW, HIGH = "llamagen-low", "llamagen"
 # Fast settings; the pool leaves a few percent of the tokens below 0.001.
 QUICK = {"cfg": 1.0, "draft_window": 1, "resample_window": 1, "neighbours": 12}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from fastar_nodes.tools.training import picture_book as book
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.slow
+
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 10**6), st.integers(1, 9))

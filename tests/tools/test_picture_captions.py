@@ -10,6 +10,8 @@ import pytest
 from fastar_nodes.tools.training import captions as words
 from fastar_nodes.tools.training import picture_book as book
 
+pytestmark = pytest.mark.slow
+
 BOOK = book.scenes(1, 1500)
 TRAINED = words.training_captions(BOOK, 3)
 

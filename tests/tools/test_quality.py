@@ -13,6 +13,8 @@ from fastar_nodes.tools.training.judge import load_judge, read
 from fastar_nodes.tools.training.quality import figures, frechet, prompt_agreement, shrunk
 from fastar_nodes.tools.training.redraw import redraw_error
 
+pytestmark = pytest.mark.slow
+
 JUDGE = checkpoint("judge")
 
 

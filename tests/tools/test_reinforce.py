@@ -23,6 +23,8 @@ from fastar_nodes.tools.training.training import Schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 JUDGE = checkpoint("judge")
 TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)

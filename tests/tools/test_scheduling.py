@@ -15,6 +15,8 @@ from fastar_nodes.tools.scheduling import Conditions, simulate
 sys.path.append(str(Path(__file__).parents[1] / "scale"))
 import made_sweeps  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 CELLS = [made_sweeps.cell(f"c{k}", "fasthybrid", {"threshold": k}, 48, model=f"m{k // 10}") for k in range(20)]
 IMAGES, BATCH = 50_000, 50
 

@@ -8,6 +8,8 @@ from fastar_nodes.tools.statistics import lossless
 from fastar_nodes.tools.statistics.lossless import Case, Outcome
 from fastar_nodes.tools.statistics.two_samples import energy, hotelling, ks, least_ks, p_values
 
+pytestmark = pytest.mark.slow
+
 
 def normal(seed: int, n: int = 2000, d: int = 3) -> torch.Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))

@@ -42,7 +42,7 @@ TA_TOK = TATokConfig(
 LOW, HIGH = "dtok-low", "dtok"
 FEWEST = {"detail": "81"}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,8 @@ from fastar_nodes.tools.training import (
 from fastar_nodes.tools.training.recipes import save_checkpoint
 from fastar_nodes.tools.training.training import Schedule, generator
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 TINY = TATokConfig(
     width=24,

@@ -21,6 +21,8 @@ from fastar_nodes.tools.training.token_recipes import RECIPES
 from PIL import Image
 from tiny_tables import new_folder, write_gpt
 
+pytestmark = pytest.mark.slow
+
 LOW, HIGH, PAR = "llamagen-low", "llamagen", "par"
 
 

@@ -19,6 +19,8 @@ from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, PARSettings
 from fastar_nodes.tools.training import token_recipes as recipes
 from fastar_nodes.tools.training.training import Schedule
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
 TINY_GPT = LlamaConfig(dim=32, depth=2, heads=2, kv_heads=2, hidden=32, vocab=32, condition="class", condition_size=10)

@@ -21,6 +21,8 @@ from fastar_nodes.tools.training.training import Schedule, generator, train
 from safetensors import safe_open
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 TINY_KL = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=2, groups=4)
 TINY_MAR = MARConfig(

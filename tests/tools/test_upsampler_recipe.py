@@ -14,6 +14,8 @@ from fastar_nodes.tools.training.upsampler_recipe import code_pairs, train_upsam
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

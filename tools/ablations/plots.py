@@ -1,7 +1,7 @@
 """Draw the plots of docs/benchmarks.md: cost against quality, one point a setting.
 
 ``python -m fastar_nodes.tools.ablations.plots [NAME ...] [--out DIR]`` draws the plots of ``PLOTS``, all by default. Each plot
-reads two columns of one Markdown table, so that a table that was measured again moves its points. Pillow only.
+reads two columns of one Markdown table, so that a table that was measured again moves its points. Drawing needs matplotlib.
 """
 
 from __future__ import annotations
@@ -12,25 +12,21 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor, inf, log10, sqrt
+from io import BytesIO
+from math import hypot, sqrt
 from pathlib import Path
+from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from ...errors import UserError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SIZE = (760, 440)
-# Pixels between the edges of the image and of the axes: left, top, right, bottom.
-MARGIN = (64, 40, 24, 52)
-TEXT, QUIET, GRID, PAPER = (30, 30, 34), (95, 95, 102), (225, 225, 229), (255, 255, 255)
-# Blue, vermilion, bluish green, reddish purple (Okabe and Ito, 2008); the last is for rows without a series.
-COLOURS = ((0, 114, 178), (213, 94, 0), (0, 130, 95), (170, 85, 135), (70, 70, 76))
-SHAPES = ("circle", "square", "triangle", "diamond", "circle")
-_SCALE = 4  # markers and lines are drawn at this scale and reduced
-
-Box = tuple[float, float, float, float]
+# Blue, vermilion, bluish green, reddish purple (Okabe and Ito, 2008); grey is for rows without a series.
+COLOURS, GREY = ("#0072b2", "#d55e00", "#00825f", "#aa5587"), "#46464c"
+SHAPES = ("o", "s", "^", "D")
 
 
 @dataclass(frozen=True)
@@ -251,171 +247,85 @@ def to_json(found: Sequence[Point]) -> str:
     return json.dumps([[p.title, p.x, p.y, p.series] for p in found])
 
 
-def _ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Round values that cover an interval, about ``count`` of them."""
-    raw = (high - low) / count or 1.0
-    power = 10 ** floor(log10(raw))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw - 1e-9)
-    first = floor(low / step + 1e-9)
-    last = -floor(-high / step + 1e-9)
-    return [round(i * step, 10) for i in range(first, last + 1)]
+def standard_error(percent: float, images: int) -> float:
+    """Standard error in per cent of a percentage of ``images`` pictures."""
+    return sqrt(percent * (100 - percent) / images)
 
 
-class Axes:
-    """Linear map from values to pixels, with margins around the data."""
-
-    def __init__(self, found: Sequence[Point], bars: Sequence[float]):
-        xs = [p.x for p in found]
-        ys = [p.y + sign * bar for p, bar in zip(found, bars, strict=True) for sign in (-1, 1)]
-        self.x_ticks, self.y_ticks = _ticks(*_padded(xs)), _ticks(*_padded(ys, 100.0 if any(bars) else inf))
-        left, top, right, bottom = MARGIN
-        self.box: Box = (left, top, SIZE[0] - right, SIZE[1] - bottom)
-
-    def __call__(self, x: float, y: float) -> tuple[float, float]:
-        """Pixel of a pair of values."""
-        left, top, right, bottom = self.box
-        across = (x - self.x_ticks[0]) / (self.x_ticks[-1] - self.x_ticks[0])
-        up = (y - self.y_ticks[0]) / (self.y_ticks[-1] - self.y_ticks[0])
-        return left + across * (right - left), bottom - up * (bottom - top)
-
-
-def _padded(values: Sequence[float], most: float = inf) -> tuple[float, float]:
-    """The interval of non-negative values with a small margin, at most up to ``most``."""
-    pad = 0.04 * (max(values) - min(values) or abs(values[0]) or 1.0)
-    return max(0.0, min(values) - pad), min(most, max(values) + pad)
-
-
-def _standard_error(percent: float, images: int) -> float:
-    share = percent / 100
-    return 100 * sqrt(share * (1 - share) / images)
-
-
-def _marker(draw: ImageDraw.ImageDraw, shape: str, x: float, y: float, r: float, colour: tuple[int, ...]) -> None:
-    if shape == "circle":
-        draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
-    elif shape == "square":
-        draw.rectangle((x - 0.88 * r, y - 0.88 * r, x + 0.88 * r, y + 0.88 * r), fill=colour)
-    elif shape == "triangle":
-        draw.polygon([(x, y - 1.15 * r), (x - r, y + 0.8 * r), (x + r, y + 0.8 * r)], fill=colour)
-    else:
-        draw.polygon([(x, y - 1.2 * r), (x - 1.2 * r, y), (x, y + 1.2 * r), (x + 1.2 * r, y)], fill=colour)
-
-
-def _overlap(a: Box, b: Box) -> float:
-    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-
-
-def _place(size: tuple[float, float], x: float, y: float, taken: Sequence[Box], inside: Box) -> Box:
-    """The place of a label near its marker that covers least of what is drawn already; nearer places win ties."""
-    w, h = size
-    best: tuple[float, Box] | None = None
-    for gap in (8, 16, 28, 42, 58):
-        for dx, dy in ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1)):
-            left = x + gap if dx > 0 else x - gap - w if dx < 0 else x - w / 2
-            upper = y + gap if dy > 0 else y - gap - h if dy < 0 else y - h / 2
-            box = (left, upper, left + w, upper + h)
-            outside = w * h - _overlap(box, inside)
-            cost = sum(_overlap(box, other) for other in taken) + 20 * outside + 1.5 * gap
-            if best is None or cost < best[0]:
-                best = cost, box
-    assert best is not None
-    return best[1]
-
-
-def draw(plot: Plot, found: Sequence[Point]) -> Image.Image:
-    """The plot of its points, RGB of ``SIZE``.
+def figure(plot: Plot, found: Sequence[Point]) -> Any:
+    """The plot of its points, a matplotlib figure of ``SIZE``.
 
     Raises:
         UserError: error bars are asked for and a value is no percentage.
     """
+    from matplotlib.figure import Figure
+
     if plot.images and not all(0 <= p.y <= 100 for p in found):
         raise UserError(f"images: error bars need percentages in {plot.y!r}.")
-    bars = [_standard_error(p.y, plot.images) if plot.images else 0.0 for p in found]
-    axes = Axes(found, bars)
-    left, top, right, bottom = axes.box
-    large = Image.new("RGB", (SIZE[0] * _SCALE, SIZE[1] * _SCALE), PAPER)
-    pen = ImageDraw.Draw(large)
-
-    def line(ends: Sequence[tuple[float, float]], colour: tuple[int, ...], width: float) -> None:
-        pen.line([(_SCALE * x, _SCALE * y) for x, y in ends], fill=colour, width=round(_SCALE * width), joint="curve")
-
-    for tick in axes.x_ticks:
-        x, _ = axes(tick, axes.y_ticks[0])
-        line([(x, top), (x, bottom)], GRID, 1)
-    for tick in axes.y_ticks:
-        _, y = axes(axes.x_ticks[0], tick)
-        line([(left, y), (right, y)], GRID, 1)
-    line([(left, top), (left, bottom), (right, bottom)], QUIET, 1)
-    where = [axes(p.x, p.y) for p in found]
-    taken: list[Box] = []
-    kinds = [p.series if p.series < len(plot.series) else len(COLOURS) - 1 for p in found]
-    for series in range(len(plot.series)):
-        path = [at for at, p in zip(where, found, strict=True) if p.series == series]
-        if not plot.joined or len(path) < 2:
-            continue
-        line(path, COLOURS[series], 1.5)
-        for (ax, ay), (bx, by) in zip(path, path[1:], strict=False):
-            # Labels keep off the line: small boxes along it.
-            steps = max(1, round(max(abs(bx - ax), abs(by - ay)) / 6))
-            for i in range(steps + 1):
-                x, y = ax + (bx - ax) * i / steps, ay + (by - ay) * i / steps
-                taken.append((x - 2, y - 2, x + 2, y + 2))
-    for (x, y), p, bar, kind in zip(where, found, bars, kinds, strict=True):
-        if bar:
-            ends = [axes(p.x, min(100.0, max(0.0, p.y + sign * bar))) for sign in (-1, 1)]
-            line(ends, COLOURS[kind], 1)
-            for _, end in ends:
-                line([(x - 4, end), (x + 4, end)], COLOURS[kind], 1)
-            taken.append((x - 4, ends[1][1], x + 4, ends[0][1]))
-        _marker(pen, SHAPES[kind], _SCALE * x, _SCALE * y, _SCALE * 5, COLOURS[kind])
-        taken.append((x - 7, y - 7, x + 7, y + 7))
-    image = large.resize(SIZE, Image.Resampling.BOX)
-    _write(ImageDraw.Draw(image), image, plot, axes, found, where, kinds, taken)
-    return image
-
-
-def _write(
-    pen: ImageDraw.ImageDraw,
-    image: Image.Image,
-    plot: Plot,
-    axes: Axes,
-    found: Sequence[Point],
-    where: Sequence[tuple[float, float]],
-    kinds: Sequence[int],
-    taken: list[Box],
-) -> None:
-    """Title, axis labels, tick labels, legend and the labels of all points."""
-    left, top, right, bottom = axes.box
-    heading, normal, small = (ImageFont.load_default(size) for size in (16, 14, 13))
-    pen.text((left, top / 2 - 2), plot.title, fill=TEXT, font=heading, anchor="lm")
-    for tick in axes.x_ticks:
-        pen.text((axes(tick, axes.y_ticks[0])[0], bottom + 6), f"{tick:g}", fill=QUIET, font=small, anchor="mt")
-    for tick in axes.y_ticks:
-        pen.text((left - 7, axes(axes.x_ticks[0], tick)[1]), f"{tick:g}", fill=QUIET, font=small, anchor="rm")
-    pen.text(((left + right) / 2, SIZE[1] - 20), plot.labels[0], fill=TEXT, font=normal, anchor="mm")
-    width = round(pen.textlength(plot.labels[1], font=normal)) + 4
-    upright = Image.new("RGB", (width, 20), PAPER)
-    ImageDraw.Draw(upright).text((width / 2, 10), plot.labels[1], fill=TEXT, font=normal, anchor="mm")
-    image.paste(upright.rotate(90, expand=True), (8, round((top + bottom - width) / 2)))
+    made = Figure(figsize=(SIZE[0] / 100, SIZE[1] / 100), dpi=100, layout="constrained")
+    axes = made.add_subplot()
+    styles = [*zip(COLOURS, SHAPES, strict=True)][: len(plot.series)] + [(GREY, "o")]
+    for i, (colour, shape) in enumerate(styles):
+        rows = [p for p in found if p.series == i]
+        bars = [standard_error(p.y, plot.images) for p in rows] if plot.images else None
+        line = "-" if plot.joined and i < len(plot.series) else ""
+        name = plot.series[i][0] if i < len(plot.series) else "_"  # "_" is left out of the legend
+        axes.errorbar(
+            [p.x for p in rows], [p.y for p in rows], bars, marker=shape, color=colour, ls=line, capsize=3, label=name
+        )
+    axes.set(title=plot.title, xlabel=plot.labels[0], ylabel=plot.labels[1])
+    axes.margins(0.08)
+    axes.set_ylim(bottom=max(0, axes.get_ylim()[0]), top=min(axes.get_ylim()[1], 102) if plot.images else None)
+    axes.grid(color="#e1e1e5")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
     if plot.series:
-        # The legend takes the corner with the fewest points.
-        w = max(pen.textlength(name, font=small) for name, _ in plot.series) + 26
-        h = 20 * len(plot.series) + 4
-        corners = [(x, y) for y in (bottom - h - 8, top + 8) for x in (right - w - 8, left + 10)]
-        x, y = min(corners, key=lambda c: sum(_overlap((c[0], c[1], c[0] + w, c[1] + h), box) for box in taken))
-        taken.append((x, y, x + w, y + h))
-        for i, (name, _) in enumerate(plot.series):
-            _marker(pen, SHAPES[i], x + 8, y + 12 + 20 * i, 5, COLOURS[i])
-            pen.text((x + 22, y + 12 + 20 * i), name, fill=TEXT, font=small, anchor="lm")
-    for (x, y), p, kind in zip(where, found, kinds, strict=True):
-        label = plot.label(p.title)
-        box = _place((pen.textlength(label, font=small) + 4, 15), x, y, taken, axes.box)
-        near = min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
-        if abs(near[0] - x) + abs(near[1] - y) > 14:
-            pen.line([(x, y), near], fill=COLOURS[kind], width=1)
-        at = (box[0] + 2, (box[1] + box[3]) / 2)
-        pen.text(at, label, fill=COLOURS[kind], font=small, anchor="lm", stroke_width=2, stroke_fill=PAPER)
-        taken.append(box)
+        axes.legend(fontsize=9)
+    made.draw_without_rendering()  # fixes the layout, which the places of labels depend on
+    _label(
+        axes, [(p.x, p.y) for p in found], [plot.label(p.title) for p in found], [styles[p.series][0] for p in found]
+    )
+    return made
+
+
+def _label(axes: Any, places: Sequence[tuple[float, float]], labels: Sequence[str], colours: Sequence[str]) -> None:
+    """Write a label beside each point, where it covers least of markers, the legend and other labels."""
+    from matplotlib.patheffects import withStroke
+    from matplotlib.transforms import Bbox
+
+    taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in axes.transData.transform(places)]
+    taken += [axes.get_legend().get_window_extent()] if axes.get_legend() else []
+    frame = axes.get_window_extent()
+    sides = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
+
+    def overlap(a: Any, b: Any) -> float:
+        both = Bbox.intersection(a, b)
+        return both.width * both.height if both else 0.0
+
+    for place, label, colour in zip(places, labels, colours, strict=True):
+        text = axes.annotate(label, place, (0, 0), textcoords="offset points", color=colour, fontsize=9)
+        text.set_path_effects([withStroke(linewidth=2, foreground="white")])
+
+        def at(gap: int, dx: int, dy: int, text: Any = text) -> Any:
+            text.set(ha=("right", "center", "left")[dx + 1], va=("top", "center", "bottom")[dy + 1])
+            text.xyann = dx * gap / hypot(dx, dy), dy * gap / hypot(dx, dy)
+            return text.get_window_extent()
+
+        def cost(choice: tuple[int, int, int], at: Any = at) -> float:
+            box = at(*choice)
+            outside = box.width * box.height - overlap(box, frame)
+            return sum(overlap(box, other) for other in taken) + 20 * outside + choice[0]
+
+        taken.append(at(*min(((gap, dx, dy) for gap in (7, 14, 24, 36) for dx, dy in sides), key=cost)))
+
+
+def draw(plot: Plot, found: Sequence[Point], path: Path) -> None:
+    """Write the plot as a PNG of 64 colours that holds its points, which a test compares with the table."""
+    drawn, about = BytesIO(), PngInfo()
+    figure(plot, found).savefig(drawn)
+    about.add_text("points", to_json(found))
+    small = Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    small.save(path, optimize=True, pnginfo=about)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -433,9 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             plot = known[name]
             path = (options.out or options.docs / "benchmarks") / f"{name}.png"
             found = points(plot, (options.docs / plot.page).read_text(encoding="utf-8"))
-            about = PngInfo()
-            about.add_text("points", to_json(found))  # a test compares them with the table
-            draw(plot, found).quantize(64, dither=Image.Dither.NONE).save(path, optimize=True, pnginfo=about)
+            draw(plot, found, path)
             print(f"wrote {path}")
     except UserError as error:
         print(error, file=sys.stderr)

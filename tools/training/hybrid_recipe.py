@@ -23,7 +23,7 @@ from ...model_loaders.networks.llama import EMBEDDING, qwen_config
 from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ...model_loaders.networks.tar import TarModel
-from ...model_loaders.tokenizer import Tokenizer, clean, load_tokenizer
+from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
 from ...samplers.mar.diffusion import Tables, tables
 from . import captions, picture_book, recipes
 from .recipes import (
@@ -89,7 +89,7 @@ def hybrid_model(net: Hybrid) -> HybridModel:
         t_max=T_MAX,
         label_set="picture-book",
         hybrid=net,
-        tokenize=lambda text: words.encode(clean(text)),
+        tokenize=words.encode,
         turn=(opening, closing),
         trained=side,
     )

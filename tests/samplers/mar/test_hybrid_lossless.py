@@ -24,7 +24,7 @@ DRAWS = 5000
 COMMON = {"ar_steps": 3, "diffusion_steps": 6, "cfg": 2.0, "temperature": 1.0}
 DRAFTING = {"prefill_ratio": 0.0, "draft_length": 2}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @lru_cache

@@ -31,7 +31,7 @@ from fastar_nodes.samplers.mar.settings import (
 )
 from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS, fasthybrid_lazymar, find
+from fastar_nodes.samplers.registry import SAMPLERS, find
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,7 +107,8 @@ def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
 def test_a_refreshed_combination_is_fasthybrid_bit_for_bit(deep):
     more = {"lookahead": 3, "threshold": 0.9, "guided_steps": 2}
     alone = finish(fasthybrid(deep, LABELS, FastHybridSettings(**BASE, **more), NOISE))
-    both = finish(fasthybrid_lazymar(deep, LABELS, FastHybridLazyMARSettings(**BASE, **more, refresh_period=1), NOISE))
+    combined = SAMPLERS["fasthybrid+lazymar"].run
+    both = finish(combined(deep, LABELS, FastHybridLazyMARSettings(**BASE, **more, refresh_period=1), NOISE))
     assert torch.equal(alone.latents, both.latents) and alone.report.counts == both.report.counts
 
 
@@ -426,7 +427,7 @@ def test_a_run_through_the_plug_says_so(deep):
     assert plain.sampler == "lazymar"
     assert plain.settings == {**dataclasses.asdict(MARSettings(**BASE)), **dataclasses.asdict(cache)}
     both = FastHybridLazyMARSettings(**BASE, **QUICK, lookahead=3)
-    report = finish(fasthybrid_lazymar(deep, LABELS, both, NOISE)).report
+    report = finish(SAMPLERS["fasthybrid+lazymar"].run(deep, LABELS, both, NOISE)).report
     assert report.sampler == "fasthybrid+lazymar" and report.settings == dataclasses.asdict(both)
     apart = finish(
         fasthybrid(deep, LABELS, FastHybridSettings(**BASE, lookahead=3), NOISE, transformer=LazyTransformer(cache))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 from fastar_nodes.tools.statistics.lossless import ALPHA, CARELESS, CASES, WARMER, Case, Comparisons, draw
 
+pytestmark = pytest.mark.slow
+
 DRAWS = 5000
 
 

@@ -654,7 +654,7 @@ def test_the_setting_selects_the_up_sampler():
         ({"draft": tiny_gpt(grid=12)}, "draws 12 x 12 tokens"),
         ({"draft": tiny_gpt(grid=2, special=3)}, "model: tiny was trained in PAR's order"),
         ({"target": tiny_gpt(grid=6, special=3)}, "model: tiny was trained in PAR's order"),
-        ({"draft": tiny_gpt("text", 3)}, "condition: it holds class labels, tiny draws from text"),
+        ({"draft": tiny_gpt("text", 3)}, "condition: it holds class labels, tiny is conditioned on text"),
         (
             {"draft": tiny_gpt(grid=2), "up_sampler": LatentUpSampling(VQ, learned())},
             "doubles the side, and 3 is no power of two",

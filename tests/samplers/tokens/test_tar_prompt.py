@@ -303,7 +303,8 @@ def test_codes_that_do_not_fit(tmp_path: Path, condition: CodeCondition, words: 
 def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
     _, path = parts(tmp_path)
     with pytest.raises(
-        UserError, match="^condition: it holds semantic codes, d draws from semantic features; load it with the TA-Tok"
+        UserError,
+        match="^condition: it holds semantic codes, d is conditioned on semantic features; load it with the TA-Tok",
     ):
         prepare(load_detokenizer(path), run(tiny_tar()).condition, torch.device("cpu"))
 

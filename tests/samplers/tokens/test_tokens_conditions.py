@@ -39,11 +39,15 @@ def test_labels_pass_as_they_are():
         ("text", TextCondition(features(0), ("",)), "condition: an image has no rows at all"),
         ("text", TextCondition(features(8), ("",)), "condition: a text has 8 tokens, tiny reads 7; shorten it"),
         ("text", TextCondition(features(3, width=5), ("",)), "condition: its rows hold 5 numbers, tiny reads 6"),
-        ("text", FeatureCondition(features(3), ("",)), "condition: it holds semantic features, tiny draws from text"),
+        (
+            "text",
+            FeatureCondition(features(3), ("",)),
+            "condition: it holds semantic features, tiny is conditioned on text",
+        ),
         (
             "features",
             CodeCondition((torch.tensor([1]),), ("",)),
-            "it holds semantic codes, tiny draws from semantic features",
+            "it holds semantic codes, tiny is conditioned on semantic features",
         ),
         ("features", FeatureCondition(features(3, 4), ("", "")), "condition: images have 3 to 4 codes"),
         (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
-from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.draws import PairedDraws, allowed, draw
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,3 +73,98 @@ def test_the_largest_of_log_probabilities_and_noise_is_a_sample():
     g = PairedDraws(11, (0,)).gumbel("token", torch.arange(40_000), 5)[0]
     counts = torch.bincount((p.log() + g).argmax(-1), minlength=5).double()
     assert float(((counts - 40_000 * p) ** 2 / (40_000 * p)).sum()) < 28.5
+
+
+# ------------------------------------------------------------------------------------------------ frozen numbers
+
+# The first 8 bytes of sha256("fastar/7/3/token"), little-endian.
+KEY = 0x8544DD6AE90ECEB1
+MASK, GOLDEN = 2**64 - 1, 0x9E3779B97F4A7C15
+
+
+def number(cell: int, value: int) -> float:
+    """The uniform number of a cell and a value: SplitMix64 at key + (2^32 cell + value) golden, its upper 32 bits."""
+    x = KEY + (2**32 * cell + value) * GOLDEN & MASK
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
+    return (((x ^ x >> 31) >> 32) + 0.5) / 2**32
+
+
+def test_a_draw_is_splitmix64_of_the_digest_the_cell_and_the_value():
+    cells = (0, 1, 2**16, 2**20 + 5)
+    found = PairedDraws(7, (3,)).uniform("token", torch.tensor(cells), 4)[0]
+    expected = torch.tensor([[number(cell, value) for value in range(4)] for cell in cells])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    gumbel = PairedDraws(7, (3,)).gumbel("token", torch.tensor(cells), 4)[0]
+    torch.testing.assert_close(
+        gumbel, torch.tensor([[-math.log(-math.log1p(-number(c, v))) for v in range(4)] for c in cells])
+    )
+    assert found[0, :2].tolist() == pytest.approx([0.76596070, 0.36529715], rel=1e-5)
+
+
+def test_small_numbers_keep_their_last_bits():
+    """The smallest of a million numbers, where the half that keeps them above 0 counts."""
+    found = PairedDraws(7, (3,)).uniform("token", torch.arange(64), 2**14)[0]
+    cell, value = divmod(int(found.argmin()), 2**14)
+    assert found.min() < 1e-4 and float(found.min()) == pytest.approx(number(cell, value), rel=1e-6)
+
+
+def test_cells_far_apart_and_values_beyond_2_to_the_16_have_draws_of_their_own():
+    draws = PairedDraws(7, (3,))
+    first, far = draws.uniform("token", torch.tensor([0, 2**16]), 40)[0]
+    assert not (first == far).any()
+    # A vocabulary larger than 2^16 does not run into the next cell's numbers.
+    assert float(draws.uniform("token", torch.tensor([0]), 2**16 + 1)[0, 0, -1]) != float(
+        draws.uniform("token", torch.tensor([1]))[0, 0, 0]
+    )
+
+
+def test_the_key_of_an_image_separates_seed_and_index():
+    cells = torch.arange(4)
+    for seed, image in ((12, 3), (123, 0)):
+        assert not (
+            PairedDraws(1, (23,)).uniform("token", cells, 9) == PairedDraws(seed, (image,)).uniform("token", cells, 9)
+        ).any()
+
+
+# ------------------------------------------------------------------------------------------------ top-k and top-p
+
+P = torch.tensor([0.15, 0.5, 0.05, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept"),
+    [
+        (0, 1.0, [0, 1, 2, 3]),
+        (0, 0.97, [0, 1, 2, 3]),
+        (0, 0.9, [0, 1, 3]),  # 0.5, then 0.8, then 0.95: the third crosses 0.9 and stays
+        (0, 0.6, [1, 3]),
+        (0, 0.4, [1]),  # the first crosses it
+        (1, 1.0, [1]),
+        (3, 1.0, [0, 1, 3]),
+        (4, 1.0, [0, 1, 2, 3]),
+        (2, 0.6, [1]),  # of the two that remain the first has 0.5 / 0.8
+        (2, 0.7, [1, 3]),
+    ],
+)
+def test_what_top_k_and_top_p_keep(top_k, top_p, kept):
+    found = allowed(P.log()[None], top_k, top_p)[0]
+    assert found.isfinite().nonzero()[:, 0].tolist() == kept
+    assert torch.equal(found[kept], P.log()[kept])
+
+
+def test_top_p_that_is_reached_exactly_keeps_the_next_value_too():
+    """LlamaGen removes values whose sum *before* them is above p."""
+    found = allowed(torch.tensor([[0.0, -torch.inf, 0.0, -torch.inf]]), 0, 0.5)[0]
+    assert found.tolist() == [0.0, -torch.inf, 0.0, -torch.inf]
+
+
+def test_ties_of_the_last_kept_value_are_kept_by_top_k():
+    assert allowed(torch.tensor([[1.0, 3.0, 1.0, 0.0]]), 2, 1.0)[0].tolist() == [1.0, 3.0, 1.0, -torch.inf]
+
+
+def test_temperature_divides_the_logits():
+    """Differences of 1 in the logits are 2 at temperature 0.5, which a difference of 1.5 in the noise does not turn."""
+    logits, gumbel = torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[1.5, 0.0]]])
+    for temperature, token in ((1.0, 0), (0.5, 1), (0.7, 0), (0.0, 1)):
+        assert int(draw(logits, LlamaGenSettings(temperature=temperature, top_k=0, top_p=1.0), gumbel)) == token

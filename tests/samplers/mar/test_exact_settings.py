@@ -1,0 +1,73 @@
+"""What settings promise: ``exact`` settings give plain MAR's picture, others another one, ``lossless`` ones are never exact."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import SAMPLERS
+from tiny_models import tiny_mar
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BASE = {"ar_steps": 6, "diffusion_steps": 30, "cfg": 2.0}
+LABELS, NOISE = from_ids((1, 4)), PairedNoise(5, (0, 1))
+CACHED = {"refresh_period": 3, "start_step": 1}
+ANNEALED = {"diffusion_steps_end": 8}
+SPLIT = {"order": "checkerboard", "reconstruct": 1}
+EXACT, LOSSLESS, NEITHER = "exact", "lossless", "neither"
+CASES = [
+    ("mar", {}, EXACT),
+    ("mar", ANNEALED, NEITHER),
+    ("mar", SPLIT, NEITHER),
+    ("mar", {"speculation": 4}, LOSSLESS),
+    ("mar", {"speculation": 4, **ANNEALED}, NEITHER),
+    ("mar", {"speculation": 4, **SPLIT}, NEITHER),
+    ("fasthybrid", {"lookahead": 0}, EXACT),
+    ("fasthybrid", {"threshold": 1.01}, EXACT),
+    ("fasthybrid", {"threshold": 0.5}, NEITHER),
+    ("fasthybrid", {"lookahead": 0, **ANNEALED}, NEITHER),
+    ("fasthybrid", {"threshold": 1.01, **SPLIT}, NEITHER),
+    ("lazymar", {"refresh_period": 1}, EXACT),
+    ("lazymar", CACHED, NEITHER),
+    ("lazymar", {"refresh_period": 1, **ANNEALED}, NEITHER),
+    ("lazymar", {"refresh_period": 1, **SPLIT}, NEITHER),
+    ("cspd", {"prefill_ratio": 1.0, "mode": "published"}, EXACT),
+    ("cspd", {"prefill_ratio": 1.0, **SPLIT}, NEITHER),
+    ("cspd", {"prefill_ratio": 1.0, "speculation": 4}, LOSSLESS),
+    ("cspd", {"prefill_ratio": 0.2}, LOSSLESS),
+    ("cspd", {"prefill_ratio": 0.2, **SPLIT}, NEITHER),
+    ("cspd", {"prefill_ratio": 0.2, "mode": "published"}, NEITHER),
+    ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 1}, EXACT),
+    ("fasthybrid+lazymar", {"lookahead": 0, **CACHED}, NEITHER),
+    ("fasthybrid+lazymar", {"threshold": 0.5, "refresh_period": 1}, NEITHER),
+    ("cspd+lazymar", {"prefill_ratio": 1.0, "refresh_period": 1}, EXACT),
+    ("cspd+lazymar", {"prefill_ratio": 0.2, "refresh_period": 1}, LOSSLESS),
+    ("cspd+lazymar", {"prefill_ratio": 0.2, **CACHED}, NEITHER),
+]
+
+
+@pytest.fixture(scope="module")
+def latents():
+    """A function from a sampler and settings to latents; plain MAR's are its baseline."""
+    model, draft = tiny_mar(), tiny_mar(1)
+
+    def run(name, **settings):
+        entry = SAMPLERS[name]
+        start = partial(entry.run, draft=draft) if entry.needs_draft else entry.run
+        return finish(start(model, LABELS, entry.settings(**BASE, **settings), NOISE)).latents
+
+    return run
+
+
+@pytest.mark.parametrize(("name", "settings", "claim"), CASES, ids=str)
+def test_claims_hold(latents, name, settings, claim):
+    made = SAMPLERS[name].settings(**BASE, **settings)
+    assert (made.exact(4), made.lossless()) == (claim == EXACT, claim == LOSSLESS)
+    order = {"order": settings["order"]} if "order" in settings else {}
+    found, plain = latents(name, **settings), latents("mar", **order)
+    assert torch.allclose(found, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max())) == (claim == EXACT)
