@@ -11,8 +11,8 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
-from .networks.int8 import quantize
 from .networks.llama import Llama, LlamaConfig, TokenModel
+from .networks.ops import quantize
 
 IMAGENET_CLASSES = 1000
 LARGEST_GRID = 128

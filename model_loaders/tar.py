@@ -21,8 +21,8 @@ from . import checkpoint as ck
 from .families import expect
 from .folders import parse_json, read_json, weight_files
 from .llamagen import LARGEST_GRID, check_grid, gpt_config, grids_in_name
-from .networks.int8 import quantize
 from .networks.llama import HEAD, Llama, LlamaConfig, TokenModel
+from .networks.ops import quantize
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from .networks.tar import SpecialTokens, TarModel
 from .tokenizer import Tokenizer, load_tokenizer

@@ -22,9 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .matmul import Linear, linear
+from .ops import Embedding, Linear, linear
 from .speed import Regional
-from .streaming import Embedding
 from .structure import depth, official_names
 from .ta_tok import TATokModel
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks import int8, streaming
+from ...model_loaders.networks import ops
 from ...model_loaders.networks.llama import Cache, Llama, TokenModel
 from ...reports.record import Clock, Report
 from ..conditioning import AnyCondition
@@ -141,7 +141,7 @@ def begin(
 
 def remarks(net: Llama) -> str:
     """What a report says about the network."""
-    return "; ".join(filter(None, (int8.remark(net), streaming.remark(net), net.remark)))
+    return "; ".join(filter(None, (ops.remark(net), net.remark)))
 
 
 # ------------------------------------------------------------------------------------------------ one pass

@@ -101,7 +101,7 @@ def models(node: Any) -> dict[str, host.Loaded]:
     """Tiny models for the model sockets of a sampler."""
     if node is samplers.MuLoSDSampler:
         return {"target": a_drawer(), "draft": a_drawer("small", 1)}
-    if samplers.SAMPLERS[node.sampler].family == "mar":
+    if samplers.SAMPLERS[node.sampler].masked:
         return {name: a_mar() for name in node.models}
     return {"model": a_gpt(special=3 if node is samplers.PARSampler else 0)}
 
