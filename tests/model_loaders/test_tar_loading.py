@@ -134,7 +134,7 @@ def test_output_matrix(folder: Path) -> None:
     save_file({**state, "lm_head.weight": head}, folder / "model.safetensors")
     assert load_tar(folder).net.config.tied, "the configuration decides, as upstream"
     (folder / "config.json").write_text(json.dumps({**CONFIG, **IDS, "tie_word_embeddings": False}))
-    assert torch.equal(load_tar(folder).net.lm_head.weight, head)
+    assert torch.equal(load_tar(folder).net.output.weight, head)
     save_file(state, folder / "model.safetensors")
     refused(load_tar, folder, "^checkpoint: .*lm_head.weight is missing")
     config = {k: v for k, v in {**CONFIG, **IDS}.items() if k != "tie_word_embeddings"}
@@ -263,7 +263,7 @@ def test_marks_typed_by_a_person_are_text(folder: Path) -> None:
             assert all(i < 14 for i in tar.prompt(text, 0)[:-2]), text
     unknown = {**words()["model"]["vocab"], "dog": 16}
     (folder / "tokenizer.json").write_text(json.dumps(words(model={**words()["model"], "vocab": unknown})))
-    with pytest.raises(UserError, match="^text: it holds one of the marks that Tar-tiny keeps for itself"):
+    with pytest.raises(UserError, match="^text: it holds a special token of Tar-tiny"):
         load_tar(folder).prompt("a dog", 0)
 
 
@@ -333,7 +333,7 @@ def test_vocabulary_and_merges(folder: Path) -> None:
 def test_qwen_marks_of_a_vocabulary_alone() -> None:
     bare = Tokenizer(lambda text: [], {}, 151_643)
     marks, scales = _marks(Checkpoint({}, {}, Path("x")), {}, bare, 217_206)
-    assert marks.turn == (151_644, 151_645) and scales == 3
+    assert marks.chat == (151_644, 151_645) and scales == 3
 
 
 @pytest.mark.parametrize(

@@ -316,10 +316,8 @@ def test_reports_are_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [0, 4])
 def test_every_call_of_the_network_is_counted(loaded: TarModel, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    for name in ("prefill", "step", "advance"):
-        inner = getattr(loaded.net, name)
-        monkeypatch.setattr(loaded.net, name, lambda *a, inner=inner: calls.append(1) or inner(*a))
+    calls, inner = [], loaded.net.feed
+    monkeypatch.setattr(loaded.net, "feed", lambda *a, **b: calls.append(1) or inner(*a, **b))
     report = run(loaded, ["cat"], replace(DRAWN, parallel=window)).report
     assert report.counts["transformer_passes"] == len(calls) and (window == 0) == (len(calls) == 16)
     assert report.counts["transformer_tokens"] >= len(calls)
