@@ -18,7 +18,7 @@ from ..model_loaders.networks.speed import COMPILE, GRAPHS, KERNELS, PLAIN, choo
 from ..samplers.conditioning import AnyCondition, FeatureCondition, from_ids
 from ..samplers.registry import SAMPLERS
 from ..samplers.settings import make
-from ..samplers.tokens.upsampling import PixelUpSampling
+from ..samplers.tokens.upsampling import UpSampling
 
 # Tar's de-tokenizer for 1,024 and 512 pixels: tokens a side. Semantic codes of its condition and their width.
 _DTOK_GRIDS, _CODES, _WIDTH = {"AR-DTok-1024": 64, "AR-DTok-512": 32}, 169, 1152
@@ -29,7 +29,7 @@ _FORCED: Mapping[str, Mapping[str, Any]] = {
     "fasthybrid+lazymar": {"threshold": -1.0},
     "mulosd": {"acceptance_target": 0.7},
 }
-UNFORCED = ("cspd", "jacobi", "lantern")
+UNFORCED = ("cspd",)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def cells() -> list[Cell]:
     for size in ("MAR-B", "MAR-H"):
         names = ("mar", "fasthybrid", "lazymar", "fasthybrid+lazymar", *(("cspd",) if size == "MAR-H" else ()))
         out += [Cell(size, name, speed=speed) for name in names for speed in (PLAIN, COMPILE, KERNELS, GRAPHS)]
-    for size, names in (("LlamaGen-XL", ("llamagen", "zipar", "jacobi", "lantern")), ("LlamaGen-XXL", ("llamagen",))):
+    for size, names in (("LlamaGen-XL", ("llamagen", "zipar")), ("LlamaGen-XXL", ("llamagen",))):
         out += [Cell(size, name, speed=speed) for name in names for speed in _speeds(name)]
     out += [Cell("PAR-XL", "par", speed=speed) for speed in _speeds("par")]
     out += [
@@ -70,7 +70,7 @@ def cells() -> list[Cell]:
 
 def _speeds(sampler: str) -> tuple[str, ...]:
     """How a token sampler is measured: nothing is captured of those that draft."""
-    return (PLAIN, COMPILE) if sampler in ("jacobi", "lantern", "mulosd") else (PLAIN, COMPILE, GRAPHS)
+    return (PLAIN, COMPILE) if sampler == "mulosd" else (PLAIN, COMPILE, GRAPHS)
 
 
 # ------------------------------------------------------------------------------------------------ models
@@ -134,7 +134,7 @@ def extras(cell: Cell, device: torch.device, dry: bool) -> dict[str, Any]:
         choose(out["draft"].net, cell.speed, device)
     if entry.needs_codes:
         vq = _vq(device, dry)
-        out[entry.needs_codes] = PixelUpSampling(vq) if entry.needs_codes == "up_sampler" else vq
+        out[entry.needs_codes] = UpSampling(vq)
     return out
 
 

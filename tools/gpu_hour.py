@@ -9,7 +9,7 @@ It writes gpu_hour.json and one page of Markdown, gpu_hour.md:
 - seconds, operations, launches, waits, peak memory and share of the roofline of every sampler at official sizes with random weights.
 
 Random weights mean nothing for acceptance. FastHybrid accepts every draft, as it does on the demo at batch 1 (98 % at batch 8); MuLo-SD
-accepts a share of 0.7, the middle of the demo's; CSpD, Jacobi and LANTERN accept what they do, which the page says.
+accepts a share of 0.7, the middle of the demo's; CSpD accepts what it does, which the page says.
 
 A run that takes too long is stopped after some steps and extrapolated to all of them; the page marks it. Cells that do not fit into the
 time are listed as left out. With --dry every cell runs once at a tiny size, on any device; its numbers mean nothing.

@@ -8,8 +8,6 @@ never waits for it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,7 +20,7 @@ from .draws import Draws, ahead
 from .jacobi import windows
 from .loop import TokenRun, TokenSampled, TokenSampler, TokenSteps, begin, feed, guide, prefill, raster_only, sample
 from .schedule import DevicePass, Schedule, on_device, raster
-from .settings import JacobiSettings, LlamaGenSettings
+from .settings import LlamaGenSettings
 
 
 def llamagen(
@@ -49,16 +47,6 @@ def llamagen(
     return (
         yield from decode(begin(name, model, condition, settings, noise, seed), raster(model.grid), settings.parallel)
     )
-
-
-def jacobi(
-    model: TokenModel, condition: AnyCondition, settings: JacobiSettings, noise: Draws, seed: int | None = None
-) -> TokenSampler:
-    """:func:`llamagen` in windows; with ``parallel`` 0 of the side of the grid."""
-    raster_only("Jacobi", model)
-    settings = replace(settings, parallel=settings.parallel or model.grid)
-    run = begin("jacobi", model, condition, settings, noise, seed)
-    return (yield from decode(run, raster(model.grid), settings.parallel))
 
 
 def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler:

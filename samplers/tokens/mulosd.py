@@ -109,7 +109,6 @@ def mulosd(
             f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}, which is no "
             "whole multiple above 1; choose a draft of half, a third or a quarter of the side."
         )
-    up_sampler.fits(factor)
     k = neighbour_count(settings, target.net.config.vocab)
     run = begin("mulosd", target, condition, settings, noise, seed)
     run.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}

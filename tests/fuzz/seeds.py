@@ -18,10 +18,8 @@ from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
-from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.model_loaders.text import load_text_encoder
-from fastar_nodes.model_loaders.upsampler import load_upsampler
 from qwen_reference import tiny_qwen
 from safetensors.torch import save_file
 
@@ -66,7 +64,6 @@ def build(folder: Path) -> list[Seed]:
     add("gpt", lambda p: load_llamagen(p, grid=4, heads=2), weights(Llama(gpt)), grid="4", heads="2", name="tiny")
     vq = VQConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=8, codes=24, code_channels=4, groups=32)
     add("vq", load_vq, weights(VQAutoencoder(vq)), groups="32")
-    add("up", load_upsampler, weights(UpSampler(UpSamplerConfig(4, 8, 2))))
     add("dtok", lambda p: load_detokenizer(p, grid=4, heads=2), tar_files.detokenizer_state(), heads="2", grid="4")
     ta_tok = replace(tar_files.TA_TOK, width=192, input_size=15)  # head counts as in the official sizes
     add("ta_tok", load_ta_tok, tar_files.tiny_ta_tok(ta_tok).state_dict(), encoder_heads="3")

@@ -10,7 +10,6 @@ import tiny_demo as tiny
 import torch
 from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
-from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -23,7 +22,6 @@ from fastar_nodes.tools.training import (
     ta_tok_recipe,
     tar_recipes,
     token_recipes,
-    upsampler_recipe,
 )
 from fastar_nodes.tools.training.training import Job, generator
 
@@ -49,7 +47,6 @@ def test_the_files_fit_the_parcel() -> None:
     nets = [
         ta_tok,
         tar_recipes.build_language(),
-        UpSampler(UpSamplerConfig(8, upsampler_recipe.WIDTH, upsampler_recipe.BLOCKS)),
     ]
     nets += [Llama(tar_recipes.detokenizer_config(recipe.grid)) for recipe in tar_recipes.DETOKENIZERS.values()]
     numbers, names = (

@@ -17,7 +17,7 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens import jacobi as module
 from fastar_nodes.samplers.tokens import loop
 from fastar_nodes.samplers.tokens.draws import PairedDraws, draw
-from fastar_nodes.samplers.tokens.llamagen import jacobi, llamagen
+from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.loop import begin
 from fastar_nodes.samplers.tokens.mulosd import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par, par_schedule
@@ -25,7 +25,6 @@ from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import (
     ADJACENT,
     NON_LOCAL,
-    JacobiSettings,
     LlamaGenSettings,
     PARSettings,
     TarPromptSettings,
@@ -317,16 +316,6 @@ def test_blanks_cannot_be_decoded_in_a_window():
     with pytest.raises(UserError, match="parallel: the blanks of mask_undecoded off"):
         run(*CASES["zipar 2"], mask_undecoded=False, parallel=2)
     assert run(*CASES["zipar 2"], mask_undecoded=False, parallel=1).codes.shape == (3, 4, 4)
-
-
-@pytest.mark.parametrize("name", ["llamagen", "detokenizer"])
-def test_the_sampler_of_the_command_line_takes_the_side_of_the_grid(name):
-    _, model, _ = CASES[name]
-    made, wide = run(jacobi, model, JacobiSettings(**FEW)), run(llamagen, model, LlamaGenSettings(**FEW, parallel=4))
-    assert torch.equal(made.codes, wide.codes) and made.report.counts == wide.report.counts
-    assert made.report.sampler == "jacobi"
-    with pytest.raises(UserError, match="trained in PAR's order, which Jacobi does not follow"):
-        run(jacobi, TRAINED_PAR, JacobiSettings())
 
 
 TAR = tiny_tar(penalty=1.3)

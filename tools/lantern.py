@@ -2,7 +2,8 @@
 
 Sources: Jang et al. 2025, "LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding" (ICLR 2025,
 arXiv 2410.03355), and LANTERN++ (arXiv 2502.06352). The acceptance test of a draft token may add the probability of its
-code's nearest neighbours. The first rejection discards the rest of the draft. MuLo-SD (``mulosd.py``) is compared with this.
+code's nearest neighbours. The first rejection discards the rest of the draft. MuLo-SD (``samplers/tokens/mulosd.py``) is compared with
+this.
 
 *This is not LANTERN*: its draft models are small heads trained for one target (EAGLE), and they draft trees. Here any model
 of the same codes and grid drafts a chain: a smaller one, or the target itself without guidance. The rules of acceptance and
@@ -26,18 +27,61 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...errors import UserError
-from ...model_loaders.networks.autoencoder import VQModel
-from ...model_loaders.networks.llama import Cache, TokenModel
-from ...reports.record import ACCEPTED, PLAIN, REJECTED
-from ..conditioning import AnyCondition
-from ..driver import timed
-from .draws import Draws, draw, tempered
-from .islands import codebook_neighbours
-from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin, feed, guide, prefill, resolve
-from .mulosd import check_pair, neighbour_count
-from .schedule import raster
-from .settings import CERTAIN, LanternSettings
+from ..errors import UserError
+from ..model_loaders.networks.autoencoder import VQModel
+from ..model_loaders.networks.llama import Cache, TokenModel
+from ..reports.record import ACCEPTED, PLAIN, REJECTED
+from ..samplers.conditioning import AnyCondition
+from ..samplers.driver import timed
+from ..samplers.registry import LLAMAGEN, TAR, Entry
+from ..samplers.registry import find as registered
+from ..samplers.settings import knob
+from ..samplers.tokens.draws import Draws, draw, tempered
+from ..samplers.tokens.islands import codebook_neighbours
+from ..samplers.tokens.loop import (
+    TokenRun,
+    TokenSampled,
+    TokenSampler,
+    TokenStep,
+    TokenSteps,
+    begin,
+    feed,
+    guide,
+    prefill,
+    resolve,
+)
+from ..samplers.tokens.mulosd import check_pair, neighbour_count
+from ..samplers.tokens.schedule import raster
+from ..samplers.tokens.settings import TokenSettings
+
+DRAFTED, CERTAIN = "drafted", "certain"
+
+
+# fmt: off
+@dataclass(frozen=True)
+class LanternSettings(TokenSettings):
+    """Comparison in LANTERN's style (ICLR 2025): relaxed acceptance in raster order; the first rejection discards the rest."""
+
+    draft_length: int = knob(4, "Tokens drafted before the target verifies them; more means fewer passes of the target and more drafts "
+        "thrown away. Usual: 4.", low=1, high=256, step=1, symbol="gamma", unit="tokens")
+    delta: float = knob(0.4, "How much probability of similar codes may count for a drafted one. Higher accepts more and is further "
+        "from the target. Usual: 0.1 to 0.4. Above 1 it is LANTERN++'s lambda, and delta - 1 times the drafted code's own probability "
+        "may count.", low=0.0, high=100.0, step=0.05, symbol="delta")
+    neighbours: int = knob(-1, "How many similar codes may count. Usual: -1, LANTERN's share of the codebook (1000 of 16,384). 0 is "
+        "plain speculative decoding, whose pictures have exactly the target's distribution.", low=-1, high=65536, step=1, symbol="k")
+    draft_cfg: float = knob(1.0, "Guidance of the draft model. At 1 it has none and does half the work; the nearer to cfg, the more "
+        "drafts are kept.", low=1.0, high=20.0, step=0.05, advanced=True)
+    drafts: str = knob(DRAFTED, "How likely a draft counts as having been. drafted: as likely as the draft model made it (the published "
+        "static tree); certain: as if it were the only choice (the published dynamic tree), which keeps fewer.",
+        choices=(DRAFTED, CERTAIN), advanced=True)
+
+    def exact(self, side: int) -> bool:
+        return self.neighbours == 0 and self.temperature == 0
+
+    def lossless(self) -> bool:
+        return self.neighbours == 0 and self.temperature > 0
+# fmt: on
+
 
 # ------------------------------------------------------------------------------------------------ the rules
 
@@ -361,3 +405,19 @@ def _generate(run: TokenRun, drafter: TokenRun, settings: LanternSettings, vq: V
     maps = {"step": fixed_at, "outcome": outcome}
     report.maps.update({name: value.view(state.shape).cpu().numpy() for name, value in maps.items()})
     return TokenSampled(run.tokens[:, :-1].clone().view(state.shape), report)
+
+
+LANTERN = Entry(
+    "lantern",
+    "LANTERN-style comparison",
+    lantern,
+    LanternSettings,
+    (LLAMAGEN, TAR),
+    needs_draft=True,
+    needs_codes="vq",
+)
+
+
+def find(name: str) -> Entry:
+    """The sampler of that name: this one, or one of the registry."""
+    return LANTERN if name == LANTERN.name else registered(name)
