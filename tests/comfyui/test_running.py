@@ -349,5 +349,5 @@ def test_own_files_in_the_model_folder(comfy):
             "checkpoint: notes.safetensors"
         )
     finally:
-        for file in folder.iterdir():
-            file.unlink()
+        for name in ("mine", "my-kl", "notes"):
+            (folder / f"{name}.safetensors").unlink()
