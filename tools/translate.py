@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,8 @@ class Translator:
 def main() -> None:
     """Write the files."""
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "nodes")]
-    import fake_comfy
-
-    fake_comfy.install()
-    import test_schemas
-
+    import_module("fake_comfy").install()
+    test_schemas = import_module("test_schemas")
     from ..nodes import schema
     from ..samplers.settings import knobs
 
