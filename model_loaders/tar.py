@@ -22,7 +22,7 @@ from .families import expect
 from .folders import parse_json, read_json, weight_files
 from .llamagen import LARGEST_GRID, check_grid, gpt_config, grids_in_name
 from .networks.gpt import GPT, GPTConfig, TokenModel
-from .networks.int8 import quantize
+from .networks.ops import quantize
 from .networks.qwen import HEAD, Marks, QwenConfig, QwenLM, TarModel
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from .tokenizer import Tokenizer, load_tokenizer

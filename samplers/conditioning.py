@@ -246,7 +246,7 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
         A condition with one class id per image.
 
     Raises:
-        UserError: empty text, ``repeat`` below 1, an unknown label set, or names or ids not in it; the message names three of
+        UserError: empty or too long text, ``repeat`` below 1, an unknown label set, or names or ids not in it; the message names three of
             these with the closest names.
     """
     words = split_labels(text, field)
@@ -269,7 +269,9 @@ def check_labels(text: str, field: str = "labels") -> None:
     Raises:
         UserError: words that no set has; the message names three of them with the closest names.
     """
-    unknown = [word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in label_sets())]
+    unknown = [
+        word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in label_sets())
+    ]
     _refuse(unknown, label_sets(), field)
 
 

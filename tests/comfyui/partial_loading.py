@@ -38,8 +38,7 @@ def module(name):
 
 host, weights, loaders = (module(f"nodes.{name}") for name in ("host", "weights", "loaders"))
 conditioning, samplers = (module(f"nodes.{name}") for name in ("conditioning", "samplers"))
-streaming = module("model_loaders.networks.streaming")
-module("model_loaders.networks.matmul").configure("linear")
+ops = module("model_loaders.networks.ops")
 host.register_folders()
 
 # A card: ComfyUI does not load partially on a CPU.
@@ -133,8 +132,8 @@ with torch.inference_mode():
                 {
                     "share": share,
                     "equal": torch.equal(out, whole),
-                    "away": sum(map(streaming.away_bytes, nets)),
-                    "may": sum(t.nbytes for net in nets for x in streaming.streamed_layers(net) for t in x.tensors()),
+                    "away": sum(map(ops.away_bytes, nets)),
+                    "may": sum(t.nbytes for net in nets for x in ops.streamed_layers(net) for t in x.tensors()),
                     "loaded": sum(p.loaded_size() for p in (model.patcher, *model.further)),
                     "bytes": sum(p.nbytes for net in nets for p in net.parameters()),
                     "casts": casts,
@@ -142,7 +141,7 @@ with torch.inference_mode():
                 }
             )
         model.patcher.partially_unload(model.patcher.offload_device, 1 << 19)  # another node needs memory
-        taken = sum(map(streaming.away_bytes, nets))
+        taken = sum(map(ops.away_bytes, nets))
         share = 0.9
         found[make.__name__].append({"equal": torch.equal(run()[0], whole), "taken": taken})
 print(json.dumps(found))
