@@ -27,9 +27,9 @@ from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.conditioning import features_of
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.settings import JacobiSettings, LanternSettings, MuLoSDSettings, TarPromptSettings
+from fastar_nodes.samplers.tokens.settings import MuLoSDSettings, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
-from fastar_nodes.samplers.tokens.upsampling import PixelUpSampling
+from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from pretended_cuda import CUDA, MEMORY, CUDATensor, pretended_cuda, to_cuda
 from qwen_reference import tiny_tar
 from recorded_graphs import capture
@@ -176,8 +176,6 @@ DRAFTED = {
     "mulosd, rows": MuLoSDSettings(cfg=2.5, tau=0.2, draft_rows=1, resample_window=0),
     "mulosd, target": MuLoSDSettings(cfg=2.5, acceptance_target=0.7),
     "mulosd, windows": MuLoSDSettings(cfg=2.5, draft_parallel=3, draft_window=0),
-    "lantern": LanternSettings(cfg=2.5, top_k=8, draft_length=3, neighbours=2),
-    "jacobi": JacobiSettings(cfg=2.5),
 }
 
 
@@ -192,7 +190,7 @@ def test_token_samplers_with_drafts(name, kind, dtype):
     def run(model, draft, vq):
         extra = {"draft": draft} if entry.needs_draft else {}
         if entry.needs_codes:
-            extra[entry.needs_codes] = PixelUpSampling(vq) if entry.needs_codes == "up_sampler" else vq
+            extra[entry.needs_codes] = UpSampling(vq) if entry.needs_codes == "up_sampler" else vq
         return finish(entry.run(model, condition_of(kind, IMAGES), settings, PairedDraws(5, IMAGES), 5, **extra))
 
     with pretended_cuda():
@@ -405,7 +403,7 @@ def test_the_peak_in_the_report_is_what_was_measured(name):
                     extra["draft"] = moved(tiny_gpt("class", 3 if entry.name == "mulosd" else 4, seed=1), None)
                 if entry.needs_codes:
                     vq = moved(tiny_vq(), None)
-                    extra[entry.needs_codes] = PixelUpSampling(vq) if entry.needs_codes == "up_sampler" else vq
+                    extra[entry.needs_codes] = UpSampling(vq) if entry.needs_codes == "up_sampler" else vq
             condition = condition_of(model.net.config.condition, IMAGES)
         before = torch.zeros(1 << 24, device="cuda")
         del before

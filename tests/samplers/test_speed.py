@@ -20,8 +20,8 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.settings import JacobiSettings, LanternSettings, MuLoSDSettings
-from fastar_nodes.samplers.tokens.upsampling import PixelUpSampling
+from fastar_nodes.samplers.tokens.settings import MuLoSDSettings
+from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from test_sampler_contract import CASES as MASKED
 from tiny_models import tiny_mar
 from tiny_tokens import tiny_vq
@@ -37,8 +37,6 @@ IMAGES = (0, 1, 2)
 MOST = 8
 DRAFTED = {
     "mulosd": MuLoSDSettings(cfg=2.5, top_k=8, tau=0.2, draft_window=2, resample_window=2),
-    "lantern": LanternSettings(cfg=2.5, top_k=8, draft_length=3, neighbours=2),
-    "jacobi": JacobiSettings(cfg=2.5),
 }
 # Of every sampler the settings with the most compilations.
 NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "cspd, no guidance", "fasthybrid+lazymar", "cspd+lazymar")
@@ -83,7 +81,7 @@ def runs(name):
                 extra["draft"] = chosen(tiny_gpt("class", 3 if name == "mulosd" else 4, seed=1), how)
             if SAMPLERS[name].needs_codes:
                 up = SAMPLERS[name].needs_codes == "up_sampler"
-                extra[SAMPLERS[name].needs_codes] = PixelUpSampling(vq) if up else vq
+                extra[SAMPLERS[name].needs_codes] = UpSampling(vq) if up else vq
         condition = condition_of(model.net.config.condition, IMAGES)
         return finish(func(chosen(model, how), condition, settings, PairedDraws(5, IMAGES), 5, **extra))
 
