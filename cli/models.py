@@ -9,13 +9,13 @@ from dataclasses import replace
 from .. import assembly
 from ..assembly import AUTO, DEMO, PAR, Drafts, Ready
 from ..errors import UserError
-from ..samplers.registry import HYBRID, LLAMAGEN, MAR, TAR, Entry
+from ..samplers.registry import FAMILIES, MAR, TAR, Entry
 from ..selection import choose_models, complete, identified
 from .options import source, whole
 from .planning import Planned
 
 # Samplers without --samplers, by what the model's file holds; and what a draft model adds.
-USUAL = {MAR: "mar,fasthybrid", HYBRID: "mar,fasthybrid", LLAMAGEN: "llamagen,zipar", PAR: "par", TAR: "tar,zipar"}
+USUAL = {**{name: family.usual for name, family in FAMILIES.items()}, PAR: "par"}
 _DRAFTED = ",mulosd"
 
 

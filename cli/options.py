@@ -41,8 +41,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     for name, (default, about) in _MODEL_OPTIONS.items():
         parser.add_argument(f"--{name}", default=default, help=about)
     add = parser.add_argument
-    dtypes = (AUTO, *DTYPES, INT8)
-    add("--dtype", default=AUTO, choices=dtypes, help="weights; default auto; int8: lossy, on a CPU")
+    add("--dtype", default=AUTO, choices=(AUTO, *DTYPES, INT8), help="weights; default auto; int8: lossy, on a CPU")
     add(
         "--speed",
         default=PLAIN,

@@ -103,21 +103,8 @@ def test_benchmark_sizes_of_tokens_are_the_official_ones(root, size, file, speci
 
 def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):
     answer = cli(
-        "bench",
-        "--samplers",
-        "llamagen,par,mar,zipar",
-        "--repeats",
-        2,
-        "--steps",
-        2,
-        "--set",
-        "diffusion_steps=4",
-        "--set",
-        "window=2",
-        "--device",
-        "cpu",
-        "--json",
-        "times.json",
+        *"bench --samplers llamagen,par,mar,zipar --repeats 2 --steps 2".split(),
+        *"--set diffusion_steps=4 --set window=2 --device cpu --json times.json".split(),
     )
     assert answer.code == 0, answer.err
     told = json.loads((tmp_path / "times.json").read_text())

@@ -119,6 +119,7 @@ def chosen(calls: int) -> list[int]:
     return sorted({round(k * (calls - 1) / (MOST_FAULTS - 1)) for k in range(MOST_FAULTS)})
 
 
+@pytest.mark.slow
 def test_every_call_that_fails_once(start):
     """The batch is sampled in two parts, and the pictures are those of the whole batch."""
     undisturbed, before = finish(start(range(IMAGES))), state()
