@@ -303,6 +303,22 @@ def test_files_that_are_not_there(tmp_path):
         sharing.LoadReport.execute("b.png")
 
 
+def test_no_picture_outside_of_comfyuis_folders_is_opened(tmp_path):
+    """The stand-in joins names and checks nothing, like ComfyUI 0.27."""
+    secret = tmp_path / "secret.png"
+    Image.new("RGB", (8, 8)).save(secret)
+    (tmp_path / "input" / "folder.png").mkdir()
+    names = ("../secret.png", str(secret), "sub/../../secret.png", "folder.png", "", "a\0b.png", "x" * 5000 + ".png")
+    for name in names:
+        assert sharing.LoadReport.validate_inputs(name) is not True
+        with pytest.raises(UserError, match="^image: "):
+            sharing.LoadReport.execute(name)
+    for name, kind in (("gif.png", "GIF"), ("tiff.png", "TIFF")):
+        Image.new("RGB", (8, 8)).save(tmp_path / "input" / name, kind)
+        with pytest.raises(UserError, match="^image: "):
+            sharing.LoadReport.execute(name)
+
+
 # ------------------------------------------------------------------------------------------------ Advisor
 
 

@@ -128,6 +128,9 @@ def test_sockets_are_the_nodes_own(graph):
 def box(node):
     """Left, top, width and height of a node with its title bar; of a collapsed node, of the title bar."""
     height = 0 if node["flags"].get("collapsed") else node["size"][1]
+    if node["type"] in LOADERS:  # the classic renderer enlarges a node whose rows do not fit
+        rows = len([i for i in NODES[node["type"]].inputs if i.kind in WIDGETS])
+        height = max(height, 20 * len(node["outputs"]) + 24 * rows + 14)
     return node["pos"][0], node["pos"][1] - 30, node["size"][0], height + 30
 
 
