@@ -16,8 +16,8 @@ from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
 from ..model_loaders.checkpoint import choose_dtype as choose_model_dtype
 from ..model_loaders.networks.prompts import UNCONDITIONAL
-from ..model_loaders.networks.qwen import TarModel
 from ..model_loaders.networks.ta_tok import TATokModel
+from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
 from ..samplers.batches import in_parts
@@ -335,7 +335,7 @@ def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images:
     scale, c = DETAILS.index(settings.detail), tar.net.config
     rows, size = len(tar.prompt(text, scale)), next(tar.net.parameters()).element_size()
     cache = 2.0 * c.depth * c.kv_heads * c.head_dim * (rows + tar.sides[scale] ** 2) * images * size
-    return cache + max(rows, images) * (8 * c.dim + 3 * c.hidden) * size + 4.0 * tar.marks.codes * images * 10
+    return cache + max(rows, images) * (8 * c.dim + 3 * c.hidden) * size + 4.0 * tar.special.codes * images * 10
 
 
 class TarPrompt(io.ComfyNode):
@@ -358,7 +358,7 @@ class TarPrompt(io.ComfyNode):
                     multiline=True,
                     placeholder="what to draw",
                     tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is read as text; an empty "
-                    "one is a picture without a wish. Usual: one or two sentences.",
+                    "one makes an unconditional image. Usual: one or two sentences.",
                 ),
                 seed_widget(),
                 *widgets(TarPromptSettings, automatic_names(TarPromptSettings)),
@@ -416,7 +416,7 @@ class ImageToCodes(io.ComfyNode):
             node_id="FastARImageToCodes",
             display_name="Image to Codes",
             category="FastAR/condition",
-            description="What a picture shows, as Tar's semantic codes: a de-tokenizer draws another picture of the same. The codes hold "
+            description="What a picture shows, as Tar's semantic codes: a de-tokenizer redraws the same content. The codes hold "
             "the content, not the pixels.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[

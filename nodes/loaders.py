@@ -39,7 +39,7 @@ GRIDS = (8, 12, 16, 24, 32, 48, 64)
 # Pixels per side of Harmon and UniPic on the menu, and pixels per token of the official models.
 SIZES, PIXELS = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 1024), 16
 # Parts of a loaded token model, see ``host.Loaded``.
-TA_TOK, UP_SAMPLER = "ta_tok", "up_sampler"
+TA_TOK = "ta_tok"
 
 
 # ------------------------------------------------------------------------------------------------ files and downloads
@@ -248,8 +248,6 @@ class _Loader(io.ComfyNode):
         if cls.family == registry.TAR:
             parts[TA_TOK] = assembly.load_reader(ready, source, ta_tok)
             ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=parts[TA_TOK]))
-        if not family.masked:
-            parts[UP_SAMPLER] = assembly.load_up_sampler(ready.decoder_choice, source)
         vae = make_vae(ready.decoder, ready.latent_channels)
         if given["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
