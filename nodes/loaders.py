@@ -85,7 +85,8 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
             what = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
             if not allowed:
                 raise UserError(
-                    f"{KINDS[family].field}: the run would download {what}; switch allow_download on, or choose another."
+                    f"{KINDS[family].field}: the run would download {what}; switch allow_download on, among the advanced inputs, or "
+                    "choose another."
                 )
             logging.info("FastAR: downloading %s", what)
             show(node, [f"Downloading {what}"])
@@ -99,6 +100,7 @@ def allow_download() -> io.Input:
     return io.Boolean.Input(
         "allow_download",
         default=False,
+        advanced=True,
         tooltip="On: files that are missing are downloaded when the graph runs, once, into models/fastar; the node shows what, from where "
         "and how large. Off: the run stops and says the same. Files below 100 MB are downloaded in any case.",
     )
