@@ -46,7 +46,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
     """x [..., in] times the transposed weight [out, in], plus the bias [out]; to [..., out].
 
     On a CPU in fp32, a large weight is multiplied by three and more rows in oneDNN's own layout ("packed"). One and two rows
-    take F.linear, but on AMD's processors, where MKL reads badly, one row is a batch of two half matrices and two rows are W x^T.
+    take F.linear, but on AMD's processors, where MKL is slow, one row is a batch of two half matrices and two rows are W x^T.
 
     Args:
         layer: owner of the weight, whose packed copy is kept; None: without packing.
