@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import torch
 from diffusion_reference import log_variance, posterior_mean, predict_x0
-from fastar_nodes.samplers.mar.denoiser import Denoiser
-from fastar_nodes.samplers.mar.loop import Conditions
 from torch import Tensor
 
 # The published code's, by AR step of 64.
@@ -148,7 +146,7 @@ class OneBranch:
 
 
 class SlowLazy:
-    """The transformer plug. ``block`` counts from 0; the head stays as it is. ``follow``: rows chosen elsewhere, by AR step."""
+    """The transformer. ``block`` counts from 0; the head stays as it is. ``follow``: rows chosen elsewhere, by AR step."""
 
     def __init__(self, settings, block: int, spare: int, follow: dict[int, Tensor] | None = None):
         self.s, self.block, self.spare, self.follow = settings, block, spare, follow or {}
@@ -162,9 +160,7 @@ class SlowLazy:
         self.residual = [torch.empty(0)] * len(self.cond)
         self.random = run.noise.first("lazymar", count, run.plan.steps)
 
-    def __call__(self, run, step: int, wanted: Tensor) -> Conditions:
-        if self.last < 0:
-            self.begin(run)
+    def __call__(self, run, step: int, wanted: Tensor) -> Tensor:
         s, plan, net, c = self.s, run.plan, run.model.net, run.model.net.config
         due = {t for t in range(plan.steps) if t < s.start_step or (t - s.start_step) % s.refresh_period == 0}
         fresh = self.last < 0 or any(t in due for t in range(self.last + 1, step + 1))
@@ -193,10 +189,7 @@ class SlowLazy:
             for out, x in ((cond, own), (null, other)):
                 out.append(net.decoder_norm(x[c.buffer :][asked]) + place)
         self.last = step
-        return Conditions(torch.stack(cond), torch.stack(null) if run.guided else None)
-
-    def denoiser(self, run, table) -> Denoiser:
-        return Denoiser(run, table)
+        return torch.stack([torch.stack(branch) for branch in ((cond, null) if run.guided else (cond,))])
 
     def forget(self) -> None:
         self.last = -1

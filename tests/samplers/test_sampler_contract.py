@@ -51,8 +51,6 @@ CASES = {
     "cspd": (DRAFTED, CSPD),
     "cspd, speculation": (DRAFTED, dataclasses.replace(CSPD, speculation=3)),
     "cspd, no guidance": (DRAFTED, dataclasses.replace(CSPD, cfg=1.0)),
-    "cspd, paper": (DRAFTED, dataclasses.replace(CSPD, mode="paper")),
-    "cspd, paper, no alignment": (DRAFTED, dataclasses.replace(CSPD, mode="paper", alignment=False, cfg=1.0)),
     "cspd, published": (DRAFTED, dataclasses.replace(CSPD, mode="published")),
     "cspd, published, no alignment": (
         DRAFTED,

@@ -115,7 +115,7 @@ TABLES: dict[str, Table] = {
         _COMMON,
         (
             Row("MAR", "mar", {}),
-            *(Row(m, "cspd", {**_DRAFT, "mode": m}) for m in ("lossless", "paper", "published")),
+            *(Row(m, "cspd", {**_DRAFT, "mode": m}) for m in ("lossless", "published")),
             Row("published, no alignment", "cspd", {**_DRAFT, "mode": "published", "alignment": False}),
             *(
                 Row(f"published, pre-fill {100 * r:g} %", "cspd", {**_DRAFT, "mode": "published", "prefill_ratio": r})

@@ -56,10 +56,11 @@ def test_variance_logits_span_the_two_bounds():
 
 def test_guidance_leaves_the_variance_alone():
     out, null = torch.randn(3, 8), torch.randn(3, 8)
-    eps, logits = guide(out, null, 2.0, 4)
+    eps, logits = guide(torch.stack([out, null]), 2.0)
     torch.testing.assert_close(eps, null[:, :4] + 2 * (out[:, :4] - null[:, :4]))
     assert torch.equal(logits, out[:, 4:])
-    assert torch.equal(guide(out, null, 1.0, 4)[0].round(decimals=4), out[:, :4].round(decimals=4))
+    assert torch.equal(guide(torch.stack([out, null]), 1.0)[0].round(decimals=4), out[:, :4].round(decimals=4))
+    assert torch.equal(guide(out[None], 2.0)[0], out[:, :4])
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.loop import Plan
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.schedule import ORDERS, Plan, halton_cells
+from fastar_nodes.samplers.mar.schedule import ORDERS, halton_cells
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given, settings
