@@ -269,7 +269,9 @@ def check_labels(text: str, field: str = "labels") -> None:
     Raises:
         UserError: words that no set has; the message names three of them with the closest names.
     """
-    unknown = [word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in label_sets())]
+    unknown = [
+        word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in label_sets())
+    ]
     _refuse(unknown, label_sets(), field)
 
 

@@ -41,8 +41,6 @@ from .settings import CacheSettings, LazyMARSettings
 REFERENCE_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
 # The reference computes at least 15 of 320 rows beyond the mandatory ones, however low the ratio.
 _SPARE, _SPARE_OF = 15, 320
-# Below the least cosine.
-_FIRST = -2.0
 
 
 def lazymar(
@@ -156,9 +154,6 @@ class LazyTransformer:
             run.head_share = s.head_period if s.head_cache else 0
             if s.token_cache:
                 self.cached = torch.zeros(batch, c.tokens, dtype=torch.int32, device=run.tokens.device)
-                if s.strategy == "random":
-                    drawn = run.noise.first("lazymar", c.buffer + c.tokens, run.plan.steps)
-                    self.random = drawn.to(run.tokens.device)
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """z [P, B, M, C] at positions ``wanted`` [B, M], from caches where no refresh is due."""
@@ -206,7 +201,7 @@ class LazyTransformer:
         # The last block saves nothing: it computes the wanted rows only, in plain MAR too.
         if not s.token_cache or self.block >= run.model.net.config.decoder_depth - 1:
             return False
-        return s.strategy.endswith("-only") or any(share < 1 for share in self.share[step + 1 : until])
+        return any(share < 1 for share in self.share[step + 1 : until])
 
     # -------------------------------------------------------------------------------------------- refresh
 
@@ -353,26 +348,13 @@ class LazyTransformer:
         Returns:
             int64 [live, n]: wanted, then new, then the least similar; None for all rows.
         """
-        c, decided, strategy = run.model.net.config, run.plan.starts[step], self.settings.strategy
+        c = run.model.net.config
         total, must = c.buffer + c.tokens, torch.cat([wanted, new], dim=1) + c.buffer
-        if strategy == "predicted-only":
-            n = c.tokens - decided + new.shape[1]
-        elif strategy == "unpredicted-only":
-            n = decided + wanted.shape[1]
-        else:
-            n = max(must.shape[1] + self.spare, int(total * self.share[step]))
+        n = max(must.shape[1] + self.spare, int(total * self.share[step]))
         if n >= total:
             return None
-        if strategy == "random":
-            score = self.random[:, :, step].repeat(len(values) // len(self.random), 1)
-        else:
-            # Unchanged rows differ by rounding only, which must not order them.
-            score = (self.similarity(values) * 2**17).round() / 2**17
-        if strategy == "min-similarity":
-            score = -score
-        elif strategy.endswith("-only"):
-            first = run.plan.reveal[:, decided:] if strategy == "predicted-only" else run.plan.reveal[:, :decided]
-            score.scatter_(1, first.repeat(len(values) // len(first), 1) + c.buffer, _FIRST)
+        # Unchanged rows differ by rounding only, which must not order them.
+        score = (self.similarity(values) * 2**17).round() / 2**17
         # Mandatory rows come first. At equal scores the lower row comes first.
         rest = score.scatter_(1, must, torch.inf).argsort(dim=1, stable=True)[:, : n - must.shape[1]]
         keep = torch.cat([must, rest], dim=1)

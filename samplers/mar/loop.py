@@ -25,7 +25,7 @@ from ..noise import Noise, copied
 from .diffusion import Tables, tables
 from .editing import Edit
 from .memory import estimate
-from .schedule import ORDERS, masked_after, reconstructed
+from .schedule import ORDERS, masked_after
 from .settings import MARBase
 
 
@@ -72,12 +72,11 @@ class Plan:
 
     Args:
         orders: int64 [B, L], a permutation per image; positions are revealed from its end.
-        settings: number of AR steps, guidance, reconstruction steps.
+        settings: number of AR steps and guidance.
         edit_mask: bool [B, L], positions to decide, equally many in every image; None for all.
 
     Raises:
-        UserError: more steps than the picture has tokens, or reconstruction steps that the order or the number of AR steps
-            does not allow. An edit with fewer tokens than steps decides one per step.
+        UserError: more steps than the picture has tokens. An edit with fewer tokens than steps decides one per step.
     """
 
     def __init__(self, orders: Tensor, settings: MARBase, edit_mask: Tensor | None = None):
@@ -86,8 +85,6 @@ class Plan:
         left = masked_after(tokens, settings.ar_steps)
         if given:
             left = masked_after(tokens - given, min(settings.ar_steps, tokens - given))
-        if settings.reconstruct:
-            left = reconstructed(tokens, settings, edit_mask) or left
         self.steps, self.tokens = len(left), tokens
         self.ends = [tokens - m for m in left]
         self.starts = [given, *self.ends[:-1]]

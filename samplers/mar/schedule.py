@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from .settings import MARBase
 
 
 def masked_after(tokens: int, steps: int) -> list[int]:
@@ -31,39 +30,6 @@ def masked_after(tokens: int, steps: int) -> list[int]:
         left = max(1, min(left - 1, int(np.floor(np.float32(tokens * ratio)))))
         out.append(left)
     return [*out, 0]
-
-
-def reconstructed(tokens: int, settings: MARBase, drawn: Tensor | None) -> list[int] | None:
-    """Masked tokens left after each AR step of GtR's two stages (arXiv 2510.17171).
-
-    The first half of the checkerboard ("structure") takes S - R AR steps on the cosine schedule, the rest R equal steps. Only
-    the abstract is public; lengths and schedules of the stages are a reading of it.
-
-    Returns:
-        The schedule; None for an edit whose structure is empty, shorter than its AR steps or of different sizes in a batch.
-
-    Raises:
-        UserError: another order than checkerboard, or no AR step left for the structure.
-    """
-    steps, rest = settings.ar_steps, settings.reconstruct
-    if settings.order != "checkerboard":
-        raise UserError(f"reconstruct: it needs order checkerboard, and order is {settings.order}; choose it, or 0.")
-    even = _even(tokens)
-    structure, total = int(even.sum()), tokens
-    if drawn is not None:
-        counts = (drawn & even.to(drawn.device)).sum(1).tolist()
-        structure, total = counts[0], int(drawn[0].sum())
-        steps = min(steps, total)
-        if min(counts) != max(counts) or not 1 <= steps - rest <= structure or total - structure < rest:
-            return None
-    if not 1 <= steps - rest <= structure or total - structure < rest:
-        raise UserError(
-            f"reconstruct: {rest} of {steps} AR steps leave {steps - rest} for the {structure} tokens of the structure; "
-            f"choose 1 to {steps - 1} reconstruction steps, and at most {structure} others."
-        )
-    later = total - structure
-    first = [later + m for m in masked_after(structure, steps - rest)]
-    return first + [later * (rest - 1 - i) // rest for i in range(rest)]
 
 
 # ------------------------------------------------------------------------------------------------ orders

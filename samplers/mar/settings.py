@@ -39,21 +39,15 @@ class MARBase(Claims):
     order: str = knob("random", "The order in which tokens are decided. random: a new one for every image (what MAR was trained on); "
         "raster: row by row; halton: evenly spread; checkerboard: first every other position, in random order.",
         choices=("random", "raster", "halton", "checkerboard"), advanced=True)
-    t_max: int = knob(0, "Highest diffusion timestep. 0 takes the checkpoint's own (999 officially, 950 for the demo). Few steps or "
-        "half precision from 999 blow single patches up; 950 prevents it.", low=0, high=999, step=1, advanced=True)
-    reconstruct: int = knob(0, "AR steps, the last ones, that decide the second half of a checkerboard (GtR); the others decide the "
-        "first half. Lower is faster. Usual: 1, with order checkerboard. 0 is off.",
-        low=0, high=64, step=1, symbol="R", unit="AR steps", advanced=True)
-
-    def exact(self, side: int) -> bool:
-        return not self.reconstruct and super().exact(side)
+    t_max: int = knob(0, "Highest diffusion timestep. 0 takes the checkpoint's own (999 officially, 950 for the demo). With few steps "
+        "or half precision from 999 single patches diverge; 950 prevents it.", low=0, high=999, step=1, advanced=True)
 
 
 @dataclass(frozen=True)
 class DiSASettings(Claims):
     """Annealed diffusion steps (DiSA, arXiv 2505.20297): a part of other settings."""
 
-    diffusion_steps_end: int = knob(0, "Diffusion steps of the last tokens: later tokens are surer and need fewer (DiSA). Lower is "
+    diffusion_steps_end: int = knob(0, "Diffusion steps of the last tokens: later tokens are more certain and need fewer (DiSA). Lower is "
         "faster. Usual: a tenth of diffusion_steps, with t_max 950. 0 keeps diffusion_steps throughout: plain MAR, exactly.",
         low=0, high=1000, step=1, advanced=True)
     diffusion_steps_curve: str = knob("linear", "How the diffusion steps fall from the first AR step to the last. linear: evenly; "
@@ -122,11 +116,6 @@ class CacheSettings(Claims):
     computed_ratio: float = knob(0.05, "Share of the decoder's rows that the token cache still computes at the end of the picture; "
         "it falls from all of them along the reference's curve. Lower is faster and less exact. Usual: 0.05. 1 computes every row.",
         low=0.0, high=1.0, step=0.01)
-    strategy: str = knob("lazymar", "Which rows the token cache leaves out. lazymar: those whose values changed least; random: any; "
-        "min-similarity: those that changed most; predicted-only: all that were decided earlier, and only those; unpredicted-only: "
-        "all that are undecided and not asked for. The last four are the paper's comparisons. What is decided now and what was "
-        "decided last is always computed.",
-        choices=("lazymar", "random", "min-similarity", "predicted-only", "unpredicted-only"), advanced=True)
     condition_cache: bool = knob(True, "Compute only the class's branch of guidance and add the difference to the null branch that "
         "the last full step found: half the transformer's work. Off is slower and more exact. Without guidance there is nothing to "
         "save.", advanced=True)

@@ -364,7 +364,7 @@ def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     """
     shared = {"model": ["1", 0], "condition": ["2", 0], "seed": 7, "ar_steps": 8, "diffusion_steps": 8, "cfg": 3.0}
     shared |= {"cfg_schedule": "linear", "temperature": 1.0, "order": "random", "t_max": 0}
-    disa = {"diffusion_steps_end": 0, "diffusion_steps_curve": "linear", "reconstruct": 0}
+    disa = {"diffusion_steps_end": 0, "diffusion_steps_curve": "linear"}
     fast = {"lookahead": 3, "threshold": 0.95, "guided_steps": 4, "guidance_schedule": "cos", "guidance_space": "mean"}
     fast |= {
         "similarity": "condition",

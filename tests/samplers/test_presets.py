@@ -60,7 +60,7 @@ def test_values_are_settings_of_the_accelerator(kind, demo, name):
     assert meant, "a preset that sets nothing"
     assert asdict(make(kind, meant)) | meant == asdict(make(kind, meant)), "changed when it was checked"
     shared = {*knobs(MARSettings), *knobs(TokenSettings)}
-    steps = {"ar_steps", "diffusion_steps", "diffusion_steps_end", "order", "reconstruct"}
+    steps = {"ar_steps", "diffusion_steps", "diffusion_steps_end", "order"}
     allowed = steps if kind is LazyMARSettings and name == "fast" else set()
     assert set(meant) & shared == allowed, "guidance and, but for LazyMAR's fast, steps are not the preset's"
 

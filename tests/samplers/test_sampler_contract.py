@@ -61,9 +61,8 @@ CASES = {
     "lazymar, cached head": (lazymar, LazyMARSettings(**FEW | {"diffusion_steps": 24}, **LAZY)),
     "lazymar, both branches": (
         lazymar,
-        LazyMARSettings(**FEW, **LAZY, strategy="predicted-only", condition_cache=False),
+        LazyMARSettings(**FEW, **LAZY, condition_cache=False),
     ),
-    "lazymar, random": (lazymar, LazyMARSettings(**FEW, **LAZY, strategy="random")),
     "fasthybrid+lazymar": (
         SAMPLERS["fasthybrid+lazymar"].run,
         FastHybridLazyMARSettings(**dataclasses.asdict(HYBRID), **LAZY),
