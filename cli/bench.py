@@ -30,7 +30,7 @@ from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
 from ..model_loaders.hybrid import precision
-from ..model_loaders.networks import gpt, mar, matmul
+from ..model_loaders.networks import gpt, mar
 from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..model_loaders.networks.speed import choose
@@ -210,7 +210,6 @@ def run(options: argparse.Namespace) -> int:
     batches = [whole(text, "batch", 1, MOST_IMAGES) for text in options.batch.split(",")]
     repeats = whole(options.repeats, "repeats", 1, 1000)
     table, numbers = output(options.out, "out", (".md", ".txt")), output(options.json, "json", (".json",))
-    matmul.configure(options.matmul)
     if options.count:
         text = count(options.text[0] if options.text else _PROMPT)
         print(text)

@@ -9,13 +9,13 @@ from dataclasses import replace
 from .. import assembly
 from ..assembly import AUTO, DEMO, PAR, Drafts, Ready
 from ..errors import UserError
-from ..samplers.registry import HYBRID, LLAMAGEN, MAR, TAR, Entry
+from ..samplers.registry import FAMILIES, MAR, TAR, UP_SAMPLER, Entry
 from ..selection import choose_models, complete, identified
 from .options import source, whole
 from .planning import Planned
 
 # Samplers without --samplers, by what the model's file holds; and what a draft model adds.
-USUAL = {MAR: "mar,fasthybrid", HYBRID: "mar,fasthybrid", LLAMAGEN: "llamagen,zipar", PAR: "par", TAR: "tar,zipar"}
+USUAL = {**{name: family.usual for name, family in FAMILIES.items()}, PAR: "par"}
 _DRAFTED = ",mulosd"
 
 
@@ -59,7 +59,7 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
     if not any(p.entry.needs_draft or p.entry.needs_codes for p in planned):
         return list(planned)
     files = source(options)
-    shared = any(p.entry.needs_codes == "up_sampler" for p in planned)
+    shared = any(p.entry.needs_codes == UP_SAMPLER for p in planned)
     drafts = Drafts(files, options.draft, options.model, shared)
     return [
         replace(p, entry=complete(p.entry, p.on, p.settings, drafts, files, options.up_sampler))

@@ -28,7 +28,6 @@ import torch
 from ..assembly import AUTO, Source
 from ..errors import UserError
 from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.speed import PLAIN
 from ..scale.claims import Claims
 from ..scale.estimate import Estimate, estimates, paired, time_cell
@@ -73,11 +72,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument("--dtype", choices=(AUTO, *DTYPES, INT8), help="weights; default the spec's, or auto")
     parser.add_argument("--threads", metavar="N", help="threads of a worker on a CPU; default this process's")
-    parser.add_argument(
-        "--matmul",
-        choices=matmul.METHODS,
-        help="matrix products on a CPU; default linear. The fastest one by measurement would differ between processes",
-    )
     parser.add_argument(
         "--ray",
         nargs="?",
@@ -138,7 +132,7 @@ def _spec(options: argparse.Namespace) -> Spec:
     limits = {"images": (1, 10_000_000), "batch": (1, 4096), "seed": (0, (1 << 64) - 1), "threads": (1, 1024)}
     given = {n: getattr(options, n) for n in _NUMBERS if getattr(options, n) is not None}
     values: dict[str, Any] = {name: whole(text, name, *limits[name]) for name, text in given.items()}
-    spec = with_values(read_spec(options.spec), **values, dtype=options.dtype, matmul=options.matmul)
+    spec = with_values(read_spec(options.spec), **values, dtype=options.dtype)
     if not spec.images:
         raise UserError("images: the spec names no number of images; give --images.")
     return spec

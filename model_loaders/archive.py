@@ -135,7 +135,7 @@ class _Scan:
             Refused: it is over a limit, or holds something else than weights and plain values.
             LookupError, ValueError, TypeError: it ends early or contradicts itself.
         """
-        memo: dict[int, Any] = {}
+        memo: dict[Any, Any] = {}
         for operation, argument, _ in pickletools.genops(pickled):
             self._spend(1)
             if operation.name in ("BINPUT", "LONG_BINPUT"):

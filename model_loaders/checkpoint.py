@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, first_line
 from . import archive
+from .networks.ops import limit_packing
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Of models, on a CPU: int8 weights in the blocks, see networks/ops.py; everything else is fp32.
@@ -249,7 +250,7 @@ def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         archive.check(path)
         with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
-            found = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+            found: Any = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except archive.HoldsCode as e:
         found = f"holds {e}, which may be code, so nothing was loaded"
         raise file.error(found, "use a .safetensors version of it") from e
@@ -402,6 +403,7 @@ def load_strictly(
                 raise file.error(f"has weights too large for {dtype} in {name[:80]}", "choose dtype bf16 or fp32")
             raise file.error(f"holds NaN or infinite weights in {name[:80]}", "get the file again")
     net.load_state_dict(loaded, strict=True, assign=True)
+    limit_packing(net)
     return net.eval().requires_grad_(False)
 
 

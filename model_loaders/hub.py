@@ -119,12 +119,10 @@ def check(choice: str, family: str, local: Sequence[str]) -> None:
     Raises:
         UserError: it names neither a local file nor an entry.
     """
-    _expect_text(choice, KINDS[family].field)
     names = {*local, *map(_without_shard, local)} if KINDS[family].folder else local
-    if choice not in names and _entry(choice, family) is None:
-        raise UserError(
-            f"{KINDS[family].field}: {_quoted(choice)} is none of the files here; choose another from the list"
-        )
+    if not isinstance(choice, str) or choice not in names and _entry(choice, family) is None:
+        found = _quoted(str(choice))
+        raise UserError(f"{KINDS[family].field}: {found} is none of the files here; choose another from the list")
 
 
 def resolve(
@@ -148,7 +146,6 @@ def resolve(
         UserError: no such file, a name outside the folders, or a failed download.
     """
     field, folders = KINDS[family].field, [*map(Path, folders)]
-    _expect_text(choice, field)
     entry = _entry(choice, family)
     if entry is None:
         return _local(choice, folders, field, KINDS[family].folder)
@@ -194,8 +191,8 @@ def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text
     named = read_metadata(path).get("decoder") if path else None
     if named in {e.id for e in entries(decoders)}:
         return str(named)
-    name = path.name if path else _base(choice)
-    same = next((e for e in entries(family) if _base(e.file) == name and not e.built_in), None)
+    name = path.name if path else PureWindowsPath(choice).name
+    same = next((e for e in entries(family) if PurePosixPath(e.file).name == name and not e.built_in), None)
     if same and same.decoder:
         return same.decoder
     from_text = "t2i" in name.lower() if text is None else text
@@ -234,8 +231,12 @@ def _entry(choice: str, family: str) -> Entry | None:
     """The catalogue entry of a choice, or None.
 
     Raises:
-        UserError: the entry is of another family.
+        UserError: the entry is of another family, or the choice is no text.
     """
+    if not isinstance(choice, str):
+        raise UserError(
+            f"{KINDS[family].field}: it got a {type(choice).__name__}, not a name; choose one from the list"
+        )
     name = _MARK.sub("", choice.strip())
     entry = next((e for e in _catalogue() if e.id == name), None)
     if entry and entry.family != family:
@@ -243,11 +244,6 @@ def _entry(choice: str, family: str) -> Entry | None:
         remedy = "choose another from the list" if kind.field == field else f"choose it as {kind.field}"
         raise UserError(f"{field}: {name} is {kind.noun}, not {KINDS[family].noun}; {remedy}")
     return entry
-
-
-def _expect_text(choice: object, field: str) -> None:
-    if not isinstance(choice, str):
-        raise UserError(f"{field}: it got a {type(choice).__name__}, not a name; choose one from the list")
 
 
 def _homes(entry: Entry, folders: Sequence[Path]) -> Iterator[Path]:
@@ -309,10 +305,6 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
                 return path
     where = " or ".join(map(str, folders)) or "any model folder"
     raise UserError(f"{field}: {_quoted(choice)} is not in {where}; put it there or choose another")
-
-
-def _base(name: str) -> str:
-    return PureWindowsPath(name).name
 
 
 def _without_shard(name: str) -> str:

@@ -14,7 +14,7 @@ from .families import expect
 from .folders import read_json, weight_files
 from .mar import FP32_WEIGHTS, OFFICIAL_LATENT_SCALE, OFFICIAL_T_MAX, check_patch
 from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, resize_table
-from .networks.int8 import quantize
+from .networks.ops import quantize
 from .networks.prompts import HybridModel
 from .tar import json_entry
 from .tokenizer import Tokenizer, has_tokenizer, load_tokenizer
@@ -97,8 +97,9 @@ def load_hybrid(
     max_beta = file.number("max_beta", usual, 1e-4, 1.0, float)
     name = path.stem if single else folder.name
     stem = path.stem if single else ""
-    own = tokenizer_dir is None or has_tokenizer(folder, stem, file.metadata)
-    tokenizer = load_tokenizer(folder if own else tokenizer_dir, stem, file.metadata)
+    if tokenizer_dir is None or has_tokenizer(folder, stem, file.metadata):
+        tokenizer_dir = folder
+    tokenizer = load_tokenizer(tokenizer_dir, stem, file.metadata)
     net = load_network(file, config, side, side, compute, device)
     if dtype == ck.INT8:
         quantize(net)

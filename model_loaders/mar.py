@@ -9,8 +9,8 @@ import torch
 
 from . import checkpoint as ck
 from .families import expect
-from .networks.int8 import quantize
 from .networks.mar import MAR, MARConfig, MARModel
+from .networks.ops import quantize
 
 OFFICIAL_LATENT_SCALE = 0.2325
 OFFICIAL_T_MAX = 999

@@ -20,9 +20,9 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
 from .folders import parse_json, read_json, weight_files
-from .llamagen import LARGEST_GRID, check_grid, gpt_config, grids_in_name
+from .llamagen import LARGEST_GRID, find_grid, gpt_config, grids_in_name
 from .networks.gpt import GPT, GPTConfig, TokenModel
-from .networks.int8 import quantize
+from .networks.ops import quantize
 from .networks.qwen import HEAD, Marks, QwenConfig, QwenLM, TarModel
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from .tokenizer import Tokenizer, load_tokenizer
@@ -346,7 +346,7 @@ def _grid(file: ck.Checkpoint, config: GPTConfig, arguments: Mapping[str, Any], 
     Raises:
         UserError: see :func:`load_detokenizer`.
     """
-    name, rows = file.path.name, config.absolute
+    rows = config.absolute
     stated = file.number("grid", None, 2, LARGEST_GRID, int)
     tokens = file.setting(arguments, "max_seq_len", None, 4, LARGEST_GRID**2)
     prefix = file.setting(arguments, "cls_token_num", None, 1, 1 << 20)
@@ -361,15 +361,9 @@ def _grid(file: ck.Checkpoint, config: GPTConfig, arguments: Mapping[str, Any], 
         side = math.isqrt(max(0, rows - _OFFICIAL_PREFIX + 1))
         stated = side if side >= 2 and side**2 == rows - _OFFICIAL_PREFIX + 1 else None
     named = grids_in_name(file.path.stem, _SIZES)
-    if requested is not None:
-        check_grid(requested, name, stated, "16, 32 and 64")
-    grid = requested or stated or (named.pop() if len(named) == 1 else None)
-    if grid is None:
-        raise UserError(
-            f"grid: {name} does not say how large its pictures are; choose 16 (256 pixels), 32 (512) or 64 (1024)"
-        )
+    grid = find_grid(file, requested, stated, named, "16 (256 pixels), 32 (512) and 64 (1024)")
     if grid**2 > rows:
         raise UserError(
-            f"grid: {grid}x{grid} tokens need at least {grid**2} positions, {name} has {rows}; choose a smaller grid"
+            f"grid: {grid}x{grid} tokens need at least {grid**2} positions, {file.path.name} has {rows}; choose a smaller grid"
         )
     return grid

@@ -383,7 +383,7 @@ class TarPrompt(io.ComfyNode):
                     multiline=True,
                     placeholder="what to draw",
                     tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is read as text; an empty "
-                    "one is a picture without a wish. Usual: one or two sentences.",
+                    "one makes an unconditional image. Usual: one or two sentences.",
                 ),
                 seed_widget(),
                 *widgets(TarPromptSettings, automatic_names(TarPromptSettings)),
@@ -448,7 +448,7 @@ class ImageToCodes(io.ComfyNode):
             node_id="FastARImageToCodes",
             display_name="Image to Codes",
             category="FastAR/condition",
-            description="What a picture shows, as Tar's semantic codes: a de-tokenizer draws another picture of the same. The codes hold "
+            description="What a picture shows, as Tar's semantic codes: a de-tokenizer redraws the same content. The codes hold "
             "the content, not the pixels.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[

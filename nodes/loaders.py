@@ -197,15 +197,15 @@ class _Loader(io.ComfyNode):
     @classmethod
     def options(cls, widget: str) -> list[str]:
         """Choices of a widget."""
-        masked = registry.FAMILIES[cls.family].masked
+        family = registry.FAMILIES[cls.family]
         menus: dict[str, Callable[[], list[str]]] = {
-            "checkpoint": lambda: menu(registry.FAMILIES[cls.family].files),
-            "decoder": lambda: menu("kl" if masked else "vq", AUTO),
+            "checkpoint": lambda: menu(family.files),
+            "decoder": lambda: menu("kl" if family.masked else "vq", AUTO),
             "ta_tok": lambda: menu("ta-tok", AUTO),
             "dtype": lambda: list(cls.dtypes),
             "grid": lambda: [AUTO, *map(str, GRIDS)],
             "size": lambda: [AUTO, *map(str, SIZES)],
-            "speed": lambda: [s for s in SPEEDS if masked or s != KERNELS],
+            "speed": lambda: [s for s in SPEEDS if family.masked or s != KERNELS],
         }
         return menus[widget]()
 
@@ -243,9 +243,9 @@ class _Loader(io.ComfyNode):
         grid: Any = AUTO,
         size: Any = AUTO,
     ) -> io.NodeOutput:
-        masked = registry.FAMILIES[cls.family].masked
-        listed(checkpoint, registry.FAMILIES[cls.family].files)
-        listed(decoder, "kl" if masked else "vq", AUTO)
+        family = registry.FAMILIES[cls.family]
+        listed(checkpoint, family.files)
+        listed(decoder, "kl" if family.masked else "vq", AUTO)
         listed(ta_tok, "ta-tok", AUTO)
         given = {"dtype": dtype, "speed": speed, "grid": grid, "size": size}
         given = {name: _one_of(name, value, cls.options(name)) for name, value in given.items()}
@@ -262,7 +262,7 @@ class _Loader(io.ComfyNode):
         if cls.family == registry.TAR:
             parts[TA_TOK] = assembly.load_reader(ready, source, ta_tok)
             ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=parts[TA_TOK]))
-        if not masked:
+        if not family.masked:
             parts[UP_SAMPLER] = assembly.load_up_sampler(ready.decoder_choice, source)
         vae = make_vae(ready.decoder, ready.latent_channels)
         if given["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:

@@ -5,7 +5,6 @@ A run checks its inputs, makes room on the device and drives one generator.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,20 +16,18 @@ from torch import Tensor, nn
 from ..assembly import expect_same_codes, is_demo
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.networks.autoencoder import VQModel
 from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.networks.mar import MARModel
-from ..model_loaders.networks.autoencoder import VQModel
 from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import (
     AnyCondition,
     CodeCondition,
-    Condition,
     FeatureCondition,
     MaskedCondition,
     PromptCondition,
-    TextCondition,
 )
 from ..samplers.mar.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
@@ -39,10 +36,10 @@ from ..samplers.mar.settings import CacheSettings
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import SAMPLERS, Entry
 from ..samplers.settings import knobs
+from ..samplers.tokens import memory as token_memory
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.loop import resolve
-from ..samplers.tokens.settings import PARSettings, ZipARSettings, neighbours_of
 from ..samplers.tokens.upsampling import up_sampling
 from . import host
 from .conditioning import READING, LabelText, as_labels
@@ -71,8 +68,7 @@ from .status import hidden, reported
 
 MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
 TOKEN_LOADERS = "Load LlamaGen / PAR or Load Tar De-tokenizer"
-# Kind of condition to the node that makes it.
-SOURCES = {"class": "Class Label", "text": "Text Prompt (LlamaGen)", "features": "Tar Prompt", "codes": "Tar Prompt"}
+CONDITIONS = "Class Label, Text Prompt (LlamaGen), Tar Prompt or Image to Codes"
 NOISE_LIMIT = 4 << 30
 # Upper estimate of a TA-Tok's activations for the codes of one picture; pictures are read one at a time.
 _READER_BYTES = 256 << 20
@@ -136,18 +132,11 @@ def _width(loaded: host.Loaded) -> int:
 
 
 def check(choice: Choice, loaded: host.Loaded, draft: Any, field: str = "sampler") -> None:
-    """Check that a sampler runs here, suits the model and has its draft model.
-
-    Args:
-        field: name of the input that chose the sampler, for messages.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Check that a sampler, chosen in the input ``field``, runs here, suits the model and has its draft model."""
     entry = choice.entry
     if entry.name not in RUNNABLE:
         raise UserError(f"{field}: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
-    if isinstance(loaded.model, MARModel) != (entry.family == registry.MAR):
+    if isinstance(loaded.model, MARModel) != entry.masked:
         raise UserError(
             f"{field}: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
         )
@@ -156,29 +145,19 @@ def check(choice: Choice, loaded: host.Loaded, draft: Any, field: str = "sampler
 
 
 def run_choice(choice: Choice, loaded: host.Loaded, condition: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
-    """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_any`.
-
-    Raises:
-        UserError: see :func:`check`; or the settings do not suit the model.
-    """
+    """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_any`."""
     check(choice, loaded, draft)
     return run(choice.entry, loaded, settings_for(choice, loaded), condition, seed, draft=draft)
 
 
 def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: Any, **sockets: Any) -> io.NodeOutput:
-    """Run a sampler with progress, preview and cancellation.
+    """Run a sampler with progress, preview and cancellation, to the latent and the report.
 
     Args:
-        entry: of the registry.
-        loaded: a model of its family, checked.
-        settings: of its settings class.
-        condition, seed: values of the inputs.
+        loaded: a model of the sampler's family, checked.
         sockets: values of optional inputs by name: draft; cache, latent and mask of a MAR; upscale_model of MuLo-SD.
-
-    Returns:
-        The latent and the report.
     """
-    family = _run_mar if entry.family == registry.MAR else _run_tokens
+    family = _run_mar if entry.masked else _run_tokens
     given = {name: value for name, value in sockets.items() if value is not None}
     if "draft" in given and not entry.needs_draft:
         del given["draft"]
@@ -298,14 +277,14 @@ def _run_tokens(
         raise UserError(
             f"upscale_model: it got {describe(upscale_model)}; connect the output of Load Upscale Model, of one for colour pictures."
         )
-    what, others, more = _with_features(what, loaded), list[Any](), dict[str, Any]()
-    images, rows, learned = len(what), _rows(what), loaded.parts.get(UP_SAMPLER)
-    if small is None:
-        cells = min(model.tokens, _together(model, settings) * max(1, settings.parallel))
-        work = _work_bytes(model, images, settings, rows, cells)
-    else:
+    what, images, more = _with_features(what, loaded), len(what), dict[str, Any]()
+    work, others = token_memory.estimate(model, what, settings, small.model if small else None), list[Any]()
+    learned = loaded.parts.get(UP_SAMPLER)
+    if small is not None:
         others = [part for part in (small, vae, learned) if part is not None]
-        work = _mulosd_bytes(loaded, small, settings, images, rows)
+        pixels = model.grid * vae.downscale_ratio
+        part = max(1, min(images, _PIXELS // pixels**2))
+        work += part * vae.memory_used_encode((1, 3, pixels, pixels), vae.vae_dtype)
     place = partial(host.to_device, loaded, work, (images, vae.latent_channels, model.grid, model.grid), others)
     if small is not None:
         # Core's node may unload the models to make room for its own.
@@ -329,9 +308,7 @@ def _token_condition(value: Any, loaded: host.Loaded) -> AnyCondition:
         return as_labels(value, loaded.model.label_set)
     if isinstance(value, AnyCondition):
         return value
-    kind = loaded.model.net.config.condition
-    wanted: type = {"class": Condition, "text": TextCondition}.get(kind, CodeCondition)
-    return expect(value, wanted, "condition", SOURCES[kind])
+    raise UserError(f"condition: it got {describe(value)}; connect the output of {CONDITIONS}.")
 
 
 def _with_features(condition: AnyCondition, loaded: host.Loaded) -> AnyCondition:
@@ -366,56 +343,6 @@ def _is_upscale_model(value: Any) -> bool:
 def _name_of(upscale_model: Any) -> str:
     kind = getattr(getattr(upscale_model, "architecture", None), "name", None) or type(upscale_model.model).__name__
     return f"{kind} x{upscale_model.scale:g}"
-
-
-# --- memory
-
-
-def _rows(condition: AnyCondition) -> int:
-    """Condition rows of an image in front of the picture's tokens, at most."""
-    if isinstance(condition, Condition):
-        return 1
-    entries = condition.codes if isinstance(condition, CodeCondition) else condition.features
-    return max(map(len, entries), default=1)
-
-
-def _together(model: TokenModel, settings: Any) -> int:
-    """Tokens of an image that one pass decides, at most."""
-    if isinstance(settings, PARSettings):
-        return model.regions if model.regions > 1 else settings.group
-    return math.ceil(model.grid / settings.window) if isinstance(settings, ZipARSettings) else 1
-
-
-def _work_bytes(model: TokenModel, images: int, settings: Any, prefix: int, together: int, block: int = 0) -> float:
-    """Upper estimate of working memory: KV cache, rows of the largest pass, and logits.
-
-    Args:
-        prefix: condition rows of an image.
-        together: tokens of an image that one pass decides, at most.
-        block: further rows of the largest pass beyond the prefix.
-    """
-    c, size = model.net.config, next(model.net.parameters()).element_size()
-    halves = 2 if settings.cfg > 1 else 1
-    rows = halves * images * max(prefix + block, 2 * together)
-    # Logits of both halves, mixed, cut, sorted (values and indices), and the draws, in fp32.
-    logits = 4.0 * c.vocab * images * together * (halves + 8)
-    return model.cache_bytes(images, halves > 1, prefix) + rows * (8 * c.dim + 3 * c.hidden) * size + logits
-
-
-def _mulosd_bytes(large: host.Loaded, small: host.Loaded, settings: Any, images: int, rows: int) -> float:
-    """Upper estimate: both caches, the pass over the whole draft, the widest wave, the neighbour table, and enlarging."""
-    model, vae = large.model, large.vae
-    assert vae is not None
-    vocab = model.net.config.vocab
-    # Islands are separated, so a wave has at most one cell of every second row and column.
-    wave = math.ceil(model.grid / 2) ** 2
-    verifying = _work_bytes(model, images, settings, rows, min(wave, 256), model.tokens)
-    cells = min(small.model.tokens, small.model.grid * max(1, settings.draft_parallel))
-    drafting = _work_bytes(small.model, images, settings, rows, cells)
-    table = 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
-    pixels = model.grid * vae.downscale_ratio
-    part = max(1, min(images, _PIXELS // pixels**2))
-    return verifying + drafting + table + part * vae.memory_used_encode((1, 3, pixels, pixels), vae.vae_dtype)
 
 
 # ------------------------------------------------------------------------------------------------ nodes
@@ -481,7 +408,7 @@ class _Sampler(io.ComfyNode):
     @classmethod
     def optional(cls) -> list[io.Input]:
         """Optional sockets."""
-        if SAMPLERS[cls.sampler].family == registry.MAR:
+        if SAMPLERS[cls.sampler].masked:
             cached = issubclass(SAMPLERS[cls.sampler].settings, CacheSettings)
             return _edit() if cached else [_cache(), *_edit()]
         return []
@@ -489,7 +416,7 @@ class _Sampler(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         entry = SAMPLERS[cls.sampler]
-        if entry.family == registry.MAR:
+        if entry.masked:
             model, condition = MAR, MAR_CONDITION
             what = "What to draw, one entry an image: Class Label for a MAR, Prompt for Harmon and UniPic."
         else:
@@ -523,7 +450,7 @@ class _Sampler(io.ComfyNode):
     def execute(cls, condition: Any, seed: Any, enabled: Any = True, **inputs: Any) -> io.NodeOutput:
         entry = SAMPLERS[cls.sampler]
         field = "target" if entry.needs_draft else "model"
-        expect_model_ = expect_mar if entry.family == registry.MAR else expect_tokens
+        expect_model_ = expect_mar if entry.masked else expect_tokens
         loaded = expect_model_(inputs.pop(field), field)
         sockets = {i.id: inputs.pop(i.id, None) for i in cls.optional()}
         draft = inputs.pop("draft", None)

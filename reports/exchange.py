@@ -69,8 +69,6 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
     Raises:
         UserError: not a readable picture of at most 2^28 pixels, no reports in it, or reports that are not well-formed.
     """
-    if not path.is_file():  # a pipe would wait for its other end
-        raise UserError(f"image: {path.name} is not a file; choose a PNG file.")
     try:
         _check_chunks(path)
         # No other format: Pillow's reader of EPS, for example, starts a program.
@@ -83,7 +81,7 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
             text = getattr(picture, "text", {}).get(KEY)
             shown = picture.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
-        raise UserError(f"image: {path.name} cannot be read as a PNG file ({problem}); choose another.") from None
+        raise UserError(f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file.") from None
     if text is None:
         raise UserError(
             f"image: {path.name} holds no FastAR report; choose a PNG that Save Image wrote in a run in which a sampler ran."
@@ -110,6 +108,8 @@ def _check_chunks(path: Path) -> None:
         UserError: they are too large.
         OSError: it is no PNG file.
     """
+    if not path.is_file():  # a pipe would never end
+        raise OSError("it is no file")
     total = 0
     with path.open("rb") as file:
         if file.read(len(_SIGNATURE)) != _SIGNATURE:

@@ -246,7 +246,7 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
         A condition with one class id per image.
 
     Raises:
-        UserError: empty text, ``repeat`` below 1, an unknown label set, or names or ids not in it; the message names three of
+        UserError: empty or too long text, ``repeat`` below 1, an unknown label set, or names or ids not in it; the message names three of
             these with the closest names.
     """
     words = split_labels(text, field)

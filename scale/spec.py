@@ -22,7 +22,6 @@ from typing import Any
 from ..assembly import AUTO
 from ..errors import UserError, first_line
 from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.networks import matmul
 from ..samplers.choice import PRESET, Choice, choose
 from ..samplers.registry import Entry, find
 from ..samplers.settings import knobs, make
@@ -50,7 +49,6 @@ class Spec:
         seed: of the noise; image i uses (seed, i).
         decoder, draft, up_sampler, tar, ta_tok, encoder, grid: as the options of the command line.
         dtype: "auto", "fp32", "bf16", "fp16" or "int8".
-        matmul: method of products on a CPU; a fixed one, so that processes agree to the bit.
         threads: of a worker on a CPU, 0 for the process's own number.
     """
 
@@ -70,7 +68,6 @@ class Spec:
     encoder: str = "flan-t5-xl"
     grid: int | None = None
     dtype: str = AUTO
-    matmul: str = matmul.METHODS[0]
     threads: int = 0
 
     @property
@@ -108,7 +105,7 @@ _RANGES = {
     "grid": (2, 128),
     "threads": (0, 1024),
 }
-_CHOICES = {"dtype": (AUTO, *DTYPES, INT8), "matmul": matmul.METHODS}
+_CHOICES = {"dtype": (AUTO, *DTYPES, INT8)}
 _NAMES = ("decoder", "draft", "up_sampler", "tar", "ta_tok", "encoder")
 
 

@@ -1,8 +1,8 @@
 """The folder of a sweep: what was asked, finished shards, and tables made from them.
 
 A shard is the images ``first .. last`` of a cell (sampler and settings). Its pictures and its times are written first, its record
-last, each by renaming a finished file: a shard is complete exactly if its record exists. Records hold only what every repetition
-gives to the bit; seconds are in files of their own.
+last, each by renaming a finished file: a shard is complete exactly if its record exists. Records hold reproducible values only;
+seconds are in files of their own.
 
     manifest.json                              what was asked, and the cells in order
     runs/<time>-<pid>-<host>.json              one per process that worked

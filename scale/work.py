@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +28,6 @@ from ..assembly import (
     prompt_settings,
 )
 from ..errors import UserError
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..reports.record import Report
 from ..samplers.batches import in_parts
@@ -40,7 +38,7 @@ from ..samplers.settings import make
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.tar import tar_prompt
-from ..selection import begin, complete
+from ..selection import begin, complete, warm_up
 from .folder import host
 from .spec import Spec
 from .store import Cell, Shard, Store, shard_key
@@ -88,7 +86,7 @@ def numerics(spec: Spec, source: Source) -> dict[str, Any]:
     """What decides the last bits of a picture beside the model: device type, dtype, product method, threads."""
     device = (source.compute or source.device).type
     threads = (spec.threads or torch.get_num_threads()) if device == "cpu" else 0
-    return {"device": device, "dtype": source.dtype, "matmul": spec.matmul, "threads": threads}
+    return {"device": device, "dtype": source.dtype, "threads": threads}
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -372,19 +370,12 @@ class Worker:
         return self.store.write_shard(cell, shard, pictures, labels, about)
 
     def _warm_up(self, cell: Cell, prepared: Prepared, condition: AnyCondition) -> None:
-        """One AR step with two diffusion steps, or three passes of a token model, once for every model and token sampler: the first
-        call in a process includes the initialisation of libraries."""
+        """Warm up once for every model and token sampler."""
         name = (cell.family, cell.model, "" if FAMILIES[cell.family].masked else cell.sampler)
         if name in self._warm:
             return
         self._warm.add(name)
-        settings = prepared.settings
-        if FAMILIES[cell.family].masked:
-            settings = make(prepared.entry.settings, {"ar_steps": 1, "diffusion_steps": 2})
-        steps = begin(prepared.entry, prepared.ready, settings, condition, cell.seed, 0, range(1))
-        for _ in islice(steps, 3):
-            pass
-        steps.close()
+        warm_up(prepared.entry, prepared.ready, prepared.settings, condition)
 
 
 def draw(
@@ -422,6 +413,5 @@ def draw(
 
 def use(numbers: dict[str, Any]) -> None:
     """Set product method and threads of this process, see :func:`numerics`."""
-    matmul.configure(numbers["matmul"])
     if numbers["threads"]:
         torch.set_num_threads(numbers["threads"])

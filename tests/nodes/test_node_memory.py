@@ -16,7 +16,7 @@ from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks import graphs, speed
 from fastar_nodes.nodes import compare, host, samplers
-from test_compare import compared as compared_cells
+from test_compare_nodes import compared as compared_cells
 from test_conditions import codes_of, readers  # noqa: F401 - a fixture
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -25,7 +25,7 @@ from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prom
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-MAR_NODES = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].family == "mar"]
+MAR_NODES = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].masked]
 TOKEN_NODES = [samplers.LlamaGenSampler, samplers.PARSampler, samplers.ZipARSampler]
 FAST = [node for node in NODES.values() if node.preset is not None]
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel, initialise
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.conditioning import from_ids
@@ -101,7 +101,7 @@ def models(node: Any) -> dict[str, host.Loaded]:
     """Tiny models for the model sockets of a sampler."""
     if node is samplers.MuLoSDSampler:
         return {"target": a_drawer(), "draft": a_drawer("small", 1)}
-    if samplers.SAMPLERS[node.sampler].family == "mar":
+    if samplers.SAMPLERS[node.sampler].masked:
         return {name: a_mar() for name in node.models}
     return {"model": a_gpt(special=3 if node is samplers.PARSampler else 0)}
 

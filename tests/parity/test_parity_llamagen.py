@@ -61,6 +61,7 @@ def test_all_recorded_cases_agree():
     assert sum(name.endswith(".sampled") for name in found) == 3 + 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "tensor", "case"),
     [
@@ -83,6 +84,7 @@ def test_a_changed_number_fails_its_case(tmp_path, file, tensor, case):
     assert len(found) == 8 and sum(v == "FAIL" for v in found.values()) <= 2  # full_logits are looked at twice
 
 
+@pytest.mark.slow
 def test_other_weights_fail(tmp_path):
     copy(tmp_path, "par_4x_tiny.safetensors", "par_4x_tiny_io.safetensors")
     change(tmp_path / "par_4x_tiny.safetensors", spe_tok_embeddings__special_embeddings__weight=lambda t: t.flip(0))

@@ -59,6 +59,17 @@ def test_psnr_of_a_known_error():
     assert q.psnr(a, a) == math.inf
 
 
+@pytest.mark.parametrize("at", [(0, 0, 0, 0), (0, 63, 47, 2), (2, 63, 0, 1), (2, 30, 47, 0)], ids=str)
+def test_one_changed_pixel_counts_wherever_it_is(at):
+    """Every image, row, column and channel: 3 images of 64 x 48 pixels, one value of which differs by 60."""
+    a = np.full((3, 64, 48, 3), 100, np.uint8)
+    b = a.copy()
+    b[at] += 60
+    assert q.psnr(a, b) == pytest.approx(10 * math.log10(255**2 / (60**2 / a.size)))
+    assert q.ssim(a, b) < 1 - 1e-10 and not q.measure(a, b).identical
+    assert np.argwhere(q.difference(a, b)).tolist() == [list(at)]
+
+
 def test_pictures_below_one_window_have_no_ssim():
     assert q.measure(noise(0, side=10), noise(1, side=10)).ssim is None
     assert q.measure(noise(0, side=11), noise(1, side=11)).ssim is not None

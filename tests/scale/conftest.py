@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks import matmul
 from tiny_sweeps import write_files
 
 
@@ -16,8 +15,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def settled():
-    """The threads and the product method of the other tests."""
+    """The threads of the other tests."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    matmul.configure()

@@ -133,9 +133,7 @@ def test_a_changed_setting_makes_cells_of_its_own_and_the_way_back_draws_nothing
     assert drawn == [] and store.table() == whole[1]
 
 
-@pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"batch": 4}, {"labels": ["cat"]}, {"dtype": "bf16"}, {"threads": 2}, {"matmul": "columns"}]
-)
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch": 4}, {"labels": ["cat"]}, {"dtype": "bf16"}, {"threads": 2}])
 def test_all_that_pictures_depend_on_is_in_the_key(files, tmp_path, change):
     keys = {c.key for entries in (table(files), table(files, **change)) for c in begin(tmp_path, entries)[1]}
     assert len(keys) == 6

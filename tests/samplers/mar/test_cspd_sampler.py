@@ -71,12 +71,14 @@ def plain() -> torch.Tensor:
     return many(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("off", "changes"), [(0.02, {}), (0.3, {"speculation": 3}), (0.1, {"draft_length": 1})])
 def test_lossless_is_the_targets_distribution(plain, off, changes):
     found = many(2, off, **changes)
     assert energy(plain, found) > 0.001 and least_ks(plain, found) > 0.001
 
 
+@pytest.mark.slow
 def test_the_same_test_sees_that_the_approximate_mode_is_not(plain):
     found = many(2, 0.3, mode="published")
     assert energy(plain, found) <= 0.001 and least_ks(plain, found) <= 0.001

@@ -40,6 +40,7 @@ def plain() -> torch.Tensor:
     return many(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [3, 8])
 def test_the_distribution_is_plain_mars(plain, length):
     found = many(2, speculation=length)
@@ -137,6 +138,7 @@ def test_a_cached_head_cannot_be_verified_with(model):
         assert cached(**full).report.counts["drafted_steps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", [1, 4])
 def test_half_the_sequential_calls_on_the_demo(root, images):
     model = load_mar(root / "demo" / "checkpoints" / "mar.safetensors", "fp32")

@@ -41,7 +41,7 @@ CASES = {
     "no guidance": {"cfg": 1.0},
 }
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def steps(kind="class", images=(0, 1, 2), seed=5, draft="itself", **changes):

@@ -49,6 +49,8 @@ GRID = 6
 
 
 KINDS = ("class", "text", "features", "class, grouped heads")
+# One kind of condition in every run of the tests, all of them in `make test-all`.
+SOME_KINDS = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 # Side of the target's grid to draft: three and two times smaller.
 TARGETS = {kind: tiny_gpt(kind, GRID) for kind in KINDS}
 DRAFTS = {(kind, small): tiny_gpt(kind, small, seed=1) for kind in KINDS for small in (2, 3)}
@@ -166,7 +168,7 @@ def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple
     return torch.tensor(out), rejections, lengths
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize(
     "change",
     [
@@ -202,7 +204,7 @@ def uncached(model, condition, image: int, tokens: torch.Tensor) -> torch.Tensor
     return torch.stack(halves)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 0])
 def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would judge it."""
@@ -222,7 +224,7 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     assert judged == [(a, min(a + step, GRID * GRID)) for a in range(0, GRID * GRID, step)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
     """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones among them."""
     seen, decide = [], TokenRun.decide
@@ -252,7 +254,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
 # ------------------------------------------------------------------------------------------------ the two ends
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize(("small", "rows"), [(3, 0), (3, 1), (3, 2), (2, 0), (2, 1)])
 @pytest.mark.parametrize(
     "change", [{"expansion": 0}, {"expansion": 2, "cfg": 1.0}, {"cfg_interval": 7}, {"temperature": 0.0}], ids=str
@@ -284,7 +286,7 @@ def test_so_it_is_whatever_the_other_settings(seed, rows, order, repair):
     assert torch.equal(result.codes, serial(images=(1,), seed=seed))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("small", [3, 2])
 def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
     result = run(kind, small=small, tau=0.0, draft_window=1)
@@ -345,7 +347,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("window", [2, 3, 20])
 @pytest.mark.parametrize("case", [case for case in CASES if "window" not in case])
 def test_a_draft_in_windows_is_the_draft(kind, window, case):
@@ -362,7 +364,7 @@ def test_a_draft_in_windows_takes_fewer_passes():
     assert parallel["waves"] == serially["waves"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("case", CASES)
 def test_an_image_does_not_depend_on_its_batch(kind, case):
     together = run(kind, **CASES[case])
