@@ -30,8 +30,8 @@ from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
 from ..model_loaders.hybrid import precision
-from ..model_loaders.networks import gpt, mar
-from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from ..model_loaders.networks import llama, mar
+from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..model_loaders.networks.speed import choose
 from ..reports.record import VERSION, Report
@@ -147,12 +147,12 @@ def official(size: str) -> MARConfig:
     )
 
 
-def official_gpt(size: str, special: int = 0) -> GPTConfig:
+def official_gpt(size: str, special: int = 0) -> LlamaConfig:
     """Configuration of an official size of LlamaGen; with ``special`` transition tokens, of a PAR."""
     dim, depth, heads, _ = TOKEN_SIZES[size]
     # Two thirds of four times the width, up to the next multiple of 256.
     hidden = -(-(8 * dim // 3) // 256) * 256
-    return GPTConfig(
+    return LlamaConfig(
         dim=dim,
         depth=depth,
         heads=heads,
@@ -174,7 +174,7 @@ def random_model(size: str, dtype: str, device: torch.device, special: int = 0) 
         if size in HYBRID_SIZES:
             return Ready(HYBRID, random_hybrid(size, precision(dtype, device), device))
         if tokens:
-            net = gpt.initialise(GPT(official_gpt(size, special))).eval().requires_grad_(False)
+            net = llama.initialise(Llama(official_gpt(size, special))).eval().requires_grad_(False)
             net.output.weight.normal_(
                 std=0.02
             )  # zero, the initial value in training, would make all tokens equally likely

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..assembly import Ready
 from ..errors import UserError
-from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
-from ..model_loaders.networks.gpt import initialise as initialise_gpt
+from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
+from ..model_loaders.networks.llama import initialise as initialise_gpt
 from ..model_loaders.networks.mar import MARModel
 from ..samplers.conditioning import FeatureCondition, from_ids
 from ..samplers.driver import finish
@@ -99,7 +99,7 @@ def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
     """csuhan/Tar: its de-tokenizer AR-DTok."""
     dim, depth, heads = DTOK_SIZES[size]
     count = DTOK_GRID**2
-    config = GPTConfig(
+    config = LlamaConfig(
         dim=dim,
         depth=depth,
         heads=heads,
@@ -112,7 +112,7 @@ def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        ours = initialise_gpt(GPT(config)).eval().requires_grad_(False)
+        ours = initialise_gpt(Llama(config)).eval().requires_grad_(False)
         ours.output.weight.normal_(std=0.02)
         features = torch.randn(FEATURES, FEATURE_WIDTH)
     with checkout(root, "tok") as load:

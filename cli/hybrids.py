@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ..model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
+from ..model_loaders.networks.llama import qwen_config
 from ..model_loaders.networks.mar import MARConfig
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
-from ..model_loaders.networks.qwen import QwenConfig
 from ..model_loaders.networks.rows import Work
 from ..samplers.conditioning import PromptCondition
 from ..samplers.mar import memory
@@ -59,7 +59,7 @@ def official(size: str, grid: int | None = None) -> HybridConfig:
         head_depth=head_depth,
         head_width=head_width,
     )
-    llm = QwenConfig(
+    llm = qwen_config(
         dim=dim,
         depth=depth,
         heads=heads,

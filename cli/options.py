@@ -29,7 +29,6 @@ _MODEL_OPTIONS = {
         "draft model of cspd (a smaller one) or mulosd (one of a smaller picture): auto (where the catalogue has one), an entry of the "
         "catalogue or a file",
     ),
-    "up-sampler": (AUTO, "learned up-sampler of mulosd.up_sampler=latent: auto (the demo's) or a file"),
     "tar": (AUTO, "language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file"),
     "ta-tok": (AUTO, "TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"),
     "encoder": ("flan-t5-xl", "text encoder of text-to-image models; default flan-t5-xl"),
@@ -47,9 +46,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--speed",
         default=PLAIN,
         choices=SPEEDS,
-        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first; "
-        "kernels: as compile, with Triton kernels for the diffusion head of MAR, on CUDA; graphs: CUDA graphs of the diffusion loop and of "
-        "a decoding step",
+        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first",
     )
     add(
         "--models",

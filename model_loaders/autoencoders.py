@@ -10,7 +10,7 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
 from .networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
-from .networks.gpt import TokenModel
+from .networks.llama import TokenModel
 
 
 def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> KLModel:

@@ -47,7 +47,6 @@ KINDS = {
     "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",)),
     "t5": Kind("a T5 text encoder", "encoder", ("encoder.block.0.layer.0.SelfAttention.",), folder=True),
     "tar": Kind("a Tar language model", "checkpoint", ("model.embed_tokens.weight",), folder=True, loader="Load Tar"),
-    "upsampler": Kind("a latent up-sampler", "up_sampler"),
     "tokenizer": Kind("a tokenizer", "checkpoint", folder=True),
 }
 

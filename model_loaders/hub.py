@@ -221,12 +221,6 @@ def draft_for(choice: str) -> str | None:
     return next((e.draft for e in _catalogue() if e.id == name), None)
 
 
-def up_sampler_for(decoder: str) -> str | None:
-    """The id of the latent up-sampler trained with a decoder (an id), or None if there is none."""
-    name = _MARK.sub("", decoder.strip())
-    return next((e.id for e in entries("upsampler") if e.decoder == name and not e.missing), None)
-
-
 def _entry(choice: str, family: str) -> Entry | None:
     """The catalogue entry of a choice, or None.
 

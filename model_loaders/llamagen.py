@@ -11,7 +11,7 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
-from .networks.gpt import GPT, GPTConfig, TokenModel
+from .networks.llama import Llama, LlamaConfig, TokenModel
 from .networks.ops import quantize
 
 IMAGENET_CLASSES = 1000
@@ -63,7 +63,7 @@ def load_llamagen(
         )
     side = _grid(file, config, grid)
     what = "a PAR" if config.special else "a LlamaGen"
-    net = ck.build(file, what, lambda: GPT(config))
+    net = ck.build(file, what, lambda: Llama(config))
     imagenet = config.condition == "class" and config.condition_size == IMAGENET_CLASSES
     weights = file.filter(lambda name: name != _ROPE_TABLE)
     ck.load_strictly(net, weights, what, dtype=compute, device=device)
@@ -75,7 +75,7 @@ def load_llamagen(
     )
 
 
-def gpt_config(file: ck.Checkpoint, what: str, heads: int | None) -> GPTConfig:
+def gpt_config(file: ck.Checkpoint, what: str, heads: int | None) -> LlamaConfig:
     """Derive a GPT's shape from its weights.
 
     Args:
@@ -88,7 +88,7 @@ def gpt_config(file: ck.Checkpoint, what: str, heads: int | None) -> GPTConfig:
     if any("emb" in name and tensor.ndim != 2 for name, tensor in file.state.items()):
         raise file.error(f"does not fit {what}: its embeddings are misshaped")
     with ck.shape_errors(file, what):
-        config = GPTConfig.from_state_dict(file.state, heads)
+        config = LlamaConfig.of_llamagen(file.state, heads)
     if min(config.dim, config.depth, config.hidden, config.vocab, config.condition_size) < 1:
         raise file.error(f"does not fit {what}: a part of it is missing or empty")
     return config
@@ -125,7 +125,7 @@ def grids_in_name(stem: str, sizes: re.Pattern[str]) -> set[int]:
     return {int(size) // _OFFICIAL_STRIDE for size in sizes.findall(stem)}
 
 
-def _grid(file: ck.Checkpoint, config: GPTConfig, requested: int | None) -> int:
+def _grid(file: ck.Checkpoint, config: LlamaConfig, requested: int | None) -> int:
     """Tokens per side of the image.
 
     Raises:
@@ -144,7 +144,7 @@ def _grid(file: ck.Checkpoint, config: GPTConfig, requested: int | None) -> int:
     return side
 
 
-def _stated_grid(file: ck.Checkpoint, config: GPTConfig) -> int | None:
+def _stated_grid(file: ck.Checkpoint, config: LlamaConfig) -> int | None:
     """Tokens per side from the metadata, else from the length of a stored RoPE table; None if neither determines it."""
     stated = file.number("grid", None, 2, LARGEST_GRID, int)
     if stated is not None or _ROPE_TABLE not in file.state:

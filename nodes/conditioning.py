@@ -16,8 +16,8 @@ from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
 from ..model_loaders.checkpoint import choose_dtype as choose_model_dtype
 from ..model_loaders.networks.prompts import UNCONDITIONAL
-from ..model_loaders.networks.qwen import TarModel
 from ..model_loaders.networks.ta_tok import TATokModel
+from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
 from ..samplers.batches import in_parts
@@ -360,7 +360,7 @@ def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images:
     scale, c = DETAILS.index(settings.detail), tar.net.config
     rows, size = len(tar.prompt(text, scale)), next(tar.net.parameters()).element_size()
     cache = 2.0 * c.depth * c.kv_heads * c.head_dim * (rows + tar.sides[scale] ** 2) * images * size
-    return cache + max(rows, images) * (8 * c.dim + 3 * c.hidden) * size + 4.0 * tar.marks.codes * images * 10
+    return cache + max(rows, images) * (8 * c.dim + 3 * c.hidden) * size + 4.0 * tar.special.codes * images * 10
 
 
 class TarPrompt(io.ComfyNode):

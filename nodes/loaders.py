@@ -20,7 +20,7 @@ from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.download import readable_size
 from ..model_loaders.families import KINDS
 from ..model_loaders.networks.autoencoder import KLAutoencoder, KLModel, VQModel
-from ..model_loaders.networks.speed import KERNELS, PLAIN, SPEEDS
+from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..samplers import registry
 from . import host
 from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, schema
@@ -39,7 +39,7 @@ GRIDS = (8, 12, 16, 24, 32, 48, 64)
 # Pixels per side of Harmon and UniPic on the menu, and pixels per token of the official models.
 SIZES, PIXELS = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 1024), 16
 # Parts of a loaded token model, see ``host.Loaded``.
-TA_TOK, UP_SAMPLER = "ta_tok", "up_sampler"
+TA_TOK = "ta_tok"
 
 
 # ------------------------------------------------------------------------------------------------ files and downloads
@@ -138,7 +138,7 @@ _TOOLTIPS = {
     "size": "Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others run and usually "
     "look worse; the report notes it.",
     "speed": "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a "
-    "minute before the first picture and needs a compiler. graphs: CUDA graphs, for few images at a time; CUDA only.",
+    "minute before the first picture and needs a compiler.",
 }
 
 
@@ -205,7 +205,7 @@ class _Loader(io.ComfyNode):
             "dtype": lambda: list(cls.dtypes),
             "grid": lambda: [AUTO, *map(str, GRIDS)],
             "size": lambda: [AUTO, *map(str, SIZES)],
-            "speed": lambda: [s for s in SPEEDS if family.masked or s != KERNELS],
+            "speed": lambda: list(SPEEDS),
         }
         return menus[widget]()
 
@@ -262,8 +262,6 @@ class _Loader(io.ComfyNode):
         if cls.family == registry.TAR:
             parts[TA_TOK] = assembly.load_reader(ready, source, ta_tok)
             ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=parts[TA_TOK]))
-        if not family.masked:
-            parts[UP_SAMPLER] = assembly.load_up_sampler(ready.decoder_choice, source)
         vae = make_vae(ready.decoder, ready.latent_channels)
         if given["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")

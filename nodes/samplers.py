@@ -17,7 +17,7 @@ from ..assembly import expect_same_codes, is_demo
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.networks.autoencoder import VQModel
-from ..model_loaders.networks.gpt import TokenModel
+from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
 from ..samplers import registry
 from ..samplers.batches import in_parts
@@ -40,10 +40,10 @@ from ..samplers.tokens import memory as token_memory
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.loop import resolve
-from ..samplers.tokens.upsampling import up_sampling
+from ..samplers.tokens.upsampling import UpSampling
 from . import host
 from .conditioning import READING, LabelText, as_labels
-from .loaders import TA_TOK, UP_SAMPLER
+from .loaders import TA_TOK
 from .schema import (
     CACHE,
     MAR,
@@ -75,7 +75,7 @@ _READER_BYTES = 256 << 20
 # Pixels that pass through the decoder at once when a draft is enlarged.
 _PIXELS = 1 << 21
 # Samplers that run here: all but the comparison that needs a codebook, and the second name of LlamaGen.
-RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if entry.needs_codes != "vq" and name != registry.TAR}
+RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if name != registry.TAR}
 
 
 # ------------------------------------------------------------------------------------------------ models and choices
@@ -279,9 +279,8 @@ def _run_tokens(
         )
     what, images, more = _with_features(what, loaded), len(what), dict[str, Any]()
     work, others = token_memory.estimate(model, what, settings, small.model if small else None), list[Any]()
-    learned = loaded.parts.get(UP_SAMPLER)
     if small is not None:
-        others = [part for part in (small, vae, learned) if part is not None]
+        others = [small, vae]
         pixels = model.grid * vae.downscale_ratio
         part = max(1, min(images, _PIXELS // pixels**2))
         work += part * vae.memory_used_encode((1, 3, pixels, pixels), vae.vae_dtype)
@@ -289,8 +288,7 @@ def _run_tokens(
     if small is not None:
         # Core's node may unload the models to make room for its own.
         enlarge = None if upscale_model is None else host.upscaler(upscale_model, place)
-        name = "" if upscale_model is None else _name_of(upscale_model)
-        up = up_sampling(settings.up_sampler, _vq(loaded), enlarge, name, learned.model if learned else None)
+        up = UpSampling(_vq(loaded), enlarge, "bicubic" if upscale_model is None else _name_of(upscale_model))
         more = {"draft": small.model, "up_sampler": up}
     place()
 

@@ -47,7 +47,7 @@ class Spec:
         images: per cell.
         batch: images of a shard, which are sampled at once.
         seed: of the noise; image i uses (seed, i).
-        decoder, draft, up_sampler, tar, ta_tok, encoder, grid: as the options of the command line.
+        decoder, draft, tar, ta_tok, encoder, grid: as the options of the command line.
         dtype: "auto", "fp32", "bf16", "fp16" or "int8".
         threads: of a worker on a CPU, 0 for the process's own number.
     """
@@ -62,7 +62,6 @@ class Spec:
     seed: int = 0
     decoder: str = AUTO
     draft: str = AUTO
-    up_sampler: str = AUTO
     tar: str = AUTO
     ta_tok: str = AUTO
     encoder: str = "flan-t5-xl"
@@ -106,7 +105,7 @@ _RANGES = {
     "threads": (0, 1024),
 }
 _CHOICES = {"dtype": (AUTO, *DTYPES, INT8)}
-_NAMES = ("decoder", "draft", "up_sampler", "tar", "ta_tok", "encoder")
+_NAMES = ("decoder", "draft", "tar", "ta_tok", "encoder")
 
 
 def read_spec(path: Path) -> Spec:

@@ -184,11 +184,11 @@ class Models:
         return found
 
     def _with(self, entry: Entry, settings: Any, ready: Ready, files: tuple[Path, ...]) -> Prepared:
-        name = (entry.name, str(getattr(settings, "up_sampler", "")) if entry.needs_codes else "")
+        name = entry.name
         if name not in self._entries:
             self.used.clear()
-            drafts = Drafts(self.source, self.spec.draft, ready.choice, False) if entry.needs_draft else None
-            bound = complete(entry, ready, settings, drafts, self.source, self.spec.up_sampler)
+            drafts = Drafts(self.source, self.spec.draft, ready.choice) if entry.needs_draft else None
+            bound = complete(entry, ready, drafts)
             self._entries[name] = (bound, tuple(self.used))
         bound, more = self._entries[name]
         digest = hashlib.sha256("".join(map(file_digest, files + more)).encode()).hexdigest()

@@ -77,13 +77,10 @@ def test_a_model_comes_with_its_decoder(demo):
     assert demo.device == CPU and defaults(demo)["ar_steps"] <= demo.tokens
 
 
-def test_a_token_model_comes_with_its_decoder_and_its_up_sampler(source):
+def test_a_token_model_comes_with_its_decoder(source):
     ready = assembly.load(LLAMAGEN, "demo-llamagen-low", source)
     assert ready.family == LLAMAGEN and ready.vq.net.config.codes == ready.model.net.config.vocab
     assert ready.tokens == ready.model.grid**2 and ready.latent_channels == ready.vq.net.config.code_channels
-    learned = assembly.load_up_sampler(ready.decoder_choice, source)
-    assert learned is None or learned.net.config.channels == ready.latent_channels
-    assert assembly.load_up_sampler("auto", source) is None
 
 
 def test_a_detokenizer_has_a_reader(source):
@@ -116,13 +113,13 @@ def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, 
 
 
 def test_drafts_are_loaded_once(demo, source):
-    drafts = Drafts(source, "demo", "demo", False)
+    drafts = Drafts(source, "demo", "demo")
     first = drafts.load("cspd", demo)
     assert first is not demo.model and drafts.load("cspd+lazymar", demo) is first
     with pytest.raises(UserError, match="^draft: cspd needs a small draft model beside mine; name one with --draft"):
-        Drafts(source, "auto", "mine", False).load("cspd", Ready(MAR, demo.model, choice="mine.pth"))
+        Drafts(source, "auto", "mine").load("cspd", Ready(MAR, demo.model, choice="mine.pth"))
     with pytest.raises(UserError, match="^draft: demo-kl "):
-        Drafts(source, "demo-kl", "demo", False).load("cspd", demo)
+        Drafts(source, "demo-kl", "demo").load("cspd", demo)
 
 
 def test_codes_of_two_tokenizers_differ(source):

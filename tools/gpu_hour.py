@@ -8,7 +8,7 @@ It writes gpu_hour.json and one page of Markdown, gpu_hour.md:
 - seconds, launches and peak memory of every sampler at official sizes with random weights, plain and compiled.
 
 Random weights mean nothing for acceptance. FastHybrid accepts every draft, as it does on the demo at batch 1 (98 % at batch 8); MuLo-SD
-accepts a share of 0.7, the middle of the demo's; CSpD and Jacobi accept what they do, which the page says.
+accepts a share of 0.7, the middle of the demo's; CSpD accepts what it does, which the page says.
 
 A run that takes too long is stopped after some steps and extrapolated to all of them; the page marks it. Cells that do not fit into the
 time are listed as left out. With --dry every cell runs once at a tiny size, on any device; its numbers mean nothing.
@@ -32,9 +32,9 @@ from ..cli.bench import PAR_SPECIAL, SIZES, TOKEN_SIZES, official, official_gpt
 from ..cli.bench_references import DTOK_SIZES
 from ..cli.options import choose_device
 from ..errors import UserError
-from ..model_loaders.networks import gpt, mar
+from ..model_loaders.networks import llama, mar
 from ..model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from ..model_loaders.networks.gpt import GPT, TokenModel
+from ..model_loaders.networks.llama import Llama, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
 from ..model_loaders.networks.speed import COMPILE, PLAIN, choose
 from ..reports.record import VERSION
@@ -84,7 +84,7 @@ def cells() -> list[Cell]:
     models = {
         "MAR-B": masked,
         "MAR-H": (*masked, "cspd"),
-        "LlamaGen-XL": ("llamagen", "zipar", "jacobi"),
+        "LlamaGen-XL": ("llamagen", "zipar"),
         "LlamaGen-XXL": ("llamagen",),
         "PAR-XL": ("par",),
         "AR-DTok-1024": ("llamagen", "zipar", "mulosd"),
@@ -125,7 +125,7 @@ def build(name: str, dtype: str, device: torch.device, dry: bool = False) -> MAR
         return TokenModel(tokens.to(device, kind), name, grid)
 
 
-def _gpt(name: str, dry: bool) -> GPT:
+def _gpt(name: str, dry: bool) -> Llama:
     if name in _DTOK_GRIDS:
         dim, depth, heads = DTOK_SIZES["AR-DTok-LP"]
         config = replace(official_gpt("LlamaGen-XL"), dim=dim, depth=depth, heads=heads, kv_heads=heads)
@@ -136,7 +136,7 @@ def _gpt(name: str, dry: bool) -> GPT:
     if dry:
         config = replace(config, dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=32)
         config = replace(config, condition_size=8) if config.condition == "class" else config
-    return gpt.initialise(GPT(config))
+    return llama.initialise(Llama(config))
 
 
 def _vq(device: torch.device, dry: bool) -> VQModel:

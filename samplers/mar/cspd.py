@@ -114,7 +114,6 @@ def cspd(
     run = begin("cspd", model, condition, settings, noise, seed, edit, transformer)
     run.report.model = f"{model.name}, drafted by {draft.name}"
     run.report.memory |= {f"{WEIGHTS}draft {name}": count for name, count in draft.weights().items()}
-    draft.net.begin()
     draft_transformer = draft_transformer or FullTransformer()
     with torch.no_grad():
         draft_run = draft_of(run, draft, condition)

@@ -22,11 +22,11 @@ from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import MaskedCondition, expect_kind
 from ..driver import start_clock
 from ..noise import Noise, copied
-from .diffusion import Tables, tables
 from .editing import Edit
 from .memory import estimate
 from .schedule import ORDERS, masked_after
 from .settings import MARBase
+from .tables import Tables, tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +258,6 @@ def begin(
     c, parameter = model.net.config, next(model.net.parameters())
     device = parameter.device
     expect_kind(condition, model.condition, model.name)
-    model.net.begin()
     memory = estimate(model, condition, settings)
     with torch.no_grad():
         rows = condition.rows(model, settings.cfg != 1.0)

@@ -16,13 +16,14 @@ from ...model_loaders.networks.mar import MARModel
 from ..conditioning import MaskedCondition
 from ..driver import timed
 from ..noise import CounterRNG, Noise, row_keys
-from .diffusion import HeadBatch, Tables, denoise, spaced
+from .diffusion import HeadBatch, denoise, spaced
 from .editing import Edit
 from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin, rows_at
 from .settings import DiSASettings, MARSettings
 from .speculative import denoise_speculatively, expect_full_head
+from .tables import Tables
 
-# Below so many steps, starting at t = 999 multiplies the head's error by thousands (diffusion.py); the authors' code clips.
+# Below so many steps, starting at t = 999 multiplies the head's error by thousands (tables.py); the authors' code clips.
 FEW_STEPS, CLIPPED = 30, 950
 
 CURVES = {

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...model_loaders.networks.diffusion_head import BUDGET
 from ...model_loaders.networks.mar import MARModel
 from ...model_loaders.networks.ops import away_bytes
 from ..conditioning import MaskedCondition
-from .diffusion import BUDGET
 from .schedule import masked_after
 from .settings import CacheSettings, MARBase
 

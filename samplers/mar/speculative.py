@@ -25,10 +25,12 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...model_loaders.networks.diffusion_head import BUDGET
 from ..noise import CounterRNG
 from .coupling import Gaussian, acceptable, couple
-from .diffusion import BUDGET, HeadBatch, Tables, guide
+from .diffusion import HeadBatch, guide
 from .loop import Run
+from .tables import Tables
 
 # Lanes of a row's random numbers: one for all acceptances, two per diffusion step for redraws after a rejection.
 _ACCEPT, _NORMAL, _UNIFORM = -1, 0, 1

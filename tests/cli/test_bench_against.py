@@ -18,7 +18,7 @@ GPT_MODULE = """
 from dataclasses import dataclass
 from torch import nn
 from fastar_nodes.cli.bench import official_gpt
-from fastar_nodes.model_loaders.networks.gpt import GPT
+from fastar_nodes.model_loaders.networks.llama import Llama
 
 @dataclass
 class ModelArgs:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fastar_nodes.cli import bench, compare, progress
 from fastar_nodes.cli.main import COMMANDS
-from fastar_nodes.model_loaders.networks.gpt import GPTConfig
+from fastar_nodes.model_loaders.networks.llama import LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.samplers.registry import SAMPLERS
 
@@ -98,7 +98,7 @@ def test_benchmark_sizes_are_the_official_ones(mar_fixtures):
 def test_benchmark_sizes_of_tokens_are_the_official_ones(root, size, file, special):
     told = json.loads((root / "tests" / "parity" / "llamagen" / f"keys_{file}.json").read_text())
     state = {name: torch.empty(shape, device="meta") for name, shape in told["keys"].items()}
-    assert bench.official_gpt(size, special) == GPTConfig.from_state_dict(state)
+    assert bench.official_gpt(size, special) == LlamaConfig.of_llamagen(state)
 
 
 def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):

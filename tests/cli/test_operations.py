@@ -13,7 +13,7 @@ import torch
 from fastar_nodes.cli.bench import official, official_gpt
 from fastar_nodes.cli.bench_references import DTOK_SIZES
 from fastar_nodes.cli.bench_work import counted
-from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
+from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MAR, MARModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, from_ids
 from fastar_nodes.samplers.mar.mar import mar
@@ -39,7 +39,7 @@ def operations_a_step(steps, first: int, count: int) -> float:
 def narrow_gpt(config, **changes):
     config = replace(config, dim=8 * config.heads, hidden=16, **changes)
     with torch.device("meta"):
-        return GPT(config).eval().requires_grad_(False)
+        return Llama(config).eval().requires_grad_(False)
 
 
 def test_mar_b():
@@ -57,7 +57,7 @@ def test_mar_b():
 
 
 def model_tables(model, count):
-    from fastar_nodes.samplers.mar.diffusion import tables
+    from fastar_nodes.samplers.mar.tables import tables
 
     return tables(count, model.t_max)
 

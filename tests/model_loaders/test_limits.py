@@ -13,7 +13,7 @@ from fastar_nodes.model_loaders import archive, checkpoint, folders
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, choose_dtype, load_strictly, read
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.gpt import GPTConfig
+from fastar_nodes.model_loaders.networks.llama import LlamaConfig
 from fastar_nodes.model_loaders.networks.ops import Int8Linear
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
 from fastar_nodes.model_loaders.tokenizer import check_components, load_tokenizer
@@ -213,7 +213,7 @@ def test_the_grid_of_a_detokenizer_with_official_positions(rest):
 
     for side in (2, 3, 16):
         rows = tar._OFFICIAL_PREFIX - 1 + side**2 + rest
-        config = GPTConfig(16, 1, 2, 2, 24, 24, "codes", 10, absolute=rows)
+        config = LlamaConfig(16, 1, 2, 2, 24, 24, "codes", 10, absolute=rows)
         if not rest:
             assert tar._grid(stating(), config, {}, None) == side
             continue

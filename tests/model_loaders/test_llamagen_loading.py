@@ -12,24 +12,24 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.checkpoint import choose_dtype
 from fastar_nodes.model_loaders.llamagen import load_llamagen
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from safetensors.torch import save_file
 
-TINY = GPTConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=20, condition="class", condition_size=3)
+TINY = LlamaConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=20, condition="class", condition_size=3)
 TEXT = replace(TINY, condition="text", condition_size=12, text_rows=6)
 PAR = replace(TINY, special=3)
 
 
-def weights(config: GPTConfig = TINY, seed: int = 0) -> dict[str, torch.Tensor]:
+def weights(config: LlamaConfig = TINY, seed: int = 0) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return {k: torch.randn(v.shape, generator=g) for k, v in GPT(config).state_dict().items()}
+    return {k: torch.randn(v.shape, generator=g) for k, v in Llama(config).state_dict().items()}
 
 
 @pytest.fixture
 def tiny(tmp_path: Path):
     """Writes a tiny GPT, after ``change(state)``, with metadata; gives its path."""
 
-    def write(change=lambda state: None, config: GPTConfig = TINY, name: str = "tiny", **metadata: str) -> Path:
+    def write(change=lambda state: None, config: LlamaConfig = TINY, name: str = "tiny", **metadata: str) -> Path:
         state = weights(config)
         change(state)
         path = tmp_path / f"{name}.safetensors"
@@ -45,7 +45,7 @@ def tiny(tmp_path: Path):
 @pytest.mark.parametrize(
     "config", [TINY, TEXT, PAR, replace(PAR, special=15)], ids=["class", "text", "par 4x", "par 16x"]
 )
-def test_every_kind_loads(tiny, config: GPTConfig) -> None:
+def test_every_kind_loads(tiny, config: LlamaConfig) -> None:
     model = load_llamagen(tiny(config=config))
     assert model.net.config == config and (model.grid, model.name, model.label_set) == (4, "tiny", "")
     assert model.regions == config.special + 1
@@ -116,14 +116,14 @@ def test_bf16_where_hardware_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
         ("PAR-256", PAR, 16),
     ],
 )
-def test_grid_from_the_name(tiny, tmp_path: Path, name: str, config: GPTConfig, grid: int) -> None:
+def test_grid_from_the_name(tiny, tmp_path: Path, name: str, config: LlamaConfig, grid: int) -> None:
     save_file(weights(config), tmp_path / f"{name}.safetensors")
     assert load_llamagen(tmp_path / f"{name}.safetensors", heads=2).grid == grid
     assert load_llamagen(tmp_path / f"{name}.safetensors", heads=2, grid=grid).grid == grid
 
 
 @pytest.mark.parametrize("config", [TINY, TEXT, PAR], ids=["class", "text", "par"])
-def test_grid_from_a_rotation_table(tmp_path: Path, config: GPTConfig) -> None:
+def test_grid_from_a_rotation_table(tmp_path: Path, config: LlamaConfig) -> None:
     rows = (config.text_rows or 1) + config.special + 8 * 8
     path = tmp_path / "c2i_B_256.safetensors"
     save_file({**weights(config), "freqs_cis": torch.zeros(rows, 4, 2)}, path)

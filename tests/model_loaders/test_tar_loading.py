@@ -15,8 +15,8 @@ from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import expect_codes, load_vq
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, read
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from fastar_nodes.model_loaders.networks.qwen import Marks
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
+from fastar_nodes.model_loaders.networks.tar import SpecialTokens
 from fastar_nodes.model_loaders.tar import (
     _marks,
     expect_features,
@@ -76,7 +76,7 @@ def test_layouts(folder: Path, tmp_path: Path) -> None:
         and model.sides == (4, 2, 1)
         and model.repetition_penalty == 1.0
     )
-    assert model.marks == Marks(image=15, scale=16, code=20, codes=20) and model.span == (20, 40)
+    assert model.special == SpecialTokens(image=15, scale=16, code=20, codes=20) and model.span == (20, 40)
     expected = tiny_qwen().state_dict()
     assert all(torch.equal(v, expected[k]) for k, v in model.net.state_dict().items())
     assert not model.net.training and not any(p.requires_grad or p.is_meta for p in model.net.parameters())
@@ -127,7 +127,7 @@ def test_output_matrix(folder: Path) -> None:
     save_file({**state, "lm_head.weight": head}, folder / "model.safetensors")
     assert load_tar(folder).net.config.tied, "the configuration decides, as upstream"
     (folder / "config.json").write_text(json.dumps({**CONFIG, **IDS, "tie_word_embeddings": False}))
-    assert torch.equal(load_tar(folder).net.lm_head.weight, head)
+    assert torch.equal(load_tar(folder).net.output.weight, head)
     save_file(state, folder / "model.safetensors")
     refused(load_tar, folder, "^checkpoint: .*lm_head.weight is missing")
     config = {k: v for k, v in {**CONFIG, **IDS}.items() if k != "tie_word_embeddings"}
@@ -175,22 +175,24 @@ def without_ids(folder: Path, added: dict[str, int], **config) -> Path:
 def test_ids_of_the_configuration_go_before_the_tokenizers(folder: Path) -> None:
     wrong = {"<im_start>": 0, "<S0>": 1, "<I0>": 2, "<I1>": 3}
     (folder / "tokenizer.json").write_text(json.dumps(words(wrong)))
-    assert load_tar(folder).marks == Marks(15, 16, 20, 20)
+    assert load_tar(folder).special == SpecialTokens(15, 16, 20, 20)
 
 
 def test_ids_of_the_tokenizer(folder: Path) -> None:
     marks = {"<im_start>": 39, "<S0>": 14, "<S1>": 15, **{f"<I{i}>": 20 + i for i in range(9)}, "<I10>": 30}
     model = load_tar(without_ids(folder, marks))
-    assert model.marks == Marks(39, 14, 20, 9) and model.sides == (4, 2), "two scales, nine codes without a gap"
+    assert model.special == SpecialTokens(39, 14, 20, 9) and model.sides == (4, 2), (
+        "two scales, nine codes without a gap"
+    )
     chat = {**marks, "<|im_start|>": 16, "<|im_end|>": 17}
-    assert load_tar(without_ids(folder, chat)).marks.turn == (16, 17)
+    assert load_tar(without_ids(folder, chat)).special.chat == (16, 17)
     prompt = load_tar(folder).prompt("red", 0)
     assert prompt[0] == 16 and prompt[-3:-1] == [13, 39] and prompt.count(16) == 3 and prompt.count(17) == 2
 
 
 def test_official_ids_by_arithmetic(folder: Path) -> None:
     """A model with as many tokens as the official one, whose folder says nothing of them."""
-    narrow = replace(TINY, vocab=1, dim=2, heads=1, kv_heads=1, head_dim=2, hidden=2)
+    narrow = replace(TINY, vocab=1, dim=2, heads=1, kv_heads=1, queries=2, hidden=2)
     state = {**tiny_qwen(narrow).state_dict(), "model.embed_tokens.weight": torch.ones(217_206, 2)}
     save_file(state, folder / "model.safetensors")
     config = {"num_attention_heads": 1}
@@ -198,7 +200,7 @@ def test_official_ids_by_arithmetic(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(words({})))
     model = load_tar(folder)
     assert (
-        model.marks == Marks(151_665, 151_667, 151_670, 65_536)
+        model.special == SpecialTokens(151_665, 151_667, 151_670, 65_536)
         and model.sides == (27, 13, 9)
         and model.span == (151_670, 217_206)
     )
@@ -254,7 +256,7 @@ def test_marks_typed_by_a_person_are_text(folder: Path) -> None:
             assert all(i < 14 for i in tar.prompt(text, 0)[:-2]), text
     unknown = {**words()["model"]["vocab"], "dog": 16}
     (folder / "tokenizer.json").write_text(json.dumps(words(model={**words()["model"], "vocab": unknown})))
-    with pytest.raises(UserError, match="^text: it holds one of the marks that Tar-tiny keeps for itself"):
+    with pytest.raises(UserError, match="^text: it holds a special token of Tar-tiny"):
         load_tar(folder).prompt("a dog", 0)
 
 
@@ -342,7 +344,7 @@ def test_vocabulary_and_merges(folder: Path) -> None:
 def test_qwen_marks_of_a_vocabulary_alone() -> None:
     bare = Tokenizer(lambda text: [], {}, 151_643)
     marks, scales = _marks(Checkpoint({}, {}, Path("x")), {}, bare, 217_206)
-    assert marks.turn == (151_644, 151_645) and scales == 3
+    assert marks.chat == (151_644, 151_645) and scales == 3
 
 
 @pytest.mark.parametrize(

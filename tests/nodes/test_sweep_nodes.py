@@ -170,7 +170,7 @@ def test_a_line_comes_back():
             parse_choice(line, "sampler")
 
 
-@pytest.mark.parametrize("line", ["zipar", "lantern", "cspd"])
+@pytest.mark.parametrize("line", ["zipar", "cspd"])
 def test_samplers_that_do_not_suit_the_model(line):
     with pytest.raises(UserError, match="^(sampler|draft): "):
         sharing.AnySampler.execute(a_mar(), WHAT, line, 7)

@@ -1,7 +1,6 @@
 """Kernels of a diffusion step at MAR-B's depth, counted in the code that the compiler generates for a CPU.
 
-With ``speed`` "kernels" there are 13 and the update instead (tests/model_loaders/test_head_kernels.py). On a GPU the fused loops are
-other kernels, but what is fused follows from the same scheduler. Counts do not depend on widths.
+On a GPU the fused loops are other kernels, but what is fused follows from the same scheduler. Counts do not depend on widths.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ import pytest
 import torch
 from fastar_nodes.cli.bench import official
 from fastar_nodes.model_loaders.networks.mar import MAR
-from fastar_nodes.samplers.mar.diffusion import HeadBatch, ancestral_step, head_output, step_numbers, tables
+from fastar_nodes.samplers.mar.diffusion import HeadBatch, ancestral_step, head_output, step_numbers
+from fastar_nodes.samplers.mar.tables import tables
 
 pytestmark = [
     pytest.mark.slow,

@@ -20,8 +20,8 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.settings import JacobiSettings, LanternSettings, MuLoSDSettings
-from fastar_nodes.samplers.tokens.upsampling import PixelUpSampling
+from fastar_nodes.samplers.tokens.settings import MuLoSDSettings
+from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from test_sampler_contract import CASES as MASKED
 from tiny_models import tiny_mar
 from tiny_tokens import tiny_vq
@@ -37,8 +37,6 @@ IMAGES = (0, 1, 2)
 MOST = 8
 DRAFTED = {
     "mulosd": MuLoSDSettings(cfg=2.5, top_k=8, tau=0.2, draft_window=2, resample_window=2),
-    "lantern": LanternSettings(cfg=2.5, top_k=8, draft_length=3, neighbours=2),
-    "jacobi": JacobiSettings(cfg=2.5),
 }
 # Of every sampler the settings with the most compilations.
 NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "cspd, no guidance", "fasthybrid+lazymar", "cspd+lazymar")
@@ -53,7 +51,6 @@ def counters():
     torch._dynamo.reset()
     counters.clear()
     before = speed.set_backend("eager")
-    speed._shared.clear()
     yield counters
     speed.set_backend(before)
     torch._dynamo.reset()
@@ -83,7 +80,7 @@ def runs(name):
                 extra["draft"] = chosen(tiny_gpt("class", 3 if name == "mulosd" else 4, seed=1), how)
             if SAMPLERS[name].needs_codes:
                 up = SAMPLERS[name].needs_codes == "up_sampler"
-                extra[SAMPLERS[name].needs_codes] = PixelUpSampling(vq) if up else vq
+                extra[SAMPLERS[name].needs_codes] = UpSampling(vq) if up else vq
         condition = condition_of(model.net.config.condition, IMAGES)
         return finish(func(chosen(model, how), condition, settings, PairedDraws(5, IMAGES), 5, **extra))
 
@@ -153,14 +150,8 @@ def _doubled(x, text):
 
 def test_mistakes(monkeypatch):
     net = speed.Regional()
-    with pytest.raises(
-        UserError, match="^speed: 'fast' is none of plain, compile, kernels, graphs; choose one of them"
-    ):
+    with pytest.raises(UserError, match="^speed: 'fast' is none of plain, compile; choose one of them"):
         speed.choose(net, "fast", CPU)
-    for found in (net, tiny_mar().net):
-        what = "a CUDA GPU" if found.diffusion_head else r"a model with a diffusion head \(MAR, Harmon, UniPic\)"
-        with pytest.raises(UserError, match=f"^speed: kernels needs {what}; choose compile or plain"):
-            speed.choose(found, speed.KERNELS, CPU)
     monkeypatch.setattr(torch._dynamo, "is_dynamo_supported", lambda: False)
     with pytest.raises(UserError, match="^speed: torch.compile does not support this version of Python; choose plain"):
         speed.choose(net, speed.COMPILE, CPU)

@@ -28,10 +28,10 @@ from ...samplers.mar.cspd import (
     published_ratio,
     published_steps,
 )
-from ...samplers.mar.diffusion import Tables, tables_at
 from ...samplers.mar.loop import FullTransformer, Run, begin
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import CSpDSettings
+from ...samplers.mar.tables import Tables, tables_at
 from .cases import Case, Check, exact, read_json, read_tensors
 
 DATA, DRAFT = "cspd.safetensors", "cspd_draft_f16.safetensors"

@@ -22,11 +22,12 @@ from ...model_loaders.networks.hybrid import TABLES, Hybrid, HybridConfig, Promp
 from ...model_loaders.networks.prompts import INSTRUCTION, HybridModel, PromptRows
 from ...model_loaders.networks.rows import Rows
 from ...model_loaders.tokenizer import load_tokenizer
-from ...samplers.mar.diffusion import HeadBatch, Tables, denoise, tables
+from ...samplers.mar.diffusion import HeadBatch, denoise
 from ...samplers.mar.loop import FullTransformer, begin
 from ...samplers.mar.mar import annealed_steps
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
+from ...samplers.mar.tables import Tables, tables
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, failed, read_json, read_tensors, relative
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from ...model_loaders.mar import load_mar
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
-from ...samplers.mar.diffusion import tables_at
 from ...samplers.mar.lazymar import REFERENCE_RATIOS, LazyTransformer
 from ...samplers.mar.loop import Run, begin
 from ...samplers.mar.mar import plain_steps
 from ...samplers.mar.settings import LazyMARSettings
+from ...samplers.mar.tables import tables_at
 from ...samplers.noise import Noise
 from .cases import Case, Check, exact, read_json, read_tensors
 

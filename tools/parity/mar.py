@@ -23,11 +23,12 @@ from ...model_loaders.networks.rows import ClassRows
 from ...reports.record import Clock, Report
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
-from ...samplers.mar.diffusion import HeadBatch, denoise, guide, tables
+from ...samplers.mar.diffusion import HeadBatch, denoise, guide
 from ...samplers.mar.loop import Plan, Run
 from ...samplers.mar.mar import mar
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
+from ...samplers.mar.tables import tables
 from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar

@@ -16,11 +16,12 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import cspd as module
 from fastar_nodes.samplers.mar.coupling import Gaussian
 from fastar_nodes.samplers.mar.cspd import TRIES, cspd, last_step, published_keep, published_ratio, traced
-from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise, tables
+from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, CSpDSettings, MARSettings
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -8,7 +8,8 @@ import pytest
 import torch
 from diffusion_reference import log_variance, predict_x0
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.mar.diffusion import cosine_betas, guide, respaced_timesteps, tables
+from fastar_nodes.samplers.mar.diffusion import guide
+from fastar_nodes.samplers.mar.tables import cosine_betas, respaced_timesteps, tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

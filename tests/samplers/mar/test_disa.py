@@ -10,11 +10,11 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.diffusion import tables
 from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import annealed_steps, annealed_tables, mar
 from fastar_nodes.samplers.mar.settings import LazyMARSettings, MARSettings
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given

@@ -12,10 +12,11 @@ from fastar_nodes.reports.record import REDONE
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import fasthybrid as module
-from fastar_nodes.samplers.mar.diffusion import HeadBatch, ancestral_step, denoise, step_numbers, tables
+from fastar_nodes.samplers.mar.diffusion import HeadBatch, ancestral_step, denoise, step_numbers
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid, guidance_weights
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARBase, MARSettings
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
 from hypothesis import strategies as st

@@ -12,7 +12,6 @@ from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.diffusion import tables
 from fastar_nodes.samplers.mar.editing import Edit
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, lazymar
@@ -25,6 +24,7 @@ from fastar_nodes.samplers.mar.settings import (
     LazyMARSettings,
     MARSettings,
 )
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_hybrids import TURN, tiny_hybrid
 from tiny_models import tiny_mar

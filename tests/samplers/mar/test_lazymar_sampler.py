@@ -13,7 +13,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import diffusion
 from fastar_nodes.samplers.mar import lazymar as module
-from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise, tables
+from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
 from fastar_nodes.samplers.mar.editing import Edit
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
@@ -29,6 +29,7 @@ from fastar_nodes.samplers.mar.settings import (
     MARBase,
     MARSettings,
 )
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS, find
 from fastar_nodes.samplers.settings import knobs

@@ -11,11 +11,11 @@ from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import diffusion
-from fastar_nodes.samplers.mar.diffusion import respaced_timesteps
 from fastar_nodes.samplers.mar.loop import Plan
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
 from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.mar.tables import respaced_timesteps
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
 from hypothesis import strategies as st

@@ -12,12 +12,13 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import coupling, speculative
 from fastar_nodes.samplers.mar.coupling import Coupled, Gaussian
-from fastar_nodes.samplers.mar.diffusion import HeadBatch, tables
+from fastar_nodes.samplers.mar.diffusion import HeadBatch
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.mar.speculative import Paths
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
 from tiny_models import ManyImages, pictures, tiny_mar, toy_mar
 from two_samples import energy, least_ks
