@@ -20,7 +20,7 @@ from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.download import readable_size
 from ..model_loaders.families import KINDS
 from ..model_loaders.networks.autoencoder import KLAutoencoder, KLModel, VQModel
-from ..model_loaders.networks.speed import KERNELS, PLAIN, SPEEDS
+from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..samplers import registry
 from . import host
 from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, schema
@@ -128,7 +128,7 @@ _TOOLTIPS = {
     "size": "Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others run and usually "
     "look worse; the report notes it.",
     "speed": "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a "
-    "minute before the first picture and needs a compiler. graphs: CUDA graphs, for few images at a time; CUDA only.",
+    "minute before the first picture and needs a compiler.",
 }
 
 
@@ -191,7 +191,7 @@ class _Loader(io.ComfyNode):
             "dtype": lambda: list(cls.dtypes),
             "grid": lambda: [AUTO, *map(str, GRIDS)],
             "size": lambda: [AUTO, *map(str, SIZES)],
-            "speed": lambda: [s for s in SPEEDS if family.masked or s != KERNELS],
+            "speed": lambda: list(SPEEDS),
         }
         return menus[widget]()
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...model_loaders.networks.diffusion_head import BUDGET
 from ...model_loaders.networks.mar import MARModel
 from ...model_loaders.networks.ops import offloaded_bytes
 from ..conditioning import MaskedCondition
 from .schedule import masked_after
 from .settings import CacheSettings, MARBase
 
-# Modulations of the head that are computed at once, in numbers; those of one diffusion step may be more.
-BUDGET = 1 << 24
 # Kept during the whole generation: entries that begin with this, and these.
 WEIGHTS = "weights: "
 # Weights off the device end with this, and are not counted.

@@ -23,7 +23,7 @@ from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
-from ...samplers.mar.diffusion import Tables, tables
+from ...samplers.mar.tables import Tables, tables
 from . import captions, recipes
 from .recipes import (
     NULL_LABELS,
