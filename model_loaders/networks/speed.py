@@ -81,7 +81,7 @@ class Regional(nn.Module):
 
     def on_device(self) -> bool:
         """Whether all weights are on the device."""
-        return not any(layer.away() for layer in self._streamed)
+        return not any(layer.is_offloaded() for layer in self._streamed)
 
 
 def shared(function: Callable[P, R], kept: dict[Any, Any] | None = None) -> Callable[P, R]:

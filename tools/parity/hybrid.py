@@ -171,7 +171,7 @@ def _words(path: Path) -> Case:
 
     def checks() -> Iterator[Check]:
         recorded, tokenizer = read_json(path), load_tokenizer(folder, "", {})
-        opening, closing = (tokenizer.marks[f"<|im_{end}|>"] for end in ("start", "end"))
+        opening, closing = (tokenizer.special_tokens[f"<|im_{end}|>"] for end in ("start", "end"))
         tiny = _model(path.parent, 2, 2)
         model = HybridModel(
             tiny.net,
