@@ -1,7 +1,4 @@
-"""Shared drawing for grids and token maps: colours, text layout and image helpers.
-
-Requires numpy and Pillow only. Images are uint8 RGB arrays.
-"""
+"""Shared drawing for grids, plots and token maps: colours, text layout and image helpers. Images are uint8 RGB arrays."""
 
 from __future__ import annotations
 
@@ -71,12 +68,39 @@ def wrap(text: str, size: int, max_width: float, lines: int) -> list[str]:
     return [*out, shorten(" ".join(words), size, max_width)] if words else out
 
 
-def check_batch(pictures: np.ndarray, name: str) -> np.ndarray:
-    """Return ``pictures`` if it is a non-empty uint8 array [N, H, W, 3].
+class Canvas:
+    """An image that is drawn on."""
 
-    Raises:
-        UserError: wrong type, shape or dtype, or an empty array.
-    """
+    def __init__(self, width: int, height: int, colour: Colour = BACKGROUND):
+        self.image = Image.new("RGB", (width, height), colour)
+        self.draw = ImageDraw.Draw(self.image)
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The image, uint8 [H, W, 3]."""
+        return np.asarray(self.image)
+
+    def write(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: int = TAG_SIZE,
+        colour: Colour = TEXT,
+        room: float | None = None,
+        before: float = 0.0,
+    ) -> None:
+        """Write a line whose top is at ``y``, shortened to ``room`` pixels; the share ``before`` of its width is left of ``x``."""
+        text = text if room is None else shorten(text, size, room)
+        self.draw.text((x - before * text_width(text, size), y), text, colour, font=font(size))
+
+    def paste(self, picture: np.ndarray, x: int, y: int) -> None:
+        """Paste uint8 [H, W, 3] with its top left corner at (x, y)."""
+        self.image.paste(Image.fromarray(picture), (x, y))
+
+
+def check_batch(pictures: np.ndarray, name: str) -> np.ndarray:
+    """Return ``pictures`` if it is a non-empty uint8 array [N, H, W, 3], else raise a UserError."""
     if not isinstance(pictures, np.ndarray):
         raise UserError(f"{name}: it holds a {type(pictures).__name__}, not uint8 pictures [N, H, W, 3].")
     if pictures.ndim != 4 or pictures.shape[3] != 3 or pictures.dtype != np.uint8:
@@ -98,19 +122,7 @@ def resize(picture: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def contact_sheet(pictures: np.ndarray, columns: int = 0, gap: int = 2) -> np.ndarray:
-    """Tile a batch into one image in row-major order.
-
-    Args:
-        pictures: uint8 [N, H, W, 3].
-        columns: images per row; 0 for a near-square sheet.
-        gap: pixels between neighbours.
-
-    Returns:
-        uint8 [H', W', 3].
-
-    Raises:
-        UserError: ``pictures`` is not a non-empty uint8 batch.
-    """
+    """Tile a batch uint8 [N, H, W, 3] into one image in row-major order; ``columns`` 0 is a near-square sheet."""
     n, h, w, _ = check_batch(pictures, "pictures").shape
     columns = min(n, columns) if columns > 0 else math.ceil(math.sqrt(n))
     rows = math.ceil(n / columns)
@@ -149,13 +161,7 @@ def annotate(
     taken: list[tuple[float, float, float, float]],
     gap: float = 8,
 ) -> None:
-    """Write a dot's label where no other label is: right, left, above or below; none if all are taken.
-
-    Args:
-        x, y: centre of the dot.
-        taken: boxes (left, top, right, bottom) of labels; the new one is added.
-        gap: pixels between the centre and the label.
-    """
+    """Write a dot's label right, left, above or below its centre, where no box of ``taken`` is, and add its box; else nothing."""
     text = shorten(text, TAG_SIZE, 110)
     w, h = text_width(text, TAG_SIZE), line_height(TAG_SIZE)
     for left, top in (

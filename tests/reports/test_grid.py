@@ -99,7 +99,7 @@ def test_the_baseline_is_first_and_marked():
     assert where(second, GREEN)[2] < where(second, RED)[2]
     edge = np.array(p.ACCENT)
     assert (first[20, 30:200] == edge).all() and not (first[20, -200:-30] == edge).any()
-    unmarked = p.compare_grid(*args, [None, None], marked=False)
+    unmarked = p.compare_grid(*args, [None, None])
     assert not (unmarked[20] == edge).all(-1).any()
 
 
