@@ -243,8 +243,8 @@ def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     path = file.path
     if _TORCH < (2, 6):  # older weights-only unpicklers can be made to execute code (CVE-2025-32434)
-        found = f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}"
-        raise file.error(found, "use torch 2.6 or a .safetensors file")
+        why = f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}"
+        raise file.error(why, "use torch 2.6 or a .safetensors file")
     if path.suffix == ".safetensors":  # torch does not map such files
         raise file.error("is a torch checkpoint and no safetensors file", "rename it to .pt")
     try:
@@ -252,8 +252,8 @@ def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
         with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
             found: Any = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except archive.HoldsCode as e:
-        found = f"holds {e}, which may be code, so nothing was loaded"
-        raise file.error(found, "use a .safetensors version of it") from e
+        why = f"holds {e}, which may be code, so nothing was loaded"
+        raise file.error(why, "use a .safetensors version of it") from e
     except (archive.Refused, OSError) as e:
         raise file.error(first_line(e)) from e
     except MemoryError:
@@ -319,6 +319,18 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> t
         # Before Volta fp16 is not faster than fp32, and on some cards much slower.
         return torch.float16 if capability >= (7, 0) else torch.float32
     return torch.float16 if device.type in ("mps", "xpu") else torch.float32
+
+
+def without_fp16(name: str, device: str | torch.device, what: str) -> torch.dtype:
+    """As :func:`choose_dtype`, for networks whose activations overflow in fp16: "auto" is bf16 or fp32.
+
+    Raises:
+        UserError: unknown name, or fp16; ``what`` names the network.
+    """
+    if name == "fp16":
+        raise UserError(f"dtype: fp16 overflows in {what}; choose bf16, fp32 or auto")
+    compute = choose_dtype(name, device, bf16=True)
+    return torch.float32 if compute == torch.float16 else compute
 
 
 @contextmanager

@@ -32,7 +32,7 @@ _TEXT_DECODER = "vq16-t2i"
 _TA_TOK = "ta-tok"
 # Suffix of parts that are missing in some repositories.
 _OPTIONAL = "?"
-_MARK = re.compile(r" \(download[^()]*\)$")
+_DOWNLOAD_SUFFIX = re.compile(r" \(download[^()]*\)$")
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,14 @@ def resolve(
         if entry.missing:
             raise UserError(f"{field}: the built-in {entry.id} is missing from this installation; install FastAR again")
         return _PACKAGE / entry.file
-    home = next(_homes(entry, [*folders, Path(download_to)]), None)
-    if home is None:
-        home = _fetch(entry, Path(download_to), field, progress)
+    found = next(_folders_holding(entry, [*folders, Path(download_to)]), None)
+    if found is None:
+        found = _fetch(entry, Path(download_to), field, progress)
     else:
-        for path in (home / name for name, _ in entry.names):
+        for path in (found / name for name, _ in entry.names):
             if os.path.isfile(path):
                 check_digest(path, entry.sha256, field, lambda: progress(0, 0) if progress else None)
-    return home if entry.parts else home / entry.names[0][0]
+    return found if entry.parts else found / entry.names[0][0]
 
 
 def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
@@ -168,7 +168,7 @@ def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
     entry = _entry(choice, family)
     if entry is None or entry.built_in:
         return None
-    return entry if next(_homes(entry, [*map(Path, folders)]), None) is None else None
+    return entry if next(_folders_holding(entry, [*map(Path, folders)]), None) is None else None
 
 
 def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text: bool | None = None) -> str:
@@ -217,7 +217,7 @@ def ta_tok_for(choice: str, path: Path | None = None) -> str:
 
 def draft_for(choice: str) -> str | None:
     """The id of an entry's default draft model, or None; files have none."""
-    name = _MARK.sub("", choice.strip())
+    name = _DOWNLOAD_SUFFIX.sub("", choice.strip())
     return next((e.draft for e in _catalogue() if e.id == name), None)
 
 
@@ -231,7 +231,7 @@ def _entry(choice: str, family: str) -> Entry | None:
         raise UserError(
             f"{KINDS[family].field}: it got a {type(choice).__name__}, not a name; choose one from the list"
         )
-    name = _MARK.sub("", choice.strip())
+    name = _DOWNLOAD_SUFFIX.sub("", choice.strip())
     entry = next((e for e in _catalogue() if e.id == name), None)
     if entry and entry.family != family:
         field, kind = KINDS[family].field, KINDS[entry.family]
@@ -240,12 +240,12 @@ def _entry(choice: str, family: str) -> Entry | None:
     return entry
 
 
-def _homes(entry: Entry, folders: Sequence[Path]) -> Iterator[Path]:
+def _folders_holding(entry: Entry, folders: Sequence[Path]) -> Iterator[Path]:
     """The folders that hold a catalogued entry, the nearest first: a single file may lie in a subfolder of a model folder."""
     for folder in folders:
-        home = folder / entry.folder
-        if all(os.path.isfile(home / name) for name, optional in entry.names if not optional):
-            yield home
+        found = folder / entry.folder
+        if all(os.path.isfile(found / name) for name, optional in entry.names if not optional):
+            yield found
     if not entry.parts:
         for folder in folders:
             yield from (path.parent for path in sorted(folder.rglob(entry.file)) if path.is_file())

@@ -12,7 +12,7 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
 from .folders import read_json, weight_files
-from .mar import FP32_WEIGHTS, OFFICIAL_LATENT_SCALE, OFFICIAL_T_MAX, check_patch
+from .mar import FP32_WEIGHTS, latent_metadata
 from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, resize_table
 from .networks.ops import quantize
 from .networks.prompts import HybridModel
@@ -29,7 +29,6 @@ _UNIPIC_TOKENS, UNIPIC_MAX_BETA, MAX_BETA = 1024, 0.2, 0.999
 # The official models draw pictures of twice the side of their stored tables.
 _TRAINED = 2
 SMALLEST_GRID, LARGEST_GRID = 2, 128
-_OPENING, _CLOSING, _TURN, _TEXT_TOKENS = "<|im_start|>", "<|im_end|>", (151_644, 151_645), 151_643
 _WHAT = "Harmon or UniPic"
 
 
@@ -39,10 +38,7 @@ def precision(dtype: str, device: str | torch.device) -> torch.dtype:
     Raises:
         UserError: unknown name, or fp16, in which activations of Qwen2.5 overflow.
     """
-    if dtype == "fp16":
-        raise UserError("dtype: fp16 overflows in the language model of Harmon and UniPic; choose bf16, fp32 or auto.")
-    chosen = ck.choose_dtype(dtype, device, bf16=True)
-    return torch.float32 if chosen == torch.float16 else chosen
+    return ck.without_fp16(dtype, device, "the language model of Harmon and UniPic")
 
 
 def load_hybrid(
@@ -83,19 +79,14 @@ def load_hybrid(
     settings = json_entry(file, "config") or ({} if single else read_json(folder / "config.json", "checkpoint"))
     reader = any(name.startswith(_READER) for name in file.state)
     config = config_of(file, settings)
-    latent_scale = file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4, float)
-    t_max = file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX, int)
-    patch = file.number("patch", 1, 1, 64, int)
-    check_patch(file, patch, config.mar.channels)
-    stored = config.mar.grid
-    trained = file.number("grid", min(_TRAINED * stored, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID, int)
+    stated = latent_metadata(file, config.mar.channels)
+    trained = file.number("grid", min(_TRAINED * config.mar.grid, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID, int)
     side = trained if grid is None else grid
     if not SMALLEST_GRID <= side <= LARGEST_GRID:
         raise UserError(f"grid: {side} tokens per side are outside {SMALLEST_GRID} to {LARGEST_GRID}.")
     unipic = reader or config.mar.tokens == _UNIPIC_TOKENS
     usual = file.setting(_part(settings, "diffusion"), "max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0)
     max_beta = file.number("max_beta", usual, 1e-4, 1.0, float)
-    name = path.stem if single else folder.name
     stem = path.stem if single else ""
     if tokenizer_dir is None or has_tokenizer(folder, stem, file.metadata):
         tokenizer_dir = folder
@@ -105,15 +96,13 @@ def load_hybrid(
         quantize(net)
     return HybridModel(
         net=net.mar,
-        name=file.text("name", name),
-        latent_scale=latent_scale,
-        t_max=t_max,
-        patch=patch,
+        name=file.text("name", stem or folder.name),
+        **stated,
         label_set=file.text("label_set", ""),
         max_beta=max_beta,
         hybrid=net,
         tokenize=tokenizer.encode,
-        turn=_turn(file, tokenizer, config),
+        turn=_chat_tokens(file, tokenizer, config),
         trained=trained,
     )
 
@@ -178,17 +167,16 @@ def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
     return config
 
 
-def _turn(file: ck.Checkpoint, tokenizer: Tokenizer, config: HybridConfig) -> tuple[int, int]:
-    """Ids of the special tokens of a chat turn, from the tokenizer or Qwen2.5's.
+def _chat_tokens(file: ck.Checkpoint, tokenizer: Tokenizer, config: HybridConfig) -> tuple[int, int]:
+    """Ids of the special tokens of a chat turn.
 
     Raises:
         UserError: they are unknown, or outside the embedding.
     """
-    ids = tokenizer.marks.get(_OPENING), tokenizer.marks.get(_CLOSING)
-    opening, closing = _TURN if None in ids and tokenizer.size == _TEXT_TOKENS else ids
-    if opening is None or closing is None or not 0 <= min(opening, closing) <= max(opening, closing) < config.llm.vocab:
+    ids = tokenizer.chat_tokens()
+    if ids is None or not 0 <= min(ids) <= max(ids) < config.llm.vocab:
         raise file.error(
-            f"has {config.llm.vocab} rows of embeddings, and its tokenizer has no {_OPENING} and {_CLOSING} among them",
+            f"has {config.llm.vocab} rows of embeddings, and its tokenizer has no <|im_start|> and <|im_end|> among them",
             "put the tokenizer of the same model there",
         )
-    return opening, closing
+    return ids

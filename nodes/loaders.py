@@ -67,26 +67,14 @@ def _folders(family: str) -> tuple[str, ...]:
 
 
 def listed(choice: Any, family: str, *first: str) -> str:
-    """Check that a choice is on its menu; ComfyUI does not check values that arrive over a link.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that a choice is on its menu; ComfyUI does not check values that arrive over a link."""
     if choice not in menu(family, *first):
         raise UserError(f"{KINDS[family].field}: {str(choice)[:80]!r} is not in the list; choose an entry from it.")
     return str(choice)
 
 
 def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
-    """A function (choice, family) to the file of a choice, which is downloaded if necessary and allowed.
-
-    Args:
-        node: the class that executes; it shows what is downloaded.
-        allow_download: value of the widget.
-
-    Raises:
-        UserError: the function raises it for a download that is not allowed, and if a download fails.
-    """
+    """A function (choice, family) to the file of a choice, downloaded if necessary and allowed; ``node`` shows what is downloaded."""
     allowed = checked_switch(allow_download, "allow_download")
 
     def find(choice: str, family: str) -> Path:
@@ -97,7 +85,8 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
             what = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
             if not allowed:
                 raise UserError(
-                    f"{KINDS[family].field}: the run would download {what}; switch allow_download on, or choose another."
+                    f"{KINDS[family].field}: the run would download {what}; switch allow_download on, among the advanced inputs, or "
+                    "choose another."
                 )
             logging.info("FastAR: downloading %s", what)
             show(node, [f"Downloading {what}"])
@@ -111,6 +100,7 @@ def allow_download() -> io.Input:
     return io.Boolean.Input(
         "allow_download",
         default=False,
+        advanced=True,
         tooltip="On: files that are missing are downloaded when the graph runs, once, into models/fastar; the node shows what, from where "
         "and how large. Off: the run stops and says the same. Files below 100 MB are downloaded in any case.",
     )
@@ -143,11 +133,7 @@ _TOOLTIPS = {
 
 
 def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
-    """Check a choice of a menu.
-
-    Raises:
-        UserError: it is none of the options.
-    """
+    """Check a choice of a menu without files."""
     if str(value) not in options:
         raise UserError(f"{field}: {value!r} is none of {', '.join(options)}; choose one of them.")
     return str(value)

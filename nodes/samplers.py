@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 from comfy_api.latest import io
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from ..memory import enough_memory
 from ..model_loaders.networks.autoencoder import VQModel
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
+from ..reports.record import Report
 from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.choice import Choice, choose
@@ -44,6 +46,7 @@ from ..samplers.tokens.upsampling import UpSampling
 from . import host
 from .conditioning import READING, LabelText, as_labels
 from .loaders import TA_TOK
+from .preview import to_bytes
 from .schema import (
     CACHE,
     MAR,
@@ -148,6 +151,15 @@ def run_choice(choice: Choice, loaded: host.Loaded, condition: Any, seed: Any, d
     """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_any`."""
     check(choice, loaded, draft)
     return run(choice.entry, loaded, settings_for(choice, loaded), condition, seed, draft=draft)
+
+
+def draw_pictures(
+    choice: Choice, loaded: host.Loaded, condition: Any, seed: int, draft: Any = None
+) -> tuple[np.ndarray, Report]:
+    """Pictures uint8 [N, H, W, 3] and the report of :func:`run_choice`."""
+    latent, report = run_choice(choice, loaded, condition, seed, draft).result
+    assert loaded.vae is not None
+    return to_bytes(loaded.vae.decode(latent["samples"])), report
 
 
 def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: Any, **sockets: Any) -> io.NodeOutput:

@@ -13,7 +13,8 @@ from fastar_nodes import assembly
 from fastar_nodes.assembly import Drafts, Ready, Source, defaults
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
-from fastar_nodes.samplers.registry import LLAMAGEN, MAR, SAMPLERS, TAR
+from fastar_nodes.model_loaders.families import KINDS
+from fastar_nodes.samplers.registry import FAMILIES, LLAMAGEN, MAR, SAMPLERS, TAR
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -90,6 +91,14 @@ def test_a_detokenizer_has_a_reader(source):
     assert (reader is None) == (ready.config.condition == "codes")
     assert assembly.language_model_for(ready) == assembly.DEMO_TAR
     assert assembly.language_model_for(Ready(TAR, ready.model, choice="mine.pth")) == assembly.OFFICIAL_TAR
+
+
+def test_every_family_is_complete():
+    assert set(FAMILIES) == set(assembly._LOADERS)
+    for name, family in FAMILIES.items():
+        assert family.files in KINDS and {*family.demo} <= {entry.id for entry in hub.entries(family.files)}
+        assert all(name in SAMPLERS[sampler].families for sampler in family.usual.split(","))
+        assert any(name in entry.families and entry.baseline for entry in SAMPLERS.values())
 
 
 def test_files_are_identified():

@@ -95,8 +95,6 @@ def test_importing_has_no_side_effects_and_is_fast():
 
 # Module or package: what of the package it may import. The longest matching entry applies; "" is the root package.
 # errors.py and memory.py may be imported everywhere.
-# Modules of scale/ that the nodes show folders with.
-SHOWN = ("store", "results", "curve", "curve_pictures")
 OURS = {
     "": {"nodes", "samplers", "model_loaders"},
     "__main__": {"cli"},
@@ -104,8 +102,8 @@ OURS = {
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
     "selection": {"assembly", "model_loaders", "samplers"},
-    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports", *(f"scale.{n}" for n in SHOWN)},
-    "nodes.host": {"nodes.fitting", "nodes.preview", "nodes.weights"},
+    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
+    "nodes.host": {"nodes.preview", "nodes.weights"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
@@ -115,7 +113,7 @@ OURS = {
     "scale.store": {"scale.folder", "scale.records"},
     "scale.records": set(),
     "scale.folder": set(),
-    "tools": {"tools", "cli", "scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "tools": {"tools", "nodes", "cli", "scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
 }
 # Within these packages, the other one is excluded.
 APART = {"samplers.mar": "samplers.tokens", "samplers.tokens": "samplers.mar"}
@@ -139,7 +137,6 @@ OTHERS = {
         "server",
         "latent_preview",
     },
-    "nodes.storage": {"folder_paths"},
     "samplers": {"torch", "numpy"},
     "reports": {"torch", "numpy", "PIL"},
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers", "ftfy"},

@@ -64,7 +64,7 @@ def test_names_version_and_dependencies():
         name: {re.split(r"[<>=!~ ]", requirement)[0] for requirement in requirements}
         for name, requirements in project["optional-dependencies"].items()
     }
-    assert extras["standalone"] == {"torch", "numpy", "pillow", "safetensors"}
+    assert extras["standalone"] == {"torch", "numpy", "pillow", "safetensors", "tokenizers"}
     assert extras["test"] >= {"pytest", "hypothesis", "transformers", "tokenizers", "ftfy"}
     assert PROJECT["tool"]["comfy"]["DisplayName"] == "FastAR"
     assert PROJECT["tool"]["comfy"]["requires-comfyui"] == ">=0.27.0"

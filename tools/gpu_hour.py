@@ -45,7 +45,7 @@ from ..samplers.noise import PairedNoise
 from ..samplers.registry import SAMPLERS
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.upsampling import PixelUpSampling
+from ..samplers.tokens.upsampling import UpSampling
 
 # Seconds after which no further cell is begun; seconds of a cell's timed runs, and their number. The first run of a compiled cell, in
 # which it is compiled, may take COMPILE_SECONDS.
@@ -158,7 +158,7 @@ def extras(cell: Cell, device: torch.device, dry: bool) -> dict[str, Any]:
         choose(out["draft"].net, cell.speed, device)
     if entry.needs_codes:
         vq = _vq(device, dry)
-        out[entry.needs_codes] = PixelUpSampling(vq) if entry.needs_codes == "up_sampler" else vq
+        out[entry.needs_codes] = UpSampling(vq) if entry.needs_codes == "up_sampler" else vq
     return out
 
 

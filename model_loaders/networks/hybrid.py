@@ -57,7 +57,7 @@ class HybridConfig:
             state: parameter names to tensors; class labels and an output matrix are ignored.
             heads: attention heads of the language model; None looks the width up in :data:`OFFICIAL_HEADS`.
             mar_heads: attention heads of the MAR; None for those of the official MAR of the same width.
-            positions, theta, eps: of the language model, see :class:`.qwen.QwenConfig`.
+            positions, theta, eps: of the language model, see :class:`.llama.LlamaConfig`.
 
         Raises:
             KeyError: the state dict is not a hybrid's.

@@ -57,7 +57,7 @@ class Regional(nn.Module):
 
     def on_device(self) -> bool:
         """Whether all weights are on the device."""
-        return not any(layer.away() for layer in self._streamed)
+        return not any(layer.is_offloaded() for layer in self._streamed)
 
 
 class _Compiled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
 from pathlib import Path
 
@@ -160,7 +161,7 @@ def test_qwens_files_split_a_prompt_as_qwen_does(tmp_path):
     found = load_tokenizer(tmp_path, "", {})
     space = vocabulary["\u0120"]
     assert found.encode("(ab a") == [300, vocabulary["b"], space, vocabulary["a"]]
-    assert found.marks == {"<|x|>": 301} and found.size == 257
+    assert found.special_tokens == {"<|x|>": 301} and found.size == 257
     assert len(found.encode("<|x|>")) == 5
 
 
@@ -316,6 +317,18 @@ def test_records_that_two_readers_may_take_for_another(tmp_path):
             file.writestr(name, b"")
         with pytest.raises(archive.Refused):
             archive.check(other)
-    path.write_bytes(path.read_bytes() + b"\0")
+    data = path.read_bytes()
+    path.write_bytes(data + b"\0")
     with pytest.raises(archive.Refused):
         archive.check(path)
+    # The ends of a large file's directory, which states its own place.
+    count, length, offset = struct.unpack("<HII", data[-12:-2])
+    large = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, offset)
+    for place, ok in ((len(data) - 22, True), (0, False)):
+        end = large + struct.pack("<4sIQI", b"PK\x06\x07", 0, place, 1)
+        path.write_bytes(data[:-22] + end + data[-22:])
+        if ok:
+            archive.check(path)
+            continue
+        with pytest.raises(archive.Refused):
+            archive.check(path)

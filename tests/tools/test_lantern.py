@@ -266,7 +266,7 @@ def test_neighbours_and_delta_accept_more():
             {"draft": tiny_gpt(special=3)},
             "model: tiny was trained in PAR's order, which the LANTERN-style comparison does not follow",
         ),
-        ({"draft": DRAFTS["text"]}, "condition: it holds class labels, tiny draws from text"),
+        ({"draft": DRAFTS["text"]}, "condition: it holds class labels"),
         ({"settings": LanternSettings(neighbours=22)}, "neighbours: 22 is all of the 23 codes"),
     ],
 )

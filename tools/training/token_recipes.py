@@ -248,7 +248,7 @@ class Layout:
 
     Attributes:
         order: int64 [N], cells in decoding order.
-        place: int64 [N], position of each row (``networks/gpt.py``); the condition and transition tokens are at -1.
+        place: int64 [N], position of each row (``networks/llama.py``); the condition and transition tokens are at -1.
         mask: attention mask, bool [N, N], True where a row attends to another; None is causal.
     """
 

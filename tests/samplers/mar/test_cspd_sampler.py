@@ -23,10 +23,10 @@ from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, CSpDSettings, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.tools.statistics.two_samples import energy, least_ks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import ManyImages, pictures, tiny_mar, toy_mar
-from two_samples import energy, least_ks
 
 FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}
 LABELS, NOISE = from_ids((1, 4, 0)), PairedNoise(5, (0, 1, 2))

@@ -20,8 +20,8 @@ from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.mar.speculative import Paths
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
+from fastar_nodes.tools.statistics.two_samples import energy, least_ks
 from tiny_models import ManyImages, pictures, tiny_mar, toy_mar
-from two_samples import energy, least_ks
 
 FEW = MARSettings(ar_steps=4, diffusion_steps=8, cfg=2.0)
 IMAGES = 5000  # of 4 tokens
