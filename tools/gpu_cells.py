@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ..cli.bench import PAR_SPECIAL, SIZES, TOKEN_SIZES, official, official_gpt
-from ..cli.bench_references import DTOK_SIZES
+from ..bench.sizes import DTOK_SIZES, PAR_SPECIAL, SIZES, TOKEN_SIZES, official, official_gpt
 from ..model_loaders.networks import gpt, mar
 from ..model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from ..model_loaders.networks.gpt import GPT, TokenModel

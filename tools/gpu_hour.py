@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cli.bench_work import Speed, Work, counted, measure_speed
+from ..bench.operations import Speed, Work, counted, measure_speed
 from ..cli.options import choose_device
 from ..errors import UserError
 from ..model_loaders.networks.speed import COMPILE, GRAPHS, KERNELS, PLAIN, choose

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.cli import bench, compare, progress
+from fastar_nodes.bench import sizes
+from fastar_nodes.cli import compare, progress
 from fastar_nodes.cli.main import COMMANDS
 from fastar_nodes.model_loaders.networks.gpt import GPTConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
@@ -82,23 +83,23 @@ def test_the_bar_is_silent_when_it_is_quick_and_draws_when_not(monkeypatch):
 
 def test_benchmark_sizes_are_the_official_ones(mar_fixtures):
     """Compared with the recorded names and shapes of the official files."""
-    for size in bench.SIZES:
+    for size in sizes.SIZES:
         shapes = json.loads((mar_fixtures / f"mar_{size[-1].lower()}_keys.json").read_text())
         state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-        assert bench.official(size) == MARConfig.from_state_dict(state)
+        assert sizes.official(size) == MARConfig.from_state_dict(state)
 
 
 @pytest.mark.parametrize(
     "size, file, special",
     [
-        *((name, f"c2i_{name.rpartition('-')[2]}", 0) for name in bench.TOKEN_SIZES),
-        ("LlamaGen-XL", "par_XL_4x", bench.PAR_SPECIAL),
+        *((name, f"c2i_{name.rpartition('-')[2]}", 0) for name in sizes.TOKEN_SIZES),
+        ("LlamaGen-XL", "par_XL_4x", sizes.PAR_SPECIAL),
     ],
 )
 def test_benchmark_sizes_of_tokens_are_the_official_ones(root, size, file, special):
     told = json.loads((root / "tests" / "parity" / "llamagen" / f"keys_{file}.json").read_text())
     state = {name: torch.empty(shape, device="meta") for name, shape in told["keys"].items()}
-    assert bench.official_gpt(size, special) == GPTConfig.from_state_dict(state)
+    assert sizes.official_gpt(size, special) == GPTConfig.from_state_dict(state)
 
 
 def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):

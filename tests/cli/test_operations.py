@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.cli.bench import official, official_gpt
-from fastar_nodes.cli.bench_references import DTOK_SIZES
-from fastar_nodes.cli.bench_work import counted
+from fastar_nodes.bench.operations import Speed, Work, counted
+from fastar_nodes.bench.sizes import DTOK_SIZES, official, official_gpt
+from fastar_nodes.model_loaders.networks import matmul
 from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MAR, MARModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, from_ids
@@ -82,3 +82,44 @@ def test_tar_1024():
         PairedDraws(1, (0,)),
     )
     assert operations_a_step(steps, 2, 4) <= 290
+
+
+# ------------------------------------------------------------------------------------------------ counting
+
+
+def test_operations_are_counted_without_views():
+    x, w, b = torch.ones(3, 8), torch.ones(5, 8), torch.ones(5)
+    with torch.inference_mode(), counted() as work:
+        y = torch.addmm(b, x.view(3, 8), w.t())
+        (y + 1).sum().item()
+    assert work.operations == 4 and work.waits == 1  # addmm, add, sum, item
+    assert work.products == [(3 * 8 * 5, 4 * (3 * 8 + 8 * 5 + 3 * 5))]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 300])
+@pytest.mark.parametrize("method", matmul.METHODS)
+def test_products_are_counted_with_every_method(method, rows):
+    linear = matmul.Linear(512, 1024)
+    matmul.configure(method)
+    try:
+        with torch.inference_mode(), counted() as work:
+            linear(torch.ones(rows, 512))
+    finally:
+        matmul.configure()
+    ((multiplications, traffic),) = work.products
+    assert multiplications == rows * 512 * 1024
+    assert traffic >= 4 * (rows * 512 + 512 * 1024 + rows * 1024)
+
+
+def test_the_floor_is_the_larger_of_arithmetic_and_memory():
+    work = Work(0, 0, [(1000, 10), (10, 4000)])
+    assert work.floor(Speed(arithmetic=1000.0, memory=1000.0)) == pytest.approx(2.0 + 4.0)
+
+
+def test_the_command_counts_every_sampler(cli, tiny_demo):
+    done = cli("operations", "--samplers", "llamagen,zipar", "--device", "cpu", "--batch", "2")
+    assert done.code == 0, done
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()]
+    assert rows[0] == ["sampler", "operations", "waits", "floor, s", "TFLOP"] and len(rows) == 4
+    plain, zipar = (int(row[1].replace(",", "")) for row in rows[2:])
+    assert plain > zipar > 100 and float(rows[2][3]) >= 0

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.cli.bench import official
+from fastar_nodes.bench.sizes import official
 from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.samplers.mar.denoiser import evaluate
 from fastar_nodes.samplers.mar.diffusion import Ancestral, advance, mixture, tables

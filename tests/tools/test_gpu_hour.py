@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fastar_nodes.cli.bench_work import Speed
+from fastar_nodes.bench.operations import Speed
 from fastar_nodes.model_loaders.networks import speed
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.tools import gpu_cells, gpu_hour

@@ -1,0 +1,177 @@
+"""Reference implementations for the command ``against``: each is built from a checkout, with the random weights of ours.
+
+How checkouts are imported is in ``checkouts.py``, MAR and its accelerators are in ``masked.py``. When the results of token models are
+compared, both programs take the likeliest token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..assembly import Ready
+from ..errors import UserError
+from ..model_loaders.networks.gpt import TokenModel
+from ..model_loaders.networks.mar import MARModel
+from ..samplers.conditioning import FeatureCondition, from_ids
+from ..samplers.driver import finish
+from ..samplers.registry import LLAMAGEN, TAR, find
+from ..samplers.settings import make
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.par import par_schedule
+from .checkouts import Pair, checkout, load_weights, on_cpu
+from .masked import cspd, mar
+from .sizes import DTOK_SIZES, SIZES, TOKEN_SIZES, llama, random_gpt
+
+# AR-DTok: features of a picture and their width, image tokens along one side.
+FEATURES, FEATURE_WIDTH, DTOK_GRID = 729, 1152, 16
+
+
+# ------------------------------------------------------------------------------------------------ token models
+
+
+def _greedy(name: str, sets: Mapping[str, str]) -> Any:
+    published = {"mask_undecoded": "false"} if name == "zipar" else {}
+    return make(find(name).settings, {"cfg": "4", "top_k": "0", "temperature": "0", **published, **sets})
+
+
+def _tokens(
+    name: str, model: Ready, condition: Any, sets: Mapping[str, str], theirs: Callable[[Any], Tensor], order: Tensor
+) -> Pair:
+    """A pair of token samplers. ``order``: our cell of each of their tokens, int64 [N]."""
+    settings, entry, batch = _greedy(name, sets), find(name), len(condition)
+
+    def ours(seed: int) -> Any:
+        return finish(entry.run(model.model, condition, settings, PairedDraws(seed, range(batch)), seed))
+
+    def reference() -> Tensor:
+        with torch.no_grad(), on_cpu():
+            return theirs(settings)
+
+    def compare() -> float:
+        return float((ours(0).codes.flatten(1)[:, order] != reference()).float().mean())
+
+    tokens: Any = model.model
+    work = f"{tokens.name.split(',')[0]}, {tokens.grid} x {tokens.grid}, batch {batch}"
+    return Pair(work, model, lambda seed: ours(seed).report, reference, compare)
+
+
+def llamagen(
+    root: Path, model: TokenModel, batch: int, sets: Mapping[str, str], name: str = "llamagen", script: str = "generate"
+) -> Pair:
+    """FoundationVision/LlamaGen; with other arguments, the forks of it that are PAR and ZipAR."""
+    c = model.net.config
+    with checkout(root) as load:
+        networks = load("autoregressive.models.gpt")
+        generate = load(f"autoregressive.models.{script}").generate
+    extra = {"spe_token_num": c.special, "ar_token_num": c.regions} if c.special else {}
+    arguments = networks.ModelArgs(
+        dim=c.dim,
+        n_layer=c.depth,
+        n_head=c.heads,
+        vocab_size=c.vocab,
+        num_classes=c.condition_size,
+        block_size=model.tokens,
+        **extra,
+    )
+    net: Any = load_weights(networks.Transformer(arguments), model.net)
+    labels = torch.arange(batch) % c.condition_size
+    order = torch.arange(model.tokens)
+    if c.special:
+        order = torch.tensor([cell for at in par_schedule(model.grid, c.regions).passes for cell in at.cells])
+        extra = {"ar_token_num": c.regions, "spe_token_num": c.special}
+
+    def theirs(settings: Any) -> Tensor:
+        if name == "zipar":
+            net.zipar_window_size = settings.window
+            net.reset_zipar()
+        net.start = True
+        return generate(net, labels, model.tokens, cfg_scale=settings.cfg, sample_logits=False, **extra)
+
+    return _tokens(name, Ready(LLAMAGEN, model), from_ids(labels.tolist()), sets, theirs, order)
+
+
+def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
+    """csuhan/Tar: its de-tokenizer AR-DTok."""
+    dim, depth, heads = DTOK_SIZES[size]
+    count = DTOK_GRID**2
+    about = {"condition": "features", "condition_size": FEATURE_WIDTH, "absolute": count + FEATURES - 1}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        ours = random_gpt(llama(dim, depth, heads, **about))
+        features = torch.randn(FEATURES, FEATURE_WIDTH)
+    with checkout(root, "tok") as load:
+        networks = load("tok.ar_dtok.ar_model")
+    arguments = networks.ModelArgs(
+        dim=dim,
+        n_layer=depth,
+        n_head=heads,
+        vocab_size=ours.config.vocab,
+        model_type="clip_cond",
+        cond_dim=FEATURE_WIDTH,
+        cls_token_num=FEATURES,
+        max_seq_len=count,
+    )
+    net: Any = load_weights(networks.ARModel(arguments), ours)
+    given = features.expand(batch, -1, -1)
+
+    def theirs(settings: Any) -> Tensor:
+        with net.sampling():
+            return networks.ar_generate(net, given, count, cfg_scale=settings.cfg, sample_logits=False)
+
+    model = Ready(TAR, TokenModel(ours, f"{size}, random weights", DTOK_GRID))
+    condition = FeatureCondition((features,) * batch, ("",) * batch)
+    return _tokens("tar", model, condition, sets, theirs, torch.arange(count))
+
+
+# ------------------------------------------------------------------------------------------------ which checkout it is
+
+# Sizes of every reference, the usual one first.
+SIZES_OF: dict[str, Mapping[str, tuple[int, ...]]] = {
+    **dict.fromkeys(("mar", "lazymar", "cspd"), SIZES),
+    **dict.fromkeys(("llamagen", "par", "zipar"), TOKEN_SIZES),
+    "tar": DTOK_SIZES,
+}
+# Name, a file that identifies it, and its folder inside the checkout.
+_KNOWN = (
+    ("cspd", "spec_decode/spec_decode_runner.py", ""),
+    ("lazymar", "models/mar_cache.py", ""),
+    ("mar", "models/mar.py", ""),
+    ("zipar", "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py", "LlamaGen-ZipAR"),
+    ("llamagen", "autoregressive/models/generate.py", ""),
+    ("tar", "tok/ar_dtok/ar_model.py", ""),
+)
+
+
+def identify(folder: Path) -> tuple[str, Path]:
+    """Which reference a checkout holds ("mar", "lazymar", "cspd", "llamagen", "par", "zipar" or "tar"), and where its modules are.
+
+    Raises:
+        UserError: none of them.
+    """
+    for name, path, inside in _KNOWN:
+        if (folder / path).is_file():
+            if name == "llamagen" and "spe_tok" in (folder / "autoregressive/models/gpt.py").read_text(
+                encoding="utf-8"
+            ):
+                name = "par"
+            return name, folder / inside
+    raise UserError(f"against: {folder} is no checkout of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR or Tar.")
+
+
+def pair(
+    name: str, root: Path, model: MARModel | TokenModel | None, size: str, batch: int, sets: Mapping[str, str]
+) -> Pair:
+    """The work of a reference, see :func:`identify`; ``model`` has the random weights, except for Tar."""
+    if name == "tar":
+        return tar(root, size, batch, sets)
+    if isinstance(model, MARModel):
+        if name == "cspd":
+            return cspd(root, model, batch, sets)
+        return mar(root, model, batch, sets, lazy=name == "lazymar")
+    assert isinstance(model, TokenModel)
+    return llamagen(root, model, batch, sets, name, "generate_zipar" if name == "zipar" else "generate")
