@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
 from .model_loaders import hybrid as hybrids
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
-from .model_loaders.folders import read_weights, weight_files
+from .model_loaders.folders import weight_files
 from .model_loaders.hybrid import load_hybrid
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
@@ -48,16 +48,10 @@ DEMO = "demo"
 DEMO_LABELS = "picture-book"
 PAR = "par"
 
-_LOADERS: dict[str, Callable[..., MARModel | TokenModel]] = {
-    MAR: load_mar,
-    LLAMAGEN: load_llamagen,
-    TAR: load_detokenizer,
-    HYBRID: load_hybrid,
-}
 # Tokenizer of Harmon and UniPic files that come without one (a catalogue entry), and parameter names that identify their folder.
-_WORDS = "qwen2.5-tokenizer"
+_TOKENIZER = "qwen2.5-tokenizer"
 _HYBRID_NAMES = ("mar.fake_latent", "llm.model.embed_tokens.weight")
-# Published settings of Harmon; UniPic's scripts take half the AR steps.
+# Published settings of Harmon; UniPic, whose largest beta is lower, takes half the AR steps.
 _HYBRID_DEFAULTS = {"diffusion_steps": 100, "cfg": 3.0, "cfg_schedule": "constant", "temperature": 1.0}
 _HARMON_STEPS, _UNIPIC_STEPS, _HYBRID_BETA = 64, 32, 0.5
 _DEMO_STEPS = 32
@@ -67,6 +61,8 @@ DEMO_TAR, OFFICIAL_TAR = "demo-tar", "tar-1.5b"
 _DECODE_BATCH = 8
 # Code vectors from two loaders of one file are equal; from two files of one tokenizer they differ by rounding.
 _SAME_CODE = 1e-2
+
+Model = MARModel | TokenModel
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -93,24 +89,18 @@ class Source:
     speed: str = PLAIN
 
     def precision(self, family: str) -> str:
-        """Name of the dtype of a family's networks.
-
-        Raises:
-            UserError: ``dtype`` is unknown, or not for the device.
-        """
+        """Name of the dtype of a family's networks; a UserError if ``dtype`` is unknown or not for the device."""
         device = self.compute or self.device
         if self.dtype == ck.INT8 and ck.choose_dtype(self.dtype, device):
             return ck.INT8
-        if family == HYBRID:
-            return dtype_name(hybrids.precision(self.dtype, device))
-        return dtype_name(ck.choose_dtype(self.dtype, device, bf16=family != MAR))
+        return dtype_name(_LOADERS[family].dtype(self.dtype, device))
 
 
 def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
     """The path of a catalogue entry (downloaded if necessary) or of a file named by its path.
 
     Args:
-        family: file family, see :data:`.hub.FIELDS`.
+        family: file family, a key of :data:`.families.KINDS`.
         folder: folder of weight files and downloads.
         progress: called with (bytes so far, bytes in total or 0).
 
@@ -119,10 +109,14 @@ def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, i
     """
     path = Path(choice).expanduser()
     # Catalogue entries take precedence: a checkout contains a folder named demo.
-    catalogued = choice in {entry.id for entry in hub.entries(family)}
-    if not catalogued and (path.is_file() or path.is_dir() or path.is_absolute()):
+    if choice not in _ids(family) and (path.is_file() or path.is_dir() or path.is_absolute()):
         return path  # the loader reports what is not a weight file
     return hub.resolve(choice, family, [folder], folder, progress)
+
+
+def _ids(family: str) -> set[str]:
+    """Catalogue entries of a file family."""
+    return {entry.id for entry in hub.entries(family)}
 
 
 def is_demo(model: MARModel | TokenModel) -> bool:
@@ -144,7 +138,7 @@ class Ready:
     """
 
     family: str
-    model: MARModel | TokenModel
+    model: Model
     decoder: KLModel | VQModel | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     choice: str = ""
@@ -167,19 +161,24 @@ class Ready:
         return FAMILIES[self.family].masked
 
     @property
+    def condition(self) -> str:
+        """Kind of condition, a key of :data:`.conditioning.KINDS`."""
+        return cast(MARModel, self.model).condition if self.masked else self.config.condition
+
+    @property
+    def draws_from_text(self) -> bool:
+        """Whether the condition is a prompt rather than a class label."""
+        return self.condition != "class"
+
+    @property
     def tokens(self) -> int:
         """Tokens per image."""
-        return _tokens(self.family, self.model)
+        return _tokens(self.model)
 
     @property
     def classes(self) -> int:
         """Number of classes; for text and Tar models the channels of a condition row."""
         return self.config.classes if self.masked else self.config.condition_size
-
-    @property
-    def draws_from_text(self) -> bool:
-        """Whether the condition is a prompt rather than a class label."""
-        return self.family == HYBRID or self.family != MAR and self.config.condition != "class"
 
     @property
     def vq(self) -> VQModel:
@@ -189,7 +188,7 @@ class Ready:
     @property
     def latent_channels(self) -> int:
         """Channels of the decoder's latents."""
-        config: Any = cast(VQModel, self.decoder).net.config
+        config: Any = self.vq.net.config
         return config.z_channels if self.masked else config.code_channels
 
     @property
@@ -198,8 +197,8 @@ class Ready:
         return next(self.model.net.parameters()).device
 
 
-def _tokens(family: str, model: Any) -> int:
-    return model.net.config.tokens if FAMILIES[family].masked else model.tokens
+def _tokens(model: Any) -> int:
+    return model.net.config.tokens if isinstance(model, MARModel) else model.tokens
 
 
 # ------------------------------------------------------------------------------------------------ models
@@ -211,12 +210,12 @@ def listed_family(choice: str) -> str | None:
     Raises:
         UserError: the entry is Tar's language model, which draws no pictures.
     """
-    if choice in {entry.id for entry in hub.entries("tar")}:
+    if choice in _ids("tar"):
         raise UserError(
             f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer with --model, for "
             "example ar-dtok-512."
         )
-    return next((name for name, f in FAMILIES.items() if choice in {entry.id for entry in hub.entries(f.files)}), None)
+    return next((name for name, f in FAMILIES.items() if choice in _ids(f.files)), None)
 
 
 def identify(path: Path) -> str:
@@ -227,7 +226,7 @@ def identify(path: Path) -> str:
     """
     if path.is_dir():
         files = weight_files(path, "model", "a model")
-        state = read_weights(path, files, "model", lambda name: name not in _HYBRID_NAMES).state
+        state = ck.read_all(files, path, "model", lambda name: name not in _HYBRID_NAMES).state
     else:
         state = ck.read(path).state
     # A de-tokenizer's file may also hold its TA-Tok and decoder.
@@ -251,29 +250,28 @@ def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: in
     Raises:
         UserError: a file is missing, does not fit, or the decoder is for other latents.
     """
-    path = source.find(choice, FAMILIES[family].files)
+    about = FAMILIES[family]
+    path = source.find(choice, about.files)
     model: Any = _load_model(family, path, source, grid)
     inside = decoder == AUTO and family == TAR and "vq" in parts_inside(path)
     if decoder == AUTO and not inside:
-        from_text = None if FAMILIES[family].masked else model.net.config.condition == "text"
-        decoder = hub.decoder_for(choice, path, FAMILIES[family].files, from_text)
-    kind, loader = ("kl", load_kl) if FAMILIES[family].masked else ("vq", load_vq)
+        from_text = None if about.masked else model.net.config.condition == "text"
+        decoder = hub.decoder_for(choice, path, about.files, from_text)
+    kind, loader, expect = ("kl", load_kl, _expect_latents) if about.masked else ("vq", load_vq, expect_codes)
     net: Any = loader(path if inside else source.find(decoder, kind), AUTO, source.device)
-    if FAMILIES[family].masked:
-        _expect_latents(net, model)
-    else:
-        expect_codes(net, model)
+    expect(net, model)
     return Ready(family, model, net, ck.read_metadata(path), choice, decoder, path)
 
 
-def _load_model(family: str, path: Path, source: Source, grid: int | None = None) -> MARModel | TokenModel:
+def _load_model(family: str, path: Path, source: Source, grid: int | None = None) -> Model:
     """Load a model without its decoder."""
-    more: tuple[Any, ...] = () if family == MAR else (grid,)
-    if family == HYBRID:
+    loader = _LOADERS[family]
+    more: list[Any] = [grid] if loader.sized else []
+    if loader.tokenizer:
         folder, stem = (path, "") if path.is_dir() else (path.parent, path.stem)
         own = has_tokenizer(folder, stem, ck.read_metadata(path))
-        more += (None if own else source.find(_WORDS, "tokenizer"),)
-    model = _LOADERS[family](path, source.precision(family), source.device, *more)
+        more.append(None if own else source.find(_TOKENIZER, "tokenizer"))
+    model = loader.load(path, source.precision(family), source.device, *more)
     choose(model.net, source.speed, source.compute or source.device)
     return model
 
@@ -333,35 +331,33 @@ class Drafts:
 
     def __init__(self, source: Source, choice: str, target_name: str, own_size: bool):
         self._source, self._choice, self._name, self._own_size = source, choice, target_name, own_size
-        self._loaded: dict[tuple[str, str], MARModel | TokenModel] = {}
-        self._grid: int | None = None
+        self._loaded: dict[tuple[str, str], Model] = {}
 
-    def load(self, sampler: str, target: Ready) -> MARModel | TokenModel:
+    def load(self, sampler: str, target: Ready) -> Model:
         """The draft model of a sampler.
 
         Raises:
             UserError: none is named and the catalogue has none, or the file does not fit.
         """
-        family, itself = target.family, SAMPLERS[sampler].needs_codes == VQ
+        itself = SAMPLERS[sampler].needs_codes == VQ
         if itself and self._choice == AUTO:
             return target.model
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
-            what = "a small draft model" if target.masked else "a draft model that draws a smaller picture"
+            what = "a small draft model" if target.masked else "a draft model of a smaller picture"
             raise UserError(f"draft: {sampler} needs {what} beside {self._name}; name one with --draft.")
-        if family == HYBRID:  # the target's size, whatever the draft was trained for
-            self._grid = target.config.grid
-        if (family, choice) not in self._loaded:
-            self._loaded[family, choice] = self._load(family, choice)
-        draft = self._loaded[family, choice]
-        return target.model if itself and self._own_size and _tokens(family, draft) != target.tokens else draft
-
-    def _load(self, family: str, choice: str) -> MARModel | TokenModel:
-        try:
-            path = self._source.find(choice, FAMILIES[family].files)
-            return _load_model(family, path, self._source, self._grid)
-        except UserError as e:  # the loaders name the field of the main model
-            raise UserError(str(e).replace("checkpoint:", "draft:", 1)) from e
+        key = target.family, choice
+        if key not in self._loaded:
+            try:
+                path = self._source.find(choice, FAMILIES[target.family].files)
+                # A masked draft has the target's size, whatever it was trained for.
+                self._loaded[key] = _load_model(
+                    target.family, path, self._source, target.config.grid if target.masked else None
+                )
+            except UserError as e:  # the loaders name the field of the main model
+                raise UserError(str(e).replace("checkpoint:", "draft:", 1)) from e
+        draft = self._loaded[key]
+        return target.model if itself and self._own_size and _tokens(draft) != target.tokens else draft
 
 
 def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
@@ -397,26 +393,68 @@ def defaults(ready: Ready) -> dict[str, Any]:
 
     A MAR gets no more AR steps than it has tokens.
     """
-    stated = stated_defaults(ready.metadata)
-    if ready.family == HYBRID:
-        unipic = cast(MARModel, ready.model).max_beta < _HYBRID_BETA
-        steps = min(_UNIPIC_STEPS if unipic else _HARMON_STEPS, ready.tokens)
-        return {**_HYBRID_DEFAULTS, "ar_steps": steps, **stated}
-    if ready.family != MAR:
-        return {**published(cast(TokenModel, ready.model)), **stated}
-    steps = _DEMO_STEPS if ready.demo else knobs(SAMPLERS[MAR].settings)["ar_steps"][0]
-    return {"ar_steps": min(steps, ready.tokens), **stated}
+    out = _LOADERS[ready.family].defaults(ready)
+    if "ar_steps" in out:
+        out["ar_steps"] = min(out["ar_steps"], ready.tokens)
+    return {**out, **stated_defaults(ready.metadata)}
 
 
 def language_model_for(ready: Ready) -> str:
     """The language model of Tar (a catalogue id) that "auto" selects for a de-tokenizer."""
-    return DEMO_TAR if ready.choice in {e.id for e in hub.entries("dtok") if e.built_in} else OFFICIAL_TAR
+    built_in = {entry.id for entry in hub.entries("dtok") if entry.built_in}
+    return DEMO_TAR if ready.choice in built_in else OFFICIAL_TAR
 
 
 def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> TarPromptSettings:
     """Settings of Tar's language model: ``values``, then what its file states, then the defaults."""
     known = knobs(TarPromptSettings)
     return make(TarPromptSettings, {**{k: v for k, v in stated.items() if k in known}, **values})
+
+
+# ------------------------------------------------------------------------------------------------ families
+
+
+class _Loader(NamedTuple):
+    """How models of a family are loaded.
+
+    Attributes:
+        load: (path, dtype, device), and where it has them (grid) and (tokenizer folder), to the model.
+        dtype: (name, device) to the dtype.
+        defaults: the published settings of a model.
+        sized: whether ``load`` takes a grid.
+        tokenizer: whether ``load`` takes the folder of a tokenizer, None where the model's folder has one.
+    """
+
+    load: Callable[..., Model]
+    dtype: Callable[[str, torch.device], torch.dtype]
+    defaults: Callable[[Ready], dict[str, Any]]
+    sized: bool = True
+    tokenizer: bool = False
+
+
+def _mar_defaults(ready: Ready) -> dict[str, Any]:
+    return {"ar_steps": _DEMO_STEPS if ready.demo else knobs(SAMPLERS[MAR].settings)["ar_steps"][0]}
+
+
+def _hybrid_defaults(ready: Ready) -> dict[str, Any]:
+    unipic = cast(MARModel, ready.model).max_beta < _HYBRID_BETA
+    return {**_HYBRID_DEFAULTS, "ar_steps": _UNIPIC_STEPS if unipic else _HARMON_STEPS}
+
+
+def _token_defaults(ready: Ready) -> dict[str, Any]:
+    return published(cast(TokenModel, ready.model))
+
+
+def _token_dtype(name: str, device: torch.device) -> torch.dtype:
+    return ck.choose_dtype(name, device, bf16=True)
+
+
+_LOADERS = {
+    MAR: _Loader(load_mar, lambda name, device: ck.choose_dtype(name, device, bf16=False), _mar_defaults, sized=False),
+    LLAMAGEN: _Loader(load_llamagen, _token_dtype, _token_defaults),
+    TAR: _Loader(load_detokenizer, _token_dtype, _token_defaults),
+    HYBRID: _Loader(load_hybrid, hybrids.precision, _hybrid_defaults, tokenizer=True),
+}
 
 
 # ------------------------------------------------------------------------------------------------ decoding

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from .assembly import DEMO, PAR, Drafts, Ready, Source, identify, listed_family,
 from .errors import UserError
 from .model_loaders import hub
 from .model_loaders.checkpoint import read_metadata
+from .samplers.batches import in_parts
 from .samplers.conditioning import AnyCondition
 from .samplers.noise import PairedNoise
 from .samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, TAR, UP_SAMPLER, Entry
+from .samplers.settings import make
 from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.settings import LATENT
 from .samplers.tokens.upsampling import UpSampling, up_sampling
@@ -140,3 +143,14 @@ def begin(
     images = range(first + part.start, first + part.stop)
     noise = PairedNoise(seed, images) if entry.masked else PairedDraws(seed, images)
     return entry.run(ready.model, condition.of(part), settings, noise, seed)
+
+
+def warm_up(entry: Entry, ready: Ready, settings: Any, condition: AnyCondition) -> None:
+    """Run one AR step with two diffusion steps, or three passes of a token model, untimed: the first calls in a process initialise
+    libraries. Arguments as :func:`begin`. Raises as :func:`samplers.batches.in_parts`."""
+    if entry.masked:
+        settings = make(entry.settings, {"ar_steps": 1, "diffusion_steps": 2})
+    steps = in_parts(partial(begin, entry, ready, settings, condition, 0, 0), len(condition))
+    for _ in islice(steps, 3):
+        pass
+    steps.close()

@@ -21,7 +21,6 @@ import torch
 from ..cli.bench import about, machine
 from ..cli.options import MOST_IMAGES, output, save, whole
 from ..errors import UserError
-from ..model_loaders.networks import matmul
 from ..reports.record import VERSION
 from ..reports.table import markdown
 from ..samplers.choice import assignment
@@ -42,9 +41,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
     parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each program; default 5")
-    parser.add_argument(
-        "--matmul", choices=[matmul.MEASURED, *matmul.METHODS], default=matmul.MEASURED, help="our matrix products"
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table (Markdown)")
 
@@ -55,7 +51,6 @@ def run(options: argparse.Namespace) -> int:
     repeats, device = whole(options.repeats, "repeats", 1, 1000), torch.device("cpu")
     table, numbers = output(options.out, "out", (".md", ".txt")), output(options.json, "json", (".json",))
     sets = dict(assignment(text, "set") for text in options.sets)
-    matmul.configure(options.matmul)
     found = []
     for name, root in [identify(folder) for folder in options.checkouts]:
         size = options.random or next(iter(SIZES_OF[name]))

@@ -22,7 +22,6 @@ from ..cli.bench import conditions_of, prepare, shared_options
 from ..cli.hybrids import SIZES, random_hybrid
 from ..cli.options import MOST_IMAGES, whole
 from ..cli.running import draw, warm_up
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.prompts import HybridModel
 from ..model_loaders.networks.rows import Work as Rows
 from ..reports.table import markdown
@@ -199,7 +198,6 @@ def run(options: argparse.Namespace) -> int:
     if options.hybrids:
         print(hybrid_table(options.text[0] if options.text else _PROMPT))
         return 0
-    matmul.configure(options.matmul)
     planned, asked = prepare(options)
     speed = measure_speed() if planned[0].on.device.type == "cpu" else None
     rows = [["sampler", "operations", "waits", "floor, s", "TFLOP"]]

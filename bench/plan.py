@@ -9,8 +9,8 @@ from typing import Any
 
 from ..reports.quality import DISTRIBUTION
 from ..reports.sweep import digest
-from ..samplers import presets
-from ..samplers.registry import ALGORITHM, SAMPLERS
+from ..samplers.baseline import Run, baselines, is_lossless
+from ..samplers.registry import ALGORITHM
 from ..selection import choose_models
 from .records import Cell
 from .spec import Combination, Spec, expand
@@ -46,8 +46,7 @@ def plan(
         if cell.key not in cells:  # two combinations may come to the same settings, by a preset and by a value
             cells[cell.key] = cell
             use(cell, prepared)
-    out = list(cells.values())
-    return [replace(cell, baseline=_baseline(cell, out)) for cell in out]
+    return _with_baselines(list(cells.values()))
 
 
 def _cell(
@@ -89,23 +88,15 @@ def _cell(
         images=spec.images,
         size=prepared.size,
         baseline=None,
-        lossless=DISTRIBUTION if presets.is_lossless(name, settings) else "",
+        lossless=DISTRIBUTION if is_lossless(name, settings) else "",
     )
 
 
-def _baseline(cell: Cell, cells: Sequence[Cell]) -> str | None:
-    """The plain sampler's cell on the same model with the most settings in common; None for a plain sampler, and without one."""
-
-    def plain(other: Cell) -> bool:
-        return SAMPLERS[other.sampler].baseline and presets.is_exact(other.sampler, other.settings, 0)
-
-    def alike(other: Cell) -> int:
-        return sum(cell.settings.get(name) == value for name, value in other.settings.items())
-
-    if plain(cell):
-        return None
-    found = [c for c in cells if plain(c) and (c.family, c.model) == (cell.family, cell.model)]
-    return max(found, key=alike).id if found else None
+def _with_baselines(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells with the plain sampler's cell on the same model that has most settings in common; None for these, and without one."""
+    runs = [Run((c.family, c.model), c.sampler, c.settings, 0) for c in cells]
+    of = [b if b != i and runs[b].plain and runs[b].exact else None for i, b in enumerate(baselines(runs, alike=True))]
+    return [replace(cell, baseline=None if b is None else cells[b].id) for cell, b in zip(cells, of, strict=True)]
 
 
 def manifest(spec: Spec, numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from ..assembly import AUTO, DEMO
 from ..cli.conditions import PROMPT
 from ..errors import UserError, first_line
 from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.networks.matmul import METHODS
 from ..samplers.choice import Choice, assigned, by_key, choose
 from ..samplers.settings import make
 from ..samplers.tokens.settings import TarPromptSettings
@@ -56,7 +55,6 @@ class Spec:
     encoder: str = "flan-t5-xl"
     grid: int | None = None
     dtype: str = AUTO
-    matmul: str = METHODS[0]  # a fixed method, so that processes agree bit for bit
     threads: int = 0  # of a worker on a CPU; 0 for the process's own number
 
     @property
@@ -88,7 +86,7 @@ LIMITS = {
     "grid": (2, 128),
     "threads": (0, 1024),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {"dtype": (AUTO, *DTYPES, INT8), "matmul": METHODS}
+_CHOICES: dict[str, tuple[str, ...]] = {"dtype": (AUTO, *DTYPES, INT8)}
 _NAMES = ("model", "decoder", "draft", "up_sampler", "tar", "ta_tok", "encoder")
 
 

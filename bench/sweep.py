@@ -26,7 +26,6 @@ from ..cli.options import models_folder, ranks, source, whole
 from ..cli.progress import Bar
 from ..errors import UserError
 from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.speed import PLAIN
 from ..reports.table import markdown
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
@@ -64,11 +63,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument("--dtype", choices=(AUTO, *DTYPES, INT8), help="weights; default the spec's, or auto")
     parser.add_argument("--threads", metavar="N", help="threads of a worker on a CPU; default this process's")
-    parser.add_argument(
-        "--matmul",
-        choices=matmul.METHODS,
-        help="matrix products on a CPU; default linear. The fastest one by measurement would differ between processes",
-    )
     parser.add_argument(
         "--ray",
         nargs="?",
@@ -117,7 +111,7 @@ def _spec(options: argparse.Namespace) -> Spec:
     """The spec with the options in place of its entries."""
     given = {name: getattr(options, name) for name in _NUMBERS if getattr(options, name) is not None}
     values: dict[str, Any] = {name: whole(text, name, *_NUMBERS[name]) for name, text in given.items()}
-    spec = with_values(read_spec(options.spec), **values, dtype=options.dtype, matmul=options.matmul)
+    spec = with_values(read_spec(options.spec), **values, dtype=options.dtype)
     if not spec.images:
         raise UserError("images: the spec names no number of images; give --images.")
     return spec

@@ -16,10 +16,7 @@ import torch
 
 from ..assembly import Drafts, Ready, Source, decode, defaults, load
 from ..cli.conditions import Builder
-from ..cli.planning import Planned
-from ..cli.running import warm_up
 from ..errors import UserError
-from ..model_loaders.networks import matmul
 from ..reports.record import Report
 from ..samplers.batches import in_parts
 from ..samplers.choice import Choice
@@ -27,7 +24,7 @@ from ..samplers.conditioning import AnyCondition, Condition
 from ..samplers.driver import finish
 from ..samplers.registry import FAMILIES, MAR, Entry, find
 from ..samplers.settings import make
-from ..selection import begin, complete
+from ..selection import begin, complete, warm_up
 from .folder import host
 from .records import Cell, Shard, shard_key
 from .spec import Spec
@@ -46,15 +43,14 @@ class Prepared:
 
 
 def numerics(spec: Spec, source: Source) -> dict[str, Any]:
-    """What decides the last bits of a picture beside the model: device type, dtype, product method, threads."""
+    """What decides the last bits of a picture beside the model: device type, dtype, threads."""
     device = (source.compute or source.device).type
     threads = (spec.threads or torch.get_num_threads()) if device == "cpu" else 0
-    return {"device": device, "dtype": source.dtype, "matmul": spec.matmul, "threads": threads}
+    return {"device": device, "dtype": source.dtype, "threads": threads}
 
 
 def use(numbers: Mapping[str, Any]) -> None:
-    """Set product method and threads of this process, see :func:`numerics`."""
-    matmul.configure(numbers["matmul"])
+    """Set the threads of this process, see :func:`numerics`."""
     if numbers["threads"]:
         torch.set_num_threads(numbers["threads"])
 
@@ -253,8 +249,7 @@ class Worker:
         name = (cell.family, cell.model, "" if prepared.entry.masked else cell.sampler)
         if name not in self._warm:
             self._warm.add(name)
-            planned = Planned(prepared.entry, prepared.settings, {}, ready=prepared.ready)
-            warm_up(planned, condition.of(range(1)))
+            warm_up(prepared.entry, prepared.ready, prepared.settings, condition)
 
 
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:

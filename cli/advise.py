@@ -12,16 +12,16 @@ import argparse
 import numpy as np
 
 from ..assembly import AUTO, DEMO, decode, defaults
-from ..model_loaders.networks import matmul
 from ..reports.record import Report
 from ..samplers.advice import AdviceSettings, calibrate, candidates
 from ..samplers.choice import PRESET, Choice, choose
+from ..samplers.driver import finish
 from ..samplers.presets import AS_SET
 from ..samplers.registry import find
 from ..samplers.settings import knobs, make
 from .conditions import conditions
 from .models import load, usual_samplers, with_draft
-from .options import MOST_IMAGES, SEEDS, model_options, whole
+from .options import MOST_IMAGES, SEEDS, condition_options, model_options, whole
 from .planning import Planned
 from .running import draw, warm_up
 
@@ -32,21 +32,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for name, (default, about) in knobs(AdviceSettings).items():
         choices = list(about.choices) or None
         parser.add_argument(f"--{name}", default=str(default), choices=choices, help=f"{about.help} Default {default}.")
-    parser.add_argument("--label", help="class names or ids, separated by commas; default class 0")
-    parser.add_argument(
-        "--prompt", "--text", action="append", metavar="TEXT", dest="text", help="a prompt; may be repeated"
-    )
-    parser.add_argument("--negative", metavar="TEXT", help="what guidance leads away from, for Harmon and UniPic")
-    parser.add_argument("--seed", default="7", help="seed of the first round; default 7")
-    parser.add_argument("--batch", default="1", metavar="N", help="images of each label or text; default 1")
+    condition_options(parser, "seed of the first round")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     settings = make(AdviceSettings, {name: getattr(options, name) for name in knobs(AdviceSettings)})
-    seed = whole(options.seed, "seed", 0, SEEDS - 1 - settings.repeats)
+    seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
-    matmul.configure(options.matmul)
     options.samplers = None
     plain = choose(find(usual_samplers(options).split(",")[0]).name, {})
     drafted = options.draft != AUTO or options.model == DEMO
@@ -62,13 +55,7 @@ def run(options: argparse.Namespace) -> int:
         return decode(planned[i].on, made).numpy(), made.report
 
     warm_up(planned[0], what[0])
-    steps = calibrate(plain, choices[1:], make_pictures, settings, seed)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            advice = end.value
-            break
+    advice = finish(calibrate(plain, choices[1:], make_pictures, settings, seed))
     print(advice.table)
     best: Choice = advice.best
     print(f"\nfor Any Sampler: {best.text}\nfor compare and bench: {_options(plain, best)}")

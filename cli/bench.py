@@ -24,7 +24,6 @@ import torch
 
 from ..assembly import Ready
 from ..errors import UserError
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.speed import choose
 from ..reports.record import VERSION, Report
 from ..reports.table import markdown
@@ -79,7 +78,6 @@ def run(options: argparse.Namespace) -> int:
     batches = [whole(text, "batch", 1, MOST_IMAGES) for text in options.batch.split(",")]
     repeats = whole(options.repeats, "repeats", 1, 1000)
     table, numbers = output(options.out, "out", (".md", ".txt")), output(options.json, "json", (".json",))
-    matmul.configure(options.matmul)
     planned, asked = prepare(options)
     what = [conditions_of(planned, batch, options, asked) for batch in batches]
     planned = with_draft(planned, options)

@@ -17,18 +17,17 @@ from PIL import Image
 
 from ..assembly import DEMO, decode
 from ..errors import UserError
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.prompts import HybridModel
 from ..reports.grid import compare_grid
 from ..reports.maps import token_map
 from ..reports.paired import qualities
 from ..reports.record import PLAIN, Report, to_json, to_table
-from ..samplers import presets
+from ..samplers.baseline import lossless
 from ..samplers.registry import MAR
 from .conditions import conditions, of_prompt
 from .hybrids import check, check_tokens, to_line
 from .models import load, usual_samplers, with_draft
-from .options import MOST_IMAGES, SEEDS, model_options, output, sampler_options, save, whole
+from .options import MOST_IMAGES, SEEDS, condition_options, model_options, output, sampler_options, save, whole
 from .planning import Planned, measured_against, plan
 from .running import draw, warm_up
 
@@ -39,38 +38,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     model_options(parser)
     sampler_options(parser)
-    parser.add_argument("--label", help="class names or ids, separated by commas; default class 0")
-    parser.add_argument(
-        "--prompt",
-        "--text",
-        action="append",
-        metavar="TEXT",
-        dest="text",
-        help="a prompt, for Harmon and UniPic, for Tar (with the demo: its Tar, or what reads prompts) and for text-to-image models; may "
-        "be repeated",
-    )
-    parser.add_argument(
-        "--negative",
-        metavar="TEXT",
-        help="what guidance leads away from, for Harmon and UniPic: a whole instruction; default 'Generate an image.'",
-    )
-    parser.add_argument(
+    condition_options(parser, "seed of the noise")
+    add = parser.add_argument
+    add(
         "--check",
         action="store_true",
-        help="with Harmon and UniPic: first compare shapes, prompt ids and the drawn tokens with what is known of the official models; "
+        help="with Harmon and UniPic: first compare shapes, prompt ids and the sampled tokens with what is known of the official models; "
         "exit code 1 if one differs",
     )
-    parser.add_argument("--seed", default="7", help="seed of the noise; default 7")
-    parser.add_argument("--batch", default="1", metavar="N", help="images of each label or text; default 1")
-    parser.add_argument("--out", type=Path, default=Path("compare.png"), help="the picture; default compare.png")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers (docs/report.md)")
-    parser.add_argument("--maps", type=Path, metavar="FILE", help="also draw when and how each token was decided")
-    parser.add_argument(
-        "--differences",
-        action="store_true",
-        help="also draw each image's difference from the baseline's, four times amplified",
-    )
-    parser.add_argument("--columns", type=int, default=0, metavar="N", help="pictures a row; default chosen")
+    add("--out", type=Path, default=Path("compare.png"), help="the picture; default compare.png")
+    add("--json", type=Path, metavar="FILE", help="also write the numbers (docs/report.md)")
+    add("--maps", type=Path, metavar="FILE", help="also draw when and how each token was decided")
+    add("--differences", action="store_true", help="also draw each image's difference from the baseline's, amplified")
+    add("--columns", type=int, default=0, metavar="N", help="pictures a row; default chosen")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,7 +59,6 @@ def run(options: argparse.Namespace) -> int:
     maps, numbers = output(options.maps, "maps", PICTURES), output(options.json, "json", (".json",))
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
-    matmul.configure(options.matmul)
     samplers = usual_samplers(options)
     sets, asked = of_prompt(options.sets)
     checked = plan(samplers, sets, options.steps, {})  # reports mistakes before anything is loaded
@@ -106,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         reports.append(made.report)
         failed += _say(check_tokens(cast(HybridModel, p.on.model), made.latents)) if options.check else 0
     labels, base = [p.label for p in planned], measured_against(planned)
-    quality = qualities(pictures, reports, base, presets.lossless)
+    quality = qualities(pictures, reports, base, lossless)
     print(to_table(reports, labels, base, quality))
     for note in dict.fromkeys(report.note for report in reports if report.note):
         print(f"note: {note}")

@@ -12,7 +12,6 @@ import torch
 from ..assembly import AUTO, DEMO, Source, find_file
 from ..errors import UserError
 from ..model_loaders.checkpoint import DTYPES, INT8
-from ..model_loaders.networks import matmul
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from .progress import Bar
 
@@ -20,49 +19,32 @@ SEEDS = 1 << 64
 MOST_IMAGES = 1024
 
 
+# Options for models, devices and folders that take text: name to default and help.
+_MODEL_OPTIONS = {
+    "model": (DEMO, "demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file"),
+    "decoder": (AUTO, "KL or VQ autoencoder: auto, an entry of the catalogue or a file"),
+    "grid": (None, "tokens along one side, for a file that does not say (16, 24, 32, 64)"),
+    "draft": (
+        AUTO,
+        "draft model of cspd (a smaller one) or mulosd (one of a smaller picture): auto (where the catalogue has one), an entry of the "
+        "catalogue or a file",
+    ),
+    "up-sampler": (AUTO, "learned up-sampler of mulosd.up_sampler=latent: auto (the demo's) or a file"),
+    "tar": (AUTO, "language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file"),
+    "ta-tok": (AUTO, "TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"),
+    "encoder": ("flan-t5-xl", "text encoder of text-to-image models; default flan-t5-xl"),
+    "device": (AUTO, "auto (default), cpu, cuda, cuda:1 or mps"),
+}
+
+
 def model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for models, devices and folders."""
-    parser.add_argument(
-        "--model",
-        default=DEMO,
-        help="demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file",
-    )
-    parser.add_argument(
-        "--decoder", default=AUTO, help="KL or VQ autoencoder: auto, an entry of the catalogue or a file"
-    )
-    parser.add_argument(
-        "--grid", metavar="N", help="tokens along one side, for a file that does not say (16, 24, 32, 64)"
-    )
-    parser.add_argument(
-        "--draft",
-        default=AUTO,
-        help="draft model of cspd (a smaller one) or mulosd (one that draws a smaller picture): auto (where the "
-        "catalogue has one), an entry of the catalogue or a file; lantern takes one of the model's own size, else the model itself",
-    )
-    parser.add_argument(
-        "--up-sampler",
-        default=AUTO,
-        help="learned up-sampler of mulosd.up_sampler=latent: auto (the demo's) or a file",
-    )
-    parser.add_argument(
-        "--tar",
-        default=AUTO,
-        help="language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file",
-    )
-    parser.add_argument(
-        "--ta-tok", default=AUTO, help="TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"
-    )
-    parser.add_argument(
-        "--encoder", default="flan-t5-xl", help="text encoder of text-to-image models; default flan-t5-xl"
-    )
-    parser.add_argument("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
-    parser.add_argument(
-        "--dtype",
-        default=AUTO,
-        choices=("auto", *DTYPES, INT8),
-        help="weights; default auto; int8: lossy, on a CPU",
-    )
-    parser.add_argument(
+    for name, (default, about) in _MODEL_OPTIONS.items():
+        parser.add_argument(f"--{name}", default=default, help=about)
+    add = parser.add_argument
+    dtypes = (AUTO, *DTYPES, INT8)
+    add("--dtype", default=AUTO, choices=dtypes, help="weights; default auto; int8: lossy, on a CPU")
+    add(
         "--speed",
         default=PLAIN,
         choices=SPEEDS,
@@ -70,40 +52,50 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "kernels: as compile, with Triton kernels for the diffusion head of MAR, on CUDA; graphs: CUDA graphs of the diffusion loop and of "
         "a decoding step",
     )
-    parser.add_argument(
+    add(
         "--models",
         type=Path,
-        default=None,
         metavar="DIR",
         help="folder of weight files, where downloads go too; default ComfyUI's models/fastar, or ~/.cache/fastar",
     )
-    parser.add_argument(
-        "--matmul",
-        choices=[matmul.MEASURED, *matmul.METHODS],
-        default=matmul.MEASURED,
-        help="matrix products on a CPU: chosen by measurement (default), or always one method; results differ by rounding",
+
+
+def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
+    """Add the options for what the images show, and for the seed."""
+    add = parser.add_argument
+    add("--label", help="class names or ids, separated by commas; default class 0")
+    add(
+        "--prompt",
+        "--text",
+        action="append",
+        metavar="TEXT",
+        dest="text",
+        help="a prompt, for Harmon and UniPic, for Tar and for text-to-image models; may be repeated",
     )
+    about = "what guidance leads away from, for Harmon and UniPic: a whole instruction; default 'Generate an image.'"
+    add("--negative", metavar="TEXT", help=about)
+    add("--seed", default="7", help=f"{seed}; default 7")
+    add("--batch", default="1", metavar="N", help="images of each label or text; default 1")
 
 
 def sampler_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for samplers and settings."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--samplers",
         help="names separated by commas, combinations with a plus, variants of one sampler after a colon "
         "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par, for Tar tar,zipar and mulosd with a draft",
     )
-    parser.add_argument(
+    add(
         "--set",
         action="append",
         default=[],
         metavar="[SAMPLER.]NAME=VALUE",
         dest="sets",
-        help="a setting of one sampler (fasthybrid.threshold=0.9), of all that have it (cfg=2), or of what writes Tar's codes "
+        help="a setting of one sampler (fasthybrid.threshold=0.9), of all that have it (cfg=2), or of Tar's language model "
         "(prompt.detail=169); may be repeated",
     )
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help="AR steps of all MAR samplers; the same as --set ar_steps=N"
-    )
+    add("--steps", type=int, metavar="N", help="AR steps of all MAR samplers; the same as --set ar_steps=N")
 
 
 def whole(text: str, name: str, low: int, high: int) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..assembly import Ready, defaults
 from ..errors import UserError
 from ..samplers import presets
+from ..samplers.baseline import Run, baselines
 from ..samplers.choice import PRESET, assigned, assignment, by_key
 from ..samplers.registry import Entry
 from ..samplers.settings import knobs
@@ -86,10 +88,10 @@ def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[s
 
 
 def measured_against(planned: Sequence[Planned]) -> list[int]:
-    """For each sampler the index of the one its speed-up is relative to.
+    """For each sampler the index of the one its speed-up is relative to, see :func:`samplers.baseline.baselines`.
 
-    That is the first sampler of the same family with as many tokens per image. Models of two families have different networks, so the
-    ratio of their seconds is not a property of a method.
+    Models of two families or sizes have different networks, so the ratio of their seconds is not a property of a method.
     """
-    first: dict[tuple[str, int], int] = {}
-    return [first.setdefault((p.on.family, p.on.tokens), i) for i, p in enumerate(planned)]
+    return baselines(
+        [Run((p.on.family, p.on.tokens), p.entry.name, asdict(p.settings), math.isqrt(p.on.tokens)) for p in planned]
+    )

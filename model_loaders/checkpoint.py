@@ -12,10 +12,8 @@ import argparse
 import json
 import math
 import os
-import pickle
-import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,26 +21,30 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load
 from torch import Tensor, nn
 
 from ..errors import UserError, first_line
 from . import archive
-from .wording import list_names, printable, shape_text, some
+from .networks.ops import limit_packing
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Of models, on a CPU: int8 weights in the blocks, see networks/int8.py; everything else is fp32.
+# Of models, on a CPU: int8 weights in the blocks, see networks/ops.py; everything else is fp32.
 INT8 = "int8"
+UNCHANGED = "get an unchanged copy of the file"
 
 # Keys under which training scripts store weights, in order of preference: papers evaluate the EMA weights.
 _NESTS = ("model_ema", "ema", "model", "module", "state_dict", "sd")
-_ZIP, _LEGACY = archive.ZIP, archive.LEGACY
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB
 _MAX_TENSORS = 100_000
-_SMALL = 1 << 25  # bytes of a safetensors file that is read at once
 _LONGEST_AXIS = (1 << 31) - 1
-UNCHANGED = "get an unchanged copy of the file"
 _TORCH = tuple(int(n) for n in torch.__version__.split(".")[:2])
+# First bytes of files that are often taken for weights.
+_OTHERS = {
+    b"version https://git-lfs": "a Git LFS pointer, not the weights themselves",
+    b"<": "a web page, not weights",
+    b"GGUF": "a GGUF file",
+    b"\x80": "a checkpoint in torch's format of before 2020, or a bare pickle, which may hold code",
+}
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -63,7 +65,7 @@ class Checkpoint:
     """Contents of a weight file.
 
     Attributes:
-        state: parameter names to CPU tensors in the file's dtype, possibly memory-mapped.
+        state: parameter names to CPU tensors in the file's dtype, memory-mapped.
         metadata: text entries of a safetensors header. For a pickle with ``sd`` and ``args`` (Tar): the entry "args", the
             scalar arguments as JSON. Otherwise empty.
         path: the file.
@@ -89,32 +91,43 @@ class Checkpoint:
         return replace(self, state=inside) if inside else self
 
     def number(self, key: str, default: Any, low: float, high: float, kind: Callable[[str], Any]) -> Any:
-        """A number from the metadata.
-
-        Args:
-            key: the entry's name.
-            default: returned if the entry is missing.
-            low, high: inclusive range.
-            kind: ``int`` or ``float``.
+        """A number (``int`` or ``float``) from the metadata, from ``low`` to ``high``; ``default`` if there is none.
 
         Raises:
             UserError: the entry is not a number, or out of range.
         """
-        text = self.metadata.get(key)
-        if text is None:
+        if key not in self.metadata:
             return default
         try:
-            value = kind(text)
+            value = kind(self.metadata[key])
         except ValueError:
             value = math.nan
-        if not low <= value <= high:
-            raise self.range_error(f"says {key} = {printable(text)} in its metadata", low, high, kind is int)
-        return value
+        return self.checked(f"{key} = {self.metadata[key][:40]} in its metadata", value, low, high, kind is int)
 
-    def range_error(self, found: str, low: float, high: float, whole: bool) -> UserError:
-        """The error for a number that is invalid or out of range."""
+    def setting(self, settings: Mapping[str, Any], key: str, default: Any, low: float, high: float) -> Any:
+        """A number of a JSON configuration; ``default`` if it is missing or null. A float default accepts any number.
+
+        Raises:
+            UserError: the entry is not such a number, or out of range.
+        """
+        value = settings.get(key)
+        if value is None:
+            return default
+        number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+        return self.checked(
+            f"{key} = {str(value)[:40]} in its configuration", number, low, high, not isinstance(default, float)
+        )
+
+    def checked(self, stated: str, value: float, low: float, high: float, whole: bool) -> Any:
+        """A number from ``low`` to ``high``; ``stated`` describes it in the message.
+
+        Raises:
+            UserError: it is out of range, or no whole number.
+        """
+        if low <= value <= high and not (whole and value % 1):
+            return int(value) if whole else float(value)
         noun = "a whole number" if whole else "a number"
-        return self.error(f"{found}, which must be {noun} from {low:g} to {high:g}")
+        raise self.error(f"states {stated}, which must be {noun} from {low:g} to {high:g}")
 
     def text(self, key: str, default: str) -> str:
         """A text from the metadata: printable characters in one line, at most 80; ``default`` if missing or empty."""
@@ -144,174 +157,130 @@ def read(path: str | Path, field: str = "checkpoint", skip: Callable[[str], bool
         UserError: the file is missing, empty, damaged, of another format, contains objects other than plain values and
             tensors, contains no tensor, more than 100,000, or one that is empty.
     """
-    path = Path(path)
-    if _format(path, field) == "safetensors":
-        state, metadata = _read_safetensors(path, field, skip)
-    else:
-        state, metadata = _tensors(_read_pickled(path, field), path, field)
-    if skip is not None:
-        state = {name: tensor for name, tensor in state.items() if not skip(name)}
-    if not state:
-        raise UserError(f"{field}: {path.name} holds no tensors; choose a file with a model's weights")
+    file = Checkpoint({}, {}, Path(path), field)
+    pickled = _is_pickled(file)
+    state, metadata = _read_pickled(file) if pickled else _read_safetensors(file, skip)
+    state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
+    if not state and skip is None:
+        raise file.error("holds no tensors", "choose a file with a model's weights")
     if all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    file = Checkpoint(state, metadata, path, field)
-    if len(state) > _MAX_TENSORS:
-        raise file.error(f"holds {len(state)} tensors, more than the limit of {_MAX_TENSORS}", "choose another file")
-    wrong = next((name for name, t in state.items() if not all(1 <= n <= _LONGEST_AXIS for n in t.shape)), None)
-    if wrong is not None:
-        raise file.error(
-            f"holds a tensor that is empty or too large ({printable(wrong)} of {shape_text(state[wrong])} numbers)"
-        )
-    return file
+    for name, tensor in state.items():
+        if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape):
+            raise file.error(f"holds a tensor that is empty or too large ({name[:80]}: {shape_text(tensor)})")
+    return replace(file, state=state, metadata=metadata)
+
+
+def read_all(files: Sequence[Path], path: Path, field: str, skip: Callable[[str], bool] | None = None) -> Checkpoint:
+    """Read the shards of a model as one checkpoint, with the metadata of the first. ``path`` stands for them in messages.
+
+    Raises:
+        UserError: see :func:`read`, or two files contain the same weight.
+    """
+    state: dict[str, Tensor] = {}
+    shards = [read(shard, field, skip) for shard in files]
+    for shard in shards:
+        if twice := state.keys() & shard.state.keys():
+            raise shard.error(f"holds {min(twice)[:80]}, which another shard holds too", "get the shards again")
+        state.update(shard.state)
+    return Checkpoint(state, shards[0].metadata, path, field)
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
     """Text entries of a safetensors header, without reading the weights; {} for any other file."""
     try:
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > _HEADER_LIMIT or file.read(1) != b"{":
-                return {}
-            found = json.loads(b"{" + file.read(length - 1)).get("__metadata__", {})
-    except (OSError, ValueError, AttributeError, RecursionError):
+        with safe_open(str(path), framework="pt") as file:
+            return dict(file.metadata() or {})
+    except Exception:  # a damaged file can raise any exception
         return {}
-    return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
 
 
-def _format(path: Path, field: str) -> str:
-    """Detect the format, "safetensors" or "pickled", from the first bytes."""
+def _is_pickled(file: Checkpoint) -> bool:
+    """Whether a file was written by ``torch.save`` rather than safetensors, from its first bytes.
+
+    Raises:
+        UserError: it is neither, or cannot be read.
+    """
+    path = file.path
     if not os.path.exists(path):  # Path.exists can raise
-        raise UserError(f"{field}: there is no file {path}; put it there or choose another")
-    if os.path.isdir(path):
-        raise UserError(f"{field}: {path} is a folder; choose the weight file in it")
+        raise UserError(f"{file.field}: there is no file {path}; put it there or choose another")
     if not os.path.isfile(path):
-        raise UserError(f"{field}: {path} is no regular file; choose a weight file")
+        raise file.error("is a folder or no regular file", "choose a weight file")
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(512)
+        with path.open("rb") as opened:
+            head = opened.read(512)
     except OSError as e:
-        raise UserError(f"{field}: {path} cannot be read ({e.strerror}); check its permissions") from e
-    if not head:
-        raise UserError(f"{field}: {path.name} is empty (0 bytes); get the file again")
-    if head.startswith((_ZIP, _LEGACY)):
-        return "pickled"
-    length = int.from_bytes(head[:8], "little")
-    if head[8:9] == b"{" and length <= _HEADER_LIMIT:
-        if length + 8 > size:
-            raise UserError(f"{field}: {path.name} is cut short within its header; get the file again")
-        return "safetensors"
-    raise UserError(f"{field}: {path.name} is {_describe(head)}; choose a .safetensors file or a torch checkpoint")
+        raise file.error(f"cannot be read ({e.strerror})", "check its permissions") from e
+    if head.startswith(b"PK\x03\x04"):
+        return True
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _HEADER_LIMIT:
+        return False
+    kinds = [kind for start, kind in _OTHERS.items() if head.lstrip().startswith(start)]
+    found = kinds[0] if kinds else "no weight file of a known format" if head else "empty (0 bytes)"
+    raise file.error(f"is {found}", "choose a .safetensors file or a torch checkpoint")
 
 
-def _describe(head: bytes) -> str:
-    """What an unsupported file is, for the message."""
-    if head.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer, not the weights themselves"
-    if head.lstrip()[:1] == b"<":
-        return "a web page, not weights"
-    if head.startswith(b"GGUF"):
-        return "a GGUF file"
-    if head.startswith(b"\x80"):
-        return "a bare Python pickle, which may hold code and is not opened"
-    if head.isascii() and b"\0" not in head:
-        return "a text file, not weights"
-    return "no weight file of a known format"
-
-
-def _read_safetensors(
-    path: Path, field: str, skip: Callable[[str], bool] | None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with path.open("rb") as header:
-        length = int.from_bytes(header.read(8), "little")
-        count = header.read(length).count(b'"data_offsets"')
+def _read_safetensors(file: Checkpoint, skip: Callable[[str], bool] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with file.path.open("rb") as raw:  # the library takes kilobytes for each tensor of a header
+        count = raw.read(8 + int.from_bytes(raw.read(8), "little")).count(b'"data_offsets"')
     if count > _MAX_TENSORS:
-        raise UserError(
-            f"{field}: {path.name} holds {count} tensors, more than the limit of {_MAX_TENSORS}; choose another file"
-        )
+        raise file.error(f"holds {count} tensors, more than the limit of {_MAX_TENSORS}", "choose another file")
     try:
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            names = [name for name in file.keys() if skip is None or not skip(name)]
-            metadata = dict(file.metadata() or {})
-            if path.stat().st_size > _SMALL:
-                return {name: file.get_tensor(name) for name in names}, metadata
-        # get_tensor of safetensors 0.4 to 0.8 never frees two integers a tensor, which adds up where files are loaded again and again.
-        tensors = load(path.read_bytes())
-        return {name: tensors[name] for name in names}, metadata
+        with safe_open(str(file.path), framework="pt", device="cpu") as opened:
+            names = [name for name in opened.keys() if not (skip and skip(name))]
+            return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {})
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception
-        raise UserError(f"{field}: {path.name} is damaged or cut short ({first_line(e)}); {UNCHANGED}") from e
+        raise file.error(f"is damaged or cut short ({first_line(e)})") from e
 
 
-def _read_pickled(path: Path, field: str) -> object:
-    if _TORCH < (2, 6):
-        # Older weights-only unpicklers can be made to execute code (CVE-2025-32434).
-        raise UserError(
-            f"{field}: {path.name} is a pickled checkpoint, which torch {torch.__version__} cannot read safely; "
-            "use a .safetensors version of it, or torch 2.6 or newer"
-        )
+def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights and metadata of a file of ``torch.save``.
+
+    Raises:
+        UserError: it is damaged, holds something else than weights and plain values, or claims more bytes than it has.
+    """
+    path = file.path
+    if _TORCH < (2, 6):  # older weights-only unpicklers can be made to execute code (CVE-2025-32434)
+        found = f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}"
+        raise file.error(found, "use torch 2.6 or a .safetensors file")
+    if path.suffix == ".safetensors":  # torch does not map such files
+        raise file.error("is a torch checkpoint and no safetensors file", "rename it to .pt")
     try:
         archive.check(path)
+        with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
+            found: Any = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except archive.HoldsCode as e:
-        raise _holds_code(path, field, str(e)) from e
+        found = f"holds {e}, which may be code, so nothing was loaded"
+        raise file.error(found, "use a .safetensors version of it") from e
     except (archive.Refused, OSError) as e:
-        raise UserError(f"{field}: {path.name} {e}; {UNCHANGED}") from e
-    with path.open("rb") as file:
-        zipped = file.read(4) == _ZIP
-    # torch.load trusts the extension ".safetensors" of a path, and maps only files given by path.
-    mapped = zipped and path.suffix != ".safetensors"
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]), path.open("rb") as file:
-            source = str(path) if mapped else file
-            return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as e:
-        named = re.search(r"GLOBAL (\S+)", str(e))
-        raise _holds_code(path, field, named[1] if named else "objects torch does not trust") from e
+        raise file.error(first_line(e)) from e
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception
-        raise UserError(f"{field}: {path.name} is damaged or no checkpoint ({first_line(e)}); {UNCHANGED}") from e
+        raise file.error(f"is damaged or no checkpoint ({first_line(e)})") from e
+    metadata: dict[str, str] = {}
+    for _ in range(len(_NESTS)):  # bounded: a pickled dictionary may contain itself
+        if not isinstance(found, Mapping):
+            raise file.error(f"holds a {type(found).__name__}, not a dictionary of weights", "choose another file")
+        inner = next((found[key] for key in _NESTS if isinstance(found.get(key), Mapping) and found[key]), None)
+        if inner is None:
+            break
+        arguments = found.get("args")
+        if inner is found.get("sd") and isinstance(arguments, Mapping):
+            metadata["args"] = json.dumps({k: v for k, v in arguments.items() if isinstance(k, str) and _is_plain(v)})
+        found = inner
+    state = {k: v.detach() for k, v in found.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    # Zero strides turn a few bytes into gigabytes. The factor 2 allows for shared weights.
+    if sum(t.numel() * t.element_size() for t in state.values()) > 2 * path.stat().st_size:
+        raise file.error("claims more weights than it holds bytes")
+    return state, metadata
 
 
 def _is_plain(value: object) -> bool:
     """Whether a value is None, a text, or a finite number of at most 64 bits."""
     return value is None or isinstance(value, str) or isinstance(value, (bool, int, float)) and abs(value) < 1 << 63
-
-
-def _holds_code(path: Path, field: str, name: str) -> UserError:
-    return UserError(
-        f"{field}: {path.name} holds more than numbers ({printable(name)}); that could be code, so nothing of it was loaded: "
-        "use a .safetensors version of it"
-    )
-
-
-def _tensors(found: Any, path: Path, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights and metadata of an unpickled object.
-
-    Raises:
-        UserError: it is not a dictionary, or its tensors claim more bytes than the file has.
-    """
-    metadata: dict[str, str] = {}
-    for _ in range(len(_NESTS)):  # bounded: a pickled dictionary may contain itself
-        if not isinstance(found, Mapping):
-            raise UserError(
-                f"{field}: {path.name} holds a {type(found).__name__}, not a dictionary of weights; choose another file"
-            )
-        inner = next((found[key] for key in _NESTS if isinstance(found.get(key), Mapping) and found[key]), None)
-        if inner is None:
-            break
-        arguments = found.get("args") if inner is found.get("sd") else None
-        if isinstance(arguments, Mapping):
-            plain = {k: v for k, v in arguments.items() if isinstance(k, str) and _is_plain(v)}
-            metadata["args"] = json.dumps(plain)
-        found = inner
-    state = {k: v.detach() for k, v in found.items() if isinstance(k, str) and isinstance(v, Tensor)}
-    # Zero strides turn a few bytes into gigabytes. The factor 2 allows for shared weights.
-    if sum(t.numel() * t.element_size() for t in state.values()) > 2 * path.stat().st_size:
-        raise UserError(f"{field}: {path.name} claims more weights than it holds bytes; get the original file")
-    return state, metadata
 
 
 # --------------------------------------------------------------------------------------------------- loading
@@ -336,10 +305,10 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> t
         return DTYPES[name]
     device = torch.device(device)
     if name == INT8:
-        if device.type != "cpu":
-            raise UserError(f"dtype: int8 weights are for a CPU, and the models run on {device}; choose auto.")
-        if not hasattr(torch, "_int_mm"):
-            raise UserError(f"dtype: PyTorch {torch.__version__} has no int8 product; choose auto.")
+        if device.type != "cpu" or not hasattr(torch, "_int_mm"):
+            raise UserError(
+                f"dtype: int8 needs a CPU and its int8 product, and the models run on {device}; choose auto."
+            )
         return torch.float32
     if name != "auto":
         raise UserError(f"dtype: {name!r} is not known; choose auto, {', '.join(DTYPES)}, {INT8}")
@@ -368,12 +337,8 @@ def shape_errors(file: Checkpoint, what: str) -> Iterator[None]:
         raise
     except KeyError as e:
         raise file.error(f"does not fit {what}: {e.args[0]} is missing") from e
-    except ValueError as e:
-        if "unpack" not in str(e):  # an unpacked shape has the wrong number of dimensions
-            raise file.error(f"cannot be used as {what}: {first_line(e)}") from e
-        raise file.error(f"does not fit {what}: its weights are misshaped") from e
-    except (IndexError, ZeroDivisionError, OverflowError, RuntimeError, TypeError) as e:
-        raise file.error(f"does not fit {what}: its weights are misshaped") from e
+    except (ValueError, IndexError, ZeroDivisionError, OverflowError, RuntimeError, TypeError) as e:
+        raise file.error(f"does not fit {what}, a weight is misshaped ({first_line(e)})") from e
 
 
 def build(file: Checkpoint, what: str, make: Callable[[], N]) -> N:
@@ -409,38 +374,51 @@ def load_strictly(
         ``net`` in eval mode, without gradients.
 
     Raises:
-        UserError: names missing, unexpected or misshaped (at most ten are listed), or weights that are not finite
-            floating-point numbers.
+        UserError: names missing, unexpected or misshaped, or weights that are not finite floating-point numbers.
     """
-    label, state = f"{file.field}: {file.path.name}", file.state
-    expected = net.state_dict()
-    wrong = {
-        "missing": [name for name in expected if name not in state],
-        "unexpected": [name for name in state if name not in expected],
-        "misshaped": [name for name, t in expected.items() if name in state and state[name].shape != t.shape],
-    }
-    if any(wrong.values()):
-        raise UserError(f"{label} does not fit {what}: {list_names(wrong, expected, state)}; {UNCHANGED}")
-    invalid = [n for n, t in state.items() if not t.is_floating_point() or t.layout is not torch.strided]
-    if invalid:
-        kind = str(state[invalid[0]].dtype).removeprefix("torch.")
-        raise UserError(f"{label} holds {kind} and no plain weights in {some(invalid)}; get an fp32 or fp16 file")
+    state, expected = file.state, net.state_dict()
+    wrong = [
+        _some("missing", [name for name in expected if name not in state]),
+        _some("unexpected", [name for name in state if name not in expected]),
+        _some(
+            "misshaped",
+            [
+                f"{name} is {shape_text(state[name])}, not {shape_text(t)}"
+                for name, t in expected.items()
+                if name in state and state[name].shape != t.shape
+            ],
+        ),
+    ]
+    if any(wrong):
+        raise file.error(f"does not fit {what}: {', '.join(filter(None, wrong))}")
     loaded = {}
     for name, tensor in state.items():
+        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise file.error(f"holds {kind} and no plain weights in {name[:80]}", "get an fp32 or fp16 file")
         target = torch.float32 if name.startswith(tuple(fp32)) and dtype is not None else dtype
-        loaded[name] = tensor.to(dtype=target, copy=True).contiguous()
-    broken = [name for name, tensor in loaded.items() if not _finite(tensor)]
-    if broken and all(_finite(state[name]) for name in broken):
-        raise UserError(f"{label} has weights too large for {dtype} in {some(broken)}; choose dtype bf16 or fp32")
-    if broken:
-        raise UserError(f"{label} holds NaN or infinite weights in {some(broken)}; get the file again")
-    net.load_state_dict({name: tensor.to(device) for name, tensor in loaded.items()}, strict=True, assign=True)
+        loaded[name] = tensor.to(device=device, dtype=target, copy=True).contiguous()
+        if not _finite(loaded[name]):
+            if _finite(tensor):
+                raise file.error(f"has weights too large for {dtype} in {name[:80]}", "choose dtype bf16 or fp32")
+            raise file.error(f"holds NaN or infinite weights in {name[:80]}", "get the file again")
+    net.load_state_dict(loaded, strict=True, assign=True)
+    limit_packing(net)
     return net.eval().requires_grad_(False)
 
 
+def shape_text(tensor: Tensor) -> str:
+    """For example "3x4"."""
+    return "x".join(map(str, tensor.shape)) or "a single number"
+
+
+def _some(kind: str, names: list[str]) -> str:
+    """For example "12 missing (a, b, c, ...)"; "" if there are none."""
+    shown = ", ".join(name[:80] for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"{len(names)} {kind} ({shown})" if names else ""
+
+
 def _finite(tensor: Tensor) -> bool:
-    if not tensor.numel():
-        return True
     if tensor.element_size() == 1:  # aminmax does not support fp8
         tensor = tensor.float()
-    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+    return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())

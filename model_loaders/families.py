@@ -1,83 +1,79 @@
-"""Identification of the model family of a checkpoint by its parameter names."""
+"""The families of weight files: where they are chosen, and how their parameter names identify them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from .checkpoint import Checkpoint, printable
-
-_WORDS = {
-    "mar": "a MAR",
-    "kl": "a KL autoencoder",
-    "vq": "a VQ autoencoder",
-    "llamagen": "a LlamaGen",
-    "t5": "a T5 text encoder",
-    "tar language model": "a language model",
-    "ta-tok": "a TA-Tok",
-    "dtok": "a Tar de-tokenizer",
-    "hybrid": "a Harmon or UniPic",
-}
-# Remedy for a file of another family: (family found, family expected).
-_PLACES = {
-    ("mar", "kl"): "choose it as checkpoint",
-    ("kl", "mar"): "choose it as decoder",
-    ("llamagen", "vq"): "choose it as checkpoint",
-    ("vq", "llamagen"): "choose it as decoder",
-    ("vq", "dtok"): "choose it as decoder",
-    ("dtok", "vq"): "choose it as checkpoint",
-    ("ta-tok", "dtok"): "choose it as ta_tok",
-    ("dtok", "ta-tok"): "choose it as checkpoint",
-    ("dtok", "llamagen"): "load it with Load Tar De-tokenizer",
-    ("llamagen", "dtok"): "load it with Load LlamaGen / PAR",
-    ("dtok", "tar language model"): "load it with Load Tar De-tokenizer",
-    ("tar language model", "dtok"): "load it with Load Tar",
-    ("hybrid", "mar"): "load it with Load Harmon / UniPic",
-    ("hybrid", "tar language model"): "load it with Load Harmon / UniPic",
-    ("mar", "hybrid"): "load it with Load MAR",
-    ("tar language model", "hybrid"): "load it with Load Tar",
-    ("kl", "hybrid"): "choose it as decoder",
-    ("hybrid", "kl"): "choose it as checkpoint",
-}
-_ANOTHER = "choose another file"
+from .checkpoint import Checkpoint
 
 
-def identify(state: Mapping[str, object]) -> str:
-    """Identify a model family by parameter names.
+class Kind(NamedTuple):
+    """A family of files.
 
-    Returns:
-        "mar", "hybrid", "kl", "vq", "llamagen", "dtok", "ta-tok", "t5", "tar language model" or "unknown".
+    Attributes:
+        noun: what messages call a file of the family.
+        field: the input that selects its files; messages begin with it.
+        marks: beginnings of parameter names that a file of the family has, each at least once; () if it is not identified.
+        folder: whether it may be a model folder.
+        loader: the node that loads it, if it has one of its own.
     """
-    if "mar.fake_latent" in state and "llm.model.embed_tokens.weight" in state:
-        return "hybrid"
-    if any(name.startswith("diffloss.net.") for name in state):
-        return "mar"
-    if "quantize.embedding.weight" in state:
-        return "vq"
-    if "post_quant_conv.weight" in state and any(name.startswith("decoder.") for name in state):
-        return "kl"
-    if "tok_embeddings.weight" in state and any(name.startswith("cls_embedding.") for name in state):
-        return "llamagen"
-    if "tok_embeddings.weight" in state and any(name.startswith("clip_proj.") for name in state):
-        return "dtok"
-    if any(name.startswith("bottleneck.regularizer.") for name in state):
-        return "ta-tok"
-    if any(name.startswith("encoder.block.0.layer.0.SelfAttention.") for name in state):
-        return "t5"
-    if any(name.endswith("embed_tokens.weight") for name in state):
-        return "tar language model"
+
+    noun: str
+    field: str
+    marks: tuple[str, ...] = ()
+    folder: bool = False
+    loader: str = ""
+
+
+# In order of identification: a file is of the first family whose marks are all there.
+KINDS = {
+    "hybrid": Kind(
+        "a Harmon or UniPic",
+        "checkpoint",
+        ("mar.fake_latent", "llm.model.embed_tokens."),
+        folder=True,
+        loader="Load Harmon / UniPic",
+    ),
+    "mar": Kind("a MAR", "checkpoint", ("diffloss.net.",), loader="Load MAR"),
+    "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",)),
+    "kl": Kind("a KL autoencoder", "decoder", ("post_quant_conv.weight", "decoder.")),
+    "llamagen": Kind(
+        "a LlamaGen", "checkpoint", ("tok_embeddings.weight", "cls_embedding."), loader="Load LlamaGen / PAR"
+    ),
+    "dtok": Kind(
+        "a Tar de-tokenizer", "checkpoint", ("tok_embeddings.weight", "clip_proj."), loader="Load Tar De-tokenizer"
+    ),
+    "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",)),
+    "t5": Kind("a T5 text encoder", "encoder", ("encoder.block.0.layer.0.SelfAttention.",), folder=True),
+    "tar": Kind("a Tar language model", "checkpoint", ("model.embed_tokens.weight",), folder=True, loader="Load Tar"),
+    "upsampler": Kind("a latent up-sampler", "up_sampler"),
+    "tokenizer": Kind("a tokenizer", "checkpoint", folder=True),
+}
+
+
+def identify(names: Iterable[str]) -> str:
+    """Identify a family by parameter names: a key of :data:`KINDS`, or "unknown"."""
+    held = list(names)
+    for family, kind in KINDS.items():
+        if kind.marks and all(any(name.startswith(mark) for name in held) for mark in kind.marks):
+            return family
     return "unknown"
 
 
 def expect(checkpoint: Checkpoint, family: str) -> None:
-    """Check that a file holds ``family``, one of the return values of :func:`identify`.
+    """Check that a file holds ``family``, a key of :data:`KINDS`.
 
     Raises:
         UserError: it holds another family; the message names it and the input or node that accepts it.
     """
-    found = identify(checkpoint.state)
+    found, expected = identify(checkpoint.state), KINDS[family]
     if found == family:
         return
     if found == "unknown":
-        names = ", ".join(printable(name) for name in sorted(checkpoint.state)[:3])
-        raise checkpoint.error(f"holds no weights of {_WORDS[family]} (but {names})", _ANOTHER)
-    raise checkpoint.error(f"holds {_WORDS[found]}, not {_WORDS[family]}", _PLACES.get((found, family), _ANOTHER))
+        names = ", ".join(name[:80] for name in sorted(checkpoint.state)[:3])
+        raise checkpoint.error(f"holds no weights of {expected.noun} (but {names})", "choose another file")
+    kind = KINDS[found]
+    elsewhere = "choose another file" if kind.field == expected.field else f"choose it as {kind.field}"
+    remedy = f"load it with {kind.loader}" if kind.loader else elsewhere
+    raise checkpoint.error(f"holds {kind.noun}, not {expected.noun}", remedy)

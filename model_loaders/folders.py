@@ -6,14 +6,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ..errors import UserError, first_line
-from . import checkpoint as ck
 
 _SHARD = re.compile(r"-of-(\d+)\.\w+$")
 MAX_JSON_BYTES = 32_000_000  # a tokenizer with 65,536 image codes has 12 MB
@@ -38,23 +34,20 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
     if not os.path.isdir(folder):
         return [path]
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
-        single, shards = folder / f"{stem}.{suffix}", sorted(folder.glob(f"{stem}-*-of-*.{suffix}"))
-        if single.is_file():
-            return [member(single, field)]
+        shards = sorted(folder.glob(f"{stem}-*-of-*.{suffix}"))
+        if (folder / f"{stem}.{suffix}").is_file():
+            return [member(folder / f"{stem}.{suffix}", field)]
         if shards:
             match = _SHARD.search(shards[0].name)
-            count = int(match[1]) if match else len(shards)
-            if len(shards) != count:
+            if match and len(shards) != int(match[1]):
                 raise UserError(
-                    f"{field}: {folder} holds {len(shards)} of {count} shards of its weights; put all of them there"
+                    f"{field}: {folder} holds {len(shards)} of {int(match[1])} shards; put all of them there"
                 )
             return [member(shard, field) for shard in shards]
     others = sorted(folder.glob("*.safetensors"))
     if len(others) == 1:
         return [member(others[0], field)]
-    raise UserError(
-        f"{field}: {folder} holds no model.safetensors, nor shards of it; choose a folder or file with {what}"
-    )
+    raise UserError(f"{field}: {folder} holds no model.safetensors or shards; choose a folder or file with {what}")
 
 
 def member(path: Path, field: str) -> Path:
@@ -66,33 +59,25 @@ def member(path: Path, field: str) -> Path:
     folder, target = path.parent.resolve(), path.resolve()
     cached = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
     if folder not in target.parents and not cached:
-        raise UserError(
-            f"{field}: {path.name} in {path.parent} is a link out of that folder; put the file itself there"
-        )
+        raise UserError(f"{field}: {path.name} in {path.parent} is a link out of that folder; put the file there")
     return path
 
 
-def read_weights(
-    path: Path, files: Sequence[Path], field: str, skip: Callable[[str], bool] | None = None
-) -> ck.Checkpoint:
-    """Read several weight files as one checkpoint, with the metadata of the first.
-
-    Args:
-        skip: names of weights that are not read, see :func:`.checkpoint.read`.
+def read_text(path: Path, field: str) -> str:
+    """The text of a file of a model folder.
 
     Raises:
-        UserError: see :func:`.checkpoint.read`, or two files contain the same weight.
+        UserError: the file is unreadable, too large, or a link out of the folder.
     """
-    state: dict[str, Tensor] = {}
-    metadata: dict[str, str] = {}
-    for i, path_of_shard in enumerate(files):
-        shard = ck.read(path_of_shard, field, skip)
-        duplicate = next((name for name in shard.state if name in state), None)
-        if duplicate is not None:
-            raise shard.error(f"holds {duplicate[:80]!a}, which another shard holds too", "get the shards again")
-        state.update(shard.state)
-        metadata = metadata if i else shard.metadata
-    return ck.Checkpoint(state, metadata, path, field)
+    member(path, field)
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError("it is too large")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise UserError(
+            f"{field}: {path.name} in {path.parent} cannot be read ({first_line(e)}); get the file again"
+        ) from e
 
 
 def read_json(path: Path, field: str) -> dict[str, Any]:
@@ -101,29 +86,25 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
     Raises:
         UserError: the file is unreadable, too large, or not a JSON object.
     """
-    if not path.is_file():
-        return {}
-    member(path, field)
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError("it is too large")
-        return parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e:
-        raise UserError(
-            f"{field}: {path.name} in {path.parent} cannot be read ({first_line(e)}); get the file again"
-        ) from e
+    return parse_json(read_text(path, field), f"{path.name} in {path.parent}", field) if path.is_file() else {}
 
 
-def parse_json(text: str) -> dict[str, Any]:
+def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
     """Parse a JSON object of finite numbers with at most 25 digits; Python's parser also accepts NaN and endless integers.
 
+    Args:
+        where: the source, for messages.
+
     Raises:
-        ValueError: ``text`` is not JSON, or not an object, or holds other numbers.
+        UserError: ``text`` is not JSON, or not an object, or holds other numbers.
     """
-    value = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
-    if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
-    return value
+    try:
+        value = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+        if not isinstance(value, dict):
+            raise ValueError("it is no JSON object")
+        return value
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
 
 
 def _integer(text: str) -> int:
@@ -133,7 +114,6 @@ def _integer(text: str) -> int:
 
 
 def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
+    if not math.isfinite(float(text)):
         raise ValueError(f"it holds the number {text[:20]}")
-    return number
+    return float(text)

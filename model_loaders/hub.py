@@ -10,44 +10,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from ..errors import UserError
-from . import pins
 from .checkpoint import read_metadata
-from .download import download, readable_size
+from .download import Missing, check_digest, download, readable_size
+from .families import KINDS
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# Family to the input that accepts its files; messages begin with it.
-FIELDS = {
-    "mar": "checkpoint",
-    "hybrid": "checkpoint",
-    "tokenizer": "checkpoint",
-    "llamagen": "checkpoint",
-    "kl": "decoder",
-    "vq": "decoder",
-    "t5": "encoder",
-    "tar": "checkpoint",
-    "dtok": "checkpoint",
-    "ta-tok": "ta_tok",
-    "upsampler": "up_sampler",
-}
-_WORDS = {
-    "mar": "a MAR",
-    "hybrid": "a Harmon or UniPic",
-    "tokenizer": "a tokenizer",
-    "llamagen": "a LlamaGen",
-    "kl": "a KL decoder",
-    "vq": "a VQ decoder",
-    "t5": "a text encoder",
-    "tar": "a Tar language model",
-    "dtok": "a Tar de-tokenizer",
-    "ta-tok": "a TA-Tok",
-    "upsampler": "a latent up-sampler",
-}
 # Family to the family of its decoders, and the default decoder.
 _DECODERS = {
     "mar": ("kl", "kl16"),
@@ -56,8 +29,6 @@ _DECODERS = {
     "dtok": ("vq", "vq16-t2i"),
 }
 _TEXT_DECODER = "vq16-t2i"
-# Families that may be a model folder.
-_FOLDERS = ("t5", "tar", "hybrid", "tokenizer")
 _TA_TOK = "ta-tok"
 # Suffix of parts that are missing in some repositories.
 _OPTIONAL = "?"
@@ -92,6 +63,17 @@ class Entry:
         return self.built_in and not os.path.isfile(_PACKAGE / self.file)
 
     @property
+    def folder(self) -> str:
+        """Folder of the files below a model folder."""
+        return self.file if self.parts else str(PurePosixPath(self.file).parent)
+
+    @property
+    def names(self) -> list[tuple[str, bool]]:
+        """Names of the files in :attr:`folder`, and whether the repository may lack them."""
+        parts = self.parts or [PurePosixPath(self.file).name]
+        return [(part.removesuffix(_OPTIONAL), part.endswith(_OPTIONAL)) for part in parts]
+
+    @property
     def label(self) -> str:
         """Menu text while the file is not downloaded."""
         size = f" {readable_size(self.size)}" if self.size else ""
@@ -106,7 +88,7 @@ def _catalogue() -> tuple[Entry, ...]:
 
 
 def entries(family: str) -> list[Entry]:
-    """Catalogue entries of a family (a key of :data:`FIELDS`), built-in entries first."""
+    """Catalogue entries of a family (a key of :data:`.families.KINDS`), built-in entries first."""
     return sorted((e for e in _catalogue() if e.family == family), key=lambda e: not e.built_in)
 
 
@@ -114,14 +96,14 @@ def menu(family: str, local: Sequence[str]) -> list[str]:
     """Menu of a loader: existing built-in entries, local files, then downloadable entries with their size.
 
     Args:
-        family: a key of :data:`FIELDS`.
+        family: a key of :data:`.families.KINDS`.
         local: file names relative to the model folders, as ComfyUI lists them.
     """
     catalogued = entries(family)
     others = {PurePosixPath(e.file).parts[0] for e in _catalogue() if e.family != family and not e.built_in}
     # Files catalogued for another loader are left out.
     names = [name for name in local if not others & set(PureWindowsPath(name).parts)]
-    if family in _FOLDERS:
+    if KINDS[family].folder:
         names = list(dict.fromkeys(_without_shard(name) for name in names))
     existing = [f"/{PureWindowsPath(name).as_posix()}" for name in names]
     missing = [e.label for e in catalogued if not e.built_in and not any(n.endswith(f"/{e.file}") for n in existing)]
@@ -137,10 +119,12 @@ def check(choice: str, family: str, local: Sequence[str]) -> None:
     Raises:
         UserError: it names neither a local file nor an entry.
     """
-    _expect_text(choice, FIELDS[family])
-    names = {*local, *map(_without_shard, local)} if family in _FOLDERS else local
+    _expect_text(choice, KINDS[family].field)
+    names = {*local, *map(_without_shard, local)} if KINDS[family].folder else local
     if choice not in names and _entry(choice, family) is None:
-        raise UserError(f"{FIELDS[family]}: {_quoted(choice)} is none of the files here; choose another from the list")
+        raise UserError(
+            f"{KINDS[family].field}: {_quoted(choice)} is none of the files here; choose another from the list"
+        )
 
 
 def resolve(
@@ -154,7 +138,7 @@ def resolve(
 
     Args:
         choice: see the module's documentation.
-        family: a key of :data:`FIELDS`.
+        family: a key of :data:`.families.KINDS`.
         folders: model folders to search.
         download_to: folder for downloads; created if necessary.
         progress: called in this thread with (bytes received, total bytes or 0) several times per second during a download.
@@ -163,33 +147,31 @@ def resolve(
     Raises:
         UserError: no such file, a name outside the folders, or a failed download.
     """
-    field, folders = FIELDS[family], [*map(Path, folders)]
+    field, folders = KINDS[family].field, [*map(Path, folders)]
     _expect_text(choice, field)
     entry = _entry(choice, family)
     if entry is None:
-        return _local(choice, folders, field, family in _FOLDERS)
-    if entry.parts:
-        return _resolve_parts(entry, folders, Path(download_to), progress, field)
+        return _local(choice, folders, field, KINDS[family].folder)
     if entry.built_in:
-        path = _PACKAGE / entry.file
-        if not os.path.isfile(path):
+        if entry.missing:
             raise UserError(f"{field}: the built-in {entry.id} is missing from this installation; install FastAR again")
-        return path
-    found = _find(entry.file, [*folders, Path(download_to)])
-    if found:
-        pins.check(found, entry.sha256, field, lambda: progress(0, 0) if progress else None)
-        return found
-    path = Path(download_to) / entry.file
-    return download(
-        entry.repo or "",
-        path.name,
-        path.parent,
-        revision=entry.revision,
-        size=entry.size,
-        sha256=entry.sha256,
-        progress=progress,
-        field=field,
-    )
+        return _PACKAGE / entry.file
+    home = next(_homes(entry, [*folders, Path(download_to)]), None)
+    if home is None:
+        home = _fetch(entry, Path(download_to), field, progress)
+    else:
+        for path in (home / name for name, _ in entry.names):
+            if os.path.isfile(path):
+                check_digest(path, entry.sha256, field, lambda: progress(0, 0) if progress else None)
+    return home if entry.parts else home / entry.names[0][0]
+
+
+def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
+    """The catalogue entry that :func:`resolve` would download for a choice; None for built-in entries and files that are here."""
+    entry = _entry(choice, family)
+    if entry is None or entry.built_in:
+        return None
+    return entry if next(_homes(entry, [*map(Path, folders)]), None) is None else None
 
 
 def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text: bool | None = None) -> str:
@@ -257,13 +239,9 @@ def _entry(choice: str, family: str) -> Entry | None:
     name = _MARK.sub("", choice.strip())
     entry = next((e for e in _catalogue() if e.id == name), None)
     if entry and entry.family != family:
-        field, place = FIELDS[family], FIELDS[entry.family]
-        if place == field:
-            raise UserError(
-                f"{field}: {name} is {_WORDS[entry.family]}, not {_WORDS[family]}; choose another from the list"
-            )
-        article = "an" if place[0] in "aeiou" else "a"
-        raise UserError(f"{field}: {name} is {article} {place}; choose it as {place}")
+        field, kind = KINDS[family].field, KINDS[entry.family]
+        remedy = "choose another from the list" if kind.field == field else f"choose it as {kind.field}"
+        raise UserError(f"{field}: {name} is {kind.noun}, not {KINDS[family].noun}; {remedy}")
     return entry
 
 
@@ -272,39 +250,42 @@ def _expect_text(choice: object, field: str) -> None:
         raise UserError(f"{field}: it got a {type(choice).__name__}, not a name; choose one from the list")
 
 
-def _resolve_parts(
-    entry: Entry, folders: Sequence[Path], download_to: Path, progress: Callable[[int, int], None] | None, field: str
-) -> Path:
-    """The folder of an entry with several files; missing files are downloaded."""
+def _homes(entry: Entry, folders: Sequence[Path]) -> Iterator[Path]:
+    """The folders that hold a catalogued entry, the nearest first: a single file may lie in a subfolder of a model folder."""
     for folder in folders:
-        if all(os.path.isfile(folder / entry.file / part) for part in entry.parts if not part.endswith(_OPTIONAL)):
-            for part in entry.parts:
-                if os.path.isfile(path := folder / entry.file / part.removesuffix(_OPTIONAL)):
-                    pins.check(path, None, field)
-            return folder / entry.file
-    to, done = download_to / entry.file, 0
+        home = folder / entry.folder
+        if all(os.path.isfile(home / name) for name, optional in entry.names if not optional):
+            yield home
+    if not entry.parts:
+        for folder in folders:
+            yield from (path.parent for path in sorted(folder.rglob(entry.file)) if path.is_file())
 
-    def report(received: int, _: int) -> None:
+
+def _fetch(entry: Entry, download_to: Path, field: str, progress: Callable[[int, int], None] | None) -> Path:
+    """Download the missing files of an entry; returns their folder."""
+    to, done = download_to / entry.folder, 0
+
+    def report(received: int, total: int) -> None:
         if progress is not None:
-            progress(done + received, entry.size or 0)
+            progress(done + received, (entry.size or 0) if entry.parts else total)
 
-    for part in entry.parts:
-        part, optional = part.removesuffix(_OPTIONAL), part.endswith(_OPTIONAL)
-        if not os.path.isfile(to / part):
+    for name, optional in entry.names:
+        if not os.path.isfile(to / name):
             try:
                 download(
                     entry.repo or "",
-                    part,
+                    name,
                     to,
                     revision=entry.revision,
+                    sha256=entry.sha256,
                     progress=report if progress else None,
                     field=field,
                 )
-            except UserError as e:
-                if not (optional and "status 404" in str(e)):
+            except Missing:
+                if not optional:
                     raise
                 continue
-        done += (to / part).stat().st_size
+        done += (to / name).stat().st_size
     return to
 
 
@@ -328,18 +309,6 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
                 return path
     where = " or ".join(map(str, folders)) or "any model folder"
     raise UserError(f"{field}: {_quoted(choice)} is not in {where}; put it there or choose another")
-
-
-def _find(file: str, folders: Sequence[Path]) -> Path | None:
-    """A catalogued file in one of the folders or their subfolders, or None."""
-    for folder in folders:
-        if os.path.isfile(folder / file):
-            return folder / file
-    for folder in folders:
-        for path in sorted(folder.rglob(file)) if folder.is_dir() else ():
-            if path.is_file():
-                return path
-    return None
 
 
 def _base(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
-from .folders import parse_json, read_json, read_weights, weight_files
-from .mar import FP32_WEIGHTS, OFFICIAL_LATENT_SCALE, OFFICIAL_T_MAX
+from .folders import read_json, weight_files
+from .mar import FP32_WEIGHTS, OFFICIAL_LATENT_SCALE, OFFICIAL_T_MAX, check_patch
 from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, resize_table
-from .networks.int8 import quantize
+from .networks.ops import quantize
 from .networks.prompts import HybridModel
-from .tokenizer import Tokenizer, clean, has_tokenizer, load_tokenizer
+from .tar import json_entry
+from .tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 
 # Weights that no picture needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class labels,
 # RoPE frequencies, and what training scripts leave behind.
@@ -50,7 +50,7 @@ def load_hybrid(
     dtype: str = "auto",
     device: str | torch.device = "cpu",
     grid: int | None = None,
-    words: Path | None = None,
+    tokenizer_dir: Path | None = None,
 ) -> HybridModel:
     """Load a Harmon or UniPic of any size with the official parameter names, and its tokenizer.
 
@@ -67,7 +67,7 @@ def load_hybrid(
         dtype: see :func:`precision`. The last layer of the diffusion head is always fp32.
         device: device of the weights.
         grid: tokens per side, 2 to 128; None for the size it was trained for.
-        words: folder of a Qwen2.5 tokenizer, for models that come without one; None for none.
+        tokenizer_dir: folder of a Qwen2.5 tokenizer, for models that come without one; None for none.
 
     Returns:
         The model in eval mode, without gradients.
@@ -78,27 +78,28 @@ def load_hybrid(
     compute, path = precision(dtype, device), Path(path)
     files = weight_files(path, "checkpoint", _WHAT)
     folder, single = files[0].parent, files == [path]
-    file = read_weights(path if single else folder, files, "checkpoint", lambda name: name.startswith(_UNREAD))
+    file = ck.read_all(files, path if single else folder, "checkpoint", lambda name: name.startswith(_UNREAD))
     expect(file, "hybrid")
-    settings = _settings(file, folder, single)
+    settings = json_entry(file, "config") or ({} if single else read_json(folder / "config.json", "checkpoint"))
     reader = any(name.startswith(_READER) for name in file.state)
     config = config_of(file, settings)
     latent_scale = file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4, float)
     t_max = file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX, int)
     patch = file.number("patch", 1, 1, 64, int)
-    if config.mar.channels % patch**2:
-        raise file.error(f"says patch = {patch} in its metadata, but its tokens have {config.mar.channels} channels")
+    check_patch(file, patch, config.mar.channels)
     stored = config.mar.grid
     trained = file.number("grid", min(_TRAINED * stored, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID, int)
     side = trained if grid is None else grid
     if not SMALLEST_GRID <= side <= LARGEST_GRID:
         raise UserError(f"grid: {side} tokens per side are outside {SMALLEST_GRID} to {LARGEST_GRID}.")
     unipic = reader or config.mar.tokens == _UNIPIC_TOKENS
-    usual = _number(file, settings, "diffusion", "max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0)
+    usual = file.setting(_part(settings, "diffusion"), "max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0)
     max_beta = file.number("max_beta", usual, 1e-4, 1.0, float)
     name = path.stem if single else folder.name
-    found = folder if words is None or has_tokenizer(folder, path.stem if single else "", file.metadata) else words
-    tokenizer = load_tokenizer(found, path.stem if single else "", file.metadata)
+    stem = path.stem if single else ""
+    if tokenizer_dir is None or has_tokenizer(folder, stem, file.metadata):
+        tokenizer_dir = folder
+    tokenizer = load_tokenizer(tokenizer_dir, stem, file.metadata)
     net = load_network(file, config, side, side, compute, device)
     if dtype == ck.INT8:
         quantize(net)
@@ -111,7 +112,7 @@ def load_hybrid(
         label_set=file.text("label_set", ""),
         max_beta=max_beta,
         hybrid=net,
-        tokenize=lambda text: tokenizer.encode(clean(text)),
+        tokenize=tokenizer.encode,
         turn=_turn(file, tokenizer, config),
         trained=trained,
     )
@@ -146,37 +147,9 @@ def load_network(
     return ck.load_strictly(net, replace(file, state=state), _WHAT, dtype=dtype, fp32=fp32, device=device)
 
 
-def _settings(file: ck.Checkpoint, folder: Path, single: bool) -> dict[str, Any]:
-    """The configuration: the metadata entry ``config``, else ``config.json`` of a model folder.
-
-    Raises:
-        UserError: it is not JSON.
-    """
-    if "config" not in file.metadata:
-        return {} if single else read_json(folder / "config.json", "checkpoint")
-    try:
-        return parse_json(file.metadata["config"])
-    except (ValueError, RecursionError) as e:
-        raise file.error(f"has a metadata entry 'config' that cannot be read ({str(e)[:80]})") from e
-
-
-def _number(
-    file: ck.Checkpoint, settings: dict[str, Any], part: str, key: str, default: Any, low: float, high: float
-) -> Any:
-    """A number of a part of the configuration; ``default`` if missing. A float default accepts any number.
-
-    Raises:
-        UserError: the entry is no such number, or out of range.
-    """
-    inner = settings.get(part)
-    value = inner.get(key) if isinstance(inner, dict) else None
-    if value is None:
-        return default
-    whole = not isinstance(default, float)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or whole and value != int(value) or not low <= value <= high:
-        raise file.range_error(f"has {part}.{key} = {str(value)[:40]} in its configuration", low, high, whole)
-    return int(value) if whole else float(value)
+def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """An inner dictionary of the configuration; {} if there is none."""
+    return settings[name] if isinstance(settings.get(name), dict) else {}
 
 
 def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
@@ -189,14 +162,15 @@ def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
     Raises:
         UserError: the weights or the configuration do not fit.
     """
+    llm, mar = _part(settings, "llm"), _part(settings, "mar")
     with ck.shape_errors(file, _WHAT):
         config = HybridConfig.from_state_dict(
             file.state,
-            heads=_number(file, settings, "llm", "num_attention_heads", None, 1, 4096),
-            mar_heads=_number(file, settings, "mar", "encoder_num_heads", None, 1, 1024),
-            positions=_number(file, settings, "llm", "max_position_embeddings", 32768, 1, 1 << 24),
-            theta=_number(file, settings, "llm", "rope_theta", 1e6, 1.0, 1e12),
-            eps=_number(file, settings, "llm", "rms_norm_eps", 1e-6, 0.0, 1.0),
+            heads=file.setting(llm, "num_attention_heads", None, 1, 4096),
+            mar_heads=file.setting(mar, "encoder_num_heads", None, 1, 1024),
+            positions=file.setting(llm, "max_position_embeddings", 32768, 1, 1 << 24),
+            theta=file.setting(llm, "rope_theta", 1e6, 1.0, 1e12),
+            eps=file.setting(llm, "rms_norm_eps", 1e-6, 0.0, 1.0),
         )
     sizes = [*astuple(replace(config.mar, classes=1)), config.llm.dim, config.llm.depth, config.llm.hidden]
     if min(sizes) < 1:

@@ -12,7 +12,7 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
 from .networks.gpt import GPT, GPTConfig, TokenModel
-from .networks.int8 import quantize
+from .networks.ops import quantize
 
 IMAGENET_CLASSES = 1000
 LARGEST_GRID = 128

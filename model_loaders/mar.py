@@ -9,8 +9,8 @@ import torch
 
 from . import checkpoint as ck
 from .families import expect
-from .networks.int8 import quantize
 from .networks.mar import MAR, MARConfig, MARModel
+from .networks.ops import quantize
 
 OFFICIAL_LATENT_SCALE = 0.2325
 OFFICIAL_T_MAX = 999
@@ -46,8 +46,7 @@ def load_mar(
     expect(file, "mar")
     config = _config(file, heads or file.number("heads", None, 1, 1024, int))
     patch = file.number("patch", 1, 1, 64, int)
-    if config.channels % patch**2:
-        raise file.error(f"says patch = {patch} in its metadata, but its tokens have {config.channels} channels")
+    check_patch(file, patch, config.channels)
     latent_scale = file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4, float)
     t_max = file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX, int)
     net = ck.build(file, "a MAR", lambda: MAR(config))
@@ -60,6 +59,12 @@ def load_mar(
         patch=patch,
         label_set=file.text("label_set", "imagenet-1k" if config.classes == IMAGENET_CLASSES else ""),
     )
+
+
+def check_patch(file: ck.Checkpoint, patch: int, channels: int) -> None:
+    """Raise a UserError if tokens of so many channels are not patches of ``patch`` x ``patch`` latents."""
+    if channels % patch**2:
+        raise file.error(f"states patch = {patch} in its metadata, but its tokens have {channels} channels")
 
 
 def _config(file: ck.Checkpoint, heads: int | None) -> MARConfig:

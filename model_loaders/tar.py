@@ -19,13 +19,13 @@ from safetensors import SafetensorError, safe_open
 from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
-from .folders import parse_json, read_json, read_weights, weight_files
+from .folders import parse_json, read_json, weight_files
 from .llamagen import LARGEST_GRID, check_grid, gpt_config, grids_in_name
 from .networks.gpt import GPT, GPTConfig, TokenModel
-from .networks.int8 import quantize
+from .networks.ops import quantize
 from .networks.qwen import HEAD, Marks, QwenConfig, QwenLM, TarModel
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
-from .tokenizer import Tokenizer, clean, load_tokenizer
+from .tokenizer import Tokenizer, load_tokenizer
 
 SCALES = 3
 # Side of the finest grid of semantic codes; an AR-DTok has one condition row per code.
@@ -68,17 +68,17 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     files = weight_files(path, "checkpoint", "Tar's language model")
     folder = files[0].parent
     single = files == [path]  # a single file rather than a model folder
-    file = read_weights(path if single else folder, files, "checkpoint")
-    expect(file, "tar language model")
-    settings = _json_entry(file, "config") or read_json(folder / "config.json", "checkpoint")
+    file = ck.read_all(files, path if single else folder, "checkpoint")
+    expect(file, "tar")
+    settings = json_entry(file, "config") or read_json(folder / "config.json", "checkpoint")
     config = _language_config(file, settings)
     tokenizer = load_tokenizer(folder, path.stem if single else "", file.metadata)
     marks, scales = _marks(file, settings, tokenizer, config.vocab)
-    side = _number(file, settings, "semantic_side", OFFICIAL_SIDE, scales, LARGEST_GRID)
-    generation = _json_entry(file, "generation_config") or (
-        {} if _json_entry(file, "config") else read_json(folder / "generation_config.json", "checkpoint")
+    side = file.setting(settings, "semantic_side", OFFICIAL_SIDE, scales, LARGEST_GRID)
+    generation = json_entry(file, "generation_config") or (
+        {} if json_entry(file, "config") else read_json(folder / "generation_config.json", "checkpoint")
     )
-    penalty = generation.get("repetition_penalty", 1.0)
+    penalty = file.setting(generation, "repetition_penalty", 1.0, 1e-3, 2.0)
     net = ck.build(file, "Tar's language model", lambda: QwenLM(config))
     # A tied output matrix is the embedding; older files contain RoPE frequencies, which are recomputed.
     weights = file.filter(lambda name: not (name == HEAD and config.tied) and not name.endswith(".inv_freq"))
@@ -86,54 +86,27 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     return TarModel(
         net=quantize(net) if dtype == ck.INT8 else net,
         name=file.text("name", path.stem if single and path.stem != "model" else folder.name),
-        tokenize=lambda text: tokenizer.encode(clean(text)),
+        tokenize=tokenizer.encode,
         marks=marks,
         sides=tuple(side // (scale + 1) for scale in range(scales)),
-        repetition_penalty=float(penalty) if _is_number(penalty) and 0 < penalty <= 2 else 1.0,
+        repetition_penalty=penalty,
     )
 
 
-def _json_entry(file: ck.Checkpoint, key: str) -> dict[str, Any]:
+def json_entry(file: ck.Checkpoint, key: str) -> dict[str, Any]:
     """A JSON object from the metadata; {} if the entry is missing.
 
     Raises:
         UserError: it is not a JSON object.
     """
-    if key not in file.metadata:
-        return {}
-    try:
-        return parse_json(file.metadata[key])
-    except (ValueError, RecursionError) as e:
-        raise file.error(f"has a metadata entry {key!r} that cannot be read ({str(e)[:80]})") from e
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _number(file: ck.Checkpoint, settings: Mapping[str, Any], key: str, default: Any, low: float, high: float) -> Any:
-    """A number from a JSON configuration.
-
-    Args:
-        default: returned where the entry is missing or null; a float accepts any number, other defaults whole numbers.
-        low, high: inclusive range.
-
-    Raises:
-        UserError: the entry is not such a number, or out of range.
-    """
-    value = settings.get(key)
-    if value is None:
-        return default
-    whole = not isinstance(default, float)
-    if not _is_number(value) or whole and value != int(value) or not low <= value <= high:
-        raise file.range_error(f"has {key} = {str(value)[:40]} in its configuration", low, high, whole)
-    return int(value) if whole else float(value)
+    text = file.metadata.get(key)
+    return {} if text is None else parse_json(text, f"the entry {key} in {file.path.name}", file.field)
 
 
 def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> QwenConfig:
     rope = settings.get("rope_parameters")  # written by newer versions of transformers
     rope = rope if isinstance(rope, dict) else {}
-    theta = _number(file, {**rope, **settings}, "rope_theta", 1e6, 1.0, 1e12)
+    theta = file.setting({**rope, **settings}, "rope_theta", 1e6, 1.0, 1e12)
     scaling = settings.get("rope_scaling") or rope
     kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
     if kind not in (None, "default"):
@@ -145,10 +118,10 @@ def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> QwenCo
     with ck.shape_errors(file, "Tar's language model"):
         config = QwenConfig.from_state_dict(
             {name: file.state[name] for name in names},
-            heads=_number(file, settings, "num_attention_heads", None, 1, 4096),
-            positions=_number(file, settings, "max_position_embeddings", 32768, 1, 1 << 24),
+            heads=file.setting(settings, "num_attention_heads", None, 1, 4096),
+            positions=file.setting(settings, "max_position_embeddings", 32768, 1, 1 << 24),
             theta=theta,
-            eps=_number(file, settings, "rms_norm_eps", 1e-6, 0.0, 1.0),
+            eps=file.setting(settings, "rms_norm_eps", 1e-6, 0.0, 1.0),
         )
     derived = {
         "hidden_size": config.dim,
@@ -157,7 +130,7 @@ def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> QwenCo
         "intermediate_size": config.hidden,
     }
     for key, value in derived.items():
-        if _number(file, settings, key, value, 0, 1 << 30) != value:
+        if file.setting(settings, key, value, 0, 1 << 30) != value:
             raise file.error(
                 f"has {key} = {settings[key]} in its configuration, and weights of {value}",
                 "put the configuration of the same model there",
@@ -176,7 +149,7 @@ def _marks(file: ck.Checkpoint, settings: Mapping[str, Any], tokenizer: Tokenize
 
     def find(key: str, name: str, default: int) -> int:
         if settings.get(key) is not None:
-            return int(_number(file, settings, key, 0, 0, rows - 1))
+            return int(file.setting(settings, key, 0, 0, rows - 1))
         if name in named:
             return named[name]
         if not official:
@@ -188,14 +161,14 @@ def _marks(file: ck.Checkpoint, settings: Mapping[str, Any], tokenizer: Tokenize
 
     code = find("image_start_token_id", "<I0>", _CODE)
     if settings.get("image_end_token_id") is not None:
-        codes = int(_number(file, settings, "image_end_token_id", 0, 0, rows - 1)) - code + 1
+        codes = int(file.setting(settings, "image_end_token_id", 0, 0, rows - 1)) - code + 1
     elif "<I0>" in named:
         codes = _count_run(named, "<I{}>")
     else:
         codes = _CODES
     image, scale = find("image_start_tag_id", "<im_start>", _IMAGE), find("scale_start_token_id", "<S0>", _SCALE)
     if settings.get("scale_end_token_id") is not None:
-        scales = int(_number(file, settings, "scale_end_token_id", 0, 0, rows - 1)) - scale + 1
+        scales = int(file.setting(settings, "scale_end_token_id", 0, 0, rows - 1)) - scale + 1
     else:
         scales = _count_run(named, "<S{}>") or SCALES
     turn = named.get(_OPENING), named.get(_CLOSING)
@@ -257,7 +230,7 @@ def load_ta_tok(
     ignored = unused(file.state)
     heads, encoder_heads = (file.number(key, None, 1, 4096, int) for key in ("decoder_heads", "encoder_heads"))
     size = file.number("input_size", None, 1, 1 << 14, int)
-    size = size or _number(file, _json_entry(file, "args"), "input_size", None, 1, 1 << 14)
+    size = size or file.setting(json_entry(file, "args"), "input_size", None, 1, 1 << 14)
     with ck.shape_errors(file, "a TA-Tok"):
         shapes = {k: t for k, t in file.state.items() if encoder or not k.startswith(ENCODING)}
         config = TATokConfig.from_state_dict(shapes, heads, encoder_heads, size)
@@ -304,7 +277,7 @@ def load_detokenizer(
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = ck.read(path)
     expect(file, "dtok")
-    arguments = _json_entry(file, "args") or _json_entry(file, "config")
+    arguments = json_entry(file, "args") or json_entry(file, "config")
     weights = file.filter(lambda name: not name.startswith(tuple(_PARTS)))
     config = _detokenizer_config(weights, arguments, heads)
     side = _grid(file, config, arguments, grid)
@@ -349,7 +322,7 @@ def parts_inside(path: str | Path) -> frozenset[str]:
 
 
 def _detokenizer_config(file: ck.Checkpoint, arguments: Mapping[str, Any], heads: int | None) -> GPTConfig:
-    heads = heads or file.number("heads", None, 1, 1024, int) or _number(file, arguments, "n_head", None, 1, 1024)
+    heads = heads or file.number("heads", None, 1, 1024, int) or file.setting(arguments, "n_head", None, 1, 1024)
     width = max(file.state["tok_embeddings.weight"].shape[-1:], default=0)
     c = gpt_config(file, "a Tar de-tokenizer", heads or max(1, width // 64))
     if not c.absolute:
@@ -362,7 +335,7 @@ def _detokenizer_config(file: ck.Checkpoint, arguments: Mapping[str, Any], heads
         "cond_dim" if c.condition == "features" else "cond_vocab_size": c.condition_size,
     }
     for key, value in derived.items():
-        if _number(file, arguments, key, value, 0, 1 << 30) != value:
+        if file.setting(arguments, key, value, 0, 1 << 30) != value:
             raise file.error(f"has weights of {key} = {value}, and arguments of {arguments[key]}")
     return c
 
@@ -375,8 +348,8 @@ def _grid(file: ck.Checkpoint, config: GPTConfig, arguments: Mapping[str, Any], 
     """
     name, rows = file.path.name, config.absolute
     stated = file.number("grid", None, 2, LARGEST_GRID, int)
-    tokens = _number(file, arguments, "max_seq_len", None, 4, LARGEST_GRID**2)
-    prefix = _number(file, arguments, "cls_token_num", None, 1, 1 << 20)
+    tokens = file.setting(arguments, "max_seq_len", None, 4, LARGEST_GRID**2)
+    prefix = file.setting(arguments, "cls_token_num", None, 1, 1 << 20)
     if tokens is not None:
         side = math.isqrt(tokens)
         if side**2 != tokens or stated not in (None, side) or prefix is not None and rows != tokens + prefix - 1:

@@ -15,36 +15,14 @@ def make_extension() -> ComfyExtension:
     from . import host
 
     host.register_folders()
-    from . import (
-        advice,
-        comparison,
-        conditioning,
-        hybrid,
-        loaders,
-        mar_samplers,
-        previous,
-        sharing,
-        sweep_cells,
-        sweeps,
-        token_samplers,
-    )
+    from . import advisor, compare, conditioning, loaders, samplers, sharing, sweep
+
+    modules = (loaders, conditioning, samplers, compare, sweep, sharing, advisor)
 
     class FastARExtension(ComfyExtension):
         """Every node of the pack."""
 
         async def get_node_list(self) -> list[type[io.ComfyNode]]:
-            return [
-                *loaders.NODES,
-                *conditioning.NODES,
-                *hybrid.NODES,
-                *mar_samplers.NODES,
-                *token_samplers.NODES,
-                *comparison.NODES,
-                *sweeps.NODES,
-                *sweep_cells.NODES,
-                *sharing.NODES,
-                *advice.NODES,
-                *previous.NODES,
-            ]
+            return [node for module in modules for node in module.NODES]
 
     return FastARExtension()

@@ -15,6 +15,7 @@ from ..memory import enough_memory
 from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
 from ..model_loaders.checkpoint import choose_dtype as choose_model_dtype
+from ..model_loaders.networks.prompts import UNCONDITIONAL
 from ..model_loaders.networks.qwen import TarModel
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..model_loaders.tar import load_ta_tok
@@ -23,6 +24,7 @@ from ..samplers.batches import in_parts
 from ..samplers.conditioning import (
     CodeCondition,
     Condition,
+    PromptCondition,
     TextCondition,
     check_labels,
     label_sets,
@@ -34,10 +36,11 @@ from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import host
-from .loaders import accepted, menu, resolve, usual, valid
+from .loaders import allow_download, finder, listed, menu, usual
 from .schema import (
     CODES,
     LABEL,
+    PROMPT,
     TAR,
     TEXT,
     automatic_names,
@@ -47,7 +50,7 @@ from .schema import (
     expect_image,
     expect_model,
     schema,
-    seed,
+    seed_widget,
     widgets,
 )
 
@@ -148,7 +151,12 @@ class ClassLabel(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, labels: Any = None) -> bool | str:
-        return accepted(lambda: check_labels(labels) if isinstance(labels, str) else None)
+        """Runs on the server's event loop: bounded for every text. A text that arrives over a link is None."""
+        try:
+            check_labels(labels if isinstance(labels, str) else "")
+        except UserError as problem:
+            return str(problem).partition(": ")[2]  # ComfyUI puts the field in front
+        return True
 
     @classmethod
     def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
@@ -244,9 +252,10 @@ class TextPrompt(io.ComfyNode):
                     "encoder",
                     options=encoders,
                     default=next((choice for choice in encoders if ENCODER in choice), encoders[0]),
-                    tooltip="The text encoder. The official models need flan-t5-xl, which is downloaded once, when the graph runs; or put "
+                    tooltip="The text encoder. The official models need flan-t5-xl; allow its download, or put "
                     "it into models/text_encoders or models/fastar, as a folder or one file. Another size does not fit.",
                 ),
+                allow_download(),
                 *widgets(PromptSettings),
             ],
             outputs=[
@@ -254,18 +263,15 @@ class TextPrompt(io.ComfyNode):
                     "condition", display_name="condition", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler."
                 )
             ],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def validate_inputs(cls, text: Any = None) -> bool | str:
-        return accepted(lambda: _cleaned(text) if isinstance(text, str) else None)
-
-    @classmethod
-    def execute(cls, text: Any, encoder: Any, **values: Any) -> io.NodeOutput:
+    def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
         prompt = _cleaned(expect(text, str, "text", "a text node, or type it"))
         name = dtype_name(choose_dtype(settings.dtype, host.text_device()))
-        path = resolve(encoder, "t5")
+        path = finder(cls, allow_download)(listed(encoder, "t5"), "t5")
 
         def load() -> Any:
             own = None if has_tokenizer(path) else host.t5_tokenizer()
@@ -278,25 +284,71 @@ class TextPrompt(io.ComfyNode):
         return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
 
 
+# ------------------------------------------------------------------------------------------------ Harmon and UniPic
+
+
+@dataclass(frozen=True)
+class PromptImages:
+    """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
+
+    images: int = knob(
+        1,
+        "Pictures of the prompt; more makes the batch larger, which costs time and memory but less than separate runs. Usual: 1 to 4.",
+        low=1,
+        high=MOST_IMAGES,
+        step=1,
+    )
+
+
+class Prompt(io.ComfyNode):
+    """A prompt for Harmon and UniPic."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="FastARPrompt",
+            display_name="Prompt",
+            category="FastAR/condition",
+            description="What to draw, in words, for Harmon and UniPic. The model that samples reads the prompt itself.",
+            search_aliases=["text prompt", "harmon prompt", "unipic prompt", "positive", "negative"],
+            widgets=[
+                io.String.Input(
+                    "text",
+                    default="a red boat at sunset",
+                    multiline=True,
+                    placeholder="what to draw",
+                    tooltip="The prompt, read as typed; it may be empty. The authors' benchmark prompts ended with a full stop.",
+                ),
+                *widgets(PromptImages),
+                io.String.Input(
+                    "negative",
+                    default=UNCONDITIONAL,
+                    multiline=True,
+                    advanced=True,
+                    tooltip="What guidance leads away from: a whole instruction, not a list of words. Usual, and what the models "
+                    f"were trained with: {UNCONDITIONAL}",
+                ),
+            ],
+            outputs=[
+                PROMPT.Output(
+                    "condition", display_name="condition", tooltip="For the MAR samplers, with Harmon or UniPic."
+                )
+            ],
+        )
+
+    @classmethod
+    def execute(cls, text: Any, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
+        settings = make(PromptImages, values)
+        prompt = expect(text, str, "text", "a text node, or type it")
+        away = expect(negative, str, "negative", "a text node, or type it")
+        return io.NodeOutput(PromptCondition((prompt,) * settings.images, away))
+
+
 # ------------------------------------------------------------------------------------------------ Tar
 
 _ta_tok = host.ModelCache((host.device, host.offload_device))
 # Pictures per batch of TA-Tok's encoder; the codebook is projected once per batch.
 _BATCH = 8
-
-
-@dataclass(frozen=True)
-class TarImages:
-    """The widget of Tar Prompt that is not a setting of the sampler."""
-
-    images: int = knob(
-        1,
-        "Pictures of the text, each with codes of its own; more makes the batch larger, which costs time and memory but less than "
-        "separate runs. Usual: 1 to 4.",
-        low=1,
-        high=MOST_IMAGES,
-        step=1,
-    )
 
 
 def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images: int) -> float:
@@ -333,9 +385,9 @@ class TarPrompt(io.ComfyNode):
                     tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is read as text; an empty "
                     "one is a picture without a wish. Usual: one or two sentences.",
                 ),
-                seed(),
+                seed_widget(),
                 *widgets(TarPromptSettings, automatic_names(TarPromptSettings)),
-                *widgets(TarImages),
+                *widgets(PromptImages),
             ],
             outputs=[
                 CODES.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
@@ -346,7 +398,7 @@ class TarPrompt(io.ComfyNode):
     def execute(cls, tar: Any, text: Any, seed: Any, images: Any = 1, **values: Any) -> io.NodeOutput:
         loaded = expect_model(tar, host.Loaded, TarModel, "tar", "Load Tar")
         typed = expect(text, str, "text", "a text node, or type it").strip()
-        number, count = checked_seed(seed), make(TarImages, {"images": images}).images
+        number, count = checked_seed(seed), make(PromptImages, {"images": images}).images
         asked = chosen(TarPromptSettings, values, automatic_names(TarPromptSettings))
         settings = prompt_settings(loaded.recommended, asked)
         host.load_to_device(loaded, _prompt_bytes(loaded.model, settings, typed, count))
@@ -410,22 +462,20 @@ class ImageToCodes(io.ComfyNode):
                     "ta_tok",
                     options=readers,
                     default=usual(readers, "demo-ta-tok", "ta-tok"),
-                    tooltip="The TA-Tok that looks at the pictures: the one that the de-tokenizer was trained with. Entries marked as a "
-                    "download are fetched when the graph runs, once, into models/fastar.",
+                    tooltip="The TA-Tok that reads the pictures: the one that the de-tokenizer was trained with. Entries with a size "
+                    "are downloads.",
                 ),
+                allow_download(),
                 *widgets(ImageToCodesSettings),
             ],
             outputs=[
                 CODES.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
             ],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def validate_inputs(cls, ta_tok: Any = None) -> bool | str:
-        return valid("ta-tok", ta_tok)
-
-    @classmethod
-    def execute(cls, image: Any, ta_tok: Any, **values: Any) -> io.NodeOutput:
+    def execute(cls, image: Any, ta_tok: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(ImageToCodesSettings, values)
         pictures = expect_image(image, "image")
         if len(pictures) * settings.images > MOST_IMAGES:
@@ -435,7 +485,7 @@ class ImageToCodes(io.ComfyNode):
         x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
         x = x.movedim(-1, 1).float().nan_to_num(0.0).clamp(0, 1)
         name = dtype_name(choose_model_dtype(settings.dtype, host.device(), bf16=True))
-        path = resolve(ta_tok, "ta-tok")
+        path = finder(cls, allow_download)(listed(ta_tok, "ta-tok"), "ta-tok")
         with enough_memory(READING):
             loaded = _ta_tok.get((path, name), lambda: load_ta_tok(path, name, host.offload_device()))
         model: TATokModel = loaded.model
@@ -452,4 +502,4 @@ class ImageToCodes(io.ComfyNode):
         )
 
 
-NODES: list[type[io.ComfyNode]] = [ClassLabel, TextPrompt, TarPrompt, ImageToCodes]
+NODES: list[type[io.ComfyNode]] = [ClassLabel, Prompt, TextPrompt, TarPrompt, ImageToCodes]

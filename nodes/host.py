@@ -1,4 +1,4 @@
-"""Interface to ComfyUI: model folders, devices and memory, progress, interrupt, live preview, upscale models, VAE.
+"""Interface to ComfyUI: folders, devices and memory, progress, interrupt, live preview, upscale models, VAE.
 
 The only module that imports ``comfy.*`` or ``folder_paths``. It handles networks, pictures and latents of any family.
 """
@@ -18,15 +18,16 @@ import comfy.ops
 import comfy.utils
 import folder_paths
 import torch
+import torch.nn.functional as F
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy.model_patcher import ModelPatcher
 from PIL import Image
 from server import PromptServer
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..memory import enough_memory, in_chunks, out_of_memory
 from . import weights
-from .fitting import checked_latents, whole_strides
 from .preview import MOST_IMAGES, Canvas
 
 FOLDER = "fastar"
@@ -52,6 +53,45 @@ def local_files(*kinds: str) -> list[str]:
 def folders(*kinds: str) -> list[Path]:
     """Directories of model folders."""
     return [Path(path) for kind in kinds for path in folder_paths.get_folder_paths(kind)]
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+SWEEPS, _LONGEST_PATH = "fastar_sweeps", 4096
+
+
+def input_pictures() -> list[str]:
+    """Names of the PNG files in ComfyUI's input folder."""
+    folder = Path(folder_paths.get_input_directory())
+    return sorted(p.name for p in folder.iterdir() if p.suffix.lower() == ".png") if folder.is_dir() else []
+
+
+def input_picture(name: str) -> Path:
+    """The file of a picture in the input folder, or in the folder that the name ends with ("[output]", say).
+
+    Raises:
+        UserError: there is no such file, or the name leads out of these folders.
+    """
+    # Not all supported versions of ComfyUI check that the name stays inside the folder.
+    folders = (
+        folder_paths.get_input_directory(),
+        folder_paths.get_output_directory(),
+        folder_paths.get_temp_directory(),
+    )
+    try:
+        name = name[:_LONGEST_PATH]
+        path = Path(os.path.abspath(folder_paths.get_annotated_filepath(name)))
+        inside = any(path.is_relative_to(os.path.abspath(folder)) for folder in folders) and path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        inside = False
+    if not inside:
+        raise UserError(f"image: there is no picture {name[:80]!r} in ComfyUI's folders; upload or choose one.")
+    return path
+
+
+def sweep_folder(name: str) -> Path:
+    """The folder of a sweep's cells; it is not created."""
+    return Path(folder_paths.get_output_directory()) / SWEEPS / name
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -86,6 +126,7 @@ class Loaded:
         vae: decoder of the same loader, for live previews; or None.
         parts: further networks of the same loader by name. Each has its own patcher and is on the device only while needed.
         recommended: settings that the model's file recommends, for widgets at auto.
+        speed: how the model runs, a choice of the loader.
     """
 
     model: Any
@@ -94,14 +135,17 @@ class Loaded:
     parts: Mapping[str, Loaded] = field(default_factory=dict)
     recommended: Mapping[str, Any] = field(default_factory=dict)
     further: Sequence[ModelPatcher] = ()
+    speed: str = ""
 
     @staticmethod
-    def of(model: Any, vae: FastARVAE | None = None, parts: Any = None, recommended: Any = None) -> Loaded:
+    def of(
+        model: Any, vae: FastARVAE | None = None, parts: Any = None, recommended: Any = None, speed: str = ""
+    ) -> Loaded:
         """Place a model under ComfyUI's memory management: its ``parts`` one by one if it names any, else ``net``."""
         nets = getattr(model, "parts", {"": model.net})
         managed = [weights.manage(net, _SOURCE, device()) for net in nets.values()]
         patcher, *further = (_NotifyingPatcher(net, device(), offload_device()) for net in managed)
-        return Loaded(model, patcher, vae, parts or {}, recommended or {}, further)
+        return Loaded(model, patcher, vae, parts or {}, recommended or {}, further, speed)
 
 
 class Managed(Protocol):
@@ -173,6 +217,11 @@ class _NotifyingPatcher(ModelPatcher):
         if self.on_detach is not None:
             self.on_detach(self)
         return out
+
+
+def device_name() -> str:
+    """The compute device with its model, "cuda:0 NVIDIA ..." for example."""
+    return str(mm.get_torch_device_name(device()))
 
 
 def load_to_device(loaded: Loaded, memory: float) -> None:
@@ -269,43 +318,90 @@ def progress() -> Callable[[int, int], None]:
 # ------------------------------------------------------------------------------------------------ upscale models
 
 
-class Upscaler:
-    """An UPSCALE_MODEL (``model``, from core's Load Upscale Model) as a function. The caller loads its weights, see :func:`to_device`."""
+def upscaler(model: Any, place: Callable[[], None]) -> Callable[[Tensor], Tensor]:
+    """An UPSCALE_MODEL (from core's Load Upscale Model) as a function of pictures fp32 [B, 3, H, W] in 0..1, by core's node.
 
-    # Side of a tile, its minimum, and the overlap of tiles, in pixels; the same as core's.
-    tile, least, overlap = 512, 128, 32
+    Args:
+        model: the upscale model.
+        place: loads the sampled models to the device again; core may have unloaded them.
+    """
+    from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel
 
-    def __init__(self, model: Any):
-        self._model = model
-        # In older versions of ComfyUI it holds no patcher.
-        self.patcher = getattr(model, "patcher", None) or ModelPatcher(model.model, device(), offload_device())
-        kind = getattr(getattr(model, "architecture", None), "name", None) or type(model.model).__name__
-        self.name = f"{kind} x{model.scale:g}"
+    def enlarge(pictures: Tensor) -> Tensor:
+        (done,) = ImageUpscaleWithModel.execute(model, pictures.movedim(1, -1)).result
+        place()
+        return done.movedim(-1, 1).to(pictures.device, torch.float32)
 
-    def memory(self, height: int, width: int) -> float:
-        """Working memory in bytes for pictures of that size; core's estimate."""
-        return min(self.tile, height) * min(self.tile, width) * 3 * 4 * max(self._model.scale, 1.0) * 384.0
-
-    def __call__(self, pictures: Tensor) -> Tensor:
-        """Enlarge pictures fp32 [B, 3, H, W] in 0..1, in tiles. Tiles are halved if memory is insufficient."""
-        x, tile = pictures.to(self.patcher.load_device), self.tile
-        while True:
-            try:
-                return comfy.utils.tiled_scale(
-                    x, self._piece, tile, tile, self.overlap, upscale_amount=self._model.scale, output_device=x.device
-                ).clamp(0, 1)
-            except RuntimeError as problem:
-                if not out_of_memory(problem) or tile // 2 < self.least:
-                    raise
-            mm.soft_empty_cache()
-            tile //= 2
-
-    def _piece(self, x: Tensor) -> Tensor:
-        mm.throw_exception_if_processing_interrupted()
-        return self._model(x.float())
+    return enlarge
 
 
 # ------------------------------------------------------------------------------------------------ VAE
+
+# Kind of autoencoder to the models whose latents it decodes.
+KL, VQ = "kl", "vq"
+_MODELS = {KL: "a MAR", VQ: "a LlamaGen, a PAR or a Tar de-tokenizer"}
+
+
+def mark(samples: Tensor, kind: str) -> Tensor:
+    """Note on a tensor which autoencoder decodes it. Operations on the tensor lose the note, and then nothing is checked: the two
+    kinds of latents may have equally many channels."""
+    samples.fastar_latents = kind  # type: ignore[attr-defined]
+    return samples
+
+
+def kind_of(samples: Any) -> str:
+    """The kind of autoencoder that :func:`mark` noted, "" if it is unknown."""
+    return str(getattr(samples, "fastar_latents", ""))
+
+
+def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> Tensor:
+    """Latents [B, C, h, w] from [B, C, h, w] or [B, C, 1, h, w].
+
+    Args:
+        samples: the input.
+        channels: latent channels of the decoder.
+        name: name of the decoder, for messages.
+        kind: of the decoder, :data:`KL` or :data:`VQ`; "" checks nothing.
+
+    Raises:
+        UserError: another shape, another number of channels, or latents marked for another kind of decoder.
+    """
+    made = kind_of(samples)
+    if kind and made not in ("", kind):
+        raise UserError(
+            f"samples: these latents are of {_MODELS[made]}, the decoder {name} is for those of {_MODELS[kind]}; connect the VAE of the "
+            "loader that made them."
+        )
+    if not isinstance(samples, Tensor) or samples.ndim not in (4, 5):
+        raise UserError(f"samples: {name} decodes latents [B, C, h, w]; connect a LATENT made for it.")
+    latents = samples[:, :, 0] if samples.ndim == 5 else samples
+    if latents.shape[1] != channels:
+        raise UserError(
+            f"samples: these latents have {latents.shape[1]} channels, the decoder {name} reads {channels}; connect the VAE of the "
+            "loader that made them."
+        )
+    return latents
+
+
+def _whole_strides(pictures: Any, stride: int) -> Tensor:
+    """Pictures [B, H, W, C] to [B, 3, H', W'], where H' and W' are multiples of ``stride``.
+
+    A larger side is cropped around its centre; a side below one stride is padded with its edge.
+
+    Raises:
+        UserError: another shape, or an empty tensor.
+    """
+    if not isinstance(pictures, Tensor) or pictures.ndim != 4 or 0 in pictures.shape:
+        raise UserError("pixels: VAE Encode needs pictures; connect an IMAGE.")
+    x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
+    x = x.movedim(-1, 1)
+    for dim in (2, 3):
+        size = x.shape[dim]
+        if size >= stride:
+            x = x.narrow(dim, size % stride // 2, size // stride * stride)
+        else:
+            x = F.pad(x, (0, stride - size, 0, 0) if dim == 3 else (0, 0, 0, stride - size), mode="replicate")
+    return x
 
 
 class FastARVAE:
@@ -320,7 +416,7 @@ class FastARVAE:
         stride: pixels per latent position and side.
         channels: latent channels.
         width: channels of the widest full-resolution layer, for the memory estimate.
-        kind: of the autoencoder, see :func:`.fitting.checked_latents`.
+        kind: of the autoencoder, see :func:`_checked_latents`.
     """
 
     def __init__(self, net: nn.Module, name: str, stride: int, channels: int, width: int, kind: str = ""):
@@ -358,7 +454,7 @@ class FastARVAE:
 
     def decode(self, samples_in: Tensor, vae_options: dict[str, Any] | None = None) -> Tensor:
         """Latents [B, C, h, w] to pictures [B, H, W, 3] in 0..1."""
-        latents = checked_latents(samples_in, self.latent_channels, self.name, self.kind)
+        latents = _checked_latents(samples_in, self.latent_channels, self.name, self.kind)
         try:
             return self._in_chunks(latents, self._decode, self.memory_used_decode).movedim(1, -1)
         except RuntimeError as problem:
@@ -382,7 +478,7 @@ class FastARVAE:
         overlap_t: int | None = None,
     ) -> Tensor:
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
-        latents = checked_latents(samples, self.latent_channels, self.name, self.kind)
+        latents = _checked_latents(samples, self.latent_channels, self.name, self.kind)
         tile = (max(1, tile_y), max(1, tile_x))
         _load([self.patcher], self.memory_used_decode((1, 1, *tile), self.vae_dtype))
         out = self._tiled(latents, self._decode, tile, overlap, self.upscale_ratio, self.output_channels)
@@ -396,7 +492,7 @@ class FastARVAE:
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """Pictures [B, H, W, 3] in 0..1 to latents; cropped to whole strides around the centre, as core does."""
-        pixels = whole_strides(pixel_samples, self.downscale_ratio)
+        pixels = _whole_strides(pixel_samples, self.downscale_ratio)
         try:
             return self._in_chunks(pixels, self._encode, self.memory_used_encode)
         except RuntimeError as problem:
@@ -416,7 +512,7 @@ class FastARVAE:
     ) -> Tensor:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         stride = self.downscale_ratio
-        pixels = whole_strides(pixel_samples, stride)
+        pixels = _whole_strides(pixel_samples, stride)
         tile = tuple(max(1, side // stride) * stride for side in (tile_y, tile_x))
         _load([self.patcher], self.memory_used_encode((1, 1, *tile), self.vae_dtype))
         overlap = min(overlap, *(side // 2 for side in tile)) // stride * stride

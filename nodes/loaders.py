@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from comfy_api.latest import io
 
 from .. import assembly
-from ..assembly import AUTO, Ready, Source
+from ..assembly import AUTO, Source
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
+from ..model_loaders.download import readable_size
+from ..model_loaders.families import KINDS
 from ..model_loaders.networks.autoencoder import KLAutoencoder, KLModel, VQModel
 from ..model_loaders.networks.speed import KERNELS, PLAIN, SPEEDS
 from ..samplers import registry
 from . import host
-from .fitting import KL, VQ
-from .schema import MAR, TAR, TOKEN_MODEL, schema
+from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, schema
+from .status import show
 
 # Model folders of each file family; the first takes downloads. Core's diffusion models are left out, because most of them are not MARs.
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -29,28 +32,29 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "vq": (host.FOLDER, "vae"),
     "t5": (host.FOLDER, "text_encoders"),
 }
+# Bytes of a download that begins without being allowed: configuration files and tokenizers.
+FREE_DOWNLOAD = 100_000_000
 # Tokens per side on the menu; other sizes are stated in the file's metadata.
 GRIDS = (8, 12, 16, 24, 32, 48, 64)
+# Pixels per side of Harmon and UniPic on the menu, and pixels per token of the official models.
+SIZES, PIXELS = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 1024), 16
 # Parts of a loaded token model, see ``host.Loaded``.
 TA_TOK, UP_SAMPLER = "ta_tok", "up_sampler"
 
 
-def _folders(family: str) -> tuple[str, ...]:
-    return FOLDERS.get(family, (host.FOLDER,))
+# ------------------------------------------------------------------------------------------------ files and downloads
 
 
 class Menu(list[str]):
-    """Choices of a file family. As ComfyUI checks choices with ``in``, it also contains what the menu once showed: a download leaves
-    the menu when it is complete, and saved graphs must stay valid. Core's check names the widget that is wrong and no other, which
-    ``validate_inputs`` cannot do."""
+    """Choices of a file family. As ComfyUI checks choices with ``in``, it also contains the entries whose download is complete:
+    they have left the menu, and saved graphs must stay valid."""
 
     def __init__(self, choices: Iterable[str] = (), family: str = ""):
         super().__init__(choices)  # ComfyUI copies lists from their elements alone when it lists nodes
-        self.family = family
+        self._downloads = {e.label for e in hub.entries(family) if not e.built_in}
 
     def __contains__(self, choice: object) -> bool:
-        known = super().__contains__(choice)
-        return known or bool(self.family) and isinstance(choice, str) and valid(self.family, choice) is True
+        return super().__contains__(choice) or isinstance(choice, str) and choice in self._downloads
 
 
 def menu(family: str, *first: str) -> Menu:
@@ -58,16 +62,58 @@ def menu(family: str, *first: str) -> Menu:
     return Menu([*first, *hub.menu(family, host.local_files(*_folders(family)))], family)
 
 
-def resolve(choice: Any, family: str) -> Path:
-    """The file of a choice, downloaded if necessary.
+def _folders(family: str) -> tuple[str, ...]:
+    return FOLDERS.get(family, (host.FOLDER,))
+
+
+def listed(choice: Any, family: str, *first: str) -> str:
+    """Check that a choice is on its menu; ComfyUI does not check values that arrive over a link.
 
     Raises:
-        UserError: not a choice of the menu, or the download failed.
+        UserError: it is not.
     """
-    if not isinstance(choice, str):
-        raise UserError(f"{hub.FIELDS[family]}: {choice!r} is no file name; choose one from the list.")
-    download_to = host.folders(host.FOLDER)[0]
-    return hub.resolve(choice, family, host.folders(*_folders(family)), download_to, host.progress())
+    if choice not in menu(family, *first):
+        raise UserError(f"{KINDS[family].field}: {str(choice)[:80]!r} is not in the list; choose an entry from it.")
+    return str(choice)
+
+
+def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
+    """A function (choice, family) to the file of a choice, which is downloaded if necessary and allowed.
+
+    Args:
+        node: the class that executes; it shows what is downloaded.
+        allow_download: value of the widget.
+
+    Raises:
+        UserError: the function raises it for a download that is not allowed, and if a download fails.
+    """
+    allowed = checked_switch(allow_download, "allow_download")
+
+    def find(choice: str, family: str) -> Path:
+        folders, download_to = host.folders(*_folders(family)), host.folders(host.FOLDER)[0]
+        entry = hub.absent(choice, family, [*folders, download_to])
+        if entry is not None and (entry.size is None or entry.size > FREE_DOWNLOAD):
+            size = readable_size(entry.size) if entry.size else "size unknown"
+            what = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
+            if not allowed:
+                raise UserError(
+                    f"{KINDS[family].field}: the run would download {what}; switch allow_download on, or choose another."
+                )
+            logging.info("FastAR: downloading %s", what)
+            show(node, [f"Downloading {what}"])
+        return hub.resolve(choice, family, folders, download_to, host.progress())
+
+    return find
+
+
+def allow_download() -> io.Input:
+    """The switch that allows large downloads."""
+    return io.Boolean.Input(
+        "allow_download",
+        default=False,
+        tooltip="On: files that are missing are downloaded when the graph runs, once, into models/fastar; the node shows what, from where "
+        "and how large. Off: the run stops and says the same. Files below 100 MB are downloaded in any case.",
+    )
 
 
 def usual(choices: list[str], *ids: str) -> str:
@@ -75,69 +121,42 @@ def usual(choices: list[str], *ids: str) -> str:
     return next((choice for name in ids for choice in choices if choice.partition(" (")[0] == name), choices[0])
 
 
-def accepted(check: Callable[[], Any]) -> bool | str:
-    """For ``validate_inputs``: True if ``check`` passes, else its message without the field's name, which ComfyUI puts in front.
+# ------------------------------------------------------------------------------------------------ widgets
 
-    ComfyUI reports the message for every input that ``validate_inputs`` names: name one.
-    """
-    try:
-        check()
-    except UserError as problem:
-        return str(problem).partition(": ")[2]
-    return True
-
-
-def valid(family: str, choice: Any) -> bool | str:
-    """Check a file choice: True if it is or was on its menu, else a message, see :func:`accepted`.
-
-    Values that arrive over a link are None here and are checked when the node runs.
-    """
-    if choice is None:
-        return True
-    return accepted(lambda: hub.check(str(choice), family, host.local_files(*_folders(family))))
-
-
-def source_of(dtype: str, speed: str = PLAIN) -> Source:
-    """Weights are placed on the offload device, in the dtype for the compute device.
-
-    Raises:
-        UserError: ``speed`` is not a choice of its menu.
-    """
-    if speed not in SPEEDS:
-        raise UserError(f"speed: {speed!r} is none of {', '.join(SPEEDS)}; choose one of them.")
-    return Source(resolve, host.offload_device(), dtype, host.device(), speed)
+# Tooltips of the widgets that several loaders have; a loader's own replace them.
+_TOOLTIPS = {
+    "checkpoint": "Entries that begin with demo are built in and need no network. Your own files go into models/fastar (.safetensors, "
+    ".pth, .pt). Entries with a size are downloads. Larger models: better quality, slower.",
+    "decoder": "The VQ tokenizer that turns tokens into pictures. auto takes the one the checkpoint was trained with; another one's "
+    "codes mean something else.",
+    "ta_tok": "What turns semantic codes into the features of the de-tokenizer. auto takes the one it was trained with; another one's "
+    "codes mean something else. It takes memory only while the codes are read.",
+    "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made with, else fp16 or "
+    "fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
+    "grid": "Tokens along one side of the picture. auto takes what the file or its name says. Only for files that say nothing: "
+    "16 for 256 pixels, 24 for 384, 32 for 512, 64 for 1024. A wrong value gives noise.",
+    "size": "Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others run and usually "
+    "look worse; the report notes it.",
+    "speed": "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a "
+    "minute before the first picture and needs a compiler. graphs: CUDA graphs, for few images at a time; CUDA only.",
+}
 
 
-def speed_widget(diffusion_head: bool) -> io.Input:
-    """How the model runs, with the choice "kernels" for a diffusion head."""
-    kernels = " kernels: as compile, with Triton kernels for the diffusion head; CUDA only." if diffusion_head else ""
-    captured = "the diffusion loop" if diffusion_head else "a decoding step"
-    return _combo(
-        "speed",
-        [s for s in SPEEDS if diffusion_head or s != KERNELS],
-        "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a minute "
-        f"before the first picture and needs a compiler.{kernels} graphs: CUDA graphs of {captured}, for few images at a time; CUDA only.",
-        default=PLAIN,
-        advanced=True,
-    )
-
-
-def _side(grid: Any) -> int | None:
-    """Value of the grid widget; None for auto.
+def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
+    """Check a choice of a menu.
 
     Raises:
-        UserError: not a choice of the menu.
+        UserError: it is none of the options.
     """
-    side = None if grid == AUTO else next((n for n in GRIDS if str(n) == str(grid)), 0)
-    if side == 0:
-        raise UserError(f"grid: {grid!r} is none of {AUTO}, {', '.join(map(str, GRIDS))}; choose one of them.")
-    return side
+    if str(value) not in options:
+        raise UserError(f"{field}: {value!r} is none of {', '.join(options)}; choose one of them.")
+    return str(value)
 
 
 def make_vae(model: KLModel | VQModel, channels: int) -> host.FastARVAE:
     """An autoencoder, of ``channels`` latent channels, for core's VAE nodes."""
     about = (model.net, model.name, model.net.config.stride, channels, model.net.config.ch)
-    return host.FastARVAE(*about, VQ) if isinstance(model, VQModel) else KLDecoder(*about, KL)
+    return host.FastARVAE(*about, host.VQ) if isinstance(model, VQModel) else KLDecoder(*about, host.KL)
 
 
 class KLDecoder(host.FastARVAE):
@@ -148,134 +167,182 @@ class KLDecoder(host.FastARVAE):
         return net.decode_bytes(1, shape[2], shape[3])
 
 
-def _output(ready: Ready, parts: dict[str, Any]) -> io.NodeOutput:
-    """Outputs of a loader: the model with its decoder and parts (None: left out), and the decoder."""
-    assert ready.decoder is not None
-    vae = make_vae(ready.decoder, ready.latent_channels)
-    loaded = {name: host.Loaded.of(part) for name, part in parts.items() if part is not None}
-    return io.NodeOutput(host.Loaded.of(ready.model, vae, loaded, assembly.defaults(ready)), vae)
+# ------------------------------------------------------------------------------------------------ nodes
 
 
-def _combo(name: str, options: list[str], tooltip: str, default: str = AUTO, **about: Any) -> io.Input:
-    return io.Combo.Input(name, options=options, default=default, tooltip=tooltip, **about)
+class _Loader(io.ComfyNode):
+    """Loads a model and its decoder. The classes below hold texts and menus.
+
+    Attributes:
+        node_id, title, description, aliases: of the schema.
+        family: of the registry.
+        usual: entries of which the first on the menu is the default.
+        widgets: names, in order.
+        dtypes: choices of the widget dtype.
+        tooltips: of widgets, where they differ from those of other loaders.
+        output: of the model socket.
+    """
+
+    node_id: ClassVar[str]
+    title: ClassVar[str]
+    description: ClassVar[str]
+    aliases: ClassVar[list[str]]
+    family: ClassVar[str]
+    usual: ClassVar[tuple[str, ...]]
+    widgets: ClassVar[tuple[str, ...]] = ("checkpoint", "decoder", "dtype", "allow_download", "speed")
+    dtypes: ClassVar[tuple[str, ...]] = (AUTO, *DTYPES, INT8)
+    tooltips: ClassVar[dict[str, str]] = {}
+    output: ClassVar[io.Output]
+
+    @classmethod
+    def options(cls, widget: str) -> list[str]:
+        """Choices of a widget."""
+        family = registry.FAMILIES[cls.family]
+        menus: dict[str, Callable[[], list[str]]] = {
+            "checkpoint": lambda: menu(family.files),
+            "decoder": lambda: menu("kl" if family.masked else "vq", AUTO),
+            "ta_tok": lambda: menu("ta-tok", AUTO),
+            "dtype": lambda: list(cls.dtypes),
+            "grid": lambda: [AUTO, *map(str, GRIDS)],
+            "size": lambda: [AUTO, *map(str, SIZES)],
+            "speed": lambda: [s for s in SPEEDS if family.masked or s != KERNELS],
+        }
+        return menus[widget]()
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        widgets: list[io.Input] = []
+        for name in cls.widgets:
+            if name == "allow_download":
+                widgets.append(allow_download())
+                continue
+            options = cls.options(name)
+            default = {"checkpoint": usual(options, *cls.usual), "speed": PLAIN}.get(name, AUTO)
+            about = {"options": options, "default": default, "tooltip": (_TOOLTIPS | cls.tooltips)[name]}
+            widgets.append(io.Combo.Input(name, **about, advanced=name in ("grid", "size", "speed") or None))
+        return schema(
+            node_id=cls.node_id,
+            display_name=cls.title,
+            category="FastAR/load",
+            description=cls.description,
+            search_aliases=cls.aliases,
+            widgets=widgets,
+            outputs=[cls.output, io.Vae.Output("vae", display_name="vae", tooltip="For VAE Decode and VAE Encode.")],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        checkpoint: Any,
+        decoder: Any,
+        dtype: Any,
+        allow_download: Any,
+        speed: Any,
+        ta_tok: Any = AUTO,
+        grid: Any = AUTO,
+        size: Any = AUTO,
+    ) -> io.NodeOutput:
+        family = registry.FAMILIES[cls.family]
+        listed(checkpoint, family.files)
+        listed(decoder, "kl" if family.masked else "vq", AUTO)
+        listed(ta_tok, "ta-tok", AUTO)
+        given = {"dtype": dtype, "speed": speed, "grid": grid, "size": size}
+        given = {name: _one_of(name, value, cls.options(name)) for name, value in given.items()}
+        side = None if given["grid"] == AUTO else int(given["grid"])
+        if given["size"] != AUTO:
+            side = int(given["size"]) // PIXELS
+        # Weights are placed on the offload device, in the dtype for the compute device.
+        source = Source(
+            finder(cls, allow_download), host.offload_device(), given["dtype"], host.device(), given["speed"]
+        )
+        ready = assembly.load(cls.family, checkpoint, source, decoder, side)
+        assert ready.decoder is not None
+        parts: dict[str, Any] = {}
+        if cls.family == registry.TAR:
+            parts[TA_TOK] = assembly.load_reader(ready, source, ta_tok)
+            ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=parts[TA_TOK]))
+        if not family.masked:
+            parts[UP_SAMPLER] = assembly.load_up_sampler(ready.decoder_choice, source)
+        vae = make_vae(ready.decoder, ready.latent_channels)
+        if given["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
+            raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
+        loaded = {name: host.Loaded.of(part) for name, part in parts.items() if part is not None}
+        return io.NodeOutput(host.Loaded.of(ready.model, vae, loaded, assembly.defaults(ready), given["speed"]), vae)
 
 
-def _outputs(model: io.Output) -> list[io.Output]:
-    return [model, io.Vae.Output("vae", display_name="vae", tooltip="For VAE Decode and VAE Encode.")]
+_KL = "The autoencoder that turns latents into pictures. auto takes the one the checkpoint was trained with."
+_MAR_OUTPUT = MAR.Output("model", display_name="model", tooltip="For MAR Sampler and its accelerated relatives.")
 
 
-class LoadMAR(io.ComfyNode):
+class LoadMAR(_Loader):
     """A MAR and its decoder."""
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return schema(
-            node_id="FastARLoadMAR",
-            display_name="Load MAR",
-            category="FastAR/load",
-            description="Loads a MAR and the decoder that turns its latents into pictures. The demo is built in; official "
-            "models are downloaded when the graph runs, once, into models/fastar.",
-            search_aliases=["mar loader", "masked autoregressive", "load checkpoint", "fastar demo"],
-            widgets=[
-                _combo(
-                    "checkpoint",
-                    menu("mar"),
-                    "demo is built in and needs no network. Your own files go into models/fastar (.safetensors, .pth). "
-                    "Entries with a size are downloaded when the graph runs; larger models draw better and slower.",
-                    default="demo",
-                ),
-                _combo(
-                    "decoder",
-                    menu("kl", AUTO),
-                    "The autoencoder that turns latents into pictures. auto takes the one the checkpoint was trained "
-                    "with; another of the same latents may sharpen or blur.",
-                ),
-                _combo(
-                    "dtype",
-                    [AUTO, *DTYPES, INT8],
-                    "Precision of the MAR. auto: fp16 on a graphics card made for it, else fp32. fp32 is exact and "
-                    "needs twice the memory; bf16 is coarser and may show. The diffusion arithmetic and the decoder are fp32.",
-                ),
-                speed_widget(diffusion_head=True),
-            ],
-            outputs=_outputs(
-                MAR.Output("model", display_name="model", tooltip="For MAR Sampler and its accelerated relatives.")
-            ),
-        )
-
-    @classmethod
-    def validate_inputs(cls, checkpoint: Any = None) -> bool | str:
-        return valid("mar", checkpoint)
-
-    @classmethod
-    def execute(cls, checkpoint: str, decoder: str, dtype: str, speed: str = PLAIN) -> io.NodeOutput:
-        return _output(assembly.load(registry.MAR, checkpoint, source_of(dtype, speed), decoder), {})
+    node_id, title, family, usual = "FastARLoadMAR", "Load MAR", registry.MAR, ("demo",)
+    description = (
+        "Loads a MAR and the decoder that turns its latents into pictures. The demo is built in; official models can be "
+        "downloaded."
+    )
+    aliases = ["mar loader", "masked autoregressive", "load checkpoint", "fastar demo"]
+    tooltips = {
+        "decoder": _KL,
+        "dtype": "Precision of the MAR. auto: fp16 on a graphics card made for it, else fp32. fp32 is exact and needs twice the memory; "
+        "bf16 is coarser and may show. The diffusion arithmetic and the decoder are fp32.",
+    }
+    output = _MAR_OUTPUT
 
 
-class LoadLlamaGen(io.ComfyNode):
+class LoadHybrid(_Loader):
+    """A Harmon or UniPic and its decoder."""
+
+    node_id, title, family = "FastARLoadHybrid", "Load Harmon / UniPic", registry.HYBRID
+    usual = ("demo-hybrid", "harmon-0.5b")
+    description = (
+        "Loads a Harmon or UniPic, which take a prompt: a MAR with a language model inside. For the same samplers as Load MAR. The "
+        "official weights may not be used commercially."
+    )
+    aliases = ["harmon", "unipic", "skywork", "text to image", "hybrid loader", "load checkpoint"]
+    widgets = ("checkpoint", "decoder", "dtype", "allow_download", "size", "speed")
+    dtypes = (AUTO, "fp32", "bf16", INT8)
+    tooltips = {
+        "checkpoint": "Your own files go into models/fastar: a folder, shards, .safetensors, .pth or .bin, with a Qwen2.5 tokenizer "
+        "beside them. Entries with a size are downloads; the official ones are for non-commercial use.",
+        "decoder": _KL,
+        "dtype": "Precision of the model. auto: bf16 on a graphics card made for it, else fp32. fp32 is exact and needs twice the memory. "
+        "fp16 is not offered, because the language model overflows in it.",
+    }
+    output = _MAR_OUTPUT
+
+
+class LoadLlamaGen(_Loader):
     """A LlamaGen or PAR and its decoder."""
 
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        models = menu("llamagen")
-        return schema(
-            node_id="FastARLoadLlamaGen",
-            display_name="Load LlamaGen / PAR",
-            category="FastAR/load",
-            description="Loads a LlamaGen (for classes or text) or a PAR, and the VQ tokenizer that turns its tokens into pictures. "
-            "Official models are downloaded when the graph runs, once, into models/fastar.",
-            search_aliases=[
-                "llamagen loader",
-                "par loader",
-                "autoregressive",
-                "vqgan",
-                "load checkpoint",
-                "fastar demo",
-            ],
-            widgets=[
-                _combo(
-                    "checkpoint",
-                    models,
-                    "Entries that begin with demo are built in and need no network. Your own files go into models/fastar "
-                    "(.safetensors, .pt). Entries with a size are downloaded when the graph runs; larger models draw better and slower.",
-                    default=models[0],
-                ),
-                _combo(
-                    "decoder",
-                    menu("vq", AUTO),
-                    "The VQ tokenizer that turns tokens into pictures. auto takes the one the checkpoint was trained with; "
-                    "another one's codes mean something else.",
-                ),
-                _combo(
-                    "grid",
-                    [AUTO, *map(str, GRIDS)],
-                    "Tokens along one side of the picture. auto takes what the file or its name says. Only for files that say "
-                    "nothing: 16 for 256 pixels, 24 for 384, 32 for 512. Another one than it was trained with draws nonsense.",
-                ),
-                _combo(
-                    "dtype",
-                    [AUTO, *DTYPES, INT8],
-                    "Precision of the model. auto: bf16 on a graphics card that has it, which is what the models were made "
-                    "with, else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
-                ),
-                speed_widget(diffusion_head=False),
-            ],
-            outputs=_outputs(
-                TOKEN_MODEL.Output(
-                    "model", display_name="model", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler."
-                )
-            ),
-        )
+    node_id, title, family, usual = "FastARLoadLlamaGen", "Load LlamaGen / PAR", registry.LLAMAGEN, ("demo-llamagen",)
+    description = (
+        "Loads a LlamaGen (for classes or text) or a PAR, and the VQ tokenizer that turns its tokens into pictures. The demo is built in; "
+        "official models can be downloaded."
+    )
+    aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
+    widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
+    output = TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
 
-    @classmethod
-    def validate_inputs(cls, checkpoint: Any = None) -> bool | str:
-        return valid("llamagen", checkpoint)
 
-    @classmethod
-    def execute(cls, checkpoint: str, decoder: str, grid: str, dtype: str, speed: str = PLAIN) -> io.NodeOutput:
-        source = source_of(dtype, speed)
-        ready = assembly.load(registry.LLAMAGEN, checkpoint, source, decoder, _side(grid))
-        return _output(ready, {UP_SAMPLER: assembly.load_up_sampler(ready.decoder_choice, source)})
+class LoadTarDetokenizer(_Loader):
+    """A de-tokenizer of Tar, with the TA-Tok and the decoder that belong to it."""
+
+    node_id, title, family = "FastARLoadTarDetokenizer", "Load Tar De-tokenizer", registry.TAR
+    usual = ("demo-dtok", "demo-dtok-low", "ar-dtok-512")
+    description = (
+        "Loads what turns Tar's semantic codes into a picture: an AR-DTok of one size, the TA-Tok that reads the codes, and the VQ "
+        "tokenizer that turns tokens into pictures. Fits every Tar language model."
+    )
+    aliases = ["ar-dtok", "detokenizer", "tar decoder", "ta-tok", "vqgan", "load checkpoint"]
+    widgets = ("checkpoint", "ta_tok", "decoder", "dtype", "allow_download", "grid", "speed")
+    tooltips = {
+        "checkpoint": "The number is the side of the picture in pixels; larger is sharper and slower: 256, 1024 and 4096 tokens. "
+        "Entries that begin with demo are built in. Your own files go into models/fastar (.pth, .safetensors).",
+    }
+    output = TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
 
 
 class LoadTar(io.ComfyNode):
@@ -288,107 +355,39 @@ class LoadTar(io.ComfyNode):
             node_id="FastARLoadTar",
             display_name="Load Tar",
             category="FastAR/load",
-            description="Loads the language model of Tar, which turns a prompt into the semantic codes of a picture. A de-tokenizer of any "
-            "size draws from those. Official models are downloaded when the graph runs, once, into models/fastar.",
+            description="Loads the language model of Tar, which turns a prompt into the semantic codes of a picture. De-tokenizers of all "
+            "sizes take them. The demo is built in; official models can be downloaded.",
             search_aliases=["tar loader", "text to image", "language model", "qwen", "load checkpoint"],
             widgets=[
-                _combo(
+                io.Combo.Input(
                     "checkpoint",
-                    models,
-                    "Entries that begin with demo are built in and need no network. Your own go into models/fastar, as a folder "
-                    "with config.json and tokenizer. Entries with a size are downloaded when the graph runs. 7b follows prompts better "
-                    "than 1.5b, takes five times the memory and is slower.",
+                    options=models,
                     default=usual(models, "demo-tar", "tar-1.5b"),
+                    tooltip="Entries that begin with demo are built in and need no network. Your own go into models/fastar, as a folder "
+                    "with config.json and tokenizer. Entries with a size are downloads. 7b follows prompts better than 1.5b, takes five "
+                    "times the memory and is slower.",
                 ),
-                _combo(
+                io.Combo.Input(
                     "dtype",
-                    [AUTO, *DTYPES, INT8],
-                    "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 "
+                    options=[AUTO, *DTYPES, INT8],
+                    default=AUTO,
+                    tooltip="Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 "
                     "or fp32. fp32 is exact and takes twice the memory.",
                 ),
+                allow_download(),
             ],
             outputs=[TAR.Output("tar", display_name="tar", tooltip="For Tar Prompt.")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def validate_inputs(cls, checkpoint: Any = None) -> bool | str:
-        return valid("tar", checkpoint)
-
-    @classmethod
-    def execute(cls, checkpoint: str, dtype: str) -> io.NodeOutput:
+    def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:
+        source = Source(finder(cls, allow_download), host.offload_device(), dtype, host.device())
         with enough_memory(
             "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."
         ):
-            model, stated = assembly.load_language_model(checkpoint, source_of(dtype))
+            model, stated = assembly.load_language_model(listed(checkpoint, "tar"), source)
         return io.NodeOutput(host.Loaded.of(model, recommended=stated))
 
 
-class LoadTarDetokenizer(io.ComfyNode):
-    """A de-tokenizer of Tar, with the TA-Tok and the decoder that belong to it."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        models = menu("dtok")
-        return schema(
-            node_id="FastARLoadTarDetokenizer",
-            display_name="Load Tar De-tokenizer",
-            category="FastAR/load",
-            description="Loads what draws a picture of Tar's semantic codes: an AR-DTok of one size, the TA-Tok that tells it what the "
-            "codes mean, and the VQ tokenizer that turns its tokens into pictures. Fits every Tar language model.",
-            search_aliases=["ar-dtok", "detokenizer", "tar decoder", "ta-tok", "vqgan", "load checkpoint"],
-            widgets=[
-                _combo(
-                    "checkpoint",
-                    models,
-                    "The number is the side of the picture in pixels; larger is sharper and slower: 256, 1024 and 4096 tokens. "
-                    "Entries that begin with demo are built in. Your own files go into models/fastar (.pth, .safetensors).",
-                    default=usual(models, "demo-dtok", "demo-dtok-low", "ar-dtok-512"),
-                ),
-                _combo(
-                    "ta_tok",
-                    menu("ta-tok", AUTO),
-                    "What turns semantic codes into the features it draws from. auto takes the one it was trained with; another "
-                    "one's codes mean something else. It takes memory only while the codes are read.",
-                ),
-                _combo(
-                    "decoder",
-                    menu("vq", AUTO),
-                    "The VQ tokenizer that turns tokens into pictures. auto takes the one the checkpoint was trained with; "
-                    "another one's codes mean something else.",
-                ),
-                _combo(
-                    "dtype",
-                    [AUTO, *DTYPES, INT8],
-                    "Precision of the de-tokenizer and of TA-Tok. auto: bf16 on a graphics card that has it, which is what they "
-                    "were made with, else fp16 or fp32. fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
-                ),
-                _combo(
-                    "grid",
-                    [AUTO, *map(str, GRIDS)],
-                    "Tokens along one side of the picture. auto takes what the file or its name says. Only for files that say "
-                    "nothing: 16 for 256 pixels, 32 for 512, 64 for 1024. Another one than it was trained with draws nonsense.",
-                    advanced=True,
-                ),
-                speed_widget(diffusion_head=False),
-            ],
-            outputs=_outputs(
-                TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
-            ),
-        )
-
-    @classmethod
-    def validate_inputs(cls, checkpoint: Any = None) -> bool | str:
-        return valid("dtok", checkpoint)
-
-    @classmethod
-    def execute(
-        cls, checkpoint: str, ta_tok: str, decoder: str, dtype: str, grid: str = AUTO, speed: str = PLAIN
-    ) -> io.NodeOutput:
-        source = source_of(dtype, speed)
-        ready = assembly.load(registry.TAR, checkpoint, source, decoder, _side(grid))
-        reader = assembly.load_reader(ready, source, ta_tok)
-        ready = replace(ready, model=replace(ready.model, ta_tok=reader))
-        return _output(ready, {TA_TOK: reader, UP_SAMPLER: assembly.load_up_sampler(ready.decoder_choice, source)})
-
-
-NODES: list[type[io.ComfyNode]] = [LoadMAR, LoadLlamaGen, LoadTar, LoadTarDetokenizer]
+NODES: list[type[io.ComfyNode]] = [LoadMAR, LoadLlamaGen, LoadTar, LoadTarDetokenizer, LoadHybrid]

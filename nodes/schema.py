@@ -17,7 +17,6 @@ from torch import Tensor
 from ..errors import UserError
 from ..samplers import presets
 from ..samplers.settings import Knob, knobs
-from .layout import ordered
 
 T = TypeVar("T")
 
@@ -29,9 +28,10 @@ LABEL = io.Custom("FASTAR_LABEL")
 TEXT = io.Custom("FASTAR_TEXT")
 CODES = io.Custom("FASTAR_CODES")
 PROMPT = io.Custom("FASTAR_PROMPT")
-# Inputs also accept the single type of earlier versions, which saved sub-graphs and reroutes may carry.
-MAR_CONDITION = io.Custom("FASTAR_LABEL,FASTAR_PROMPT,FASTAR_CONDITION")
-TOKEN_CONDITION = io.Custom("FASTAR_LABEL,FASTAR_TEXT,FASTAR_CODES,FASTAR_CONDITION")
+MAR_CONDITION = io.Custom("FASTAR_LABEL,FASTAR_PROMPT")
+TOKEN_CONDITION = io.Custom("FASTAR_LABEL,FASTAR_TEXT,FASTAR_CODES")
+ANY_CONDITION = io.Custom("FASTAR_LABEL,FASTAR_PROMPT,FASTAR_TEXT,FASTAR_CODES")
+ANY_MODEL = io.Custom("FASTAR_MAR,FASTAR_TOKEN_MODEL")
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
 
@@ -51,11 +51,13 @@ def schema(
     Args:
         node_id: id of the node.
         sockets: inputs in front of the widgets.
-        widgets: in any order; see :mod:`.layout`.
+        widgets: the main ones; advanced ones are moved behind them. Saved graphs store values by position: tests/nodes/schemas.json
+            records the order.
         optional: inputs behind the widgets.
         about: other arguments of ``io.Schema``.
     """
-    about |= {"node_id": node_id, "inputs": [*sockets, *ordered(node_id, widgets), *optional]}
+    widgets = sorted(widgets, key=lambda widget: bool(widget.advanced))
+    about |= {"node_id": node_id, "inputs": [*sockets, *widgets, *optional]}
     known = {f.name for f in fields(io.Schema)}
     return io.Schema(**{name: value for name, value in about.items() if name in known})
 
@@ -111,12 +113,6 @@ def chosen(settings: type, values: Mapping[str, Any], automatic: Collection[str]
     return {k: v for k, v in values.items() if k not in automatic or not _is_auto(v, known[k][1])}
 
 
-def shared(kind: type, baseline: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the values of an accelerator's widgets, those that its baseline has too and that are not at auto."""
-    asked = chosen(kind, values, automatic_names(kind))
-    return {k: v for k, v in asked.items() if k in knobs(baseline)}
-
-
 def _is_auto(value: Any, about: Knob) -> bool:
     """Numbers from -1 up to the range are auto too: the editor's arrows pass through them."""
     if about.low is None:
@@ -139,7 +135,7 @@ PRESETS = {
 _SOURCES = "the value of the preset, else of the model's file, else of the paper."
 
 
-def preset(tooltip: str) -> io.Input:
+def preset_widget(tooltip: str) -> io.Input:
     """The preset widget.
 
     Args:
@@ -151,15 +147,6 @@ def preset(tooltip: str) -> io.Input:
         default=next(iter(PRESETS)),
         tooltip="The values of all widgets at auto; a widget that is set takes precedence, except over exact. "
         f"{tooltip} none: what the model's file recommends. The report lists the values used.",
-    )
-
-
-def enabled(baseline: str) -> io.Input:
-    """The switch of an accelerator; ``baseline`` is what runs without it."""
-    return io.Boolean.Input(
-        "enabled",
-        default=True,
-        tooltip=f"Off runs {baseline} with the same seed and settings, the baseline. A bypassed sampler gives no latent: use this switch.",
     )
 
 
@@ -194,21 +181,7 @@ def settings_of(
     return presets.combine(kind, recommended, PRESETS[choice], asked, demo, width, ar_steps)
 
 
-def sampled(vae: str = "the same loader") -> list[io.Output]:
-    """Outputs of a sampler.
-
-    Args:
-        vae: loader whose VAE decodes the latent.
-    """
-    return [
-        io.Latent.Output("latent", display_name="latent", tooltip=f"Decode it with VAE Decode and the vae of {vae}."),
-        REPORT.Output(
-            "report", display_name="report", tooltip="What the sampler did; for Compare, Token Map and Report."
-        ),
-    ]
-
-
-def seed() -> io.Input:
+def seed_widget() -> io.Input:
     """The seed widget, the same as KSampler's."""
     return io.Int.Input(
         "seed",
@@ -216,8 +189,8 @@ def seed() -> io.Input:
         min=0,
         max=SEED_LIMIT,
         control_after_generate=True,
-        tooltip="Decides all randomness: token order and noise. Samplers with the same seed draw the same picture, as far as "
-        "their methods allow; image i of a batch uses (seed, i), so it is the same picture made alone.",
+        tooltip="Decides all randomness: token order and noise. With one seed, any difference between samplers comes from the "
+        "method. Image i of a batch uses (seed, i), so it is the same picture as in a batch of its own.",
     )
 
 

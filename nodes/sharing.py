@@ -13,12 +13,11 @@ from ..reports.exchange import read_runs
 from ..reports.record import to_table
 from ..samplers.choice import Choice, parse_choice
 from ..samplers.registry import find
-from . import storage
-from .comparison import to_image
-from .running import expect_any, run
-from .schema import REPORT, sampled, schema, seed
+from . import host
+from .compare import to_image
+from .samplers import expect_any, run_choice, sampled
+from .schema import ANY_CONDITION, ANY_MODEL, REPORT, schema, seed_widget
 from .status import hidden, reported
-from .sweeps import ANY_CONDITION, ANY_MODEL
 
 
 class LoadReport(io.ComfyNode):
@@ -26,7 +25,7 @@ class LoadReport(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        names = storage.input_pictures()
+        names = host.input_pictures()
         picture = io.Combo.Input(
             "image",
             options=names,
@@ -65,7 +64,7 @@ class LoadReport(io.ComfyNode):
     def validate_inputs(cls, image: Any) -> bool | str:
         """Uploaded files are not on the menu that was sent to the editor."""
         try:
-            storage.input_picture(str(image))
+            host.input_picture(str(image))
         except UserError as problem:
             return str(problem).partition(": ")[2]
         return True
@@ -73,12 +72,12 @@ class LoadReport(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, image: Any) -> str:
         """A file that is replaced under its name is read again."""
-        about = os.stat(storage.input_picture(str(image)))
+        about = os.stat(host.input_picture(str(image)))
         return f"{about.st_size} {about.st_mtime_ns}"
 
     @classmethod
     def execute(cls, image: str) -> io.NodeOutput:
-        shown, reports, labels = read_runs(storage.input_picture(image))
+        shown, reports, labels = read_runs(host.input_picture(image))
         names = [label or report.sampler for label, report in zip(labels, reports, strict=True)]
         lines = [_line(report.sampler, report.settings) for report in reports]
         return io.NodeOutput(to_image(np.asarray(shown)[None]), reports, to_table(reports, names), lines)
@@ -101,7 +100,7 @@ class AnySampler(io.ComfyNode):
             node_id="FastARAnySampler",
             display_name="Any Sampler",
             category="FastAR/sample",
-            description="Runs the sampler that a line of text names, with the settings in it: fasthybrid: preset=fast, threshold=0.9. "
+            description="Runs a sampler written as text, with its settings: fasthybrid: preset=fast, threshold=0.9. "
             "The line comes from Advisor or Load Report, or is typed.",
             search_aliases=["sampler from text", "apply settings", "advised sampler"],
             hidden=hidden(),
@@ -119,7 +118,7 @@ class AnySampler(io.ComfyNode):
                     tooltip="A sampler's name, then settings as name=value, separated by commas. preset is exact, balanced or fast; "
                     "settings that are not named come from the preset, the model's file and the paper.",
                 ),
-                seed(),
+                seed_widget(),
             ],
             optional=[ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")],
             outputs=sampled(),
@@ -140,7 +139,7 @@ class AnySampler(io.ComfyNode):
     def execute(cls, model: Any, condition: Any, sampler: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
         choice = parse_choice(str(sampler), "sampler")
         loaded = expect_any(model, "model")
-        return run(choice, loaded, condition, seed, None if draft is None else expect_any(draft, "draft"))
+        return run_choice(choice, loaded, condition, seed, None if draft is None else expect_any(draft, "draft"))
 
 
 NODES: list[type[io.ComfyNode]] = [LoadReport, AnySampler]

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..model_loaders.networks.streaming import streamed_layers
+from ..model_loaders.networks.ops import streamed_layers
 
 
 class HostWeights:
-    """The source of weights that ComfyUI left on the offload device; see ``networks/streaming.py``.
+    """The source of weights that ComfyUI left on the offload device; see ``networks/ops.py``.
 
     Args:
         cast: ``comfy.ops.cast_bias_weight``: (layer, x) to weight, bias and the stream of the copy.

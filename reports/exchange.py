@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from .record import COUNTS, VERSION, Baseline, Qualities, Report, against
 KEY = "fastar"
 MOST_RUNS = 512
 MOST_PIXELS = 1 << 28
+# Bytes of all chunks but the picture's.
+_SIGNATURE, _MOST_CHUNKS = b"\x89PNG\r\n\x1a\n", 32 << 20
 _MOST_TEXT, _MOST_NAME, _MOST_SETTINGS = 4 << 20, 400, 200
 # What identifies a run: two entries that agree in it are the same run.
 _IDENTITY = ("sampler", "model", "settings", "seed", "seconds")
@@ -66,9 +69,9 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
     Raises:
         UserError: not a readable picture of at most 2^28 pixels, no reports in it, or reports that are not well-formed.
     """
-    if not path.is_file():  # a pipe would wait for its other end
-        raise UserError(f"image: {path.name} is not a file; choose a PNG file.")
     try:
+        _check_chunks(path)
+        # No other format: Pillow's reader of EPS, for example, starts a program.
         with Image.open(path, formats=["PNG"]) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise UserError(
@@ -78,7 +81,7 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
             text = getattr(picture, "text", {}).get(KEY)
             shown = picture.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
-        raise UserError(f"image: {path.name} cannot be read as a PNG file ({problem}); choose another.") from None
+        raise UserError(f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file.") from None
     if text is None:
         raise UserError(
             f"image: {path.name} holds no FastAR report; choose a PNG that Save Image wrote in a run in which a sampler ran."
@@ -96,6 +99,25 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
         return shown, [from_dict(run) for run in runs], [str(run.get("label", ""))[:_MOST_NAME] for run in runs]
     except UserError as problem:
         raise UserError(f"image: a report of {path.name} is damaged ({str(problem).rstrip('.')}).") from None
+
+
+def _check_chunks(path: Path) -> None:
+    """Check the sizes of a PNG's chunks: Pillow reads every chunk but the picture's own as a whole.
+
+    Raises:
+        UserError: they are too large.
+        OSError: it is no PNG file.
+    """
+    total = 0
+    with path.open("rb") as file:
+        if file.read(len(_SIGNATURE)) != _SIGNATURE:
+            raise OSError("it is no PNG")
+        while len(head := file.read(8)) == 8:
+            size = int.from_bytes(head[:4], "big")
+            total += 0 if head[4:] == b"IDAT" else size
+            if total > _MOST_CHUNKS:
+                raise UserError(f"image: the metadata of {path.name} is larger than {_MOST_CHUNKS >> 20} MB.")
+            file.seek(size + 4, os.SEEK_CUR)
 
 
 def from_dict(run: Any) -> Report:

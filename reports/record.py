@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from .quality import Quality
+from .table import markdown
 
 # Outcomes of a token: the values of the map "outcome".
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
@@ -207,6 +208,7 @@ class Clock:
 
 # ------------------------------------------------------------------------------------------------ text forms
 
+
 # Names of figures, as grids and tables show them, to what they mean.
 EXPLAINED = {
     "speed-up": "the baseline's seconds an image, divided by this run's",
@@ -291,11 +293,9 @@ def to_table(
 ) -> str:
     """A Markdown table with one row per run; empty columns are omitted."""
     rows = _cells(reports, labels, baseline, quality)
-    columns = [(key, title) for key, title in _COLUMNS if any(row[key] for row in rows)]
-    lines = [[title for _, title in columns], *([row[key] for key, _ in columns] for row in rows)]
-    width = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in lines]
-    return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *text[1:]])
+    return markdown(
+        [[title for _, title in _COLUMNS], *([row[key] for key, _ in _COLUMNS] for row in rows)], empty=False
+    )
 
 
 def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:

@@ -27,7 +27,7 @@ from .drawing import check_batch
 from .exchange import KEY, add_runs, described, read_runs
 from .quality import Quality
 from .record import Report
-from .table import markdown
+from .table import figure, markdown
 
 MOST_CELLS = 1024
 # Values of a weight that its digest reads.
@@ -201,29 +201,13 @@ class Sweep:
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
 
-    def point(self, x: int, y: int) -> Point:
-        """Means over the seeds of one combination of values."""
-        cells = [c for c in self.cells if (c.x, c.y) == (x, y)]
-        ratios = [r for c in cells if c.baseline and (r := c.report.speedup(c.baseline)) is not None]
-        found = [c.quality for c in cells if c.quality is not None]
-        accepted = [c.report.acceptance for c in cells if c.report.acceptance is not None]
-        near = [q.psnr for q in found if q.psnr is not None]
-        alike = [q.ssim for q in found if q.ssim is not None]
-        return Point(
-            x=x,
-            y=y,
-            speedup=median(ratios) if ratios else None,
-            seconds=median(c.report.seconds for c in cells),
-            passes=mean(c.report.counts.get("transformer_passes", 0) for c in cells),
-            acceptance=mean(accepted) if accepted else None,
-            psnr=mean(near) if near else None,
-            ssim=mean(alike) if alike else None,
-            word=found[0].word if found and all(q.word == found[0].word for q in found) else "",
-        )
-
     def points(self) -> list[Point]:
         """All combinations of values, by y and x."""
-        return [self.point(x, y) for y in range(len(self.y.values)) for x in range(len(self.x.values))]
+        return [
+            summary([c for c in self.cells if (c.x, c.y) == (x, y)])
+            for y in range(len(self.y.values))
+            for x in range(len(self.x.values))
+        ]
 
 
 @dataclass(frozen=True)
@@ -239,6 +223,26 @@ class Point:
     psnr: float | None
     ssim: float | None
     word: str
+
+
+def summary(cells: Sequence[Cell]) -> Point:
+    """Figures over the seeds of one combination of values, at least one cell."""
+    ratios = [r for c in cells if c.baseline and (r := c.report.speedup(c.baseline)) is not None]
+    found = [c.quality for c in cells if c.quality is not None]
+    accepted = [c.report.acceptance for c in cells if c.report.acceptance is not None]
+    near = [q.psnr for q in found if q.psnr is not None]
+    alike = [q.ssim for q in found if q.ssim is not None]
+    return Point(
+        x=cells[0].x,
+        y=cells[0].y,
+        speedup=median(ratios) if ratios else None,
+        seconds=median(c.report.seconds for c in cells),
+        passes=mean(c.report.counts.get("transformer_passes", 0) for c in cells),
+        acceptance=mean(accepted) if accepted else None,
+        psnr=mean(near) if near else None,
+        ssim=mean(alike) if alike else None,
+        word=found[0].word if found and all(q.word == found[0].word for q in found) else "",
+    )
 
 
 def combinations(x: Axis, y: Axis, seeds: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -286,15 +290,19 @@ _HEAD = ("speed-up", "seconds", "passes", "accepted", "PSNR", "SSIM")
 
 def sweep_table(sweep: Sweep) -> str:
     """A Markdown table with one row per combination of values; empty columns are omitted."""
-    rows = []
+    rows = [[sweep.x.name, *([sweep.y.name] if sweep.y.name else []), *_HEAD]]
     for p in sweep.points():
-        cells = [sweep.x.values[p.x]] + ([sweep.y.values[p.y]] if sweep.y.name else [])
-        cells += ["" if p.speedup is None else f"{p.speedup:.2f}x", f"{p.seconds:.2f}", f"{p.passes:g}"]
-        cells += ["" if p.acceptance is None else f"{100 * p.acceptance:.1f} %"]
-        rows.append([*cells, p.word or _figure(p.psnr, ".1f", " dB"), "" if p.word else _figure(p.ssim, ".3f")])
-    head = [sweep.x.name, *([sweep.y.name] if sweep.y.name else []), *_HEAD]
-    return markdown([head, *rows], empty=False)
-
-
-def _figure(value: float | None, form: str, unit: str = "") -> str:
-    return "" if value is None else f"{value:{form}}{unit}"
+        accepted = None if p.acceptance is None else 100 * p.acceptance
+        rows.append(
+            [
+                sweep.x.values[p.x],
+                *([sweep.y.values[p.y]] if sweep.y.name else []),
+                figure(p.speedup, ".2f", "x"),
+                figure(p.seconds, ".2f"),
+                figure(p.passes, "g"),
+                figure(accepted, ".1f", " %"),
+                p.word or figure(p.psnr, ".1f", " dB"),
+                "" if p.word else figure(p.ssim, ".3f"),
+            ]
+        )
+    return markdown(rows, empty=False)

@@ -1,4 +1,4 @@
-"""Markdown tables."""
+"""Markdown tables and the figures in their cells."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def markdown(rows: Sequence[Sequence[str]], empty: bool = True) -> str:
     width = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in lines]
     return "\n".join([text[0], "|" + "|".join("-" * (w + 2) for w in width) + "|", *text[1:]])
+
+
+def figure(value: float | None, form: str, unit: str = "") -> str:
+    """A number as text with its unit, "" for None."""
+    return "" if value is None else f"{value:{form}}{unit}"

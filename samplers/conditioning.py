@@ -198,8 +198,9 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 
 # Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
-# Unknown labels that a message names, and the longest word that is compared with class names: both bound the time of a check.
-_MOST_SHOWN, _LONGEST = 3, 60
+# These bound the time of a check: characters of a label text, unknown labels that a message names, and characters of a label whose
+# closest names are looked for.
+MOST_TEXT, _MOST_SHOWN, _LONGEST = 1 << 14, 3, 60
 
 
 def from_ids(ids: Sequence[int]) -> Condition:
@@ -220,8 +221,14 @@ def _ids() -> dict[str, dict[str, int]]:
     return {where: {name.lower(): i for i, name in enumerate(names)} for where, names in label_sets().items()}
 
 
-def split_labels(text: str) -> list[str]:
-    """The names and ids in a text; see :func:`resolve_labels`."""
+def split_labels(text: str, field: str = "labels") -> list[str]:
+    """The names and ids in a text; see :func:`resolve_labels`.
+
+    Raises:
+        UserError: the text has more than 16384 characters.
+    """
+    if len(text) > MOST_TEXT:
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
     return [w.strip() for w in re.split(r"[,;\n]", text) if w.strip()]
 
 
@@ -239,10 +246,10 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
         A condition with one class id per image.
 
     Raises:
-        UserError: empty text, ``repeat`` below 1, an unknown label set, or names or ids not in it; the message names three of
+        UserError: empty or too long text, ``repeat`` below 1, an unknown label set, or names or ids not in it; the message names three of
             these with the closest names.
     """
-    words = split_labels(text)
+    words = split_labels(text, field)
     if not words:
         raise UserError(f"{field}: nothing is named; give a class name or id, or several separated by commas.")
     if repeat < 1:
@@ -262,7 +269,9 @@ def check_labels(text: str, field: str = "labels") -> None:
     Raises:
         UserError: words that no set has; the message names three of them with the closest names.
     """
-    unknown = [word for word in split_labels(text) if all(_class_id(word, where) is None for where in label_sets())]
+    unknown = [
+        word for word in split_labels(text, field) if all(_class_id(word, where) is None for where in label_sets())
+    ]
     _refuse(unknown, label_sets(), field)
 
 

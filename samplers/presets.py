@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import UserError
-from ..reports.record import Report
 from .mar.settings import CacheSettings, CSpDSettings, FastHybridSettings, LazyMARSettings
 from .settings import knobs, make
 from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
@@ -223,52 +222,3 @@ def combine(
     if preset == BALANCED and "window" in suited:
         chosen["window"] = suited["window"]  # measured on the model's own grid
     return make(kind, {**suited, **chosen, **asked})
-
-
-def is_exact(sampler: str, settings: Mapping[str, Any], side: int) -> bool:
-    """Whether a run gives its baseline's picture: the baseline itself, or an accelerator at its exact setting.
-
-    Args:
-        sampler: a sampler's name, or a combination's.
-        settings: of the run; missing names count as not exact.
-        side: of the token grid.
-    """
-    s = {
-        "lookahead": -1,
-        "threshold": 0,
-        "refresh_period": 0,
-        "prefill_ratio": 0,
-        "window": 0,
-        "group": 0,
-        "tau": 0,
-        **settings,
-    }
-    exact = {
-        "mar": not (s.get("speculation") or s.get("diffusion_steps_end") or s.get("reconstruct")),
-        "fasthybrid": s["lookahead"] == 0 or s["threshold"] > 1,
-        "lazymar": s["refresh_period"] == 1,
-        "cspd": s["prefill_ratio"] >= 1,
-        "zipar": s["window"] >= side,
-        "par": s["group"] == 1,
-        "mulosd": s["tau"] > 1 and not s.get("acceptance_target") and not s.get("resample_window"),
-    }
-    return all(exact.get(part, part in ("llamagen", "tar", "jacobi")) for part in sampler.split("+"))
-
-
-def is_lossless(sampler: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a run keeps the distribution of its baseline's pictures but draws other ones: speculation that is lossless.
-
-    Args:
-        sampler: a sampler's name, or a combination's.
-        settings: of the run.
-    """
-    if sampler == "mar":
-        return bool(settings.get("speculation")) and is_exact(sampler, {**settings, "speculation": 0}, 0)
-    if sampler == "cspd":
-        return settings.get("mode") == "lossless" and not settings.get("reconstruct")
-    return sampler == "lantern" and settings.get("neighbours") == 0
-
-
-def lossless(report: Report) -> bool:
-    """:func:`is_lossless` of a report."""
-    return is_lossless(report.sampler, report.settings)

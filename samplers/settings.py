@@ -1,7 +1,7 @@
 """Settings of the samplers: frozen dataclasses whose fields carry default, range, step, unit, symbol and one sentence.
 
 Node widgets, command-line options and range checks are derived from these fields. The order of a node's saved widgets is
-frozen in ``nodes/layout.py``; new fields are appended there.
+recorded in tests/nodes/schemas.json.
 """
 
 from __future__ import annotations

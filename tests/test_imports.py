@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers", "scale", "tools")
+PACKAGES = ("bench", "cli", "model_loaders", "nodes", "reports", "samplers", "tools")
 
 
 def sources() -> list[Path]:
@@ -63,7 +63,7 @@ print(json.dumps({
 
 def loaded() -> list[str]:
     """The modules that the measurement imports: all that need no ComfyUI, and the commands of the tools."""
-    packages = ("assembly", "cli", "model_loaders", "reports", "samplers", "scale")
+    packages = ("assembly", "bench", "cli", "model_loaders", "reports", "samplers")
     names = [name_of(path) for path in sources()]
     names.remove(
         "model_loaders.networks.head_kernels"
@@ -97,8 +97,6 @@ def test_importing_has_no_side_effects_and_is_fast():
 
 # Module or package: what of the package it may import. The longest matching entry applies; "" is the root package.
 # errors.py and memory.py may be imported everywhere.
-# Modules of scale/ that the nodes show folders with.
-SHOWN = ("store", "results", "curve", "curve_pictures")
 OURS = {
     "": {"nodes", "samplers", "model_loaders"},
     "__main__": {"cli"},
@@ -106,18 +104,15 @@ OURS = {
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
     "selection": {"assembly", "model_loaders", "samplers"},
-    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports", *(f"scale.{n}" for n in SHOWN)},
+    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
     "nodes.host": {"nodes.fitting", "nodes.preview", "nodes.weights"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
     "model_loaders.networks": {"model_loaders.networks"},
-    "cli": {"cli", "scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
-    "scale": {"scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
-    "scale.store": {"scale.folder", "scale.records"},
-    "scale.records": set(),
-    "scale.folder": set(),
-    "tools": {"tools", "cli", "scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "cli": {"cli", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "bench": {"bench", "cli", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "tools": {"tools", "bench", "cli", "selection", "assembly", "samplers", "model_loaders", "reports"},
 }
 # Within these packages, the other one is excluded.
 APART = {"samplers.mar": "samplers.tokens", "samplers.tokens": "samplers.mar"}
@@ -130,7 +125,7 @@ OTHERS = {
     "assembly": {"torch"},
     "selection": set(),
     "nodes": {"torch", "numpy", "PIL", "comfy_api"},
-    "nodes.host": {"torch", "numpy", "PIL", "comfy_api", "comfy", "folder_paths", "server", "latent_preview"},
+    "nodes.host": {"torch", "numpy", "PIL", "comfy_api", "comfy", "comfy_extras", "folder_paths", "server", "latent_preview"},
     "nodes.storage": {"folder_paths"},
     "samplers": {"torch", "numpy"},
     "reports": {"torch", "numpy", "PIL"},
@@ -138,10 +133,7 @@ OTHERS = {
     "model_loaders.networks": {"torch"},
     "model_loaders.networks.head_kernels": {"torch", "triton"},
     "cli": {"torch", "numpy", "PIL", "safetensors"},
-    "scale": {"torch", "numpy", "PIL", "tomli", "ray"},
-    "scale.store": {"numpy"},
-    "scale.records": {"numpy"},
-    "scale.folder": {"fsspec"},
+    "bench": {"torch", "numpy", "PIL", "tomli", "ray", "matplotlib", "fsspec"},
     "tools": {"torch", "numpy", "PIL", "safetensors", "tomli", "matplotlib"},
 }
 
@@ -197,7 +189,7 @@ def test_packages_import_in_one_direction(path):
 
 
 def test_only_the_command_line_names_the_tools():
-    """It looks them up by name, because an installed pack does not contain them."""
+    """It looks them up by name, as it does the modules of bench/, because an installed pack does not contain them."""
     for path in sources():
         name = name_of(path)
         if name != "cli.main" and not within(name, "tools"):

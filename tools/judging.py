@@ -9,10 +9,9 @@ import numpy as np
 from ..errors import UserError
 from . import files
 from .training import picture_book
-from .training.judge import load_judge, read
+from .training.judge import load_judge, read, redraw_error
 from .training.quality import shrunk
 from .training.recipes import RESOLUTION
-from .training.redraw import redraw_error
 
 # Seed of the real scenes, as in the ablation tables.
 SEED = 2

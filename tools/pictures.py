@@ -19,7 +19,6 @@ from ..cli.conditions import conditions
 from ..cli.models import load, with_draft
 from ..cli.planning import plan
 from ..cli.running import draw
-from ..model_loaders.networks import matmul
 from ..reports.drawing import BACKGROUND
 from ..reports.grid import compare_grid
 from ..reports.maps import OUTCOMES, token_map
@@ -80,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.pictures", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"icon, or a page; default all: {', '.join(PAGES)}")
     names = parser.parse_args(argv).names or ["icon", *PAGES]
-    matmul.configure("linear")
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in names:
         if name == "icon":

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .matmul import Linear, linear
+from .ops import Linear, linear
 
 # Most rows whose normalisation and modulation are one operation on a CPU; beyond, two vectorised ones are faster.
 _FUSED_ROWS = 16

@@ -23,7 +23,7 @@ from .attention import attend
 from .gpt_config import GPTConfig
 from .graphs import Graphs, Input
 from .layers import Block, Caption, RMSNorm, Special, Table, advance, advance_serial, rest
-from .matmul import Linear
+from .ops import Linear
 from .rope import PositionTable, grid_table
 from .speed import COMPILE, PLAIN, Regional
 from .ta_tok import TATokModel

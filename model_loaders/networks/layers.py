@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import attend
-from .matmul import Linear
+from .ops import Linear
 from .rope import rotate_pairs
 
 
@@ -80,7 +80,7 @@ def _storage(x: Tensor) -> object:
 def fused(layer: nn.Module, x: Tensor) -> bool:
     """Whether products with a layer's weight are merged with other operations: on a GPU, where every launch counts.
 
-    On a CPU each product is chosen by measurement (``matmul.py``). A weight that is off the device is left to its layer.
+    On a CPU the layer chooses its product (``ops.py``). A weight that is off the device is left to its layer.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or type(layer) is not Linear:
         return False

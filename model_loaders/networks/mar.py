@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .diffusion_head import DiffusionHead
-from .matmul import Linear, gelu
+from .ops import Linear
 from .speed import Regional
 from .structure import depth
 
@@ -123,7 +123,7 @@ class _MLP(nn.Module):
         self.fc1, self.fc2 = Linear(dim, 4 * dim, bias=True), Linear(4 * dim, dim, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(gelu(self.fc1, x))
+        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Block(nn.Module):

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from ...errors import UserError
 from .attention import AttentionFunction, KVCache, attend
 from .layers import RMSNorm
-from .matmul import Linear, linear
+from .ops import Embedding, Linear, linear
 from .rope import angles, rotate_halves
-from .streaming import Embedding
 from .structure import depth
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -19,7 +19,7 @@ from torch import nn
 
 from ...errors import UserError
 from . import graphs
-from .streaming import Streamed, streamed_layers
+from .ops import Streamed, streamed_layers
 
 PLAIN, COMPILE, KERNELS, GRAPHS = "plain", "compile", "kernels", "graphs"
 SPEEDS = (PLAIN, COMPILE, KERNELS, GRAPHS)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...model_loaders.networks.diffusion_head import HeadBlock, modulated
-from ...model_loaders.networks.int8 import outputs
+from ...model_loaders.networks.ops import outputs
 from ..noise import copied
 from .denoiser import CAPTURED, Denoiser, Inputs
 from .diffusion import Ancestral, Tables, guide

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks import int8, streaming
+from ...model_loaders.networks import ops
 from ...model_loaders.networks.mar import MARModel
 from ...model_loaders.networks.rows import Rows
 from ...reports.record import GIVEN, PLAIN, Clock, Report
@@ -269,7 +269,7 @@ def begin(
 
 
 def _remarks(model: MARModel) -> str:
-    notes = (model.note, int8.remark(model.net), streaming.remark(*model.parts.values()), model.net.remark)
+    notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
     return "; ".join(filter(None, notes))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...model_loaders.networks.mar import MARModel
-from ...model_loaders.networks.streaming import away_bytes
+from ...model_loaders.networks.ops import away_bytes
 from ..conditioning import MaskedCondition
 from .schedule import masked_after
 from .settings import CacheSettings, MARBase

@@ -74,7 +74,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     if condition.kind == "codes" and kind == "features":
         if model.ta_tok is None:
             raise UserError(
-                f"condition: it holds semantic codes, {model.name} is conditioned on {KINDS[kind]}; load it with the TA-Tok that makes those of them."
+                f"condition: it holds semantic codes, {model.name} is conditioned on {KINDS[kind]}; load it with the TA-Tok that "
+                "makes those of them."
             )
         condition = features_of(cast(CodeCondition, condition), model.ta_tok)
     expect_kind(condition, kind, model.name)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks import int8, streaming
+from ...model_loaders.networks import ops
 from ...model_loaders.networks.gpt import Cache, TokenModel
 from ...reports.record import PLAIN, Clock, Report
 from ..conditioning import AnyCondition
@@ -290,7 +290,7 @@ def begin(
 
 
 def _remarks(model: TokenModel) -> str:
-    return "; ".join(filter(None, (int8.remark(model.net), streaming.remark(model.net), model.net.remark)))
+    return "; ".join(filter(None, (ops.remark(model.net), model.net.remark)))
 
 
 def raster_only(name: str, model: TokenModel) -> None:

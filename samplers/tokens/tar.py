@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks import streaming
+from ...model_loaders.networks import ops
 from ...model_loaders.networks.qwen import PromptCache, TarModel
 from ...reports.record import PLAIN, Clock, Report
 from ..conditioning import CodeCondition
@@ -132,7 +132,7 @@ def _begin(
         settings = replace(settings, repetition_penalty=model.repetition_penalty)
     device = model.net.compute_device
     report = Report("tar-prompt", model.name, asdict(settings), seed, len(prompts), device.type)
-    report.note = streaming.remark(model.net)
+    report.note = ops.remark(model.net)
     clock = start_clock(device)
     longest = max(map(len, texts))
     with torch.inference_mode():

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +21,11 @@ from typing import Any
 
 import tar_files
 import torch
-from fastar_nodes.model_loaders import archive
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+# Beginning of the format that torch.save wrote before version 1.6.
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # Attack, the loader that reads it, and a word of the refusal.
 ATTACKS: list[tuple[Callable[[Path], Path], str, str]] = []
 
@@ -102,31 +104,31 @@ def doubling_codec(folder: Path) -> Path:
     return archive_with(folder / "x.pt", body + b"ts.")
 
 
-@attack("mar", "nested values")
+@attack("mar", "no text or number")
 def hash_of_doubled_tuples(folder: Path) -> Path:
     """A dictionary key of forty tuples, each holding the previous twice: its hash takes 2^40 steps."""
     return archive_with(folder / "x.pt", b"\x80\x02})q\0" + b"h\0h\0\x86q\0" * 40 + b"Ns.")
 
 
-@attack("mar", "nested values")
+@attack("mar", "no text or number")
 def deep_tuples(folder: Path) -> Path:
     """A hundred thousand nested tuples as a key, whose hash overflows the stack of the process."""
     return archive_with(folder / "x.pt", b"\x80\x02})" + b"\x85" * 100_000 + b"Ns.")
 
 
-@attack("mar", "nested values")
+@attack("mar", "more steps than the limit")
 def many_marks(folder: Path) -> Path:
     """Five million open marks."""
     return archive_with(folder / "x.pt", b"\x80\x02" + b"(" * 5_000_000 + b".")
 
 
-@attack("mar", "more steps than the limit")
+@attack("mar", "pickle operation")
 def million_lists(folder: Path) -> Path:
     """Ten million empty sets, 216 bytes each, in 10 MB."""
     return archive_with(folder / "x.pt", b"\x80\x02" + b"\x8f" * 10_000_000 + b".")
 
 
-@attack("mar", "more steps than the limit")
+@attack("mar", "copies a dictionary")
 def copies_of_a_dictionary(folder: Path) -> Path:
     """OrderedDict(x) of a dictionary with 20,000 entries, 5,000 times."""
     entries = b"".join(b"J" + i.to_bytes(4, "little") + b"N" for i in range(20_000))
@@ -134,7 +136,7 @@ def copies_of_a_dictionary(folder: Path) -> Path:
     return archive_with(folder / "x.pt", body)
 
 
-@attack("mar", "claims more weights")
+@attack("mar", "no weights of a MAR")
 def storage_larger_than_its_record(folder: Path) -> Path:
     """A storage of 2^31 elements whose record has four bytes."""
     return archive_with(
@@ -142,20 +144,20 @@ def storage_larger_than_its_record(folder: Path) -> Path:
     )
 
 
-@attack("mar", "claims more weights")
+@attack("mar", "damaged")
 def tensor_larger_than_its_storage(folder: Path) -> Path:
     """A tensor of 2^31 elements over a storage of one, which torch enlarges to fit."""
     return archive_with(
-        folder / "x.safetensors", b"\x80\x02}X\x01\0\0\0a" + tensor("0", 1, 2**31 - 1) + b"s.", **{"0": bytes(4)}
+        folder / "x.pt", b"\x80\x02}X\x01\0\0\0a" + tensor("0", 1, 2**31 - 1) + b"s.", **{"0": bytes(4)}
     )
 
 
-@attack("mar", "claims more weights")
+@attack("mar", "before 2020")
 def legacy_storage_of_gigabytes(folder: Path) -> Path:
     """The old format allocates a storage before it reads it: 8 GB for 200 bytes."""
     path = folder / "x.pth"
     path.write_bytes(
-        archive.LEGACY
+        LEGACY
         + b"\x80\x02M\xe9\x03."
         + pickle.dumps({"little_endian": True}, 2)
         + b"\x80\x02}X\x01\0\0\0a"
@@ -166,12 +168,12 @@ def legacy_storage_of_gigabytes(folder: Path) -> Path:
     return path
 
 
-@attack("mar", "claims more weights")
+@attack("mar", "before 2020")
 def legacy_storage_that_grows(folder: Path) -> Path:
     """A storage first of one element, then under the same key of 2^31: torch takes the first, and enlarges it."""
     path = folder / "x.pth"
     path.write_bytes(
-        archive.LEGACY
+        LEGACY
         + b"\x80\x02M\xe9\x03."
         + pickle.dumps({"little_endian": True}, 2)
         + b"\x80\x02}(X\x01\0\0\0a"
@@ -210,7 +212,7 @@ def code_in_a_zip(folder: Path) -> Path:
     return folder / "x.pt"
 
 
-@attack("mar", "mkdir")
+@attack("mar", "before 2020")
 def code_in_the_old_format(folder: Path) -> Path:
     """The same in the format before zip, under the extension of safetensors."""
     state = {"model": {"a": torch.ones(1)}, "args": Payload(folder / "canary")}
@@ -218,7 +220,7 @@ def code_in_the_old_format(folder: Path) -> Path:
     return folder / "x.safetensors"
 
 
-@attack("mar", "overlap")
+@attack("mar", "no tensors")
 def overlapping_records(folder: Path) -> Path:
     """A thousand records that all lie on the same 100 kB: 100 MB when they are read."""
     path = archive_with(folder / "x.pt", b"\x80\x02}.", **{"0": bytes(100_000)})
@@ -239,6 +241,18 @@ def two_directories(folder: Path) -> Path:
     with zipfile.ZipFile(other, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data.pkl", bytes(10**6))
     path.write_bytes(path.read_bytes() + other.getvalue())
+    return path
+
+
+@attack("mar", "damaged")
+def record_named_twice(folder: Path) -> Path:
+    """Two records of one name, of which one reader takes the first and another the last: harmless weights, then code."""
+    path = folder / "x.pt"
+    with zipfile.ZipFile(path, "w") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file.writestr("archive/data.pkl", b"\x80\x02}.")
+        file.writestr("archive/version", "3\n")
+        file.writestr("archive/data.pkl", pickle.dumps(Payload(folder / "canary"), 2))
     return path
 
 
@@ -451,13 +465,13 @@ def charsmap(folder: Path, text: str) -> Path:
     return path
 
 
-@attack("t5", "cannot be read")
+@attack("t5", "no tokenizer")
 def panic_while_reading(folder: Path) -> Path:
     """A table on which the library tokenizers panics: not an Exception, but a BaseException."""
     return charsmap(folder, "AAAA")
 
 
-@attack("t5", "cannot be read")
+@attack("t5", "no tokenizer")
 def panic_while_encoding(folder: Path) -> Path:
     """A table that is read, and on which the library panics at the first prompt."""
     return charsmap(folder, "BAAAAAAAAAA=")
@@ -469,14 +483,6 @@ def tokenizer_beyond_the_limit(folder: Path) -> Path:
     path = folder / "seeds" / "t5"
     with (path / "tokenizer.json").open("r+b") as file:
         file.truncate(1 << 40)
-    return path
-
-
-@attack("t5", "refers to another file")
-def tokenizer_in_another_file(folder: Path) -> Path:
-    """A tokenizer_config.json that names another tokenizer file than the one that is checked."""
-    path = folder / "seeds" / "t5"
-    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_file": str(path / "other.json")}))
     return path
 
 

@@ -8,7 +8,6 @@ import fidelity
 import pytest
 import torch
 from fastar_nodes.bench import features
-from fastar_nodes.model_loaders.networks import matmul
 from tiny_sweeps import write_files
 
 
@@ -20,11 +19,10 @@ def files(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def settled():
-    """The threads and the product method of the other tests."""
+    """The threads of the other tests."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    matmul.configure()
 
 
 @pytest.fixture

@@ -80,7 +80,6 @@ def test_prompts_are_read_from_text_and_from_geneval(tmp_path):
         ({"batch": 0}, "outside 1 to 4096"),
         ({"seed": -1}, "outside 0 to"),
         ({"dtype": "fp8"}, "one of auto"),
-        ({"matmul": "measured"}, "one of linear"),
         ({"decoder": 5}, "give a name"),
         ({"set": [1]}, "set is no table"),
         ({"set": {"treshold": 1}}, "did you mean threshold"),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fastar_nodes.assembly import Ready
-from fastar_nodes.cli.planning import measured_against
+from fastar_nodes.cli.planning import Planned, measured_against
 from fastar_nodes.model_loaders import text
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.samplers.registry import SAMPLERS, family_of
@@ -213,7 +212,7 @@ def test_speed_ups_are_measured_within_a_family_and_a_size(files):
     plain, par = (Ready("llamagen", load_llamagen(file)) for file in (files.llamagen, files.par))
     larger = Ready("llamagen", replace(plain.model, grid=8))
     planned = [
-        SimpleNamespace(entry=SAMPLERS[name], on=on)
+        Planned(SAMPLERS[name], SAMPLERS[name].settings(), {}, ready=on)
         for name, on in (("llamagen", plain), ("zipar", larger), ("par", par), ("zipar", larger))
     ]
     assert measured_against(planned) == [0, 1, 0, 1]

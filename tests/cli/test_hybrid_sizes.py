@@ -123,8 +123,6 @@ def test_the_count_is_printed_for_every_size(cli):
 def test_the_check_is_for_hybrids(cli):
     answer = cli("compare", "--check", "--label", "cat", "--samplers", "mar")
     assert answer.code == 2 and "check: it is for Harmon and UniPic" in answer.err
-    answer = cli("bench", "--random", "UniPic-1.5B", "--against", ".")
-    assert answer.code == 2 and "cannot be timed beside a checkout" in answer.err
 
 
 def test_the_demo_is_none_of_the_official_models(cli, tmp_path):

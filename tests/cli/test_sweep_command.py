@@ -16,7 +16,6 @@ from fastar_nodes.bench.store import Store
 from fastar_nodes.bench.sweep import arguments
 from fastar_nodes.cli import options
 from fastar_nodes.cli.main import Parser
-from fastar_nodes.model_loaders.networks import matmul
 
 SPEC = {
     "samplers": ["mar", "fasthybrid", "llamagen", "zipar"],
@@ -28,13 +27,12 @@ SPEC = {
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
-    """The threads and the product method of the other tests, and no variables of torchrun."""
+    """The threads of the other tests, and no variables of torchrun."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    matmul.configure()
 
 
 @pytest.fixture

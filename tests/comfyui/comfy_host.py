@@ -314,15 +314,8 @@ def defaults(about: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {name: options["default"] for name, options in named.items() if "default" in options} | changes
 
 
-def to_api(workflow: dict[str, Any], object_info: dict[str, Any], later: bool = True) -> dict[str, Any]:
-    """A saved graph as the prompt that the editor would send (no sub-graphs, no bypassed nodes).
-
-    Args:
-        workflow: the graph.
-        object_info: the server's schemas.
-        later: whether widgets that were added since the graph was saved are part of the prompt, as when the editor opens it. A prompt
-            that was saved in API format with the graph does not have them.
-    """
+def to_api(workflow: dict[str, Any], object_info: dict[str, Any]) -> dict[str, Any]:
+    """A saved graph as the prompt that the editor would send (no sub-graphs, no bypassed nodes)."""
     links = {link[0]: link for link in workflow["links"]}
     prompt = {}
     for node in workflow["nodes"]:
@@ -332,8 +325,6 @@ def to_api(workflow: dict[str, Any], object_info: dict[str, Any], later: bool = 
         names = widget_names(about)
         assert len(values) <= len(names), f"{node['type']} has more values than widgets"
         inputs = dict(zip(names, values, strict=False))
-        if later:  # take their defaults
-            inputs |= {name: value for name, value in defaults(about).items() if name in names[len(values) :]}
         inputs = {name: value for name, value in inputs.items() if not name.startswith("control_after_generate")}
         for socket_ in node["inputs"]:
             if socket_["link"] is not None:
@@ -356,6 +347,12 @@ def widget_names(info: dict[str, Any]) -> list[str]:
     return names
 
 
+def widgets(node: str) -> dict[str, Any]:
+    """Widgets of a node of this pack at their defaults, from the record of its schema; menus of files have none there."""
+    recorded = json.loads((ROOT / "tests" / "nodes" / "schemas.json").read_text(encoding="utf-8"))[node]["widgets"]
+    return {name: about[0] for name, _, *about in recorded if len(about) > 1}
+
+
 def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     """A small prompt on the demo: loader 1, labels 2, MAR 3, FastHybrid 4, decoded 5 and 6, Compare 7 saved by 8.
 
@@ -363,27 +360,26 @@ def graph(**changes: dict[str, Any]) -> dict[str, Any]:
         changes: node id with a leading "n" to inputs to set, for example ``n3={"cfg": 2.0}``; None takes an input away.
     """
     shared = {"model": ["1", 0], "condition": ["2", 0], "seed": 7, "ar_steps": 8, "diffusion_steps": 8, "cfg": 3.0}
-    shared |= {"cfg_schedule": "linear", "temperature": 1.0, "order": "random", "t_max": 0}
-    disa = {"diffusion_steps_end": 0, "diffusion_steps_curve": "linear", "reconstruct": 0}
-    fast = {"lookahead": 3, "threshold": 0.95, "guided_steps": 4, "guidance_schedule": "cos", "guidance_space": "mean"}
-    fast |= {
-        "similarity": "condition",
-        "accepted": "refine",
-        "verify": "token",
+    shared |= {"cfg_schedule": "linear", "temperature": 1.0}
+    mar = {**widgets("FastARMARSampler"), **shared}
+    fast = {
+        **widgets("FastARFastHybridSampler"),
+        **shared,
         "preset": "none",
-        "enabled": True,
-        "lookahead_start": 0,
+        "lookahead": 3,
+        "threshold": 0.95,
+        "guided_steps": 4,
     }
     pair = {"image_1": ["5", 0], "report_1": ["3", 1], "image_2": ["6", 0], "report_2": ["4", 1]}
     labels = {"labels": "cat, boat", "label_set": "picture-book", "images_per_label": 1, "add_label": "none"}
     nodes = {
-        "1": ("FastARLoadMAR", {"checkpoint": "demo", "decoder": "auto", "dtype": "auto"}),
+        "1": ("FastARLoadMAR", {**widgets("FastARLoadMAR"), "checkpoint": "demo", "decoder": "auto", "speed": "plain"}),
         "2": ("FastARClassLabel", labels),
-        "3": ("FastARMARSampler", {**shared, **disa, "speculation": 0}),
-        "4": ("FastARFastHybridSampler", {**shared, **disa, **fast}),
+        "3": ("FastARMARSampler", mar),
+        "4": ("FastARFastHybridSampler", fast),
         "5": ("VAEDecode", {"samples": ["3", 0], "vae": ["1", 1]}),
         "6": ("VAEDecode", {"samples": ["4", 0], "vae": ["1", 1]}),
-        "7": ("FastARCompare", {**pair, "labels": "", "columns": 0, "baseline": 0}),
+        "7": ("FastARCompare", {**widgets("FastARCompare"), **pair}),
         "8": ("SaveImage", {"images": ["7", 0], "filename_prefix": "test"}),
     }
     prompt = {key: {"class_type": kind, "inputs": dict(inputs)} for key, (kind, inputs) in nodes.items()}

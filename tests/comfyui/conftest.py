@@ -14,6 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from comfy_host import Comfy, Missing, load_workflow
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Minutes: not part of the quick tier."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def comfy() -> Iterator[Comfy]:
     """A server with the pack as its only custom node."""

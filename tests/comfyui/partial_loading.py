@@ -36,10 +36,9 @@ def module(name):
     return importlib.import_module(f"fastar.{name}")
 
 
-host, weights, loaders, hybrid = (module(f"nodes.{name}") for name in ("host", "weights", "loaders", "hybrid"))
-conditioning, mar, tokens = (module(f"nodes.{name}") for name in ("conditioning", "mar_samplers", "token_samplers"))
-streaming = module("model_loaders.networks.streaming")
-module("model_loaders.networks.matmul").configure("linear")
+host, weights, loaders = (module(f"nodes.{name}") for name in ("host", "weights", "loaders"))
+conditioning, samplers = (module(f"nodes.{name}") for name in ("conditioning", "samplers"))
+ops = module("model_loaders.networks.ops")
 host.register_folders()
 
 # A card: ComfyUI does not load partially on a CPU.
@@ -82,7 +81,7 @@ def values(settings, **changes):
 
 def words():
     settings = module("samplers.tokens.settings").TarPromptSettings
-    model = loaders.LoadTar.execute("demo-tar", "fp32").result[0]
+    model = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
 
     def run():
         condition = conditioning.TarPrompt.execute(tar=model, text="a red boat", seed=3, **values(settings)).result[0]
@@ -93,11 +92,11 @@ def words():
 
 def harmon():
     settings = module("samplers.mar.settings").FastHybridSettings
-    model = hybrid.LoadHybrid.execute("demo-hybrid", "auto", "fp32").result[0]
-    condition = hybrid.Prompt.execute("a red boat at sunset").result[0]
+    model = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result[0]
+    condition = conditioning.Prompt.execute("a red boat at sunset").result[0]
 
     def run():
-        out = mar.FastHybridSampler.execute(
+        out = samplers.FastHybridSampler.execute(
             model=model, condition=condition, seed=3, **values(settings, ar_steps=8, diffusion_steps=8)
         ).result
         return out[0]["samples"], out[1].note
@@ -107,12 +106,12 @@ def harmon():
 
 def llamagen():
     settings = module("samplers.tokens.settings").LlamaGenSettings
-    model = loaders.LoadLlamaGen.execute("demo-llamagen", "auto", "auto", "fp32").result[0]
+    model = loaders.LoadLlamaGen.execute("demo-llamagen", "auto", "fp32", False, "plain").result[0]
     condition = module("samplers.conditioning").from_ids([1])
 
     def run():
         about = values(settings, cfg=2.0, top_k=0)
-        out = tokens.LlamaGenSampler.execute(model=model, condition=condition, seed=3, **about).result
+        out = samplers.LlamaGenSampler.execute(model=model, condition=condition, seed=3, **about).result
         return out[0]["samples"], out[1].note
 
     return model, run
@@ -133,8 +132,8 @@ with torch.inference_mode():
                 {
                     "share": share,
                     "equal": torch.equal(out, whole),
-                    "away": sum(map(streaming.away_bytes, nets)),
-                    "may": sum(t.nbytes for net in nets for x in streaming.streamed_layers(net) for t in x.tensors()),
+                    "away": sum(map(ops.away_bytes, nets)),
+                    "may": sum(t.nbytes for net in nets for x in ops.streamed_layers(net) for t in x.tensors()),
                     "loaded": sum(p.loaded_size() for p in (model.patcher, *model.further)),
                     "bytes": sum(p.nbytes for net in nets for p in net.parameters()),
                     "casts": casts,
@@ -142,7 +141,7 @@ with torch.inference_mode():
                 }
             )
         model.patcher.partially_unload(model.patcher.offload_device, 1 << 19)  # another node needs memory
-        taken = sum(map(streaming.away_bytes, nets))
+        taken = sum(map(ops.away_bytes, nets))
         share = 0.9
         found[make.__name__].append({"equal": torch.equal(run()[0], whole), "taken": taken})
 print(json.dumps(found))

@@ -1,4 +1,4 @@
-"""More than 200 mistakes that a hand makes, through a real server: typos, wrong files, wrong numbers, wrong wires, muted nodes.
+"""More than 200 mistakes through a real server: typos, wrong files, wrong numbers, wrong wires, muted nodes, values over links.
 
 Every answer is a sentence: a rejection blames the widget or socket that is wrong and no other, and a failed run's message begins with
 its name. Neither holds a stack trace. The server's history holds one for every failed run; the editor leaves it out for the exception
@@ -57,6 +57,11 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "thousand": ("PrimitiveInt", {"value": 1000}),
     "large float": ("PrimitiveFloat", {"value": 1e9}),
     "mask": ("SolidMask", {"value": 1.0, "width": 64, "height": 64}),
+    "nothing": ("SolidMask", {"value": 0.0, "width": 64, "height": 64}),
+    "below": ("PrimitiveInt", {"value": -5}),
+    "empty": ("EmptyLatentImage", {"width": 64, "height": 64, "batch_size": 1}),
+    "three": ("EmptyImage", {"width": 64, "height": 64, "batch_size": 3, "color": 0}),
+    "coded": ("VAEEncode", {"pixels": ["picture", 0], "vae": ["mar", 1]}),
 }
 SAMPLERS = ("plain", "hybrid", "lazy", "cached", "cspd", "serial", "par", "zipar", "mulosd", "draw", "redraw")
 # What is connected behind a node, so that it runs.
@@ -94,13 +99,16 @@ def prompt(info: dict[str, Any], key: str, **inputs: Any) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------ rejected before the run
 
-# Name to (node, inputs, the input that is blamed, words of the answer).
-Case = tuple[str, dict[str, Any], str, str]
+# Name to (node, inputs, the input that is blamed).
+Case = tuple[str, dict[str, Any], str]
 BEFORE: dict[str, Case] = {}
-TYPOS = ["catt", "bot", "hous", "flwer", "mountans", "sunst", "baloonn", "plannet", "treee", "fsh", "kat", "cat boat"]
-TYPOS += [
+TYPOS = [
+    "catt",
+    "bot",
+    "hous",
+    "kat",
+    "cat boat",
     "cat/boat",
-    "cat.boat",
     "1e3",
     "3.5",
     "1000",
@@ -109,23 +117,17 @@ TYPOS += [
     "猫",
     "🐱",
     "['cat']",
-    "<b>cat</b>",
-    "../cat",
 ]
-TYPOS += ["cat, catt", "boat\nhous", "x" * 5000, "cat\u200b", "None", "golden retriver", "tabbby", "\\n"]
+TYPOS += ["<b>cat</b>", "../cat", "cat, catt", "boat\nhous", "x" * 5000, "cat\u200b", "None", "golden retriver", "\\n"]
 for word in TYPOS:
-    BEFORE[f"label {word[:20]!r}"] = ("label", {"labels": word}, "labels", "")
-FILES = ["nothing.safetensors", "../../etc/passwd", "/etc/passwd", "..\\x.pth", "", "demo ", "Demo", "demo-kl"]
+    BEFORE[f"label {word[:20]!r}"] = ("label", {"labels": word}, "labels")
+FILES = ["nothing.safetensors", "../../etc/passwd", "/etc/passwd", "..\\x.pth", "", "demo ", "Demo", "mar-base"]
 LOADERS = {"mar": ("checkpoint", "decoder"), "gpt": ("checkpoint", "decoder"), "tar": ("checkpoint",)}
 LOADERS |= {"dtok": ("checkpoint", "ta_tok", "decoder"), "seen": ("ta_tok",), "text": ("encoder",)}
 for key, fields in LOADERS.items():
     for field in fields:
         for name in FILES:
-            # Names are stripped, and demo-kl is a decoder of a MAR.
-            if (key, field, name) not in {("mar", "checkpoint", "demo "), ("mar", "decoder", "demo-kl")}:
-                BEFORE[f"{key}.{field} {name!r}"] = (key, {field: name}, field, "")
-for text in ("", "   ", "\n\t"):
-    BEFORE[f"text {text!r}"] = ("text", {"text": text}, "text", "say in words")
+            BEFORE[f"{key}.{field} {name!r}"] = (key, {field: name}, field)
 # Numbers outside their range, words for numbers, choices that are none: of every node.
 for key, (kind, _) in NODES.items():
     if key in ("draft", "large", "par model", "cached", "draw", "redraw") or kind not in SCHEMAS:
@@ -133,11 +135,11 @@ for key, (kind, _) in NODES.items():
     for name, type_, _default, *rest in SCHEMAS[kind]["widgets"]:
         if type_ in ("INT", "FLOAT"):
             low, high = rest[0][:2]
-            BEFORE[f"{key}.{name} above"] = (key, {name: high * 2 + 1}, name, f"max of {high}")
-            BEFORE[f"{key}.{name} below"] = (key, {name: low - 1}, name, f"min of {low}")
-            BEFORE[f"{key}.{name} a word"] = (key, {name: "many"}, name, "convert")
-        elif type_ == "COMBO" and (kind, name) not in {("FastARClassLabel", "add_label")} and rest:
-            BEFORE[f"{key}.{name} no choice"] = (key, {name: "best"}, name, "not in")
+            BEFORE[f"{key}.{name} above"] = (key, {name: high * 2 + 1}, name)
+            BEFORE[f"{key}.{name} below"] = (key, {name: low - 1}, name)
+            BEFORE[f"{key}.{name} a word"] = (key, {name: "many"}, name)
+        elif type_ == "COMBO" and rest:
+            BEFORE[f"{key}.{name} no choice"] = (key, {name: "best"}, name)
 # Wires of another type, by socket type.
 WIRES = {
     "FASTAR_MAR": TOKENS,
@@ -147,20 +149,20 @@ WIRES = {
     "IMAGE": ["plain", 0],
 }
 WIRES |= {"FASTAR_REPORT": ["plain", 0], "LATENT": ["see", 0], "MASK": ["see", 0], "UPSCALE_MODEL": TOKENS}
+WIRES |= {"FASTAR_LABEL,FASTAR_PROMPT": CODES}
 for key, (kind, _links) in NODES.items():
     if kind not in SCHEMAS or key in ("cached", "draw", "redraw"):
         continue
     for name, type_, need in SCHEMAS[kind]["inputs"]:
         if name.startswith(("image_", "report_")) and name[-1] > "2":
             continue
-        wrong = WIRES.get(type_) or (CODES if type_.startswith("FASTAR_LABEL,FASTAR_CONDITION") else MAR)
-        BEFORE[f"{key}.{name} wrong wire"] = (key, {name: wrong}, name, "mismatch")
+        BEFORE[f"{key}.{name} wrong wire"] = (key, {name: WIRES.get(type_, MAR)}, name)
         if need == "required":
-            BEFORE[f"{key}.{name} muted"] = (key, {name: None}, name, "missing")
-BEFORE["a picture without its sampler"] = ("see", {"samples": None}, "samples", "missing")
-BEFORE["a picture without its decoder"] = ("see", {"vae": None}, "vae", "missing")
-BEFORE["a prompt for a MAR"] = ("plain", {"condition": ["text", 0]}, "condition", "mismatch")
-BEFORE["codes for FastHybrid"] = ("hybrid", {"condition": ["seen", 0]}, "condition", "mismatch")
+            BEFORE[f"{key}.{name} muted"] = (key, {name: None}, name)
+BEFORE["a picture without its sampler"] = ("see", {"samples": None}, "samples")
+BEFORE["a picture without its decoder"] = ("see", {"vae": None}, "vae")
+BEFORE["a prompt for a MAR"] = ("plain", {"condition": ["text", 0]}, "condition")
+BEFORE["codes for FastHybrid"] = ("hybrid", {"condition": ["seen", 0]}, "condition")
 
 
 def is_plain(text: str) -> bool:
@@ -183,91 +185,82 @@ def test_there_are_200():
 
 @pytest.mark.parametrize("name", BEFORE)
 def test_rejected_before_the_run_and_only_what_is_wrong_is_blamed(comfy, info, name):
-    key, inputs, field, words = BEFORE[name]
+    key, inputs, field = BEFORE[name]
     answer = rejection(comfy, prompt(info, key, **inputs))
     assert set(answer["node_errors"]) == {key}, answer
     errors = answer["node_errors"][key]["errors"]
     assert {error["extra_info"]["input_name"] for error in errors} == {field}, errors
     told = " ".join(f"{error['message']}: {error['details']}" for error in errors)
-    assert words in told and is_plain(told) and len(told) < 1500, told
+    assert is_plain(told) and len(told) < 1500, told
 
 
 # ------------------------------------------------------------------------------------------------ known at run time only
 
 AT_RUN_TIME: dict[str, Case] = {
-    "label of another set": ("label", {"labels": "tabby"}, "condition", "no class 'tabby'"),
-    "id beyond the model's": ("label", {"labels": "500"}, "condition", "0 to 9"),
-    "nothing named": ("label", {"labels": " , "}, "labels", "nothing is named"),
-    "too many images": ("label", {"labels": "cat, boat", "images_per_label": 200}, "labels", "256"),
-    "menu label of another set": (
-        "label",
-        {"label_set": "picture-book", "add_label": "goldfish (imagenet-1k)"},
-        "add_label",
-        "label_set",
-    ),
-    "labels of a set that the model lacks": (
-        "label",
-        {"labels": "1", "label_set": "imagenet-1k"},
-        "condition",
-        "picture-book",
-    ),
-    "more steps than tokens": ("plain", {"ar_steps": 65}, "ar_steps", "1 to 64"),
-    "more steps at the end": ("plain", {"diffusion_steps_end": 9}, "diffusion_steps_end", "more than"),
-    "not a number": ("plain", {"cfg": float("nan")}, "cfg", "finite"),
-    "a mask without a picture": ("plain", {"mask": ["mask", 0]}, "latent", "no picture"),
-    "a word for a model": ("plain", {"model": "mar"}, "model", "Load MAR"),
-    "a word for a condition": ("plain", {"condition": "cat"}, "condition", "Class Label"),
-    "a number for a cache": ("plain", {"cache": 5}, "cache", "LazyMAR Cache"),
-    "not a number beside a linked one": (
-        "hybrid",
-        {"lookahead": ["int", 0], "threshold": float("nan")},
-        "threshold",
-        "finite",
-    ),
-    "a wired label that is unknown": ("label", {"labels": ["typo", 0]}, "labels", "no class 'catt'"),
-    "a wired label of nothing": ("label", {"labels": ["blank", 0]}, "labels", "nothing"),
-    "a wired text of nothing": ("text", {"text": ["blank", 0]}, "text", "say in words"),
-    "wired images beyond the limit": ("label", {"images_per_label": ["thousand", 0]}, "images_per_label", "1 to"),
-    "wired steps beyond the tokens": ("plain", {"ar_steps": ["thousand", 0]}, "ar_steps", "1 to 64"),
-    "a wired lookahead beyond its range": ("hybrid", {"lookahead": ["thousand", 0]}, "lookahead", "outside"),
-    "a wired threshold beyond its range": ("hybrid", {"threshold": ["large float", 0]}, "threshold", "outside"),
-    "a wired guidance beyond its range": ("par", {"cfg": ["large float", 0]}, "cfg", "outside"),
-    "a wired window beyond its range": ("zipar", {"top_p": ["large float", 0]}, "top_p", "outside"),
-    "a wired column count": ("compare", {"columns": ["thousand", 0]}, "columns", "outside"),
-    "a block that is not there": ("cache", {"block": 99}, "block", "outside"),
-    "a draft as large as its target": ("mulosd", {"draft": ["large", 0]}, "draft", ""),
-    "a PAR for LlamaGen Sampler": ("serial", {"model": ["par model", 0]}, "model", "PAR Sampler"),
-    "a PAR for ZipAR": ("zipar", {"model": ["par model", 0]}, "model", "PAR"),
-    "a LlamaGen for PAR": ("par", {"model": TOKENS}, "grouping", "plain LlamaGen"),
-    "a de-tokenizer for PAR": ("par", {"model": DTOK, "condition": CODES}, "model", "Tar de-tokenizer"),
-    "labels for a de-tokenizer": ("draw", {"condition": LABEL}, "condition", "semantic features"),
-    "codes for a LlamaGen": ("serial", {"condition": CODES}, "condition", "class labels"),
-    "a MAR's latent on a token decoder": ("see", {"vae": ["gpt", 1]}, "samples", "connect the VAE"),
-    "a token latent on a MAR's decoder": ("see", {"samples": ["serial", 0]}, "samples", "connect the VAE"),
-    "a token latent to be changed": (
-        "plain",
-        {"latent": ["serial", 0], "mask": ["mask", 0]},
-        "latent",
-        "VAE Encode",
-    ),
-    "a baseline beyond the cells": ("compare", {"baseline": 9}, "baseline", "only 1"),
-    "a report without its picture": ("compare", {"report_2": ["plain", 1]}, "report_2", "image_2"),
-    "a map of nothing": ("map", {"what": "islands"}, "what", ""),
-    "another grid": ("gpt", {"grid": "64"}, "grid", ""),
+    "label of another set": ("label", {"labels": "tabby"}, "condition"),
+    "id beyond the model's": ("label", {"labels": "500"}, "condition"),
+    "nothing named": ("label", {"labels": " , "}, "labels"),
+    "too many images": ("label", {"labels": "cat, boat", "images_per_label": 200}, "labels"),
+    "another menu": ("label", {"label_set": "picture-book", "add_label": "goldfish (imagenet-1k)"}, "add_label"),
+    "a set that the model lacks": ("label", {"labels": "1", "label_set": "imagenet-1k"}, "condition"),
+    "a prompt of nothing": ("text", {"text": " \n"}, "text"),
+    "more steps than tokens": ("plain", {"ar_steps": 65}, "ar_steps"),
+    "more steps at the end": ("plain", {"diffusion_steps_end": 9}, "diffusion_steps_end"),
+    "not a number": ("plain", {"cfg": float("nan")}, "cfg"),
+    "a mask without a picture": ("plain", {"mask": ["mask", 0]}, "latent"),
+    "a picture without a mask": ("plain", {"latent": ["coded", 0]}, "mask"),
+    "another model's picture": ("plain", {"latent": ["empty", 0], "mask": ["mask", 0]}, "latent"),
+    "an empty mask": ("hybrid", {"latent": ["coded", 0], "mask": ["nothing", 0]}, "mask"),
+    "a token latent to be changed": ("plain", {"latent": ["serial", 0], "mask": ["mask", 0]}, "latent"),
+    "a word for a model": ("plain", {"model": "mar"}, "model"),
+    "a word for a condition": ("plain", {"condition": "cat"}, "condition"),
+    "a number for a latent": ("plain", {"latent": 5, "mask": ["mask", 0]}, "latent"),
+    "a number for a cache": ("plain", {"cache": 5}, "cache"),
+    "a word for a draft": ("cspd", {"draft": "demo-draft"}, "draft"),
+    "a number for a target": ("cspd", {"target": 3}, "target"),
+    "a dictionary for a report": ("compare", {"report_1": {"a": 1}}, "report_1"),
+    "a word for an image": ("compare", {"image_1": "cat.png"}, "image_1"),
+    "not a number beside a linked one": ("hybrid", {"lookahead": ["int", 0], "threshold": float("nan")}, "threshold"),
+    "a wired label that is unknown": ("label", {"labels": ["typo", 0]}, "labels"),
+    "a wired label of nothing": ("label", {"labels": ["blank", 0]}, "labels"),
+    "a wired text of nothing": ("text", {"text": ["blank", 0]}, "text"),
+    "wired images beyond the limit": ("label", {"images_per_label": ["thousand", 0]}, "images_per_label"),
+    "wired steps beyond the tokens": ("plain", {"ar_steps": ["thousand", 0]}, "ar_steps"),
+    "a wired seed below zero": ("plain", {"seed": ["below", 0]}, "seed"),
+    "a wired lookahead beyond its range": ("hybrid", {"lookahead": ["thousand", 0]}, "lookahead"),
+    "a wired threshold beyond its range": ("hybrid", {"threshold": ["large float", 0]}, "threshold"),
+    "a wired guidance beyond its range": ("par", {"cfg": ["large float", 0]}, "cfg"),
+    "a wired period below its range": ("cache", {"refresh_period": ["below", 0]}, "refresh_period"),
+    "a wired column count": ("compare", {"columns": ["thousand", 0]}, "columns"),
+    "a block that is not there": ("cache", {"block": 99}, "block"),
+    "a draft as large as its target": ("mulosd", {"draft": ["large", 0]}, "draft"),
+    "a PAR for LlamaGen Sampler": ("serial", {"model": ["par model", 0]}, "model"),
+    "a LlamaGen for PAR": ("par", {"model": TOKENS}, "grouping"),
+    "a de-tokenizer for PAR": ("par", {"model": DTOK, "condition": CODES}, "model"),
+    "labels for a de-tokenizer": ("draw", {"condition": LABEL}, "condition"),
+    "codes for a LlamaGen": ("serial", {"condition": CODES}, "condition"),
+    "a MAR's latent on a token decoder": ("see", {"vae": ["gpt", 1]}, "samples"),
+    "a token latent on a MAR's decoder": ("see", {"samples": ["serial", 0]}, "samples"),
+    "latents of another size": ("see", {"samples": ["empty", 0]}, "samples"),
+    "a baseline beyond the cells": ("compare", {"baseline": 9}, "baseline"),
+    "a report without its picture": ("compare", {"report_2": ["plain", 1]}, "report_2"),
+    "a map of nothing": ("map", {"what": "islands"}, "what"),
+    "a map of other pictures": ("map", {"image": ["three", 0]}, "image"),
+    "another grid": ("gpt", {"grid": "64"}, "grid"),
 }
 
 
 @pytest.mark.parametrize("name", AT_RUN_TIME)
 def test_one_sentence_at_run_time(comfy, info, name):
-    key, inputs, field, words = AT_RUN_TIME[name]
-    is_told(comfy, prompt(info, key, **inputs), field, words)
+    key, inputs, field = AT_RUN_TIME[name]
+    is_told(comfy, prompt(info, key, **inputs), field)
 
 
-def is_told(comfy: Comfy, graph: dict[str, Any], field: str, words: str) -> None:
+def is_told(comfy: Comfy, graph: dict[str, Any], field: str) -> None:
     """The run fails with a sentence on a field."""
     entry = comfy.wait(comfy.queue(graph))
     message = comfy.failure(entry).strip()
-    assert message.startswith(f"{field}: ") and words in message, message
+    assert message.startswith(f"{field}: "), message
     assert is_plain(message) and "\n" not in message and len(message) < 600
     assert comfy.exception_type(entry) == USER_ERROR and entry["status"]["status_str"] == "error"
 
@@ -293,7 +286,7 @@ def test_a_wrong_file_is_a_sentence(comfy, info, name, key, field):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(WRONG_FILES[name])
     try:
-        is_told(comfy, prompt(info, key, **{field: name}), field, name)
+        is_told(comfy, prompt(info, key, **{field: name}), field)
     finally:
         (folder / name).unlink()
 

@@ -207,7 +207,7 @@ def pickled_of(r: random.Random, data: bytes, canary: Path) -> bytes:
             nested = (nested,)
         found["nested"] = r.choice((nested, [[]] * 1000, {nested: 1}, bytearray(1000), b"x" * 1000))
     out = io.BytesIO()
-    torch.save(found, out, _use_new_zipfile_serialization=data[:2] == b"PK")
+    torch.save(found, out)
     return out.getvalue()
 
 

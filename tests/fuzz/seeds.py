@@ -53,8 +53,7 @@ def build(folder: Path) -> list[Seed]:
     def add(name: str, load: Callable[[Path], object], state: dict, /, **metadata: str) -> None:
         save_file(state, folder / f"{name}.safetensors", metadata=metadata)
         torch.save({"model": state, "epoch": 3, "args": argparse.Namespace(lr=1e-4)}, folder / f"{name}.pt")
-        torch.save({"model_ema": state}, folder / f"{name}.pth", _use_new_zipfile_serialization=False)
-        out.extend(Seed(folder / f"{name}.{suffix}", load) for suffix in ("safetensors", "pt", "pth"))
+        out.extend(Seed(folder / f"{name}.{suffix}", load) for suffix in ("safetensors", "pt"))
 
     mar = MARConfig(
         dim=16, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=4, channels=4, classes=3, head_depth=1,
@@ -131,8 +130,8 @@ def write_t5(folder: Path) -> Path:
     words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat"]
     made = tokenizers.Tokenizer(tokenizers.models.Unigram([(w, -float(i)) for i, w in enumerate(words)], unk_id=2))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.add_special_tokens(["</s>"])
     made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer"}))
     return folder
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from fastar_nodes.model_loaders.networks import layers
 from fastar_nodes.model_loaders.networks.attention import attend
 from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, initialise
-from fastar_nodes.model_loaders.networks.matmul import Linear
+from fastar_nodes.model_loaders.networks.ops import Linear
 
 SHAPES = {
     "class": GPTConfig(32, 3, 4, 4, 48, 19, "class", 5),

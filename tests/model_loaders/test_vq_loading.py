@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pickle
 from pathlib import Path
 
 import pytest
@@ -119,48 +118,18 @@ def test_what_does_not_fit(tiny, change, words: str) -> None:
     assert "\n" not in str(error.value) and len(str(error.value)) < 1200
 
 
-def test_damaged_files(tiny, tmp_path: Path) -> None:
-    data = tiny().read_bytes()
-    for length in (0, 2000, len(data) - 1):
-        (tmp_path / "cut.safetensors").write_bytes(data[:length])
-        with pytest.raises(UserError, match="^decoder: cut.safetensors is .*get"):
-            load_vq(tmp_path / "cut.safetensors")
-    with pytest.raises(UserError, match="^decoder: there is no file"):
-        load_vq(tmp_path / "gone.safetensors")
-
-
-class _Evil:
-    def __reduce__(self):
-        return (Path.touch, (Path("evil"),))
-
-
-def test_a_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", minversion="2.6")
-    monkeypatch.chdir(tmp_path)
-    torch.save({"model": {"quantize.embedding.weight": torch.ones(2, 8)}, "args": _Evil()}, "evil.pt")
-    with pytest.raises(UserError, match="^decoder: evil.pt holds more than numbers"):
-        load_vq("evil.pt")
-    Path("bare.pt").write_bytes(pickle.dumps(_Evil()))
-    with pytest.raises(UserError, match="^decoder: bare.pt is a bare Python pickle"):
-        load_vq("bare.pt")
-    assert not Path("evil").exists()
-
-
 def test_the_other_family(tiny, root: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="^decoder: vq.safetensors holds a VQ autoencoder, not a KL autoencoder; choose another"
     ):
         load_kl(tiny())
     with pytest.raises(
-        UserError, match="^checkpoint: vq.safetensors holds a VQ autoencoder, not a MAR; choose another"
+        UserError, match="^checkpoint: vq.safetensors holds a VQ autoencoder, not a MAR; choose it as decoder"
     ):
         load_mar(tiny())
     with pytest.raises(UserError, match="^decoder: .* holds a KL autoencoder, not a VQ autoencoder; choose another"):
         load_vq(root / "tests" / "parity" / "mar" / "tiny_vae_f16.safetensors")
     gpt = {"tok_embeddings.weight": torch.ones(1, 1), "cls_embedding.embedding_table.weight": torch.ones(1, 1)}
     save_file(gpt, tmp_path / "gpt.safetensors")
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="^decoder: gpt.safetensors holds a LlamaGen, not a VQ autoencoder"):
         load_vq(tmp_path / "gpt.safetensors")
-    assert (
-        str(error.value) == "decoder: gpt.safetensors holds a LlamaGen, not a VQ autoencoder; choose it as checkpoint"
-    )

@@ -17,6 +17,6 @@ fake_comfy.install()
 def _fresh() -> None:
     fake_comfy.state.interrupt_at, fake_comfy.state.asked = -1, 0
     fake_comfy.state.loaded.clear()
-    fake_comfy.state.tiles.clear()
+    fake_comfy.state.upscaled.clear()
     fake_comfy.state.said.clear()
     fake_comfy.Progress.updates.clear()

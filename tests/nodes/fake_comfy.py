@@ -26,7 +26,7 @@ class FakeInput:
 
     def __init__(self, id: str, **about: Any):
         self.id, self.about = id, about
-        self.optional = bool(about.get("optional"))
+        self.optional, self.advanced = bool(about.get("optional")), about.get("advanced")
 
 
 class FakeOutput:
@@ -86,7 +86,7 @@ class Preview(enum.Enum):
     Auto = "auto"
 
 
-state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[], tiles=[], said=[], folder=Path("none"))
+state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[], upscaled=[], said=[], folder=Path("none"), device="cpu")
 
 
 def _said(text: str, node_id: str) -> None:
@@ -99,10 +99,18 @@ def _check() -> None:
     state.asked += 1
 
 
-def _tiled_scale(samples: Any, function: Any, tile_x: int, tile_y: int, overlap: int, **about: Any) -> Any:
-    """One tile; the arguments are kept in ``state.tiles``."""
-    state.tiles.append((tile_x, tile_y, overlap, about["upscale_amount"]))
+def _tiled_scale(samples: Any, function: Any, **about: Any) -> Any:
+    """One tile."""
     return function(samples)
+
+
+class Upscaled:
+    """ImageUpscaleWithModel: copies of pixels; its inputs are kept in ``state.upscaled``."""
+
+    @classmethod
+    def execute(cls, upscale_model: Any, image: Any) -> Any:
+        state.upscaled.append((upscale_model, image))
+        return NodeOutput(image.repeat_interleave(upscale_model.scale, 1).repeat_interleave(upscale_model.scale, 2))
 
 
 def install() -> None:
@@ -129,6 +137,7 @@ def install() -> None:
         "comfy_api.latest": {"io": io, "ComfyExtension": object},
         "comfy.model_management": {
             "get_torch_device": lambda: cpu,
+            "get_torch_device_name": lambda device: state.device,
             "unet_offload_device": lambda: cpu,
             "vae_device": lambda: cpu,
             "vae_offload_device": lambda: cpu,
@@ -144,6 +153,8 @@ def install() -> None:
         "comfy.ops": {"cast_bias_weight": None, "uncast_bias_weight": None},
         "comfy.utils": {"ProgressBar": Progress, "tiled_scale": _tiled_scale},
         "comfy.text_encoders": {"__path__": []},
+        "comfy_extras": {},
+        "comfy_extras.nodes_upscale_model": {"ImageUpscaleWithModel": Upscaled},
         "comfy.cli_args": {
             "args": SimpleNamespace(preview_method=Preview.Auto, preview_size=512),
             "LatentPreviewMethod": Preview,
@@ -159,6 +170,7 @@ def install() -> None:
             "add_model_folder_path": lambda *a, **k: None,
             "get_input_directory": lambda: str(state.folder / "input"),
             "get_output_directory": lambda: str(state.folder / "output"),
+            "get_temp_directory": lambda: str(state.folder / "temp"),
             "get_annotated_filepath": lambda name: str(state.folder / "input" / name),
             "exists_annotated_filepath": lambda name: (state.folder / "input" / name).is_file(),
         },

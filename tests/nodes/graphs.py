@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +12,6 @@ import torch
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 # What the editor draws and the server never sees.
 VIRTUAL = ("Note", "MarkdownNote")
-SHIPPED = Path(__file__).resolve().parents[1] / "workflows"
-
-
-def load(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def widget_values(node: dict[str, Any], about: Any) -> dict[str, Any]:

@@ -24,15 +24,13 @@ if __name__ == "__main__":
 
     fake_comfy.install()
 
-import test_node_work as mar
-import test_tar_nodes as tar
-import test_token_nodes as token
+import tiny
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import comparison, conditioning, hybrid, loaders, mar_samplers, previous, token_samplers
+from fastar_nodes.nodes import compare, conditioning, host, loaders, samplers
 from fastar_nodes.samplers.conditioning import from_ids
 from graphs import WIDGETS
 
-MODULES = (loaders, conditioning, hybrid, mar_samplers, token_samplers, comparison, previous)
+MODULES = (loaders, conditioning, samplers, compare)
 NODES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
 
 
@@ -57,8 +55,8 @@ VALUES: tuple[Any, ...] = (
 
 def sockets() -> dict[str, Any]:
     """What fits each socket, by node id and name; "" for every other node."""
-    plain, gpt, record = mar.a_model(4), token.a_model(grid=2), mar.report("mar")
-    qwen = tar.host.Loaded.of(tar.tiny_tar())
+    plain, gpt, record = tiny.a_mar(4), tiny.a_gpt(grid=2), tiny.a_report("mar")
+    qwen = host.Loaded.of(tiny.tiny_tar())
     pictures = torch.rand(1, 8, 8, 3)
     shared = {
         "model": plain,
@@ -69,13 +67,11 @@ def sockets() -> dict[str, Any]:
         "image": pictures,
     }
     shared |= {"report": record, "image_1": [pictures], "report_1": [record]}
-    tokens = {"model": gpt, "draft": gpt, "target": token.a_model(grid=4)}
+    tokens = {"model": gpt, "draft": gpt, "target": tiny.a_gpt(grid=4)}
     of_tokens = (
         "FastARLlamaGenSampler",
         "FastARPAR",
-        "FastARZipAR",
         "FastARZipARSampler",
-        "FastARMuLoSD",
         "FastARMuLoSDSampler",
     )
     return {"": shared, **{name: shared | tokens for name in of_tokens}}

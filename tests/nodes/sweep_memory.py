@@ -14,9 +14,9 @@ import fake_comfy  # noqa: E402
 
 fake_comfy.install()
 
-import test_node_work as mar  # noqa: E402
+import tiny  # noqa: E402
 import torch  # noqa: E402
-from fastar_nodes.nodes import host, sweeps  # noqa: E402
+from fastar_nodes.nodes import host, sweep  # noqa: E402
 from fastar_nodes.samplers.conditioning import from_ids  # noqa: E402
 
 PIXELS, SIDE = 256, 4
@@ -49,7 +49,7 @@ def memory(name: str) -> int:
 torch.set_num_threads(1)
 fake_comfy.Progress.updates = Unkept()
 fake_comfy.state.folder = Path(sys.argv[1])
-loaded = mar.a_model(tokens=SIDE**2)
+loaded = tiny.a_mar(tokens=SIDE**2)
 vae = host.FastARVAE(Enlarging(), "enlarging", PIXELS, 2, 1)
 loaded = host.Loaded(loaded.model, loaded.patcher, vae)
 about = {"sampler": "fasthybrid", "x": "threshold", "y": "lookahead", "seeds": "7"}
@@ -58,10 +58,10 @@ about |= {"settings": "ar_steps=4, diffusion_steps=4, guided_steps=2, cfg=2, cfg
 
 def run(x_values: str, y_values: str, folder: str) -> torch.Tensor:
     with torch.no_grad():
-        out = sweeps.SweepNode.execute(
+        out = sweep.SweepNode.execute(
             loaded, from_ids([1]), **about, x_values=x_values, y_values=y_values, folder=folder
         )
-        return sweeps.SweepGrid.execute(out.result[0], cell_size=1024).result[0]
+        return sweep.SweepGrid.execute(out.result[0], cell_size=1024).result[0]
 
 
 run("0.5", "2", "first")

@@ -9,18 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import test_node_work as mar
-import test_tar_nodes as tar
-import test_token_nodes as token
+import tiny
 import torch
 from fake_comfy import Preview, Progress
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks import graphs, speed
-from fastar_nodes.nodes import comparison, host, mar_samplers, token_samplers
-from test_tar_nodes import folder  # noqa: F401 - a fixture
+from fastar_nodes.nodes import compare, host, samplers
+from test_compare_nodes import compared as compared_cells
+from test_conditions import codes_of, readers  # noqa: F401 - a fixture
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from fastar_nodes.samplers.conditioning import from_ids  # noqa: E402
 from faults import Faults
 from recorded_graphs import capture
 
@@ -29,16 +29,16 @@ FEW = {"ar_steps": 2, "diffusion_steps": 2}
 
 
 def compared() -> torch.Tensor:
-    return mar.compare(image_1=[torch.rand(2, 8, 8, 3)], report_1=[mar.report("mar")])[0]
+    return compared_cells(image_1=[torch.rand(2, 8, 8, 3)], report_1=[tiny.a_report("mar")])[0]
 
 
 def mapped() -> torch.Tensor:
-    record = mar.report("mar")
+    record = tiny.a_report("mar")
     record.maps["step"] = torch.zeros(2, 4, 4, dtype=torch.int32).numpy()
-    return comparison.TokenMap.execute(report=record, what="fixed at step", opacity=1.0).result[0]
+    return compare.TokenMap.execute(report=record, what="fixed at step", opacity=1.0).result[0]
 
 
-VAE = mar.tiny_vae()
+VAE = tiny.a_vae()
 
 
 def decoded() -> torch.Tensor:
@@ -51,11 +51,11 @@ def encoded() -> torch.Tensor:
 
 def nodes() -> dict[str, Callable[[], torch.Tensor]]:
     """Nodes to their results; networks are loaded before."""
-    model, gpt, qwen = mar.a_model(), token.a_model(), tar.host.Loaded.of(tar.tiny_tar())
+    model, gpt, qwen = tiny.a_mar(), tiny.a_gpt(), host.Loaded.of(tiny.tiny_tar())
     return {
-        "MAR Sampler": lambda: mar.sample(mar_samplers.MARSampler, [1, 2], sockets={"model": model}, **FEW)[0],
-        "LlamaGen Sampler": lambda: token.sample(token_samplers.LlamaGenSampler, gpt)[0],
-        "Tar Prompt": lambda: torch.stack(tar.prompt(qwen, detail="81").codes),
+        "MAR Sampler": lambda: tiny.sample(samplers.MARSampler, model=model, **FEW)[0],
+        "LlamaGen Sampler": lambda: tiny.sample(samplers.LlamaGenSampler, model=gpt)[0],
+        "Tar Prompt": lambda: torch.stack(tiny.a_prompt(qwen, detail="81").codes),
         "VAE Decode": decoded,
         "VAE Encode": encoded,
     }
@@ -106,42 +106,42 @@ def full(*args, **about):
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
-def test_pictures_codes_and_sheets(folder, monkeypatch):  # noqa: F811
+def test_pictures_codes_and_sheets(readers, monkeypatch):  # noqa: F811
     pictures = torch.rand(2, 20, 12, 3)
     with Faults(3, lasting=True), pytest.raises(UserError, match="^dtype: memory is insufficient"):
-        tar.codes_of(pictures)
-    tar.codes_of(pictures)
+        codes_of(pictures)
+    codes_of(pictures)
     for make, part in ((compared, "compare_grid"), (mapped, "token_map")):
         make()
         with monkeypatch.context() as m:
-            m.setattr(comparison, part, full)
+            m.setattr(compare, part, full)
             with pytest.raises(UserError, match="^image: memory is insufficient"):
                 make()
 
 
 def test_codes_are_read_and_weights_placed(monkeypatch):
-    loaded, condition = tar.drawer(), tar.prompt(images=1)
-    monkeypatch.setattr(token_samplers, "features_of", full)
+    loaded, condition = tiny.a_drawer(), tiny.a_prompt(images=1)
+    monkeypatch.setattr(samplers, "features_of", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient"):
-        token_samplers._read(condition, loaded)
+        samplers._with_features(condition, loaded)
     monkeypatch.setattr(assembly, "load_mar", full)
     monkeypatch.setitem(assembly._LOADERS, "mar", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient to load"):
         assembly.load("mar", "demo", assembly.Source(lambda *a: Path("x"), torch.device("cpu"), "fp32"))
     monkeypatch.setattr(host.mm, "load_models_gpu", full)
     with pytest.raises(UserError, match="^dtype: the weights do not fit"):
-        mar.sample(mar_samplers.MARSampler, **FEW)
+        tiny.sample(samplers.MARSampler, **FEW)
 
 
 def test_the_report_says_once_that_the_batch_was_split():
-    sockets = {"model": mar.a_model()}
+    sockets = {"model": tiny.a_mar()}
     with Faults(20):
-        _, report = mar.sample(mar_samplers.MARSampler, [1, 2, 3], sockets=sockets, **FEW)
+        _, report = tiny.sample(samplers.MARSampler, condition=from_ids([1, 2, 3]), **sockets, **FEW)
     assert report.note.count("sampled 2 at a time") == 1 and report.images == 3 and len(report.maps["step"]) == 3
 
 
 def test_decoding_takes_fewer_pictures_before_it_takes_tiles(monkeypatch):
-    vae, sizes = mar.tiny_vae(), []
+    vae, sizes = tiny.a_vae(), []
     whole = vae.decode(torch.ones(5, 2, 2, 2))
 
     def decode(z):
@@ -158,7 +158,7 @@ def test_captured_functions_end_when_the_weights_are_unloaded():
     """They hold memory of the device and read the weights where these were."""
     before = graphs.set_capture(capture)
     try:
-        loaded = mar.a_model()
+        loaded = tiny.a_mar()
         speed.choose(loaded.model.net, speed.GRAPHS, torch.device("cpu"))
         captured = loaded.model.net.graphs
         assert captured.run("double", lambda x: (2 * x,), [graphs.Input(torch.ones(2))])

@@ -1,19 +1,25 @@
-"""Every shared graph: only known nodes, values for every widget, links that lead somewhere, nothing on top of each other."""
+"""Every shared graph and blueprint: known nodes, values for every widget, links that lead somewhere, a layout that can be read, a run.
+
+``tests/workflows/VERSION`` holds the graphs of every release, which are opened and run as well; there was none so far.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
+import uuid
 from pathlib import Path
 
 import pytest
+import torch
+from fake_comfy import Preview
 from fastar_nodes.model_loaders import hub
-from fastar_nodes.nodes.layout import LATER
+from fastar_nodes.nodes import host
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.tools.training import recipes, token_recipes
-from graphs import WIDGETS, widget_values
-from test_node_schemas import NODES
+from graphs import WIDGETS, Run, widget_values
+from test_schemas import CLASSES, NODES
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 GRAPHS = sorted(path.name for path in FOLDER.glob("*.json"))
@@ -41,13 +47,11 @@ BY_NAME = {"FastARSweep", "FastARAnySampler"}
 SAMPLERS = {
     "MAR": (
         "FastARMARSampler",
-        *("FastARFastHybrid", "FastARLazyMAR", "FastARCSpD"),
         *("FastARFastHybridSampler", "FastARLazyMARSampler", "FastARCSpDSampler"),
     ),
     "tokens": (
         "FastARLlamaGenSampler",
-        *("FastARPAR", "FastARZipAR", "FastARMuLoSD"),
-        *("FastARZipARSampler", "FastARMuLoSDSampler"),
+        *("FastARPAR", "FastARZipARSampler", "FastARMuLoSDSampler"),
     ),
 }
 SHARED = {"MAR": ("ar_steps", "diffusion_steps", "cfg"), "tokens": ("cfg", "temperature", "top_k")}
@@ -60,7 +64,7 @@ LOADERS = {
     "FastARLoadHybrid": "hybrid",
 }
 PROMPT = "FastARTarPrompt"
-MULOSD = ("FastARMuLoSD", "FastARMuLoSDSampler")
+MULOSD = ("FastARMuLoSDSampler",)
 
 
 @pytest.fixture(params=GRAPHS)
@@ -89,7 +93,7 @@ def test_widgets_have_values_in_range(graph):
         widgets = [i for i in NODES[node["type"]].inputs if i.kind in WIDGETS]
         controls = sum(bool(i.about.get("control_after_generate")) for i in widgets)
         missing = len(widgets) + controls - len(node["widgets_values"])
-        assert 0 <= missing <= len(LATER.get(node["type"], ())), f"{node['type']}: a value for every widget"
+        assert missing == 0, f"{node['type']}: a value for every widget"
         for about in widgets:
             value = values[about.id]
             if about.kind == "COMBO":
@@ -189,7 +193,7 @@ def test_a_new_graph_needs_no_file_and_no_download(graph):
         choice, *others = node["widgets_values"]
         entry = next(entry for entry in hub.entries(LOADERS[node["type"]]) if entry.id == choice)
         assert entry.built_in and not entry.missing, f"{choice} does not come with the package"
-        assert set(others) == {"auto"}
+        assert set(others) <= {"auto", "plain", False}
 
 
 def test_a_note_says_what_to_do(graph):
@@ -323,7 +327,7 @@ def test_pictures_are_decoded_with_their_own_models_decoder(graph):
     for node in graph["nodes"]:
         if node["type"] == "VAEDecode":
             sampler, loader = source(node, "samples"), source(node, "vae")
-            drafting = (*MULOSD, "FastARCSpD", "FastARCSpDSampler")
+            drafting = (*MULOSD, "FastARCSpDSampler")
             model = "target" if sampler["type"] in drafting else "model"
             # The demo's KL decoder is the draft's too.
             assert source(sampler, model)["type"] == loader["type"]
@@ -348,7 +352,7 @@ def test_every_compared_picture_is_paired_with_its_own_numbers(graph):
 def test_windows_and_groupings_are_what_the_titles_say():
     """Of the token graphs, whose samplers differ in one widget."""
     for name, kinds, widget in (
-        ("11 ZipAR windows", ("FastARZipAR", "FastARZipARSampler"), "window"),
+        ("11 ZipAR windows", ("FastARZipARSampler",), "window"),
         ("10 PAR vs LlamaGen", ("FastARPAR",), "grouping"),
     ):
         graph = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
@@ -372,3 +376,88 @@ def test_the_files_that_a_note_links_to_are_offered_when_one_is_missing(graph):
         assert model["url"] == f"https://huggingface.co/{entry.repo}/resolve/main/{entry.file}"
         assert model["directory"] == "fastar"
     assert bool(links) == ("## Model links" in notes)
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+RELEASED = sorted((FOLDER.parent / "tests" / "workflows").glob("*/*.json"))
+# Few steps. Sweep and Advisor run samplers of their own; tests/comfyui runs them.
+STEPS = {"ar_steps": 4, "diffusion_steps": 6, "diffusion_steps_end": 0}
+RUN = [
+    pytest.param(FOLDER / name, id=name, marks=[pytest.mark.slow] if "11" <= name[:2] <= "16" else [])
+    for name in GRAPHS
+    if not name.startswith(("20", "21")) and ".app." not in name
+]
+
+
+@pytest.fixture(scope="module")
+def run():
+    return Run(CLASSES, STEPS)
+
+
+@pytest.mark.parametrize("path", [*RUN, *RELEASED])
+def test_it_runs(path, run, monkeypatch):
+    monkeypatch.setattr(host.args, "preview_method", Preview.NoPreviews)
+    with torch.inference_mode():  # as ComfyUI runs nodes
+        outputs = run.graph(json.loads(path.read_text(encoding="utf-8")))
+    latents = [out[0]["samples"] for out in outputs.values() if len(out) == 2 and hasattr(out[1], "counts")]
+    assert latents and all(latent.isfinite().all() for latent in latents)
+
+
+# ------------------------------------------------------------------------------------------------ blueprints
+
+BLUEPRINTS = sorted((FOLDER.parent / "subgraphs").glob("*.json"))
+ENDS = {-10: "inputs", -20: "outputs"}
+
+
+@pytest.fixture(params=BLUEPRINTS, ids=lambda path: path.stem)
+def blueprint(request):
+    """File, its one node and that node's definition. A broken file shows an error to every user of the pack."""
+    graph = json.loads(request.param.read_text(encoding="utf-8"))
+    (node,), (definition,) = graph["nodes"], graph["definitions"]["subgraphs"]
+    return request.param, node, definition
+
+
+def test_a_blueprint_is_one_node_with_a_definition(blueprint):
+    path, node, definition = blueprint
+    assert str(uuid.UUID(definition["id"])) == node["type"] and definition["name"] == path.stem
+    for side in ("inputs", "outputs"):
+        assert [(s["name"], s["type"]) for s in node[side]] == [(s["name"], s["type"]) for s in definition[side]]
+    nodes = {str(n["id"]): n for n in definition["nodes"]}
+    for number, widget in node["properties"]["proxyWidgets"]:
+        inner = nodes[number]
+        known = {i.id for i in NODES[inner["type"]].inputs} if inner["type"] in NODES else {"value", "seed"}
+        assert widget in known
+        assert all(i["link"] is None for i in inner["inputs"] if i["name"] == widget)
+
+
+def test_inner_nodes_of_blueprints_are_known_and_connected(blueprint):
+    _, _, definition = blueprint
+    for node in definition["nodes"]:
+        assert node["type"] in CORE or node["type"] in NODES
+        if node["type"] in NODES:
+            values = widget_values(node, NODES[node["type"]])
+            for about in (i for i in NODES[node["type"]].inputs if i.kind == "COMBO"):
+                assert values[about.id] in about.about["options"]
+            linked = {i["name"] for i in node["inputs"] if i["link"] is not None}
+            needed = {i.id for i in NODES[node["type"]].inputs if i.kind not in WIDGETS and not i.optional}
+            assert needed <= linked, node["type"]
+
+
+def test_links_of_blueprints_agree_with_both_ends(blueprint):
+    _, _, definition = blueprint
+    nodes = {node["id"]: node for node in definition["nodes"]}
+    for link in definition["links"]:
+        number, source, target = link["id"], link["origin_id"], link["target_id"]
+        if source in ENDS:
+            assert number in definition["inputs"][link["origin_slot"]]["linkIds"]
+        else:
+            output = nodes[source]["outputs"][link["origin_slot"]]
+            assert number in output["links"] and output["type"] == link["type"]
+        if target in ENDS:
+            assert number in definition["outputs"][link["target_slot"]]["linkIds"]
+        else:
+            assert nodes[target]["inputs"][link["target_slot"]]["link"] == number
+    used = [i["link"] for node in nodes.values() for i in node["inputs"] if i["link"] is not None]
+    used += [number for output in definition["outputs"] for number in output["linkIds"]]
+    assert sorted(used) == sorted(link["id"] for link in definition["links"])

@@ -12,7 +12,7 @@ from fastar_nodes.reports import quality as q
 from fastar_nodes.reports.grid import compare_grid
 from fastar_nodes.reports.paired import qualities
 from fastar_nodes.reports.record import Report, to_json, to_table
-from fastar_nodes.samplers import presets
+from fastar_nodes.samplers.baseline import lossless
 
 
 def noise(seed, n=1, side=24) -> np.ndarray:
@@ -59,6 +59,17 @@ def test_psnr_of_a_known_error():
     assert q.psnr(a, a) == math.inf
 
 
+@pytest.mark.parametrize("at", [(0, 0, 0, 0), (0, 63, 47, 2), (2, 63, 0, 1), (2, 30, 47, 0)], ids=str)
+def test_one_changed_pixel_counts_wherever_it_is(at):
+    """Every image, row, column and channel: 3 images of 64 x 48 pixels, one value of which differs by 60."""
+    a = np.full((3, 64, 48, 3), 100, np.uint8)
+    b = a.copy()
+    b[at] += 60
+    assert q.psnr(a, b) == pytest.approx(10 * math.log10(255**2 / (60**2 / a.size)))
+    assert q.ssim(a, b) < 1 - 1e-10 and not q.measure(a, b).identical
+    assert np.argwhere(q.difference(a, b)).tolist() == [list(at)]
+
+
 def test_pictures_below_one_window_have_no_ssim():
     assert q.measure(noise(0, side=10), noise(1, side=10)).ssim is None
     assert q.measure(noise(0, side=11), noise(1, side=11)).ssim is not None
@@ -88,10 +99,10 @@ CASES = {
 def test_where_numbers_mean_nothing_a_word_takes_their_place(name):
     other, word = CASES[name]
     first, second = noise(0), noise(1)
-    base, found = qualities([first, second], [report(), other], 0, presets.lossless)
+    base, found = qualities([first, second], [report(), other], 0, lossless)
     assert base is None and found.word == word and (found.psnr is None) == bool(word)
     # Equal pictures are identical, whatever the method.
-    assert qualities([first, first], [report(), other], 0, presets.lossless)[1].identical
+    assert qualities([first, first], [report(), other], 0, lossless)[1].identical
 
 
 def test_other_sizes_and_cells_without_a_baseline():
@@ -102,7 +113,7 @@ def test_other_sizes_and_cells_without_a_baseline():
 def test_tables_and_json_have_the_figures():
     runs = [report(), report("zipar"), report("cspd", mode="lossless"), report("lazymar")]
     pictures = [noise(0), noise(1), noise(2), noise(0)]
-    found = qualities(pictures, runs, 0, presets.lossless)
+    found = qualities(pictures, runs, 0, lossless)
     table = to_table(runs, quality=found)
     assert "PSNR" in table and f"{found[1].psnr:.1f} dB" in table and f"{found[1].ssim:.3f}" in table
     assert q.DISTRIBUTION in table.splitlines()[4] and q.IDENTICAL in table.splitlines()[5]

@@ -58,6 +58,18 @@ def test_a_digest_of_weights_sees_values_and_types():
     assert s.weights_digest(net) != first and s.weights_digest(net) != s.weights_digest(net.half())
 
 
+def test_a_digest_of_large_weights_samples_all_of_them():
+    """100,000 values, of which every 25th is read: 0, 25, ..., 99,975."""
+    net = torch.nn.Linear(1000, 100, bias=False)
+    first = s.weights_digest(net)
+    for at, seen in ((0, True), (50_000, True), (99_975, True), (99_976, False)):
+        other = torch.nn.Linear(1000, 100, bias=False)
+        other.load_state_dict(net.state_dict())
+        with torch.no_grad():
+            other.weight.view(-1)[at] += 1
+        assert (s.weights_digest(other) != first) == seen
+
+
 # ------------------------------------------------------------------------------------------------ cells
 
 

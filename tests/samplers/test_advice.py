@@ -7,6 +7,7 @@ import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.quality import Quality
 from fastar_nodes.reports.record import Report
+from fastar_nodes.reports.sweep import Cell
 from fastar_nodes.samplers import advice as a
 from fastar_nodes.samplers.choice import choose
 
@@ -40,9 +41,9 @@ class Bench:
         return (base + error).astype(np.uint8), out
 
 
-def advise(**settings):
+def advise(seed=7, **settings):
     bench, tried = Bench(), [a.parse_choice(line, "sampler") for line in KNOWN]
-    steps = a.calibrate(PLAIN, tried, bench, a.AdviceSettings(**settings), 7)
+    steps = a.calibrate(PLAIN, tried, bench, a.AdviceSettings(**settings), seed)
     seen = []
     while True:
         try:
@@ -93,7 +94,7 @@ def test_rounds_are_paired_and_only_what_can_win_runs_again():
     assert times["lazymar: preset=fast"] == times["cspd: preset=fast"] == [7], "slower than the baseline, not possible"
     assert all(done < planned for done, planned, _ in seen)
     best = next(m for m in found.measured if m.choice is found.best)
-    assert best.ratios == [2.0, 2.0, 2.0] and len(best.qualities) == 3
+    assert best.ratios == [2.0, 2.0, 2.0] and len(best.cells) == 3
 
 
 def test_a_stall_of_the_first_baseline_does_not_decide():
@@ -129,13 +130,15 @@ def test_candidates_are_of_the_family_and_need_a_draft_only_with_one(plain):
 
 def test_candidates_that_run_again_are_fast_and_near_the_limit():
     def measured(ratio: float, psnr: float) -> a.Measured:
-        out = a.Measured(PLAIN)
-        out.ratios.append(ratio)
-        out.qualities.append(Quality(psnr=psnr, ssim=0.5))
-        out.reports.append(Report("mar", "tiny", {}, 7, 1, "cpu", 1.0))
-        return out
+        own, base = (Report("mar", "tiny", {}, 7, 1, "cpu", seconds) for seconds in (1 / ratio, 1.0))
+        return a.Measured(PLAIN, [Cell(0, 0, 7, "", own, base, Quality(psnr=psnr, ssim=0.5))])
 
     settings = a.AdviceSettings(measure="PSNR", least=30.0)
     fast, near, slow, far = measured(2.0, 30.0), measured(2.0, 28.0), measured(0.5, 40.0), measured(3.0, 20.0)
     assert a._contenders([fast, near, slow, far], settings) == [fast, near]
     assert fast.passes(settings) and not near.passes(settings)
+
+
+def test_seeds_stay_below_their_limit():
+    _, bench, _ = advise(seed=a.SEEDS - 1, repeats=3, measure="PSNR", least=30.0)
+    assert {seed for _, seed in bench.runs} == {a.SEEDS - 1, 0, 1}

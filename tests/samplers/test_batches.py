@@ -16,7 +16,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.memory import in_chunks, out_of_memory
-from fastar_nodes.model_loaders.networks import matmul
+from fastar_nodes.model_loaders.networks import ops
 from fastar_nodes.reports.record import Report, joined
 from fastar_nodes.samplers.batches import in_parts
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
@@ -111,8 +111,7 @@ def state() -> Any:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
-        len(matmul._state.packed),
-        matmul.choices(),
+        len(ops._PACKED),
     )
 
 

@@ -186,20 +186,3 @@ def test_exact_mulosd_is_the_targets_own_picture_token_for_token(demo):
     plain = finish(llamagen(target, from_ids([1, 3]), LlamaGenSettings(**few), PairedDraws(5, range(2)), 5)).codes
     assert torch.equal(codes("exact"), plain)
     assert not torch.equal(codes("fast"), plain), "nothing was tested"
-
-
-def test_what_is_lossless():
-    plain = {"speculation": 0, "diffusion_steps_end": 0, "reconstruct": 0}
-    for sampler, settings, wanted in (
-        ("mar", plain, False),
-        ("mar", {**plain, "speculation": 8}, True),
-        ("mar", {**plain, "speculation": 8, "reconstruct": 2}, False),
-        ("mar", {**plain, "speculation": 8, "diffusion_steps_end": 5}, False),
-        ("cspd", {"mode": "lossless"}, True),
-        ("cspd", {"mode": "lossless", "reconstruct": 1}, False),
-        ("cspd", {"mode": "paper"}, False),
-        ("lantern", {"neighbours": 0}, True),
-        ("lantern", {"neighbours": 4}, False),
-        ("fasthybrid", {"lookahead": 0}, False),
-    ):
-        assert presets.is_lossless(sampler, settings) is wanted, (sampler, settings)

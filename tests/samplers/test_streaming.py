@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks import matmul, streaming
+from fastar_nodes.model_loaders.networks import ops
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.cspd import cspd
@@ -53,7 +53,7 @@ class Storage:
         self.held: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self.now = self.most = 0
         self.used: set[int] = set()
-        for layer in (layer for net in nets for layer in streaming.streamed_layers(net)):
+        for layer in (layer for net in nets for layer in ops.streamed_layers(net)):
             held = [None if t is None else t.detach().clone() for t in (layer.weight, getattr(layer, "bias", None))]
             self.held[id(layer)] = held[0], held[1]
             for name, t in zip(("weight", "bias"), held, strict=True):
@@ -139,11 +139,7 @@ def parts(model: Any) -> list[nn.Module]:
     return list(getattr(model, "parts", {"": model.net}).values())
 
 
-@pytest.fixture(autouse=True)
-def _one_product(one_thread):
-    matmul.configure("linear")
-    yield
-    matmul.configure()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -171,17 +167,15 @@ def test_a_report_says_what_streams_and_counts_only_what_is_loaded():
     names = [name for name in partly if name.endswith(STREAMED)]
     assert names == [f"{WEIGHTS}{part}{STREAMED}" for part in ("language model", "MAR")]
     away = sum(partly[name] for name in names)
-    assert away == sum(
-        t.nbytes for p in parts(model) for layer in streaming.streamed_layers(p) for t in layer.tensors()
-    )
+    assert away == sum(t.nbytes for p in parts(model) for layer in ops.streamed_layers(p) for t in layer.tensors())
     assert total(partly) == total(whole) - away
     assert sum(whole.values()) == sum(partly.values())
 
 
 def test_the_head_tables_and_norms_are_always_loaded():
     model = tiny_hybrid()
-    assert not streaming.streamed_layers(model.net.head)
-    streamed = {id(t) for layer in streaming.streamed_layers(model.hybrid) for t in layer.tensors()}
+    assert not ops.streamed_layers(model.net.head)
+    streamed = {id(t) for layer in ops.streamed_layers(model.hybrid) for t in layer.tensors()}
     loaded = [name for name, p in model.hybrid.named_parameters() if id(p) not in streamed]
     blocks = [n for n in loaded if "_blocks." in n or ".layers." in n]
     assert blocks and all("norm" in n or ".diffloss." in n for n in blocks)

@@ -15,9 +15,10 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import conftest  # noqa: E402, F401 - makes the package importable
+import tiny_demo as tiny  # noqa: E402
 import torch  # noqa: E402
-from fastar_nodes.tools.training import recipes, training, trainings  # noqa: E402
-from test_training import TINY_KL, TINY_MAR  # noqa: E402
+from fastar_nodes.tools.training import recipes, training  # noqa: E402
+from fastar_nodes.tools.training.command import Trainings  # noqa: E402
 
 STEPS, PICTURES = 3, 64
 
@@ -64,13 +65,12 @@ def attempt(out: Path, work: Path, at: int) -> bool:
             killed.around(Path, "replace")
             killed.around(torch.optim.AdamW, "step")
             training.train.__defaults__ = (*training.train.__defaults__[:-1], 0.0)  # a save after every step
-            recipes.KL, recipes.TARGET = TINY_KL, TINY_MAR
-            run = trainings.Trainings(["kl", "mar"], out, work, torch.device("cpu"), False, STEPS, {"count": PICTURES})
-            trainings.log = lambda line: None
-            for name in ("kl", "mar"):
-                if name == "mar" or not (work / "kl done").exists():
-                    run.train(name)
-                    (work / f"{name} done").touch()
+            recipes.KL, recipes.TARGET = tiny.KL, tiny.MAR
+            job = training.Job(work, log=lambda line: None, steps=STEPS, images=PICTURES)
+            if not (work / "kl done").exists():
+                Trainings(job, out).kl()
+                (work / "kl done").touch()
+            Trainings(job, out).mar("mar")
             code = 0
         finally:
             os._exit(code)

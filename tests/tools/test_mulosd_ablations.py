@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
-from fastar_nodes.samplers.registry import SAMPLERS, find
+from fastar_nodes.samplers.registry import find
 from fastar_nodes.samplers.settings import make
-from fastar_nodes.tools.ablations import mulosd as mulosd_ablations
-from fastar_nodes.tools.ablations.command import BENCHES
 from fastar_nodes.tools.ablations.mulosd import LlamaGenRepairBench, forwards_alone
 from fastar_nodes.tools.ablations.tables import Ground, Row, to_markdown
 from fastar_nodes.tools.training import recipes
-from fastar_nodes.tools.training.token_recipes import RECIPES
-from tiny_tables import VQ, new_folder, scattered, write_gpt
+from tiny_demo import VQ, new_folder, scattered, write_gpt
 
 LOW, HIGH = "llamagen-low", "llamagen"
 # Fast settings; the pool leaves a few percent of the tokens below 0.001.
@@ -116,35 +113,6 @@ def test_lantern_drafts_with_the_target_itself(bench):
 
 
 # ------------------------------------------------------------------------------------------------ the table and its files
-
-
-def table():
-    return LlamaGenRepairBench.tables["mulosd-llamagen"]
-
-
-def test_settings_are_valid_and_rows_of_a_comparison_differ_in_one_thing():
-    common, rows = table()
-    assert len({row.title for row in rows}) == len(rows)
-    for line in rows:
-        made = make(SAMPLERS[line.sampler].settings, {**common, **line.settings})
-        assert line.model in RECIPES
-        if line.sampler == "mulosd" and line.title.startswith(
-            ("local", "k =", "one", "islands", "draft", "learned", "the rest discarded")
-        ):
-            assert made.tau == mulosd_ablations.TAU or ", tau" in line.title, line.title
-
-
-def test_names_of_tables_are_one_benchs():
-    names = [name for kind in BENCHES for name in kind.tables]
-    assert len(set(names)) == len(names)
-
-
-def test_what_cannot_be_combined_is_refused_in_the_samplers_words(bench):
-    (wide,) = (line for line in table()[1] if line.title == "k = 64")
-    with pytest.raises(UserError, match="^neighbours: 64 is all of the 32 codes"):
-        bench.row(wide, {})
-    with pytest.raises(UserError, match="^window: no such setting"):
-        bench.row(row(window=4), {})
 
 
 def test_the_learned_up_sampler_is_loaded_only_where_it_is_asked_for(folder, tmp_path):

@@ -9,9 +9,8 @@ import pytest
 from fastar_nodes.tools.files import checkpoint
 from fastar_nodes.tools.training import picture_book as book
 from fastar_nodes.tools.training.captions import UNSAID, Wishes
-from fastar_nodes.tools.training.judge import load_judge, read
+from fastar_nodes.tools.training.judge import load_judge, read, redraw_error
 from fastar_nodes.tools.training.quality import figures, frechet, prompt_agreement, shrunk
-from fastar_nodes.tools.training.redraw import redraw_error
 
 pytestmark = pytest.mark.slow
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from dataclasses import replace
-
 import numpy as np
 import pytest
+import tiny_demo as tiny
 import torch
-from fastar_nodes.cli.main import main
-from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
-from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.samplers.settings import make
-from fastar_nodes.samplers.tokens.settings import TarPromptSettings
+from fastar_nodes.model_loaders.networks.gpt import GPT
 from fastar_nodes.tools.ablations import tables
 from fastar_nodes.tools.ablations import tar as tar_ablations
 from fastar_nodes.tools.ablations.tables import Ground, Row, to_markdown
@@ -22,23 +14,8 @@ from fastar_nodes.tools.ablations.tar import OF_PICTURES, TarBench, TarRepairBen
 from fastar_nodes.tools.training import picture_book, ta_tok_recipe, tar_recipes
 from fastar_nodes.tools.training.captions import UNSAID, wishes
 from fastar_nodes.tools.training.tar_recipes import DETOKENIZERS
-from tiny_tables import VQ, new_folder, scattered
+from tiny_demo import TA_TOK, new_folder, scattered
 
-TA_TOK = TATokConfig(
-    width=16,
-    code_width=8,
-    codes=16,
-    depth=1,
-    heads=2,
-    hidden=16,
-    places=6,
-    encoder_depth=1,
-    encoder_heads=2,
-    encoder_hidden=16,
-    patch=4,
-    side=6,
-    input_size=24,
-)
 LOW, HIGH = "dtok-low", "dtok"
 FEWEST = {"detail": "81"}
 
@@ -50,15 +27,11 @@ def folder(tmp_path_factory):
     folder = new_folder(tmp_path_factory)
     trainer = ta_tok_recipe.build_ta_tok(TA_TOK)
     scattered(trainer.net, 2)
-    ta_tok_recipe.save_ta_tok(trainer, folder / "ta-tok.safetensors", torch.device("cpu"), lambda text: None, held=5)
-    language = replace(
-        tar_recipes.language_config(TA_TOK.codes), dim=16, depth=1, heads=2, kv_heads=1, head_dim=8, hidden=16
-    )
-    net = scattered(tar_recipes.build_language(language), 3)
+    ta_tok_recipe.save_ta_tok(trainer, folder / "ta-tok.safetensors")
+    net = scattered(tar_recipes.build_language(tiny.language()), 3)
     tar_recipes.save_language(net, folder / "tar.safetensors", TA_TOK.codes, TA_TOK.side)
     for seed, (name, recipe) in enumerate(DETOKENIZERS.items()):
-        config = tar_recipes.detokenizer_config(recipe.grid, TA_TOK.width, TA_TOK.side, VQ.codes)
-        small = tar_recipes.build_detokenizer(replace(config, dim=16, depth=1, heads=2, kv_heads=2, hidden=16))
+        small = GPT(tiny.detokenizer(recipe.grid))
         tar_recipes.save_detokenizer(scattered(small, 4 + seed), recipe, folder / f"{name}.safetensors")
     return folder
 
@@ -154,16 +127,6 @@ def test_a_row_says_what_it_took(bench):
 # ------------------------------------------------------------------------------------------------ tables and files
 
 
-@pytest.mark.parametrize("kind, name", [(kind, name) for kind in (TarBench, TarRepairBench) for name in kind.tables])
-def test_every_table_has_valid_settings(kind, name):
-    common, rows = kind.tables[name]
-    assert len({row.title for row in rows}) == len(rows)
-    for line in rows:
-        make(SAMPLERS[line.sampler].settings, {**common, **line.settings})
-        make(TarPromptSettings, {k: v for k, v in line.prompt.items() if k != "codes"})
-        assert line.model in DETOKENIZERS and "tar" in SAMPLERS[line.sampler].families
-
-
 def test_the_small_de_tokenizer_drafts_for_the_large_one(folder):
     repairs = TarRepairBench(Ground(100, folder))
     fast = row(HIGH, sampler="mulosd", tau=0.0, draft_window=1)
@@ -171,38 +134,3 @@ def test_the_small_de_tokenizer_drafts_for_the_large_one(folder):
     done, _ = repairs.row(fast, {})
     assert (done.forwards, done.draft_forwards, done.acceptance, done.model) == (23, 22, 1.0, HIGH)
     assert done.figures.images == 100 and "both %" in done.figures.cells()
-
-
-def test_a_missing_file_is_told_in_a_sentence(folder, tmp_path):
-    for path in folder.iterdir():
-        if path.stem not in ("tar", "upsampler"):
-            shutil.copy(path, tmp_path)
-    here = TarBench(Ground(100, tmp_path))
-    with pytest.raises(UserError, match=r"^tables: the demo's tar.safetensors is missing.*train-demo --only tar\.$"):
-        here.expect("tar")
-    own = row(prompt={**FEWEST, "codes": OF_PICTURES})
-    assert "tar" not in here.needs(own) and here.row(own, {})[0].codes == 4, (
-        "a picture's own codes need no language model"
-    )
-    with pytest.raises(UserError, match="^tables: the demo's tar.safetensors is missing"):
-        here.row(row(), {})
-
-
-def test_the_command_runs_them(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tables.files, "checkpoint", lambda name, _=None: folder / f"{name}.safetensors")
-    monkeypatch.setitem(TarBench.tables, "small", ({"cfg": 1.0}, (Row("few", "tar", {}, LOW, FEWEST),)))
-    files = [
-        "--out",
-        str(tmp_path / "f.json"),
-        "--sheet",
-        str(tmp_path / "s.png"),
-        "--images",
-        "100",
-        "--device",
-        "cpu",
-    ]
-    assert main(["ablation", "small", *files]) == 0
-    assert "| *VQ-rebuilt pictures* |" in capsys.readouterr().out and (tmp_path / "s.png").is_file()
-    figures = json.loads((tmp_path / "f.json").read_text())
-    (line,) = figures["tables"]["small"]
-    assert line["figures"]["agreement"]["images"] == 100 and line["prompt"]["detail"] == "81" and line["codes"] == 4

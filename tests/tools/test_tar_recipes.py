@@ -1,21 +1,16 @@
-"""The demo's Tar recipes: loadable files after a few steps, and training inputs equal to inference inputs."""
+"""The demo's Tar recipes: training inputs equal inference inputs, and what the losses reach."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiny_demo as tiny
 import torch
-from fastar_nodes.model_loaders.autoencoders import load_vq
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
-from fastar_nodes.model_loaders.networks.qwen import TarModel
-from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig, TATokModel
+from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
-from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -30,151 +25,33 @@ from fastar_nodes.tools.training import (
     token_recipes,
     upsampler_recipe,
 )
-from fastar_nodes.tools.training.recipes import save_checkpoint
-from fastar_nodes.tools.training.training import Schedule, generator
+from fastar_nodes.tools.training.training import Job, generator
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
-TINY = TATokConfig(
-    width=24,
-    code_width=8,
-    codes=16,
-    depth=1,
-    heads=2,
-    hidden=16,
-    places=6,
-    encoder_depth=1,
-    encoder_heads=2,
-    encoder_hidden=16,
-    patch=4,
-    side=6,
-    input_size=24,
-)
-TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
-FEW = Schedule(steps=4, batch=4, lr=1e-3, muon_lr=1e-3)
-QUIET = {"log": lambda text: None}
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+TINY = tiny.TA_TOK
 PROMPTS = ["a red boat at sunset", "cat", "a large blue house in the middle by day"]
+JOB = Job(Path("unused"))
 
 
-def small_language(codes: int = TINY.codes):
-    return replace(tar_recipes.language_config(codes), dim=32, depth=2, heads=2, kv_heads=1, head_dim=16, hidden=32)
+def small_ta_tok() -> torch.nn.Module:
+    return tiny.sharp(ta_tok_recipe.build_ta_tok(TINY).net)
 
 
-def small_detokenizer(grid: int):
-    config = tar_recipes.detokenizer_config(grid, TINY.width, TINY.side, TINY_VQ.codes)
-    return replace(config, dim=32, depth=2, heads=2, kv_heads=2, hidden=32)
-
-
-def sharp(net: torch.nn.Module) -> torch.nn.Module:
-    """Random weights with a dominant most likely value that depends on the whole input."""
-    g = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, p in net.named_parameters():
-            if p.ndim > 1:
-                p.copy_(
-                    torch.randn(p.shape, generator=g)
-                    * (1 if "emb" in name or name == "abs_pe" else 3 * p.shape[1] ** -0.5)
-                )
-    return net.eval().requires_grad_(False)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """All files after a few steps each, trained on the loaded files, and the log."""
-    folder, said = tmp_path_factory.mktemp("tar"), []
-    about = {"device": CPU, "schedule": FEW, "count": 40, "log": said.append}
-    torch.manual_seed(0)
-    save_checkpoint(VQAutoencoder(TINY_VQ), folder / "vq.safetensors", family="vq", groups=4)
-    vq = load_vq(folder / "vq.safetensors", "fp32")
-    ta_tok_recipe.train_ta_tok(folder / "work", folder / "ta-tok.safetensors", config=TINY, **about)
-    ta_tok = load_ta_tok(folder / "ta-tok.safetensors", "fp32")
-    tar_recipes.train_language(
-        ta_tok.net, folder / "work", folder / "tar.safetensors", config=small_language(), **about
-    )
-    for recipe in tar_recipes.DETOKENIZERS.values():
-        out, config = folder / f"{recipe.name}.safetensors", small_detokenizer(recipe.grid)
-        tar_recipes.train_detokenizer(recipe, ta_tok.net, vq.net, folder / "work", out, config=config, **about)
-    return SimpleNamespace(
-        folder=folder, said=said, vq=vq, ta_tok=ta_tok, tar=load_tar(folder / "tar.safetensors", "fp32")
-    )
-
-
-# ------------------------------------------------------------------------------------------------ files
-
-
-def test_files_say_all_that_loading_needs(made) -> None:
-    assert made.ta_tok.net.config == TINY and made.ta_tok.name == "picture book TA-Tok" and made.ta_tok.has_encoder
-    assert made.tar.net.config == small_language() and made.tar.sides == (6, 3, 2) and made.tar.repetition_penalty == 1
-    own = tar_recipes.tar_model(made.tar.net, TINY.codes)
-    assert made.tar.marks == own.marks and made.tar.marks.turn is not None
-    for text in (*PROMPTS, "", "<|im_end|> <I3>", "\U0001f600"):
-        assert made.tar.prompt(text, 1) == own.prompt(text, 1), "words are read as in training"
-    for name, grid in (("dtok-low", 8), ("dtok", 16)):
-        model = load_detokenizer(made.folder / f"{name}.safetensors", "fp32", ta_tok=made.ta_tok)
-        assert (model.grid, model.label_set) == (grid, "picture-book") and model.net.config == small_detokenizer(grid)
-
-
-def test_trainings_say_how_well_it_went(made) -> None:
-    said = "\n".join(made.said)
-    for scale in (36, 9, 4):
-        assert f"ta-tok: {scale} codes: accuracy: label 0." in said
-        assert f"tar: {scale} codes: " in said and f"dtok: {scale} codes: " in said
-
-
-@pytest.mark.parametrize("scale", [0, 1, 2])
-def test_a_prompt_becomes_a_picture(made, scale: int) -> None:
-    settings = TarPromptSettings(detail=DETAILS[scale])
-    prompted = finish_prompt(tar_prompt(made.tar, PROMPTS, settings, PairedDraws(1, range(3))))
-    assert prompted.codes.shape == (3, made.tar.sides[scale] ** 2) and prompted.condition.size == TINY.codes
-    model = load_detokenizer(made.folder / "dtok-low.safetensors", "fp32", ta_tok=made.ta_tok)
-    codes = finish(llamagen(model, prompted.condition, LlamaGenSettings(cfg=2.0), PairedDraws(1, range(3)))).codes
-    assert codes.shape == (3, 8, 8) and made.vq.net.decode_codes(codes).shape == (3, 3, 64, 64)
-
-
-def test_a_trained_model_can_be_improved(made) -> None:
-    """Training from given weights at a rate of zero returns them."""
-    still, work = replace(FEW, steps=2, lr=0.0, muon_lr=0.0), made.folder / "again"
-    again = tar_recipes.train_language(
-        made.ta_tok.net,
-        work,
-        work / "tar.safetensors",
-        CPU,
-        still,
-        10,
-        config=small_language(),
-        start=made.tar.net,
-        **QUIET,
-    )
-    first = load_detokenizer(made.folder / "dtok-low.safetensors", "fp32").net
-    low = tar_recipes.train_detokenizer(
-        tar_recipes.DTOK_LOW,
-        made.ta_tok.net,
-        made.vq.net,
-        work,
-        work / "low.safetensors",
-        CPU,
-        still,
-        10,
-        config=small_detokenizer(8),
-        start=first,
-        **QUIET,
-    )
-    for old, new in ((made.tar.net, again), (first, low)):
-        for name, value in old.state_dict().items():
-            torch.testing.assert_close(new.state_dict()[name], value, msg=name)
+def small_language() -> torch.nn.Module:
+    return tar_recipes.build_language(tiny.language())
 
 
 def test_the_files_fit_the_parcel() -> None:
     """At most 6.8 MB in fp16 for all five files of Tar, their headers included."""
     ta_tok = ta_tok_recipe.build_ta_tok().net
-    vq = SimpleNamespace(config=token_recipes.VQ)
     nets = [
         ta_tok,
         tar_recipes.build_language(),
         UpSampler(UpSamplerConfig(8, upsampler_recipe.WIDTH, upsampler_recipe.BLOCKS)),
     ]
-    nets += [GPT(recipe.config(ta_tok, vq)) for recipe in tar_recipes.DETOKENIZERS.values()]
+    nets += [GPT(tar_recipes.detokenizer_config(recipe.grid)) for recipe in tar_recipes.DETOKENIZERS.values()]
     numbers, names = (
         sum(f(t) for net in nets for t in net.state_dict().values()) for f in (torch.Tensor.numel, lambda _: 1)
     )
@@ -188,7 +65,7 @@ def test_the_files_fit_the_parcel() -> None:
 
 @pytest.fixture(scope="module")
 def pictures() -> tuple[torch.Tensor, torch.Tensor]:
-    return ta_tok_recipe.ta_tok_book(12, size=TINY.input_size, **QUIET)
+    return ta_tok_recipe.ta_tok_book(JOB, 12, 1, TINY.input_size)
 
 
 def test_the_book_holds_pictures_as_ta_tok_sees_them(pictures) -> None:
@@ -313,7 +190,7 @@ def test_figures_count_what_is_read(pictures) -> None:
 @pytest.mark.parametrize("scale", [0, 1, 2])
 def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
     """Greedy codes of the sampler are the argmax of teacher-forced sequences, with prompts of several lengths in one batch."""
-    net = sharp(tar_recipes.build_language(small_language()))
+    net = tiny.sharp(small_language())
     model = tar_recipes.tar_model(net, TINY.codes)
     settings = TarPromptSettings(detail=DETAILS[scale], top_k=1, top_p=1.0)
     codes = finish_prompt(tar_prompt(model, PROMPTS, settings, PairedDraws(0, range(3)))).codes
@@ -329,8 +206,8 @@ def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
 
 
 def test_prompts_are_those_of_the_pictures() -> None:
-    model = tar_recipes.tar_model(tar_recipes.build_language(small_language()), TINY.codes)
-    prompts, lengths = tar_recipes.prompt_book(model, 30, variants=2, **QUIET)
+    model = tar_recipes.tar_model(small_language(), TINY.codes)
+    prompts, lengths = captions.prompt_book(lambda text: model.prompt(text, 0), 30, (2, 3))
     assert prompts.dtype == lengths.dtype == torch.int16 and prompts.shape[:2] == lengths.shape == (30, 2)
     s = picture_book.scenes(1, 30)
     for variant in range(2):
@@ -369,7 +246,7 @@ def test_mistakes_are_few_and_drawn_by_row() -> None:
 
 def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    model = tar_recipes.tar_model(tar_recipes.build_language(small_language()), TINY.codes)
+    model = tar_recipes.tar_model(small_language(), TINY.codes)
     real = model.net.forward
     monkeypatch.setattr(model.net, "forward", lambda ids, span: seen.append(ids) or real(ids, span))
     monkeypatch.setattr(tar_recipes, "CONTEXT_ERRORS", 0.5)
@@ -389,8 +266,8 @@ def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("scale", [0, 1, 2])
 def test_a_detokenizer_learns_what_it_will_be_asked(scale: int) -> None:
     """Greedy tokens of the sampler, given codes, are the argmax of teacher-forced sequences."""
-    ta_tok = sharp(ta_tok_recipe.build_ta_tok(TINY).net)
-    net = sharp(GPT(small_detokenizer(8)))
+    ta_tok = small_ta_tok()
+    net = tiny.sharp(GPT(tiny.detokenizer(8)))
     codes = torch.randint(16, (2, (36, 9, 4)[scale]), generator=torch.Generator().manual_seed(3))
     model = TokenModel(net, "sharp", 8, ta_tok=TATokModel(ta_tok, "sharp"))
     condition = CodeCondition(tuple(codes), ("one", "two"), TINY.codes)
@@ -407,7 +284,7 @@ def test_now_and_then_the_condition_is_left_out(monkeypatch: pytest.MonkeyPatch)
     """Zero features, the null condition of guidance."""
     seen, real = [], tar_recipes.detokenizer_logits
     monkeypatch.setattr(tar_recipes, "detokenizer_logits", lambda *a: seen.append(a[1]) or real(*a))
-    ta_tok, net = sharp(ta_tok_recipe.build_ta_tok(TINY).net), sharp(GPT(small_detokenizer(8)))
+    ta_tok, net = small_ta_tok(), tiny.sharp(GPT(tiny.detokenizer(8)))
     codes, tokens = torch.randint(16, (400, 4)), torch.zeros(400, 64, dtype=torch.int64)
     tar_recipes.detokenizer_loss(net, ta_tok, codes, tokens, generator(1, 0))
     tar_recipes.detokenizer_loss(net, ta_tok, codes, tokens)
@@ -421,29 +298,14 @@ def test_now_and_then_the_condition_is_left_out(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(rows[1:], net.prefix(torch.zeros_like(seen[1][:1])))
 
 
-def test_codes_and_tokens_are_of_the_same_pictures(made) -> None:
-    semantic = tar_recipes.semantic_book(made.ta_tok.net, 7, CPU, chunk=3, **QUIET)
+def test_codes_and_tokens_are_of_the_same_pictures() -> None:
+    ta_tok = small_ta_tok()
+    semantic = tar_recipes.semantic_book(JOB, ta_tok, 7)
     rgb = picture_book.render(picture_book.scenes(1, 7), 64)[0]
     x = torch.from_numpy(rgb).permute(0, 3, 1, 2).float() / 255
     for scale, book in enumerate(semantic):
         assert book.dtype == torch.int16 and book.shape == (7, (36, 9, 4)[scale])
-        torch.testing.assert_close(book.long(), made.ta_tok.codes(x, scale + 1))
+        torch.testing.assert_close(book.long(), TATokModel(ta_tok, "sharp").codes(x, scale + 1))
     books = [torch.arange(9)[:, None].expand(-1, n) for n in (36, 9, 4, 64)]
     codes, tokens = tar_recipes.detokenizer_batch(2, 5, books[:3], books[3], generator(1, 2), 6)
     assert codes.shape == (5, 9) and torch.equal(codes[:, 0], tokens[:, 0]) and int(codes.max()) < 6
-
-
-def test_the_tar_of_the_recipe_is_the_loaders(tmp_path: Path) -> None:
-    """The full-size language model is unchanged by saving and loading, up to fp16."""
-    net = tar_recipes.build_language()
-    tar_recipes.save_language(net, tmp_path / "tar.safetensors")
-    model = load_tar(tmp_path / "tar.safetensors", "fp32")
-    assert (
-        isinstance(model, TarModel)
-        and model.net.config == net.config
-        and model.marks.codes == 256
-        and model.sides == (6, 3, 2)
-    )
-    torch.testing.assert_close(
-        model.net.model.embed_tokens.weight, net.model.embed_tokens.weight.detach(), atol=1e-3, rtol=1e-2
-    )

@@ -10,16 +10,12 @@ import pytest
 from fastar_nodes.cli.main import main
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
-from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.samplers.settings import make
-from fastar_nodes.tools.ablations import mar as ablations
 from fastar_nodes.tools.ablations import tables
 from fastar_nodes.tools.ablations import tokens as token_ablations
 from fastar_nodes.tools.ablations.tables import Ground, Row
 from fastar_nodes.tools.training import recipes
-from fastar_nodes.tools.training.token_recipes import RECIPES
 from PIL import Image
-from tiny_tables import new_folder, write_gpt
+from tiny_demo import new_folder, write_gpt
 
 pytestmark = pytest.mark.slow
 
@@ -72,12 +68,6 @@ def test_par_decides_a_cell_of_every_region_in_a_pass(bench):
     assert par.tokens_a_step == pytest.approx(64 / 19)
 
 
-def test_steps_are_of_a_batch_not_of_all(folder):
-    bench = token_ablations.TokenBench(Ground(130, folder))
-    result, rgb = bench.row(Row("x", "par", {}, PAR), {})
-    assert len(rgb) == 130 and result.steps == 19 and result.counts["transformer_passes"] == 38
-
-
 def test_a_window_of_a_whole_row_is_the_raster(bench):
     common, rows = token_ablations.TABLES["zipar"]
     made = {
@@ -86,13 +76,6 @@ def test_a_window_of_a_whole_row_is_the_raster(bench):
     (raster, a), (whole, b), (narrow, c) = made.values()
     assert np.array_equal(a, b) and whole.figures == raster.figures and whole.steps == 256
     assert not np.array_equal(a, c) and narrow.steps == 2 * 16 + 14 * 2
-
-
-def test_large_pictures_are_measured_beside_large_ones(bench):
-    # Averaged images are compared with averaged real ones: equal images have distance 0.
-    ground = bench.ground
-    assert ground.figures(ground.real(tables.TEST_SEED, 128)).frechet == pytest.approx(0, abs=1e-6)
-    assert ground.figures(ground.real(tables.TEST_SEED, 64)).frechet == pytest.approx(0, abs=1e-6)
 
 
 def test_every_size_has_its_floors(bench):
@@ -104,21 +87,6 @@ def test_every_size_has_its_floors(bench):
         and large["real 128-pixel"].frechet < large["VQ-rebuilt 128-pixel"].frechet
     )
     assert small["real"].frechet > 0, "real pictures beside other real pictures"
-
-
-@pytest.mark.parametrize("name", token_ablations.TABLES)
-def test_every_table_has_valid_settings(name):
-    common, rows = token_ablations.TABLES[name]
-    assert len({row.title for row in rows}) == len(rows)
-    for row in rows:
-        make(SAMPLERS[row.sampler].settings, {**common, **row.settings})
-        assert row.model in RECIPES
-        # A PAR has fixed groups; their ablations run on LlamaGen.
-        assert (row.model == PAR) == (row.sampler == "par" and "grouping" not in row.settings)
-
-
-def test_table_names_are_one_familys():
-    assert not set(ablations.TABLES) & set(token_ablations.TABLES)
 
 
 def test_every_row_of_pars_table_can_be_drawn(bench):

@@ -1,15 +1,14 @@
-"""The token recipes: a loadable tokenizer, GPT and PAR after a few steps, and training logits equal to decoding logits."""
+"""The token recipes: training logits equal decoding logits; quantisation and the codebook."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+import tiny_demo as tiny
 import torch
-from fastar_nodes.model_loaders.autoencoders import load_vq
-from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -17,51 +16,12 @@ from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.par import par
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, PARSettings
 from fastar_nodes.tools.training import token_recipes as recipes
-from fastar_nodes.tools.training.training import Schedule
+from fastar_nodes.tools.training.training import Job, Schedule
 
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-TINY_VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
-TINY_GPT = GPTConfig(dim=32, depth=2, heads=2, kv_heads=2, hidden=32, vocab=32, condition="class", condition_size=10)
-FEW = Schedule(steps=3, batch=4, lr=1e-3, muon_lr=1e-3)
-QUIET = {"log": lambda text: None}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory):
-    """Its file after a few steps, and the log."""
-    folder, said = tmp_path_factory.mktemp("vq"), []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipes, "VQ", TINY_VQ)
-        recipes.train_vq(folder, folder / "vq.safetensors", CPU, FEW, count=20, log=said.append)
-    return folder / "vq.safetensors", said
-
-
-def test_the_tokenizer_is_written_loadable(tokenizer) -> None:
-    path, said = tokenizer
-    model = load_vq(path)
-    assert model.net.config == TINY_VQ and model.name == "picture book VQ, stride 8"
-    assert sum("pixels" in line for line in said) == 2, "both sizes are measured"
-    with torch.no_grad():
-        vectors, codes = model.net.encode(torch.zeros(1, 3, 64, 128))
-    assert vectors.shape == (1, 8, 8, 16) and codes.shape == (1, 8, 16)
-
-
-@pytest.mark.parametrize("special", [0, 3])
-def test_a_gpt_is_written_loadable(tokenizer, tmp_path, special: int) -> None:
-    recipe = replace(recipes.PAR, config=replace(TINY_GPT, special=special), name="gpt")
-    vq = load_vq(tokenizer[0]).net
-    net = recipes.train_gpt(recipe, vq, tmp_path, tmp_path / "gpt.safetensors", CPU, FEW, 20, **QUIET)
-    model = load_llamagen(tmp_path / "gpt.safetensors", "fp32")
-    assert (model.grid, model.regions, model.label_set, model.name) == (8, special + 1, "picture-book", recipe.title)
-    assert model.net.config == recipe.config
-    still = replace(FEW, lr=0.0, muon_lr=0.0)
-    again = recipes.train_gpt(
-        recipe, vq, tmp_path / "again", tmp_path / "again.safetensors", CPU, still, 20, start=net, **QUIET
-    )
-    for name, value in net.state_dict().items():
-        torch.testing.assert_close(again.state_dict()[name], value, msg=name)
+TINY_GPT = replace(tiny.GPT_CONFIG, dim=32, depth=2, hidden=32)
 
 
 @pytest.mark.parametrize("special", [0, 3])
@@ -72,8 +32,9 @@ def test_tokens_are_learned_in_the_order_they_are_decided(
     cells = torch.arange(64, dtype=torch.int16).expand(5, -1)
     monkeypatch.setattr(recipes, "code_book", lambda *_: (cells, torch.arange(5)))
     monkeypatch.setattr(recipes, "sequence_logits", lambda *a: seen.append(a[3:]) or real(*a))
-    recipe = replace(recipes.PAR, config=replace(TINY_GPT, special=special, vocab=64))
-    recipes.train_gpt(recipe, None, tmp_path, tmp_path / "gpt.safetensors", CPU, replace(FEW, steps=8), 5, **QUIET)
+    few = Schedule(steps=8, batch=4, lr=1e-3, muon_lr=1e-3)
+    recipe = replace(recipes.PAR, config=replace(TINY_GPT, special=special, vocab=64), schedule=few)
+    recipes.train_gpt(Job(tmp_path, images=5), tmp_path / "gpt.safetensors", recipe, None)
     order = recipes.Layout.of(8, special + 1).order
     assert all(torch.equal(tokens, order.expand(4, -1)) for _, tokens in seen)
     labels = torch.cat([labels for labels, _ in seen]).tolist()
@@ -81,13 +42,7 @@ def test_tokens_are_learned_in_the_order_they_are_decided(
 
 
 def sharp(special: int) -> TokenModel:
-    """Random weights with a dominant most likely token."""
-    g = torch.Generator().manual_seed(special)
-    net = GPT(replace(TINY_GPT, special=special)).eval().requires_grad_(False)
-    for name, p in net.named_parameters():
-        if p.ndim == 2:
-            p.copy_(torch.randn(p.shape, generator=g) * (1 if "embed" in name else p.shape[1] ** -0.5))
-    return TokenModel(net, "sharp", 8)
+    return TokenModel(tiny.sharp(GPT(replace(TINY_GPT, special=special)), special, 1.0), "sharp", 8)
 
 
 @pytest.mark.parametrize("special", [0, 3, 15])
@@ -145,7 +100,7 @@ def test_a_tokenizer_can_begin_as_an_autoencoder() -> None:
 
 def test_quantisation_passes_the_gradient_and_moves_both_sides() -> None:
     torch.manual_seed(0)
-    net = VQAutoencoder(TINY_VQ)
+    net = VQAutoencoder(tiny.VQ)
     features = torch.nn.functional.normalize(torch.randn(2, 8, 3, 3), dim=1).requires_grad_()
     vectors, codes, loss = recipes.quantisation_loss(net, features)
     torch.testing.assert_close(vectors, net.vectors(codes))
@@ -159,7 +114,7 @@ def test_quantisation_passes_the_gradient_and_moves_both_sides() -> None:
 
 def test_idle_codes_are_revived() -> None:
     torch.manual_seed(0)
-    module = recipes._Tokenizer(VQAutoencoder(TINY_VQ))
+    module = recipes._Tokenizer(VQAutoencoder(tiny.VQ))
     features = torch.nn.functional.normalize(torch.randn(40, 8), dim=1)
     assert module.revive(features, torch.Generator().manual_seed(0)) == 32
     rows = {tuple(row) for row in features.tolist()}

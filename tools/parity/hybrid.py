@@ -21,7 +21,7 @@ from ...model_loaders.hybrid import config_of, load_network
 from ...model_loaders.networks.hybrid import TABLES, Hybrid, HybridConfig, PromptBatch
 from ...model_loaders.networks.prompts import INSTRUCTION, HybridModel, PromptRows
 from ...model_loaders.networks.rows import Rows
-from ...model_loaders.tokenizer import clean, load_tokenizer
+from ...model_loaders.tokenizer import load_tokenizer
 from ...samplers.mar.denoiser import Denoiser
 from ...samplers.mar.diffusion import Tables, tables
 from ...samplers.mar.disa import annealed_steps
@@ -190,7 +190,7 @@ def _words(path: Path) -> Case:
             tiny.net,
             "recorded",
             hybrid=tiny.hybrid,
-            tokenize=lambda text: tokenizer.encode(clean(text)),
+            tokenize=tokenizer.encode,
             turn=(opening, closing),
             trained=2,
         )

@@ -8,17 +8,20 @@ compositions that are new to the language model, in known words.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
 from . import picture_book
 from .picture_book import Scenes
+from .recipes import TRAIN_SEED
 
 UNSAID = -1
 SUNSET = picture_book.LABELS.index("sunset")
@@ -198,6 +201,22 @@ def training_captions(s: Scenes, seed: int) -> list[str]:
     r = Random(seed)
     rows = np.stack([getattr(s, name) for name in SAID], 1).tolist()
     return [caption(training_wish(row, r), r) for row in rows]
+
+
+def prompt_book(prompt: Callable[[str], list[int]], count: int, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Prompts of the first training images, a caption of each image for every seed.
+
+    Returns:
+        Token ids int16 [count, seeds, L], padded with 0 at the end, and lengths int16 [count, seeds].
+    """
+    s = picture_book.scenes(TRAIN_SEED, count)
+    rows = [
+        torch.tensor(prompt(text))
+        for texts in zip(*(training_captions(s, i) for i in seeds), strict=True)
+        for text in texts
+    ]
+    lengths = torch.tensor([len(ids) for ids in rows], dtype=torch.int16).view(count, -1)
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True).to(torch.int16).view(count, len(seeds), -1), lengths
 
 
 # ------------------------------------------------------------------------------------------------ tokens

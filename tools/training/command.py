@@ -8,29 +8,23 @@ stage of the large LlamaGen takes nine more. A GPU is faster.
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...cli.options import choose_device, whole
 from ...errors import UserError
-
-# Names of the checkpoints, in the order of their dependencies. The file is NAME.safetensors.
-NAMES = (
-    "kl",
-    "mar",
-    "mar-draft",
-    "judge",
-    "vq",
-    "llamagen-low",
-    "llamagen",
-    "par",
-    "upsampler",
-    "ta-tok",
-    "tar",
-    "dtok-low",
-    "dtok",
-    "hybrid",
-)
+from ...model_loaders.autoencoders import load_kl, load_vq
+from ...model_loaders.hybrid import load_hybrid
+from ...model_loaders.llamagen import load_llamagen
+from ...model_loaders.mar import load_mar
+from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from .. import files
+from . import hybrid_recipe, judge, recipes, reinforce, ta_tok_recipe, tar_recipes, token_recipes, upsampler_recipe
+from .training import Job
 
 IMPROVE = (
     "start from the existing checkpoints: MARs, LlamaGens, PAR, Tar, hybrid; of the autoencoder, train only the decoder, "
@@ -38,13 +32,115 @@ IMPROVE = (
 )
 
 
+def log(line: str) -> None:
+    """Print a progress line to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """One training per checkpoint.
+
+    Attributes:
+        job: see :class:`.training.Job`.
+        out: folder of the checkpoints; None selects the repository's own.
+        improve: start from the existing checkpoints.
+    """
+
+    job: Job
+    out: Path | None = None
+    improve: bool = False
+
+    def path(self, name: str) -> Path:
+        """The file of a checkpoint."""
+        return files.checkpoint(name, self.out)
+
+    def _net(self, load: Callable[..., Any], name: str) -> Any:
+        """The network of a checkpoint.
+
+        Raises:
+            UserError: its file is missing.
+        """
+        if not self.path(name).is_file():
+            raise UserError(f"only: {self.path(name)} is missing; train {name} first.")
+        model = load(self.path(name), "fp32", self.job.device)
+        return model.hybrid if load is load_hybrid else model.net
+
+    def _start(self, load: Callable[..., Any], name: str) -> Any:
+        """The network to begin from, or None."""
+        return self._net(load, name) if self.improve else None
+
+    def kl(self) -> None:
+        recipes.train_kl(self.job, self.path("kl"), self._start(load_kl, "kl"))
+
+    def mar(self, name: str) -> None:
+        draft = name == "mar-draft"
+        config, schedule = (recipes.DRAFT if draft else recipes.TARGET), recipes.TARGET_SCHEDULE
+        schedule = recipes.DRAFT_SCHEDULE if draft else schedule
+        kl, start = self._net(load_kl, "kl"), self._start(load_mar, name)
+        recipes.train_mar(self.job, self.path(name), name, config, schedule, kl, start)
+
+    def judge(self) -> None:
+        judge.train_judge(self.job, self.path("judge"), self._net(load_kl, "kl"))
+
+    def vq(self) -> None:
+        token_recipes.train_vq(self.job, self.path("vq"), self._net(load_kl, "kl"))
+
+    def gpt(self, name: str) -> None:
+        recipe, path, vq = token_recipes.RECIPES[name], self.path(name), self._net(load_vq, "vq")
+        net = self._start(load_llamagen, name)
+        if net is None or not recipe.reinforced:
+            net = token_recipes.train_gpt(self.job, path, recipe, vq, net)
+        if recipe.reinforced:
+            critic = reinforce.train_critic(self.job, net, recipe.grid, vq)
+            reinforce.reinforce(self.job, path, recipe, net, vq, critic)
+
+    def upsampler(self) -> None:
+        upsampler_recipe.train_upsampler(self.job, self.path("upsampler"), self._net(load_vq, "vq"))
+
+    def ta_tok(self) -> None:
+        ta_tok_recipe.train_ta_tok(self.job, self.path("ta-tok"), ta_tok_recipe.TA_TOK)
+
+    def tar(self) -> None:
+        ta_tok, start = self._net(load_ta_tok, "ta-tok"), self._start(load_tar, "tar")
+        tar_recipes.train_language(self.job, self.path("tar"), ta_tok, start=start)
+
+    def detokenizer(self, name: str) -> None:
+        ta_tok, vq = self._net(load_ta_tok, "ta-tok"), self._net(load_vq, "vq")
+        recipe, start = tar_recipes.DETOKENIZERS[name], self._start(load_detokenizer, name)
+        tar_recipes.train_detokenizer(self.job, self.path(name), recipe, ta_tok, vq, start=start)
+
+    def hybrid(self) -> None:
+        kl, start = self._net(load_kl, "kl"), self._start(load_hybrid, "hybrid")
+        if start is None:
+            mar, tar = self._net(load_mar, "mar"), self.path("tar")
+            self._net(load_tar, "tar")
+            start = hybrid_recipe.joined(mar, load_tar(tar, "fp32", self.job.device))
+        hybrid_recipe.train_hybrid(self.job, self.path("hybrid"), kl, start, not self.improve)
+
+
+# Checkpoint to its training, in the order of their dependencies. The file is NAME.safetensors.
+PROGRAMS: dict[str, Callable[[Trainings], None]] = {
+    "kl": Trainings.kl,
+    "mar": partial(Trainings.mar, name="mar"),
+    "mar-draft": partial(Trainings.mar, name="mar-draft"),
+    "judge": Trainings.judge,
+    "vq": Trainings.vq,
+    **{name: partial(Trainings.gpt, name=name) for name in token_recipes.RECIPES},
+    "upsampler": Trainings.upsampler,
+    "ta-tok": Trainings.ta_tok,
+    "tar": Trainings.tar,
+    **{name: partial(Trainings.detokenizer, name=name) for name in tar_recipes.DETOKENIZERS},
+    "hybrid": Trainings.hybrid,
+}
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--only", default=",".join(NAMES), help="what to train, separated by commas; default all")
+    parser.add_argument("--only", default=",".join(PROGRAMS), help="what to train, separated by commas; default all")
     parser.add_argument(
         "--out",
         type=Path,
-        default=None,
         metavar="DIR",
         help="folder of the checkpoints; default: the repository's, demo/checkpoints and, for the judge, tools/checkpoints",
     )
@@ -56,22 +152,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train the named networks in the order of :data:`NAMES`."""
+    """Train the named networks in the order of :data:`PROGRAMS`."""
     names = [name.strip() for name in options.only.split(",") if name.strip()]
-    unknown = [name for name in names if name not in NAMES]
+    unknown = [name for name in names if name not in PROGRAMS]
     if unknown or not names:
-        raise UserError(f"only: {', '.join(unknown) or 'nothing'} cannot be trained; there are {', '.join(NAMES)}.")
+        raise UserError(f"only: {', '.join(unknown) or 'nothing'} cannot be trained; there are {', '.join(PROGRAMS)}.")
     steps = whole(options.steps, "steps", 1, 10**7) if options.steps else None
-    count: dict[str, Any] = {"count": whole(options.pictures, "pictures", 64, 10**7)} if options.pictures else {}
-    device = choose_device(options.device)
+    images = whole(options.pictures, "pictures", 64, 10**7) if options.pictures else None
     if options.out and options.out.exists() and not options.out.is_dir():
         raise UserError(f"out: {options.out} is no folder.")
-
-    from .trainings import Trainings
-
-    trainings = Trainings(names, options.out, options.work, device, options.improve, steps, count)
-    for name in NAMES:
+    job = Job(options.work, choose_device(options.device), log, steps, images)
+    trainings = Trainings(job, options.out, options.improve)
+    for name, program in PROGRAMS.items():
         if name in names:
-            trainings.train(name)
+            program(trainings)
             print(f"{name}: {trainings.path(name)}")
     return 0

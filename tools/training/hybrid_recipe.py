@@ -8,7 +8,6 @@ starts at zero, so the first step equals the MAR without a class label.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -21,22 +20,23 @@ from ...model_loaders.networks.autoencoder import KLAutoencoder
 from ...model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
 from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
-from ...model_loaders.networks.qwen import EMBEDDING, QwenConfig, TarModel
-from ...model_loaders.tokenizer import Tokenizer, clean, load_tokenizer
+from ...model_loaders.networks.qwen import EMBEDDING, TarModel
+from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
 from ...samplers.mar.diffusion import Tables, tables
-from . import captions, picture_book, recipes
+from . import captions, recipes
 from .recipes import (
     NULL_LABELS,
     T_MAX,
     TARGET,
-    TRAIN_SEED,
+    book,
     divided,
     head_loss,
     inexact,
     latents,
     save_checkpoint,
 )
-from .training import Schedule, generator, train
+from .tar_recipes import language_config
+from .training import Job, Schedule, generator, seeded, train
 
 NAME, TITLE = "hybrid", "picture book hybrid"
 # Sampling defaults, stored in the checkpoint. At cfg 2 one red boat of ten was green.
@@ -61,20 +61,18 @@ def tokenizer() -> Tokenizer:
 def config() -> HybridConfig:
     """Configuration of the demo's hybrid: the demo MAR and the demo Tar's language model."""
     words = tokenizer()
-    vocab = words.size + len(words.marks)
-    llm = QwenConfig(
-        dim=128, depth=3, heads=4, kv_heads=2, head_dim=32, hidden=320, vocab=vocab, positions=512, theta=1e4
-    )
-    return HybridConfig(replace(TARGET, classes=0), llm)
+    return HybridConfig(replace(TARGET, classes=0), replace(language_config(), vocab=words.size + len(words.marks)))
 
 
-def build(shape: HybridConfig | None = None, seed: int = 79) -> Hybrid:
-    """A randomly initialised hybrid whose prompts have no effect yet; None selects :func:`config`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+def build(shape: HybridConfig | None = None, start: Hybrid | None = None) -> Hybrid:
+    """A hybrid with random weights, whose prompts have no effect yet, or a copy of ``start``; None selects :func:`config`."""
+
+    def make() -> Hybrid:
         net = initialise(Hybrid(shape or config()))
-    nn.init.zeros_(net.proj_out[2].weight)
-    return net
+        nn.init.zeros_(net.proj_out[2].weight)
+        return net
+
+    return seeded(79, make, start)
 
 
 def hybrid_model(net: Hybrid) -> HybridModel:
@@ -88,7 +86,7 @@ def hybrid_model(net: Hybrid) -> HybridModel:
         t_max=T_MAX,
         label_set="picture-book",
         hybrid=net,
-        tokenize=lambda text: words.encode(clean(text)),
+        tokenize=words.encode,
         turn=(opening, closing),
         trained=side,
     )
@@ -109,32 +107,13 @@ def joined(mar: MAR, tar: TarModel, shape: HybridConfig | None = None) -> Hybrid
     return net
 
 
-def latent_book(
-    kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 2000
-) -> Tensor:
+def latent_book(job: Job, kl: KLAutoencoder, count: int) -> Tensor:
     """Tokens fp16 [count, L, channels] of the first training images."""
     out = []
-    for at in range(0, count, chunk):
-        s = picture_book.scenes(TRAIN_SEED, min(chunk, count - at), at)
-        rgb = torch.from_numpy(picture_book.render(s)[0]).permute(0, 3, 1, 2)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "mps"):
-            out.append(latents(kl, rgb, device)[0].flatten(2).transpose(1, 2).half())
-        log(f"encoding the picture book: {at + len(s)}/{count}")
+    for _, rgb in book(job, count):
+        with torch.autocast(job.device.type, torch.bfloat16, enabled=job.device.type != "mps"):
+            out.append(latents(kl, rgb, job.device)[0].flatten(2).transpose(1, 2).half())
     return torch.cat(out)
-
-
-def prompt_book(model: HybridModel, count: int, variants: int = VARIANTS) -> tuple[Tensor, Tensor]:
-    """Prompts of the first training images, ``variants`` captions of each.
-
-    Returns:
-        Token ids int16 [count, variants, P], padded with 0 at the end, and lengths int16 [count, variants].
-    """
-    s = picture_book.scenes(TRAIN_SEED, count)
-    books = [[model.prompt(text) for text in captions.training_captions(s, CAPTION_SEED + i)] for i in range(variants)]
-    longest = max((len(ids) for book in books for ids in book), default=0)
-    padded = torch.tensor([[ids + [0] * (longest - len(ids)) for ids in book] for book in books], dtype=torch.int16)
-    lengths = torch.tensor([[len(ids) for ids in book] for book in books], dtype=torch.int16)
-    return padded.transpose(0, 1).contiguous(), lengths.T.contiguous()
 
 
 def batch_of(
@@ -214,51 +193,34 @@ def save_hybrid(net: Hybrid, out: Path) -> None:
     )
 
 
-def train_hybrid(
-    kl: KLAutoencoder,
-    work: Path,
-    out: Path,
-    device: torch.device,
-    first: Schedule | None = START_SCHEDULE,
-    schedule: Schedule = SCHEDULE,
-    count: int = COUNT,
-    log: Callable[[str], None] = print,
-    start: Hybrid | None = None,
-) -> Hybrid:
-    """Train the hybrid on the autoencoder's latents and write ``out``.
+def train_hybrid(job: Job, out: Path, kl: KLAutoencoder, start: Hybrid, first: bool = True) -> Hybrid:
+    """Train the hybrid on the latents of the autoencoder, loaded from its fp16 file as shipped, and write ``out``.
 
     Args:
-        kl: the autoencoder, loaded from its fp16 file as shipped.
-        work, device, log: see :func:`.training.train`.
-        first, schedule: of the two stages; None leaves out the first.
-        count: number of training images.
-        start: initial weights, for example of :func:`joined`; None for random ones.
+        start: initial weights, for example of :func:`joined`.
+        first: whether to begin with the first stage.
     """
-    book = latent_book(kl, count, device, log)
-    full, net = tables(), build(None if start is None else start.config)
-    if start is not None:
-        net.load_state_dict(start.state_dict())
+    count, full = job.count(COUNT), tables()
+    tokens, net = latent_book(job, kl, count), build(start.config, start)
     model = hybrid_model(net)
-    prompts, lengths = prompt_book(model, count)
+    prompts, lengths = captions.prompt_book(model.prompt, count, range(CAPTION_SEED, CAPTION_SEED + VARIANTS))
     blank = torch.tensor(model.instruction(UNCONDITIONAL))
 
     def batch(size: int, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, ids, ends = batch_of(book, prompts, lengths, blank, size, g)
-        return tokens.to(device), ids.to(device), ends.to(device)
+        known, ids, ends = batch_of(tokens, prompts, lengths, blank, size, g)
+        return known.to(job.device), ids.to(job.device), ends.to(job.device)
+
+    def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        g = generator(71, step)
+        return whole_loss(cast(Hybrid, module), *batch(START_SCHEDULE.batch, g), g)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(73, step)
-        return hybrid_loss(cast(Hybrid, module), *batch(schedule.batch, g), full, g)
+        return hybrid_loss(cast(Hybrid, module), *batch(SCHEDULE.batch, g), full, g)
 
     net.mar.requires_grad_(False)
-    if first is not None:
-        size = first.batch
-
-        def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-            g = generator(71, step)
-            return whole_loss(cast(Hybrid, module), *batch(size, g), g)
-
-        train(f"{NAME}-start", net, first_loss, first, work, device, log)
-    train(NAME, net, loss, schedule, work, device, log)
+    if first:
+        train(job, f"{NAME}-start", net, first_loss, START_SCHEDULE)
+    train(job, NAME, net, loss, SCHEDULE)
     save_hybrid(net, out)
     return net

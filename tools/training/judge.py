@@ -10,7 +10,6 @@ with another scene of the class, noise on some latents, or no object.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +23,11 @@ from ...model_loaders.networks.autoencoder import KLAutoencoder
 from . import picture_book
 from .picture_book import Scenes
 from .recipes import RESOLUTION, TRAIN_SEED, latents, save_checkpoint, to_rgb, to_signed
-from .redraw import redraw_error
-from .training import Schedule, generator, train
+from .training import Job, Schedule, generator, seeded, train
 
 WIDTHS = (24, 48, 64, 96)
 FEATURES = 64
-SCHEDULE = Schedule(steps=1600, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5)
+SCHEDULE, COUNT = Schedule(steps=1600, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5), 8000
 # Outputs: class, colour, time, variant, (x, y, scale), whole.
 _SIZES = {"label": 10, "colour": len(picture_book.COLOURS), "time": 3, "parts": 3, "where": 3, "whole": 1}
 # Normalisation of x, y (in units of half an image) and scale to about unit variance.
@@ -102,6 +100,35 @@ def read(judge: Judge, rgb: np.ndarray) -> Verdict:
     return Verdict(torch.cat(features).numpy(), scenes, out["whole"].sigmoid().numpy()[:, 0])
 
 
+# ------------------------------------------------------------------------------------------------ redraw error
+
+
+def _soften(x: np.ndarray) -> np.ndarray:
+    """3 x 3 box filter of [N, H, W, C]; tolerates a misplacement of half a pixel."""
+    p = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
+    h, w = x.shape[1:3]
+    return sum(p[:, i : i + h, j : j + w] for i in range(3) for j in range(3)) / 9
+
+
+def redraw_map(rgb: np.ndarray, scenes: Scenes) -> tuple[np.ndarray, np.ndarray]:
+    """Difference of images uint8 [N, H, H, 3] from renderings of scenes.
+
+    Returns:
+        The mean absolute colour difference (0 to 1) times the coverage of the object, and the coverage (0 to 1); both
+        float32 [N, H, H].
+    """
+    drawn, mask = picture_book.render(scenes, rgb.shape[1])
+    difference = np.abs(_soften(rgb.astype(np.float32) / 255) - _soften(drawn.astype(np.float32) / 255)).mean(-1)
+    weight = mask.astype(np.float32) / 255
+    return difference * weight, weight
+
+
+def redraw_error(rgb: np.ndarray, scenes: Scenes) -> np.ndarray:
+    """Mean redraw error over the object's pixels, 0 to 1, float [N]; arguments as in :func:`redraw_map`."""
+    error, weight = redraw_map(rgb, scenes)
+    return error.sum((1, 2)) / np.maximum(weight.sum((1, 2)), 1)
+
+
 # ------------------------------------------------------------------------------------------------ training
 
 
@@ -116,10 +143,8 @@ def _corrupted(z: Tensor, label: Tensor, g: torch.Generator) -> Tensor:
     kind = torch.rand(n, generator=g)
     for i in range(n):
         h, w = (int(v) for v in torch.randint(2, 6, (2,), generator=g))
-        top, left = (
-            int(torch.randint(1, side - h + 1, (1,), generator=g)),
-            int(torch.randint(0, side - w + 1, (1,), generator=g)),
-        )
+        top = int(torch.randint(1, side - h + 1, (1,), generator=g))
+        left = int(torch.randint(0, side - w + 1, (1,), generator=g))
         block = (slice(None), slice(top, min(side, top + h)), slice(left, left + w))
         if kind[i] < 0.65:
             z[i][block] = z[other[i]][block]
@@ -128,45 +153,33 @@ def _corrupted(z: Tensor, label: Tensor, g: torch.Generator) -> Tensor:
     return z
 
 
-@dataclass(frozen=True)
-class _Data:
-    clean: Tensor
-    rebuilt: Tensor
-    broken: Tensor
-    mixed: Tensor
-    scenes: Scenes
+def _decoded(kl: KLAutoencoder, z: Tensor, device: torch.device) -> Tensor:
+    """Images uint8 [N, 3, 64, 64] of latents."""
+    parts = [torch.from_numpy(to_rgb(kl.decode(part.to(device)))) for part in z.split(100)]
+    return torch.cat(parts).permute(0, 3, 1, 2).contiguous()
 
 
 @torch.no_grad()
-def _data(kl: KLAutoencoder, count: int, device: torch.device, log: Callable[[str], None]) -> _Data:
-    """Clean, reconstructed, corrupted images and images with another background, each uint8 [count, 3, 64, 64]."""
+def _training_images(job: Job, kl: KLAutoencoder, count: int) -> tuple[Scenes, list[Tensor]]:
+    """Scenes, and their images clean, reconstructed, with another background, and corrupted; uint8 [count, 3, 64, 64] each."""
     s = picture_book.scenes(TRAIN_SEED + 100, count)
     rgb, mask = picture_book.render(s, RESOLUTION)
-    log("judge: images rendered")
     backgrounds, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 200, count), RESOLUTION, objects=False)
     cover = mask[..., None].astype(np.float32) / 255
     mixed = (rgb * cover + backgrounds * (1 - cover)).astype(np.uint8)
-    clean = torch.from_numpy(rgb).permute(0, 3, 1, 2).contiguous()
-    fast = torch.autocast(device.type, torch.bfloat16, enabled=device.type != "mps")
-    with fast:
-        z = latents(kl, clean, device)[0].float()
-    log("judge: latents encoded")
-
-    def draw(z: Tensor) -> Tensor:
-        with fast:
-            parts = [kl.decode(z[i : i + 100].to(device)).float().cpu() for i in range(0, count, 100)]
-        return ((torch.cat(parts) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-
-    g = generator(17, 0)
-    rebuilt = draw(z + 0.1 * torch.randn(z.shape, generator=g))
-    corrupted = _corrupted(z, torch.from_numpy(s.label), g)
     few = s[: count // 8]
     bare, _ = picture_book.render(few, RESOLUTION, objects=False)  # without an object the target of `whole` is 0
-    with fast:
-        corrupted[: len(few)] = latents(kl, torch.from_numpy(bare).permute(0, 3, 1, 2), device)[0].float()
-    broken = draw(corrupted)
-    log("judge: reconstructed and corrupted images decoded")
-    return _Data(clean, rebuilt, broken, torch.from_numpy(mixed).permute(0, 3, 1, 2).contiguous(), s)
+    clean, mixed_, bare_ = (torch.from_numpy(x).permute(0, 3, 1, 2).contiguous() for x in (rgb, mixed, bare))
+    job.log("judge: images rendered")
+    g = generator(17, 0)
+    with torch.autocast(job.device.type, torch.bfloat16, enabled=job.device.type != "mps"):
+        z = latents(kl, clean, job.device)[0].float()
+        rebuilt = _decoded(kl, z + 0.1 * torch.randn(z.shape, generator=g), job.device)
+        corrupted = _corrupted(z, torch.from_numpy(s.label), g)
+        corrupted[: len(few)] = latents(kl, bare_, job.device)[0].float()
+        broken = _decoded(kl, corrupted, job.device)
+    job.log("judge: reconstructed and corrupted images decoded")
+    return s, [clean, rebuilt, mixed_, broken]
 
 
 def reading_loss(
@@ -202,45 +215,29 @@ def placed(s: Scenes) -> Tensor:
     return (torch.from_numpy(np.stack([s.x, s.y, s.scale], 1)) - _CENTRE) / _SPREAD
 
 
-def train_judge(
-    kl: KLAutoencoder,
-    work: Path,
-    out: Path,
-    device: torch.device,
-    schedule: Schedule = SCHEDULE,
-    count: int = 8000,
-    log: Callable[[str], None] = print,
-) -> Judge:
+def train_judge(job: Job, out: Path, kl: KLAutoencoder) -> Judge:
     """Train the judge, set its redraw tolerance on held-out images (``quality.py``) and write ``out``."""
-    d = _data(kl, count, device, log)
-    truth, where = attributes(d.scenes), placed(d.scenes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        judge = Judge()
+    count, b = job.count(COUNT), SCHEDULE.batch
+    scenes, images = _training_images(job, kl, count)
+    truth, where = attributes(scenes), placed(scenes)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-        g = generator(19, step)
-        b = schedule.batch
-        row = torch.randint(count, (b,), generator=g)
-        kind = torch.arange(b) % 8  # 0-1 clean, 2-3 reconstructed, 4-5 another background, 6-7 corrupted
-        x = torch.where((kind < 2)[:, None, None, None], d.clean[row], d.rebuilt[row])
-        x = torch.where(((kind == 4) | (kind == 5))[:, None, None, None], d.mixed[row], x)
-        x = torch.where((kind > 5)[:, None, None, None], d.broken[row], x)
-        _, o = module(to_signed(x).to(device))
-        readable, own = (kind < 6).to(device), (kind < 4).to(device)
-        labels = {k: t[row].to(device) for k, t in truth.items()}
-        return reading_loss(o, labels, where[row].to(device), readable, own)
+        row = torch.randint(count, (b,), generator=generator(19, step))
+        kind = torch.arange(b) // 2 % 4  # of `images`
+        x = torch.stack([images[k][i] for k, i in zip(kind, row, strict=True)])
+        _, o = module(to_signed(x).to(job.device))
+        readable, own = (kind < 3).to(job.device), (kind < 2).to(job.device)
+        labels = {k: t[row].to(job.device) for k, t in truth.items()}
+        return reading_loss(o, labels, where[row].to(job.device), readable, own)
 
-    train("judge", judge, loss, schedule, work, device, log)
-    held = picture_book.scenes(TRAIN_SEED + 300, 2000)
-    rgb, _ = picture_book.render(held, RESOLUTION)
-    z, _ = latents(kl, torch.from_numpy(rgb).permute(0, 3, 1, 2), device)
+    judge = train(job, "judge", seeded(5, Judge), loss, SCHEDULE)
+    rgb, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + 300, 2000), RESOLUTION)
     with torch.no_grad():
-        parts = [kl.decode(z[i : i + 100].to(device)).cpu() for i in range(0, len(z), 100)]
-    rebuilt = to_rgb(torch.cat(parts))
+        z, _ = latents(kl, torch.from_numpy(rgb).permute(0, 3, 1, 2), job.device)
+        rebuilt = _decoded(kl, z, job.device).permute(0, 2, 3, 1).numpy()
     errors = redraw_error(rebuilt, read(judge, rebuilt).scenes)
     tolerance = float(np.quantile(errors, 0.99))
-    log(f"judge: redraw error of reconstructions: median {np.median(errors):.4f}, 99 % {tolerance:.4f}")
+    job.log(f"judge: redraw error of reconstructions: median {np.median(errors):.4f}, 99 % {tolerance:.4f}")
     save_checkpoint(judge, out, family="judge", tolerance=tolerance, name="picture book judge")
     return judge
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .captions import UNSAID, Wishes
-from .judge import Judge, read
+from .judge import Judge, read, redraw_error
 from .recipes import RESOLUTION
-from .redraw import redraw_error
 
 
 def frechet(a: np.ndarray, b: np.ndarray) -> float:

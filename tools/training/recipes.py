@@ -7,7 +7,8 @@ configuration that the state dict does not contain.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from ...model_loaders.networks.diffusion_head import DiffusionHead
 from ...model_loaders.networks.mar import MAR, MARConfig, initialise
 from ...samplers.mar.diffusion import Tables, tables
 from . import picture_book
-from .training import Schedule, generator, train
+from .picture_book import Scenes
+from .training import Job, Schedule, generator, seeded, train
 
 RESOLUTION = 64
 TRAIN_SEED = 1
@@ -35,33 +37,15 @@ KL_FINE_WEIGHT = 3e-4
 # A third stage trains only the decoder, on latents (of unit variance) with noise of up to this std. Latents sampled by a MAR
 # differ slightly from encoded ones; without this stage the difference is decoded as stains.
 LATENT_NOISE = 0.4
+# Training images of the autoencoder and of the MARs.
+KL_PICTURES, MAR_PICTURES = 20_000, 30_000
 KL_ROBUST_SCHEDULE = Schedule(steps=1500, batch=24, lr=1e-3, ema=0.997, weight_decay=0.0, decay=0.6)
 
-_CLASSES = len(picture_book.LABELS)
 TARGET = MARConfig(
-    dim=128,
-    encoder_depth=4,
-    decoder_depth=4,
-    heads=4,
-    buffer=4,
-    tokens=64,
-    channels=8,
-    classes=_CLASSES,
-    head_depth=3,
-    head_width=192,
-)
-DRAFT = MARConfig(
-    dim=96,
-    encoder_depth=2,
-    decoder_depth=2,
-    heads=4,
-    buffer=4,
-    tokens=64,
-    channels=8,
-    classes=_CLASSES,
-    head_depth=3,
-    head_width=128,
-)
+    dim=128, encoder_depth=4, decoder_depth=4, heads=4, buffer=4, tokens=64, channels=8, classes=len(picture_book.LABELS),
+    head_depth=3, head_width=192,
+)  # fmt: skip
+DRAFT = replace(TARGET, dim=96, encoder_depth=2, decoder_depth=2, head_width=128)
 TARGET_SCHEDULE = Schedule(steps=15000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
 DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.35)
 # Small heads diverge from t = 999 (samplers/mar/diffusion.py); the value is stored in the checkpoint.
@@ -84,20 +68,24 @@ HEAD_REPEATS = 3
 CONTEXT_NOISE = 0.5
 
 
-def pictures(
-    count: int, seed: int, resolution: int = RESOLUTION, log: Callable[[str], None] = print
-) -> tuple[Tensor, Tensor]:
-    """``count`` images of the book ``seed``, uint8 [count, 3, resolution, resolution], and their labels int64 [count]."""
-    out = torch.empty(count, 3, resolution, resolution, dtype=torch.uint8)
-    labels = np.empty(count, np.int64)
-    for at in range(0, count, 2000):
-        s = picture_book.scenes(seed, min(2000, count - at), at)
-        rgb, _ = picture_book.render(s, resolution)
-        out[at : at + len(s)] = torch.from_numpy(rgb).permute(0, 3, 1, 2)
-        labels[at : at + len(s)] = s.label
-        if at % 10000 == 0:
-            log(f"rendering the picture book: {at}/{count}")
-    return out, torch.from_numpy(labels)
+def book(
+    job: Job, count: int, side: int = RESOLUTION, seed: int = TRAIN_SEED, chunk: int = 500
+) -> Iterator[tuple[Scenes, Tensor]]:
+    """Scenes of a book and their images uint8 [n, 3, side, side], in chunks: all images together take gigabytes."""
+    for at in range(0, count, chunk):
+        s = picture_book.scenes(seed, min(chunk, count - at), at)
+        yield s, torch.from_numpy(picture_book.render(s, side)[0]).permute(0, 3, 1, 2)
+        if (at + chunk) % 10_000 == 0:
+            job.log(f"rendering the picture book: {at + chunk}/{count}")
+
+
+def pictures(job: Job, count: int, side: int = RESOLUTION) -> tuple[Tensor, Tensor]:
+    """The first training images, uint8 [count, 3, side, side], and their labels int64 [count]."""
+    images, labels = torch.empty(count, 3, side, side, dtype=torch.uint8), []
+    for i, (s, rgb) in enumerate(book(job, count, side)):
+        images[500 * i : 500 * i + len(s)] = rgb
+        labels.append(torch.from_numpy(s.label))
+    return images, torch.cat(labels)
 
 
 def to_signed(x: Tensor) -> Tensor:
@@ -140,89 +128,48 @@ def reconstruction_loss(y: Tensor, x: Tensor) -> Tensor:
     return plain + F.l1_loss(y.diff(dim=2), x.diff(dim=2)) + F.l1_loss(y.diff(dim=3), x.diff(dim=3))
 
 
-def _kl_stage(
-    net: KLAutoencoder,
-    name: str,
-    schedule: Schedule,
-    weight: float,
-    data: Tensor,
-    work: Path,
-    device: torch.device,
-    log: Callable[[str], None],
-) -> None:
+def psnr(y: Tensor, x: Tensor) -> float:
+    """PSNR in dB of images in -1..1."""
+    return float(10 * torch.log10(4 / F.mse_loss(y.detach(), x)))
+
+
+def _kl_stage(job: Job, net: KLAutoencoder, name: str, usual: Schedule, weight: float, seed: int, data: Tensor) -> None:
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-        g = generator(11 if name == "kl" else 12, step)
-        x = to_signed(data[torch.randint(len(data), (schedule.batch,), generator=g)]).to(device)
+        g = generator(seed, step)
+        x = to_signed(data[torch.randint(len(data), (usual.batch,), generator=g)]).to(job.device)
         mean, std = module.encode(x)
-        y = module.decode(mean + std * torch.randn(mean.shape, generator=g).to(device)).float()
+        y = module.decode(mean + std * torch.randn(mean.shape, generator=g).to(job.device)).float()
         kl = 0.5 * (mean.float() ** 2 + std.float() ** 2 - 1 - 2 * std.float().log()).mean()
-        psnr = 10 * torch.log10(4 / F.mse_loss(y.detach(), x))
-        figures = {"psnr": float(psnr), "sigma": float(std.detach().mean()), "spread": float(mean.detach().std())}
+        figures = {"psnr": psnr(y, x), "sigma": float(std.detach().mean()), "spread": float(mean.detach().std())}
         return reconstruction_loss(y, x) + weight * kl, figures
 
-    train(name, net, loss, schedule, work, device, log)
+    train(job, name, net, loss, usual)
 
 
-def train_kl(
-    work: Path,
-    out: Path,
-    device: torch.device,
-    schedule: Schedule = KL_SCHEDULE,
-    fine: Schedule = KL_FINE_SCHEDULE,
-    robust: Schedule = KL_ROBUST_SCHEDULE,
-    count: int = 20000,
-    log: Callable[[str], None] = print,
-    start: KLAutoencoder | None = None,
-) -> KLAutoencoder:
+def train_kl(job: Job, out: Path, start: KLAutoencoder | None = None) -> KLAutoencoder:
     """Train the autoencoder in two stages, normalise its latents per channel, train its decoder on noisy latents, write ``out``.
 
-    Args:
-        work, device, log: see :func:`.training.train`.
-        schedule, fine, robust: of the three stages.
-        count: number of training images.
-        start: a trained autoencoder; only its decoder is trained further, so its latents do not change.
+    Of ``start``, a trained autoencoder, only the decoder is trained further, so that its latents do not change.
     """
-    data, _ = pictures(count, TRAIN_SEED, log=log)
+    data, _ = pictures(job, job.count(KL_PICTURES))
+    net = seeded(3, lambda: KLAutoencoder(KL if start is None else start.config), start)
     if start is None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
-            net = KLAutoencoder(KL)
-        _kl_stage(net, "kl", schedule, KL_WEIGHT, data, work, device, log)
-        _kl_stage(net, "kl-fine", fine, KL_FINE_WEIGHT, data, work, device, log)
-        normalise_latents(net, data[:4000], device)
-    else:
-        net = KLAutoencoder(start.config)
-        net.load_state_dict(start.state_dict())
-    train_decoder(net, data, work, device, robust, log)
-    save_checkpoint(net, out, family="kl", groups=net.config.groups, latent_scale=1.0, name="picture book KL, stride 8")
-    return net
-
-
-def train_decoder(
-    net: KLAutoencoder,
-    data: Tensor,
-    work: Path,
-    device: torch.device,
-    schedule: Schedule = KL_ROBUST_SCHEDULE,
-    log: Callable[[str], None] = print,
-) -> None:
-    """Train the decoder of an autoencoder with normalised latents on noisy latents; the encoder does not change.
-
-    Args:
-        data: images uint8 [N, 3, H, W].
-    """
+        _kl_stage(job, net, "kl", KL_SCHEDULE, KL_WEIGHT, 11, data)
+        _kl_stage(job, net, "kl-fine", KL_FINE_SCHEDULE, KL_FINE_WEIGHT, 12, data)
+        normalise_latents(net, data[:4000], job.device)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-        g = generator(15, step)
-        x = to_signed(data[torch.randint(len(data), (schedule.batch,), generator=g)]).to(device)
+        g, batch = generator(15, step), KL_ROBUST_SCHEDULE.batch
+        x = to_signed(data[torch.randint(len(data), (batch,), generator=g)]).to(job.device)
         with torch.no_grad():
             mean = module.encode(x)[0].float()
-        off = LATENT_NOISE * torch.rand(schedule.batch, 1, 1, 1, generator=g) * torch.randn(mean.shape, generator=g)
-        y = module.decode(mean + off.to(device)).float()
-        psnr = 10 * torch.log10(4 / F.mse_loss(y.detach(), x))
-        return reconstruction_loss(y, x), {"psnr": float(psnr)}
+        off = LATENT_NOISE * torch.rand(batch, 1, 1, 1, generator=g) * torch.randn(mean.shape, generator=g)
+        y = module.decode(mean + off.to(job.device)).float()
+        return reconstruction_loss(y, x), {"psnr": psnr(y, x)}
 
-    train("kl-robust", net, loss, schedule, work, device, log)
+    train(job, "kl-robust", net, loss, KL_ROBUST_SCHEDULE)
+    save_checkpoint(net, out, family="kl", groups=net.config.groups, latent_scale=1.0, name="picture book KL, stride 8")
+    return net
 
 
 @torch.no_grad()
@@ -322,50 +269,28 @@ def head_loss(
 
 
 def train_mar(
-    config: MARConfig,
-    name: str,
-    kl: KLAutoencoder,
-    work: Path,
-    out: Path,
-    device: torch.device,
-    schedule: Schedule,
-    count: int = 30000,
-    log: Callable[[str], None] = print,
-    start: MAR | None = None,
+    job: Job, out: Path, name: str, config: MARConfig, schedule: Schedule, kl: KLAutoencoder, start: MAR | None = None
 ) -> MAR:
-    """Train a MAR on the autoencoder's latents and write ``out``.
-
-    Args:
-        config, name: of the MAR.
-        kl: the autoencoder, loaded from its fp16 file as shipped.
-        work, device, schedule, log: see :func:`.training.train`.
-        count: number of training images.
-        start: initial weights; None for random ones.
-    """
-    data, labels = pictures(count, TRAIN_SEED, log=log)
-    log("encoding the picture book")
+    """Train a MAR on the latents of the autoencoder, loaded from its fp16 file as shipped, and write ``out``."""
+    count, n, b, full = job.count(MAR_PICTURES), config.tokens, schedule.batch, tables()
+    data, labels = pictures(job, count)
+    job.log("encoding the picture book")
     # The posterior mean, not a sample: the decoder is robust to noise, so the MAR need not reproduce it.
-    book = latents(kl, data, device)[0].flatten(2).transpose(1, 2).contiguous()
-    del data
-    full, n, b = tables(), config.tokens, schedule.batch
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        net = initialise(MAR(config))
-    if start is not None:
-        net.load_state_dict(start.state_dict())
+    encoded = latents(kl, data, job.device)[0].flatten(2).transpose(1, 2).contiguous()
+    net = seeded(7, lambda: initialise(MAR(config)), start)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(13, step)
         rows = torch.randint(count, (b,), generator=g)
-        tokens = book[rows].to(device)
-        hidden, known = (places.to(device) for places in divided(n, b, g))
-        null = (torch.rand(b, 1, generator=g) < NULL_LABELS).to(device)
-        rows_c = torch.where(null, module.fake_latent, module.class_emb(labels[rows].to(device)))
+        tokens = encoded[rows].to(job.device)
+        hidden, known = (places.to(job.device) for places in divided(n, b, g))
+        null = (torch.rand(b, 1, generator=g) < NULL_LABELS).to(job.device)
+        rows_c = torch.where(null, module.fake_latent, module.class_emb(labels[rows].to(job.device)))
         z = module.decode(module.encode(inexact(tokens, g), known, rows_c), known, hidden)
         mse, bound = head_loss(module.head, z, tokens, hidden, full, g)
         return mse + bound, {"mse": float(mse.detach()), "bound": float(bound.detach())}
 
-    train(name, net, loss, schedule, work, device, log)
+    train(job, name, net, loss, schedule)
     save_checkpoint(
         net,
         out,

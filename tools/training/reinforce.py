@@ -14,7 +14,6 @@ quality figures takes part in no training.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +30,12 @@ from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.llamagen import llamagen
 from ...samplers.tokens.settings import LlamaGenSettings
 from . import picture_book
-from .judge import Judge, attributes, placed, read, reading_loss
+from .judge import Judge, attributes, placed, read, reading_loss, redraw_map
 from .picture_book import Scenes
 from .quality import shrunk
-from .recipes import RESOLUTION, TRAIN_SEED, to_rgb, to_signed
-from .redraw import redraw_map
+from .recipes import TRAIN_SEED, pictures, to_rgb, to_signed
 from .token_recipes import Layout, TokenRecipe, code_book, defaults, save_gpt, sequence_logits
-from .training import Schedule, generator, train
+from .training import Job, Schedule, generator, seeded, train
 
 CRITIC_SCHEDULE = Schedule(steps=5000, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5)
 CRITIC_PICTURES = 5000
@@ -113,57 +111,41 @@ def decoded(vq: VQAutoencoder, codes: Tensor, chunk: int = 20) -> Tensor:
     return torch.from_numpy(shrunk(rgb)).permute(0, 3, 1, 2)
 
 
-def train_critic(
-    net: GPT,
-    grid: int,
-    vq: VQAutoencoder,
-    work: Path,
-    device: torch.device,
-    schedule: Schedule = CRITIC_SCHEDULE,
-    count: int = CRITIC_PICTURES,
-    log: Callable[[str], None] = print,
-) -> Judge:
+def train_critic(job: Job, net: GPT, grid: int, vq: VQAutoencoder) -> Judge:
     """Train a critic for the samples of ``net`` on a ``grid`` x ``grid`` token grid.
 
     It predicts the scenes of clean images, of reconstructions of the tokenizer, and of images with resampled codes. Images with
     a block of another image train the output ``whole``.
     """
-    codes, labels = code_book(vq, count, grid, device, log)
-    layout, places, g = Layout.of(grid).to(device), net.positions(grid, 1), generator(71, 0)
+    count, batch = job.count(CRITIC_PICTURES), CRITIC_SCHEDULE.batch
+    codes, labels = code_book(job, vq, count, grid)
+    layout, places, g = Layout.of(grid).to(job.device), net.positions(grid, 1), generator(71, 0)
 
-    def resample(at: int) -> Tensor:
-        rows = slice(at, at + 100)
-        return resampled(
-            net, layout, places, labels[rows].to(device), codes[rows].long().to(device), RESAMPLED, g
-        ).cpu()
+    def resample(rows: slice) -> Tensor:
+        what, kept = labels[rows].to(job.device), codes[rows].long().to(job.device)
+        return resampled(net, layout, places, what, kept, RESAMPLED, g).cpu()
 
     whole = codes.long().unflatten(1, (grid, grid))
-    kinds = [whole, *(torch.cat([resample(at) for at in range(0, count, 100)]).view_as(whole) for _ in range(2))]
-    log("critic: codes resampled")
-    scenes = picture_book.scenes(TRAIN_SEED, count)
-    clean = torch.from_numpy(picture_book.render(scenes, RESOLUTION)[0]).permute(0, 3, 1, 2)
-    good, broken = (
-        torch.stack([clean, *(decoded(vq, kind) for kind in kinds)]),
-        decoded(vq, with_exchanged_block(whole, labels, g)),
-    )
-    log("critic: images decoded")
+    parts = [slice(at, at + 100) for at in range(0, count, 100)]
+    kinds = [whole, *(torch.cat([resample(rows) for rows in parts]).view_as(whole) for _ in range(2))]
+    job.log("critic: codes resampled")
+    scenes, (clean, _) = picture_book.scenes(TRAIN_SEED, count), pictures(job, count)
+    good = torch.stack([clean, *(decoded(vq, kind) for kind in kinds)])
+    broken = decoded(vq, with_exchanged_block(whole, labels, g))
+    job.log("critic: images decoded")
     truth, where = attributes(scenes), placed(scenes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(505)
-        critic = Judge()
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(72, step)
-        row = torch.randint(count, (schedule.batch,), generator=g)
-        kind = torch.randint(len(good), (schedule.batch,), generator=g)
-        corrupted = torch.arange(schedule.batch) % 4 == 3
+        row = torch.randint(count, (batch,), generator=g)
+        kind = torch.randint(len(good), (batch,), generator=g)
+        corrupted = torch.arange(batch) % 4 == 3
         x = torch.where(corrupted[:, None, None, None], broken[row], good[kind, row])
-        _, out = module(to_signed(x).to(device))
-        known, readable = {k: t[row].to(device) for k, t in truth.items()}, ~corrupted.to(device)
-        return reading_loss(out, known, where[row].to(device), readable, readable)
+        _, out = module(to_signed(x).to(job.device))
+        known, readable = {k: t[row].to(job.device) for k, t in truth.items()}, ~corrupted.to(job.device)
+        return reading_loss(out, known, where[row].to(job.device), readable, readable)
 
-    train("critic", critic, loss, schedule, work, device, log)
-    return critic
+    return train(job, "critic", seeded(505, Judge), loss, CRITIC_SCHEDULE)
 
 
 # ------------------------------------------------------------------------------------------------ rewards
@@ -285,18 +267,7 @@ class Learner(nn.Module):
 # ------------------------------------------------------------------------------------------------ training
 
 
-def reinforce(
-    recipe: TokenRecipe,
-    start: GPT,
-    vq: VQAutoencoder,
-    critic: Judge,
-    work: Path,
-    out: Path,
-    device: torch.device,
-    schedule: Schedule = SCHEDULE,
-    count: int | None = None,
-    log: Callable[[str], None] = print,
-) -> GPT:
+def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: GPT, vq: VQAutoencoder, critic: Judge) -> GPT:
     """Train a LlamaGen on its own samples and on real images, and write ``out``.
 
     Args:
@@ -304,19 +275,15 @@ def reinforce(
         start: the model after teacher forcing; not modified.
         vq: its tokenizer.
         critic: of :func:`train_critic`.
-        work, device, log: see :func:`.training.train`.
-        schedule: ``batch`` is the number of samples per step, from the full distribution (cfg 1, temperature 1).
-        count: number of real images; None for the recipe's.
     """
-    grid, config = recipe.grid, recipe.config
-    count = count or recipe.count
-    book, kinds = code_book(vq, count, grid, device, log)
+    grid, config, device, count = recipe.grid, recipe.config, job.device, job.count(recipe.count)
+    codes, kinds = code_book(job, vq, count, grid)
     net = GPT(config).to(device)
     net.load_state_dict(start.state_dict())
     layout, places = Layout.of(grid).to(device), net.positions(grid, 1)
-    plain = LlamaGenSettings(cfg=1.0, temperature=1.0, top_k=0, top_p=1.0)
+    plain = LlamaGenSettings(cfg=1.0, temperature=1.0, top_k=0, top_p=1.0)  # the full distribution
     usual = LlamaGenSettings(**{name: value for name, value in defaults(grid).items() if name != "window"})
-    labels, few = torch.arange(schedule.batch) % _CLASSES, torch.arange(COUNTED) % _CLASSES
+    labels, few = torch.arange(SCHEDULE.batch) % _CLASSES, torch.arange(COUNTED) % _CLASSES
 
     def own(net: GPT, what: Tensor, settings: LlamaGenSettings, seed: int, step: int) -> tuple[Tensor, Marks]:
         """Codes [B, G, G] of new samples of the classes ``what``, and the critic's predictions."""
@@ -330,13 +297,13 @@ def reinforce(
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         _, asked = own(module.net, few, usual, 917, step)
         apart = module.count(few, asked.scenes)
-        codes, m = own(module.net, labels, plain, 911, step)
+        own_codes, m = own(module.net, labels, plain, 911, step)
         advantage = module.advantages(m, labels)
-        tokens, weight = codes.flatten(1), advantage.repeat_interleave(grid, 1).to(device)
+        tokens, weight = own_codes.flatten(1), advantage.repeat_interleave(grid, 1).to(device)
         g = generator(913, step)
         rows = torch.randint(count, (REAL_BATCH,), generator=g)
         null = torch.rand(REAL_BATCH, generator=g) < NULL
-        real, what = book[rows].long().to(device), kinds[rows].masked_fill(null, config.condition_size).to(device)
+        real, what = codes[rows].long().to(device), kinds[rows].masked_fill(null, config.condition_size).to(device)
 
         def nats(what: Tensor, tokens: Tensor) -> Tensor:
             logits = sequence_logits(module.net, layout, places, what, tokens)
@@ -355,6 +322,6 @@ def reinforce(
         }
 
     learner = Learner(net)
-    train(f"{recipe.name}-reinforce", learner, loss, schedule, work, device, log)
+    train(job, f"{recipe.name}-reinforce", learner, loss, SCHEDULE)
     save_gpt(recipe, learner.net, out)
     return learner.net

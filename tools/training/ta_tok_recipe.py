@@ -9,7 +9,6 @@ together and share one codebook.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,25 +20,15 @@ from torch import Tensor, nn
 from ...model_loaders.networks.ta_tok import TATok, TATokConfig
 from ...model_loaders.tar import SCALES
 from . import picture_book
-from .recipes import RESOLUTION, TRAIN_SEED, save_checkpoint
-from .training import Schedule, generator, train
+from .recipes import TRAIN_SEED, book, save_checkpoint
+from .token_recipes import perplexity
+from .training import Job, Schedule, generator, seeded, train
 
 # 48 pixels in patches of 8: grids of 6, 3 and 2 codes per side, for the official 27, 13 and 9.
 TA_TOK = TATokConfig(
-    width=96,
-    code_width=32,
-    codes=256,
-    depth=2,
-    heads=4,
-    hidden=256,
-    places=6,
-    encoder_depth=3,
-    encoder_heads=4,
-    encoder_hidden=256,
-    patch=8,
-    side=6,
-    input_size=48,
-)
+    width=96, code_width=32, codes=256, depth=2, heads=4, hidden=256, places=6, encoder_depth=3, encoder_heads=4,
+    encoder_hidden=256, patch=8, side=6, input_size=48,
+)  # fmt: skip
 SCHEDULE = Schedule(steps=4500, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.45)
 COUNT = 40000
 # Seed and number of the held-out images.
@@ -87,8 +76,8 @@ class TATokTrainer(nn.Module):
             # bf16 cannot distinguish neighbouring codes.
             with torch.autocast(images.device.type, enabled=False):
                 targets = F.normalize(targets.float(), dim=-1)
-                book = self.net.bottleneck.regularizer
-                table = book.unit(book.embedding.weight)
+                codebook = self.net.bottleneck.regularizer
+                table = codebook.unit(codebook.embedding.weight)
                 similarity = targets @ table.T
                 code = similarity.argmax(-1)
                 chosen = table[code]
@@ -128,10 +117,10 @@ def pool(net: TATok, encoded: Tensor, scale: int) -> Tensor:
     return net.encode_task_layer(encoded)
 
 
-def build_ta_tok(config: TATokConfig = TA_TOK, seed: int = 47) -> TATokTrainer:
+def build_ta_tok(config: TATokConfig = TA_TOK) -> TATokTrainer:
     """A randomly initialised TA-Tok with its auxiliary heads; the codebook starts as random directions."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+
+    def make() -> TATokTrainer:
         trainer = TATokTrainer(TATok(config))
         for name, p in trainer.named_parameters():
             if p.ndim < 2:
@@ -144,23 +133,18 @@ def build_ta_tok(config: TATokConfig = TA_TOK, seed: int = 47) -> TATokTrainer:
                 nn.init.normal_(p)
             else:
                 nn.init.xavier_uniform_(p.data.flatten(1))
-    return trainer
+        return trainer
+
+    return seeded(47, make)
 
 
-def ta_tok_book(
-    count: int, seed: int = TRAIN_SEED, size: int = TA_TOK.input_size, log: Callable[[str], None] = print
-) -> tuple[Tensor, Tensor]:
+def ta_tok_book(job: Job, count: int, seed: int, size: int) -> tuple[Tensor, Tensor]:
     """Images uint8 [count, 3, size, size] of the book ``seed`` and their parameters int64 [count, 6] (:data:`PARAMETERS`)."""
-    out = torch.empty(count, 3, size, size, dtype=torch.uint8)
-    truth = torch.empty(count, len(PARAMETERS), dtype=torch.int64)
-    for at in range(0, count, 1000):
-        s = picture_book.scenes(seed, min(1000, count - at), at)
-        x = torch.from_numpy(picture_book.render(s, RESOLUTION)[0]).permute(0, 3, 1, 2).float()
-        out[at : at + len(s)] = F.interpolate(x, (size, size), mode="bilinear", antialias=True).round().to(torch.uint8)
-        truth[at : at + len(s)] = torch.from_numpy(np.stack([getattr(s, name) for name in PARAMETERS], 1))
-        if at % 10000 == 0:
-            log(f"rendering the picture book for TA-Tok: {at}/{count}")
-    return out, truth
+    images, truth = [], []
+    for s, rgb in book(job, count, seed=seed):
+        images.append(F.interpolate(rgb.float(), (size, size), mode="bilinear", antialias=True).round().to(torch.uint8))
+        truth.append(torch.from_numpy(np.stack([getattr(s, name) for name in PARAMETERS], 1)))
+    return torch.cat(images), torch.cat(truth)
 
 
 def ta_tok_loss(trainer: nn.Module, images: Tensor, truth: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -224,18 +208,13 @@ def ta_tok_figures(trainer: TATokTrainer, images: Tensor, truth: Tensor, chunk: 
             counts[scale] += torch.bincount(codes[scale].flatten().cpu(), minlength=counts.shape[1])
     out = []
     for scale in range(SCALES):
-        share = counts[scale][counts[scale] > 0] / counts[scale].sum()
-        shares = dict(zip(PARAMETERS, (right[scale] / n).tolist(), strict=True))
-        out.append(
-            ScaleFigures(shares, float(error[scale] / n), len(share), float(torch.exp(-(share * share.log()).sum())))
-        )
+        shares, used = dict(zip(PARAMETERS, (right[scale] / n).tolist(), strict=True)), int((counts[scale] > 0).sum())
+        out.append(ScaleFigures(shares, float(error[scale] / n), used, perplexity(counts[scale])))
     return out
 
 
-def save_ta_tok(
-    trainer: TATokTrainer, out: Path, device: torch.device, log: Callable[[str], None] = print, held: int = HELD
-) -> None:
-    """Write the network without its auxiliary heads, and log its figures on ``held`` images of another book."""
+def save_ta_tok(trainer: TATokTrainer, out: Path) -> None:
+    """Write the network without its auxiliary heads."""
     c = trainer.net.config
     save_checkpoint(
         trainer.net,
@@ -246,38 +225,23 @@ def save_ta_tok(
         input_size=c.input_size,
         name="picture book TA-Tok",
     )
-    trainer.to(device).eval()
-    figures = ta_tok_figures(trainer, *ta_tok_book(held, HELD_SEED, c.input_size, lambda _: None))
-    for side, f in zip(trainer.sides, figures, strict=True):
-        shares = "  ".join(f"{name} {share:.3f}" for name, share in f.right.items())
-        log(f"ta-tok: {side**2} codes: accuracy: {shares}; thumbnail error {f.error:.4f}")
-        log(f"ta-tok: {side**2} codes: {f.used} of {c.codes} used, perplexity {f.perplexity:.0f}")
 
 
-def train_ta_tok(
-    work: Path,
-    out: Path,
-    device: torch.device,
-    schedule: Schedule = SCHEDULE,
-    count: int = COUNT,
-    config: TATokConfig = TA_TOK,
-    log: Callable[[str], None] = print,
-) -> TATok:
-    """Train TA-Tok and write ``out``.
-
-    Args:
-        work, device, schedule, log: see :func:`..training.train`.
-        count: number of training images.
-        config: configuration, with an image encoder.
-    """
-    images, truth = ta_tok_book(count, TRAIN_SEED, config.input_size, log)
+def train_ta_tok(job: Job, out: Path, config: TATokConfig = TA_TOK) -> TATok:
+    """Train a TA-Tok with an image encoder, write ``out``, and log figures on images of another book."""
+    count = job.count(COUNT)
+    images, truth = ta_tok_book(job, count, TRAIN_SEED, config.input_size)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-        rows = torch.randint(count, (schedule.batch,), generator=generator(53, step))
-        value, figures = ta_tok_loss(module, images[rows].to(device), truth[rows].to(device))
+        rows = torch.randint(count, (SCHEDULE.batch,), generator=generator(53, step))
+        value, figures = ta_tok_loss(module, images[rows].to(job.device), truth[rows].to(job.device))
         return value, {name: float(figure) for name, figure in figures.items()}
 
-    trainer = build_ta_tok(config)
-    train("ta-tok", trainer, loss, schedule, work, device, log)
-    save_ta_tok(trainer, out, device, log, min(HELD, count))
+    trainer = train(job, "ta-tok", build_ta_tok(config), loss, SCHEDULE)
+    save_ta_tok(trainer, out)
+    held = ta_tok_book(job, min(HELD, count), HELD_SEED, config.input_size)
+    for side, f in zip(trainer.sides, ta_tok_figures(trainer, *held), strict=True):
+        shares = "  ".join(f"{name} {share:.3f}" for name, share in f.right.items())
+        job.log(f"ta-tok: {side**2} codes: accuracy: {shares}; thumbnail error {f.error:.4f}")
+        job.log(f"ta-tok: {side**2} codes: {f.used} of {config.codes} used, perplexity {f.perplexity:.0f}")
     return trainer.net

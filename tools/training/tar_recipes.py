@@ -7,8 +7,8 @@ Source: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898). The targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,11 +21,11 @@ from ...model_loaders.networks.gpt import GPT, GPTConfig
 from ...model_loaders.networks.qwen import Marks, QwenConfig, QwenLM, TarModel
 from ...model_loaders.networks.ta_tok import TATok
 from ...model_loaders.tar import SCALES
-from . import captions, picture_book
-from .recipes import NULL_LABELS, RESOLUTION, TRAIN_SEED, save_checkpoint
+from . import captions
+from .recipes import NULL_LABELS, TRAIN_SEED, book, save_checkpoint
 from .ta_tok_recipe import TA_TOK, semantic_codes
-from .token_recipes import GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, code_book, token_defaults
-from .training import Schedule, generator, train
+from .token_recipes import GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, TokenRecipe, code_book, token_defaults
+from .training import Job, Schedule, generator, seeded, train
 
 # Scales of consecutive training steps, in the proportions of Tar's training.
 SCALE_CYCLE = (0, 0, 1, 2)
@@ -34,20 +34,14 @@ HELD = 500
 
 
 @torch.no_grad()
-def semantic_book(
-    ta_tok: TATok, count: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 500
-) -> list[Tensor]:
+def semantic_book(job: Job, ta_tok: TATok, count: int) -> list[Tensor]:
     """Semantic codes int16 [count, n] of the first training images at every scale, the finest first."""
-    books: list[list[Tensor]] = [[] for _ in range(SCALES)]
-    for at in range(0, count, chunk):
-        s = picture_book.scenes(TRAIN_SEED, min(chunk, count - at), at)
-        rgb = torch.from_numpy(picture_book.render(s, RESOLUTION)[0]).permute(0, 3, 1, 2)
+    found: list[list[Tensor]] = [[] for _ in range(SCALES)]
+    for _, rgb in book(job, count):
         for part in rgb.split(100):
-            for book, codes in zip(books, semantic_codes(ta_tok, part.to(device).float() / 255), strict=True):
-                book.append(codes.to("cpu", torch.int16))
-        if at % (20 * chunk) == 0:
-            log(f"encoding the picture book into semantic codes: {at}/{count}")
-    return [torch.cat(book) for book in books]
+            for parts, codes in zip(found, semantic_codes(ta_tok, part.to(job.device).float() / 255), strict=True):
+                parts.append(codes.to("cpu", torch.int16))
+    return [torch.cat(parts) for parts in found]
 
 
 def corrupted(codes: Tensor, values: int, share: float, g: torch.Generator) -> Tensor:
@@ -75,23 +69,14 @@ def language_config(codes: int = TA_TOK.codes) -> QwenConfig:
     """Configuration of the demo's language model for a codebook."""
     words = captions.tokenizer(codes, SCALES)
     return QwenConfig(
-        dim=128,
-        depth=3,
-        heads=4,
-        kv_heads=2,
-        head_dim=32,
-        hidden=320,
-        vocab=words.size + len(words.marks),
-        positions=_POSITIONS,
-        theta=1e4,
-    )
+        dim=128, depth=3, heads=4, kv_heads=2, head_dim=32, hidden=320, vocab=words.size + len(words.marks),
+        positions=_POSITIONS, theta=1e4,
+    )  # fmt: skip
 
 
-def build_language(config: QwenConfig | None = None, seed: int = 59) -> QwenLM:
-    """A randomly initialised language model; None selects :func:`language_config`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return qwen.initialise(QwenLM(config or language_config()))
+def build_language(config: QwenConfig | None = None, start: nn.Module | None = None) -> QwenLM:
+    """A language model with random weights or those of ``start``; None selects :func:`language_config`."""
+    return seeded(59, lambda: qwen.initialise(QwenLM(config or language_config())), start)
 
 
 def tar_model(net: QwenLM, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
@@ -105,25 +90,6 @@ def tar_model(net: QwenLM, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -
     ids = words.marks
     marks = Marks(ids["<im_start>"], ids["<S0>"], ids["<I0>"], codes, (ids["<|im_start|>"], ids["<|im_end|>"]))
     return TarModel(net, "picture book Tar", words.encode, marks, tuple(side // (i + 1) for i in range(SCALES)))
-
-
-def prompt_book(
-    model: TarModel, count: int, variants: int = VARIANTS, seed: int = TRAIN_SEED, log: Callable[[str], None] = print
-) -> tuple[Tensor, Tensor]:
-    """Prompts at scale 0 of the first training images, ``variants`` captions of each.
-
-    Returns:
-        Token ids int16 [count, variants, L], padded with 0 at the end, and lengths int16 [count, variants].
-    """
-    s = picture_book.scenes(TRAIN_SEED, count)
-    rows = [
-        [model.prompt(text, 0) for text in captions.training_captions(s, seed * variants + i)] for i in range(variants)
-    ]
-    log(f"{count * variants} captions generated")
-    longest = max((len(ids) for row in rows for ids in row), default=0)
-    padded = torch.tensor([[ids + [0] * (longest - len(ids)) for ids in row] for row in rows], dtype=torch.int16)
-    lengths = torch.tensor([[len(ids) for ids in row] for row in rows], dtype=torch.int16)
-    return padded.transpose(0, 1).contiguous(), lengths.T.contiguous()
 
 
 def language_loss(
@@ -209,46 +175,36 @@ def save_language(net: QwenLM, out: Path, codes: int = TA_TOK.codes, side: int =
 
 
 def train_language(
-    ta_tok: TATok,
-    work: Path,
-    out: Path,
-    device: torch.device,
-    schedule: Schedule = LANGUAGE_SCHEDULE,
-    count: int = LANGUAGE_COUNT,
-    log: Callable[[str], None] = print,
-    config: QwenConfig | None = None,
-    start: QwenLM | None = None,
+    job: Job, out: Path, ta_tok: TATok, config: QwenConfig | None = None, start: QwenLM | None = None
 ) -> QwenLM:
     """Train the language model on TA-Tok's codes and write ``out``.
 
     Args:
-        ta_tok: loaded from its fp16 file as shipped, with its image encoder, on ``device``.
-        work, device, schedule, log: see :func:`..training.train`.
-        count: number of training images.
+        ta_tok: loaded from its fp16 file as shipped, with its image encoder, on the job's device.
         config: configuration instead of :func:`language_config`.
         start: initial weights; None for random ones.
     """
-    c, held = ta_tok.config, _held(count)
-    book = semantic_book(ta_tok, count + held, device, log)
-    net = build_language(config or language_config(c.codes)).to(device)
-    if start is not None:
-        net.load_state_dict(start.state_dict())
+    c, count, device = ta_tok.config, job.count(LANGUAGE_COUNT), job.device
+    held = _held(count)
+    codes = semantic_book(job, ta_tok, count + held)
+    net = build_language(config or language_config(c.codes), start).to(device)
     model = tar_model(net, c.codes, c.side)
-    prompts, lengths = prompt_book(model, count + held, log=log)
+    seeds = range(TRAIN_SEED * VARIANTS, (TRAIN_SEED + 1) * VARIANTS)
+    prompts, lengths = captions.prompt_book(lambda text: model.prompt(text, 0), count + held, seeds)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(61, step)
-        ids, ends, codes, scale = language_batch(step, schedule.batch, book, prompts, lengths, g, count)
-        value, figures = language_loss(module, model.marks, ids.to(device), ends.to(device), codes.to(device), scale, g)
+        ids, ends, what, scale = language_batch(step, LANGUAGE_SCHEDULE.batch, codes, prompts, lengths, g, count)
+        value, figures = language_loss(module, model.marks, ids.to(device), ends.to(device), what.to(device), scale, g)
         return value, {name: float(figure) for name, figure in figures.items()}
 
-    train("tar", net, loss, schedule, work, device, log)
+    train(job, "tar", net, loss, LANGUAGE_SCHEDULE)
     save_language(net, out, c.codes, c.side)
     ids, ends = (t[count:, 0].long().to(device) for t in (prompts, lengths))
-    for scale, codes in enumerate(book):
+    for scale, part in enumerate(codes):
         with torch.no_grad():
-            nats, _ = language_loss(net, model.marks, ids, ends, codes[count:].long().to(device), scale)
-        log(f"tar: {codes.shape[1]} codes: {float(nats):.3f} nats per code on {held} held-out images")
+            nats, _ = language_loss(net, model.marks, ids, ends, part[count:].long().to(device), scale)
+        job.log(f"tar: {part.shape[1]} codes: {float(nats):.3f} nats per code on {held} held-out images")
     return net
 
 
@@ -276,51 +232,22 @@ class DetokenizerRecipe:
     schedule: Schedule
     count: int
 
-    def config(self, ta_tok: TATok, vq: VQAutoencoder) -> GPTConfig:
-        """Its configuration, for a prefix of the finest scale."""
-        c = ta_tok.config
-        return detokenizer_config(self.grid, c.width, c.side, vq.config.codes)
-
 
 def detokenizer_config(
     grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes
 ) -> GPTConfig:
     """Configuration of a demo de-tokenizer of ``grid`` x ``grid`` tokens; width and side are TA-Tok's."""
-    return GPTConfig(
-        dim=128,
-        depth=6,
-        heads=4,
-        kv_heads=4,
-        hidden=176,
-        vocab=vocab,
-        condition="features",
-        condition_size=width,
-        absolute=side**2 + grid**2 - 1,
+    return replace(
+        TokenRecipe.config, vocab=vocab, condition="features", condition_size=width, absolute=side**2 + grid**2 - 1
     )
 
 
-DTOK_LOW = DetokenizerRecipe(
-    "dtok-low",
-    "picture book AR-DTok, 8x8",
-    LOW_GRID,
-    Schedule(steps=8000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45),
-    SMALL_PICTURES,
-)
+_SMALL = Schedule(steps=8000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45)
+DTOK_LOW = DetokenizerRecipe("dtok-low", "picture book AR-DTok, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES)
 DTOK_HIGH = DetokenizerRecipe(
-    "dtok",
-    "picture book AR-DTok, 16x16",
-    GRID,
-    Schedule(steps=20000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45),
-    LARGE_PICTURES,
+    "dtok", "picture book AR-DTok, 16x16", GRID, replace(_SMALL, steps=20000, batch=24), LARGE_PICTURES
 )
 DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
-
-
-def build_detokenizer(config: GPTConfig, seed: int = 67) -> GPT:
-    """A randomly initialised de-tokenizer."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return gpt.initialise(GPT(config))
 
 
 def detokenizer_logits(net: GPT, features: Tensor, tokens: Tensor) -> Tensor:
@@ -388,47 +315,41 @@ def save_detokenizer(net: GPT, recipe: DetokenizerRecipe, out: Path) -> None:
 
 
 def train_detokenizer(
+    job: Job,
+    out: Path,
     recipe: DetokenizerRecipe,
     ta_tok: TATok,
     vq: VQAutoencoder,
-    work: Path,
-    out: Path,
-    device: torch.device,
-    schedule: Schedule | None = None,
-    count: int | None = None,
-    log: Callable[[str], None] = print,
     config: GPTConfig | None = None,
     start: GPT | None = None,
 ) -> GPT:
     """Train a de-tokenizer and write ``out``.
 
     Args:
-        ta_tok, vq: loaded from their fp16 files as shipped, on ``device``.
-        schedule, count, config: instead of the recipe's.
+        ta_tok, vq: loaded from their fp16 files as shipped, on the job's device.
+        config: instead of :func:`detokenizer_config`.
         start: initial weights; None for random ones.
     """
-    schedule, count = schedule or recipe.schedule, count or recipe.count
+    c, count, device = ta_tok.config, job.count(recipe.count), job.device
     held = _held(count)
-    book = semantic_book(ta_tok, count + held, device, log)
-    tokens, _ = code_book(vq, count + held, recipe.grid, device, log)
-    net = build_detokenizer(config or recipe.config(ta_tok, vq)).to(device)
-    if start is not None:
-        net.load_state_dict(start.state_dict())
+    semantic, (tokens, _) = semantic_book(job, ta_tok, count + held), code_book(job, vq, count + held, recipe.grid)
+    config = config or detokenizer_config(recipe.grid, c.width, c.side, vq.config.codes)
+    net = seeded(67, lambda: gpt.initialise(GPT(config)), start).to(device)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(71, step)
-        codes, what = detokenizer_batch(step, schedule.batch, book, tokens, g, count)
+        codes, what = detokenizer_batch(step, recipe.schedule.batch, semantic, tokens, g, count)
         value, figures = detokenizer_loss(module, ta_tok, codes.to(device), what.to(device), g)
         return value, {name: float(figure) for name, figure in figures.items()}
 
-    train(recipe.name, net, loss, schedule, work, device, log)
+    train(job, recipe.name, net, loss, recipe.schedule)
     save_detokenizer(net, recipe, out)
-    for codes in book:
+    for codes in semantic:
         parts = zip(codes[count:].split(50), tokens[count:].split(50), strict=True)
         with torch.no_grad():
             nats = sum(
                 float(detokenizer_loss(net, ta_tok, a.long().to(device), b.long().to(device))[0]) * len(a)
                 for a, b in parts
             )
-        log(f"{recipe.name}: {codes.shape[1]} codes: {nats / held:.3f} nats per token on {held} held-out images")
+        job.log(f"{recipe.name}: {codes.shape[1]} codes: {nats / held:.3f} nats per token on {held} held-out images")
     return net

@@ -7,8 +7,8 @@ file whose metadata holds the configuration that the state dict does not contain
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,8 +19,8 @@ from ...model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder, 
 from ...model_loaders.networks.gpt import GPT, GPTConfig, PositionTable, initialise
 from ...samplers.tokens.par import par_groups
 from . import picture_book
-from .recipes import NULL_LABELS, TRAIN_SEED, pictures, reconstruction_loss, save_checkpoint, to_signed
-from .training import Schedule, generator, train
+from .recipes import NULL_LABELS, book, pictures, psnr, reconstruction_loss, save_checkpoint, to_signed
+from .training import Job, Schedule, generator, seeded, train
 
 # The convolutions equal those of the demo's KL autoencoder, whose weights initialise them.
 VQ = VQConfig(ch=32, ch_mult=(1, 1, 2, 2), blocks=1, z_channels=8, codes=512, code_channels=8, groups=8)
@@ -35,7 +35,6 @@ LOW_GRID, GRID = 8, 16
 # A model of this size overfits 30,000 small images, and 40,000 large ones within 10,000 steps. With 100,000 large ones the gap to
 # held-out images is 0.05 nats per token after 20,000 steps.
 SMALL_PICTURES, LARGE_PICTURES = 120_000, 100_000
-_CLASSES = len(picture_book.LABELS)
 # Sampling defaults of these models, stored in the checkpoint. The tail of the distribution contains most errors of a model of
 # this size (docs/benchmarks.md).
 DEFAULTS = {"cfg": 1.5, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
@@ -55,20 +54,6 @@ def defaults(grid: int) -> dict[str, float]:
     return {**token_defaults(grid), **(LARGE_DEFAULTS if grid == GRID else {})}
 
 
-def _gpt(special: int = 0) -> GPTConfig:
-    return GPTConfig(
-        dim=128,
-        depth=6,
-        heads=4,
-        kv_heads=4,
-        hidden=176,
-        vocab=VQ.codes,
-        condition="class",
-        condition_size=_CLASSES,
-        special=special,
-    )
-
-
 @dataclass(frozen=True)
 class TokenRecipe:
     """A GPT on the picture book's codes.
@@ -76,46 +61,37 @@ class TokenRecipe:
     Attributes:
         name: name of the checkpoint and of the state file.
         title: display name.
-        config: configuration; ``config.special`` makes it a PAR.
         grid: tokens along one side; the image has 8 times as many pixels.
         schedule: of the training.
         count: number of training images.
+        config: configuration; ``config.special`` makes it a PAR.
         reinforced: whether the training ends with ``reinforce.py``.
     """
 
     name: str
     title: str
-    config: GPTConfig
     grid: int
     schedule: Schedule
     count: int
+    config: GPTConfig = GPTConfig(
+        dim=128, depth=6, heads=4, kv_heads=4, hidden=176, vocab=VQ.codes, condition="class",
+        condition_size=len(picture_book.LABELS),
+    )  # fmt: skip
     reinforced: bool = False
 
 
-GPT_LOW = TokenRecipe(
-    "llamagen-low",
-    "picture book GPT, 8x8",
-    _gpt(),
-    LOW_GRID,
-    Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45),
-    SMALL_PICTURES,
-)
+_SMALL = Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45)
+GPT_LOW = TokenRecipe("llamagen-low", "picture book GPT, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES)
 GPT_HIGH = TokenRecipe(
     "llamagen",
     "picture book GPT, 16x16",
-    _gpt(),
     GRID,
-    Schedule(steps=30000, batch=24, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45),
+    replace(_SMALL, steps=30000, batch=24),
     LARGE_PICTURES,
     reinforced=True,
 )
 PAR = TokenRecipe(
-    "par",
-    "picture book PAR, 4 regions, 8x8",
-    _gpt(special=3),
-    LOW_GRID,
-    Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45),
-    SMALL_PICTURES,
+    "par", "picture book PAR, 4 regions, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES, replace(TokenRecipe.config, special=3)
 )
 RECIPES = {recipe.name: recipe for recipe in (GPT_LOW, GPT_HIGH, PAR)}
 
@@ -207,27 +183,11 @@ def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
             value.zero_()
 
 
-def train_vq(
-    work: Path,
-    out: Path,
-    device: torch.device,
-    schedule: Schedule = VQ_SCHEDULE,
-    count: int | None = None,
-    log: Callable[[str], None] = print,
-    kl: KLAutoencoder | None = None,
-) -> VQAutoencoder:
-    """Train the tokenizer on small and large images in alternating steps and write ``out``.
-
-    Args:
-        work, device, schedule, log: see :func:`.training.train`.
-        count: number of images of each size, instead of :data:`VQ_PICTURES`.
-        kl: initial weights, see :func:`initialise_from_kl`; None for random ones.
-    """
-    data = {side: pictures(count or number, TRAIN_SEED, side, log)[0] for side, number in VQ_PICTURES.items()}
-    sides = list(data)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(23)
-        module = _Tokenizer(VQAutoencoder(VQ))
+def train_vq(job: Job, out: Path, kl: KLAutoencoder | None = None) -> VQAutoencoder:
+    """Train the tokenizer on small and large images in alternating steps and write ``out``; ``kl`` initialises it."""
+    data = {side: pictures(job, job.count(number), side)[0] for side, number in VQ_PICTURES.items()}
+    sides, schedule = list(data), job.schedule(VQ_SCHEDULE)
+    module = seeded(23, lambda: _Tokenizer(VQAutoencoder(VQ)))
     if kl is not None:
         initialise_from_kl(module.net, kl)
 
@@ -235,46 +195,48 @@ def train_vq(
         g, side = generator(29, step), sides[step % len(sides)]
         # The same number of pixels per step at both sizes.
         batch = max(1, schedule.batch * sides[0] ** 2 // side**2)
-        x = to_signed(data[side][torch.randint(len(data[side]), (batch,), generator=g)]).to(device)
+        x = to_signed(data[side][torch.randint(len(data[side]), (batch,), generator=g)]).to(job.device)
         raw = module.net.features(x)
         # bf16 cannot distinguish neighbouring codes.
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(job.device.type, enabled=False):
             features = F.normalize(raw.float(), dim=1)
             if step < REVIVAL * schedule.steps:
                 module.revive(features.detach().permute(0, 2, 3, 1).flatten(0, 2), g)
             vectors, codes, codebook_loss = quantisation_loss(module.net, features)
         module.count_idle(codes)
         y = module.net.render(vectors).float()
-        psnr = 10 * torch.log10(4 / F.mse_loss(y.detach(), x))
         figures = {
-            f"psnr{side}": float(psnr),
+            f"psnr{side}": psnr(y, x),
             "gap": float(codebook_loss.detach()),
             "idle": float((module.idle > PATIENCE / 2).sum()),
         }
         return reconstruction_loss(y, x) + codebook_loss, figures
 
-    train("vq", module, loss, schedule, work, device, log)
+    train(job, "vq", module, loss, schedule)
     save_checkpoint(module.net, out, family="vq", groups=VQ.groups, name="picture book VQ, stride 8")
     for side in sides:
-        psnr, used, perplexity = tokenizer_figures(module.net, data[side][:500], device)
-        log(f"vq: {side} pixels: {psnr:.2f} dB, {used} of {VQ.codes} codes used, perplexity {perplexity:.0f}")
+        found = tokenizer_figures(module.net, data[side][:500], job.device)
+        job.log(f"vq: {side} pixels: {found[0]:.2f} dB, {found[1]} of {VQ.codes} codes used, perplexity {found[2]:.0f}")
     return module.net
 
 
 @torch.no_grad()
-def tokenizer_figures(
-    net: VQAutoencoder, data: Tensor, device: torch.device, chunk: int = 50
-) -> tuple[float, int, float]:
+def tokenizer_figures(net: VQAutoencoder, data: Tensor, device: torch.device) -> tuple[float, int, float]:
     """PSNR in dB, number of used codes, and code perplexity on images uint8 [N, 3, H, W]."""
     error, counts = 0.0, torch.zeros(net.config.codes)
-    for part in data.split(chunk):
+    for part in data.split(50):
         x = to_signed(part).to(device)
         _, codes = net.encode(x)
         error += float(F.mse_loss(net.decode_codes(codes).float().clamp(-1, 1), x)) * len(part)
         counts += torch.bincount(codes.flatten().cpu(), minlength=len(counts))
+    decibels = 10 * math.log10(4 * len(data) / max(error, 1e-9))
+    return decibels, int((counts > 0).sum()), perplexity(counts)
+
+
+def perplexity(counts: Tensor) -> float:
+    """Perplexity of the distribution of codes with these counts."""
     share = counts[counts > 0] / counts.sum()
-    psnr = 10 * torch.log10(torch.tensor(4 * len(data) / max(error, 1e-9)))
-    return float(psnr), int((counts > 0).sum()), float(torch.exp(-(share * share.log()).sum()))
+    return float(torch.exp(-(share * share.log()).sum()))
 
 
 # ------------------------------------------------------------------------------------------------ GPT and PAR
@@ -336,63 +298,37 @@ def sequence_logits(net: GPT, layout: Layout, places: PositionTable, labels: Ten
 
 
 @torch.no_grad()
-def code_book(
-    vq: VQAutoencoder, count: int, grid: int, device: torch.device, log: Callable[[str], None] = print, chunk: int = 500
-) -> tuple[Tensor, Tensor]:
+def code_book(job: Job, vq: VQAutoencoder, count: int, grid: int) -> tuple[Tensor, Tensor]:
     """Codes int16 [count, grid * grid] of the training images in raster order, and their labels int64 [count]."""
-    side = grid * vq.config.stride
-    codes, labels = torch.empty(count, grid * grid, dtype=torch.int16), torch.empty(count, dtype=torch.int64)
-    for at in range(0, count, chunk):
-        # In chunks: all images together take gigabytes.
-        s = picture_book.scenes(TRAIN_SEED, min(chunk, count - at), at)
-        rgb = torch.from_numpy(picture_book.render(s, side)[0]).permute(0, 3, 1, 2)
-        made = [vq.encode(to_signed(part).to(device))[1].flatten(1) for part in rgb.split(50)]
-        codes[at : at + len(s)] = torch.cat(made).to("cpu", torch.int16)
-        labels[at : at + len(s)] = torch.from_numpy(s.label)
-        if at % (20 * chunk) == 0:
-            log(f"rendering and encoding the picture book: {at}/{count}")
-    return codes, labels
+    codes, labels = [], []
+    for s, rgb in book(job, count, grid * vq.config.stride):
+        codes += [
+            vq.encode(to_signed(part).to(job.device))[1].flatten(1).to("cpu", torch.int16) for part in rgb.split(50)
+        ]
+        labels.append(torch.from_numpy(s.label))
+    return torch.cat(codes), torch.cat(labels)
 
 
-def train_gpt(
-    recipe: TokenRecipe,
-    vq: VQAutoencoder,
-    work: Path,
-    out: Path,
-    device: torch.device,
-    schedule: Schedule | None = None,
-    count: int | None = None,
-    log: Callable[[str], None] = print,
-    start: GPT | None = None,
-) -> GPT:
-    """Train a GPT or PAR on the tokenizer's codes and write ``out``.
-
-    Args:
-        vq: the tokenizer, loaded from its fp16 file as shipped.
-        schedule, count: instead of the recipe's.
-        start: initial weights; None for random ones.
-    """
-    config, schedule, count = recipe.config, schedule or recipe.schedule, count or recipe.count
-    book, labels = code_book(vq, count, recipe.grid, device, log)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(31)
-        net = initialise(GPT(config)).to(device)
-    if start is not None:
-        net.load_state_dict(start.state_dict())
-    layout, places = Layout.of(recipe.grid, config.regions).to(device), net.positions(recipe.grid, 1)
-    book = book[:, layout.order.cpu()]
+def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start: GPT | None = None) -> GPT:
+    """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``."""
+    config, count = recipe.config, job.count(recipe.count)
+    codes, labels = code_book(job, vq, count, recipe.grid)
+    net = seeded(31, lambda: initialise(GPT(config)), start).to(job.device)
+    layout, places = Layout.of(recipe.grid, config.regions).to(job.device), net.positions(recipe.grid, 1)
+    codes = codes[:, layout.order.cpu()]
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(37, step)
-        rows = torch.randint(count, (schedule.batch,), generator=g)
+        rows = torch.randint(count, (recipe.schedule.batch,), generator=g)
         null = torch.rand(len(rows), generator=g) < NULL_LABELS
-        tokens, what = book[rows].long().to(device), labels[rows].masked_fill(null, config.condition_size).to(device)
+        tokens, what = codes[rows].long(), labels[rows].masked_fill(null, config.condition_size)
+        tokens, what = tokens.to(job.device), what.to(job.device)
         logits = sequence_logits(module, layout, places, what, tokens)
         nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         right = (logits.detach().argmax(-1) == tokens).float().mean()
         return nats, {"nats": float(nats.detach()), "right": float(right)}
 
-    train(recipe.name, net, loss, schedule, work, device, log)
+    train(job, recipe.name, net, loss, recipe.schedule)
     save_gpt(recipe, net, out)
     return net
 

@@ -10,12 +10,17 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Net = TypeVar("Net", bound=nn.Module)
+# (module, step) -> (scalar loss, figures to log)
+Loss = Callable[[nn.Module, int], tuple[Tensor, dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -48,15 +53,6 @@ class Schedule:
         return max(0.0, min(1.0, (step + 1) / max(1, self.warmup), (self.steps - step) / tail))
 
 
-def choose_device(name: str = "auto") -> torch.device:
-    """The named device; ``auto`` selects CUDA, MPS or the CPU, in this order."""
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
 def _optimisers(module: nn.Module, s: Schedule) -> list[torch.optim.Optimizer]:
     muon = getattr(torch.optim, "Muon", None) if s.muon_lr else None  # torch >= 2.9
     hidden, matrices, vectors = [], [], []
@@ -79,33 +75,58 @@ def _optimisers(module: nn.Module, s: Schedule) -> list[torch.optim.Optimizer]:
     return out
 
 
-def generator(seed: int, step: int, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(seed: int, step: int) -> torch.Generator:
     """The random generator of one step."""
-    return torch.Generator(device).manual_seed((seed * 1_000_003 + step) % (2**63))
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) % (2**63))
 
 
-def train(
-    name: str,
-    module: nn.Module,
-    loss: Callable[[nn.Module, int], tuple[Tensor, dict[str, float]]],
-    schedule: Schedule,
-    folder: Path,
-    device: torch.device,
-    log: Callable[[str], None] = print,
-    save_every: float = 120.0,
-) -> nn.Module:
-    """Train ``module``, or resume the run in ``folder``, and return it with the averaged weights.
+def seeded(seed: int, make: Callable[[], Net], start: nn.Module | None = None) -> Net:
+    """A network with random weights of this seed, or a trainable copy of ``start``; the global random state does not change."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = make()
+    if start is not None:
+        net.load_state_dict(start.state_dict())
+    return net
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the trainings of a run have in common.
+
+    Attributes:
+        folder: of the resumable states; created if missing.
+        device: bf16 autocast on CPU and CUDA, fp32 on MPS.
+        log: receives progress lines.
+        steps, images: optimiser steps and training images instead of the recipes', or None.
+    """
+
+    folder: Path
+    device: torch.device = torch.device("cpu")
+    log: Callable[[str], None] = print
+    steps: int | None = None
+    images: int | None = None
+
+    def count(self, usual: int) -> int:
+        """Number of training images."""
+        return self.images or usual
+
+    def schedule(self, usual: Schedule) -> Schedule:
+        """A recipe's schedule, shortened to ``steps``."""
+        if self.steps is None:
+            return usual
+        return replace(usual, steps=self.steps, warmup=min(usual.warmup, self.steps))
+
+
+def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_every: float = 120.0) -> Net:
+    """Train ``module``, or resume the run ``<folder>/<name>.state.pt``, and return it with the averaged weights.
 
     Args:
-        name: names the state file ``<folder>/<name>.state.pt``.
-        module: freshly initialised network.
         loss: ``(module, step) -> (scalar loss, figures to log)``; draws its own batch from the step.
-        schedule: see :class:`Schedule`.
-        folder: folder of the resumable state; created if missing.
-        device: training device; bf16 autocast on CPU and CUDA, fp32 on MPS.
-        log: receives a progress line about every ten seconds.
+        usual: the recipe's schedule.
         save_every: seconds between saves.
     """
+    folder, device, log, schedule = job.folder, job.device, job.log, job.schedule(usual)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.state.pt"
     module.to(device).train()

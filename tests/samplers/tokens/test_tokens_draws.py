@@ -102,6 +102,13 @@ def test_a_draw_is_splitmix64_of_the_digest_the_cell_and_the_value():
     assert found[0, :2].tolist() == pytest.approx([0.76596070, 0.36529715], rel=1e-5)
 
 
+def test_small_numbers_keep_their_last_bits():
+    """The smallest of a million numbers, where the half that keeps them above 0 counts."""
+    found = PairedDraws(7, (3,)).uniform("token", torch.arange(64), 2**14)[0]
+    cell, value = divmod(int(found.argmin()), 2**14)
+    assert found.min() < 1e-4 and float(found.min()) == pytest.approx(number(cell, value), rel=1e-6)
+
+
 def test_cells_far_apart_and_values_beyond_2_to_the_16_have_draws_of_their_own():
     draws = PairedDraws(7, (3,))
     first, far = draws.uniform("token", torch.tensor([0, 2**16]), 40)[0]

@@ -1,0 +1,276 @@
+"""The linear layers and embeddings of all networks: fast products on a CPU, int8 weights, and weights off the compute device.
+
+On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library call that
+reads them best follows from the number of rows and the processor's vendor, see :func:`linear`. Nothing is chosen by timing, so equal
+calls give equal bits in every process on one machine with the same number of threads.
+
+A host with little device memory (ComfyUI) loads a network partially: it gives the layers that may be left out a ``source``, which
+copies their weights for the duration of a call.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Containers whose linear layers may be int8; those that may be off the device, and further ones by their last name. Embeddings,
+# norms, input and output layers keep their dtype, because their errors are visible first; the diffusion head is always loaded.
+_INT8_BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "res_blocks", "layers"))
+_STREAMED_BLOCKS, _STREAMED_NAMES = _INT8_BLOCKS - {"res_blocks"}, frozenset(("embed_tokens", "lm_head", "output"))
+_LARGEST = 127.0
+
+N = TypeVar("N", bound=nn.Module)
+
+# ------------------------------------------------------------------------------------------------ products on a CPU
+
+# Fewest elements of a weight that exceeds the inner caches; smaller ones take F.linear.
+LARGE_WEIGHT = 1 << 18
+# With more rows oneDNN is faster than MKL also with the weight as it is stored.
+MANY_ROWS = 128
+# Longest rows for halves: with longer ones it can take 1.3 times as long as F.linear.
+HALVES_WIDTH = 2048
+# Bytes of packed copies of a network's weights.
+PACKED_BYTES = 1 << 30
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear | None = None) -> Tensor:
+    """x [..., in] times the transposed weight [out, in], plus the bias [out]; to [..., out].
+
+    On a CPU in fp32, a large weight is multiplied by three and more rows in oneDNN's own layout ("packed"). One and two rows
+    take F.linear, but on AMD's processors, where MKL reads badly, one row is a batch of two half matrices and two rows are W x^T.
+
+    Args:
+        layer: owner of the weight, whose packed copy is kept; None: without packing.
+    """
+    rows = x.numel() // x.shape[-1]
+    if not rows or not _is_large(x, weight):
+        return F.linear(x, weight, bias)
+    flat, shape = x.reshape(rows, -1), (*x.shape[:-1], len(weight))
+    if rows > 2 and _has_onednn():
+        held = weight if layer is None else layer.packed()
+        if held is not weight or rows > MANY_ROWS:
+            return torch.ops.mkldnn._linear_pointwise(flat.contiguous(), held, bias, "none", [], "").view(shape)
+    elif rows == 2 and _is_amd():
+        out = weight @ flat.T if bias is None else torch.addmm(bias[:, None], weight, flat.T)
+        return out.T.contiguous().view(shape)  # strided rows would slow down what follows
+    elif rows == 1 and _is_amd() and flat.shape[1] <= HALVES_WIDTH and not len(weight) % 2:
+        halves, columns = weight.view(2, -1, weight.shape[1]), flat.T.expand(2, -1, -1)
+        out = torch.bmm(halves, columns) if bias is None else torch.baddbmm(bias.view(2, -1, 1), halves, columns)
+        return out.view(shape)
+    return F.linear(x, weight, bias)
+
+
+def _is_large(x: Tensor, weight: Tensor) -> bool:
+    """Whether other products than F.linear apply. It runs before every product, so it is kept short."""
+    if x.dtype is not torch.float32 or weight.dtype is not torch.float32 or weight.numel() < LARGE_WEIGHT:
+        return False
+    if torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():  # fake and traced tensors
+        return False
+    return weight.is_cpu and weight.is_contiguous()
+
+
+@lru_cache(maxsize=1)
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@lru_cache(maxsize=1)
+def _is_amd() -> bool:
+    """Whether the processor is AMD's."""
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:  # no Linux
+        return "AuthenticAMD" in platform.processor()
+
+
+# ------------------------------------------------------------------------------------------------ layers
+
+
+class WeightSource(Protocol):
+    """Provides weights that are not on the compute device."""
+
+    def away(self, layer: Streamed) -> bool:
+        """Whether the layer's weight is off the device now."""
+        ...
+
+    def lend(
+        self, layer: Streamed, x: Tensor, rows: tuple[int, int] | None = None
+    ) -> AbstractContextManager[tuple[Tensor, Tensor | None]]:
+        """Weight and bias on the device and in the dtype of ``x`` for the duration of the context; ``rows``: without bias."""
+        ...
+
+    def look_up(self, layer: Streamed, ids: Tensor) -> Tensor:
+        """Rows ``ids`` int64 [...] of an embedding's weight [n, C], on the device of ``ids``; [..., C]."""
+        ...
+
+
+class Streamed:
+    """Mixin of layers with ``weight`` and ``bias``, which ``source`` provides while they are off the device."""
+
+    source: WeightSource | None = None
+
+    def away(self) -> bool:
+        """Whether the weight is off the device now."""
+        return self.source is not None and self.source.away(self)
+
+    def lend(
+        self, x: Tensor, rows: tuple[int, int] | None = None
+    ) -> AbstractContextManager[tuple[Tensor, Tensor | None]]:
+        """The weight while it is off the device, see :meth:`WeightSource.lend`."""
+        assert self.source is not None
+        return self.source.lend(self, x, rows)
+
+    def tensors(self) -> list[Tensor]:
+        """Weight and bias."""
+        held: list[Tensor | None] = [getattr(self, name) for name in ("weight", "bias")]
+        return [t for t in held if t is not None]
+
+
+# Address and version of a layer's weight, and its packed copy.
+_PACKED: WeakKeyDictionary[Linear, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
+
+
+class Linear(Streamed, nn.Linear):  # type: ignore[misc]
+    """``nn.Linear``, computed by :func:`linear`.
+
+    Attributes:
+        packs: whether a packed copy of the weight may be kept, see :func:`limit_packing`.
+    """
+
+    packs = True
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False):
+        super().__init__(in_features, out_features, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] to [..., out]."""
+        if self.away():
+            with self.lend(x) as (weight, bias):
+                return linear(x, weight, bias)
+        return linear(x, self.weight, self.bias, self)
+
+    def packed(self) -> Tensor:
+        """The weight in oneDNN's layout, or the weight itself if it may not be packed."""
+        weight = self.weight
+        if not self.packs:
+            return weight
+        version = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        held = _PACKED.get(self)
+        if held is None or held[0] != version:
+            _PACKED[self] = held = version, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
+        return held[1]
+
+
+class Embedding(Streamed, nn.Embedding):  # type: ignore[misc]
+    """``nn.Embedding``. Off the device, rows are looked up where the weight is, and only they are copied."""
+
+    bias = None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """int64 [...] to [..., C]."""
+        return self.source.look_up(self, ids) if self.source is not None and self.away() else super().forward(ids)
+
+
+def limit_packing(net: nn.Module) -> None:
+    """Let only the first layers of a network keep packed copies, of :data:`PACKED_BYTES` together.
+
+    The layers of a network that pack do not depend on other networks, and so neither do its results.
+    """
+    used = 0
+    for layer in net.modules():
+        if isinstance(layer, Linear):
+            used += layer.weight.nbytes
+            layer.packs = used <= PACKED_BYTES
+
+
+def streamed_layers(net: nn.Module) -> list[Streamed]:
+    """The layers of a network that may be off the device: of its blocks, the output layer, a language model's embedding."""
+    return [
+        module
+        for name, module in net.named_modules()
+        if isinstance(module, Streamed)
+        and (name.rpartition(".")[2] in _STREAMED_NAMES or not _STREAMED_BLOCKS.isdisjoint(name.split(".")))
+    ]
+
+
+def away_bytes(net: nn.Module) -> int:
+    """Bytes of the weights that are off the device now."""
+    return sum(t.nbytes for layer in streamed_layers(net) if layer.away() for t in layer.tensors())
+
+
+def remark(*nets: nn.Module) -> str:
+    """What a report says about networks with int8 weights, or with weights off the device; "" for others."""
+    if any(isinstance(module, Int8Linear) for net in nets for module in net.modules()):
+        return "int8 weights: the pictures differ from those of fp32, see docs/benchmarks/speed.md"
+    if not (away := sum(map(away_bytes, nets))):
+        return ""
+    total = sum(p.nbytes for net in nets for p in net.parameters())
+    return f"{away / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from main memory, which is slower"
+
+
+# ------------------------------------------------------------------------------------------------ int8
+
+
+class Int8Linear(nn.Module):
+    """A linear layer on a CPU whose weight is int8, one scale per output. Lossy.
+
+    Rows of activations are rounded with a scale of their own, so that they do not influence each other. The product is
+    ``torch._int_mm``, whose sums are exact in int32.
+
+    Attributes:
+        weight: int8 [out, in].
+        scale: fp32 [out]; a weight is ``scale * weight``.
+        bias: fp32 [out] or None.
+    """
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.out_features, self.in_features = weight.shape
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> Int8Linear:
+        """The rounded layer: largest magnitude of an output channel to 127."""
+        w = layer.weight.detach().float()
+        scale = w.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / _LARGEST
+        bias = None if layer.bias is None else layer.bias.detach().float()
+        return cls((w / scale[:, None]).round_().to(torch.int8), scale, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x fp32 [..., in] to fp32 [..., out]."""
+        rows = x.reshape(-1, self.in_features)
+        if not len(rows):
+            return x.new_empty(*x.shape[:-1], self.out_features)
+        largest = rows.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny)
+        rounded = (rows * (_LARGEST / largest)).round_().to(torch.int8)
+        out = torch._int_mm(rounded, self.weight.t()).float().mul_(largest * (1 / _LARGEST))
+        out = out.mul_(self.scale) if self.bias is None else torch.addcmul(self.bias, out, self.scale)
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+def quantize(net: N) -> N:
+    """Replace the linear layers within the blocks by int8 ones, in place; return ``net``."""
+    for name, module in list(net.named_modules()):
+        for child, layer in list(module.named_children()):
+            if isinstance(layer, nn.Linear) and not _INT8_BLOCKS.isdisjoint(name.split(".")):
+                setattr(module, child, Int8Linear.of(layer))
+    return net
+
+
+def outputs(layer: nn.Linear | Int8Linear, start: int, stop: int) -> Callable[[Tensor], Tensor]:
+    """The layer of outputs ``start`` to ``stop`` alone; it shares the weight."""
+    bias = None if layer.bias is None else layer.bias[start:stop]
+    if isinstance(layer, Int8Linear):
+        return Int8Linear(layer.weight[start:stop], layer.scale[start:stop], bias)
+    return partial(F.linear, weight=layer.weight[start:stop], bias=bias)

@@ -1,0 +1,80 @@
+"""The Advisor: which accelerator suits the user's model, device and batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from comfy_api.latest import io
+
+from ..reports.record import Report
+from ..samplers.advice import AdviceSettings, calibrate, candidates
+from ..samplers.choice import Choice, choose
+from ..samplers.settings import make
+from .preview import to_bytes
+from .samplers import baseline_of, expect_any, run_choice, warm_up_choice
+from .schema import ANY_CONDITION, ANY_MODEL, checked_seed, schema, seed_widget, widgets
+from .status import hidden, show
+
+
+class Advisor(io.ComfyNode):
+    """A short calibration."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="FastARAdvisor",
+            display_name="Advisor",
+            category="FastAR/compare",
+            description="Runs the plain sampler and every accelerator that suits the model on your device, batch and prompt, with the same "
+            "seeds, and answers which is fastest within the loss that you choose.",
+            search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
+            hidden=hidden(),
+            sockets=[
+                ANY_MODEL.Input(
+                    "model", tooltip="The model to find an accelerator for, from any loader of a MAR or a token model."
+                ),
+                ANY_CONDITION.Input(
+                    "condition", tooltip="What to draw; its number of images is the batch size that is measured."
+                ),
+            ],
+            widgets=[*widgets(AdviceSettings), seed_widget()],
+            optional=[ANY_MODEL.Input("draft", optional=True, tooltip="A draft model: CSpD or MuLo-SD are tried too.")],
+            outputs=[
+                io.String.Output(
+                    "sampler",
+                    display_name="sampler",
+                    tooltip="The answer as a line for Any Sampler.",
+                ),
+                io.String.Output(
+                    "table", display_name="table", tooltip="The answer and all candidates as a Markdown table."
+                ),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, condition: Any, seed: Any, draft: Any = None, **values: Any) -> io.NodeOutput:
+        settings, number = make(AdviceSettings, values), checked_seed(seed)
+        loaded = expect_any(model, "model")
+        small = None if draft is None else expect_any(draft, "draft")
+
+        def draw(choice: Choice, at: int) -> tuple[np.ndarray, Report]:
+            latent, report = run_choice(choice, loaded, condition, at, small).result
+            assert loaded.vae is not None
+            return to_bytes(loaded.vae.decode(latent["samples"])), report
+
+        run_choice(warm_up_choice(loaded), loaded, condition, number)
+        tried = candidates(baseline_of(loaded), small is not None)
+        steps = calibrate(choose(baseline_of(loaded), {}), tried, draw, settings, number)
+        while True:
+            try:
+                done, planned, line = next(steps)
+            except StopIteration as end:
+                advice = end.value
+                break
+            show(cls, [f"run {done + 1} of about {planned}: {line}"])
+        show(cls, [advice.sentence])
+        return io.NodeOutput(advice.best.text, advice.table)
+
+
+NODES: list[type[io.ComfyNode]] = [Advisor]

@@ -1,0 +1,626 @@
+"""Sampler nodes, one a sampler of the registry, and what runs a sampler for the other nodes.
+
+A run checks its inputs, makes room on the device and drives one generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from comfy_api.latest import io
+from torch import Tensor, nn
+
+from ..assembly import expect_same_codes, is_demo
+from ..errors import UserError
+from ..memory import enough_memory
+from ..model_loaders.networks.autoencoder import VQModel
+from ..model_loaders.networks.gpt import TokenModel
+from ..model_loaders.networks.mar import MARModel
+from ..samplers import registry
+from ..samplers.batches import in_parts
+from ..samplers.choice import Choice, choose
+from ..samplers.conditioning import (
+    AnyCondition,
+    CodeCondition,
+    FeatureCondition,
+    MaskedCondition,
+    PromptCondition,
+)
+from ..samplers.mar.editing import Edit
+from ..samplers.mar.lazymar import LazyTransformer
+from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, noise_bytes
+from ..samplers.mar.settings import CacheSettings
+from ..samplers.noise import PairedNoise
+from ..samplers.registry import SAMPLERS, Entry
+from ..samplers.settings import knobs
+from ..samplers.tokens import memory as token_memory
+from ..samplers.tokens.conditioning import features_of
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.loop import resolve
+from ..samplers.tokens.upsampling import up_sampling
+from . import host
+from .conditioning import READING, LabelText, as_labels
+from .loaders import TA_TOK, UP_SAMPLER
+from .schema import (
+    CACHE,
+    MAR,
+    MAR_CONDITION,
+    REPORT,
+    TOKEN_CONDITION,
+    TOKEN_MODEL,
+    automatic_names,
+    checked_seed,
+    checked_switch,
+    chosen,
+    describe,
+    expect,
+    expect_model,
+    preset_widget,
+    schema,
+    seed_widget,
+    settings_of,
+    widgets,
+)
+from .status import hidden, reported
+
+MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
+TOKEN_LOADERS = "Load LlamaGen / PAR or Load Tar De-tokenizer"
+CONDITIONS = "Class Label, Text Prompt (LlamaGen), Tar Prompt or Image to Codes"
+NOISE_LIMIT = 4 << 30
+# Upper estimate of a TA-Tok's activations for the codes of one picture; pictures are read one at a time.
+_READER_BYTES = 256 << 20
+# Pixels that pass through the decoder at once when a draft is enlarged.
+_PIXELS = 1 << 21
+# Samplers that run here: all but the comparison that needs a codebook, and the second name of LlamaGen.
+RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if entry.needs_codes != "vq" and name != registry.TAR}
+
+
+# ------------------------------------------------------------------------------------------------ models and choices
+
+
+def expect_mar(value: Any, field: str) -> host.Loaded:
+    """Check that a socket holds a MAR, Harmon or UniPic."""
+    return expect_model(value, host.Loaded, MARModel, field, MAR_LOADERS)
+
+
+def expect_tokens(value: Any, field: str) -> host.Loaded:
+    """Check that a socket holds a token model with its decoder."""
+    loaded = expect_model(value, host.Loaded, TokenModel, field, TOKEN_LOADERS)
+    if loaded.vae is None:
+        raise UserError(f"{field}: it came without its decoder; connect the output of {TOKEN_LOADERS}.")
+    return loaded
+
+
+def expect_any(value: Any, field: str) -> host.Loaded:
+    """Check that a socket holds a MAR, or a token model with its decoder."""
+    loaded = expect(value, host.Loaded, field, f"{MAR_LOADERS}, {TOKEN_LOADERS}")
+    return expect_tokens(loaded, field) if isinstance(loaded.model, TokenModel) else expect_mar(loaded, field)
+
+
+def baseline_of(loaded: host.Loaded) -> str:
+    """Name of the plain sampler of a model; of a PAR, the sampler that it was trained for."""
+    if isinstance(loaded.model, MARModel):
+        return registry.MAR
+    return "par" if loaded.model.net.config.special > 0 else registry.LLAMAGEN
+
+
+def baseline_choice(choice: Choice, loaded: host.Loaded) -> Choice:
+    """The plain sampler of a model with the settings that it shares with a choice."""
+    plain = SAMPLERS[baseline_of(loaded)]
+    return Choice(plain, values={k: v for k, v in choice.values.items() if k in knobs(plain.settings)})
+
+
+def warm_up_choice(loaded: host.Loaded) -> Choice:
+    """A short run of a model: one AR step of two diffusion steps, or for token models ZipAR's narrowest window."""
+    name = baseline_of(loaded)
+    if name == registry.MAR:
+        return choose(name, {"ar_steps": 1, "diffusion_steps": 2})
+    return choose(name, {}) if name == "par" else choose("zipar", {"window": 1})
+
+
+def settings_for(choice: Choice, loaded: host.Loaded) -> Any:
+    """The settings of a choice on a model: its values, the preset's, the file's recommendations, the defaults."""
+    return choice.settings(loaded.recommended, is_demo(loaded.model), _width(loaded))
+
+
+def _width(loaded: host.Loaded) -> int:
+    """Width of a MAR's transformer, by which papers state values; else 0."""
+    return loaded.model.net.config.dim if isinstance(loaded.model, MARModel) else 0
+
+
+def check(choice: Choice, loaded: host.Loaded, draft: Any, field: str = "sampler") -> None:
+    """Check that a sampler, chosen in the input ``field``, runs here, suits the model and has its draft model."""
+    entry = choice.entry
+    if entry.name not in RUNNABLE:
+        raise UserError(f"{field}: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
+    if isinstance(loaded.model, MARModel) != entry.masked:
+        raise UserError(
+            f"{field}: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
+        )
+    if entry.needs_draft and draft is None:
+        raise UserError(f"draft: {entry.name} needs a draft model; connect one of the same family.")
+
+
+def run_choice(choice: Choice, loaded: host.Loaded, condition: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
+    """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_any`."""
+    check(choice, loaded, draft)
+    return run(choice.entry, loaded, settings_for(choice, loaded), condition, seed, draft=draft)
+
+
+def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: Any, **sockets: Any) -> io.NodeOutput:
+    """Run a sampler with progress, preview and cancellation, to the latent and the report.
+
+    Args:
+        loaded: a model of the sampler's family, checked.
+        sockets: values of optional inputs by name: draft; cache, latent and mask of a MAR; upscale_model of MuLo-SD.
+    """
+    family = _run_mar if entry.masked else _run_tokens
+    given = {name: value for name, value in sockets.items() if value is not None}
+    if "draft" in given and not entry.needs_draft:
+        del given["draft"]
+    return family(entry, loaded, settings, condition, checked_seed(seed), **given)
+
+
+# ------------------------------------------------------------------------------------------------ MAR
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """Value of a cache socket: the widgets of LazyMAR Cache, whose auto depends on the model that is sampled."""
+
+    values: Mapping[str, Any]
+
+
+def _run_mar(
+    entry: Entry,
+    loaded: host.Loaded,
+    settings: Any,
+    condition: Any,
+    seed: int,
+    draft: Any = None,
+    cache: Any = None,
+    latent: Any = None,
+    mask: Any = None,
+) -> io.NodeOutput:
+    model: MARModel = loaded.model
+    what = _mar_condition(condition, model)
+    images, steps = len(what), settings.diffusion_steps
+    edit = _edit_of(latent, mask)
+    if noise_bytes(model, images, steps) > NOISE_LIMIT:
+        raise UserError(
+            f"condition: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; ask for fewer images "
+            "at once, or lower diffusion_steps."
+        )
+    more: dict[str, Any] = {}
+    small = [expect_mar(draft, "draft")] if entry.needs_draft else []
+    if small:
+        more["draft"] = small[0].model
+    if isinstance(cache, CachePlan):
+        cache = settings_of(
+            CacheSettings, cache.values, {}, is_demo(model), model.net.config.dim, ar_steps=settings.ar_steps
+        )
+    if cache is not None:
+        expect(cache, CacheSettings, "cache", "LazyMAR Cache")
+    c, patch = model.net.config, model.patch
+    shape = (images, c.channels // patch**2, c.grid * patch, c.grid * patch)
+    memory = estimate(model, what, settings, settings if isinstance(settings, CacheSettings) else cache)
+    # All but the weights. The stages are added, because allocators reuse little between them.
+    host.to_device(loaded, sum(v for name, v in memory.items() if not name.startswith(WEIGHTS)), shape, small)
+
+    def start(part: range) -> Any:
+        own = {} if cache is None else {"transformer": LazyTransformer(cache)}
+        area = None if edit is None else edit.of(part) if len(part) < images else edit
+        return entry.run(model, what.of(part), settings, PairedNoise(seed, part), seed, edit=area, **more, **own)
+
+    done = host.drive(in_parts(start, images), loaded.vae)
+    if loaded.vae is not None:
+        done.report.memory[DECODE] = int(loaded.vae.memory_used_decode(shape, loaded.vae.vae_dtype))
+    return io.NodeOutput({"samples": host.mark(host.to_output(done.latents), host.KL)}, done.report)
+
+
+def _mar_condition(value: Any, model: MARModel) -> MaskedCondition:
+    """The condition on the socket, of the kind that the model reads."""
+    if model.condition == PromptCondition.kind:
+        return expect(value, PromptCondition, "condition", "Prompt")
+    return as_labels(value, model.label_set)
+
+
+def _edit_of(latent: Any, mask: Any) -> Edit | None:
+    """The edit of the two optional sockets; None if both are unconnected."""
+    if latent is None and mask is None:
+        return None
+    if latent is None:
+        raise UserError(
+            "latent: there is a mask but no picture to change; connect VAE Encode's output, or remove the mask."
+        )
+    if not isinstance(latent, dict) or not isinstance(latent.get("samples"), Tensor):
+        raise UserError("latent: it got no LATENT; connect the output of VAE Encode.")
+    if host.kind_of(latent["samples"]) not in ("", host.KL):
+        raise UserError(
+            "latent: it is of a token model, which has other latents; connect VAE Encode with the vae of Load MAR."
+        )
+    mask = latent.get("noise_mask") if mask is None else mask
+    if mask is None:
+        raise UserError("mask: without one nothing of the latent would be kept; paint a mask, or remove the latent.")
+    area = expect(mask, Tensor, "mask", "a node that gives a MASK")
+    return Edit(latent["samples"], area[None] if area.ndim == 2 else area[:, 0] if area.ndim == 4 else area)
+
+
+# ------------------------------------------------------------------------------------------------ tokens
+
+
+def _run_tokens(
+    entry: Entry,
+    loaded: host.Loaded,
+    settings: Any,
+    condition: Any,
+    seed: int,
+    draft: Any = None,
+    upscale_model: Any = None,
+) -> io.NodeOutput:
+    model: TokenModel = loaded.model
+    vae = loaded.vae
+    assert vae is not None  # checked by expect_tokens
+    if entry.name == "par" and model.net.config.condition in ("features", "codes"):
+        raise UserError(
+            f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; connect a PAR, or use LlamaGen Sampler or "
+            "ZipAR Sampler."
+        )
+    what, settings = _token_condition(condition, loaded), resolve(settings, model)
+    small = expect_tokens(draft, "draft") if entry.needs_draft else None
+    if small is not None:
+        expect_same_codes(_vq(loaded), _vq(small), model.name)
+    if upscale_model is not None and not _is_upscale_model(upscale_model):
+        raise UserError(
+            f"upscale_model: it got {describe(upscale_model)}; connect the output of Load Upscale Model, of one for colour pictures."
+        )
+    what, images, more = _with_features(what, loaded), len(what), dict[str, Any]()
+    work, others = token_memory.estimate(model, what, settings, small.model if small else None), list[Any]()
+    learned = loaded.parts.get(UP_SAMPLER)
+    if small is not None:
+        others = [part for part in (small, vae, learned) if part is not None]
+        pixels = model.grid * vae.downscale_ratio
+        part = max(1, min(images, _PIXELS // pixels**2))
+        work += part * vae.memory_used_encode((1, 3, pixels, pixels), vae.vae_dtype)
+    place = partial(host.to_device, loaded, work, (images, vae.latent_channels, model.grid, model.grid), others)
+    if small is not None:
+        # Core's node may unload the models to make room for its own.
+        enlarge = None if upscale_model is None else host.upscaler(upscale_model, place)
+        name = "" if upscale_model is None else _name_of(upscale_model)
+        up = up_sampling(settings.up_sampler, _vq(loaded), enlarge, name, learned.model if learned else None)
+        more = {"draft": small.model, "up_sampler": up}
+    place()
+
+    def start(part: range) -> Any:
+        return entry.run(model, what.of(part), settings, PairedDraws(seed, part), seed, **more)
+
+    done = host.drive(in_parts(start, images), vae, lambda step: _vectors(vae, step.codes))
+    with enough_memory(READING):
+        return io.NodeOutput({"samples": host.mark(host.to_output(_vectors(vae, done.codes)), host.VQ)}, done.report)
+
+
+def _token_condition(value: Any, loaded: host.Loaded) -> AnyCondition:
+    """Check that a socket holds a condition; the sampler checks that it fits the model."""
+    if isinstance(value, LabelText):
+        return as_labels(value, loaded.model.label_set)
+    if isinstance(value, AnyCondition):
+        return value
+    raise UserError(f"condition: it got {describe(value)}; connect the output of {CONDITIONS}.")
+
+
+def _with_features(condition: AnyCondition, loaded: host.Loaded) -> AnyCondition:
+    """Turn semantic codes into features with the model's TA-Tok, which is on the device only for that."""
+    if not isinstance(condition, CodeCondition) or TA_TOK not in loaded.parts:
+        return condition
+    reader = loaded.parts[TA_TOK]
+    host.load_to_device(reader, _READER_BYTES)
+    with enough_memory(READING):
+        made = features_of(condition, reader.model)
+    return FeatureCondition(tuple(rows.to(host.device()) for rows in made.features), made.names)
+
+
+def _vq(loaded: host.Loaded) -> VQModel:
+    assert loaded.vae is not None
+    return VQModel(loaded.vae.first_stage_model, loaded.vae.name)
+
+
+def _vectors(vae: host.FastARVAE, codes: Tensor) -> Tensor:
+    """Code vectors, as a LATENT, on the device of the codebook."""
+    return vae.first_stage_model.vectors(codes.to(vae.first_stage_model.quantize.embedding.weight.device))
+
+
+def _is_upscale_model(value: Any) -> bool:
+    """Whether a value is an UPSCALE_MODEL for colour pictures."""
+    scale = getattr(value, "scale", None)
+    colours = {getattr(value, name, 3) for name in ("input_channels", "output_channels")}
+    works = callable(value) and isinstance(getattr(value, "model", None), nn.Module)
+    return works and isinstance(scale, (int, float)) and scale > 0 and colours == {3}
+
+
+def _name_of(upscale_model: Any) -> str:
+    kind = getattr(getattr(upscale_model, "architecture", None), "name", None) or type(upscale_model.model).__name__
+    return f"{kind} x{upscale_model.scale:g}"
+
+
+# ------------------------------------------------------------------------------------------------ nodes
+
+
+def sampled(vae: str = "the same loader") -> list[io.Output]:
+    """Outputs of a sampler; ``vae`` is the loader whose VAE decodes the latent."""
+    return [
+        io.Latent.Output("latent", display_name="latent", tooltip=f"Decode it with VAE Decode and the vae of {vae}."),
+        REPORT.Output(
+            "report", display_name="report", tooltip="What the sampler did; for Compare, Token Map and Report."
+        ),
+    ]
+
+
+def _cache() -> io.Input:
+    return CACHE.Input(
+        "cache",
+        optional=True,
+        tooltip="From LazyMAR Cache: reuse most of the transformer's work from step to step. Unconnected: everything is computed.",
+    )
+
+
+def _edit() -> list[io.Input]:
+    return [
+        io.Latent.Input(
+            "latent",
+            optional=True,
+            tooltip="A picture to change, from VAE Encode with the vae of the same loader. Needs a mask, here or on the latent itself.",
+        ),
+        io.Mask.Input(
+            "mask",
+            optional=True,
+            tooltip="Where the picture is sampled again; the rest comes back unchanged. A token is replaced if any of it is painted over.",
+        ),
+    ]
+
+
+_MAR_MODEL = "The MAR to sample, from Load MAR, or a Harmon or UniPic from its loader."
+_LLAMAGEN_MODEL = "The model to sample: a LlamaGen from Load LlamaGen / PAR, or Load Tar De-tokenizer's."
+_SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding, one token after another,"}
+
+
+class _Sampler(io.ComfyNode):
+    """A sampler of the registry. The classes below hold texts.
+
+    Attributes:
+        sampler: name in the registry.
+        node_id, description, aliases: of the schema.
+        models: model sockets by name, with their tooltips.
+        preset: what the preset's tooltip adds; None for a baseline, which has neither preset nor switch.
+        vae: loader whose VAE decodes the latent.
+    """
+
+    sampler: ClassVar[str]
+    node_id: ClassVar[str]
+    description: ClassVar[str]
+    aliases: ClassVar[list[str]]
+    models: ClassVar[dict[str, str]] = {"model": _MAR_MODEL}
+    preset: ClassVar[str | None] = ""
+    vae: ClassVar[str] = "the same loader"
+
+    @classmethod
+    def optional(cls) -> list[io.Input]:
+        """Optional sockets."""
+        if SAMPLERS[cls.sampler].masked:
+            cached = issubclass(SAMPLERS[cls.sampler].settings, CacheSettings)
+            return _edit() if cached else [_cache(), *_edit()]
+        return []
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        entry = SAMPLERS[cls.sampler]
+        if entry.masked:
+            model, condition = MAR, MAR_CONDITION
+            what = "What to draw, one entry an image: Class Label for a MAR, Prompt for Harmon and UniPic."
+        else:
+            model, condition = TOKEN_MODEL, TOKEN_CONDITION
+            what = (
+                "What to draw, one entry an image: from Class Label; for text-to-image models from Text Prompt (LlamaGen); for Tar's "
+                "de-tokenizers from Tar Prompt or Image to Codes."
+            )
+        first, last = [seed_widget()], list[io.Input]()
+        if cls.preset is not None:
+            first = [preset_widget(cls.preset), *first]
+            last = [_enabled(_SWITCHED_OFF[entry.family])]
+        return schema(
+            node_id=cls.node_id,
+            display_name=f"{entry.title} Sampler",
+            category="FastAR/sample",
+            description=cls.description,
+            search_aliases=cls.aliases,
+            sockets=[
+                *(model.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()),
+                condition.Input("condition", tooltip=what),
+            ],
+            widgets=[*first, *widgets(entry.settings, automatic_names(entry.settings)), *last],
+            optional=cls.optional(),
+            outputs=sampled(cls.vae),
+            hidden=hidden(),
+        )
+
+    @classmethod
+    @reported
+    def execute(cls, condition: Any, seed: Any, enabled: Any = True, **inputs: Any) -> io.NodeOutput:
+        entry = SAMPLERS[cls.sampler]
+        field = "target" if entry.needs_draft else "model"
+        expect_model_ = expect_mar if entry.masked else expect_tokens
+        loaded = expect_model_(inputs.pop(field), field)
+        sockets = {i.id: inputs.pop(i.id, None) for i in cls.optional()}
+        draft = inputs.pop("draft", None)
+        if entry.needs_draft:
+            expect_model_(draft, "draft")
+        if not checked_switch(enabled, "enabled"):
+            plain = SAMPLERS[entry.family]
+            asked = chosen(entry.settings, inputs, automatic_names(entry.settings))
+            inputs = {k: v for k, v in asked.items() if k in knobs(plain.settings)}
+            entry, draft = plain, None
+            sockets.pop("upscale_model", None)
+        settings = settings_of(entry.settings, inputs, loaded.recommended, is_demo(loaded.model), _width(loaded))
+        return run(entry, loaded, settings, condition, seed, draft=draft, **sockets)
+
+
+def _enabled(baseline: str) -> io.Input:
+    return io.Boolean.Input(
+        "enabled",
+        default=True,
+        tooltip=f"Off runs {baseline} with the same seed and settings, the baseline. Bypassing breaks the graph; use this switch.",
+    )
+
+
+class MARSampler(_Sampler):
+    """Plain MAR."""
+
+    sampler, node_id, preset = "mar", "FastARMARSampler", None
+    description = (
+        "Plain MAR, as published: at every AR step the transformer predicts a condition per token and a full diffusion makes each. The "
+        "baseline that the accelerators are compared with."
+    )
+    aliases = ["masked autoregressive", "mar", "autoregressive sampler", "baseline sampler", "disa", "inpaint"]
+
+
+class FastHybridSampler(_Sampler):
+    """FastHybrid."""
+
+    sampler, node_id = "fasthybrid", "FastARFastHybridSampler"
+    description = (
+        "Drafts the tokens of several AR steps in one diffusion pass, checks each draft against its real condition when its step comes, "
+        "and refines the accepted ones in a few guided steps (CVPR 2026)."
+    )
+    aliases = ["fast hybrid", "lookahead", "speculative", "accelerated mar", "fasthybrid"]
+
+
+class LazyMARSampler(_Sampler):
+    """LazyMAR."""
+
+    sampler, node_id = "lazymar", "FastARLazyMARSampler"
+    description = (
+        "Plain MAR that computes only what changed since the last step: rows of the transformer that hardly move, the null branch of "
+        "guidance and most of the diffusion head come from caches (ICCV 2025)."
+    )
+    aliases = ["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"]
+    preset = "fast also sets ar_steps, diffusion_steps, diffusion_steps_end and order."
+
+
+class CSpDSampler(_Sampler):
+    """CSpD."""
+
+    sampler, node_id = "cspd", "FastARCSpDSampler"
+    description = (
+        "Continuous speculative decoding: a small MAR drafts the tokens of several AR steps, the target verifies them together. lossless "
+        "keeps the target's distribution exactly; published is the paper's code and approximate."
+    )
+    aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
+    models = {
+        "draft": "A small MAR that drafts tokens, from its own Load MAR; same tokens, grid and classes as the target.",
+        "target": "The MAR whose pictures are wanted; it verifies the drafts.",
+    }
+
+
+class LazyMARCache(io.ComfyNode):
+    """LazyMAR's settings for another sampler."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="FastARLazyMARFeatureCache",
+            display_name="LazyMAR Cache",
+            category="FastAR/sample",
+            description="LazyMAR's caches for the cache input of MAR, FastHybrid and CSpD Sampler. Use it to combine LazyMAR with other "
+            "samplers.",
+            search_aliases=["lazy mar", "feature cache", "combine accelerators"],
+            widgets=[preset_widget(""), *widgets(CacheSettings, automatic_names(CacheSettings))],
+            outputs=[CACHE.Output("cache", display_name="cache", tooltip="For the cache input of a MAR sampler.")],
+        )
+
+    @classmethod
+    def execute(cls, **values: Any) -> io.NodeOutput:
+        settings_of(CacheSettings, values, {}, demo=True)  # checks the values
+        return io.NodeOutput(CachePlan(values))
+
+
+class LlamaGenSampler(_Sampler):
+    """Plain LlamaGen."""
+
+    sampler, node_id, preset = "llamagen", "FastARLlamaGenSampler", None
+    description = (
+        "Plain LlamaGen, as published: one token after another, row by row. The baseline that PAR and ZipAR are compared with. Also takes "
+        "the codes of Tar."
+    )
+    aliases = ["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"]
+    models = {"model": _LLAMAGEN_MODEL}
+
+
+class PARSampler(_Sampler):
+    """PAR."""
+
+    sampler, node_id, preset = "par", "FastARPAR", None
+    description = (
+        "Cuts the picture into regions and decides one token per region in parallel: distant tokens depend little on each other "
+        "(CVPR 2025). Needs a PAR; on a plain LlamaGen it shows the paper's ablations."
+    )
+    aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
+    models = {"model": "The PAR to sample, from Load LlamaGen / PAR; a plain LlamaGen for the ablations of grouping."}
+
+
+class ZipARSampler(_Sampler):
+    """ZipAR."""
+
+    sampler, node_id = "zipar", "FastARZipARSampler"
+    description = (
+        "Starts a row as soon as the row above is a window of tokens ahead, so that several rows grow in one pass: nearby tokens matter "
+        "most (ICML 2025). Works with any LlamaGen and with Tar, untrained."
+    )
+    aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
+    models = {"model": _LLAMAGEN_MODEL}
+    preset = "exact is a window of a whole row: plain decoding."
+
+
+class MuLoSDSampler(_Sampler):
+    """MuLo-SD."""
+
+    sampler, node_id, vae = "mulosd", "FastARMuLoSDSampler", "the target's loader"
+    description = (
+        "Drafts the picture small, enlarges it, checks all of it in one pass of the large model, and resamples only what is unlikely, with "
+        "its surroundings, many places at once (CVPR 2026). Lossy: pictures differ from the large model's own."
+    )
+    aliases = ["mulo-sd", "mulosd", "multi-scale", "speculative decoding", "accelerated tar", "accelerated llamagen"]
+    models = {
+        "target": "The model whose picture is wanted: Tar's de-tokenizer of 512 or 1024 pixels from Load Tar De-tokenizer, or a LlamaGen.",
+        "draft": "A model of the same kind and decoder that makes the same picture smaller, by half, a third or a quarter of the side: "
+        "Tar's de-tokenizer of 256 pixels, usually.",
+    }
+    preset = (
+        "balanced and fast keep 70 and 90 of 100 drafted tokens of full-size models, and on the demo what tau 0.1 keeps, with wider and "
+        "narrower windows. exact resamples everything: the target's own picture, without a draft."
+    )
+
+    @classmethod
+    def optional(cls) -> list[io.Input]:
+        return [
+            io.UpscaleModel.Input(
+                "upscale_model",
+                optional=True,
+                tooltip="Enlarges the draft, from Load Upscale Model; without one it is enlarged bicubically. Sharper drafts lose fewer "
+                "tokens. One of the same factor as the two models fits best; any other is brought to the size.",
+            )
+        ]
+
+
+NODES: list[type[io.ComfyNode]] = [
+    MARSampler,
+    FastHybridSampler,
+    LazyMARSampler,
+    LazyMARCache,
+    CSpDSampler,
+    LlamaGenSampler,
+    PARSampler,
+    ZipARSampler,
+    MuLoSDSampler,
+]

@@ -1,0 +1,322 @@
+"""Sweep nodes: a sampler over the values of one or two settings and over seeds, as a grid and as a plot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from comfy_api.latest import io
+
+from ..errors import UserError
+from ..reports.quality import DISTRIBUTION, measure
+from ..reports.record import Report
+from ..reports.sweep import Axis, Cell, CellStore, Sweep, combinations, completed, digest, sweep_table, weights_digest
+from ..reports.sweep_pictures import MEASURES, sweep_grid, sweep_plot
+from ..reports.values import parse_values
+from ..samplers import presets
+from ..samplers.baseline import lossless
+from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
+from ..samplers.settings import knob, knobs, make
+from . import host
+from .compare import to_image
+from .conditioning import LabelText, as_labels
+from .preview import to_bytes
+from .samplers import RUNNABLE, baseline_choice, check, expect_any, run_choice, settings_for, warm_up_choice
+from .schema import ANY_CONDITION, ANY_MODEL, SEED_LIMIT, expect, schema, widgets
+from .status import hidden, show
+
+SWEEP = io.Custom("FASTAR_SWEEP")
+NONE = "none"
+_NAME = re.compile(r"[^A-Za-z0-9 ._-]+")
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """Choices of the node Sweep."""
+
+    sampler: str = knob("fasthybrid", "The sampler of all cells; a plus combines two.", choices=tuple(RUNNABLE))
+    x: str = knob(
+        "threshold",
+        "The setting that changes from column to column. Every setting of every sampler is listed; the sampler must have it.",
+        choices=tuple(names_of_settings(RUNNABLE)),
+    )
+    y: str = knob(
+        NONE,
+        "The setting that changes from row to row; none for one axis.",
+        choices=(NONE, *names_of_settings(RUNNABLE)),
+    )
+
+
+def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
+    return io.String.Input(name, default=default, tooltip=tooltip, **about)
+
+
+_VALUES = "Values, separated by commas. 0.8..1 x 5 are five evenly spaced ones, 4..8 whole numbers in steps of 1; words for a choice."
+
+
+class SweepNode(io.ComfyNode):
+    """A sweep."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return schema(
+            node_id="FastARSweep",
+            display_name="Sweep",
+            category="FastAR/compare",
+            description="Runs a sampler for every combination of values of one or two settings and of seeds, and the plain sampler once a "
+            "seed. Cells are written to the output folder as they are made: an interrupted sweep goes on where it stopped.",
+            search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
+            hidden=hidden(),
+            sockets=[
+                ANY_MODEL.Input("model", tooltip="The model of all cells, from any loader of a MAR or a token model."),
+                ANY_CONDITION.Input(
+                    "condition", tooltip="What to draw, one entry an image; as for the sampler's own node."
+                ),
+            ],
+            widgets=[
+                *widgets(SweepSettings),
+                _text("x_values", "0.8, 0.9, 0.95, 0.99", f"{_VALUES} One column each."),
+                _text("y_values", "", f"{_VALUES} One row each; left empty without a second setting."),
+                _text("seeds", "7", "Seeds, written like values: 7, or 7..9. Figures are means over them."),
+                _text(
+                    "settings",
+                    "",
+                    "Settings that all cells share, as name=value, separated by commas: preset=balanced, ar_steps=32. The others come from "
+                    "the preset, the model's file and the paper.",
+                    multiline=True,
+                ),
+                _text(
+                    "folder",
+                    "sweep",
+                    "Name of a folder in output/fastar_sweeps for the cells. Finished cells in it are not drawn again.",
+                    advanced=True,
+                ),
+            ],
+            optional=[ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")],
+            outputs=[
+                SWEEP.Output("sweep", display_name="sweep", tooltip="For Sweep Grid and Sweep Plot."),
+                io.String.Output("table", display_name="table", tooltip="The figures as a Markdown table."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any,
+        condition: Any,
+        sampler: str,
+        x: str,
+        y: str,
+        x_values: str,
+        y_values: str,
+        seeds: str,
+        settings: str,
+        folder: str = "sweep",
+        draft: Any = None,
+    ) -> io.NodeOutput:
+        base, x_axis, y_axis, numbers = _plan(sampler, x, y, x_values, y_values, seeds, settings)
+        loaded = expect_any(model, "model")
+        small = None if draft is None else expect_any(draft, "draft")
+        check(base, loaded, small)
+        cells = combinations(x_axis, y_axis, numbers)
+        plain = baseline_choice(base, loaded)
+        jobs = [(plain, seed) for seed in numbers]
+        jobs += [(base.with_values(_values(x_axis, y_axis, i, j)), seed) for i, j, seed in cells]
+        keys = _keys(jobs, loaded, small, condition)  # reports mistakes in settings before the first cell
+        store = CellStore(host.sweep_folder(_NAME.sub("_", folder.strip())[:80].strip(". ") or "sweep"))
+        work = _Work(cls, jobs, loaded, condition, small)
+        made: list[Cell] = []
+        reports: list[Report] = []
+        for k, pictures, report in completed(store, keys, work.draw):
+            reports.append(report)
+            if k < len(numbers):
+                continue
+            i, j, seed = cells[k - len(numbers)]
+            first = numbers.index(seed)
+            reference = store.read(keys[first])
+            word = DISTRIBUTION if lossless(report) else ""
+            quality = None if reference is None else measure(pictures, reference[0], word)
+            made.append(Cell(i, j, seed, keys[k], report, reports[first], quality))
+        show(cls, [f"{work.drawn} of {len(keys)} cells drawn, {len(keys) - work.drawn} were in {store.folder.name}"])
+        title = f"{base.entry.title}: {base.text.partition(': ')[2]}".removesuffix(": ")
+        sweep = Sweep(title, store, x_axis, y_axis, tuple(numbers), tuple(made))
+        return io.NodeOutput(sweep, sweep_table(sweep))
+
+
+def _plan(
+    sampler: str, x: str, y: str, x_values: str, y_values: str, seeds: str, settings: str
+) -> tuple[Choice, Axis, Axis, list[int]]:
+    """The choice that all cells share, both axes and the seeds.
+
+    Raises:
+        UserError: a text that cannot be read, a value out of range, or a setting that the sampler does not have.
+    """
+    chosen = make(SweepSettings, {"sampler": sampler, "x": x, "y": y})
+    base = choose(chosen.sampler, parse_settings(settings, "settings"))
+    if x == y:
+        raise UserError(f"y: {y} is on the other axis too; choose another setting, or none.")
+    x_axis = _axis(base, "x", x, x_values)
+    y_axis = Axis("", ("",)) if y == NONE else _axis(base, "y", y, y_values)
+    for name in (x, y):
+        if name in base.values or name == PRESET and base.preset != presets.AS_SET:
+            raise UserError(f"settings: {name} is an axis; leave it out.")
+    numbers = [int(n) if n.isdecimal() else -1 for n in parse_values(seeds, "seeds", whole=True)]
+    if not all(0 <= n <= SEED_LIMIT for n in numbers):
+        raise UserError("seeds: they are whole numbers from 0, such as 7, or 7..9.")
+    return base, x_axis, y_axis, numbers
+
+
+def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
+    """The axis of a setting, its values checked."""
+    known = knobs(base.entry.settings)
+    if name != PRESET and name not in known:
+        raise UserError(f"{field}: {base.entry.name} has no setting {name}; it has {', '.join([PRESET, *known])}.")
+    whole = name in known and type(known[name][0]) is int
+    values = parse_values(text, f"{field}_values", whole)
+    for value in values:
+        try:
+            base.with_values({name: value})
+        except UserError as problem:
+            raise UserError(f"{field}_values: {problem}") from None
+    return Axis(name, values)
+
+
+def _values(x: Axis, y: Axis, i: int, j: int) -> dict[str, str]:
+    return {x.name: x.values[i]} | ({y.name: y.values[j]} if y.name else {})
+
+
+def _keys(
+    jobs: Sequence[tuple[Choice, int]], loaded: host.Loaded, draft: host.Loaded | None, condition: Any
+) -> list[str]:
+    """A digest for every cell, of all that its picture and its seconds depend on."""
+    assert loaded.vae is not None
+    if isinstance(condition, LabelText):
+        condition = as_labels(condition, loaded.model.label_set)
+    models = [loaded, *([draft] if draft else [])]
+    nets = [loaded.vae.first_stage_model, *(one.model.net for one in models)]
+    how = [host.device_name(), *(one.speed for one in models)]
+    shared = digest([loaded.model.name, *map(weights_digest, nets)], condition, how)
+    return [digest(shared, c.entry.name, asdict(settings_for(c, loaded)), seed) for c, seed in jobs]
+
+
+class _Work:
+    """Draws the cells of a sweep, after a short run that takes the initialisation of libraries out of the first cell's seconds."""
+
+    def __init__(
+        self,
+        node: Any,
+        jobs: Sequence[tuple[Choice, int]],
+        loaded: host.Loaded,
+        condition: Any,
+        draft: host.Loaded | None,
+    ):
+        self.node, self.jobs, self.drawn = node, jobs, 0
+        self._inputs = (loaded, condition)
+        self._draft = draft
+
+    def draw(self, k: int) -> tuple[np.ndarray, Report]:
+        """Pictures and report of a cell."""
+        choice, seed = self.jobs[k]
+        loaded, condition = self._inputs
+        if not self.drawn:
+            run_choice(warm_up_choice(loaded), loaded, condition, 0)
+        show(self.node, [f"cell {k + 1} of {len(self.jobs)}"])
+        latent, report = run_choice(choice, loaded, condition, seed, self._draft).result
+        self.drawn += 1
+        assert loaded.vae is not None
+        return to_bytes(loaded.vae.decode(latent["samples"])), report
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+def _of_sweep(name: str, settings: type, description: str, aliases: list[str], tooltip: str) -> io.Schema:
+    """The schema of a node that draws a sweep as one picture.
+
+    Args:
+        name: display name.
+        settings: class of the widgets.
+        tooltip: of the picture.
+    """
+    return schema(
+        node_id=f"FastAR{name.replace(' ', '')}",
+        display_name=name,
+        category="FastAR/compare",
+        description=description,
+        search_aliases=aliases,
+        sockets=[SWEEP.Input("sweep", tooltip="The sweep, from Sweep.")],
+        widgets=widgets(settings),
+        outputs=[io.Image.Output("image", display_name="image", tooltip=tooltip)],
+    )
+
+
+@dataclass(frozen=True)
+class GridSettings:
+    """Widgets of Sweep Grid."""
+
+    cell_size: int = knob(
+        192,
+        "Width of a cell in pixels; less where the grid would exceed 4096 pixels.",
+        low=32,
+        high=1024,
+        step=8,
+        unit="pixels",
+    )
+
+
+class SweepGrid(io.ComfyNode):
+    """The cells of a sweep as one picture."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return _of_sweep(
+            "Sweep Grid",
+            GridSettings,
+            "All cells of a sweep as one picture: a column per value of x, a row per value of y and seed, and under each "
+            "cell speed-up, acceptance and its distance from the plain sampler's picture.",
+            ["xy plot", "image grid", "sweep", "contact sheet"],
+            "The grid.",
+        )
+
+    @classmethod
+    def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
+        settings = make(GridSettings, values)
+        return io.NodeOutput(to_image(sweep_grid(expect(sweep, Sweep, "sweep", "Sweep"), settings.cell_size)[None]))
+
+
+@dataclass(frozen=True)
+class PlotSettings:
+    """Widgets of Sweep Plot."""
+
+    measure: str = knob(
+        MEASURES[0],
+        "What the speed-up is plotted against. PSNR and SSIM: closeness to the plain sampler's picture; acceptance: share of drafts "
+        "kept; passes: evaluations of the transformer.",
+        choices=MEASURES,
+    )
+
+
+class SweepPlot(io.ComfyNode):
+    """The figures of a sweep as a plot."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return _of_sweep(
+            "Sweep Plot",
+            PlotSettings,
+            "Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line per "
+            "value of y, one dot per value of x, means over the seeds.",
+            ["xy plot", "chart", "speed quality plot", "pareto"],
+            "The plot.",
+        )
+
+    @classmethod
+    def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
+        settings = make(PlotSettings, values)
+        return io.NodeOutput(to_image(sweep_plot(expect(sweep, Sweep, "sweep", "Sweep"), settings.measure)[None]))
+
+
+NODES: list[type[io.ComfyNode]] = [SweepNode, SweepGrid, SweepPlot]

@@ -1,0 +1,103 @@
+"""What a run's settings promise, exact or lossless, and the run of a comparison that the others are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UserError
+from ..reports.record import Report
+from .registry import SAMPLERS
+from .settings import knobs, make
+
+# Above the window of any grid.
+_UNKNOWN_SIDE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a comparison.
+
+    Attributes:
+        group: runs of one group can be compared: one model family and size.
+        sampler: its command-line name.
+        settings: setting name to value.
+        side: of the token grid.
+        work: passes and head calls, if known; of several runs that could be the baseline the one with most is taken.
+        seconds: an image, if known.
+    """
+
+    group: Hashable
+    sampler: str
+    settings: Mapping[str, Any]
+    side: int
+    work: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the plain sampler ran."""
+        return self.sampler in SAMPLERS and SAMPLERS[self.sampler].baseline
+
+    @property
+    def exact(self) -> bool:
+        """Whether it gives the plain sampler's picture."""
+        settings = _settings(self.sampler, self.settings)
+        return settings is not None and settings.exact(self.side)
+
+
+def _settings(sampler: str, values: Mapping[str, Any]) -> Any:
+    """The settings object of a report's values; None if the sampler or a value is unknown."""
+    if sampler not in SAMPLERS:
+        return None
+    kind = SAMPLERS[sampler].settings
+    try:
+        return make(kind, {name: value for name, value in values.items() if name in knobs(kind)})
+    except UserError:
+        return None
+
+
+def is_lossless(sampler: str, values: Mapping[str, Any]) -> bool:
+    """Whether a run keeps the distribution of its baseline's pictures but gives other ones."""
+    settings = _settings(sampler, values)
+    return settings is not None and settings.lossless()
+
+
+def lossless(report: Report) -> bool:
+    """:func:`is_lossless` of a report."""
+    return is_lossless(report.sampler, report.settings)
+
+
+def of_report(report: Report, group: Hashable) -> Run:
+    """A run that has a report."""
+    side = int(report.maps["step"].shape[-1]) if "step" in report.maps else _UNKNOWN_SIDE
+    work = tuple(report.counts.get(name, 0) for name in ("transformer_passes", "head_calls"))
+    return Run(group, report.sampler, report.settings, side, work, report.seconds / report.images)
+
+
+def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
+    """For each run the index of its baseline.
+
+    Of its group: the plain sampler, else an accelerator at its exact setting, else the slowest run; the first of several.
+
+    Args:
+        alike: of several candidates take the one with most settings in common with the run, instead of the one with most work.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for i, run in enumerate(runs):
+        members.setdefault(run.group, []).append(i)
+    candidates: dict[Hashable, list[int]] = {}
+    for group, own in members.items():
+        exact = [i for i in own if runs[i].exact]
+        candidates[group] = [i for i in exact if runs[i].plain] or exact
+
+    def choose(run: Run) -> int:
+        found = candidates[run.group]
+        if not found:
+            return max(members[run.group], key=lambda i: runs[i].seconds)
+        if not alike:
+            return max(found, key=lambda i: runs[i].work)
+        return max(found, key=lambda i: sum(run.settings.get(k) == v for k, v in runs[i].settings.items()))
+
+    return [choose(run) for run in runs]

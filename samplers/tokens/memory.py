@@ -1,0 +1,53 @@
+"""Working memory of the token samplers, estimated from shapes before anything is allocated. Upper estimates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...model_loaders.networks.gpt import TokenModel
+from ..conditioning import AnyCondition, CodeCondition, Condition
+from .settings import PARSettings, ZipARSettings, neighbours_of
+
+# Places that a wave of MuLo-SD decides in one pass, at most.
+_WAVE = 256
+
+
+def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: TokenModel | None = None) -> float:
+    """Bytes of KV caches, rows of the largest pass and logits; with a draft model, those of both, and the neighbour table."""
+    images, prefix = len(condition), _prefix(condition)
+    if draft is None:
+        cells = min(model.tokens, _together(model, settings) * max(1, settings.parallel))
+        return _decoding(model, images, settings, prefix, cells)
+    # Islands are separated, so a wave has at most one cell of every second row and column.
+    wave, vocab = min(math.ceil(model.grid / 2) ** 2, _WAVE), model.net.config.vocab
+    verifying = _decoding(model, images, settings, prefix, wave, model.tokens)
+    drafting = _decoding(
+        draft, images, settings, prefix, min(draft.tokens, draft.grid * max(1, settings.draft_parallel))
+    )
+    return verifying + drafting + 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
+
+
+def _prefix(condition: AnyCondition) -> int:
+    """Condition rows of an image, at most."""
+    if isinstance(condition, Condition):
+        return 1
+    entries = condition.codes if isinstance(condition, CodeCondition) else condition.features  # type: ignore[union-attr]
+    return max(map(len, entries), default=1)
+
+
+def _together(model: TokenModel, settings: Any) -> int:
+    """Tokens of an image that one pass decides, at most."""
+    if isinstance(settings, PARSettings):
+        return model.regions if model.regions > 1 else settings.group
+    return math.ceil(model.grid / settings.window) if isinstance(settings, ZipARSettings) else 1
+
+
+def _decoding(model: TokenModel, images: int, settings: Any, prefix: int, together: int, block: int = 0) -> float:
+    """One model's part; ``block`` are further rows of its largest pass beyond the prefix."""
+    c, size = model.net.config, next(model.net.parameters()).element_size()
+    halves = 2 if settings.cfg > 1 else 1
+    rows = halves * images * max(prefix + block, 2 * together)
+    # Logits of both halves, mixed, cut, sorted (values and indices), and the random numbers, in fp32.
+    logits = 4.0 * c.vocab * images * together * (halves + 8)
+    return model.cache_bytes(images, halves > 1, prefix) + rows * (8 * c.dim + 3 * c.hidden) * size + logits

@@ -1,0 +1,153 @@
+"""A stranger's graph and pictures on a real server: nothing is downloaded, opened or written that its user did not allow.
+
+Runs on the ComfyUI that it is given; 0.27 is the oldest supported one and does not check names of pictures itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import zlib
+from typing import Any
+
+import pytest
+from comfy_host import Rejected, defaults, graph
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+# Loader, widget and a large entry of its menu.
+LARGE = {
+    "FastARLoadMAR": ("checkpoint", "mar-huge"),
+    "FastARLoadLlamaGen": ("checkpoint", "llamagen-3b-384"),
+    "FastARLoadTar": ("checkpoint", "tar-7b"),
+    "FastARLoadTarDetokenizer": ("checkpoint", "ar-dtok-1024"),
+    "FastARLoadHybrid": ("checkpoint", "harmon-1.5b"),
+    "FastARTextPrompt": ("encoder", "flan-t5-xl"),
+    "FastARImageToCodes": ("ta_tok", "ta-tok"),
+}
+
+
+def loading(info: dict[str, Any], node: str, **inputs: Any) -> dict[str, Any]:
+    """A graph that runs a loader."""
+    if node == "FastARImageToCodes":
+        inputs["image"] = ["2", 0]
+    return {
+        "1": {"class_type": node, "inputs": defaults(info[node], **inputs)},
+        "2": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 0}},
+        "3": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
+    }
+
+
+def files(comfy) -> set[str]:
+    """Files in the model folders."""
+    return {str(p) for p in (comfy.base / "models").rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("node", LARGE)
+def test_a_forged_entry_is_rejected_and_nothing_is_fetched(comfy, info, node):
+    widget, name = LARGE[node]
+    before = files(comfy)
+    for text in (f"{name} (download 12 kB)", f"{name} (already on your disk)", name, f" {name}"):
+        with pytest.raises(Rejected, match=widget):
+            comfy.queue(loading(info, node, **{widget: text, "allow_download": True}))
+    assert files(comfy) == before
+
+
+@pytest.mark.parametrize("node", LARGE)
+def test_a_large_entry_of_the_menu_needs_the_switch(comfy, info, node):
+    widget, name = LARGE[node]
+    (entry,) = (c for c in info[node]["input"]["required"][widget][1]["options"] if c.startswith(f"{name} ("))
+    message = comfy.complaint(loading(info, node, **{widget: entry}))
+    assert message.startswith(f"{widget}: ") and name in message and "allow_download" in message
+    message = comfy.complaint(loading(info, node, **{widget: entry, "allow_download": True}))
+    assert message.startswith(f"{widget}: ") and "allow_download" not in message, "the server is offline"
+
+
+def test_a_choice_over_a_link_is_checked_too(comfy, info):
+    forged = {"class_type": "PrimitiveString", "inputs": {"value": "mar-huge (download 12 kB)"}}
+    linked = loading(info, "FastARLoadMAR", checkpoint=["9", 0], allow_download=True)
+    before = files(comfy)
+    assert "checkpoint" in comfy.complaint({**linked, "9": forged}) and files(comfy) == before
+
+
+TEXTS = {
+    "400 unknown words": ", ".join(f"word{i}" for i in range(400)),
+    "a million words": "boat, " * 1_000_000,
+    "one long word": "x" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_server_answers_others_while_it_validates(comfy, name):
+    began = time.monotonic()
+    with pytest.raises(Rejected):
+        comfy.queue(graph(n2={"labels": TEXTS[name]}))
+    assert time.monotonic() - began < 2, "queueing took as long as the validation that blocks all clients"
+
+
+# ------------------------------------------------------------------------------------------------ pictures
+
+
+def opened(comfy, name: str) -> str:
+    """What Load Report says about a file."""
+    read = {"class_type": "FastARLoadReport", "inputs": {"image": name}}
+    return comfy.complaint({"1": read, "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 2]}}})
+
+
+def a_picture(path, **texts: str) -> None:
+    about = PngInfo()
+    for key, text in texts.items():
+        about.add_text(key, text)
+    Image.new("RGB", (8, 8)).save(path, pnginfo=about)
+
+
+@pytest.fixture
+def secret(comfy):
+    """A readable report outside of ComfyUI's folders."""
+    path = comfy.base / "secret.png"
+    run = {"sampler": "mar", "model": "secret", "settings": {}, "seed": 1, "images": 1, "seconds": 1.0}
+    a_picture(path, fastar=json.dumps({"version": 1, "runs": [run]}))
+    shutil.copy(path, comfy.base / "input" / "open.png")
+    yield path
+    (comfy.base / "input" / "open.png").unlink()
+
+
+def test_no_picture_outside_of_comfyuis_folders_is_opened(comfy, secret):
+    with pytest.raises(AssertionError):  # it can be read where it may be
+        opened(comfy, "open.png")
+    for name in ("../secret.png", str(secret), "../../../../../../../../etc/passwd", "sub/../../secret.png"):
+        for place in ("", " [input]", " [output]", " [temp]"):
+            message = opened(comfy, f"{name}{place}")
+            assert "image" in message and "there is no picture" in message and "Traceback" not in message, message
+
+
+def test_only_png_files_are_opened(comfy):
+    folder = comfy.base / "input"
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n(/tmp/x) (w) file\n%%EOF\n"
+    (folder / "eps.png").write_bytes(eps)
+    Image.new("RGB", (8, 8)).save(folder / "gif.png", "GIF")
+    Image.new("RGB", (8, 8)).save(folder / "tiff.png", "TIFF")
+    os.mkfifo(folder / "pipe.png")
+    (folder / "folder.png").mkdir()
+    bomb = PngInfo()
+    bomb.add_text("fastar", "a" * (40 << 20))
+    Image.new("RGB", (8, 8)).save(folder / "text.png", pnginfo=bomb)
+    packed = zlib.compress(b"a" * (64 << 20))
+    inflated = PngInfo()
+    inflated.add(b"zTXt", b"fastar\0\0" + packed)
+    Image.new("RGB", (8, 8)).save(folder / "inflated.png", pnginfo=inflated)
+    try:
+        for name in ("eps.png", "gif.png", "tiff.png", "pipe.png", "folder.png", "text.png", "inflated.png"):
+            began = time.monotonic()
+            message = opened(comfy, name)
+            assert "image" in message and "Traceback" not in message and time.monotonic() - began < 5, (name, message)
+    finally:
+        (folder / "folder.png").rmdir()
+        for name in ("eps", "gif", "tiff", "pipe", "text", "inflated"):
+            (folder / f"{name}.png").unlink()
+
+
+def test_the_server_lives_on(comfy):
+    comfy.run(graph())

@@ -1,0 +1,208 @@
+"""Compare, Token Map and Report: cells, baselines, tables, maps, text."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.nodes import compare, samplers
+from tiny import NODES, a_drawer, a_gpt, a_prompt, a_report, a_vae, dropped, models, sample
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def compared(**about):
+    return compare.Compare.execute(
+        **{"labels": [""], "columns": [0], "baseline": [0], "differences": [False]} | about
+    ).result
+
+
+def table(**about) -> list[list[str]]:
+    """Label and speed-up of every row."""
+    lines = compared(**about)[1].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("| ").split("|")][:2] for line in lines]
+
+
+def cells(reports) -> dict:
+    """Sockets of Compare for reports."""
+    pictures = {f"image_{i}": [torch.rand(1, 8, 8, 3)] for i in range(1, len(reports) + 1)}
+    return pictures | {f"report_{i}": [one] for i, one in enumerate(reports, 1)}
+
+
+def test_compare_measures_against_the_plain_sampler():
+    image = torch.rand(1, 8, 8, 3)
+    pairs = {
+        "image_1": [image],
+        "image_2": [image],
+        "report_2": [a_report("mar", 4.0)],
+        "image_3": [image],
+        "report_3": [a_report("x", 2.0)],
+    }
+    grid, table = compared(**pairs)
+    assert grid.shape[0] == 1 and grid.shape[3] == 3 and 0 <= grid.min() and grid.max() <= 1
+    lines, below = (part.splitlines() for part in table.split("\n\n"))
+    assert len(lines) == 4 and "MAR" in lines[2] and "1.00x" in lines[2] and "2.00x" in lines[3]
+    assert len(below) == 1 and "passes: sequential evaluations of the large network" in below[0]
+    with pytest.raises(UserError, match="^baseline: .*no report"):
+        compared(**pairs, baseline=[1])
+    with pytest.raises(UserError, match="^baseline: .*only 3"):
+        compared(**pairs, baseline=[4])
+
+
+@pytest.mark.parametrize(
+    "cells, best",
+    [
+        # A sweep of thresholds: the exact one, wherever it is; without one the slowest.
+        ([("fasthybrid", 2.0, {"threshold": t, "lookahead": 4}) for t in (0.8, 0.9, 1.01)], 2),
+        ([("fasthybrid", s, {"threshold": t, "lookahead": 4}) for t, s in ((0.8, 2.0), (0.95, 3.0), (0.9, 2.5))], 1),
+        ([("lazymar", 1.0, {"refresh_period": n}) for n in (9, 1, 4)], 1),
+        ([("cspd", 2.0, {"prefill_ratio": r}) for r in (0.1, 1.0)], 1),
+        ([("zipar", 1.0, {"window": n}) for n in (1, 4, 8)], 2),
+        ([("mulosd", 1.0, {"tau": 1.01, "resample_window": 0}), ("mulosd", 3.0, {"tau": 0.1})], 0),
+        # The plain sampler comes before an accelerator at its exact setting, and does not have to be the slowest.
+        ([("fasthybrid", 9.0, {"lookahead": 0}), ("mar", 4.0, {})], 1),
+        ([("mar", 4.0, {"speculation": 8}), ("mar", 3.0, {"speculation": 0})], 1),
+        ([("mar", 4.0, {"diffusion_steps_end": 5}), ("mar", 3.0, {})], 1),
+        ([("jacobi", 1.0, {}), ("par", 2.0, {"group": 4}), ("llamagen", 2.0, {})], 2),
+        (
+            [
+                ("fasthybrid+lazymar", 1.0, {"lookahead": 0, "refresh_period": 9}),
+                ("lazymar", 0.5, {"refresh_period": 1}),
+            ],
+            1,
+        ),
+    ],
+)
+def test_the_baseline_of_a_sweep(cells, best):
+    reports = [a_report(name, seconds, **settings) for name, seconds, settings in cells]
+    for one in reports:
+        one.maps["step"] = np.zeros((1, 8, 8), np.int32)
+    assert compare._baselines(0, reports) == [best] * len(reports)
+
+
+def test_of_several_plain_samplers_the_one_with_most_work_is_the_baseline():
+    reports = [a_report("mar", seconds) for seconds in (1.0, 2.0, 3.0)]
+    for one, passes in zip(reports, (16, 64, 32), strict=True):
+        one.counts = {"transformer_passes": passes, "head_calls": 100 * passes}
+    assert compare._baselines(0, reports) == [1, 1, 1]
+
+
+def test_compare_without_reports_and_with_none_in_lists():
+    grid, table = compared(image_1=[torch.rand(2, 8, 8, 1)], image_2=[None], report_2=[None], labels=["one\n"])
+    assert grid.ndim == 4 and table.startswith("No reports")
+
+
+def test_compare_needs_as_many_reports_as_pictures():
+    with pytest.raises(UserError, match="^report_1: .*2 reports for 1"):
+        compared(image_1=[torch.rand(1, 8, 8, 3)], report_1=[a_report("mar"), a_report("mar")])
+    with pytest.raises(UserError, match="^image_1: .*64"):
+        compared(image_1=[torch.rand(1, 8, 8, 3)] * 65)
+
+
+def test_automatic_labels_tell_what_differs():
+    fast = [a_report("fasthybrid", threshold=t, k=1) for t in (0.8, 0.9)]
+    names = compare.automatic_labels([a_report("mar"), None, *fast])
+    assert names == ["MAR", "picture 2", "FastHybrid threshold 0.8", "FastHybrid threshold 0.9"]
+
+
+def test_combinations_have_a_title():
+    names = compare.automatic_labels([a_report(name) for name in ("lazymar", "fasthybrid+lazymar", "mar+other")])
+    assert names == ["LazyMAR", "FastHybrid + LazyMAR", "MAR + other"]
+
+
+def test_pictures_of_every_sampler_are_compared():
+    """Reports as the samplers really make them, with one map each."""
+    cache = samplers.LazyMARCache.execute(**dropped(samplers.LazyMARCache, preset="none", refresh_period=3)).result[0]
+    mar = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].masked]
+    runs = [sample(node, ar_steps=8) for node in mar] + [sample(samplers.FastHybridSampler, ar_steps=8, cache=cache)]
+    pairs = {}
+    for i, (samples, record) in enumerate(runs, 1):
+        pairs |= {f"image_{i}": [a_vae().decode(samples)], f"report_{i}": [record]}
+    _, table = compared(**pairs)
+    lines = [line.split("|")[1].strip() for line in table.partition("\n\n")[0].splitlines()[2:]]
+    assert len(lines) == len(runs) and lines[0] == "MAR" and "LazyMAR" in lines and lines[-1].startswith("FastHybrid")
+    shown = {"fasthybrid": "outcome", "lazymar": "cached", "cspd": "rejected", "fasthybrid+lazymar": "cached"}
+    for samples, record in runs:
+        what = shown.get(record.sampler, "order")
+        (image,) = compare.TokenMap.execute(report=record, image=a_vae().decode(samples), what=what, opacity=0.5).result
+        assert image.shape[0] == 2, record.sampler
+
+
+def test_nothing_is_marked_where_nothing_is_measured(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        compare, "compare_grid", lambda *a, **k: seen.append(k["marked"]) or np.zeros((8, 8, 3), np.uint8)
+    )
+    image = torch.rand(1, 8, 8, 3)
+    compared(image_1=[image], image_2=[image])
+    compared(image_1=[image], image_2=[image], report_2=[a_report("mar")])
+    assert seen == [False, True]
+
+
+def test_token_map_and_a_report():
+    record = a_report("fasthybrid")
+    record.maps["step"] = np.zeros((2, 4, 4), np.int32)
+    record.maps["outcome"] = np.ones((2, 4, 4), np.uint8)
+    (image,) = compare.TokenMap.execute(report=record, image=torch.rand(2, 8, 8, 3), what="outcome", opacity=0.5).result
+    assert image.shape[0] == 2 and image.shape[2] == 384
+    (bare,) = compare.TokenMap.execute(report=record, what="fixed at step", opacity=1.0).result
+    assert bare.shape[0] == 2
+    with pytest.raises(UserError, match="^opacity: "):
+        compare.TokenMap.execute(report=record, what="outcome", opacity=float("nan"))
+    assert compare.ReportToText.execute(report=record, format="csv").result[0].startswith("sampler,")
+    for what in ("rejected", "drafted"):
+        assert compare.TokenMap.execute(report=record, what=what, opacity=1.0).result[0].shape[0] == 2
+    with pytest.raises(UserError, match="^what: .*no map for 'cached'"):
+        compare.TokenMap.execute(report=record, what="cached", opacity=1.0)
+    with pytest.raises(UserError, match="^report: "):
+        compare.ReportToText.execute(report={"x": 1}, format="csv")
+
+
+def test_every_family_is_compared_with_its_own_baseline():
+    reports = [a_report(name) for name in ("mar", "zipar", "fasthybrid", "llamagen", "par")]
+    for report, seconds in zip(reports, (4.0, 1.0, 2.0, 3.0, 0.5), strict=True):
+        report.seconds = seconds
+    pairs = cells(reports)
+    ratios = {"MAR": "1.00x", "FastHybrid": "2.00x", "LlamaGen": "1.00x", "ZipAR": "3.00x", "PAR": "6.00x"}
+    assert table(**pairs) == [[*pair] for pair in ratios.items()]
+    assert table(**pairs, baseline=[4])[:2] == [["LlamaGen", "1.00x"], ["MAR", "0.75x"]]
+    fewer = {**pairs, "report_2": [None], "report_4": [None], "report_5": [None]}
+    assert table(**fewer) == [["MAR", "1.00x"], ["FastHybrid", "2.00x"]]
+
+
+def test_tar_has_a_baseline_of_its_own():
+    codes = a_prompt()
+    runs = [
+        sample(node, model=a_drawer(), condition=codes) for node in (samplers.ZipARSampler, samplers.LlamaGenSampler)
+    ]
+    runs.append(sample(samplers.MuLoSDSampler, condition=codes))
+    runs += [sample(node, model=a_gpt()) for node in (samplers.LlamaGenSampler, samplers.ZipARSampler)]
+    reports = [report for _, report in runs]
+    for report, seconds in zip(reports, (2.0, 4.0, 1.0, 3.0, 1.5), strict=True):
+        report.seconds = seconds
+    ratios = [["Tar", "1.00x"], ["ZipAR", "2.00x"], ["MuLo-SD", "4.00x"], ["LlamaGen", "1.00x"], ["ZipAR", "2.00x"]]
+    assert sorted([name.split()[0], ratio] for name, ratio in table(**cells(reports))) == sorted(ratios)
+
+
+@pytest.mark.parametrize("node", [samplers.LlamaGenSampler, samplers.PARSampler, samplers.ZipARSampler])
+def test_maps_and_texts_of_token_reports(node):
+    model = models(node)["model"]
+    samples, report = sample(node, model=model)
+    for what in ("fixed at step", "order", "outcome", "tokens per step"):
+        about = {"report": report, "image": model.vae.decode(samples), "what": what, "opacity": 0.5}
+        image = compare.TokenMap.execute(**about).result[0]
+        assert image.shape[0] == 2 and image.std() > 0.01
+    assert "cache bytes: " in compare.ReportToText.execute(report=report, format="text").result[0]
+    (record,) = json.loads(compare.ReportToText.execute(report=report, format="json").result[0])["runs"]
+    assert record["settings"] == report.settings
+
+
+def test_maps_of_mulosd():
+    large = a_drawer()
+    samples, report = sample(samplers.MuLoSDSampler, target=large, top_k=0, acceptance_target=0.6)
+    for what in ("islands", "waves", "expanded", "outcome"):
+        about = {"report": report, "image": large.vae.decode(samples), "what": what, "opacity": 0.5}
+        assert compare.TokenMap.execute(**about).result[0].std() > 0.01

@@ -1,0 +1,269 @@
+"""Condition nodes: labels, prompts, pictures as codes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import fake_comfy
+import pytest
+import torch
+from fake_comfy import Interrupted, Progress
+from fastar_nodes.errors import UserError
+from fastar_nodes.nodes import conditioning, host, samplers, sharing
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.settings import TarPromptSettings
+from fastar_nodes.samplers.tokens.tar import finish_prompt, tar_prompt
+from qwen_reference import tiny_tar
+from tar_files import TA_TOK, tiny_ta_tok
+from test_loaders import write
+from tiny import READER, a_gpt, a_mar, a_prompt, dropped, sample
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# ------------------------------------------------------------------------------------------------ labels
+
+
+def label(labels: str, **changes):
+    node = conditioning.ClassLabel
+    return node.execute(**dropped(node, labels=labels, **changes)).result[0]
+
+
+def test_labels_by_name_id_and_menu():
+    own = {"label_set": "picture-book"}
+    assert label("Cat, 0", images_per_label=2, **own).labels == (9, 9, 0, 0)
+    assert label("", add_label="boat (picture-book)", **own).names == ("boat",)
+    assert label("cat", add_label="boat (picture-book)", **own).labels == (9, 7)
+    for field, changes in (
+        ("add_label", {"add_label": "goldfish (imagenet-1k)"}),
+        ("add_label", {"add_label": "boat"}),
+        ("labels", {"labels": "cat,cat", "images_per_label": 129}),
+        ("labels", {"labels": "tabby"}),
+    ):
+        with pytest.raises(UserError, match=f"^{field}: "):
+            label(**{"labels": "cat", **own, **changes})
+
+
+def test_labels_take_the_label_set_of_the_model():
+    assert conditioning.as_labels(label("cat, 3"), "picture-book").labels == (9, 3)
+    tabby = conditioning.as_labels(label("tabby", images_per_label=2), "imagenet-1k")
+    assert tabby.labels == (281, 281) and tabby.label_set == "imagenet-1k"
+    assert conditioning.as_labels(label("7"), "").labels == (7,)
+    for condition in (label("tabby"), label("cat", add_label="goldfish (imagenet-1k)")):
+        with pytest.raises(UserError, match="^condition: "):
+            conditioning.as_labels(condition, "picture-book")
+    model = a_mar(label_set="picture-book")
+    samples, _ = sample(samplers.MARSampler, model=model)
+    named, _ = sample(samplers.MARSampler, model=model, condition=label("mountains, flower"))
+    assert torch.equal(samples, named)
+
+
+def test_unknown_labels_are_named_before_the_run():
+    check = conditioning.ClassLabel.validate_inputs
+    assert check("cat, 281\ntabby") is True and check("") is True and check(None) is True
+    words = check("catt, boat, golden retriver, 1000")
+    assert "cat (picture-book)" in words and "golden retriever (imagenet-1k)" in words and "'1000'" in words
+    assert "boat'" not in words and "labels:" not in words
+
+
+TEXTS = {
+    "400 unknown words": ", ".join(f"word{i}" for i in range(400)),
+    "16000 words": "a," * 16000,
+    "ten million characters": "boat, " * 1_700_000,
+    "long words": ",".join(f"golden retrievver {'x' * 150} {i}" for i in range(150)),
+    "one long word": "x" * 30_000,
+    "settings": "fasthybrid: " + ", ".join(f"name{i}=1" for i in range(900)),
+    "plus signs": "+".join("mar" for _ in range(60)),
+    "dots": "../" * 10_000,
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_validation_is_quick_for_every_text(name, tmp_path):
+    """It runs on the server's event loop: no other client is answered meanwhile."""
+    fake_comfy.state.folder = tmp_path
+    for check in (
+        conditioning.ClassLabel.validate_inputs,
+        sharing.AnySampler.validate_inputs,
+        sharing.LoadReport.validate_inputs,
+    ):
+        check(TEXTS[name])  # tables are built once
+        seconds = []
+        for _ in range(3):
+            began = time.process_time()
+            said = check(TEXTS[name])
+            seconds.append(time.process_time() - began)
+        assert min(seconds) < 0.05, check
+        assert said is True or len(said) < 1000
+
+
+def test_three_unknown_words_are_named_and_the_others_counted():
+    said = conditioning.ClassLabel.validate_inputs("word1, word2, word3, word4, word5")
+    assert all(f"'word{i}'" in said for i in (1, 2, 3)) and "'word4'" not in said and "2 more" in said
+
+
+# ------------------------------------------------------------------------------------------------ Text Prompt
+
+
+@pytest.fixture
+def encoders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
+    """Stands in for the T5 encoder; what was loaded is in the list."""
+    loaded = []
+
+    def load_text_encoder(path, dtype, device, tokenizer):
+        loaded.append((path.name, dtype, tokenizer))
+        encode = SimpleNamespace(encode=lambda texts: [torch.ones(len(text.split()), 6) for text in texts])
+        return SimpleNamespace(net=torch.nn.Linear(1, 1), encode=encode.encode)
+
+    monkeypatch.setattr(conditioning, "load_text_encoder", load_text_encoder)
+    monkeypatch.setattr(conditioning, "_encoder", host.ModelCache())
+    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host, "local_files", lambda *kinds: ["one.safetensors", "folder/model.safetensors"])
+    monkeypatch.setattr(host, "t5_tokenizer", lambda: "ComfyUI's")
+    (tmp_path / "one.safetensors").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "tokenizer.json").touch()
+    return loaded
+
+
+def text_prompt(text="a red  boat\n", encoder="one.safetensors", **changes):
+    node = conditioning.TextPrompt
+    return node.execute(**dropped(node, text=text, encoder=encoder, **{"images": 2, **changes})).result[0]
+
+
+def test_a_prompt_is_encoded_and_the_encoder_kept_while_it_is_loaded(encoders):
+    made = text_prompt()
+    assert made.names == ("a red boat",) * 2 and [len(rows) for rows in made.features] == [3, 3]
+    assert encoders == [("one.safetensors", "fp32", "ComfyUI's")]
+    text_prompt("another one")
+    assert len(encoders) == 1, "it was read again"
+    kept = conditioning._encoder.get(("x", "y"), lambda: SimpleNamespace(net=torch.nn.Linear(1, 1)))
+    text_prompt(encoder="folder")
+    assert encoders[1:] == [("folder", "fp32", None)]  # its own tokenizer is in the folder
+    kept.patcher.detach()  # one that is gone already
+    text_prompt(encoder="folder")
+    assert len(encoders) == 2
+    conditioning._encoder._loaded.patcher.detach()
+    text_prompt(encoder="folder")
+    assert len(encoders) == 3, "ComfyUI unloaded it, and it was kept all the same"
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("text", "  \n"),
+        ("text", "http://boat.com #### boat.png"),
+        ("text", 5),
+        ("encoder", "gone.safetensors"),
+        ("encoder", None),
+        ("images", 0),
+        ("dtype", "fp16"),
+        ("allow_download", "yes"),
+    ],
+)
+def test_text_prompts_that_cannot_be(encoders, field, value):
+    with pytest.raises(UserError, match=f"^{field}: "):
+        text_prompt(**{field: value})
+    assert not encoders
+
+
+# ------------------------------------------------------------------------------------------------ Tar Prompt
+
+
+def test_a_prompt_becomes_the_codes_that_a_script_gets():
+    made = a_prompt(text="  a red boat\n")
+    script = finish_prompt(tar_prompt(tiny_tar(), ["a red boat"] * 2, TarPromptSettings(), PairedDraws(3, range(2))))
+    assert all(torch.equal(a, b) for a, b in zip(made.codes, script.condition.codes, strict=True))
+    assert made.names == ("a red boat",) * 2 and made.size == 20 and [len(codes) for codes in made.codes] == [16, 16]
+    assert not torch.equal(*made.codes) and torch.equal(a_prompt(images=1).codes[0], made.codes[0])
+    assert [len(codes) for codes in a_prompt(detail="169").codes] == [4, 4]
+    assert [(done, total) for done, total, _ in Progress.updates[:16]] == [(k + 1, 16) for k in range(16)]
+    for text in ("", "<|im_end|> <I3>"):  # special tokens that are typed are text
+        assert len(a_prompt(text=text, images=1).codes[0]) == 16
+
+
+def test_room_is_made_for_the_language_models_cache_and_cancel_stops_it():
+    loaded = host.Loaded.of(tiny_tar())
+    a_prompt(loaded, images=64)
+    ((patchers, about),) = fake_comfy.state.loaded
+    draws = PairedDraws(3, range(64))
+    kept = finish_prompt(tar_prompt(loaded.model, ["a red boat"] * 64, TarPromptSettings(), draws)).report.counts
+    assert patchers == [loaded.patcher]
+    assert kept["cache_bytes"] < about["memory_required"] < 100 * kept["cache_bytes"]
+    fake_comfy.state.interrupt_at, fake_comfy.state.asked = 3, 0
+    Progress.updates.clear()
+    with pytest.raises(Interrupted):
+        a_prompt(loaded)
+    assert len(Progress.updates) == 3
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("tar", 5),
+        ("tar", a_gpt()),
+        ("text", 5),
+        ("text", "word " * 60),
+        ("seed", -1),
+        ("images", 0),
+        ("detail", "700"),
+        ("top_p", 2.0),
+    ],
+)
+def test_tar_prompts_that_cannot_be(field, value):
+    with pytest.raises(UserError, match=f"^{field}: "):
+        a_prompt(**{field: value})
+    assert not fake_comfy.state.loaded, "something was loaded before the mistake was reported"
+
+
+# ------------------------------------------------------------------------------------------------ Image to Codes
+
+
+@pytest.fixture
+def readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TA-Tok with and one without a picture encoder."""
+    write(tmp_path / "reader.safetensors", tiny_ta_tok(READER), name="tiny reader")
+    seer = tiny_ta_tok(replace(TA_TOK, codes=20))
+    write(tmp_path / "seer.safetensors", seer, encoder_heads=3, input_size=16, name="seer")
+    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host, "local_files", lambda *kinds: ["reader.safetensors", "seer.safetensors"])
+    monkeypatch.setattr(conditioning, "_ta_tok", host.ModelCache((host.device, host.offload_device)))
+
+
+def codes_of(image, ta_tok="seer.safetensors", **changes):
+    node = conditioning.ImageToCodes
+    return node.execute(image=image, **dropped(node, ta_tok=ta_tok, **{"dtype": "fp32", **changes})).result[0]
+
+
+def test_pictures_become_codes_each_for_itself(readers):
+    pictures = torch.rand(10, 20, 12, 4, generator=torch.Generator().manual_seed(0))
+    made = codes_of(pictures)
+    assert len(made) == 10 and made.size == 20 and all(codes.shape == (25,) for codes in made.codes)
+    for i in (0, 9):
+        one = codes_of(pictures[i : i + 1], images=2)
+        assert torch.equal(one.codes[0], made.codes[i]) and torch.equal(*one.codes)
+        assert one.names == ("picture 1",) * 2
+    assert codes_of(pictures[..., :1], detail="169").codes[0].shape == (4,)
+    assert [patchers for patchers, _ in fake_comfy.state.loaded[:1]] == [[conditioning._ta_tok._loaded.patcher]]
+    assert Progress.updates[-1][:2] == (10, 10)
+    fake_comfy.state.interrupt_at, fake_comfy.state.asked = 1, 0
+    with pytest.raises(Interrupted):
+        codes_of(torch.rand(20, 8, 8, 3))
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("image", 5),
+        ("ta_tok", "reader.safetensors"),
+        ("ta_tok", "gone"),
+        ("ta_tok", None),
+        ("images", 200),
+        ("detail", "5"),
+    ],
+)
+def test_pictures_that_cannot_be_read(readers, field, value):
+    with pytest.raises(UserError, match=f"^{field}: "):
+        codes_of(**{"image": torch.rand(2, 8, 8, 3), field: value})

@@ -1,0 +1,136 @@
+"""The interface to ComfyUI: running a sampler, previews, decoders, memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import fake_comfy
+import pytest
+import torch
+from fake_comfy import Interrupted, Preview, Progress
+from fastar_nodes.errors import UserError
+from fastar_nodes.nodes import host, loaders, preview
+from tiny import a_vae, a_vq
+
+
+def steps(total: int, sent: list, closed: list):
+    """A sampler that decides one of four tokens a step."""
+    decided = torch.zeros(1, 2, 2, dtype=torch.bool)
+    try:
+        for i in range(total):
+            decided.view(-1)[: i + 1] = True
+            step = SimpleNamespace(done=i + 1, total=total, latents=torch.ones(1, 2, 2, 2), decided=decided.clone())
+            sent.append((yield step))
+    finally:
+        closed.append(True)
+    return "result"
+
+
+def test_drive_reports_every_step_and_returns_the_result():
+    sent, closed = [], []
+    assert host.drive(steps(4, sent, closed), a_vae()) == "result"
+    assert [(a, b) for a, b, _ in Progress.updates] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert Progress.updates[-1][2][0] == "JPEG" and Progress.updates[-1][2][1].size == (256, 256)
+    assert closed and all(s >= 0 for s in sent), "the sampler receives the seconds it waited"
+
+
+def test_cancel_stops_before_the_next_step_and_closes_the_sampler():
+    closed = []
+    fake_comfy.state.interrupt_at = 2
+    with pytest.raises(Interrupted):
+        host.drive(steps(100, [], closed), a_vae())
+    assert len(Progress.updates) == 2 and closed == [True]
+
+
+def test_no_preview_when_switched_off_or_memory_is_insufficient(monkeypatch):
+    vae = a_vae()
+    monkeypatch.setattr(vae, "decode_now", lambda z: (_ for _ in ()).throw(RuntimeError("CUDA out of memory")))
+    assert host.drive(steps(2, [], []), vae) == "result"
+    monkeypatch.setattr(host.args, "preview_method", Preview.NoPreviews)
+    host.drive(steps(4, [], []), a_vae())
+    assert all(picture is None for _, _, picture in Progress.updates)
+
+
+def test_the_error_of_a_sampler_is_passed_on():
+    def broken():
+        yield next(steps(2, [], []))
+        raise UserError("cfg: no")
+
+    with pytest.raises(UserError, match="cfg"):
+        host.drive(broken())
+
+
+def test_vae_decodes_and_encodes():
+    vae = a_vae()
+    z = torch.rand(3, 2, 2, 3) * 2 - 1
+    pictures = vae.decode(z)
+    assert pictures.shape == (3, 8, 12, 3) and 0 <= pictures.min() and pictures.max() <= 1
+    assert torch.allclose(vae.encode(pictures), z, atol=1e-6)
+    assert torch.equal(vae.decode(z[:, :, None]), pictures)
+
+
+def test_latents_of_another_kind_or_shape_are_refused():
+    vq = a_vq()
+    for samples in (torch.zeros(1, 3, 2, 2), host.mark(torch.zeros(1, 4, 2, 2), host.KL), "text", torch.zeros(4)):
+        with pytest.raises(UserError, match="^samples: "):
+            vq.decode(samples)
+    with pytest.raises(UserError, match="^pixels: "):
+        vq.encode(torch.zeros(0, 8, 8, 3))
+
+
+def test_vae_falls_back_to_tiles_when_memory_is_insufficient(monkeypatch):
+    vae, asked = a_vae(), []
+    monkeypatch.setattr(vae, "_in_chunks", lambda *a: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    monkeypatch.setattr(vae, "decode_tiled", lambda *a: asked.append(a[1:]) or "tiles")
+    assert vae.decode(torch.zeros(1, 2, 2, 2)) == "tiles" and asked == [(64, 64, 16)]
+    monkeypatch.setattr(vae, "_in_chunks", lambda *a: (_ for _ in ()).throw(RuntimeError("something else")))
+    with pytest.raises(RuntimeError, match="something else"):
+        vae.decode(torch.zeros(1, 2, 2, 2))
+
+
+@pytest.mark.parametrize("height, width, out", [(8, 8, (2, 2)), (11, 9, (2, 2)), (3, 30, (1, 7)), (1, 1, (1, 1))])
+def test_pictures_of_any_size_are_encoded(height, width, out):
+    for channels in (1, 3, 4):
+        assert a_vae().encode(torch.rand(1, height, width, channels)).shape == (1, 2, *out)
+
+
+def test_networks_that_comfyui_left_behind_are_moved():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    host._load([SimpleNamespace(model=net, load_device=torch.device("meta"))], 1.0)
+    assert all(t.is_meta for t in (*net.parameters(), *net.buffers()))
+    assert fake_comfy.state.loaded[0][1] == {"memory_required": 1.0, "force_full_load": True}
+
+
+def test_a_kl_decoder_asks_for_less_than_core_estimates():
+    vae = loaders.LoadMAR.execute("demo", "auto", "fp32", False, "plain").result[1]
+    for shape in ((1, 8, 8, 8), (1, 8, 256, 256)):
+        core = host.FastARVAE.memory_used_decode(vae, shape, torch.float32)
+        assert core / 4 < vae.memory_used_decode(shape, torch.float32) < core
+
+
+def test_undecided_tokens_are_grey_and_batches_a_sheet():
+    canvas = preview.Canvas(lambda z: z[:, :1, :, :].movedim(1, -1).repeat_interleave(8, 1).repeat_interleave(8, 2))
+    decided = torch.zeros(5, 2, 2, dtype=torch.bool)
+    decided[:, 0, 0] = True
+    sheet = canvas.draw(torch.ones(5, 1, 2, 2), decided)
+    assert sheet.shape == (256, 256, 3)
+    one = sheet[:128, :128]
+    assert (one[:64, :64] == 255).all() and (one[64:] == preview.GREY).all() and (one[:, 64:] == preview.GREY).all()
+
+
+def test_previews_are_seldom_when_they_are_expensive(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(preview.time, "perf_counter", lambda: now[0])
+
+    def slow(latents):
+        now[0] += 2.0
+        return torch.zeros(1, 4, 4, 3)
+
+    canvas = preview.Canvas(slow)
+    now[0] = 0.6
+    assert canvas.due()
+    canvas.draw(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))
+    now[0] += 19
+    assert not canvas.due()
+    now[0] += 2
+    assert canvas.due()

@@ -1,0 +1,453 @@
+"""Sampler nodes of all families on tiny models: results, presets, edits, caches, and inputs that do not fit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import fake_comfy
+import pytest
+import torch
+from fake_comfy import Interrupted, Preview, Progress
+from fastar_nodes.errors import UserError
+from fastar_nodes.nodes import conditioning, host, loaders, samplers, schema
+from fastar_nodes.reports.record import GIVEN
+from fastar_nodes.samplers import presets
+from fastar_nodes.samplers.conditioning import CodeCondition, TextCondition, from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar import memory
+from fastar_nodes.samplers.mar.settings import CacheSettings, FastHybridSettings, MARSettings
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.settings import NON_LOCAL, LlamaGenSettings
+from qwen_reference import tiny_tar
+from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, a_vq, dropped, models, sample
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MAR_NODES = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].masked]
+TOKEN_NODES = [samplers.LlamaGenSampler, samplers.PARSampler, samplers.ZipARSampler]
+FAST = [node for node in NODES.values() if node.preset is not None]
+
+
+def kind_of(node) -> type:
+    return samplers.SAMPLERS[node.sampler].settings
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+@pytest.mark.parametrize("node", MAR_NODES)
+def test_mar_samplers_give_latents_and_a_report(node):
+    samples, report = sample(node)
+    assert samples.shape == (2, 2, 4, 4) and samples.dtype == torch.float32
+    assert (report.seed, report.images) == (3, 2) and report.settings == asdict(kind_of(node)(**SHORT))
+
+
+@pytest.mark.parametrize("node", TOKEN_NODES)
+def test_token_latents_are_code_vectors_that_core_decodes_and_encodes(node):
+    model = models(node)["model"]
+    samples, report = sample(node, model=model)
+    assert samples.shape == (2, 4, 4, 4) and samples.dtype == torch.float32
+    net = model.vae.first_stage_model
+    assert torch.equal(net.vectors(net.codes(samples)), samples)
+    pictures = model.vae.decode(samples)
+    assert pictures.shape == (2, 8, 8, 3) and 0 <= pictures.min() and pictures.max() <= 1
+    assert torch.equal(model.vae.decode(samples.half()), pictures), "half precision changed a code"
+    back = model.vae.encode(pictures)
+    assert back.shape == samples.shape and torch.equal(net.vectors(net.codes(back)), back)
+    assert (report.seed, report.images) == (3, 2)
+    assert report.settings == asdict(kind_of(node)()) | {"cfg": 4.0, "top_k": 2000}
+    passes = report.counts["transformer_passes"]
+    assert [(done, total) for done, total, _ in Progress.updates] == [(k + 1, passes) for k in range(passes)]
+    assert Progress.updates[-1][2][1].size == (256, 128)  # two pictures of 8 pixels, enlarged
+
+
+def test_the_node_samples_what_a_script_samples():
+    model = a_gpt()
+    samples, _ = sample(samplers.LlamaGenSampler, model=model, cfg=2.0)
+    codes = finish(llamagen(model.model, LABELS, LlamaGenSettings(cfg=2.0), PairedDraws(3, range(2)))).codes
+    assert torch.equal(samples, model.vae.first_stage_model.vectors(codes))
+
+
+def test_mulosd_drafts_checks_and_resamples():
+    large, small, codes = a_drawer(), a_drawer("small", 1), a_prompt()
+    fake_comfy.state.loaded.clear()
+    Progress.updates.clear()
+    about = {"target": large, "draft": small, "condition": codes, "top_k": 0, "acceptance_target": 0.6}
+    samples, report = sample(samplers.MuLoSDSampler, **about)
+    assert samples.shape == (2, 4, 6, 6) and report.sampler == "mulosd" and report.model == "tiny large"
+    assert 0 < report.acceptance < 1 and report.counts["draft_passes"] < report.counts["transformer_passes"]
+    assert [done for done, *_ in Progress.updates] == [*range(1, report.counts["transformer_passes"] + 1)]
+    (reading, _), (patchers, asked) = fake_comfy.state.loaded
+    assert reading == [large.parts["ta_tok"].patcher]
+    assert patchers == [large.patcher, small.patcher, large.vae.patcher]
+    assert report.counts["cache_bytes"] < asked["memory_required"]
+    samples, _ = sample(samplers.MuLoSDSampler, target=a_gpt(grid=8), draft=a_gpt(grid=4), condition=LABELS)
+    assert samples.shape == (2, 4, 8, 8)
+
+
+def test_one_prompt_feeds_every_size_and_method():
+    codes, large, small = a_prompt(), a_drawer(), a_drawer("small", 1)
+    plain, report = sample(samplers.LlamaGenSampler, model=large, condition=codes, top_k=0)
+    assert report.sampler == "tar" and report.counts["transformer_passes"] == 36
+    about = {"target": large, "draft": small, "condition": codes, "top_k": 0, "preset": "exact", "tau": 0.0}
+    exact, record = sample(samplers.MuLoSDSampler, **about)
+    assert torch.equal(exact, plain) and record.counts == report.counts
+    fast, record = sample(samplers.ZipARSampler, model=large, condition=codes, top_k=0, window=2)
+    assert fast.shape == plain.shape and record.counts["transformer_passes"] < 36
+    assert sample(samplers.LlamaGenSampler, model=small, condition=codes)[0].shape == (2, 4, 3, 3)
+
+
+def test_texts_of_a_batch():
+    texts = TextCondition((torch.ones(3, 6), torch.ones(7, 6)), ("three", "seven"))
+    samples, report = sample(samplers.ZipARSampler, model=a_gpt(TEXT_SIZE), condition=texts, window=2)
+    assert samples.shape == (2, 4, 4, 4) and report.images == 2
+
+
+def test_ablations_of_par_on_a_plain_llamagen():
+    _, report = sample(samplers.PARSampler, model=a_gpt(), grouping=NON_LOCAL)
+    assert report.sampler == "par" and report.counts["transformer_passes"] == 7
+
+
+def test_every_part_of_a_hybrid_is_placed_and_room_is_made_for_what_the_report_says():
+    model, vae = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result
+    text = conditioning.Prompt.execute("a red boat", images=2).result[0]
+    fake_comfy.state.loaded.clear()
+    _, report = sample(samplers.MARSampler, model=replace(model, vae=None), condition=text)
+    kept = sum(v for k, v in report.memory.items() if not k.startswith(memory.WEIGHTS))
+    assert fake_comfy.state.loaded[0][1]["memory_required"] == kept
+    fake_comfy.state.loaded.clear()
+    latent, report = sample(samplers.MARSampler, model=model, condition=text)
+    assert report.memory[memory.DECODE] == vae.memory_used_decode(latent.shape, torch.float32) > 0
+    patchers = fake_comfy.state.loaded[0][0]
+    assert len(patchers) == len(set(patchers)) == 4 and patchers[-1] is vae.patcher
+    placed = {id(p) for patcher in patchers[:3] for p in patcher.model.parameters()}
+    assert placed == {id(p) for p in model.model.hybrid.parameters()}
+    other = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result[0]
+    fake_comfy.state.loaded.clear()
+    sample(samplers.CSpDSampler, draft=other, target=model, condition=text)
+    assert len(fake_comfy.state.loaded[0][0]) == 7
+
+
+def test_both_models_are_brought_to_the_device_once():
+    both = models(samplers.CSpDSampler)
+    sample(samplers.CSpDSampler, **both)
+    assert [both["target"].patcher, both["draft"].patcher] == fake_comfy.state.loaded[-1][0][:2]
+    one = a_mar()
+    sample(samplers.CSpDSampler, draft=one, target=one)
+    assert fake_comfy.state.loaded[-1][0].count(one.patcher) == 1
+
+
+@pytest.mark.parametrize("node", TOKEN_NODES)
+def test_room_is_made_for_the_kv_cache_and_without_previews_not_for_the_decoder(node, monkeypatch):
+    model = models(node)["model"]
+    sample(node, model=model)
+    assert fake_comfy.state.loaded[-1][0] == [model.patcher, model.vae.patcher]
+    monkeypatch.setattr(host.args, "preview_method", Preview.NoPreviews)
+    monkeypatch.setattr(model.vae, "decode_now", None)
+    _, report = sample(node, model=model, condition=from_ids([1] * 8))
+    patchers, asked = fake_comfy.state.loaded[-1]
+    assert patchers == [model.patcher]
+    assert report.counts["cache_bytes"] < asked["memory_required"] < 100 * report.counts["cache_bytes"]
+
+
+@pytest.mark.parametrize("at", [2, 30])
+def test_cancel_while_mulosd_drafts_and_while_it_resamples(at):
+    codes = a_prompt()
+    Progress.updates.clear()
+    fake_comfy.state.asked, fake_comfy.state.interrupt_at = 0, at
+    with pytest.raises(Interrupted):
+        sample(samplers.MuLoSDSampler, condition=codes, top_k=0, tau=1.01, resample_window=0)
+    assert len(Progress.updates) == at
+
+
+# ------------------------------------------------------------------------------------------------ upscale models
+
+
+class Upscale:
+    """As much of core's UPSCALE_MODEL as there is."""
+
+    scale, input_channels, output_channels = 3, 3, 3
+    architecture = SimpleNamespace(name="Tiny")
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Conv2d(3, 3, 1)
+
+    def __call__(self, x):
+        return x
+
+
+def test_an_upscale_model_enlarges_the_draft_with_cores_node():
+    large, model, codes = a_drawer(), Upscale(), a_prompt()
+    fake_comfy.state.loaded.clear()
+    about = {"target": large, "condition": codes, "upscale_model": model, "tau": 0.0, "top_k": 0}
+    samples, report = sample(samplers.MuLoSDSampler, **about)
+    assert report.settings["up_sampler"] == "pixel, Tiny x3" and report.acceptance == 1
+    ((used, pictures),) = fake_comfy.state.upscaled
+    assert used is model and pictures.shape == (2, 6, 6, 3)
+    net = large.vae.first_stage_model
+    big = pictures.movedim(-1, 1).repeat_interleave(3, 2).repeat_interleave(3, 3) * 2 - 1
+    big = torch.nn.functional.interpolate(big, size=(12, 12), mode="bicubic", antialias=True)
+    assert torch.equal(samples, net.vectors(net.encode(big.clamp(-1, 1))[1]))
+    # The sampled models are placed again after core's node, which may have unloaded them.
+    before, after = (patchers for patchers, _ in fake_comfy.state.loaded[-2:])
+    assert before == after and large.patcher in after
+
+
+# ------------------------------------------------------------------------------------------------ auto, presets, switch
+
+# What a model's file might recommend; of it a sampler takes what it has.
+MAR_FILE = {"ar_steps": 5, "diffusion_steps": 6, "cfg": 1.5, "temperature": 0.75, "lookahead": 3, "threshold": 0.5}
+TOKEN_FILE = {"cfg": 2.0, "temperature": 0.5, "top_k": 9, "top_p": 0.75, "window": 3}
+AUTO = {"ar_steps": -1, "diffusion_steps": -1}
+
+
+def recommended(node, label_set="picture-book", **changes):
+    """A run in which every widget that is not named is at auto."""
+    target = "target" if "target" in node.models else "model"
+    own = (
+        a_mar(label_set=label_set, file=MAR_FILE) if node in MAR_NODES else a_gpt(label_set=label_set, file=TOKEN_FILE)
+    )
+    short = AUTO if node in MAR_NODES else {}
+    return sample(node, **{target: own, **short, **changes})
+
+
+def test_widgets_at_auto_take_what_the_models_file_recommends():
+    settings = recommended(samplers.MARSampler)[1].settings
+    assert settings == asdict(MARSettings(**{k: v for k, v in MAR_FILE.items() if k in settings}))
+    settings = recommended(samplers.LlamaGenSampler)[1].settings
+    assert {k: settings.get(k) for k in TOKEN_FILE} == TOKEN_FILE | {"window": None}
+    # The file's window is the one that was measured on its grid.
+    windows = {"none": 3, "balanced for this model": 3, "fast for this model": 4, "exact": 256}
+    for preset, window in windows.items():
+        assert recommended(samplers.ZipARSampler, preset=preset)[1].settings["window"] == window
+
+
+@pytest.mark.parametrize("node", [node for node in FAST if node in MAR_NODES])
+@pytest.mark.parametrize("label_set", ["picture-book", ""])
+def test_the_preset_is_for_the_model_and_a_set_widget_has_precedence(node, label_set):
+    demo, kind = label_set == "picture-book", kind_of(node)
+    for choice, name in schema.PRESETS.items():
+        if (node, name) == (samplers.LazyMARSampler, "fast"):
+            continue  # it asks for more AR steps than the tiny model has tokens
+        meant = presets.values(kind, name, demo, ar_steps=5)
+        settings = recommended(node, label_set, preset=choice)[1].settings
+        assert settings == asdict(kind()) | {k: v for k, v in MAR_FILE.items() if k in settings} | meant, choice
+    settings = recommended(node, label_set, preset="balanced for this model", cfg=1.25, temperature=0.5)[1].settings
+    assert (settings["cfg"], settings["temperature"], settings["ar_steps"]) == (1.25, 0.5, 5)
+
+
+def test_exact_has_precedence_over_a_set_widget():
+    exact, report = recommended(samplers.FastHybridSampler, preset="exact", lookahead=2)
+    assert report.settings["lookahead"] == 0 and torch.equal(exact, recommended(samplers.MARSampler)[0])
+    plain, _ = sample(samplers.LlamaGenSampler, model=a_gpt(grid=8))
+    assert torch.equal(sample(samplers.ZipARSampler, model=a_gpt(grid=8), preset="exact", window=1)[0], plain)
+
+
+@pytest.mark.parametrize("node", FAST)
+def test_switched_off_a_sampler_is_the_baseline(node):
+    shared = {"cfg": 1.25, "condition": a_prompt() if node is samplers.MuLoSDSampler else LABELS}
+    given = models(node)
+    off, report = sample(node, **given, **shared, enabled=False, preset="fast for this model")
+    plain_node = samplers.MARSampler if node in MAR_NODES else samplers.LlamaGenSampler
+    plain, wanted = sample(plain_node, model=given.get("target", given.get("model")), **shared)
+    assert torch.equal(off, plain)
+    assert (report.sampler, report.settings, report.counts) == (wanted.sampler, wanted.settings, wanted.counts)
+
+
+def test_numbers_between_auto_and_the_range_are_auto_too():
+    """The editor's arrows pass through them."""
+    automatic = schema.automatic_names(FastHybridSettings)
+    for name, value in {"ar_steps": 0, "cfg": 0.9, "lookahead": -1, "threshold": -0.5, "temperature": -0.01}.items():
+        assert schema.chosen(FastHybridSettings, {name: value}, automatic) == {}
+    for name, value in {"ar_steps": 1, "cfg": 1.0, "lookahead": 0, "threshold": 0.0, "temperature": 0.0}.items():
+        assert schema.chosen(FastHybridSettings, {name: value}, automatic) == {name: value}
+    for name, value in {"ar_steps": -5, "cfg": float("nan"), "lookahead": -2, "t_max": -1, "order": "auto"}.items():
+        with pytest.raises(UserError, match=f"^{name}: "):
+            schema.settings_of(FastHybridSettings, {name: value}, {}, demo=True)
+
+
+@pytest.mark.parametrize("kind", [*map(kind_of, FAST), CacheSettings])
+def test_every_setting_of_a_preset_has_the_value_auto(kind):
+    assert presets.names(kind) <= schema.automatic_names(kind)
+    for demo in (True, False):
+        for name in presets.NAMES:
+            assert set(presets.values(kind, name, demo)) <= presets.names(kind)
+
+
+def test_a_mistake_in_a_models_file_is_a_sentence():
+    with pytest.raises(UserError, match="^model: "):
+        sample(samplers.MARSampler, model=a_mar(file={"cfg": 100.0}))
+
+
+# ------------------------------------------------------------------------------------------------ LazyMAR Cache
+
+
+def a_cache(**changes):
+    return samplers.LazyMARCache.execute(**dropped(samplers.LazyMARCache, preset="none", **changes)).result[0]
+
+
+@pytest.mark.parametrize("node", [samplers.MARSampler, samplers.FastHybridSampler, samplers.CSpDSampler])
+def test_a_cache_combines_with_every_other_sampler(node):
+    cache, given = a_cache(refresh_period=3, start_step=1), models(node)
+    first, report = sample(node, **given, ar_steps=8, cache=cache)
+    name = "lazymar" if node is samplers.MARSampler else f"{node.sampler}+lazymar"
+    assert report.sampler == name and report.settings["refresh_period"] == 3
+    again, _ = sample(node, **given, ar_steps=8, cache=cache)
+    assert torch.equal(first, again), "one run left something in the cache for the next"
+    if node is samplers.MARSampler:
+        own, wanted = sample(samplers.LazyMARSampler, **given, ar_steps=8, refresh_period=3, start_step=1)
+        assert torch.equal(first, own) and report.counts == wanted.counts
+
+
+def test_cache_settings_at_auto_follow_the_model_that_is_sampled():
+    for choice in ("balanced for this model", "fast for this model"):
+        cache = (
+            a_cache()
+            if choice == "none"
+            else samplers.CachePlan(dropped(samplers.LazyMARCache, preset=choice, head_cache="off"))
+        )
+        for label_set in ("picture-book", ""):
+            settings = recommended(samplers.MARSampler, label_set, cache=cache)[1].settings
+            meant = presets.values(CacheSettings, schema.PRESETS[choice], label_set == "picture-book", ar_steps=5)
+            meant |= {"head_cache": False}
+            assert {k: settings[k] for k in meant} == meant
+
+
+def test_cache_settings_are_checked():
+    with pytest.raises(UserError, match="^refresh_period: "):
+        a_cache(refresh_period=-2)
+    for field, changes in (("block", {"block": 3}), ("cache", None)):
+        with pytest.raises(UserError, match=f"^{field}: "):
+            sample(samplers.MARSampler, cache=5 if changes is None else a_cache(**changes))
+
+
+# ------------------------------------------------------------------------------------------------ editing
+
+
+def half(height: int = 8, width: int = 8) -> torch.Tensor:
+    """A mask [1, height, width] over the right half."""
+    mask = torch.zeros(1, height, width)
+    mask[..., width // 2 :] = 1
+    return mask
+
+
+@pytest.mark.parametrize("node", MAR_NODES)
+def test_every_mar_sampler_resamples_the_mask_and_gives_back_the_rest(node):
+    start = torch.randn(1, 2, 4, 4)
+    samples, report = sample(node, latent={"samples": start}, mask=half())
+    assert torch.equal(samples[..., :2], start[..., :2].expand(2, -1, -1, -1))
+    assert not (samples[..., 2:] == start[..., 2:]).any()
+    assert (report.maps["outcome"][:, :, :2] == GIVEN).all() and (report.maps["step"][:, :, :2] == -1).all()
+    assert (report.maps["outcome"][:, :, 2:] != GIVEN).all() and (report.maps["step"][:, :, 2:] >= 0).all()
+
+
+def test_masks_of_every_shape_and_the_latents_own():
+    latent, model = {"samples": torch.randn(1, 2, 4, 4)}, a_mar()
+    wanted, _ = sample(samplers.MARSampler, model=model, latent=latent, mask=half(4, 4))
+    for mask in (half()[0], half()[:, None], half(64, 32), half().half()):
+        assert torch.equal(sample(samplers.MARSampler, model=model, latent=latent, mask=mask)[0], wanted)
+    own = latent | {"noise_mask": half()[:, None]}
+    assert torch.equal(sample(samplers.MARSampler, model=model, latent=own)[0], wanted)
+    # A mask on the socket goes before the latent's own.
+    own = latent | {"noise_mask": torch.ones(1, 1, 8, 8)}
+    assert torch.equal(sample(samplers.MARSampler, model=model, latent=own, mask=half())[0], wanted)
+
+
+PICTURE = {"samples": torch.zeros(1, 2, 4, 4)}
+EDITS = {
+    "a mask without a picture": ("latent", {"mask": half()}),
+    "a picture without a mask": ("mask", {"latent": PICTURE}),
+    "no picture": ("latent", {"latent": {"samples": 3}, "mask": half()}),
+    "no latent": ("latent", {"latent": "text", "mask": half()}),
+    "tokens": ("latent", {"latent": {"samples": host.mark(torch.zeros(1, 2, 4, 4), host.VQ)}, "mask": half()}),
+    "no mask": ("mask", {"latent": PICTURE, "mask": 3}),
+    "an empty mask": ("mask", {"latent": PICTURE, "mask": torch.zeros(1, 8, 8)}),
+    "another size": ("latent", {"latent": {"samples": torch.zeros(1, 2, 3, 3)}, "mask": half()}),
+    "other channels": ("latent", {"latent": {"samples": torch.zeros(1, 4, 4, 4)}, "mask": half()}),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("node", [samplers.MARSampler, samplers.CSpDSampler])
+def test_an_edit_that_cannot_be_is_reported(node, name):
+    field, sockets = EDITS[name]
+    with pytest.raises(UserError, match=f"^{field}: "):
+        sample(node, **sockets)
+
+
+# ------------------------------------------------------------------------------------------------ inputs that do not fit
+
+
+@pytest.mark.parametrize("bad", ["text", 5, None, {"samples": 1}, SimpleNamespace(model=3), host.Loaded.of(tiny_tar())])
+@pytest.mark.parametrize("node", NODES.values())
+def test_the_wrong_thing_on_a_socket(node, bad):
+    for name in node.models:
+        with pytest.raises(UserError, match=f"^{name}: "):
+            sample(node, **{name: bad})
+    if not isinstance(bad, host.Loaded):
+        with pytest.raises(UserError, match="^condition: "):
+            sample(node, condition=bad)
+    with pytest.raises(UserError, match="^enabled: " if node.preset is not None else "^seed: "):
+        sample(node, **({"enabled": "no"} if node.preset is not None else {"seed": -1}))
+
+
+def other_codebook() -> host.Loaded:
+    vae = a_vq()
+    vae.first_stage_model.quantize.embedding.weight.data.mul_(-1)
+    return host.Loaded.of(a_drawer("small").model, vae)
+
+
+TEXT = TextCondition((torch.ones(2, 6),), ("two",))
+OTHER_CODES = CodeCondition((torch.zeros(16, dtype=torch.int64),), ("x",), 65536)
+MULOSD = samplers.MuLoSDSampler
+UNCOLOURED = Upscale()
+UNCOLOURED.output_channels = 1
+REFUSED = {
+    "another family": (samplers.ZipARSampler, "model", lambda: {"model": a_mar()}),
+    "tokens for MAR": (samplers.MARSampler, "model", lambda: {"model": a_gpt()}),
+    "noise beyond reason": (
+        samplers.MARSampler,
+        "condition",
+        lambda: {"model": a_mar(4096), "condition": from_ids([1] * 256), "diffusion_steps": 1000},
+    ),
+    "a draft of other classes": (samplers.CSpDSampler, "draft", lambda: {"draft": a_mar(classes=7)}),
+    "a draft of other tokens": (samplers.CSpDSampler, "draft", lambda: {"draft": a_mar(64)}),
+    "a PAR to LlamaGen": (samplers.LlamaGenSampler, "model", lambda: {"model": a_gpt(special=3)}),
+    "a PAR to ZipAR": (samplers.ZipARSampler, "model", lambda: {"model": a_gpt(special=3)}),
+    "a de-tokenizer to PAR": (samplers.PARSampler, "model", lambda: {"model": a_drawer(), "condition": a_prompt()}),
+    "a LlamaGen to PAR": (samplers.PARSampler, "grouping", lambda: {"model": a_gpt()}),
+    "an ablation of a PAR": (samplers.PARSampler, "grouping", lambda: {"grouping": NON_LOCAL}),
+    "text for classes": (samplers.LlamaGenSampler, "condition", lambda: {"condition": TEXT}),
+    "labels for text": (samplers.LlamaGenSampler, "condition", lambda: {"model": a_gpt(TEXT_SIZE)}),
+    "a label too many": (samplers.LlamaGenSampler, "condition", lambda: {"condition": from_ids([10])}),
+    "no decoder": (samplers.LlamaGenSampler, "model", lambda: {"model": replace(a_gpt(), vae=None)}),
+    "a window": (samplers.ZipARSampler, "window", lambda: {"window": -2}),
+    "codes without TA-Tok": (
+        samplers.LlamaGenSampler,
+        "condition",
+        lambda: {
+            "model": host.Loaded.of(replace(a_drawer().model, ta_tok=None), a_vq()),
+            "condition": a_prompt(),
+        },
+    ),
+    "codes for classes": (samplers.LlamaGenSampler, "condition", lambda: {"condition": a_prompt()}),
+    "labels for codes": (MULOSD, "condition", lambda: {"condition": LABELS}),
+    "codes of others": (MULOSD, "condition", lambda: {"condition": OTHER_CODES}),
+    "a draft of the same size": (MULOSD, "draft", lambda: {"draft": a_drawer("large", 1)}),
+    "a draft of another family": (MULOSD, "condition", lambda: {"draft": a_gpt(grid=3)}),
+    "another codebook": (MULOSD, "draft", lambda: {"draft": other_codebook()}),
+    "no upscale model": (MULOSD, "upscale_model", lambda: {"upscale_model": 5}),
+    "an upscale model for masks": (MULOSD, "upscale_model", lambda: {"upscale_model": UNCOLOURED}),
+    "a preset": (MULOSD, "preset", lambda: {"preset": "best"}),
+    "tau": (MULOSD, "tau", lambda: {"tau": 2.0}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_one_sentence_that_names_the_field(name):
+    node, field, changes = REFUSED[name]
+    with pytest.raises(UserError, match=f"^{field}: ") as problem:
+        sample(node, **changes())
+    assert "\n" not in str(problem.value)

@@ -1,0 +1,235 @@
+"""Schemas of the nodes: widgets from settings, help pages, and the record on which saved graphs depend.
+
+``schemas.json`` records ids, sockets, widgets by position, types, ranges, choices and defaults. After an intended change, record it with
+``python tests/nodes/test_schemas.py``, which refuses what would break a saved graph: a widget that moves or leaves, a socket, a choice or
+a node that leaves. Until the first release such a change is possible: delete schemas.json first, and change the graphs in workflows/ and
+subgraphs/ with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+    import conftest  # noqa: F401  the package under its name
+    import fake_comfy
+
+    fake_comfy.install()
+
+from fastar_nodes.nodes import advisor, compare, conditioning, loaders, samplers, schema, sharing, sweep
+from fastar_nodes.samplers.mar.settings import CacheSettings
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.settings import Knob, knobs
+from fastar_nodes.samplers.tokens.settings import TarPromptSettings
+from graphs import WIDGETS
+
+MODULES = (loaders, conditioning, samplers, compare, sweep, sharing, advisor)
+CLASSES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
+NODES = {name: node.define_schema() for name, node in CLASSES.items()}
+SETTINGS = {name: SAMPLERS[node.sampler].settings for name, node in CLASSES.items() if hasattr(node, "sampler")}
+SETTINGS |= {"FastARLazyMARFeatureCache": CacheSettings, "FastARTarPrompt": TarPromptSettings}
+GOLDEN = Path(__file__).with_name("schemas.json")
+
+
+def test_every_sampler_that_runs_here_has_a_node():
+    with_node = {node.sampler for node in CLASSES.values() if hasattr(node, "sampler")}
+    assert {name for name in samplers.RUNNABLE if "+" not in name} - {"jacobi"} == with_node
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_advanced_widgets_are_the_last(node):
+    advanced = [bool(i.advanced) for i in NODES[node].inputs if i.kind in WIDGETS]
+    assert advanced == sorted(advanced)
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_everything_has_a_tooltip_and_a_help_page(root, node):
+    for part in [*NODES[node].inputs, *NODES[node].outputs]:
+        assert part.about.get("tooltip"), f"{node}.{part.id}"
+    page, title = root / "web" / "docs" / f"{node}.md", f"# {NODES[node].display_name}"
+    assert page.is_file(), f"add the help page web/docs/{node}.md"
+    assert page.read_text(encoding="utf-8").startswith(f"{title}\n"), f"{page.name}: the first line is '{title}'"
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_every_node_is_found_by_other_words(node):
+    """What users of other packs type; the name itself is searched anyway."""
+    aliases = NODES[node].search_aliases
+    assert len(aliases) >= 3 and len(set(aliases)) == len(aliases)
+    assert all(a == a.lower() and a != NODES[node].display_name.lower() for a in aliases)
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_help_pages_explain_every_input(root, node):
+    page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
+    for part in NODES[node].inputs:
+        name = re.sub(r"_[1-8]$", "", part.id) if node == "FastARCompare" else part.id
+        assert f"**{name}" in page, f"web/docs/{node}.md does not explain {part.id}: '- **{name}**: ...'"
+
+
+@pytest.mark.parametrize("node", SETTINGS)
+def test_widgets_agree_with_the_settings(node):
+    inputs = {i.id: i for i in NODES[node].inputs}
+    for name, (default, about) in knobs(SETTINGS[node]).items():
+        widget = inputs[name]
+        if name in schema.automatic_names(SETTINGS[node]):
+            is_automatic(widget, default, about)
+            continue
+        assert widget.about["default"] == default and widget.about["tooltip"] == about.tooltip
+        assert bool(widget.about["advanced"]) == about.advanced
+        if about.choices:
+            assert widget.kind == "COMBO" and widget.about["options"] == list(about.choices)
+        elif isinstance(default, bool):
+            assert widget.kind == "BOOLEAN"
+        else:
+            assert widget.kind == ("INT" if isinstance(default, int) else "FLOAT")
+            assert (widget.about["min"], widget.about["max"], widget.about["step"]) == (
+                about.low,
+                about.high,
+                about.step,
+            )
+
+
+def is_automatic(widget, default, about: Knob) -> None:
+    """A widget with the value auto: -1 or "auto", which is its default, and then the settings' own range or choices."""
+    assert (
+        widget.about["tooltip"].startswith(about.tooltip) and "auto: the value of the preset" in widget.about["tooltip"]
+    )
+    if about.choices or isinstance(default, bool):
+        assert widget.kind == "COMBO" and widget.about["default"] == "auto"
+        assert widget.about["options"] == ["auto", *(about.choices or ("on", "off"))]
+    else:
+        assert widget.kind == ("INT" if isinstance(default, int) else "FLOAT")
+        assert (widget.about["default"], widget.about["min"], widget.about["max"]) == (-1, -1, about.high)
+
+
+def test_an_older_comfyui_gets_no_argument_it_does_not_know(monkeypatch):
+    @dataclass
+    class Older:
+        node_id: str
+
+    monkeypatch.setattr(schema.io, "Schema", Older)
+    assert schema.schema(node_id="x", search_aliases=["y"]) == Older("x")
+
+
+def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():
+    script = (Path(__file__).parents[2] / "web" / "js" / "compare.js").read_text(encoding="utf-8")
+    sockets = {i.id: i.kind for i in NODES["FastARCompare"].inputs if i.kind not in WIDGETS}
+    assert int(re.search(r"const PAIRS = (\d+)", script)[1]) * 2 == len(sockets)
+    kinds = re.findall(r'\["(\w+)", "([A-Z_]+)"\]', script)
+    assert len(kinds) == 2
+    for kind, type_ in kinds:
+        assert {t for name, t in sockets.items() if name.startswith(f"{kind}_")} == {type_}
+
+
+# ------------------------------------------------------------------------------------------------ the record
+
+
+def _widget(part: Any) -> list[Any]:
+    """Name, type, default, and choices or range. Menus of files are left out: they depend on the machine."""
+    about = part.about
+    options = about.get("options")
+    if isinstance(options, loaders.Menu):
+        return [part.id, part.kind, "files"]
+    if options is not None and len(options) > 100:  # names of classes
+        return [part.id, part.kind, about["default"], len(options)]
+    limits = options if options is not None else [about[k] for k in ("min", "max", "step") if k in about]
+    return [part.id, part.kind, about["default"], limits]
+
+
+def record(about: Any) -> dict[str, Any]:
+    """What saved graphs depend on."""
+    sockets = [i for i in about.inputs if i.kind not in WIDGETS]
+    return {
+        "name": about.display_name,
+        "widgets": [_widget(i) for i in about.inputs if i.kind in WIDGETS],
+        "inputs": [[i.id, i.kind, "optional" if i.optional else "required"] for i in sockets],
+        "outputs": [[o.id, o.kind] for o in about.outputs],
+    }
+
+
+def schemas() -> dict[str, Any]:
+    """Records of all nodes by id, as JSON reads them back."""
+    return json.loads(json.dumps({name: record(node.define_schema()) for name, node in CLASSES.items()}))
+
+
+def _choices(widget: list[Any]) -> set[Any]:
+    return set(widget[3]) if len(widget) > 3 and isinstance(widget[3], list) else set()
+
+
+def breaks(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What a change from one set of records to another does to saved graphs."""
+    out = []
+    for node, was in old.items():
+        if node not in new:
+            out.append(f"{node} is gone")
+            continue
+        now = new[node]
+        if [w[:2] for w in now["widgets"][: len(was["widgets"])]] != [w[:2] for w in was["widgets"]]:
+            out.append(f"{node}: a widget moved, left or changed its type; append, or give the node a new id")
+        for before, after in zip(was["widgets"], now["widgets"], strict=False):
+            if before[1] == "COMBO" and not _choices(before) <= _choices(after):
+                out.append(f"{node}.{before[0]}: a choice left")
+        for kind in ("inputs", "outputs"):
+            names = [socket[0] for socket in now[kind]]
+            if [n for n in names if n in [s[0] for s in was[kind]]] != [s[0] for s in was[kind]]:
+                out.append(f"{node}: its {kind} moved or left")
+        if any(s[2] == "required" and s[0] not in [w[0] for w in was["inputs"]] for s in now["inputs"]):
+            out.append(f"{node}: a new input is required")
+    return out
+
+
+def test_schemas_are_the_recorded_ones():
+    recorded, now = json.loads(GOLDEN.read_text(encoding="utf-8")), schemas()
+    changed = [node for node in {*recorded, *now} if recorded.get(node) != now.get(node)]
+    assert not changed, f"saved graphs depend on {', '.join(changed)}; record an intended change, see above"
+
+
+def test_what_breaks_saved_graphs_is_found():
+    old = {"A": {"widgets": [["x", "INT", 0, []], ["y", "COMBO", "a", ["a", "b"]]], "inputs": [["m", "M", "required"]]}}
+    old["A"]["outputs"] = [["o", "O"], ["p", "P"]]
+
+    def changed(**parts: Any) -> dict[str, Any]:
+        return {"A": {**old["A"], **parts}}
+
+    x, y = old["A"]["widgets"]
+    assert breaks(old, old) == [] and breaks(old, changed(widgets=[x, y, ["z", "INT", 0, []]])) == []
+    assert breaks(old, changed(inputs=[["m", "M", "required"], ["n", "N", "optional"]])) == []
+    for parts in (
+        {"widgets": [y, x]},
+        {"widgets": [x]},
+        {"widgets": [["z", "INT", 0, []], x, y]},
+        {"widgets": [x, ["y", "COMBO", "a", ["a"]]]},
+        {"inputs": []},
+        {"inputs": [["m", "M", "required"], ["n", "N", "required"]]},
+        {"outputs": [["p", "P"], ["o", "O"]]},
+    ):
+        assert breaks(old, changed(**parts)), parts
+    assert breaks(old, {})
+
+
+if __name__ == "__main__":
+    now = schemas()
+    before = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.is_file() else {}
+    if broken := breaks(before, now):
+        sys.exit("\n".join(["This would break saved graphs:", *broken]))
+    lines = []
+    for node, about in sorted(now.items()):
+        parts = [
+            f"    {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}"
+            for k, v in about.items()
+            if k not in ("widgets", "inputs")
+        ]
+        for kind in ("widgets", "inputs"):
+            rows = ",\n".join(f"      {json.dumps(row, ensure_ascii=False)}" for row in about[kind])
+            parts.append(f'    "{kind}": [\n{rows}\n    ]' if rows else f'    "{kind}": []')
+        lines.append(f"  {json.dumps(node)}: {{\n" + ",\n".join(parts) + "\n  }")
+    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -1,0 +1,289 @@
+"""Sweep, Sweep Grid, Sweep Plot, Any Sampler, Load Report, and the line and metadata that samplers and Compare leave behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import fake_comfy
+import numpy as np
+import pytest
+import torch
+from fake_comfy import Interrupted
+from fastar_nodes.errors import UserError
+from fastar_nodes.nodes import advisor, compare, samplers, sharing
+from fastar_nodes.nodes import sweep as sweep_nodes
+from fastar_nodes.reports import exchange
+from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers import advice
+from fastar_nodes.samplers.choice import parse_choice
+from fastar_nodes.samplers.conditioning import from_ids
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from tiny import LABELS as WHAT
+from tiny import a_gpt, a_mar
+
+SWEEP = {
+    "condition": WHAT,
+    "sampler": "fasthybrid",
+    "settings": "ar_steps=4, diffusion_steps=4, guided_steps=2, lookahead=2",
+    "x": "threshold",
+    "x_values": "-1, 0.5..1.01 x 2",
+    "y": "lookahead_start",
+    "y_values": "0, 2",
+    "seeds": "7..8",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path):
+    fake_comfy.state.folder = tmp_path
+    (tmp_path / "input").mkdir()
+    return tmp_path / "output" / "fastar_sweeps" / "sweep"
+
+
+def sweep(model=None, **changes):
+    return sweep_nodes.SweepNode.execute(model or a_mar(), **{**SWEEP, **changes}).result
+
+
+def test_a_sweep_runs_every_combination_and_its_baselines(folder):
+    model = a_mar()
+    found, table = sweep(model)
+    assert len(found.cells) == 3 * 2 * 2 and len(list(folder.glob("*.png"))) == 12 + 2
+    assert found.x.values == ("-1", "0.5", "1.01") and found.seeds == (7, 8)
+    for cell in found.cells:
+        assert cell.report.settings["threshold"] == float(found.x.values[cell.x])
+        assert cell.report.settings["lookahead_start"] == int(found.y.values[cell.y])
+        assert cell.report.seed == cell.baseline.seed == cell.seed and cell.baseline.sampler == "mar"
+        assert cell.baseline.settings["ar_steps"] == 4
+    # Every draft redone is plain MAR: the rounding of 8-bit pictures at most.
+    assert all(c.quality.identical or c.quality.psnr > 45 for c in found.cells if c.x == 2)
+    assert len(table.splitlines()) == 2 + 6
+    # The cells are what the sampler's own node draws.
+    inputs = {
+        "condition": WHAT,
+        "seed": 8,
+        "sampler": f"fasthybrid: {SWEEP['settings']}, threshold=0.5, lookahead_start=2",
+    }
+    latent, _ = sharing.AnySampler.execute(model, **inputs).result
+    own = (model.vae.decode(latent["samples"]).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+    (cell,) = [c for c in found.cells if (c.x, c.y, c.seed) == (1, 1, 8)]
+    assert np.array_equal(found.store.read(cell.key)[0], own)
+
+
+def test_an_interrupted_sweep_is_resumed(folder):
+    model = a_mar()
+    fake_comfy.state.interrupt_at = 30
+    with pytest.raises(Interrupted):
+        sweep(model)
+    kept = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")}
+    assert 0 < len(kept) < 14 and not list(folder.glob(".*"))
+    fake_comfy.state.interrupt_at = -1
+    sweep(model)
+    after = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")}
+    assert len(after) == 14 and all(after[name] == time for name, time in kept.items())
+    # Another value draws its own cells, and no other.
+    sweep(model, x_values="-1, 0.5, 0.7, 1.01")
+    assert len(list(folder.glob("*.png"))) == 14 + 4
+
+
+@pytest.mark.parametrize("change", ["condition", "settings", "model", "speed", "device"])
+def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
+    small = {"x_values": "0.5", "y": "none", "seeds": "7"}
+    model = a_mar()
+    sweep(model, **small)
+    sweep(model, **small)
+    assert len(list(folder.glob("*.png"))) == 2
+    if change == "model":
+        with torch.no_grad():
+            next(model.model.net.parameters()).add_(1)
+    if change == "speed":  # another time, and the picture differs by rounding
+        model = replace(model, speed="compile")
+    if change == "device":
+        monkeypatch.setattr(fake_comfy.state, "device", "another card")
+    other = {"condition": from_ids([3, 2]), "settings": SWEEP["settings"] + ", cfg=2"}
+    sweep(model, **small, **({change: other[change]} if change in other else {}))
+    assert len(list(folder.glob("*.png"))) == 4
+
+
+def test_a_preset_is_a_setting(folder):
+    found, _ = sweep(x="preset", x_values="exact, fast", y="none", settings="ar_steps=4, diffusion_steps=4")
+    assert [c.report.settings["lookahead"] for c in found.cells[:2]] == [0, 8] and found.cells[0].quality.identical
+
+
+def test_token_models(folder):
+    model = a_gpt()
+    fields = {"condition": WHAT, "sampler": "zipar", "settings": "", "y": "none", "y_values": "", "seeds": "3"}
+    found, _ = sweep(model, **fields, x="window", x_values="256, 1")
+    exact, fast = found.cells
+    assert exact.baseline.sampler == "llamagen" and exact.quality.identical
+    assert fast.report.counts["transformer_passes"] < exact.report.counts["transformer_passes"]
+
+
+MISTAKES = {
+    "x: zipar has no setting threshold": {"sampler": "zipar", "settings": ""},
+    "x_values: threshold: 7 is outside": {"x_values": "0.5, 7"},
+    "x_values: it is empty": {"x_values": ""},
+    "y_values: it is empty": {"y_values": ""},
+    "y: threshold is on the other axis": {"y": "threshold"},
+    "settings: threshold is an axis": {"settings": "threshold=0.9"},
+    "settings: 'cfg' is not of the form": {"settings": "cfg"},
+    "settings: cfg is given twice": {"settings": "cfg=1, cfg=2"},
+    "seeds: they are whole numbers": {"seeds": "-3"},
+    "x_values: .* cells are more than 1024": {"x_values": "0..1 x 200", "y_values": "0..20"},
+    "model: it got": {"model": 3},
+    "draft: cspd needs a draft": {"sampler": "cspd", "x": "draft_length", "x_values": "2", "y": "none", "settings": ""},
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes_are_one_sentence_before_anything_is_drawn(folder, words):
+    changes = dict(MISTAKES[words])
+    with pytest.raises(UserError, match=f"^{words}"):
+        sweep(changes.pop("model", None), **changes)
+    assert not folder.exists()
+
+
+def test_grid_and_plot_nodes():
+    found, _ = sweep()
+    (grid,) = sweep_nodes.SweepGrid.execute(found, cell_size=64).result
+    (plot,) = sweep_nodes.SweepPlot.execute(found, measure="SSIM" if found.cells[0].quality.ssim else "PSNR").result
+    assert grid.shape[0] == plot.shape[0] == 1 and grid.std() > 0.01 and plot.std() > 0.01
+    with pytest.raises(UserError, match="^sweep: it got"):
+        sweep_nodes.SweepGrid.execute(3, cell_size=64)
+
+
+# ------------------------------------------------------------------------------------------------ Any Sampler
+
+
+def test_a_line_comes_back():
+    for line in ("mar", "fasthybrid: preset=fast, threshold=0.9", "fasthybrid+lazymar: refresh_period=4"):
+        assert parse_choice(line, "sampler").text == line
+    for line, words in {
+        "": "is empty",
+        "nothing": "no sampler",
+        "mar: top_k=3": "no such setting",
+        "mar: preset=slow": "slow",
+    }.items():
+        with pytest.raises(UserError, match=words):
+            parse_choice(line, "sampler")
+
+
+@pytest.mark.parametrize("line", ["zipar", "lantern", "cspd"])
+def test_samplers_that_do_not_suit_the_model(line):
+    with pytest.raises(UserError, match="^(sampler|draft): "):
+        sharing.AnySampler.execute(a_mar(), WHAT, line, 7)
+
+
+# ------------------------------------------------------------------------------------------------ status and metadata
+
+
+def with_hidden(node: type, metadata, prompt=None) -> type:
+    """The node as ComfyUI executes it: a class with its hidden inputs."""
+    return type("Executed", (node,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo=metadata, prompt=prompt)})
+
+
+PLAIN = {"ar_steps": 4, "diffusion_steps": 4, "cfg": 2.0}
+FAST = {**PLAIN, "lookahead": 2, "threshold": -1.0, "guided_steps": 2, "preset": "none"}
+
+
+def test_samplers_show_a_line_and_write_their_report():
+    metadata = {"workflow": {"nodes": []}}
+    node = with_hidden(samplers.FastHybridSampler, metadata)
+    report = node.execute(model=a_mar(), condition=WHAT, seed=7, **FAST).result[1]
+    ((where, text),) = fake_comfy.state.said
+    assert where == "5" and text == f"{report.seconds:.2f} s, 4 passes, {100 * report.acceptance:.0f} % of drafts kept"
+    (run,) = metadata[exchange.KEY]["runs"]
+    assert run["node"] == "5" and run["settings"] == report.settings and metadata["workflow"] == {"nodes": []}
+    json.dumps(metadata)
+    fake_comfy.state.said.clear()
+    node.execute(model=a_mar(), condition=WHAT, seed=7, **{**FAST, "preset": "exact"})
+    assert fake_comfy.state.said[0][1].splitlines()[1].startswith("Nothing was drafted")
+
+
+@pytest.mark.parametrize(("link", "shown"), [(["5", 0], 1), (["6", 1], 1), (["5", 1], 0)])
+def test_a_line_is_shown_where_no_other_node_takes_the_report(link, shown):
+    prompt, metadata = {"5": {"inputs": {"seed": 7}}, "9": {"inputs": {"report_1": link}}}, {}
+    with_hidden(samplers.MARSampler, metadata, prompt).execute(model=a_mar(), condition=WHAT, seed=7, **PLAIN)
+    assert len(fake_comfy.state.said) == shown and len(metadata[exchange.KEY]["runs"]) == 1
+
+
+def test_no_metadata_and_no_node():
+    with_hidden(samplers.MARSampler, None).execute(model=a_mar(), condition=WHAT, seed=7, **PLAIN)
+    samplers.MARSampler.execute(model=a_mar(), condition=WHAT, seed=7, **PLAIN)
+    assert len(fake_comfy.state.said) == 1
+
+
+def test_token_samplers_too():
+    metadata = {}
+    with_hidden(samplers.LlamaGenSampler, metadata).execute(model=a_gpt(), condition=WHAT, seed=7, cfg=2.0, top_k=0)
+    assert metadata[exchange.KEY]["runs"][0]["sampler"] == "llamagen" and "passes" in fake_comfy.state.said[0][1]
+
+
+def run(sampler, seconds, **settings) -> Report:
+    out = Report(sampler, "tiny", settings, 7, 1, "cpu", seconds)
+    out.add(transformer_passes=4)
+    return out
+
+
+def test_compare_measures_every_cell_and_says_so():
+    metadata = {}
+    black, grey = torch.zeros(1, 16, 16, 3), torch.full((1, 16, 16, 3), 0.5)
+    pairs = {"image_1": [black], "report_1": [run("mar", 4.0)], "image_2": [grey], "report_2": [run("fasthybrid", 2.0, threshold=0.5)],
+             "image_3": [black], "report_3": [run("lazymar", 8.0)]}  # fmt: skip
+    node = with_hidden(compare.Compare, metadata)
+    shown, table = node.execute(labels=[""], columns=[0], baseline=[0], differences=[True], **pairs).result
+    lines = table.splitlines()
+    assert "PSNR" in lines[0] and "6.0 dB" in lines[3] and "identical" in lines[4]
+    assert "LazyMAR: No gain here. It took 2.00 times the baseline's seconds." in table
+    assert fake_comfy.state.said[0][1].splitlines()[0].startswith("FastHybrid: 2.00x, 2.00 s, 4 passes, PSNR 6.0 dB")
+    runs = metadata[exchange.KEY]["runs"]
+    assert [r["label"] for r in runs] == ["MAR", "FastHybrid", "LazyMAR"] and runs[1]["speedup"] == 2.0
+    (plain, _) = node.execute(labels=[""], columns=[0], baseline=[0], **pairs).result
+    assert shown.shape[1] > plain.shape[1] + 300, "differences are drawn below"
+
+
+# ------------------------------------------------------------------------------------------------ Load Report
+
+
+def test_a_saved_picture_gives_its_reports_back(tmp_path):
+    metadata = {}
+    node, model = with_hidden(samplers.FastHybridSampler, metadata), a_mar()
+    report = node.execute(model=model, condition=WHAT, seed=7, **FAST).result[1]
+    about = PngInfo()
+    about.add_text(exchange.KEY, json.dumps(metadata[exchange.KEY]))
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "input" / "a.png", pnginfo=about)
+    assert sharing.LoadReport.validate_inputs("a.png") is True
+    picture, reports, table, lines = sharing.LoadReport.execute("a.png").result
+    assert picture.shape == (1, 8, 8, 3) and picture[0, 0, 0].tolist() == [1, 0, 0]
+    assert reports[0].settings == report.settings and reports[0].counts == report.counts and "fasthybrid" in table
+    again = sharing.AnySampler.execute(model, WHAT, lines[0], 7).result[1]
+    assert again.settings == report.settings and again.counts == report.counts
+
+
+def test_files_that_are_not_there(tmp_path):
+    assert "there is no picture" in sharing.LoadReport.validate_inputs("gone.png")
+    (tmp_path / "input" / "b.png").write_bytes(b"")
+    with pytest.raises(UserError, match="^image: b.png cannot be read"):
+        sharing.LoadReport.execute("b.png")
+
+
+# ------------------------------------------------------------------------------------------------ Advisor
+
+
+def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
+    lines = (
+        "fasthybrid: ar_steps=4, diffusion_steps=4",
+        "mar: ar_steps=2, diffusion_steps=2",
+        "lazymar: ar_steps=4, block=9",
+    )
+    monkeypatch.setitem(advice._CANDIDATES, "mar", lines)
+    model = a_mar()
+    model.recommended = {"ar_steps": 8, "diffusion_steps": 8}
+    node = with_hidden(advisor.Advisor, {})
+    line, table = node.execute(model, WHAT, 7, measure="PSNR", least=0.0, repeats=2).result
+    assert line in (*lines[:2], "mar") and "lazymar: ar_steps=4, block=9 was not run" in table
+    assert len([row for row in table.splitlines() if row.startswith("| ")]) == 4
+    assert fake_comfy.state.said[-1] == ("5", table.splitlines()[0])
+    assert sharing.AnySampler.execute(model, WHAT, line, 7).result[1].sampler == line.partition(":")[0]

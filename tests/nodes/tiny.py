@@ -1,0 +1,122 @@
+"""Tiny models on sockets, and short runs of the sampler nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
+from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel, initialise
+from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
+from fastar_nodes.nodes import conditioning, host, loaders, samplers
+from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers.conditioning import from_ids
+from graphs import WIDGETS
+from qwen_reference import tiny_tar
+from tar_files import DTOK, OF_CODES, tiny_ta_tok
+from torch import Tensor, nn
+
+LABELS = from_ids([1, 2])
+SHORT = {"ar_steps": 4, "diffusion_steps": 4}
+GPT_SIZE = GPTConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=23, condition="class", condition_size=10)
+TEXT_SIZE = replace(GPT_SIZE, condition="text", condition_size=6, text_rows=7)
+VQ_SIZE = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=23, code_channels=4, groups=4)
+# Codes of the tiny language model, read by a TA-Tok of as many, for de-tokenizers of two sizes.
+READER = replace(OF_CODES, codes=20)
+DRAWER = replace(DTOK, vocab=VQ_SIZE.codes)
+NODES = {node.node_id: node for node in samplers.NODES if node is not samplers.LazyMARCache}
+
+
+class TinyVAE(nn.Module):
+    """Two latent channels, stride 4: encode and decode are averages and copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def decode(self, z: Tensor) -> Tensor:
+        x = torch.cat([z, z[:, :1]], dim=1) * self.scale
+        return x.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = nn.functional.avg_pool2d(x, 4)[:, :2]
+        return mean, torch.zeros_like(mean)
+
+
+def a_vae() -> host.FastARVAE:
+    return host.FastARVAE(TinyVAE(), "tiny", 4, 2, 8)
+
+
+def a_mar(tokens: int = 16, classes: int = 10, label_set: str = "", file: Any = None) -> host.Loaded:
+    """A MAR whose file recommends ``file``."""
+    size = {"tokens": tokens, "channels": 2, "classes": classes, "head_depth": 1, "head_width": 16, "buffer": 2}
+    net = initialise(MAR(MARConfig(dim=16, encoder_depth=1, decoder_depth=2, heads=2, **size))).eval()
+    return host.Loaded.of(MARModel(net, "tiny", latent_scale=0.5, label_set=label_set), a_vae(), recommended=file)
+
+
+def random(net: nn.Module, seed: int = 0) -> Any:
+    """The network with weights that depend on ``seed``."""
+    g = torch.Generator().manual_seed(seed)
+    for name, p in net.state_dict().items():
+        scale, mean = 1.0 if "embed" in name else 0.3, 1.0 if p.ndim == 1 and "weight" in name else 0.0
+        p.copy_(torch.randn(p.shape, generator=g) * scale + mean)
+    return net.eval().requires_grad_(False)
+
+
+def a_vq() -> host.FastARVAE:
+    return loaders.make_vae(VQModel(random(VQAutoencoder(VQ_SIZE)), "tiny vq"), VQ_SIZE.code_channels)
+
+
+def a_gpt(
+    config: GPTConfig = GPT_SIZE, grid: int = 4, label_set: str = "", special: int = 0, file: Any = None
+) -> host.Loaded:
+    """A LlamaGen; with 3 special tokens a PAR."""
+    net = random(GPT(replace(config, special=special)))
+    return host.Loaded.of(TokenModel(net, "tiny", grid, label_set=label_set), a_vq(), recommended=file)
+
+
+def a_drawer(size: str = "large", seed: int = 0) -> host.Loaded:
+    """A de-tokenizer of 6 x 6 or 3 x 3 tokens with its TA-Tok, as the loader makes it."""
+    reader, grid = TATokModel(tiny_ta_tok(READER), "tiny ta-tok"), {"large": 6, "small": 3}[size]
+    net = random(GPT(replace(DRAWER, absolute=16 + grid**2 - 1)), seed)
+    return host.Loaded.of(
+        TokenModel(net, f"tiny {size}", grid, ta_tok=reader), a_vq(), {"ta_tok": host.Loaded.of(reader)}
+    )
+
+
+def a_prompt(tar: Any = None, **changes: Any) -> Any:
+    """Codes of Tar Prompt."""
+    given = {"tar": host.Loaded.of(tiny_tar()) if tar is None else tar, "text": "a red boat", "seed": 3, "images": 2}
+    return conditioning.TarPrompt.execute(**dropped(conditioning.TarPrompt) | given | changes).result[0]
+
+
+def dropped(node: Any, **changes: Any) -> dict[str, Any]:
+    """Widget values of a node dropped on the canvas."""
+    return {i.id: i.about["default"] for i in node.define_schema().inputs if i.kind in WIDGETS} | changes
+
+
+def models(node: Any) -> dict[str, host.Loaded]:
+    """Tiny models for the model sockets of a sampler."""
+    if node is samplers.MuLoSDSampler:
+        return {"target": a_drawer(), "draft": a_drawer("small", 1)}
+    if samplers.SAMPLERS[node.sampler].masked:
+        return {name: a_mar() for name in node.models}
+    return {"model": a_gpt(special=3 if node is samplers.PARSampler else 0)}
+
+
+def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:
+    """Samples of the LATENT and report of a short run; what is not given is tiny."""
+    inputs = dropped(node, seed=3)
+    inputs |= {k: v for k, v in {**SHORT, "preset": "none"}.items() if k in inputs}
+    if not {*node.models} <= {*changes}:
+        inputs |= models(node)
+    if "condition" not in changes:
+        inputs["condition"] = a_prompt() if node is samplers.MuLoSDSampler else LABELS
+    latent, report = node.execute(**inputs | changes).result
+    return latent["samples"], report
+
+
+def a_report(sampler: str, seconds: float = 1.0, **settings: Any) -> Report:
+    return Report(sampler, "m", settings, 1, 1, "cpu", seconds=seconds, counts={"transformer_passes": 3})

@@ -1,0 +1,225 @@
+"""MAR's, DiSA's and the diffusion's formulas with expected values by hand."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.diffusion import cosine_betas, respaced_timesteps, tables, tables_at
+from fastar_nodes.samplers.mar.disa import annealed_steps
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.schedule import ORDERS, Plan, masked_after
+from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.noise import PairedNoise
+
+# ------------------------------------------------------------------------------------------------ AR steps
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps", "left"),
+    [
+        # cos(pi/2 (s + 1) / S): 0.924, 0.707, 0.383
+        (16, 4, [14, 11, 6, 0]),
+        (4, 4, [3, 2, 1, 0]),
+        (9, 1, [0]),
+        # cosines 0.966, 0.866, 0.707, 0.5, 0.259 of 6 tokens: 5.8, 5.2, 4.2, 3.0, 1.55; one fewer every step
+        (6, 6, [5, 4, 3, 2, 1, 0]),
+        (10, 6, [9, 8, 7, 5, 2, 0]),
+    ],
+)
+def test_masked_tokens_after_each_ar_step(tokens, steps, left):
+    assert masked_after(tokens, steps) == left
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps", "step", "left"), [(64, 39, 25, 32), (256, 51, 33, 128), (256, 60, 36, 145)]
+)
+def test_the_number_of_masked_tokens_is_rounded_to_fp32_before_the_floor(tokens, steps, step, left):
+    """As published. The cosine of 26/39 of a right angle is 1/2, but the product 64 cos is 31.999... in float64."""
+    assert tokens * math.cos(math.pi / 2 * (step + 1) / steps) < left
+    assert masked_after(tokens, steps)[step] == left
+
+
+def plan(**settings) -> Plan:
+    return Plan(torch.arange(16)[None], MARSettings(ar_steps=4, cfg=3.0, **settings))
+
+
+def test_the_guidance_scale_grows_with_the_decided_tokens():
+    """1 + (cfg - 1) (L - m) / L, m masked tokens after the step: 14, 11, 6, and 1 for the last step, as published."""
+    assert plan().cfg == pytest.approx([1 + 2 * 2 / 16, 1 + 2 * 5 / 16, 1 + 2 * 10 / 16, 1 + 2 * 15 / 16])
+    assert plan(cfg_schedule="constant").cfg == [3.0] * 4
+
+
+def test_positions_are_revealed_from_the_end_of_an_order():
+    reveal = Plan(torch.tensor([[3, 0, 2, 1], [0, 1, 2, 3]]), MARSettings(ar_steps=2)).reveal
+    assert reveal.tolist() == [[1, 2, 0, 3], [3, 2, 1, 0]]
+    # Given positions first, each part in the order's own sequence.
+    drawn = torch.tensor([[True, False, False, True]])
+    assert Plan(torch.tensor([[3, 0, 2, 1]]), MARSettings(ar_steps=2), drawn).reveal.tolist() == [[1, 2, 0, 3]]
+    drawn = torch.tensor([[False, True, True, False]])
+    assert Plan(torch.tensor([[3, 0, 2, 1]]), MARSettings(ar_steps=2), drawn).reveal.tolist() == [[0, 3, 1, 2]]
+
+
+# ------------------------------------------------------------------------------------------------ orders
+
+
+def revealed(order: str, *random: int) -> list[int]:
+    """Positions in the order in which they are decided, of an image with this random order."""
+    return ORDERS[order](torch.tensor([random])).flip(1)[0].tolist()
+
+
+def test_raster_and_checkerboard_by_hand():
+    random = (8, 0, 5, 1, 3, 7, 2, 6, 4)  # revealed from its end: 4, 6, 2, 7, 3, 1, 5, 0, 8
+    assert revealed("raster", *random) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert revealed("checkerboard", *random) == [4, 6, 2, 0, 8, 7, 3, 1, 5]
+
+
+# Halton points i = 1 .. 12 of bases 2 and 3 on a grid of 3 x 3, duplicates left out: (1, 1), (0, 2), (2, 0), (0, 1), (1, 2),
+# (1, 0), (2, 1), (2, 2), (0, 0). The first entry of the random order is the shift (row, column), the second says what is
+# mirrored: 1 transposes, then 2 mirrors the rows and 4 the columns; 8 does nothing.
+@pytest.mark.parametrize(
+    ("shift", "flips", "expected"),
+    [
+        (0, 8, [4, 2, 6, 1, 5, 3, 7, 8, 0]),
+        (0, 1, [4, 6, 2, 3, 7, 1, 5, 8, 0]),
+        (0, 2, [4, 8, 0, 7, 5, 3, 1, 2, 6]),
+        (0, 4, [4, 0, 8, 1, 3, 5, 7, 6, 2]),
+        (0, 3, [4, 0, 8, 3, 1, 7, 5, 2, 6]),
+        (5, 8, [6, 4, 2, 3, 7, 8, 0, 1, 5]),
+    ],
+)
+def test_halton_orders_by_hand(shift, flips, expected):
+    assert revealed("halton", shift, flips, 1, 2, 3, 4, 5, 6, 7) == expected
+
+
+# ------------------------------------------------------------------------------------------------ DiSA
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        # u = 0, 1/4, 1/2, 3/4, 1
+        ("linear", [50, 38, 27, 16, 5]),  # 45 (1 - u) = 45, 33.75, 22.5, 11.25, 0
+        ("cosine", [50, 43, 27, 11, 5]),  # 45 (1 + cos pi u) / 2 = 45, 38.4, 22.5, 6.6, 0
+        ("quarter cosine", [50, 46, 36, 22, 5]),  # 45 cos(pi/2 u) = 45, 41.6, 31.8, 17.2, 0
+        ("two-stage", [50, 50, 5, 5, 5]),  # the middle belongs to the second stage
+    ],
+)
+def test_annealed_steps_by_hand(curve, expected):
+    assert annealed_steps(50, 5, curve, 5) == expected
+
+
+def test_a_whole_fraction_does_not_fall_short_of_it():
+    """1 - u of 11 AR steps is a tenth each: 10 (1 - u) is whole, though (1 - 0.9) * 10 is 0.999... in float64."""
+    assert annealed_steps(11, 1, "linear", 11) == list(range(11, 0, -1))
+
+
+@pytest.mark.parametrize(("end", "highest"), [(29, 950), (30, 999)])
+def test_fewer_than_30_steps_at_the_end_start_at_950(model, end, highest):
+    official = dataclasses.replace(model, t_max=999)
+
+    def latents(t_max: int) -> torch.Tensor:
+        # No noise within the diffusion: a table that is clipped has fewer steps and would take other entries.
+        few = MARSettings(
+            ar_steps=3, diffusion_steps=32, cfg=1.0, diffusion_steps_end=end, t_max=t_max, temperature=0.0
+        )
+        return finish(mar(official, from_ids((1,)), few, PairedNoise(5, (0,)))).latents
+
+    found = {t_max: torch.equal(latents(0), latents(t_max)) for t_max in (950, 999)}
+    assert found == {highest: True, 1949 - highest: False}
+
+
+class Spaced:
+    """Noise whose diffusion steps are some entries of another's."""
+
+    def __init__(self, noise: PairedNoise, count: int, entries: list[int]):
+        self.noise, self.count, self.entries = noise, count, entries
+
+    def orders(self, tokens):
+        return self.noise.orders(tokens)
+
+    def first(self, stream, tokens, channels):
+        return self.noise.first(stream, tokens, channels)
+
+    def steps(self, stream, count, tokens, channels):
+        return self.noise.steps(stream, self.count, tokens, channels)[:, self.entries]
+
+
+@pytest.mark.parametrize(("end", "entries"), [(6, [0, 2, 4, 6, 8, 10]), (5, [0, 2, 4, 7, 9]), (3, [0, 4, 8])])
+def test_fewer_diffusion_steps_take_evenly_spaced_noise(model, end, entries):
+    """Entries floor(k S / s) of S = 12. The last AR step is compared with a run of s steps that has this noise only.
+
+    With ``z_proj`` at 0 the transformer's output does not depend on the tokens, so that both runs have the same.
+    """
+    net = copy.deepcopy(model.net)
+    net.z_proj.weight.zero_()
+    blind, labels, noise = dataclasses.replace(model, net=net), from_ids((1, 4)), PairedNoise(5, (0, 1))
+    few = MARSettings(ar_steps=2, diffusion_steps=12, cfg=2.0, diffusion_steps_end=end)
+    annealed = finish(mar(blind, labels, few, noise))
+    short = dataclasses.replace(few, diffusion_steps=end, diffusion_steps_end=0)
+    expected = finish(mar(blind, labels, short, Spaced(noise, 12, entries)))
+    last = torch.from_numpy(annealed.report.maps["step"] == 1)[:, None].expand_as(annealed.latents)
+    torch.testing.assert_close(annealed.latents[last], expected.latents[last], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(annealed.latents[~last], expected.latents[~last])
+
+
+# ------------------------------------------------------------------------------------------------ diffusion
+
+
+def abar(t: int) -> float:
+    """Product of 1 - beta up to timestep t, where no beta is limited: cos^2(pi/2 (u + 0.008) / 1.008), 1 at u = 0."""
+
+    def f(u: float) -> float:
+        return math.cos(math.pi / 2 * (u + 0.008) / 1.008) ** 2
+
+    return f((t + 1) / 1000) / f(0)
+
+
+def test_betas_are_limited():
+    """Only the last: there the product falls to 2.4e-9 of 1 instead of to 0."""
+    betas = cosine_betas()
+    assert len(betas) == 1000 and float(betas[0]) == pytest.approx(1 - abar(0)) and float(betas[-1]) == 0.999
+    assert float(betas[500]) == pytest.approx(1 - abar(500) / abar(499)) and float(betas[-2]) == pytest.approx(
+        0.75, abs=0.001
+    )
+    assert float((cosine_betas(max_beta=0.2) == 0.2).sum()) == 9  # UniPic: the nine highest timesteps
+    assert float(tables().alphas_cumprod[-1]) == pytest.approx(2.43e-9, rel=0.01)
+
+
+def test_respaced_timesteps_by_hand():
+    """Multiples of 999 / (N - 1), rounded half to even, the highest limited to t_max."""
+    assert respaced_timesteps(4) == [0, 333, 666, 999] and respaced_timesteps(4, 950) == [0, 333, 666, 950]
+    assert respaced_timesteps(3) == [0, 500, 999]  # 499.5
+    assert respaced_timesteps(1) == [0] and respaced_timesteps(2, 400) == [0, 400]
+    assert respaced_timesteps(7) == [0, 166, 333, 500, 666, 832, 999]  # 166.5, 499.5 and 832.5
+
+
+def test_tables_by_hand():
+    low, high = abar(10), abar(400)
+    table, beta = tables_at((10, 400)), 1 - high / low
+    variance = beta * (1 - low) / (1 - high)
+    expected = {
+        "timestep_map": (10, 400),
+        "betas": (1 - low, beta),
+        "alphas_cumprod": (low, high),
+        "alphas_cumprod_prev": (1, low),
+        "sqrt_recip_alphas_cumprod": (low**-0.5, high**-0.5),
+        "sqrt_recipm1_alphas_cumprod": ((1 / low - 1) ** 0.5, (1 / high - 1) ** 0.5),
+        "posterior_variance": (0, variance),
+        # The first variance is 0, whose logarithm does not exist: the second's, as published.
+        "posterior_log_variance_clipped": (math.log(variance), math.log(variance)),
+        "posterior_mean_coef1": (1, beta * low**0.5 / (1 - high)),
+        "posterior_mean_coef2": (0, (1 - low) * (1 - beta) ** 0.5 / (1 - high)),
+    }
+    assert {name: getattr(table, name).tolist() for name in expected} == {
+        name: pytest.approx(values, abs=1e-12) for name, values in expected.items()
+    }
+
+
+def test_one_timestep_has_a_floor_under_its_log_variance():
+    assert tables(1).posterior_log_variance_clipped.tolist() == pytest.approx([math.log(1e-20)])

@@ -1,0 +1,106 @@
+"""What settings in a report promise, and which run of a comparison is the baseline."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers.baseline import Run, baselines, is_lossless, of_report
+from fastar_nodes.samplers.registry import SAMPLERS
+
+# Runs that are approximate although one of their accelerators is at its exact setting.
+APPROXIMATE = [
+    ("mar", {"diffusion_steps_end": 5}),
+    ("mar", {"reconstruct": 2}),
+    ("mar", {"speculation": 8}),
+    ("fasthybrid", {"lookahead": 0, "diffusion_steps_end": 5}),
+    ("fasthybrid", {"threshold": 1.01, "reconstruct": 2}),
+    ("lazymar", {"refresh_period": 1, "diffusion_steps_end": 5}),
+    ("cspd", {"prefill_ratio": 1.0, "reconstruct": 2}),
+    ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 2}),
+    ("fasthybrid+lazymar", {"lookahead": 1, "refresh_period": 1}),
+    ("zipar", {"window": 3}),
+    ("par", {}),
+    ("mulosd", {"tau": 1.01, "acceptance_target": 0.5}),
+    ("nosuch", {}),
+    ("mar+nosuch", {}),
+    ("fasthybrid", {"lookahead": "none", "threshold": 0.8}),
+]
+EXACT = [
+    ("mar", {}),
+    ("fasthybrid", {"lookahead": 0}),
+    ("fasthybrid", {"threshold": 1.01}),
+    ("lazymar", {"refresh_period": 1}),
+    ("cspd", {"prefill_ratio": 1.0}),
+    ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 1}),
+    ("llamagen", {"parallel": 16}),
+    ("tar", {}),
+    ("zipar", {"window": 4}),
+    ("zipar", {"window": 256}),
+    ("mulosd", {"tau": 1.01, "resample_window": 0}),
+]
+
+
+def run(sampler: str, own: dict, side: int = 4, **more) -> Run:
+    """A run as reports record it: all settings."""
+    settings = asdict(SAMPLERS[sampler].settings()) if sampler in SAMPLERS else {}
+    return Run("family", sampler, {**settings, **own}, side, **more)
+
+
+@pytest.mark.parametrize("sampler, own", APPROXIMATE)
+def test_an_approximate_run_is_not_exact(sampler, own):
+    assert not run(sampler, own).exact
+
+
+@pytest.mark.parametrize("sampler, own", EXACT)
+def test_an_exact_run_is_exact(sampler, own):
+    assert run(sampler, own).exact
+    assert not is_lossless(sampler, run(sampler, own).settings), "the same picture, not only the same distribution"
+
+
+@pytest.mark.parametrize(
+    "sampler, own, wanted",
+    [
+        ("mar", {"speculation": 8}, True),
+        ("mar", {"speculation": 8, "reconstruct": 2}, False),
+        ("mar", {"speculation": 8, "diffusion_steps_end": 5}, False),
+        ("cspd", {"mode": "lossless"}, True),
+        ("cspd", {"mode": "lossless", "reconstruct": 1}, False),
+        ("cspd", {"mode": "paper"}, False),
+        ("cspd+lazymar", {"mode": "lossless"}, False),
+        ("nosuch", {}, False),
+    ],
+)
+def test_what_is_lossless(sampler, own, wanted):
+    assert is_lossless(sampler, run(sampler, own).settings) is wanted
+
+
+def test_the_plain_sampler_is_the_baseline_then_an_exact_accelerator_then_the_slowest_run():
+    fast, exact = run("fasthybrid", {}, seconds=1.0), run("lazymar", {"refresh_period": 1}, seconds=2.0)
+    slow, plain = run("fasthybrid", {"lookahead": 0, "diffusion_steps_end": 5}, seconds=9.0), run("mar", {})
+    assert baselines([fast, exact, slow, plain]) == [3] * 4
+    assert baselines([fast, exact, slow]) == [1] * 3, "an approximate run is not the baseline of an exact one"
+    assert baselines([fast, slow]) == [1] * 2
+    assert baselines([]) == []
+
+
+def test_of_several_plain_runs_the_one_with_most_work_or_most_in_common():
+    few, many = run("mar", {"ar_steps": 8}, work=(8, 80)), run("mar", {"ar_steps": 64}, work=(64, 640))
+    own = run("fasthybrid", {"ar_steps": 8})
+    assert baselines([few, many, own]) == [1, 1, 1]
+    assert baselines([few, many, own], alike=True) == [0, 1, 0]
+
+
+def test_groups_have_baselines_of_their_own():
+    runs = [Run(group, "zipar", {"window": 2}, 4, seconds=s) for group, s in (("a", 1.0), ("b", 2.0), ("a", 3.0))]
+    assert baselines(runs) == [2, 1, 2]
+
+
+def test_a_report_says_what_a_run_needs():
+    report = Report("zipar", "tiny", asdict(SAMPLERS["zipar"].settings(window=6)), 7, 2, "cpu", 3.0)
+    report.add(transformer_passes=5, head_calls=7)
+    assert of_report(report, "x") == Run("x", "zipar", report.settings, 1 << 16, (5, 7), 1.5)
+    report.maps["step"] = np.zeros((2, 6, 6), np.int32)
+    assert of_report(report, "x").exact and of_report(report, "x").side == 6

@@ -1,0 +1,50 @@
+"""The same seed gives the same bits in every process on one machine, whatever ran before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import json, sys
+import conftest  # loads this checkout
+import torch
+torch.set_num_threads(1)
+from test_determinism import digests
+print(json.dumps(digests(reverse=sys.argv[1] == "reverse")))
+"""
+
+
+def digests(reverse: bool) -> dict[str, str]:
+    """Digest of the output of every sampler on tiny models whose weights all count as large, so that the rule for products applies."""
+    import torch
+    from fastar_nodes.model_loaders.networks import ops
+    from fastar_nodes.samplers.driver import finish
+    from test_batches import CASES, IMAGES
+
+    ops.LARGE_WEIGHT = 1
+    found = {}
+    for name in sorted(CASES, reverse=reverse):
+        with torch.inference_mode():
+            result = finish(CASES[name]()(range(IMAGES)))[0]
+        found[name] = hashlib.sha256(result.contiguous().numpy().tobytes()).hexdigest()
+    return found
+
+
+def test_two_processes_give_the_same_bits(root: Path) -> None:
+    paths = os.pathsep.join([str(root / "tests"), *filter(None, sys.path)])
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, order],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for order in ("forward", "reverse")
+    ]
+    one, other = (json.loads(child.communicate(timeout=300)[0]) for child in running)
+    assert len(one) > 10 and one == other

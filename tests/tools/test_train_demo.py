@@ -1,0 +1,149 @@
+"""The command train-demo with tiny networks: every checkpoint loads, what loads is what was trained, and errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tiny_demo as tiny
+import torch
+from fastar_nodes.cli.main import main
+from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
+from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from fastar_nodes.model_loaders.upsampler import load_upsampler
+from fastar_nodes.samplers.conditioning import PromptCondition
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
+from fastar_nodes.samplers.tokens.tar import finish_prompt, tar_prompt
+from fastar_nodes.tools import files
+from fastar_nodes.tools.training import hybrid_recipe, reinforce, tar_recipes, training
+from fastar_nodes.tools.training.command import PROGRAMS
+from fastar_nodes.tools.training.judge import load_judge
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+PROMPTS = ["a red boat at sunset", "cat", "a large blue house in the middle by day"]
+
+
+def run(folder: Path, *options: object) -> int:
+    return main(
+        [
+            "train-demo",
+            "--out",
+            str(folder / "out"),
+            "--work",
+            str(folder / "work"),
+            "--device",
+            "cpu",
+            *map(str, options),
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, one_thread):
+    """All checkpoints after two steps each, and what the trainings print."""
+    folder = tmp_path_factory.mktemp("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.shrink_demo(patch)
+        patch.setattr(reinforce, "SCHEDULE", replace(reinforce.SCHEDULE, batch=20))
+        said: list[str] = []
+        patch.setattr("fastar_nodes.tools.training.command.log", said.append)
+        assert run(folder, "--steps", 2, "--pictures", 64) == 0
+        yield SimpleNamespace(folder=folder, out=folder / "out", said="\n".join(said))
+
+
+def test_every_checkpoint_loads(made):
+    def path(name: str) -> Path:
+        return made.out / f"{name}.safetensors"
+
+    assert sorted(p.stem for p in made.out.iterdir()) == sorted(PROGRAMS)
+    assert load_kl(path("kl")).net.config == tiny.KL and load_vq(path("vq")).net.config == tiny.VQ
+    for name, config in (("mar", tiny.MAR), ("mar-draft", replace(tiny.MAR, dim=16))):
+        model = load_mar(path(name))
+        assert (model.net.config, model.t_max, model.label_set) == (config, 950, "picture-book")
+    for name, grid, special in (("llamagen-low", 8, 0), ("llamagen", 16, 0), ("par", 8, 3)):
+        model = load_llamagen(path(name), "fp32")
+        assert (model.grid, model.regions, model.label_set) == (grid, special + 1, "picture-book")
+    assert load_judge(path("judge"))[1] > 0 and load_upsampler(path("upsampler")).net.config.channels == 8
+    ta_tok, tar = load_ta_tok(path("ta-tok"), "fp32"), load_tar(path("tar"), "fp32")
+    assert ta_tok.net.config == tiny.TA_TOK and ta_tok.has_encoder
+    assert tar.net.config == tiny.language() and tar.sides == (6, 3, 2)
+    for name, grid in (("dtok-low", 8), ("dtok", 16)):
+        model = load_detokenizer(path(name), "fp32", ta_tok=ta_tok)
+        assert (model.grid, model.label_set) == (grid, "picture-book") and model.net.config == tiny.detokenizer(grid)
+    own = tar_recipes.tar_model(tar.net, tiny.TA_TOK.codes)
+    hybrid = load_hybrid(path("hybrid"), "fp32")
+    for text in (*PROMPTS, "", "<|im_end|> <I3>", "\U0001f600"):
+        assert tar.prompt(text, 1) == own.prompt(text, 1), "words are read as in training"
+        assert hybrid.prompt(text) == hybrid_recipe.hybrid_model(hybrid.hybrid).prompt(text)
+
+
+def test_trainings_print_their_figures(made):
+    for line in ("vq: 64 pixels: ", "vq: 128 pixels: ", "critic: codes", "judge: redraw error", "as asked"):
+        assert line in made.said
+    for scale in (36, 9, 4):
+        assert all(f"{name}: {scale} codes: " in made.said for name in ("ta-tok", "tar", "dtok"))
+
+
+def test_a_prompt_becomes_a_picture(made):
+    ta_tok = load_ta_tok(made.out / "ta-tok.safetensors", "fp32")
+    tar, draws = load_tar(made.out / "tar.safetensors", "fp32"), PairedDraws(1, range(3))
+    prompted = finish_prompt(tar_prompt(tar, PROMPTS, TarPromptSettings(detail=DETAILS[1]), draws))
+    assert prompted.codes.shape == (3, 9)
+    model = load_detokenizer(made.out / "dtok-low.safetensors", "fp32", ta_tok=ta_tok)
+    codes = finish(llamagen(model, prompted.condition, LlamaGenSettings(cfg=2.0), draws)).codes
+    assert load_vq(made.out / "vq.safetensors").net.decode_codes(codes).shape == (3, 3, 64, 64)
+    hybrid, settings = load_hybrid(made.out / "hybrid.safetensors", "fp32"), MARSettings(ar_steps=3, diffusion_steps=3)
+    sampled = finish(mar(hybrid, PromptCondition(tuple(PROMPTS)), settings, PairedNoise(1, range(3)), 1))
+    assert sampled.latents.shape == (3, 8, 8, 8) and torch.isfinite(sampled.latents).all()
+
+
+def test_improving_starts_from_the_files(made, monkeypatch):
+    """At a rate of zero, the weights stay."""
+    monkeypatch.setattr(training.Schedule, "rate", lambda self, step: 0.0)
+    names = ("kl", "mar", "llamagen-low", "llamagen", "par", "tar", "dtok-low", "hybrid")
+    before = {name: load_file(made.out / f"{name}.safetensors") for name in names}
+    few = ("--steps", 1, "--pictures", 64, "--work", made.folder / "again")
+    assert run(made.folder, "--only", ",".join(names), "--improve", *few) == 0
+    for name, weights in before.items():
+        for key, value in load_file(made.out / f"{name}.safetensors").items():
+            torch.testing.assert_close(value, weights[key], msg=f"{name}: {key}")
+    assert not (made.folder / "again" / "kl.state.pt").exists(), "of the autoencoder, only the decoder"
+    assert not (made.folder / "again" / "hybrid-start.state.pt").exists(), "the first stage is left out"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--only", "jury"), "only: jury"),
+        (("--only", "mar"), "train kl first"),
+        (("--only", "par"), "train vq first"),
+        (("--only", "tar"), "train ta-tok first"),
+        (("--only", "hybrid"), "train kl first"),
+        (("--steps", "0"), "steps:"),
+        (("--pictures", "5"), "pictures:"),
+        (("--out", __file__), "out:"),
+    ],
+)
+def test_mistakes(options, words, tmp_path, capsys):
+    assert run(tmp_path, *options) == 2
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1
+
+
+def test_only_the_judge_is_stored_outside_the_shipped_checkpoints(root, tmp_path):
+    assert files.checkpoint("judge") == root / "tools" / "checkpoints" / "judge.safetensors"
+    for name in PROGRAMS:
+        assert files.checkpoint(name).is_file() and files.checkpoint(name, tmp_path) == tmp_path / f"{name}.safetensors"
+        assert name == "judge" or files.checkpoint(name).parent == root / "demo" / "checkpoints"

@@ -1,0 +1,94 @@
+"""Writes locales/<language>/nodeDefs.json, which ComfyUI reads, from the schemas and the tables in tools/translations.
+
+A table maps an English text to its translation. Names, descriptions and tooltips that it lacks, because they are new or were changed, stay
+English. Names of widgets are English everywhere: they are the names in the papers and on the command line.
+
+Run ``python tools/translate.py`` after a change of texts; it prints what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLES, LANGUAGES = ROOT / "tools" / "translations", ("zh", "ja")
+NUMBERED = re.compile(r"(?<=image_)\d|(?<=batch )\d(?=;)")
+
+
+def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
+    """Node id to its English texts in the form that ComfyUI reads."""
+    out: dict[str, dict[str, Any]] = {}
+    for about in (node.define_schema() for node in nodes):
+        inputs = {i.id: {"tooltip": i.about["tooltip"]} for i in about.inputs}
+        outputs = {str(k): {"tooltip": o.about["tooltip"]} for k, o in enumerate(about.outputs)}
+        out[about.node_id] = {"display_name": about.display_name, "description": about.description}
+        out[about.node_id] |= {"inputs": inputs, "outputs": outputs}
+    return out
+
+
+class Translator:
+    """Translates texts with one table.
+
+    Args:
+        table: English text to its translation.
+        symbols: of settings, which stand in front of tooltips and stay.
+        suffixes: sentences that are added to tooltips.
+
+    Attributes:
+        missing: texts that the table lacks.
+    """
+
+    def __init__(self, table: dict[str, str], symbols: set[str], suffixes: tuple[str, ...]):
+        self.table, self.missing = table, set[str]()
+        self._symbols, self._suffixes = sorted(symbols, key=len, reverse=True), suffixes
+
+    def text(self, english: str) -> str | None:
+        """The translation; None if there is none."""
+        suffix = next((s for s in self._suffixes if english.endswith(s)), "")
+        plain = english.removesuffix(suffix)
+        symbol = next((f"{s}: " for s in self._symbols if plain.startswith(f"{s}: ")), "")
+        plain = plain.removeprefix(symbol)
+        number = NUMBERED.search(plain)
+        plain = NUMBERED.sub("{n}", plain)
+        needed = [plain, *([suffix.strip()] if suffix else [])]
+        if lacking := [text for text in needed if text not in self.table]:
+            self.missing.update(lacking)
+            return None
+        return symbol + "".join(self.table[text] for text in needed).replace("{n}", number[0] if number else "")
+
+    def all(self, value: dict[str, Any]) -> dict[str, Any]:
+        """The texts of a dictionary that have a translation."""
+        out = {k: self.all(v) if isinstance(v, dict) else self.text(v) for k, v in value.items()}
+        return {k: v for k, v in out.items() if v}
+
+
+def main() -> None:
+    """Write the files."""
+    sys.path[:1] = [str(ROOT / "tests"), str(ROOT / "tests" / "nodes")]  # not tools/: it has a folder statistics
+    import conftest  # noqa: F401  the package under its name
+    import fake_comfy
+
+    fake_comfy.install()
+    import test_schemas
+    from fastar_nodes.nodes import schema
+    from fastar_nodes.samplers.settings import knobs
+
+    symbols = {about.symbol for kind in test_schemas.SETTINGS.values() for _, about in knobs(kind).values()} - {""}
+    suffixes = (f" -1 is auto: {schema._SOURCES}", f" auto: {schema._SOURCES}")
+    for language in LANGUAGES:
+        table = json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8"))
+        translator = Translator(table, symbols, suffixes)
+        nodes = translator.all(texts(list(test_schemas.CLASSES.values()))).items()
+        # One line a node, without spaces: the archive's size is limited.
+        lines = [f'"{n}":{json.dumps(about, ensure_ascii=False, separators=(",", ":"))}' for n, about in nodes]
+        path = ROOT / "locales" / language / "nodeDefs.json"
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        print(f"{language}: {len(translator.missing)} texts stay English", *sorted(translator.missing), sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()
