@@ -1,4 +1,4 @@
-"""Time reference implementations beside ours: checkouts of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR or Tar.
+"""Time reference implementations beside ours: checkouts of MAR, LazyMAR, LlamaGen, PAR, ZipAR or Tar.
 
 Both programs have the same random weights of an official size and run in one process, in turn, on the CPU. The results are compared
 first. With one thread the seconds are CPU seconds of the process, which other load on the machine changes little; otherwise they are wall
@@ -71,11 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(work: Pair, repeats: int) -> dict[str, Any]:
-    """Compare the results, then time both programs in turn.
-
-    Raises:
-        UserError: the results differ.
-    """
+    """Compare the results, then time both programs in turn."""
     difference = work.compare() if work.compare else None
     if difference is not None and not difference <= work.tolerance:
         raise UserError(

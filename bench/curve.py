@@ -62,16 +62,7 @@ class Curve:
 
 
 def curve(store: Store, measure: str | None = None, against: str = AUTO) -> Curve:
-    """The curve of a sweep.
-
-    Args:
-        measure: a name of :data:`.measures.MEASURES`, with the extractor after a colon where several were used
-            ("kid:clip:features"); None for the first of FID, Frechet distance, the judge's scene and PSNR that there is.
-        against: SECONDS, CALLS, or AUTO: seconds if every cell was timed, else calls.
-
-    Raises:
-        UserError: no results, an unknown measure, or cells that were not timed.
-    """
+    """The curve of a sweep."""
     cells = store.cells()
     found = latest(read_results(store))
     column = _column(store, list(found.values()), measure)

@@ -36,11 +36,7 @@ class Task:
 
 
 def tasks_of(store: Store, cells: Sequence[Cell], rank: int = 0, world: int = 1) -> list[Task]:
-    """All tasks of a sweep, by model and then by range, whether finished or not.
-
-    Args:
-        rank, world: of a static split; each process takes every ``world``-th task.
-    """
+    """All tasks of a sweep, by model and then by range, whether finished or not."""
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.family, cell.model), []).append(cell)
@@ -53,11 +49,7 @@ def tasks_of(store: Store, cells: Sequence[Cell], rank: int = 0, world: int = 1)
 
 
 def unfinished(store: Store, tasks: Sequence[Task], whole: bool = True) -> tuple[list[Task], int]:
-    """The tasks with the cells that lack a finished shard, and how many shards were damaged. Damaged records are removed.
-
-    Args:
-        whole: compare the pictures with their digest, not only the size of their file.
-    """
+    """The tasks with the cells that lack a finished shard, and how many shards were damaged. Damaged records are removed."""
     damaged, missing = 0, set()
     for cell in [store.cell(name) for name in dict.fromkeys(name for task in tasks for name in task.cells)]:
         sizes = store.folder.sizes(f"cells/{cell.id}")
@@ -86,9 +78,6 @@ def run_here(worker: Worker, tasks: Sequence[Task]) -> Iterator[tuple[str, Shard
     """Draw all tasks in this process; yields as :func:`run_task`."""
     for task in tasks:
         yield from run_task(worker, task)
-
-
-# ------------------------------------------------------------------------------------------------ Ray
 
 
 @dataclass(frozen=True)
@@ -121,11 +110,7 @@ class Drawer:
 
 
 def import_ray() -> Any:
-    """The package.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The package."""
     try:
         import ray
     except ImportError:
@@ -136,11 +121,7 @@ def import_ray() -> Any:
 
 
 def connect(cluster: Cluster) -> Any:
-    """Connect to a cluster; returns the package.
-
-    Raises:
-        UserError: Ray is not installed, or no cluster answers at the address.
-    """
+    """Connect to a cluster; returns the package."""
     ray, address = import_ray(), cluster.address
     try:
         if ":" in address:  # Ray itself would wait for four minutes
@@ -164,17 +145,7 @@ async def _probe(address: str) -> None:
 def run_on_ray(
     store: Store, spec: Spec, tasks: Sequence[Task], cluster: Cluster, models: Path, numbers: dict[str, Any]
 ) -> Iterator[tuple[str, Shard]]:
-    """Draw all tasks on a connected cluster; yields as :func:`run_task`.
-
-    A worker that ends is started again, and its task is repeated, at most three times.
-
-    Args:
-        models: folder of weight files on the workers.
-        numbers: see :func:`.work.numerics`.
-
-    Raises:
-        UserError: what a worker reports, or a task whose worker ended four times, or the cluster was lost.
-    """
+    """Draw all tasks on a connected cluster; yields as :func:`run_task`."""
     ray = import_ray()
     from ray.util import ActorPool
 

@@ -84,11 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measures(text: str | None, reference: bool, extractor: str | None) -> list[str]:
-    """The measures of a run.
-
-    Raises:
-        UserError: an unknown one, or one that the extractor does not have.
-    """
+    """The measures of a run."""
     inception = extractor in (None, INCEPTION)
     if text is None:
         more = (_OF_INCEPTION if inception else _OF_OTHERS) if reference or extractor else ()

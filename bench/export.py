@@ -20,16 +20,7 @@ FOLDER = "export"
 
 
 def export(store: Store, cell: Cell, form: str, prompts: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Write all images of a cell below the folder ``export`` of the sweep.
-
-    Args:
-        form: npz: ``arr_0`` uint8 [N, H, W, 3] and, of classes, ``arr_1`` int64 [N], as ADM's evaluator reads them. png: <index>.png;
-            of prompts GenEval's folders, <prompt>/metadata.jsonl and <prompt>/samples/<number>.png.
-        prompts: of the spec.
-
-    Returns:
-        Name of the file or folder below the sweep's.
-    """
+    """Write all images of a cell below the folder ``export`` of the sweep."""
     name = f"{FOLDER}/{cell.id}"
     if form == NPZ:
         with store.folder.open(f"{name}.npz") as file:

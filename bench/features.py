@@ -36,16 +36,9 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CHUNK, _MOST, _LONGEST_SIDE = 256, 10_000_000, 16384
 
 
-# ------------------------------------------------------------------------------------------------ torch-fidelity
-
-
 @lru_cache(maxsize=1)
 def fidelity() -> Any:
-    """torch-fidelity, with an extractor "fastar-rows" that takes rows of features as they are.
-
-    Raises:
-        UserError: it cannot be imported.
-    """
+    """torch-fidelity, with an extractor "fastar-rows" that takes rows of features as they are."""
     try:
         found: Any = importlib.import_module("torch_fidelity")
     except Exception as e:  # its torchvision fails in several ways beside another torch
@@ -91,13 +84,7 @@ class _Dataset(torch.utils.data.Dataset):
 
 
 def figure(measure: str, rows: np.ndarray, reference: np.ndarray | None = None) -> float:
-    """A figure of torch-fidelity.
-
-    Args:
-        measure: fid, is, kid, precision or recall.
-        rows: features [N, D]; of is, logits [N, C].
-        reference: features [M, D]; None for is. KID takes as many of them as there are rows.
-    """
+    """A figure of torch-fidelity."""
     package = fidelity()
     kid = {"kid": True, "kid_subsets": 1, "kid_subset_size": len(rows)}
     table: dict[str, tuple[dict[str, Any], str]] = {
@@ -113,9 +100,6 @@ def figure(measure: str, rows: np.ndarray, reference: np.ndarray | None = None) 
     return float(package.calculate_metrics(input1=_Dataset(rows), **other, **options, **about)[key])
 
 
-# ------------------------------------------------------------------------------------------------ extractors
-
-
 @dataclass(frozen=True)
 class Extractor:
     """A network that turns pictures into features."""
@@ -124,11 +108,7 @@ class Extractor:
     run: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # uint8 [n, H, W, 3] to features [n, D], and logits [n, C]
 
     def __call__(self, parts: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
-        """Features float32 [N, D] of pictures uint8 [n, H, W, 3] that come in parts, and logits [N, C] or None.
-
-        Raises:
-            UserError: the network gives another shape, or values that are not finite.
-        """
+        """Features float32 [N, D] of pictures uint8 [n, H, W, 3] that come in parts, and logits [N, C] or None."""
         found = [self._part(part[at : at + _BATCH]) for part in parts for at in range(0, len(part), _BATCH)]
         logits = [logits for _, logits in found if logits is not None]
         return np.concatenate([features for features, _ in found]), np.concatenate(logits) if logits else None
@@ -150,16 +130,7 @@ class Extractor:
 
 
 def load_extractor(name: str, weights: Path | None, device: torch.device) -> Extractor:
-    """An extractor by name.
-
-    Args:
-        name: "inception", or "module:function", a function from uint8 [N, H, W, 3] to features [N, D].
-        weights: of Inception; None for where torch.hub keeps them.
-        device: for Inception; a function decides for itself.
-
-    Raises:
-        UserError: a package, a file, a module or a function is missing.
-    """
+    """An extractor by name."""
     if name == INCEPTION:
         return _inception(weights, device)
     module, colon, function = name.partition(":")
@@ -196,9 +167,6 @@ def _inception(weights: Path | None, device: torch.device) -> Extractor:
     return Extractor(INCEPTION, lambda pictures: net(pictures.permute(0, 3, 1, 2).contiguous().to(device)))
 
 
-# ------------------------------------------------------------------------------------------------ references
-
-
 @dataclass(frozen=True)
 class Reference:
     """Pictures that cells are compared with."""
@@ -210,11 +178,7 @@ class Reference:
 
 
 def open_reference(path: Path) -> Reference:
-    """A reference: an npz file with ``arr_0`` uint8 [N, H, W, 3], as the ADM evaluator writes it, or a folder of pictures.
-
-    Raises:
-        UserError: it is missing, holds no pictures, or another array.
-    """
+    """A reference: an npz file with ``arr_0`` uint8 [N, H, W, 3], as the ADM evaluator writes it, or a folder of pictures."""
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
         if not files:

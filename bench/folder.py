@@ -29,14 +29,7 @@ def host() -> str:
 
 
 class Folder:
-    """Files by name below an address. A file appears complete or not at all.
-
-    Args:
-        address: a local path, or an fsspec address.
-
-    Raises:
-        UserError: the address needs a package that is not installed, or is a file.
-    """
+    """Files by name below an address. A file appears complete or not at all."""
 
     def __init__(self, address: str | Path):
         self.local = "://" not in str(address)
@@ -54,11 +47,7 @@ class Folder:
             raise UserError(f"folder: {self.address} is a file; name a folder.")
 
     def _path(self, name: str) -> str:
-        """The whole path of a name.
-
-        Raises:
-            UserError: it leads out of the folder, by a link.
-        """
+        """The whole path of a name."""
         path = posixpath.join(self.root, name)
         if self.local and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.root)):
             raise UserError(f"folder: {name} leads out of {self.address}; remove it.")
@@ -74,11 +63,7 @@ class Folder:
         return {name: size for name, size in sorted(files) if PART not in name}
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Content of a file; None if there is none.
-
-        Raises:
-            UserError: it is no regular file in this folder, or larger than ``most`` bytes.
-        """
+        """Content of a file; None if there is none."""
         try:
             path = self._path(name)
             about = self._fs.info(path)
@@ -96,11 +81,7 @@ class Folder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """A file to be written in parts: under a temporary name, which is replaced at the end and removed after an error.
-
-        Raises:
-            UserError: the disk is full.
-        """
+        """A file to be written in parts: under a temporary name, which is replaced at the end and removed after an error."""
         path = self._path(name)
         part = f"{path}{PART}{uuid.uuid4().hex}"
         try:

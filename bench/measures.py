@@ -71,11 +71,7 @@ class Means:
 
 
 def check(store: Store, measures: Sequence[str], means: Means) -> None:
-    """Check everything that can be checked before a picture is read.
-
-    Raises:
-        UserError: no finished shard, no pair, or a reference of another size.
-    """
+    """Check everything that can be checked before a picture is read."""
     cells, kinds = store.cells(), {MEASURES[name].kind for name in measures}
     if not any(store.shards(cell) for cell in cells):
         raise UserError(f"folder: {store.folder.address} holds no finished shard yet; run the sweep first.")
@@ -94,15 +90,7 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
 def evaluate(
     store: Store, measures: Sequence[str], means: Means, log: Callable[[str], None] = lambda text: None
 ) -> list[Result]:
-    """Measure all cells; returns the results of these measures, computed now or before.
-
-    Args:
-        measures: keys of :data:`.results.MEASURES`.
-        log: is given a line per cell.
-
-    Raises:
-        UserError: see :func:`check`; or a shard is damaged.
-    """
+    """Measure all cells; returns the results of these measures, computed now or before."""
     check(store, measures, means)
     work, known, out = _Evaluation(store, means), latest(read_results(store)), list[Result]()
     for cell in store.cells():

@@ -46,13 +46,7 @@ _PRODUCTS: Mapping[str, tuple[int, int]] = {
 
 @dataclass
 class Work:
-    """Counts of a run.
-
-    Attributes:
-        operations: operations that compute or copy; views are not counted.
-        waits: operations that need a value on the host.
-        products: (multiply-adds, bytes of both factors and the result) of every matrix product and attention.
-    """
+    """Counts of a run."""
 
     operations: int
     waits: int
@@ -65,12 +59,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Speed:
-    """Rates of a CPU with the present number of threads.
-
-    Attributes:
-        arithmetic: operations a second of a large matrix product, fp32.
-        memory: bytes a second of reading an array larger than the caches.
-    """
+    """Rates of a CPU with the present number of threads."""
 
     arithmetic: float
     memory: float
@@ -127,25 +116,13 @@ def counted() -> Iterator[Work]:
         yield work
 
 
-# ------------------------------------------------------------------------------------------------ Harmon and UniPic
-
 DIFFUSION_STEPS, CFG, _PROMPT = 100, 3.0, "a red boat at sunset"
 
 
 def hybrid_flops(
     model: HybridModel, condition: PromptCondition, settings: MARBase, published: bool = False
 ) -> dict[str, int]:
-    """Floating-point operations (2 per multiply-add) of plain MAR for a batch of prompts, from shapes alone.
-
-    Args:
-        model: its weights are not read.
-        condition: the prompts; reading them is not counted.
-        settings: AR steps, diffusion steps and guidance.
-        published: as the authors' code computes it: the encoder for each branch of guidance, the last decoder block for all rows.
-
-    Returns:
-        ``language model``, ``MAR encoder``, ``MAR decoder`` and ``head``.
-    """
+    """Floating-point operations (2 per multiply-add) of plain MAR for a batch of prompts, from shapes alone."""
     c, images, guided = model.hybrid.config, len(condition), settings.cfg != 1.0
     length, buffer = c.mar.tokens, c.mar.buffer
     lengths = [len(model.prompt(text)) for text in condition.texts]
@@ -180,9 +157,6 @@ def hybrid_table(prompt: str) -> str:
         gigabytes = [f"{weights / 1e9:.2f}", f"{memory.total(held) / 1e9:.2f}"]
         rows.append([size, f"{16 * side}", f"{steps}", *flops, *shares, *gigabytes])
     return markdown(rows)
-
-
-# ------------------------------------------------------------------------------------------------ the command
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

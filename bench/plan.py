@@ -24,15 +24,7 @@ def plan(
     numbers: Mapping[str, Any],
     use: Callable[[Cell, Prepared], object] = lambda cell, prepared: None,
 ) -> list[Cell]:
-    """The cells of a spec, by model and in the order of its samplers. Every model is loaded once.
-
-    Args:
-        numbers: see :func:`.work.numerics`.
-        use: called with every cell while its model is loaded.
-
-    Raises:
-        UserError: a model is missing or does not suit a sampler, or settings do not suit the model.
-    """
+    """The cells of a spec, by model and in the order of its samplers. Every model is loaded once."""
     combinations = expand(spec)
     entries = list(dict.fromkeys(c.choice.entry for c in combinations))
     chosen = choose_models(spec.model, entries, models.source, bool(spec.prompts), bool(spec.labels))

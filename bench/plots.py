@@ -23,11 +23,7 @@ _HEIGHTS = {
 
 
 def figures() -> Any:
-    """matplotlib's Figure, which needs no screen.
-
-    Raises:
-        UserError: it cannot be imported.
-    """
+    """matplotlib's Figure, which needs no screen."""
     try:
         from matplotlib.figure import Figure
     except Exception as e:  # beside another numpy it fails in several ways
@@ -38,16 +34,7 @@ def figures() -> Any:
 
 
 def curve_plot(found: Curve, title: str) -> Any:
-    """Speed-up against a measure: a colour per sampler, a dot per cell with its 95 % interval, the Pareto front ringed and joined.
-
-    Cells that have a word in place of a figure, as those whose pictures equal the plain sampler's, are on lines of their own on the right.
-
-    Returns:
-        A matplotlib figure.
-
-    Raises:
-        UserError: no cell has this measure, or matplotlib is missing.
-    """
+    """Speed-up against a measure: a colour per sampler, a dot per cell with its 95 % interval, the Pareto front ringed and joined."""
     drawn = [p for p in found.points if p.result is not None and p.speed(found.against) is not None]
     if not drawn:
         raise UserError("measure: no cell of this sweep has it; evaluate it first, or choose another measure.")
@@ -110,9 +97,6 @@ def _series(axes: Any, places: dict[str, Any], found: Curve, points: Sequence[Po
         on.annotate(p.label or p.cell.sampler, (across, y), (6, 6), textcoords="offset points", fontsize=8)
 
 
-# ------------------------------------------------------------------------------------------------ contact sheet
-
-
 def pick(store: Store, cell: Cell, indices: Sequence[int]) -> list[np.ndarray | None]:
     """Pictures of a cell by index, uint8 [H, W, 3]; None for those that are not finished."""
     found: dict[int, np.ndarray] = {}
@@ -125,11 +109,7 @@ def pick(store: Store, cell: Cell, indices: Sequence[int]) -> list[np.ndarray | 
 
 
 def contact_sheet(store: Store, indices: Sequence[int] = INDICES) -> Any:
-    """The same pictures of every cell: a row per cell, a column per index, as a matplotlib figure.
-
-    Raises:
-        UserError: no index, or one that the sweep does not have.
-    """
+    """The same pictures of every cell: a row per cell, a column per index, as a matplotlib figure."""
     cells = store.cells()
     least = min(cell.images for cell in cells)
     if not 0 < len(indices) <= 64 or not all(0 <= i < least for i in indices):

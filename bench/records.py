@@ -98,11 +98,7 @@ def to_npz(**arrays: np.ndarray) -> bytes:
 
 
 def from_npz(data: bytes, name: str) -> np.ndarray:
-    """An array of an uncompressed npz file. Its memory is bounded by the file's size.
-
-    Raises:
-        ValueError: the file has another form, is encrypted, or its checksum is wrong.
-    """
+    """An array of an uncompressed npz file. Its memory is bounded by the file's size."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             about = file.getinfo(f"{name}.npy")
@@ -125,11 +121,7 @@ _MOST = {"images": MOST_IMAGES, "count": MOST_BATCH, "seed": (1 << 64) - 1}
 
 
 def checked(kind: type[T], found: Mapping[str, Any]) -> T:
-    """An object of a dataclass from the fields of a JSON object; further fields are ignored.
-
-    Raises:
-        ValueError: a field is missing, of another type, or a number that no sweep has.
-    """
+    """An object of a dataclass from the fields of a JSON object; further fields are ignored."""
     values: dict[str, Any] = {}
     for f in fields(kind):  # type: ignore[arg-type]
         value = found.get(f.name, ...)

@@ -1,17 +1,21 @@
 """Reference implementations for the command ``against``: each is built from a checkout, with the random weights of ours.
 
-How checkouts are imported is in ``checkouts.py``, MAR and its accelerators are in ``masked.py``. When the results of token models are
-compared, both programs take the likeliest token.
+When the results of token models are compared, both programs take the likeliest token. For MAR both start all tokens from the same noise and
+add none afterwards. LazyMAR's selection of rows is compared with recorded results by ``verify``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..assembly import Ready
 from ..errors import UserError
@@ -19,19 +23,16 @@ from ..model_loaders.networks.gpt import TokenModel
 from ..model_loaders.networks.mar import MARModel
 from ..samplers.conditioning import FeatureCondition, from_ids
 from ..samplers.driver import finish
+from ..samplers.noise import PairedNoise
 from ..samplers.registry import LLAMAGEN, TAR, find
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.par import par_schedule
 from .checkouts import Pair, checkout, load_weights, on_cpu
-from .masked import cspd, mar
 from .sizes import DTOK_SIZES, SIZES, TOKEN_SIZES, llama, random_gpt
 
 # AR-DTok: features of a picture and their width, image tokens along one side.
 FEATURES, FEATURE_WIDTH, DTOK_GRID = 729, 1152, 16
-
-
-# ------------------------------------------------------------------------------------------------ token models
 
 
 def _greedy(name: str, sets: Mapping[str, str]) -> Any:
@@ -57,7 +58,7 @@ def _tokens(
 
     tokens: Any = model.model
     work = f"{tokens.name.split(',')[0]}, {tokens.grid} x {tokens.grid}, batch {batch}"
-    return Pair(work, model, lambda seed: ours(seed).report, reference, compare)
+    return Pair(work, lambda seed: ours(seed).report, reference, compare)
 
 
 def llamagen(
@@ -128,17 +129,111 @@ def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
     return _tokens("tar", model, condition, sets, theirs, torch.arange(count))
 
 
-# ------------------------------------------------------------------------------------------------ which checkout it is
+def _fill(model: MARModel) -> None:
+    """Random numbers in place of the initial zeros, which would leave little to compare."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, p in model.net.named_parameters():
+            if "adaLN_modulation" in name or "final_layer.linear" in name:
+                p.copy_(0.02 * torch.randn(p.shape, generator=generator))
+
+
+def _reference(module: ModuleType, model: MARModel, steps: int, **extra: Any) -> Any:
+    """The reference's network with our weights, for ``steps`` diffusion steps."""
+    c = model.net.config
+    made = module.MAR(
+        img_size=16 * c.grid,
+        encoder_embed_dim=c.dim,
+        encoder_depth=c.encoder_depth,
+        encoder_num_heads=c.heads,
+        decoder_embed_dim=c.dim,
+        decoder_depth=c.decoder_depth,
+        decoder_num_heads=c.heads,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+        vae_embed_dim=c.channels,
+        class_num=c.classes,
+        buffer_size=c.buffer,
+        diffloss_d=c.head_depth,
+        diffloss_w=c.head_width,
+        num_sampling_steps=str(steps),
+        **extra,
+    )
+    return load_weights(made, model.net)
+
+
+class _OneNoise:
+    """Noise for a comparison: every token starts from the same numbers, and later noise is zero."""
+
+    def __init__(self, orders: Tensor, channels: int):
+        self._orders = orders
+        self.row = torch.randn(channels, generator=torch.Generator().manual_seed(1))
+
+    def orders(self, tokens: int) -> Tensor:
+        return self._orders
+
+    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+        return self.row[:channels].expand(len(self._orders), tokens, -1)
+
+    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+        return torch.zeros(len(self._orders), count, tokens, channels)
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """PyTorch's own normal numbers are this noise."""
+        originals = torch.randn, torch.randn_like
+        torch.randn = lambda *size, **_: self.row.expand(*size)  # type: ignore[assignment]
+        torch.randn_like = lambda x, **_: torch.zeros_like(x)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            torch.randn, torch.randn_like = originals  # type: ignore[assignment]
+
+
+def mar(root: Path, model: MARModel, batch: int, sets: Mapping[str, str], lazy: bool = False) -> Pair:
+    """LTH14/mar, or feihongyan1/LazyMAR."""
+    entry, c = find("lazymar" if lazy else "mar"), model.net.config
+    settings: Any = make(entry.settings, {"t_max": "999", **sets})
+    _fill(model)
+    with checkout(root) as load:
+        module = load("models.mar_cache" if lazy else "models.mar")
+    labels = torch.arange(batch) % c.classes
+    more = {"args": SimpleNamespace(device="cpu", lazy_mar=True)} if lazy else {}
+
+    def theirs(net: Any, s: Any) -> Tensor:
+        with torch.no_grad(), on_cpu():
+            return net.sample_tokens(batch, s.ar_steps, s.cfg, s.cfg_schedule, labels, s.temperature, **more)
+
+    def ours(s: Any, noise: Any) -> Any:
+        return finish(entry.run(model, from_ids(labels.tolist()), s, noise, 0))
+
+    def compare() -> float:
+        short = replace(settings, ar_steps=min(4, settings.ar_steps), diffusion_steps=25)
+        noise = _OneNoise(PairedNoise(0, range(batch)).orders(c.tokens), c.channels)
+        net = _reference(module, model, 25)
+        net.sample_orders = lambda bsz: noise.orders(c.tokens)
+        with noise.drawn():
+            want = theirs(net, short)
+        got = ours(short, noise).latents * model.latent_scale
+        return float((got - want).abs().max() / want.abs().max())
+
+    net = _reference(module, model, settings.diffusion_steps, **({"lazy_mar": True} if lazy else {}))
+    return Pair(
+        f"{model.name.split(',')[0]}, {settings.ar_steps} x {settings.diffusion_steps}, batch {batch}",
+        lambda seed: ours(settings, PairedNoise(seed, range(batch))).report,
+        lambda: theirs(net, settings),
+        None if lazy else compare,
+        1e-3,
+    )
+
 
 # Sizes of every reference, the usual one first.
 SIZES_OF: dict[str, Mapping[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("mar", "lazymar", "cspd"), SIZES),
+    **dict.fromkeys(("mar", "lazymar"), SIZES),
     **dict.fromkeys(("llamagen", "par", "zipar"), TOKEN_SIZES),
     "tar": DTOK_SIZES,
 }
 # Name, a file that identifies it, and its folder inside the checkout.
 _KNOWN = (
-    ("cspd", "spec_decode/spec_decode_runner.py", ""),
     ("lazymar", "models/mar_cache.py", ""),
     ("mar", "models/mar.py", ""),
     ("zipar", "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py", "LlamaGen-ZipAR"),
@@ -148,11 +243,7 @@ _KNOWN = (
 
 
 def identify(folder: Path) -> tuple[str, Path]:
-    """Which reference a checkout holds ("mar", "lazymar", "cspd", "llamagen", "par", "zipar" or "tar"), and where its modules are.
-
-    Raises:
-        UserError: none of them.
-    """
+    """Which reference a checkout holds ("mar", "lazymar", "llamagen", "par", "zipar" or "tar"), and where its modules are."""
     for name, path, inside in _KNOWN:
         if (folder / path).is_file():
             if name == "llamagen" and "spe_tok" in (folder / "autoregressive/models/gpt.py").read_text(
@@ -160,18 +251,13 @@ def identify(folder: Path) -> tuple[str, Path]:
             ):
                 name = "par"
             return name, folder / inside
-    raise UserError(f"against: {folder} is no checkout of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR or Tar.")
+    raise UserError(f"against: {folder} is no checkout of MAR, LazyMAR, LlamaGen, PAR, ZipAR or Tar.")
 
 
-def pair(
-    name: str, root: Path, model: MARModel | TokenModel | None, size: str, batch: int, sets: Mapping[str, str]
-) -> Pair:
+def pair(name: str, root: Path, model: Any, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
     """The work of a reference, see :func:`identify`; ``model`` has the random weights, except for Tar."""
     if name == "tar":
         return tar(root, size, batch, sets)
-    if isinstance(model, MARModel):
-        if name == "cspd":
-            return cspd(root, model, batch, sets)
+    if name in ("mar", "lazymar"):
         return mar(root, model, batch, sets, lazy=name == "lazymar")
-    assert isinstance(model, TokenModel)
     return llamagen(root, model, batch, sets, name, "generate_zipar" if name == "zipar" else "generate")

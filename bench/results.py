@@ -93,11 +93,7 @@ class Result:
 
 
 def from_line(line: Any) -> Result:
-    """A result from a line of the results.
-
-    Raises:
-        UserError: a damaged line.
-    """
+    """A result from a line of the results."""
     try:
         found = Result(**{**line, "difference": tuple(line["difference"])})
         known = found.measure in MEASURES and len(found.difference) == 3 and type(found.images) is int

@@ -91,11 +91,7 @@ def random_model(size: str, dtype: str, device: torch.device, special: int = 0) 
 
 
 def random_models(size: str, entries: Iterable[Entry], dtype: str, device: torch.device) -> dict[str, Ready]:
-    """Random models by sampler name; PAR gets a PAR of that size.
-
-    Raises:
-        UserError: an unknown size, or a sampler for another family.
-    """
+    """Random models by sampler name; PAR gets a PAR of that size."""
     if size not in ALL_SIZES:
         raise UserError(f"random: {size} is not one of {', '.join(ALL_SIZES)}.")
     family = LLAMAGEN if size in TOKEN_SIZES else HYBRID if size in HYBRID_SIZES else MAR_FAMILY

@@ -77,8 +77,6 @@ class Combination:
     title: str  # name in tables and plots
 
 
-# ------------------------------------------------------------------------------------------------ reading
-
 LIMITS = {
     "images": (0, MOST_IMAGES),
     "batch": (1, MOST_BATCH),
@@ -91,11 +89,7 @@ _NAMES = ("model", "decoder", "draft", "up_sampler", "tar", "ta_tok", "encoder")
 
 
 def read_spec(path: Path) -> Spec:
-    """The spec in a TOML or JSON file, checked as far as possible without a model.
-
-    Raises:
-        UserError: the file is missing, cannot be parsed, or asks for something that does not exist.
-    """
+    """The spec in a TOML or JSON file, checked as far as possible without a model."""
     data = _bytes(path, "spec")
     try:
         text = data.decode()
@@ -131,11 +125,7 @@ def _toml(text: str) -> dict[str, Any]:
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Prompts from a text file with one a line, or from JSON Lines of objects with an entry "prompt" (GenEval's form).
-
-    Raises:
-        UserError: the file is missing or has another form.
-    """
+    """Prompts from a text file with one a line, or from JSON Lines of objects with an entry "prompt" (GenEval's form)."""
     data = _bytes(path, "prompts")
     try:
         lines = [line.strip() for line in data.decode().splitlines() if line.strip()]
@@ -147,11 +137,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
 
 
 def from_table(table: Mapping[str, Any]) -> Spec:
-    """A spec from the entries of a file, checked.
-
-    Raises:
-        UserError: an unknown entry, or a value of another type or out of range.
-    """
+    """A spec from the entries of a file, checked."""
     names = [f.name for f in fields(Spec)]
     for name in table:
         if name not in names:
@@ -234,15 +220,8 @@ def _prompts(value: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(found)
 
 
-# ------------------------------------------------------------------------------------------------ the grid
-
-
 def expand(spec: Spec) -> list[Combination]:
-    """All combinations of a spec, in the order of its samplers.
-
-    Raises:
-        UserError: an unknown sampler or setting, a value out of range, or too many combinations.
-    """
+    """All combinations of a spec, in the order of its samplers."""
     entries = by_key(spec.samplers)
     prompts = {name: values for name, values in spec.set.items() if name.partition(".")[0] == PROMPT}
     for name, values in prompts.items():

@@ -81,16 +81,7 @@ def resamples(n: int, count: int, seed: int = 0) -> Iterator[np.ndarray]:
 def estimate(
     statistic: Statistic, n: int, count: int = RESAMPLES, biased: bool = False, value: float | None = None
 ) -> Estimate:
-    """The value of a statistic of n images and its bootstrap distribution.
-
-    Args:
-        count: number of resamples.
-        biased: whether resampling biases the statistic.
-        value: if it is known already.
-
-    Raises:
-        UserError: fewer than two images.
-    """
+    """The value of a statistic of n images and its bootstrap distribution."""
     if n < 2:
         raise UserError(f"images: {n} is too few for a figure with an interval; draw 2 or more.")
     value = statistic(np.ones(n)) if value is None else value

@@ -60,14 +60,8 @@ class Store:
         self._cells: dict[str, Cell] | None = None
         self._batch = 0
 
-    # ---------------------------------------------------------------------------------------- reading
-
     def manifest(self) -> dict[str, Any] | None:
-        """What was asked; None if the folder holds no sweep.
-
-        Raises:
-            UserError: it is damaged, or of a later version.
-        """
+        """What was asked; None if the folder holds no sweep."""
         found = self._json(MANIFEST, _MOST_MANIFEST)
         if found is not None and found.get("format") != FORMAT:
             form = str(found.get("format"))[:40]
@@ -75,11 +69,7 @@ class Store:
         return found
 
     def cells(self) -> list[Cell]:
-        """The cells in the order of the manifest; read once.
-
-        Raises:
-            UserError: the folder holds no sweep, or a damaged one.
-        """
+        """The cells in the order of the manifest; read once."""
         if self._cells is None:
             found = self.manifest()
             if found is None:
@@ -142,11 +132,7 @@ class Store:
             return False
 
     def pictures(self, cell: Cell, shard: Shard) -> np.ndarray:
-        """Pictures of a shard, uint8 [n, H, W, 3].
-
-        Raises:
-            UserError: the file is missing or damaged.
-        """
+        """Pictures of a shard, uint8 [n, H, W, 3]."""
         found = self._array(cell, shard, "arr_0")
         if found.dtype != np.uint8 or found.shape != (shard.count, *cell.size, 3):
             raise self._damaged(f"cells/{cell.id}/{shard.stem}.npz")
@@ -183,19 +169,13 @@ class Store:
         return markdown(rows + [_row(cell, self.shards(cell)) for cell in self.cells()])
 
     def results(self) -> Iterator[Any]:
-        """The lines of all results, oldest first.
-
-        Raises:
-            UserError: a file is damaged.
-        """
+        """The lines of all results, oldest first."""
         for name in self.folder.sizes(RESULTS):
             data = self.folder.read(f"{RESULTS}/{name}", _MOST_RECORD) or b""
             try:
                 yield from [json.loads(line) for line in data.splitlines() if line.strip()]
             except (ValueError, RecursionError):
                 raise self._damaged(f"{RESULTS}/{name}") from None
-
-    # ---------------------------------------------------------------------------------------- writing
 
     def write_manifest(self, manifest: Mapping[str, Any], cells: Sequence[Cell]) -> None:
         """Write the cells' records and then the manifest."""
@@ -223,8 +203,6 @@ class Store:
         """Add measures, in a file of their own: two evaluations at once lose nothing."""
         text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
         self.folder.write(f"{RESULTS}/{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl", text.encode())
-
-    # ---------------------------------------------------------------------------------------- helpers
 
     def _json(self, name: str, most: int = _MOST_RECORD) -> dict[str, Any] | None:
         """An object in a JSON file; None if there is no such file. Raises a UserError if it holds something else."""

@@ -32,6 +32,7 @@ from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unf
 from .export import FORMATS, export
 from .plan import manifest, plan
 from .records import MOST_BATCH, MOST_IMAGES, Cell, Shard, ranges
+from .records import whole as in_range
 from .spec import LIMITS, Spec, read_spec, with_values
 from .store import Store
 from .times import disk, duration, estimates, time_cell
@@ -161,15 +162,12 @@ def _numerics(spec: Spec, files: Source, store: Store | None, cluster: Cluster |
     recorded = before.get("numerics")
     if isinstance(recorded, dict) and recorded.get("device") == "cpu":
         threads = recorded.get("threads")
-        if not isinstance(threads, int) or not 1 <= threads <= _NUMBERS["threads"][1]:
+        if not in_range(threads, *_NUMBERS["threads"]):
             raise UserError(
                 f"threads: the folder's manifest names {str(threads)[:40]!r}; name a number with --threads."
             )
         numbers["threads"] = threads
     return numbers
-
-
-# ------------------------------------------------------------------------------------------------ drawing
 
 
 def _left(store: Store, tasks: Sequence[Task]) -> list[Task]:
@@ -202,11 +200,7 @@ def _terminated() -> Iterator[None]:
 
 
 def _draw(tasks: Sequence[Task], drawn: Iterator[tuple[str, Shard]]) -> None:
-    """Draw the tasks with a progress bar.
-
-    Raises:
-        KeyboardInterrupt: interrupted or terminated; what is finished stays.
-    """
+    """Draw the tasks with a progress bar."""
     total, finished = _shards(tasks), 0
     with _terminated(), Bar("drawing") as bar:
         try:

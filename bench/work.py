@@ -62,8 +62,6 @@ def machine(device: torch.device) -> str:
     return f"{name}, torch {torch.__version__}"
 
 
-# ------------------------------------------------------------------------------------------------ models
-
 _digests: dict[tuple[str, int, int], str] = {}
 
 
@@ -113,21 +111,13 @@ class Models:
         return self._loaded[1:]
 
     def prepare(self, choice: Choice, family: str, model: str) -> Prepared:
-        """A sampler on a model.
-
-        Raises:
-            UserError: a file is missing or does not fit, or the settings do not suit the model.
-        """
+        """A sampler on a model."""
         ready, files = self._ready(family, model)
         width = ready.model.net.config.dim
         return self._with(choice.entry, choice.settings(defaults(ready), ready.demo, width), ready, files)
 
     def restore(self, cell: Cell) -> Prepared:
-        """The sampler of a cell.
-
-        Raises:
-            UserError: a file is missing, or is another one than when the cell was planned.
-        """
+        """The sampler of a cell."""
         entry = find(cell.sampler)
         found = self._with(entry, make(entry.settings, cell.settings), *self._ready(cell.family, cell.model))
         if found.digest != cell.model_digest:
@@ -157,9 +147,6 @@ def _size(ready: Ready) -> tuple[int, int]:
     return side * stride, side * stride
 
 
-# ------------------------------------------------------------------------------------------------ conditions
-
-
 class Conditions:
     """What image i shows: entry i modulo the number of labels or prompts, so that they are balanced over any range."""
 
@@ -170,11 +157,7 @@ class Conditions:
         self._about: tuple[Ready, dict[str, Any]] | None = None
 
     def about(self, ready: Ready) -> dict[str, Any]:
-        """What the pictures of a model depend on: its labels, or its prompts, with the digest of the files that read them.
-
-        Raises:
-            UserError: labels for a model of prompts, or the reverse, or an unknown label.
-        """
+        """What the pictures of a model depend on: its labels, or its prompts, with the digest of the files that read them."""
         if self._about is None or self._about[0] is not ready:
             self._about = ready, self._described(ready)
         return self._about[1]
@@ -208,9 +191,6 @@ class Conditions:
         return self._build.prompts(ready, texts, first), np.array(texts)
 
 
-# ------------------------------------------------------------------------------------------------ shards
-
-
 class Worker:
     """Draws shards of a store whose cells are planned."""
 
@@ -222,11 +202,7 @@ class Worker:
         self._machine = machine(models.source.device)
 
     def run_shard(self, cell: Cell, first: int, count: int) -> Shard:
-        """Draw a shard and write it; returns its record.
-
-        Raises:
-            UserError: the model's files changed, memory is insufficient for one image, the disk is full, or the result is not finite.
-        """
+        """Draw a shard and write it; returns its record."""
         began = time.perf_counter()
         prepared = self.models.restore(cell)
         condition, labels = self.conditions.of(prepared.ready, first, count)
@@ -253,11 +229,7 @@ class Worker:
 
 
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:
-    """Pictures uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report.
-
-    Raises:
-        UserError: memory is insufficient for one image, or the result is not finite.
-    """
+    """Pictures uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
 
     def start(part: range) -> Any:
         return begin(prepared.entry, prepared.ready, prepared.settings, condition, seed, first, part)
