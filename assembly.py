@@ -27,18 +27,16 @@ from .model_loaders.hybrid import load_hybrid
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
 from .model_loaders.networks.autoencoder import KLModel, VQModel
-from .model_loaders.networks.gpt import TokenModel
+from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
-from .model_loaders.networks.qwen import TarModel
 from .model_loaders.networks.speed import PLAIN, choose
 from .model_loaders.networks.ta_tok import TATokModel
-from .model_loaders.networks.upsampler import UpSamplerModel
+from .model_loaders.networks.tar import TarModel
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar, parts_inside
 from .model_loaders.tokenizer import has_tokenizer
-from .model_loaders.upsampler import load_upsampler
 from .reports.record import Clock, Report
 from .samplers.mar.memory import DECODE
-from .samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR, VQ
+from .samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
 from .samplers.settings import knobs, make
 from .samplers.tokens.loop import published
 from .samplers.tokens.settings import TarPromptSettings
@@ -309,12 +307,6 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel 
     return reader
 
 
-def load_up_sampler(decoder: str, source: Source, choice: str = AUTO) -> UpSamplerModel | None:
-    """Load a latent up-sampler; None if "auto" finds none for this choice of decoder."""
-    found = hub.up_sampler_for(decoder) if choice == AUTO else choice
-    return None if found is None else load_upsampler(source.find(found, "upsampler"), AUTO, source.device)
-
-
 # ------------------------------------------------------------------------------------------------ draft models
 
 
@@ -325,12 +317,10 @@ class Drafts:
         source: how files are found.
         choice: "auto" (the catalogue's), a catalogue entry or a file.
         target_name: what the user called the target, for messages.
-        own_size: whether ``choice`` may also be for another sampler; a draft of another size than the target's is then not used for
-            samplers that can draft with the target itself.
     """
 
-    def __init__(self, source: Source, choice: str, target_name: str, own_size: bool):
-        self._source, self._choice, self._name, self._own_size = source, choice, target_name, own_size
+    def __init__(self, source: Source, choice: str, target_name: str):
+        self._source, self._choice, self._name = source, choice, target_name
         self._loaded: dict[tuple[str, str], Model] = {}
 
     def load(self, sampler: str, target: Ready) -> Model:
@@ -339,9 +329,6 @@ class Drafts:
         Raises:
             UserError: none is named and the catalogue has none, or the file does not fit.
         """
-        itself = SAMPLERS[sampler].needs_codes == VQ
-        if itself and self._choice == AUTO:
-            return target.model
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
             what = "a small draft model" if target.masked else "a draft model of a smaller picture"
@@ -356,8 +343,7 @@ class Drafts:
                 )
             except UserError as e:  # the loaders name the field of the main model
                 raise UserError(str(e).replace("checkpoint:", "draft:", 1)) from e
-        draft = self._loaded[key]
-        return target.model if itself and self._own_size and _tokens(draft) != target.tokens else draft
+        return self._loaded[key]
 
 
 def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:

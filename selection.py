@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .assembly import DEMO, PAR, Drafts, Ready, Source, identify, listed_family, load_up_sampler
+from .assembly import DEMO, PAR, Drafts, Ready, Source, identify, listed_family
 from .errors import UserError
 from .model_loaders import hub
 from .model_loaders.checkpoint import read_metadata
@@ -19,8 +19,7 @@ from .samplers.noise import PairedNoise
 from .samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, TAR, UP_SAMPLER, Entry
 from .samplers.settings import make
 from .samplers.tokens.draws import PairedDraws
-from .samplers.tokens.settings import LATENT
-from .samplers.tokens.upsampling import UpSampling, up_sampling
+from .samplers.tokens.upsampling import UpSampling
 
 
 def choose_models(
@@ -93,12 +92,11 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
     return next((choice for choice in own if sizes[choice] == sizes[fixed[0]]), own[0])
 
 
-def complete(entry: Entry, ready: Ready, settings: Any, drafts: Drafts | None, files: Source, up_sampler: str) -> Entry:
-    """The sampler with its draft model, up-sampler or codebook bound to ``run``.
+def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
+    """The sampler with its draft model and up-sampler bound to ``run``.
 
     Args:
         drafts: needed if the sampler has a draft model.
-        up_sampler: "auto" or a file.
 
     Raises:
         UserError: a draft model is needed and none is named, or there is no decoder.
@@ -112,22 +110,8 @@ def complete(entry: Entry, ready: Ready, settings: Any, drafts: Drafts | None, f
         assert drafts is not None, "a sampler with a draft model"
         more["draft"] = drafts.load(entry.name, ready)
     if entry.needs_codes == UP_SAMPLER:
-        more["up_sampler"] = _up_sampling(ready, settings, files, up_sampler)
-    elif entry.needs_codes:
-        more["vq"] = ready.decoder
+        more["up_sampler"] = UpSampling(ready.vq)
     return replace(entry, run=partial(entry.run, **more)) if more else entry
-
-
-def _up_sampling(ready: Ready, settings: Any, files: Source, choice: str) -> UpSampling:
-    """How MuLo-SD enlarges the draft.
-
-    Raises:
-        UserError: the learned up-sampler is selected and there is none.
-    """
-    learned = None
-    if settings.up_sampler == LATENT:
-        learned = load_up_sampler(ready.decoder_choice, files, choice)
-    return up_sampling(settings.up_sampler, ready.vq, model=learned)
 
 
 def begin(

@@ -17,7 +17,7 @@ from .spec import shown
 from .store import Store
 from .times import Time, paired
 
-AUTO, SECONDS, CALLS = "auto", "seconds", "calls"
+# Measures of the horizontal axis, the first that there is.
 USUAL = ("fid", "frechet", "judge-scene", "psnr")
 
 
@@ -39,9 +39,10 @@ class Point:
         """Id of the plain sampler's cell, its own if it has none."""
         return self.cell.baseline or self.cell.id
 
-    def speed(self, against: str) -> float | None:
-        """Measured speed-up, or the ratio of sequential calls."""
-        return self.fewer_calls if against == CALLS else self.time.speedup if self.time else None
+    @property
+    def speed(self) -> float | None:
+        """Measured speed-up."""
+        return self.time.speedup if self.time else None
 
     def goodness(self) -> float | None:
         """A value that is larger for better pictures: infinite for equal ones, None where the measure has no meaning."""
@@ -57,21 +58,15 @@ class Curve:
     title: str  # of the axis: the measure, what it compares with, and which way is better
     measure: str
     extractor: str
-    against: str  # SECONDS or CALLS
     points: tuple[Point, ...]  # in the order of the sweep
 
 
-def curve(store: Store, measure: str | None = None, against: str = AUTO) -> Curve:
+def curve(store: Store, measure: str | None = None) -> Curve:
     """The curve of a sweep."""
     cells = store.cells()
     found = latest(read_results(store))
     column = _column(store, list(found.values()), measure)
     times = paired(store)
-    untimed = [cell.id for cell in cells if cell.id not in times or times[cell.id].speedup is None]
-    if against == AUTO:
-        against = CALLS if untimed else SECONDS
-    elif against == SECONDS and untimed:
-        raise UserError(f"against: {untimed[0]} has no measured seconds; finish the sweep, or plot {CALLS}.")
     shards = {cell.id: store.shards(cell) for cell in cells}
     points = []
     for cell in cells:
@@ -80,9 +75,9 @@ def curve(store: Store, measure: str | None = None, against: str = AUTO) -> Curv
         images = sum(shard.count for shard in shards[cell.id])
         fewer = plain / own if own and plain else None
         points.append(Point(cell, label_of(cell, cells), result, times.get(cell.id), own, fewer, images))
-    best = front(points, against)
+    best = front(points)
     marked = tuple(replace(point, front=point.cell.id in best) for point in points)
-    return Curve(_title(marked, column), *column, against, marked)
+    return Curve(_title(marked, column), *column, marked)
 
 
 def _title(points: Sequence[Point], column: tuple[str, str]) -> str:
@@ -136,9 +131,9 @@ def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
     return ", ".join(shown(cell.asked.get(name, "default")) for name in names)
 
 
-def front(points: Sequence[Point], against: str) -> set[str]:
+def front(points: Sequence[Point]) -> set[str]:
     """Ids of the cells on the Pareto front of those with the same plain sampler, which the speed-ups refer to."""
-    placed = [(p, good, fast) for p in points if (good := p.goodness()) is not None and (fast := p.speed(against))]
+    placed = [(p, good, fast) for p in points if (good := p.goodness()) is not None and (fast := p.speed)]
     return {
         p.cell.id
         for p, good, fast in placed

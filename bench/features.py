@@ -24,7 +24,6 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import UserError, first_line
-from ..model_loaders import checkpoint
 
 INCEPTION = "inception"
 # Inception of the original FID, converted from TensorFlow by torch-fidelity's authors.
@@ -152,8 +151,12 @@ def _inception(weights: Path | None, device: torch.device) -> Extractor:
         raise UserError(
             f"inception: {path} is missing; download {SOURCE} (96 MB) to it, or name the file with --inception FILE."
         )
-    # torch-fidelity unpickles whatever the file holds; it is given a copy with the tensors only.
-    state = checkpoint.read(path, "inception").state
+    # torch-fidelity unpickles whatever the file holds; it is given a copy with the tensors only. The file may be in the format that
+    # torch wrote before 2020, which the loaders refuse.
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as e:  # a damaged file can raise any exception
+        raise UserError(f"inception: {path.name} cannot be read ({first_line(e)}).") from None
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "inception.pth"
         torch.save(dict(state), copy)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..cli.options import output, save, whole
 from ..errors import UserError
 from ..reports.values import parse_values
-from .curve import AUTO, CALLS, SECONDS, curve, to_csv
+from .curve import curve, to_csv
 from .plots import INDICES, contact_sheet, curve_plot, save_figure
 from .records import MOST_IMAGES
 from .store import Store
@@ -27,13 +27,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--measure",
         metavar="NAME",
         help="a measure of the command evaluate; default FID, else a Frechet distance, the judge's scene or PSNR",
-    )
-    parser.add_argument(
-        "--against",
-        default=AUTO,
-        choices=(AUTO, SECONDS, CALLS),
-        help=f"vertical axis: {SECONDS}, the measured speed-up, or {CALLS}, sequential calls; default {AUTO}: seconds if every cell was "
-        "timed",
     )
     parser.add_argument("--out", type=Path, default=Path("curve.png"), help="the plot; default curve.png")
     parser.add_argument(
@@ -56,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     texts = parse_values(options.indices, "indices", whole=True)
     indices = [whole(text, "indices", 0, MOST_IMAGES) for text in texts]
     store = Store(options.folder)
-    found = curve(store, options.measure, options.against)
+    found = curve(store, options.measure)
     images = sorted({p.images for p in found.points})
     models = ", ".join(dict.fromkeys(cell.model for cell in store.cells()))
     shown = "-".join(map(str, dict.fromkeys((images[0], images[-1]))))
@@ -64,7 +57,5 @@ def run(options: argparse.Namespace) -> int:
     save(out, lambda part: save_figure(plot, part))
     save(numbers, lambda part: part.write_text(to_csv(found), encoding="utf-8"))
     save(sheet, lambda part: save_figure(pictures, part))
-    if found.against == CALLS:
-        print("note: the sweep was not timed, or not all of it; the plot shows sequential calls")
     print(f"plot: {out}\nnumbers: {numbers}\ncontact sheet: {sheet}")
     return 0

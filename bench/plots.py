@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError, first_line
-from .curve import SECONDS, Curve, Point, label_of, lines, varying
+from .curve import Curve, Point, label_of, lines, varying
 from .records import Cell
 from .results import MEASURES
 from .store import Store
 
 INDICES = (0, 1, 2, 3, 4, 5)
 _COLOURS = 10  # of matplotlib's cycle
-_HEIGHTS = {
-    True: "speed-up, measured: seconds an image, plain / cell\n(median of pairs of shards; bars: quartiles)",
-    False: "sequential calls, plain / cell\n(passes and head calls; not seconds)",
-}
+_HEIGHT = "speed-up, measured: seconds an image, plain / cell\n(median of pairs of shards; bars: quartiles)"
 
 
 def figures() -> Any:
@@ -35,9 +32,11 @@ def figures() -> Any:
 
 def curve_plot(found: Curve, title: str) -> Any:
     """Speed-up against a measure: a colour per sampler, a dot per cell with its 95 % interval, the Pareto front ringed and joined."""
-    drawn = [p for p in found.points if p.result is not None and p.speed(found.against) is not None]
+    drawn = [p for p in found.points if p.result is not None and p.speed is not None]
     if not drawn:
-        raise UserError("measure: no cell of this sweep has it; evaluate it first, or choose another measure.")
+        raise UserError(
+            "measure: no cell of this sweep has it and was timed; evaluate it first, or choose another measure."
+        )
     figure = figures()(figsize=(11, 6.8), layout="constrained")
     words = list(dict.fromkeys(p.result.word for p in drawn if p.result is not None and p.result.value is None))
     axes, *others = figure.subplots(1, 1 + len(words), sharey=True, width_ratios=[8, *[1] * len(words)], squeeze=False)[
@@ -48,15 +47,15 @@ def curve_plot(found: Curve, title: str) -> Any:
         place.set_xticks([0], [word])
         place.grid(axis="x")
     figure.suptitle(title)
-    axes.set(xlabel=found.title, ylabel=_HEIGHTS[found.against == SECONDS])
+    axes.set(xlabel=found.title, ylabel=_HEIGHT)
     axes.grid(alpha=0.4)
     for k, sampler in enumerate(dict.fromkeys(p.cell.sampler for p in drawn)):
         points = [p for p in drawn if p.cell.sampler == sampler]
         names = ", ".join(name.replace("_", " ") for name in varying(p.cell for p in points))
         label = f"{sampler}\n(labels: {names})" if names else sampler
-        _series(axes, places, found, points, f"C{k % _COLOURS}", label)
+        _series(axes, places, points, f"C{k % _COLOURS}", label)
     for plain in dict.fromkeys(p.plain for p in drawn):
-        on = [_place(found, p) for p in drawn if p.front and p.plain == plain]
+        on = [_place(p) for p in drawn if p.front and p.plain == plain]
         along = sorted((at for at in on if at[0] is not None), key=lambda at: (at[1], at[0]))
         axes.plot(*zip(*along, strict=True), color="0.4", linewidth=0.8, zorder=1) if len(along) > 1 else None
     figure.legend(loc="outside right upper", title="rings: Pareto front")
@@ -64,11 +63,11 @@ def curve_plot(found: Curve, title: str) -> Any:
     return figure
 
 
-def _place(found: Curve, p: Point) -> tuple[float | None, float]:
+def _place(p: Point) -> tuple[float | None, float]:
     """The measure of a point, None for a word, and its speed-up."""
     scale = _scale(p)
     assert p.result is not None
-    return None if p.result.value is None else p.result.value * scale, p.speed(found.against) or 0.0
+    return None if p.result.value is None else p.result.value * scale, p.speed or 0.0
 
 
 def _scale(p: Point) -> float:
@@ -76,20 +75,20 @@ def _scale(p: Point) -> float:
     return MEASURES[p.result.measure].scale
 
 
-def _series(axes: Any, places: dict[str, Any], found: Curve, points: Sequence[Point], colour: str, name: str) -> None:
+def _series(axes: Any, places: dict[str, Any], points: Sequence[Point], colour: str, name: str) -> None:
     """Lines, intervals, dots and rings of a sampler."""
     for line in lines(points):
-        path = [_place(found, p) for p in line if _place(found, p)[0] is not None]
+        path = [_place(p) for p in line if _place(p)[0] is not None]
         axes.plot([x for x, _ in path], [y for _, y in path], color=colour, linewidth=1.5)
     axes.plot([], [], "o", color=colour, label=name)
     for p in points:
-        x, y = _place(found, p)
+        x, y = _place(p)
         assert p.result is not None
         on, across = (axes, x) if x is not None else (places[p.result.word], 0)
         if x is not None and p.result.low is not None and p.result.high is not None:
             ends = [[x - p.result.low * _scale(p)], [p.result.high * _scale(p) - x]]
             on.errorbar([x], [y], xerr=np.maximum(ends, 0), color=colour, capsize=3)
-        if found.against == SECONDS and p.time is not None and p.time.low is not None and p.time.high is not None:
+        if p.time is not None and p.time.low is not None and p.time.high is not None:
             ends = [[y - p.time.low], [p.time.high - y]]
             on.errorbar([across], [y], yerr=np.maximum(ends, 0), color=colour, linewidth=0.8)
         ring = {"markeredgecolor": "black", "markeredgewidth": 1.8} if p.front else {}

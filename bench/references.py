@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..assembly import Ready
 from ..errors import UserError
-from ..model_loaders.networks.gpt import TokenModel
+from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
 from ..samplers.conditioning import FeatureCondition, from_ids
 from ..samplers.driver import finish
@@ -29,7 +29,7 @@ from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.par import par_schedule
 from .checkouts import Pair, checkout, load_weights, on_cpu
-from .sizes import DTOK_SIZES, SIZES, TOKEN_SIZES, llama, random_gpt
+from .sizes import DTOK_SIZES, SIZES, TOKEN_SIZES, llama_config, random_gpt
 
 # AR-DTok: features of a picture and their width, image tokens along one side.
 FEATURES, FEATURE_WIDTH, DTOK_GRID = 729, 1152, 16
@@ -103,7 +103,7 @@ def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
     about = {"condition": "features", "condition_size": FEATURE_WIDTH, "absolute": count + FEATURES - 1}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        ours = random_gpt(llama(dim, depth, heads, **about))
+        ours = random_gpt(llama_config(dim, depth, heads, **about))
         features = torch.randn(FEATURES, FEATURE_WIDTH)
     with checkout(root, "tok") as load:
         networks = load("tok.ar_dtok.ar_model")

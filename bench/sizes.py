@@ -12,8 +12,8 @@ from ..cli.hybrids import random_hybrid
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
 from ..model_loaders.hybrid import precision
-from ..model_loaders.networks import gpt, mar
-from ..model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from ..model_loaders.networks import llama, mar
+from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..samplers.registry import HYBRID, LLAMAGEN, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
@@ -52,21 +52,21 @@ def official(size: str) -> MARConfig:
     )
 
 
-def llama(dim: int, depth: int, heads: int, **more: object) -> GPTConfig:
+def llama_config(dim: int, depth: int, heads: int, **more: object) -> LlamaConfig:
     """Configuration of a token model with the official inner width: two thirds of four times the width, in steps of 256."""
     hidden = -(-(8 * dim // 3) // 256) * 256
     about = {"dim": dim, "depth": depth, "heads": heads, "kv_heads": heads, "hidden": hidden, "vocab": 16384}
-    return GPTConfig(**{**about, **more})  # type: ignore[arg-type]
+    return LlamaConfig(**{**about, **more})  # type: ignore[arg-type]
 
 
-def official_gpt(size: str, special: int = 0) -> GPTConfig:
+def official_gpt(size: str, special: int = 0) -> LlamaConfig:
     """Configuration of an official size of LlamaGen; with ``special`` transition tokens, of a PAR."""
-    return llama(*TOKEN_SIZES[size][:3], condition="class", condition_size=1000, special=special)
+    return llama_config(*TOKEN_SIZES[size][:3], condition="class", condition_size=1000, special=special)
 
 
-def random_gpt(config: GPTConfig) -> GPT:
+def random_gpt(config: LlamaConfig) -> Llama:
     """A token model with random weights. The output layer, zero at the start of a training, would make all tokens equally likely."""
-    net = gpt.initialise(GPT(config)).eval().requires_grad_(False)
+    net = llama.initialise(Llama(config)).eval().requires_grad_(False)
     net.output.weight.normal_(std=0.02)
     return net
 

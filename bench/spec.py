@@ -49,7 +49,6 @@ class Spec:
     seed: int = 0
     decoder: str = AUTO  # from here to grid as the options of the command line
     draft: str = AUTO
-    up_sampler: str = AUTO
     tar: str = AUTO
     ta_tok: str = AUTO
     encoder: str = "flan-t5-xl"
@@ -85,7 +84,7 @@ LIMITS = {
     "threads": (0, 1024),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {"dtype": (AUTO, *DTYPES, INT8)}
-_NAMES = ("model", "decoder", "draft", "up_sampler", "tar", "ta_tok", "encoder")
+_NAMES = ("model", "decoder", "draft", "tar", "ta_tok", "encoder")
 
 
 def read_spec(path: Path) -> Spec:

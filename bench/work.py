@@ -92,7 +92,7 @@ class Models:
         self._find = source.find
         self.source = replace(source, find=self._recorded)
         self._loaded: tuple[tuple[str, str], Ready, list[Path]] | None = None
-        self._entries: dict[tuple[str, str], tuple[Entry, list[Path]]] = {}
+        self._entries: dict[str, tuple[Entry, list[Path]]] = {}
 
     def _recorded(self, choice: str, family: str) -> Path:
         path = self._find(choice, family)
@@ -128,11 +128,11 @@ class Models:
         return found
 
     def _with(self, entry: Entry, settings: Any, ready: Ready, files: list[Path]) -> Prepared:
-        name = (entry.name, str(getattr(settings, "up_sampler", "")) if entry.needs_codes else "")
+        name = entry.name
         if name not in self._entries:
             self.used.clear()
-            drafts = Drafts(self.source, self.spec.draft, ready.choice, False) if entry.needs_draft else None
-            bound = complete(entry, ready, settings, drafts, self.source, self.spec.up_sampler)
+            drafts = Drafts(self.source, self.spec.draft, ready.choice) if entry.needs_draft else None
+            bound = complete(entry, ready, drafts)
             self._entries[name] = bound, list(self.used)
         bound, more = self._entries[name]
         digest = hashlib.sha256("".join(map(file_digest, files + more)).encode()).hexdigest()
@@ -225,7 +225,7 @@ class Worker:
         name = (cell.family, cell.model, "" if prepared.entry.masked else cell.sampler)
         if name not in self._warm:
             self._warm.add(name)
-            warm_up(prepared.entry, prepared.ready, prepared.settings, condition)
+            warm_up(prepared.entry, prepared.ready, prepared.settings, condition.of(range(1)))
 
 
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:

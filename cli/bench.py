@@ -1,12 +1,10 @@
 """Time samplers against each other.
 
-The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the other, so that
-other load on the machine affects all of them. A ratio is the median of the repeats' ratios to the baseline of the sampler's
-family (mar, llamagen, tar); the range gives the smallest and the largest. Each sampler runs an untimed step first. A batch for
-which memory is insufficient is sampled in parts; its seconds are the sum of the parts, and a note below the table says so. With
---random, in a checkout, the network has an official size and random weights, which is meaningful for seconds but not for pictures or
-acceptance rates. Models that draw from text get random rows, which say nothing about acceptance either; with --prompt, Tar's language
-model and LlamaGen's text encoder compute the real ones, untimed.
+The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the other, so that other
+load on the machine affects all of them. A ratio is the median of the repeats' ratios to the baseline of the sampler's family (mar,
+llamagen, tar), with the smallest and the largest. Each sampler runs an untimed step first. --random times a network of an official size
+with random weights, which is meaningful for seconds but not for acceptance. Models that draw from text get random rows unless --prompt
+names one.
 """
 
 from __future__ import annotations
@@ -83,12 +81,8 @@ def run(options: argparse.Namespace) -> int:
     planned = with_draft(planned, options)
     found = [_measure(planned, batch, repeats, drawn) for batch, drawn in zip(batches, what, strict=True)]
     device, name = planned[0].on.device, ", ".join(dict.fromkeys(p.on.model.name for p in planned))
-    notes = [
-        f"note: {p.label}, batch {group['batch']}: {entry['note']}"
-        for group in found
-        for entry, p in zip(group["runs"], planned, strict=True)
-        if "note" in entry
-    ]
+    rows = [(p, group["batch"], run) for group in found for p, run in zip(planned, group["runs"], strict=True)]
+    notes = [f"note: {p.label}, batch {batch}: {run['note']}" for p, batch, run in rows if "note" in run]
     text = "\n".join([about(name, device, repeats), "", _table(found, planned), *([""] if notes else []), *notes])
     print(text)
     if table:
@@ -109,12 +103,11 @@ def prepare(options: argparse.Namespace) -> tuple[list[Planned], dict[str, str]]
     if asked and not options.text:
         raise UserError("set: without a prompt no codes are written; name one with --prompt.")
     entries = [p.entry for p in plan(samplers, sets, options.steps, {})]
-    if options.random:
-        ready = load_sizes().random_models(options.random, entries, options.dtype, choose_device(options.device))
-        for made in ready.values():
-            choose(made.model.net, options.speed, made.device)
-    else:
-        ready = load(options, entries)
+    if not options.random:
+        return plan(samplers, sets, options.steps, load(options, entries)), asked
+    ready = load_sizes().random_models(options.random, entries, options.dtype, choose_device(options.device))
+    for made in ready.values():
+        choose(made.model.net, options.speed, made.device)
     return plan(samplers, sets, options.steps, ready), asked
 
 
@@ -174,17 +167,17 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
             "phases": {name: round(median(r.phases[name] for r in reports), 6) for name in reports[0].phases},
             "peak_memory_bytes": reports[-1].peak_memory_bytes,
         }
-        if note := " ".join(dict.fromkeys(r.note for r in reports if r.note)):
-            entry["note"] = note
-        if accepted:
-            entry["acceptance"] = round(median(accepted), 6)
+        note = " ".join(dict.fromkeys(r.note for r in reports if r.note))
+        entry |= {"note": note} if note else {}
+        entry |= {"acceptance": round(median(accepted), 6)} if accepted else {}
         out.append(entry)
     return {"batch": batch, "runs": out}
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Processor, version of PyTorch and threads."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine()
     return {"name": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
 
 
@@ -192,9 +185,8 @@ def about(name: str, device: torch.device, repeats: int) -> str:
     """The line above a table."""
     found = machine(device)
     threads = f", {found['threads']} threads" if device.type == "cpu" else ""
-    return (
-        f"{name} on {device.type} ({found['name']}{threads}, torch {found['torch']}); medians of {repeats}, interleaved"
-    )
+    where = f"{found['name']}{threads}, torch {found['torch']}"
+    return f"{name} on {device.type} ({where}); medians of {repeats}, interleaved"
 
 
 def _table(found: list[dict[str, Any]], planned: list[Planned]) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ..model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
+from ..model_loaders.networks.llama import qwen_config
 from ..model_loaders.networks.mar import MARConfig
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
-from ..model_loaders.networks.qwen import QwenConfig
 
 # Official sizes: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of decoder, head depth and
 # width of the MAR; tokens per side of the stored tables and of a picture; largest beta; AR steps.
@@ -53,7 +53,7 @@ def official(size: str, grid: int | None = None) -> HybridConfig:
         head_depth=head_depth,
         head_width=head_width,
     )
-    llm = QwenConfig(
+    llm = qwen_config(
         dim=dim,
         depth=depth,
         heads=heads,

@@ -9,13 +9,13 @@ from dataclasses import replace
 from .. import assembly
 from ..assembly import AUTO, DEMO, PAR, Drafts, Ready
 from ..errors import UserError
-from ..samplers.registry import HYBRID, LLAMAGEN, MAR, TAR, Entry
+from ..samplers.registry import FAMILIES, MAR, TAR, Entry
 from ..selection import choose_models, complete, identified
 from .options import source, whole
 from .planning import Planned
 
 # Samplers without --samplers, by what the model's file holds; and what a draft model adds.
-USUAL = {MAR: "mar,fasthybrid", HYBRID: "mar,fasthybrid", LLAMAGEN: "llamagen,zipar", PAR: "par", TAR: "tar,zipar"}
+USUAL = {**{name: family.usual for name, family in FAMILIES.items()}, PAR: "par"}
 _DRAFTED = ",mulosd"
 
 
@@ -51,7 +51,7 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
 
 
 def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[Planned]:
-    """The samplers with their draft model, up-sampler or codebook bound to ``entry.run``; loaded only where needed.
+    """The samplers with their draft model and up-sampler bound to ``entry.run``; loaded only where needed.
 
     Raises:
         UserError: a draft model is needed and none is named, or there is no decoder.
@@ -59,11 +59,8 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
     if not any(p.entry.needs_draft or p.entry.needs_codes for p in planned):
         return list(planned)
     files = source(options)
-    shared = any(p.entry.needs_codes == "up_sampler" for p in planned)
-    drafts = Drafts(files, options.draft, options.model, shared)
+    drafts = Drafts(files, options.draft, options.model)
     return [
-        replace(p, entry=complete(p.entry, p.on, p.settings, drafts, files, options.up_sampler))
-        if p.entry.needs_draft or p.entry.needs_codes
-        else p
+        replace(p, entry=complete(p.entry, p.on, drafts)) if p.entry.needs_draft or p.entry.needs_codes else p
         for p in planned
     ]

@@ -29,7 +29,6 @@ _MODEL_OPTIONS = {
         "draft model of cspd (a smaller one) or mulosd (one of a smaller picture): auto (where the catalogue has one), an entry of the "
         "catalogue or a file",
     ),
-    "up-sampler": (AUTO, "learned up-sampler of mulosd.up_sampler=latent: auto (the demo's) or a file"),
     "tar": (AUTO, "language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file"),
     "ta-tok": (AUTO, "TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"),
     "encoder": ("flan-t5-xl", "text encoder of text-to-image models; default flan-t5-xl"),
@@ -42,8 +41,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     for name, (default, about) in _MODEL_OPTIONS.items():
         parser.add_argument(f"--{name}", default=default, help=about)
     add = parser.add_argument
-    dtypes = (AUTO, *DTYPES, INT8)
-    add("--dtype", default=AUTO, choices=dtypes, help="weights; default auto; int8: lossy, on a CPU")
+    add("--dtype", default=AUTO, choices=(AUTO, *DTYPES, INT8), help="weights; default auto; int8: lossy, on a CPU")
     add(
         "--speed",
         default=PLAIN,

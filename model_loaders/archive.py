@@ -90,8 +90,10 @@ def _pickle(path: Path) -> bytes:
         signature, count, length, offset, comment = struct.unpack("<4s6xHIIH", end[-22:])
         stop = size - 22
         if end[-42:-38] == b"PK\x06\x07":  # zip64
-            count, length, offset = struct.unpack("<24xQQQQ", end[-98:-42])[1:]
+            begin, count, length, offset = struct.unpack("<4s28xQQQ", end[-98:-42])
             stop = size - 98
+            if begin != b"PK\x06\x06" or struct.unpack("<Q", end[-34:-26])[0] != stop:
+                raise ValueError("another directory than the one before it")
         if signature != b"PK\x05\x06" or comment or offset + length != stop:
             raise ValueError("the directory does not end the file")
         if count > _MAX_RECORDS or length > 512 * _MAX_RECORDS:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ..errors import UserError, first_line
+from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
 from .networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
-from .networks.gpt import TokenModel
+from .networks.llama import TokenModel
 
 
 def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> KLModel:
@@ -36,7 +35,8 @@ def load_kl(path: str | Path, dtype: str = "auto", device: str | torch.device = 
     file = ck.read(path, "decoder")
     expect(file, "kl")
     file = file.filter(lambda name: not name.startswith("loss."))
-    net = _network(file, "a KL autoencoder", KLConfig, KLAutoencoder)
+    groups = file.number("groups", 32, 1, 1024, int)
+    net = ck.build(file, "a KL autoencoder", lambda: KLAutoencoder(KLConfig.from_state_dict(file.state, groups)))
     return KLModel(ck.load_strictly(net, file, "a KL autoencoder", dtype=compute, device=device), file.name)
 
 
@@ -62,7 +62,8 @@ def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = 
     file = ck.read(path, "decoder").section("vq.")
     expect(file, "vq")
     file = file.filter(lambda name: name != HISTORY)
-    net = _network(file, "a VQ autoencoder", VQConfig, VQAutoencoder)
+    groups = file.number("groups", 32, 1, 1024, int)
+    net = ck.build(file, "a VQ autoencoder", lambda: VQAutoencoder(VQConfig.from_state_dict(file.state, groups)))
     ck.load_strictly(net, file, "a VQ autoencoder", dtype=compute, fp32=("quantize.",), device=device)
     return VQModel(net, file.name)
 
@@ -78,23 +79,3 @@ def expect_codes(vq: VQModel, model: TokenModel) -> None:
         raise UserError(
             f"decoder: {vq.name} has {codes} codes, {model.name} writes {vocab}; choose the decoder it was trained with."
         )
-
-
-def _network(file: ck.Checkpoint, what: str, config_class: Any, network_class: Any) -> Any:
-    """Construct an autoencoder on the meta device.
-
-    Raises:
-        UserError: no shape follows from the weights, or the widths are not multiples of the number of groups.
-    """
-    groups = file.number("groups", 32, 1, 1024, int)
-    try:
-        config = config_class.from_state_dict(file.state, groups)
-        with torch.device("meta"):
-            return network_class(config)
-    except KeyError as e:
-        raise file.error(f"does not fit {what}: {e.args[0]} is missing") from e
-    except (ValueError, IndexError, ZeroDivisionError, OverflowError, RuntimeError, TypeError) as e:
-        raise file.error(
-            f"does not fit {what} with {groups} GroupNorm groups ({first_line(e)})",
-            f"{ck.UNCHANGED}, or give its metadata an entry 'groups'",
-        ) from e

@@ -321,6 +321,18 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> t
     return torch.float16 if device.type in ("mps", "xpu") else torch.float32
 
 
+def without_fp16(name: str, device: str | torch.device, what: str) -> torch.dtype:
+    """As :func:`choose_dtype`, for networks whose activations overflow in fp16: "auto" is bf16 or fp32.
+
+    Raises:
+        UserError: unknown name, or fp16; ``what`` names the network.
+    """
+    if name == "fp16":
+        raise UserError(f"dtype: fp16 overflows in {what}; choose bf16, fp32 or auto")
+    compute = choose_dtype(name, device, bf16=True)
+    return torch.float32 if compute == torch.float16 else compute
+
+
 @contextmanager
 def shape_errors(file: Checkpoint, what: str) -> Iterator[None]:
     """Report errors of deriving a network's shape from the weights of ``file``.

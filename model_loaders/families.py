@@ -14,19 +14,19 @@ class Kind(NamedTuple):
     Attributes:
         noun: what messages call a file of the family.
         field: the input that selects its files; messages begin with it.
-        marks: beginnings of parameter names that a file of the family has, each at least once; () if it is not identified.
+        prefixes: beginnings of parameter names that a file of the family has, each at least once; () if it is not identified.
         folder: whether it may be a model folder.
         loader: the node that loads it, if it has one of its own.
     """
 
     noun: str
     field: str
-    marks: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
     folder: bool = False
     loader: str = ""
 
 
-# In order of identification: a file is of the first family whose marks are all there.
+# In order of identification: a file is of the first family whose prefixes are all there.
 KINDS = {
     "hybrid": Kind(
         "a Harmon or UniPic",
@@ -47,7 +47,6 @@ KINDS = {
     "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",)),
     "t5": Kind("a T5 text encoder", "encoder", ("encoder.block.0.layer.0.SelfAttention.",), folder=True),
     "tar": Kind("a Tar language model", "checkpoint", ("model.embed_tokens.weight",), folder=True, loader="Load Tar"),
-    "upsampler": Kind("a latent up-sampler", "up_sampler"),
     "tokenizer": Kind("a tokenizer", "checkpoint", folder=True),
 }
 
@@ -56,7 +55,7 @@ def identify(names: Iterable[str]) -> str:
     """Identify a family by parameter names: a key of :data:`KINDS`, or "unknown"."""
     held = list(names)
     for family, kind in KINDS.items():
-        if kind.marks and all(any(name.startswith(mark) for name in held) for mark in kind.marks):
+        if kind.prefixes and all(any(name.startswith(prefix) for name in held) for prefix in kind.prefixes):
             return family
     return "unknown"
 

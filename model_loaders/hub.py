@@ -32,7 +32,7 @@ _TEXT_DECODER = "vq16-t2i"
 _TA_TOK = "ta-tok"
 # Suffix of parts that are missing in some repositories.
 _OPTIONAL = "?"
-_MARK = re.compile(r" \(download[^()]*\)$")
+_DOWNLOAD_SUFFIX = re.compile(r" \(download[^()]*\)$")
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,10 @@ def check(choice: str, family: str, local: Sequence[str]) -> None:
     Raises:
         UserError: it names neither a local file nor an entry.
     """
-    _expect_text(choice, KINDS[family].field)
     names = {*local, *map(_without_shard, local)} if KINDS[family].folder else local
-    if choice not in names and _entry(choice, family) is None:
-        raise UserError(
-            f"{KINDS[family].field}: {_quoted(choice)} is none of the files here; choose another from the list"
-        )
+    if not isinstance(choice, str) or choice not in names and _entry(choice, family) is None:
+        found = _quoted(str(choice))
+        raise UserError(f"{KINDS[family].field}: {found} is none of the files here; choose another from the list")
 
 
 def resolve(
@@ -148,7 +146,6 @@ def resolve(
         UserError: no such file, a name outside the folders, or a failed download.
     """
     field, folders = KINDS[family].field, [*map(Path, folders)]
-    _expect_text(choice, field)
     entry = _entry(choice, family)
     if entry is None:
         return _local(choice, folders, field, KINDS[family].folder)
@@ -156,14 +153,14 @@ def resolve(
         if entry.missing:
             raise UserError(f"{field}: the built-in {entry.id} is missing from this installation; install FastAR again")
         return _PACKAGE / entry.file
-    home = next(_homes(entry, [*folders, Path(download_to)]), None)
-    if home is None:
-        home = _fetch(entry, Path(download_to), field, progress)
+    found = next(_folders_holding(entry, [*folders, Path(download_to)]), None)
+    if found is None:
+        found = _fetch(entry, Path(download_to), field, progress)
     else:
-        for path in (home / name for name, _ in entry.names):
+        for path in (found / name for name, _ in entry.names):
             if os.path.isfile(path):
                 check_digest(path, entry.sha256, field, lambda: progress(0, 0) if progress else None)
-    return home if entry.parts else home / entry.names[0][0]
+    return found if entry.parts else found / entry.names[0][0]
 
 
 def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
@@ -171,7 +168,7 @@ def absent(choice: str, family: str, folders: Sequence[Path]) -> Entry | None:
     entry = _entry(choice, family)
     if entry is None or entry.built_in:
         return None
-    return entry if next(_homes(entry, [*map(Path, folders)]), None) is None else None
+    return entry if next(_folders_holding(entry, [*map(Path, folders)]), None) is None else None
 
 
 def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text: bool | None = None) -> str:
@@ -194,8 +191,8 @@ def decoder_for(choice: str, path: Path | None = None, family: str = "mar", text
     named = read_metadata(path).get("decoder") if path else None
     if named in {e.id for e in entries(decoders)}:
         return str(named)
-    name = path.name if path else _base(choice)
-    same = next((e for e in entries(family) if _base(e.file) == name and not e.built_in), None)
+    name = path.name if path else PureWindowsPath(choice).name
+    same = next((e for e in entries(family) if PurePosixPath(e.file).name == name and not e.built_in), None)
     if same and same.decoder:
         return same.decoder
     from_text = "t2i" in name.lower() if text is None else text
@@ -220,23 +217,21 @@ def ta_tok_for(choice: str, path: Path | None = None) -> str:
 
 def draft_for(choice: str) -> str | None:
     """The id of an entry's default draft model, or None; files have none."""
-    name = _MARK.sub("", choice.strip())
+    name = _DOWNLOAD_SUFFIX.sub("", choice.strip())
     return next((e.draft for e in _catalogue() if e.id == name), None)
-
-
-def up_sampler_for(decoder: str) -> str | None:
-    """The id of the latent up-sampler trained with a decoder (an id), or None if there is none."""
-    name = _MARK.sub("", decoder.strip())
-    return next((e.id for e in entries("upsampler") if e.decoder == name and not e.missing), None)
 
 
 def _entry(choice: str, family: str) -> Entry | None:
     """The catalogue entry of a choice, or None.
 
     Raises:
-        UserError: the entry is of another family.
+        UserError: the entry is of another family, or the choice is no text.
     """
-    name = _MARK.sub("", choice.strip())
+    if not isinstance(choice, str):
+        raise UserError(
+            f"{KINDS[family].field}: it got a {type(choice).__name__}, not a name; choose one from the list"
+        )
+    name = _DOWNLOAD_SUFFIX.sub("", choice.strip())
     entry = next((e for e in _catalogue() if e.id == name), None)
     if entry and entry.family != family:
         field, kind = KINDS[family].field, KINDS[entry.family]
@@ -245,17 +240,12 @@ def _entry(choice: str, family: str) -> Entry | None:
     return entry
 
 
-def _expect_text(choice: object, field: str) -> None:
-    if not isinstance(choice, str):
-        raise UserError(f"{field}: it got a {type(choice).__name__}, not a name; choose one from the list")
-
-
-def _homes(entry: Entry, folders: Sequence[Path]) -> Iterator[Path]:
+def _folders_holding(entry: Entry, folders: Sequence[Path]) -> Iterator[Path]:
     """The folders that hold a catalogued entry, the nearest first: a single file may lie in a subfolder of a model folder."""
     for folder in folders:
-        home = folder / entry.folder
-        if all(os.path.isfile(home / name) for name, optional in entry.names if not optional):
-            yield home
+        found = folder / entry.folder
+        if all(os.path.isfile(found / name) for name, optional in entry.names if not optional):
+            yield found
     if not entry.parts:
         for folder in folders:
             yield from (path.parent for path in sorted(folder.rglob(entry.file)) if path.is_file())
@@ -309,10 +299,6 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
                 return path
     where = " or ".join(map(str, folders)) or "any model folder"
     raise UserError(f"{field}: {_quoted(choice)} is not in {where}; put it there or choose another")
-
-
-def _base(name: str) -> str:
-    return PureWindowsPath(name).name
 
 
 def _without_shard(name: str) -> str:

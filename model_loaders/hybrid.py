@@ -12,7 +12,7 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
 from .folders import read_json, weight_files
-from .mar import FP32_WEIGHTS, OFFICIAL_LATENT_SCALE, OFFICIAL_T_MAX, check_patch
+from .mar import FP32_WEIGHTS, latent_metadata
 from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, resize_table
 from .networks.ops import quantize
 from .networks.prompts import HybridModel
@@ -39,10 +39,7 @@ def precision(dtype: str, device: str | torch.device) -> torch.dtype:
     Raises:
         UserError: unknown name, or fp16, in which activations of Qwen2.5 overflow.
     """
-    if dtype == "fp16":
-        raise UserError("dtype: fp16 overflows in the language model of Harmon and UniPic; choose bf16, fp32 or auto.")
-    chosen = ck.choose_dtype(dtype, device, bf16=True)
-    return torch.float32 if chosen == torch.float16 else chosen
+    return ck.without_fp16(dtype, device, "the language model of Harmon and UniPic")
 
 
 def load_hybrid(
@@ -83,19 +80,14 @@ def load_hybrid(
     settings = json_entry(file, "config") or ({} if single else read_json(folder / "config.json", "checkpoint"))
     reader = any(name.startswith(_READER) for name in file.state)
     config = config_of(file, settings)
-    latent_scale = file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4, float)
-    t_max = file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX, int)
-    patch = file.number("patch", 1, 1, 64, int)
-    check_patch(file, patch, config.mar.channels)
-    stored = config.mar.grid
-    trained = file.number("grid", min(_TRAINED * stored, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID, int)
+    stated = latent_metadata(file, config.mar.channels)
+    trained = file.number("grid", min(_TRAINED * config.mar.grid, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID, int)
     side = trained if grid is None else grid
     if not SMALLEST_GRID <= side <= LARGEST_GRID:
         raise UserError(f"grid: {side} tokens per side are outside {SMALLEST_GRID} to {LARGEST_GRID}.")
     unipic = reader or config.mar.tokens == _UNIPIC_TOKENS
     usual = file.setting(_part(settings, "diffusion"), "max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0)
     max_beta = file.number("max_beta", usual, 1e-4, 1.0, float)
-    name = path.stem if single else folder.name
     stem = path.stem if single else ""
     if tokenizer_dir is None or has_tokenizer(folder, stem, file.metadata):
         tokenizer_dir = folder
@@ -105,10 +97,8 @@ def load_hybrid(
         quantize(net)
     return HybridModel(
         net=net.mar,
-        name=file.text("name", name),
-        latent_scale=latent_scale,
-        t_max=t_max,
-        patch=patch,
+        name=file.text("name", stem or folder.name),
+        **stated,
         label_set=file.text("label_set", ""),
         max_beta=max_beta,
         hybrid=net,

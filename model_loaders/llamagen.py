@@ -11,7 +11,7 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
-from .networks.gpt import GPT, GPTConfig, TokenModel
+from .networks.llama import Llama, LlamaConfig, TokenModel
 from .networks.ops import quantize
 
 IMAGENET_CLASSES = 1000
@@ -63,7 +63,7 @@ def load_llamagen(
         )
     side = _grid(file, config, grid)
     what = "a PAR" if config.special else "a LlamaGen"
-    net = ck.build(file, what, lambda: GPT(config))
+    net = ck.build(file, what, lambda: Llama(config))
     imagenet = config.condition == "class" and config.condition_size == IMAGENET_CLASSES
     weights = file.filter(lambda name: name != _ROPE_TABLE)
     ck.load_strictly(net, weights, what, dtype=compute, device=device)
@@ -75,7 +75,7 @@ def load_llamagen(
     )
 
 
-def gpt_config(file: ck.Checkpoint, what: str, heads: int | None) -> GPTConfig:
+def gpt_config(file: ck.Checkpoint, what: str, heads: int | None) -> LlamaConfig:
     """Derive a GPT's shape from its weights.
 
     Args:
@@ -88,28 +88,36 @@ def gpt_config(file: ck.Checkpoint, what: str, heads: int | None) -> GPTConfig:
     if any("emb" in name and tensor.ndim != 2 for name, tensor in file.state.items()):
         raise file.error(f"does not fit {what}: its embeddings are misshaped")
     with ck.shape_errors(file, what):
-        config = GPTConfig.from_state_dict(file.state, heads)
+        config = LlamaConfig.of_llamagen(file.state, heads)
     if min(config.dim, config.depth, config.hidden, config.vocab, config.condition_size) < 1:
         raise file.error(f"does not fit {what}: a part of it is missing or empty")
     return config
 
 
-def check_grid(grid: int, name: str, stated: int | None, usual: str) -> None:
-    """Check a requested grid.
+def find_grid(file: ck.Checkpoint, requested: int | None, stated: int | None, named: set[int], usual: str) -> int:
+    """Tokens per side of the image: the requested number, else the one that the file states, else the one of its name.
 
     Args:
-        grid: requested tokens per side.
-        name: the file's name, for messages.
-        stated: tokens per side that the file states, or None.
+        stated: tokens per side that the file's content determines, or None.
+        named: tokens per side of the image sizes in its name.
         usual: the usual values, for messages.
 
     Raises:
-        UserError: it is out of range or contradicts the file.
+        UserError: the requested number is out of range or contradicts the file, or none is known.
     """
-    if not 2 <= grid <= LARGEST_GRID:
-        raise UserError(f"grid: {grid} tokens a side is outside 2 to {LARGEST_GRID}; {usual} are usual")
-    if stated not in (None, grid):
-        raise UserError(f"grid: {name} is for {stated}x{stated} tokens, not {grid}x{grid}; choose auto")
+    name, known = file.path.name, named if stated is None else {stated}
+    if requested is not None:
+        if not 2 <= requested <= LARGEST_GRID:
+            raise UserError(f"grid: {requested} tokens a side is outside 2 to {LARGEST_GRID}; {usual} are usual")
+        if known and requested not in known:
+            sizes = " or ".join(f"{side}x{side}" for side in sorted(known))
+            raise UserError(f"grid: {name} is for {sizes} tokens, not {requested}x{requested}; choose auto")
+        return requested
+    if len(known) != 1:
+        raise UserError(
+            f"grid: {name} does not say how large its pictures are; choose one of {usual}, as it was trained"
+        )
+    return known.pop()
 
 
 def grids_in_name(stem: str, sizes: re.Pattern[str]) -> set[int]:
@@ -117,38 +125,26 @@ def grids_in_name(stem: str, sizes: re.Pattern[str]) -> set[int]:
     return {int(size) // _OFFICIAL_STRIDE for size in sizes.findall(stem)}
 
 
-def _grid(file: ck.Checkpoint, config: GPTConfig, requested: int | None) -> int:
+def _grid(file: ck.Checkpoint, config: LlamaConfig, requested: int | None) -> int:
     """Tokens per side of the image.
 
     Raises:
         UserError: see :func:`load_llamagen`.
     """
-    stated, name = _stated_grid(file, config), file.path.name
     named = grids_in_name(file.path.stem, _SIZES)
     if not named and config.special and _PAR_NAME.search(file.path.stem):
         named = {_PAR_GRID}
-    if requested is not None:
-        check_grid(requested, name, stated, "16, 24 and 32")
-        if stated is None and named and requested not in named:
-            sizes = " or ".join(f"{side}x{side}" for side in sorted(named))
-            raise UserError(
-                f"grid: {name} is for {sizes} tokens by its name, not {requested}x{requested}; choose auto, or rename the "
-                "file if its name is wrong"
-            )
-    side = requested or stated or (named.pop() if len(named) == 1 else None)
-    if side is None:
-        why = "names more than one picture size" if named else "does not say how large its pictures are"
-        raise UserError(f"grid: {name} {why}; choose 16 (256 pixels), 24 (384) or 32 (512), as it was trained")
+    side = find_grid(file, requested, _stated_grid(file, config), named, "16 (256 pixels), 24 (384) and 32 (512)")
     across = math.isqrt(config.regions)
     if side % across:
         raise UserError(
-            f"grid: {side}x{side} tokens cannot be parted into the {across}x{across} regions of the PAR {name}; choose the "
+            f"grid: {side}x{side} tokens cannot be divided into the {across}x{across} regions of the PAR {file.path.name}; choose the "
             "grid it was trained with"
         )
     return side
 
 
-def _stated_grid(file: ck.Checkpoint, config: GPTConfig) -> int | None:
+def _stated_grid(file: ck.Checkpoint, config: LlamaConfig) -> int | None:
     """Tokens per side from the metadata, else from the length of a stored RoPE table; None if neither determines it."""
     stated = file.number("grid", None, 2, LARGEST_GRID, int)
     if stated is not None or _ROPE_TABLE not in file.state:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,26 +46,31 @@ def load_mar(
     file = ck.read(path)
     expect(file, "mar")
     config = _config(file, heads or file.number("heads", None, 1, 1024, int))
-    patch = file.number("patch", 1, 1, 64, int)
-    check_patch(file, patch, config.channels)
-    latent_scale = file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4, float)
-    t_max = file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX, int)
+    stated = latent_metadata(file, config.channels)
     net = ck.build(file, "a MAR", lambda: MAR(config))
     ck.load_strictly(net, file, "a MAR", dtype=compute, fp32=FP32_WEIGHTS, device=device)
     return MARModel(
         net=quantize(net) if dtype == ck.INT8 else net,
         name=file.name,
-        latent_scale=latent_scale,
-        t_max=t_max,
-        patch=patch,
+        **stated,
         label_set=file.text("label_set", "imagenet-1k" if config.classes == IMAGENET_CLASSES else ""),
     )
 
 
-def check_patch(file: ck.Checkpoint, patch: int, channels: int) -> None:
-    """Raise a UserError if tokens of so many channels are not patches of ``patch`` x ``patch`` latents."""
+def latent_metadata(file: ck.Checkpoint, channels: int) -> dict[str, Any]:
+    """Latent scale, last diffusion timestep and patch size of a model whose tokens have so many channels.
+
+    Raises:
+        UserError: an entry is out of range, or tokens are not patches of that size.
+    """
+    patch = file.number("patch", 1, 1, 64, int)
     if channels % patch**2:
         raise file.error(f"states patch = {patch} in its metadata, but its tokens have {channels} channels")
+    return {
+        "latent_scale": file.number("latent_scale", OFFICIAL_LATENT_SCALE, 1e-4, 1e4, float),
+        "t_max": file.number("t_max", OFFICIAL_T_MAX, 1, OFFICIAL_T_MAX, int),
+        "patch": patch,
+    }
 
 
 def _config(file: ck.Checkpoint, heads: int | None) -> MARConfig:

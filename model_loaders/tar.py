@@ -20,11 +20,11 @@ from ..errors import UserError
 from . import checkpoint as ck
 from .families import expect
 from .folders import parse_json, read_json, weight_files
-from .llamagen import LARGEST_GRID, check_grid, gpt_config, grids_in_name
-from .networks.gpt import GPT, GPTConfig, TokenModel
+from .llamagen import LARGEST_GRID, find_grid, gpt_config, grids_in_name
+from .networks.llama import HEAD, Llama, LlamaConfig, TokenModel
 from .networks.ops import quantize
-from .networks.qwen import HEAD, Marks, QwenConfig, QwenLM, TarModel
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
+from .networks.tar import SpecialTokens, TarModel
 from .tokenizer import Tokenizer, load_tokenizer
 
 SCALES = 3
@@ -79,7 +79,7 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
         {} if json_entry(file, "config") else read_json(folder / "generation_config.json", "checkpoint")
     )
     penalty = file.setting(generation, "repetition_penalty", 1.0, 1e-3, 2.0)
-    net = ck.build(file, "Tar's language model", lambda: QwenLM(config))
+    net = ck.build(file, "Tar's language model", lambda: Llama(config))
     # A tied output matrix is the embedding; older files contain RoPE frequencies, which are recomputed.
     weights = file.filter(lambda name: not (name == HEAD and config.tied) and not name.endswith(".inv_freq"))
     ck.load_strictly(net, weights, "Tar's language model", dtype=compute, device=device)
@@ -87,7 +87,7 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
         net=quantize(net) if dtype == ck.INT8 else net,
         name=file.text("name", path.stem if single and path.stem != "model" else folder.name),
         tokenize=tokenizer.encode,
-        marks=marks,
+        special=marks,
         sides=tuple(side // (scale + 1) for scale in range(scales)),
         repetition_penalty=penalty,
     )
@@ -103,7 +103,7 @@ def json_entry(file: ck.Checkpoint, key: str) -> dict[str, Any]:
     return {} if text is None else parse_json(text, f"the entry {key} in {file.path.name}", file.field)
 
 
-def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> QwenConfig:
+def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> LlamaConfig:
     rope = settings.get("rope_parameters")  # written by newer versions of transformers
     rope = rope if isinstance(rope, dict) else {}
     theta = file.setting({**rope, **settings}, "rope_theta", 1e6, 1.0, 1e12)
@@ -116,7 +116,7 @@ def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> QwenCo
     if tied is False and HEAD not in file.state:
         raise file.error(f"does not fit Tar's language model: {HEAD} is missing")
     with ck.shape_errors(file, "Tar's language model"):
-        config = QwenConfig.from_state_dict(
+        config = LlamaConfig.of_qwen(
             {name: file.state[name] for name in names},
             heads=file.setting(settings, "num_attention_heads", None, 1, 4096),
             positions=file.setting(settings, "max_position_embeddings", 32768, 1, 1 << 24),
@@ -138,7 +138,9 @@ def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> QwenCo
     return config
 
 
-def _marks(file: ck.Checkpoint, settings: Mapping[str, Any], tokenizer: Tokenizer, rows: int) -> tuple[Marks, int]:
+def _marks(
+    file: ck.Checkpoint, settings: Mapping[str, Any], tokenizer: Tokenizer, rows: int
+) -> tuple[SpecialTokens, int]:
     """Ids of the special tokens, each from the first source that states it, and the number of scales.
 
     Raises:
@@ -175,10 +177,10 @@ def _marks(file: ck.Checkpoint, settings: Mapping[str, Any], tokenizer: Tokenize
     if None in turn:  # the tokenizer files list no added tokens
         turn = _TURN if tokenizer.size == _TEXT_TOKENS else (None, None)
     opening, closing = turn
-    marks = Marks(
+    marks = SpecialTokens(
         image, scale, code, codes, (opening, closing) if opening is not None and closing is not None else None
     )
-    end = max(code + codes, scale + scales, image + 1, *(n + 1 for n in marks.turn or ()))
+    end = max(code + codes, scale + scales, image + 1, *(n + 1 for n in marks.chat or ()))
     if codes < 1 or min(image, scale, code) < 0 or end > rows:
         raise file.error(
             f"has {rows} rows of embeddings, and its image codes would be tokens {code} to {code + codes - 1}",
@@ -281,7 +283,7 @@ def load_detokenizer(
     weights = file.filter(lambda name: not name.startswith(tuple(_PARTS)))
     config = _detokenizer_config(weights, arguments, heads)
     side = _grid(file, config, arguments, grid)
-    net = ck.build(file, "a Tar de-tokenizer", lambda: GPT(config))
+    net = ck.build(file, "a Tar de-tokenizer", lambda: Llama(config))
     ck.load_strictly(net, weights, "a Tar de-tokenizer", dtype=compute, device=device)
     model = TokenModel(
         net=quantize(net) if dtype == ck.INT8 else net,
@@ -321,7 +323,7 @@ def parts_inside(path: str | Path) -> frozenset[str]:
     return frozenset(family for prefix, family in _PARTS.items() if any(name.startswith(prefix) for name in names))
 
 
-def _detokenizer_config(file: ck.Checkpoint, arguments: Mapping[str, Any], heads: int | None) -> GPTConfig:
+def _detokenizer_config(file: ck.Checkpoint, arguments: Mapping[str, Any], heads: int | None) -> LlamaConfig:
     heads = heads or file.number("heads", None, 1, 1024, int) or file.setting(arguments, "n_head", None, 1, 1024)
     width = max(file.state["tok_embeddings.weight"].shape[-1:], default=0)
     c = gpt_config(file, "a Tar de-tokenizer", heads or max(1, width // 64))
@@ -340,13 +342,13 @@ def _detokenizer_config(file: ck.Checkpoint, arguments: Mapping[str, Any], heads
     return c
 
 
-def _grid(file: ck.Checkpoint, config: GPTConfig, arguments: Mapping[str, Any], requested: int | None) -> int:
+def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any], requested: int | None) -> int:
     """Tokens per side of the image.
 
     Raises:
         UserError: see :func:`load_detokenizer`.
     """
-    name, rows = file.path.name, config.absolute
+    rows = config.absolute
     stated = file.number("grid", None, 2, LARGEST_GRID, int)
     tokens = file.setting(arguments, "max_seq_len", None, 4, LARGEST_GRID**2)
     prefix = file.setting(arguments, "cls_token_num", None, 1, 1 << 20)
@@ -361,15 +363,9 @@ def _grid(file: ck.Checkpoint, config: GPTConfig, arguments: Mapping[str, Any], 
         side = math.isqrt(max(0, rows - _OFFICIAL_PREFIX + 1))
         stated = side if side >= 2 and side**2 == rows - _OFFICIAL_PREFIX + 1 else None
     named = grids_in_name(file.path.stem, _SIZES)
-    if requested is not None:
-        check_grid(requested, name, stated, "16, 32 and 64")
-    grid = requested or stated or (named.pop() if len(named) == 1 else None)
-    if grid is None:
-        raise UserError(
-            f"grid: {name} does not say how large its pictures are; choose 16 (256 pixels), 32 (512) or 64 (1024)"
-        )
+    grid = find_grid(file, requested, stated, named, "16 (256 pixels), 32 (512) and 64 (1024)")
     if grid**2 > rows:
         raise UserError(
-            f"grid: {grid}x{grid} tokens need at least {grid**2} positions, {name} has {rows}; choose a smaller grid"
+            f"grid: {grid}x{grid} tokens need at least {grid**2} positions, {file.path.name} has {rows}; choose a smaller grid"
         )
     return grid

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
 from . import checkpoint as ck
 from .captions import clean
 from .families import expect
@@ -86,10 +85,7 @@ def choose_dtype(name: str, device: str | torch.device) -> torch.dtype:
     Raises:
         UserError: unknown name, or fp16, in which T5's activations overflow.
     """
-    if name == "fp16":
-        raise UserError("dtype: a T5 encoder overflows in fp16; choose bf16, fp32 or auto")
-    compute = ck.choose_dtype(name, device, bf16=True)
-    return torch.float32 if compute == torch.float16 else compute
+    return ck.without_fp16(name, device, _WHAT)
 
 
 def load_text_encoder(

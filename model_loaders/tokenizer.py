@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +147,13 @@ def _build(spec: dict[str, Any], where: str, field: str) -> Tokenizer:
         library = Library.from_str(json.dumps({**spec, "added_tokens": []}))
         library.encode(_PROBE, add_special_tokens=False)
 
-    def encode(text: str) -> list[int]:
+    @lru_cache(maxsize=64)  # a run estimates its memory and samples with the same prompts
+    def ids(text: str) -> tuple[int, ...]:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # the library rejects lone surrogates
         with library_errors(f"{field}: {where} cannot encode the prompt"):
-            return list(library.encode(text, add_special_tokens=False).ids)
+            return tuple(library.encode(text, add_special_tokens=False).ids)
 
-    return Tokenizer(encode, marks, size)
+    return Tokenizer(lambda text: list(ids(text)), marks, size)
 
 
 def _id(value: Any) -> int:

@@ -11,9 +11,8 @@ from ..reports.record import Report
 from ..samplers.advice import AdviceSettings, calibrate, candidates
 from ..samplers.choice import Choice, choose
 from ..samplers.settings import make
-from .preview import to_bytes
-from .samplers import baseline_of, expect_any, run_choice, warm_up_choice
-from .schema import ANY_CONDITION, ANY_MODEL, checked_seed, schema, seed_widget, widgets
+from .samplers import baseline_of, draw_pictures, expect_any, run_choice, warm_up_choice
+from .schema import ANY_DRAFT, ANY_SOCKETS, checked_seed, schema, seed_widget, widgets
 from .status import hidden, show
 
 
@@ -30,16 +29,9 @@ class Advisor(io.ComfyNode):
             "seeds, and answers which is fastest within the loss that you choose.",
             search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
             hidden=hidden(),
-            sockets=[
-                ANY_MODEL.Input(
-                    "model", tooltip="The model to find an accelerator for, from any loader of a MAR or a token model."
-                ),
-                ANY_CONDITION.Input(
-                    "condition", tooltip="What to draw; its number of images is the batch size that is measured."
-                ),
-            ],
+            sockets=ANY_SOCKETS,
             widgets=[*widgets(AdviceSettings), seed_widget()],
-            optional=[ANY_MODEL.Input("draft", optional=True, tooltip="A draft model: CSpD or MuLo-SD are tried too.")],
+            optional=[ANY_DRAFT],
             outputs=[
                 io.String.Output(
                     "sampler",
@@ -59,9 +51,7 @@ class Advisor(io.ComfyNode):
         small = None if draft is None else expect_any(draft, "draft")
 
         def draw(choice: Choice, at: int) -> tuple[np.ndarray, Report]:
-            latent, report = run_choice(choice, loaded, condition, at, small).result
-            assert loaded.vae is not None
-            return to_bytes(loaded.vae.decode(latent["samples"])), report
+            return draw_pictures(choice, loaded, condition, at, small)
 
         run_choice(warm_up_choice(loaded), loaded, condition, number)
         tried = candidates(baseline_of(loaded), small is not None)

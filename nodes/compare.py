@@ -220,11 +220,7 @@ def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report |
 
 
 def _baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
-    """For each cell the index of its baseline.
-
-    Args:
-        cell: number of the baseline, counted from 1; 0 selects the first cell of the same family.
-    """
+    """For each cell the index of its baseline: ``cell`` counted from 1, for 0 the one that suits its family."""
     if cell > len(reports):
         raise UserError(f"baseline: there is no cell {cell}, only {len(reports)}; choose one of them, or 0.")
     with_report = [i for i, report in enumerate(reports) if report is not None]

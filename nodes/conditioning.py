@@ -16,8 +16,8 @@ from ..model_loaders.captions import clean
 from ..model_loaders.checkpoint import DTYPES
 from ..model_loaders.checkpoint import choose_dtype as choose_model_dtype
 from ..model_loaders.networks.prompts import UNCONDITIONAL
-from ..model_loaders.networks.qwen import TarModel
 from ..model_loaders.networks.ta_tok import TATokModel
+from ..model_loaders.networks.tar import TarModel
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, choose_dtype, has_tokenizer, load_text_encoder
 from ..samplers.batches import in_parts
@@ -62,6 +62,12 @@ READING = (
 NONE = "none"
 
 
+def _images(what: str) -> Any:
+    """The setting of the number of images; ``what`` begins its tooltip."""
+    more = "more makes the batch larger, which costs time and memory but less than separate runs. Usual: 1 to 4."
+    return knob(1, f"{what}; {more}", low=1, high=MOST_IMAGES, step=1)
+
+
 @dataclass(frozen=True)
 class LabelSettings:
     """Widgets of Class Label that are not text."""
@@ -72,14 +78,7 @@ class LabelSettings:
         "imagenet-1k: the official models.",
         choices=(AUTO, *label_sets()),
     )
-    images_per_label: int = knob(
-        1,
-        "Pictures of every label; more makes the batch larger, which costs time and memory but less than separate runs. "
-        "Usual: 1 to 8.",
-        low=1,
-        high=MOST_IMAGES,
-        step=1,
-    )
+    images_per_label: int = _images("Pictures of every label")
 
 
 @lru_cache(maxsize=1)
@@ -102,11 +101,7 @@ class LabelText:
 
 
 def as_labels(value: Any, label_set: str) -> Condition:
-    """The class labels on a condition socket, for a model of that label set.
-
-    Raises:
-        UserError: it is no output of Class Label, or the model has no such class.
-    """
+    """The class labels on a condition socket, for a model of that label set."""
     if isinstance(value, LabelText):
         return resolve_labels(value.text, label_set, value.repeat, field="condition")
     return expect(value, Condition, "condition", "Class Label")
@@ -195,13 +190,7 @@ _encoder = host.ModelCache()
 class PromptSettings:
     """Widgets of Text Prompt after text and encoder."""
 
-    images: int = knob(
-        1,
-        "Pictures of the text; more makes the batch larger, which costs time and memory but less than separate runs. Usual: 1 to 4.",
-        low=1,
-        high=MOST_IMAGES,
-        step=1,
-    )
+    images: int = _images("Pictures of the text")
     dtype: str = knob(
         AUTO,
         "Precision of the text encoder. auto: bf16 on a graphics card that has it, else fp32. fp32 is exact and takes twice the "
@@ -212,11 +201,7 @@ class PromptSettings:
 
 
 def _cleaned(text: str) -> str:
-    """A prompt in one line.
-
-    Raises:
-        UserError: nothing is left of it when it is cleaned as captions are.
-    """
+    """A prompt in one line, of which something is left when it is cleaned as captions are."""
     prompt = " ".join(text.split())
     if not clean(prompt):
         left = (
@@ -291,13 +276,7 @@ class TextPrompt(io.ComfyNode):
 class PromptImages:
     """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
 
-    images: int = knob(
-        1,
-        "Pictures of the prompt; more makes the batch larger, which costs time and memory but less than separate runs. Usual: 1 to 4.",
-        low=1,
-        high=MOST_IMAGES,
-        step=1,
-    )
+    images: int = _images("Pictures of the prompt")
 
 
 class Prompt(io.ComfyNode):
@@ -352,15 +331,11 @@ _BATCH = 8
 
 
 def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images: int) -> float:
-    """Upper estimate of working memory: KV cache, rows of the prompt, and logits.
-
-    Raises:
-        UserError: the prompt is too long, or the model does not support the detail.
-    """
+    """Upper estimate of working memory: KV cache, rows of the prompt, and logits."""
     scale, c = DETAILS.index(settings.detail), tar.net.config
     rows, size = len(tar.prompt(text, scale)), next(tar.net.parameters()).element_size()
     cache = 2.0 * c.depth * c.kv_heads * c.head_dim * (rows + tar.sides[scale] ** 2) * images * size
-    return cache + max(rows, images) * (8 * c.dim + 3 * c.hidden) * size + 4.0 * tar.marks.codes * images * 10
+    return cache + max(rows, images) * (8 * c.dim + 3 * c.hidden) * size + 4.0 * tar.special.codes * images * 10
 
 
 class TarPrompt(io.ComfyNode):
@@ -383,7 +358,7 @@ class TarPrompt(io.ComfyNode):
                     multiline=True,
                     placeholder="what to draw",
                     tooltip="One prompt. A longer one says more, as far as the model has room. Whatever is typed is read as text; an empty "
-                    "one is a picture without a wish. Usual: one or two sentences.",
+                    "one makes an unconditional image. Usual: one or two sentences.",
                 ),
                 seed_widget(),
                 *widgets(TarPromptSettings, automatic_names(TarPromptSettings)),
@@ -421,14 +396,7 @@ class ImageToCodesSettings:
         choices=DETAILS,
         symbol="scale",
     )
-    images: int = knob(
-        1,
-        "How often each picture is drawn again; more makes the batch larger, which costs time and memory but less than separate runs. "
-        "Usual: 1 to 4.",
-        low=1,
-        high=MOST_IMAGES,
-        step=1,
-    )
+    images: int = _images("Variants of each picture")
     dtype: str = knob(
         AUTO,
         "Precision of TA-Tok. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 or fp32. fp32 is "
@@ -448,7 +416,7 @@ class ImageToCodes(io.ComfyNode):
             node_id="FastARImageToCodes",
             display_name="Image to Codes",
             category="FastAR/condition",
-            description="What a picture shows, as Tar's semantic codes: a de-tokenizer draws another picture of the same. The codes hold "
+            description="What a picture shows, as Tar's semantic codes: a de-tokenizer redraws the same content. The codes hold "
             "the content, not the pixels.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[

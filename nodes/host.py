@@ -67,11 +67,7 @@ def input_pictures() -> list[str]:
 
 
 def input_picture(name: str) -> Path:
-    """The file of a picture in the input folder, or in the folder that the name ends with ("[output]", say).
-
-    Raises:
-        UserError: there is no such file, or the name leads out of these folders.
-    """
+    """The file of a picture in the input folder, or in the folder that the name ends with ("[output]", say)."""
     # Not all supported versions of ComfyUI check that the name stays inside the folder.
     folders = (
         folder_paths.get_input_directory(),
@@ -157,14 +153,7 @@ class Managed(Protocol):
 def to_device(
     loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Managed] = ()
 ) -> None:
-    """Load a model, and the decoder for its previews, to the compute device.
-
-    Args:
-        loaded: value of a model socket.
-        memory: bytes of working memory to keep free.
-        latents: shape [B, C, h, w] of the previewed latents.
-        others: further networks that are needed at the same time.
-    """
+    """Load a model, ``others`` and the decoder for previews of ``latents`` [B, C, h, w], with ``memory`` bytes free to work in."""
     patchers = [p for one in (loaded, *others) for p in (one.patcher, *getattr(one, "further", ()))]
     if loaded.vae is not None and previews_wanted():
         patchers.append(loaded.vae.patcher)
@@ -173,13 +162,9 @@ def to_device(
 
 
 class ModelCache:
-    """Holds one model that is expensive to load, for as long as ComfyUI keeps its weights loaded.
+    """Holds one model that is expensive to load, until another one is stored or ComfyUI unloads its weights.
 
-    Nodes have no state between runs. The model is dropped when another one is stored, or when ComfyUI unloads the weights, to free
-    memory or at the user's request.
-
-    Args:
-        devices: functions that return the compute and the offload device; by default those of a text encoder.
+    ``devices`` return the compute and the offload device; by default those of a text encoder.
     """
 
     def __init__(
@@ -250,16 +235,13 @@ def previews_wanted() -> bool:
 
 
 def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], Tensor] = attrgetter("latents")) -> Any:
-    """Run a sampler generator to its end with progress bar, cancellation and live preview.
+    """Run a sampler generator to its end, with progress bar, cancellation and live preview; returns its result.
 
     Args:
         sampler: yields objects with ``done``, ``total`` and ``decided`` bool [B, gh, gw]; receives the seconds spent outside it since
             the last step.
         vae: decoder, on the device; None for no preview.
-        latents: from a yielded object to latents [B, C, h, w]; called only when a preview is drawn.
-
-    Returns:
-        The generator's result.
+        latents: from a yielded object to latents [B, C, h, w]; called only for a preview.
     """
     canvas = Canvas(vae.decode_now) if vae is not None and previews_wanted() else None
     bar: comfy.utils.ProgressBar | None = None
@@ -319,12 +301,7 @@ def progress() -> Callable[[int, int], None]:
 
 
 def upscaler(model: Any, place: Callable[[], None]) -> Callable[[Tensor], Tensor]:
-    """An UPSCALE_MODEL (from core's Load Upscale Model) as a function of pictures fp32 [B, 3, H, W] in 0..1, by core's node.
-
-    Args:
-        model: the upscale model.
-        place: loads the sampled models to the device again; core may have unloaded them.
-    """
+    """An UPSCALE_MODEL as a function of pictures fp32 [B, 3, H, W] in 0..1, by core's node; ``place`` loads the sampled models again."""
     from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel
 
     def enlarge(pictures: Tensor) -> Tensor:
@@ -343,8 +320,7 @@ _MODELS = {KL: "a MAR", VQ: "a LlamaGen, a PAR or a Tar de-tokenizer"}
 
 
 def mark(samples: Tensor, kind: str) -> Tensor:
-    """Note on a tensor which autoencoder decodes it. Operations on the tensor lose the note, and then nothing is checked: the two
-    kinds of latents may have equally many channels."""
+    """Note on a tensor which autoencoder decodes it. Operations on the tensor lose the note, and then nothing is checked."""
     samples.fastar_latents = kind  # type: ignore[attr-defined]
     return samples
 
@@ -355,17 +331,7 @@ def kind_of(samples: Any) -> str:
 
 
 def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> Tensor:
-    """Latents [B, C, h, w] from [B, C, h, w] or [B, C, 1, h, w].
-
-    Args:
-        samples: the input.
-        channels: latent channels of the decoder.
-        name: name of the decoder, for messages.
-        kind: of the decoder, :data:`KL` or :data:`VQ`; "" checks nothing.
-
-    Raises:
-        UserError: another shape, another number of channels, or latents marked for another kind of decoder.
-    """
+    """Latents [B, C, h, w] from [B, C, h, w] or [B, C, 1, h, w], checked for a decoder of that name and kind."""
     made = kind_of(samples)
     if kind and made not in ("", kind):
         raise UserError(
@@ -384,13 +350,7 @@ def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> 
 
 
 def _whole_strides(pictures: Any, stride: int) -> Tensor:
-    """Pictures [B, H, W, C] to [B, 3, H', W'], where H' and W' are multiples of ``stride``.
-
-    A larger side is cropped around its centre; a side below one stride is padded with its edge.
-
-    Raises:
-        UserError: another shape, or an empty tensor.
-    """
+    """Pictures [B, H, W, C] to [B, 3, H', W'], multiples of ``stride``: cropped around the centre, or padded with the edge to one."""
     if not isinstance(pictures, Tensor) or pictures.ndim != 4 or 0 in pictures.shape:
         raise UserError("pixels: VAE Encode needs pictures; connect an IMAGE.")
     x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]

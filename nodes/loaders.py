@@ -39,7 +39,7 @@ GRIDS = (8, 12, 16, 24, 32, 48, 64)
 # Pixels per side of Harmon and UniPic on the menu, and pixels per token of the official models.
 SIZES, PIXELS = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 1024), 16
 # Parts of a loaded token model, see ``host.Loaded``.
-TA_TOK, UP_SAMPLER = "ta_tok", "up_sampler"
+TA_TOK = "ta_tok"
 
 
 # ------------------------------------------------------------------------------------------------ files and downloads
@@ -67,26 +67,14 @@ def _folders(family: str) -> tuple[str, ...]:
 
 
 def listed(choice: Any, family: str, *first: str) -> str:
-    """Check that a choice is on its menu; ComfyUI does not check values that arrive over a link.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that a choice is on its menu; ComfyUI does not check values that arrive over a link."""
     if choice not in menu(family, *first):
         raise UserError(f"{KINDS[family].field}: {str(choice)[:80]!r} is not in the list; choose an entry from it.")
     return str(choice)
 
 
 def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
-    """A function (choice, family) to the file of a choice, which is downloaded if necessary and allowed.
-
-    Args:
-        node: the class that executes; it shows what is downloaded.
-        allow_download: value of the widget.
-
-    Raises:
-        UserError: the function raises it for a download that is not allowed, and if a download fails.
-    """
+    """A function (choice, family) to the file of a choice, downloaded if necessary and allowed; ``node`` shows what is downloaded."""
     allowed = checked_switch(allow_download, "allow_download")
 
     def find(choice: str, family: str) -> Path:
@@ -143,11 +131,7 @@ _TOOLTIPS = {
 
 
 def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
-    """Check a choice of a menu.
-
-    Raises:
-        UserError: it is none of the options.
-    """
+    """Check a choice of a menu without files."""
     if str(value) not in options:
         raise UserError(f"{field}: {value!r} is none of {', '.join(options)}; choose one of them.")
     return str(value)
@@ -262,8 +246,6 @@ class _Loader(io.ComfyNode):
         if cls.family == registry.TAR:
             parts[TA_TOK] = assembly.load_reader(ready, source, ta_tok)
             ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=parts[TA_TOK]))
-        if not family.masked:
-            parts[UP_SAMPLER] = assembly.load_up_sampler(ready.decoder_choice, source)
         vae = make_vae(ready.decoder, ready.latent_channels)
         if given["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 from comfy_api.latest import io
 from torch import Tensor, nn
 
@@ -17,8 +18,9 @@ from ..assembly import expect_same_codes, is_demo
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.networks.autoencoder import VQModel
-from ..model_loaders.networks.gpt import TokenModel
+from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
+from ..reports.record import Report
 from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.choice import Choice, choose
@@ -40,10 +42,11 @@ from ..samplers.tokens import memory as token_memory
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.loop import resolve
-from ..samplers.tokens.upsampling import up_sampling
+from ..samplers.tokens.upsampling import UpSampling
 from . import host
 from .conditioning import READING, LabelText, as_labels
-from .loaders import TA_TOK, UP_SAMPLER
+from .loaders import TA_TOK
+from .preview import to_bytes
 from .schema import (
     CACHE,
     MAR,
@@ -75,7 +78,7 @@ _READER_BYTES = 256 << 20
 # Pixels that pass through the decoder at once when a draft is enlarged.
 _PIXELS = 1 << 21
 # Samplers that run here: all but the comparison that needs a codebook, and the second name of LlamaGen.
-RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if entry.needs_codes != "vq" and name != registry.TAR}
+RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if name != registry.TAR}
 
 
 # ------------------------------------------------------------------------------------------------ models and choices
@@ -148,6 +151,15 @@ def run_choice(choice: Choice, loaded: host.Loaded, condition: Any, seed: Any, d
     """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_any`."""
     check(choice, loaded, draft)
     return run(choice.entry, loaded, settings_for(choice, loaded), condition, seed, draft=draft)
+
+
+def draw_pictures(
+    choice: Choice, loaded: host.Loaded, condition: Any, seed: int, draft: Any = None
+) -> tuple[np.ndarray, Report]:
+    """Pictures uint8 [N, H, W, 3] and the report of :func:`run_choice`."""
+    latent, report = run_choice(choice, loaded, condition, seed, draft).result
+    assert loaded.vae is not None
+    return to_bytes(loaded.vae.decode(latent["samples"])), report
 
 
 def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: Any, **sockets: Any) -> io.NodeOutput:
@@ -279,9 +291,8 @@ def _run_tokens(
         )
     what, images, more = _with_features(what, loaded), len(what), dict[str, Any]()
     work, others = token_memory.estimate(model, what, settings, small.model if small else None), list[Any]()
-    learned = loaded.parts.get(UP_SAMPLER)
     if small is not None:
-        others = [part for part in (small, vae, learned) if part is not None]
+        others = [small, vae]
         pixels = model.grid * vae.downscale_ratio
         part = max(1, min(images, _PIXELS // pixels**2))
         work += part * vae.memory_used_encode((1, 3, pixels, pixels), vae.vae_dtype)
@@ -289,8 +300,7 @@ def _run_tokens(
     if small is not None:
         # Core's node may unload the models to make room for its own.
         enlarge = None if upscale_model is None else host.upscaler(upscale_model, place)
-        name = "" if upscale_model is None else _name_of(upscale_model)
-        up = up_sampling(settings.up_sampler, _vq(loaded), enlarge, name, learned.model if learned else None)
+        up = UpSampling(_vq(loaded), enlarge, "bicubic" if upscale_model is None else _name_of(upscale_model))
         more = {"draft": small.model, "up_sampler": up}
     place()
 

@@ -7,7 +7,6 @@ again, with the same knobs.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import torch
@@ -36,30 +35,28 @@ REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
 
 AUTO = "auto"
+# Of nodes that run any sampler.
+ANY_SOCKETS = [
+    ANY_MODEL.Input("model", tooltip="The model to sample, from any loader of a MAR or a token model."),
+    ANY_CONDITION.Input("condition", tooltip="What to draw, one entry an image; as for the sampler's own node."),
+]
+ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")
+
 SEED_LIMIT = 0xFFFFFFFFFFFFFFFF
 
 
 def schema(
-    node_id: str,
     sockets: Sequence[io.Input] = (),
     widgets: Sequence[io.Input] = (),
     optional: Sequence[io.Input] = (),
     **about: Any,
 ) -> io.Schema:
-    """An ``io.Schema``. Arguments that this version of ComfyUI does not support (``search_aliases``, say) are left out.
+    """An ``io.Schema``: sockets, main widgets, advanced widgets, optional inputs.
 
-    Args:
-        node_id: id of the node.
-        sockets: inputs in front of the widgets.
-        widgets: the main ones; advanced ones are moved behind them. Saved graphs store values by position: tests/nodes/schemas.json
-            records the order.
-        optional: inputs behind the widgets.
-        about: other arguments of ``io.Schema``.
+    Saved graphs store values of widgets by position; tests/nodes/schemas.json records the order.
     """
     widgets = sorted(widgets, key=lambda widget: bool(widget.advanced))
-    about |= {"node_id": node_id, "inputs": [*sockets, *widgets, *optional]}
-    known = {f.name for f in fields(io.Schema)}
-    return io.Schema(**{name: value for name, value in about.items() if name in known})
+    return io.Schema(inputs=[*sockets, *widgets, *optional], **about)
 
 
 def widgets(settings: type, automatic: Collection[str] = ()) -> list[io.Input]:
@@ -68,14 +65,7 @@ def widgets(settings: type, automatic: Collection[str] = ()) -> list[io.Input]:
 
 
 def widget(name: str, default: Any, about: Knob, automatic: bool = False) -> io.Input:
-    """The widget of a setting.
-
-    Args:
-        name: of the setting.
-        default: of the setting.
-        about: its metadata.
-        automatic: whether it has the value auto: -1 of a number, "auto" of a choice; see :func:`chosen`.
-    """
+    """The widget of a setting, with ``automatic`` also the value auto: -1 of a number, "auto" of a choice; see :func:`chosen`."""
     shared: dict[str, Any] = {"tooltip": about.tooltip, "advanced": about.advanced or None}
     if automatic:
         return _automatic_widget(name, default, about, shared)
@@ -102,13 +92,7 @@ def _automatic_widget(name: str, default: Any, about: Knob, shared: dict[str, An
 
 
 def chosen(settings: type, values: Mapping[str, Any], automatic: Collection[str]) -> dict[str, Any]:
-    """The values of widgets that are not at auto.
-
-    Args:
-        settings: class of the settings.
-        values: of all widgets, by name.
-        automatic: names of the widgets that have the value auto.
-    """
+    """The values of widgets that are not at auto; ``automatic`` names those that have that value."""
     known = knobs(settings)
     return {k: v for k, v in values.items() if k not in automatic or not _is_auto(v, known[k][1])}
 
@@ -136,11 +120,7 @@ _SOURCES = "the value of the preset, else of the model's file, else of the paper
 
 
 def preset_widget(tooltip: str) -> io.Input:
-    """The preset widget.
-
-    Args:
-        tooltip: effect of the presets.
-    """
+    """The preset widget; ``tooltip`` adds what the presets do."""
     return io.Combo.Input(
         "preset",
         options=list(PRESETS),
@@ -158,19 +138,7 @@ def settings_of(
     width: int = 0,
     ar_steps: int | None = None,
 ) -> T:
-    """Settings of a run from a node's widgets.
-
-    Args:
-        kind: class of the settings.
-        values: of the widgets, "preset" among them if there is one.
-        recommended: by the model's file.
-        demo: whether the model is the demo's.
-        width: of a MAR's transformer, else 0.
-        ar_steps: of the run, for settings that do not hold it.
-
-    Raises:
-        UserError: a value is out of range, or there is no such preset.
-    """
+    """Settings of a run from a node's widgets, "preset" among them if there is one; other arguments as :func:`presets.combine`."""
     values = dict(values)
     choice = values.pop("preset", "none")
     if not isinstance(choice, str) or choice not in PRESETS:
@@ -198,11 +166,7 @@ def seed_widget() -> io.Input:
 
 
 def checked_seed(value: Any) -> int:
-    """Check a seed.
-
-    Raises:
-        UserError: not an integer from 0 to 2^64 - 1.
-    """
+    """Check that a value is an integer from 0 to 2^64 - 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserError(f"seed: {value!r} is not a whole number.")
     if not 0 <= value <= SEED_LIMIT:
@@ -211,28 +175,14 @@ def checked_seed(value: Any) -> int:
 
 
 def checked_switch(value: Any, field: str) -> bool:
-    """Check a switch.
-
-    Raises:
-        UserError: neither true nor false.
-    """
+    """Check that a value is true or false."""
     if not isinstance(value, (bool, int)):
         raise UserError(f"{field}: {value!r} is neither true nor false.")
     return bool(value)
 
 
 def expect(value: Any, kind: type[T], field: str, source: str) -> T:
-    """Check the class of an input.
-
-    Args:
-        value: the input.
-        kind: required class.
-        field: name of the input.
-        source: the node whose output fits, for the message.
-
-    Raises:
-        UserError: the input is of another class.
-    """
+    """Check the class of the input ``field``; ``source`` is the node whose output fits."""
     if not isinstance(value, kind):
         raise UserError(f"{field}: it got {describe(value)}; connect the output of {source}.")
     return value
@@ -246,11 +196,7 @@ def expect_model(value: Any, holder: type[T], kind: type, field: str, source: st
 
 
 def expect_image(value: Any, field: str) -> Tensor:
-    """Check an IMAGE: pictures [B, H, W, C], 1, 3 or 4 channels.
-
-    Raises:
-        UserError: another shape, or an empty batch.
-    """
+    """Check an IMAGE: pictures [B, H, W, C], 1, 3 or 4 channels."""
     image = expect(value, torch.Tensor, field, "a node that gives an IMAGE, such as VAE Decode")
     if image.ndim != 4 or image.shape[3] not in (1, 3, 4) or 0 in image.shape:
         raise UserError(f"{field}: it got a tensor {list(image.shape)}; connect pictures [batch, height, width, 3].")

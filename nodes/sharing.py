@@ -16,7 +16,7 @@ from ..samplers.registry import find
 from . import host
 from .compare import to_image
 from .samplers import expect_any, run_choice, sampled
-from .schema import ANY_CONDITION, ANY_MODEL, REPORT, schema, seed_widget
+from .schema import ANY_DRAFT, ANY_SOCKETS, REPORT, schema, seed_widget
 from .status import hidden, reported
 
 
@@ -104,12 +104,7 @@ class AnySampler(io.ComfyNode):
             "The line comes from Advisor or Load Report, or is typed.",
             search_aliases=["sampler from text", "apply settings", "advised sampler"],
             hidden=hidden(),
-            sockets=[
-                ANY_MODEL.Input("model", tooltip="The model to sample, from any loader of a MAR or a token model."),
-                ANY_CONDITION.Input(
-                    "condition", tooltip="What to draw, one entry an image; as for the sampler's own node."
-                ),
-            ],
+            sockets=ANY_SOCKETS,
             widgets=[
                 io.String.Input(
                     "sampler",
@@ -120,7 +115,7 @@ class AnySampler(io.ComfyNode):
                 ),
                 seed_widget(),
             ],
-            optional=[ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")],
+            optional=[ANY_DRAFT],
             outputs=sampled(),
         )
 

@@ -40,11 +40,7 @@ def reported(execute: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOutp
 
 
 def show(node: Any, lines: Sequence[str]) -> None:
-    """Show lines of text on a node; empty ones are left out.
-
-    Args:
-        node: the class that executes, with its hidden inputs.
-    """
+    """Show lines of text on a node, the class that executes; empty ones are left out."""
     text = "\n".join([line for line in lines if line][:MOST_LINES])
     if text:
         host.show_text(text, _hidden(node, "unique_id"))

@@ -23,9 +23,17 @@ from ..samplers.settings import knob, knobs, make
 from . import host
 from .compare import to_image
 from .conditioning import LabelText, as_labels
-from .preview import to_bytes
-from .samplers import RUNNABLE, baseline_choice, check, expect_any, run_choice, settings_for, warm_up_choice
-from .schema import ANY_CONDITION, ANY_MODEL, SEED_LIMIT, expect, schema, widgets
+from .samplers import (
+    RUNNABLE,
+    baseline_choice,
+    check,
+    draw_pictures,
+    expect_any,
+    run_choice,
+    settings_for,
+    warm_up_choice,
+)
+from .schema import ANY_DRAFT, ANY_SOCKETS, SEED_LIMIT, expect, schema, widgets
 from .status import hidden, show
 
 SWEEP = io.Custom("FASTAR_SWEEP")
@@ -70,12 +78,7 @@ class SweepNode(io.ComfyNode):
             "seed. Cells are written to the output folder as they are made: an interrupted sweep goes on where it stopped.",
             search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
             hidden=hidden(),
-            sockets=[
-                ANY_MODEL.Input("model", tooltip="The model of all cells, from any loader of a MAR or a token model."),
-                ANY_CONDITION.Input(
-                    "condition", tooltip="What to draw, one entry an image; as for the sampler's own node."
-                ),
-            ],
+            sockets=ANY_SOCKETS,
             widgets=[
                 *widgets(SweepSettings),
                 _text("x_values", "0.8, 0.9, 0.95, 0.99", f"{_VALUES} One column each."),
@@ -95,7 +98,7 @@ class SweepNode(io.ComfyNode):
                     advanced=True,
                 ),
             ],
-            optional=[ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")],
+            optional=[ANY_DRAFT],
             outputs=[
                 SWEEP.Output("sweep", display_name="sweep", tooltip="For Sweep Grid and Sweep Plot."),
                 io.String.Output("table", display_name="table", tooltip="The figures as a Markdown table."),
@@ -127,10 +130,20 @@ class SweepNode(io.ComfyNode):
         jobs += [(base.with_values(_values(x_axis, y_axis, i, j)), seed) for i, j, seed in cells]
         keys = _keys(jobs, loaded, small, condition)  # reports mistakes in settings before the first cell
         store = CellStore(host.sweep_folder(_NAME.sub("_", folder.strip())[:80].strip(". ") or "sweep"))
-        work = _Work(cls, jobs, loaded, condition, small)
+        sampled: list[int] = []
+
+        def draw(k: int) -> tuple[np.ndarray, Report]:
+            """Pictures and report of a cell."""
+            choice, seed = jobs[k]
+            if not sampled:  # takes the initialisation of libraries out of the first cell's seconds
+                run_choice(warm_up_choice(loaded), loaded, condition, 0)
+            sampled.append(k)
+            show(cls, [f"cell {k + 1} of {len(jobs)}"])
+            return draw_pictures(choice, loaded, condition, seed, small)
+
         made: list[Cell] = []
         reports: list[Report] = []
-        for k, pictures, report in completed(store, keys, work.draw):
+        for k, pictures, report in completed(store, keys, draw):
             reports.append(report)
             if k < len(numbers):
                 continue
@@ -140,7 +153,10 @@ class SweepNode(io.ComfyNode):
             word = DISTRIBUTION if lossless(report) else ""
             quality = None if reference is None else measure(pictures, reference[0], word)
             made.append(Cell(i, j, seed, keys[k], report, reports[first], quality))
-        show(cls, [f"{work.drawn} of {len(keys)} cells drawn, {len(keys) - work.drawn} were in {store.folder.name}"])
+        show(
+            cls,
+            [f"{len(sampled)} of {len(keys)} cells sampled, {len(keys) - len(sampled)} were in {store.folder.name}"],
+        )
         title = f"{base.entry.title}: {base.text.partition(': ')[2]}".removesuffix(": ")
         sweep = Sweep(title, store, x_axis, y_axis, tuple(numbers), tuple(made))
         return io.NodeOutput(sweep, sweep_table(sweep))
@@ -149,11 +165,7 @@ class SweepNode(io.ComfyNode):
 def _plan(
     sampler: str, x: str, y: str, x_values: str, y_values: str, seeds: str, settings: str
 ) -> tuple[Choice, Axis, Axis, list[int]]:
-    """The choice that all cells share, both axes and the seeds.
-
-    Raises:
-        UserError: a text that cannot be read, a value out of range, or a setting that the sampler does not have.
-    """
+    """The choice that all cells share, both axes and the seeds."""
     chosen = make(SweepSettings, {"sampler": sampler, "x": x, "y": y})
     base = choose(chosen.sampler, parse_settings(settings, "settings"))
     if x == y:
@@ -202,45 +214,11 @@ def _keys(
     return [digest(shared, c.entry.name, asdict(settings_for(c, loaded)), seed) for c, seed in jobs]
 
 
-class _Work:
-    """Draws the cells of a sweep, after a short run that takes the initialisation of libraries out of the first cell's seconds."""
-
-    def __init__(
-        self,
-        node: Any,
-        jobs: Sequence[tuple[Choice, int]],
-        loaded: host.Loaded,
-        condition: Any,
-        draft: host.Loaded | None,
-    ):
-        self.node, self.jobs, self.drawn = node, jobs, 0
-        self._inputs = (loaded, condition)
-        self._draft = draft
-
-    def draw(self, k: int) -> tuple[np.ndarray, Report]:
-        """Pictures and report of a cell."""
-        choice, seed = self.jobs[k]
-        loaded, condition = self._inputs
-        if not self.drawn:
-            run_choice(warm_up_choice(loaded), loaded, condition, 0)
-        show(self.node, [f"cell {k + 1} of {len(self.jobs)}"])
-        latent, report = run_choice(choice, loaded, condition, seed, self._draft).result
-        self.drawn += 1
-        assert loaded.vae is not None
-        return to_bytes(loaded.vae.decode(latent["samples"])), report
-
-
 # ------------------------------------------------------------------------------------------------ pictures
 
 
 def _of_sweep(name: str, settings: type, description: str, aliases: list[str], tooltip: str) -> io.Schema:
-    """The schema of a node that draws a sweep as one picture.
-
-    Args:
-        name: display name.
-        settings: class of the widgets.
-        tooltip: of the picture.
-    """
+    """The schema of a node that shows a sweep as one picture; ``tooltip`` is the picture's."""
     return schema(
         node_id=f"FastAR{name.replace(' ', '')}",
         display_name=name,

@@ -108,6 +108,8 @@ def _check_chunks(path: Path) -> None:
         UserError: they are too large.
         OSError: it is no PNG file.
     """
+    if not path.is_file():  # a pipe would never end
+        raise OSError("it is no file")
     total = 0
     with path.open("rb") as file:
         if file.read(len(_SIGNATURE)) != _SIGNATURE:

@@ -48,7 +48,7 @@ def no_gain(report: Report, baseline: Report | None = None) -> str:
         return f"Nothing was drafted: lookahead 0 and thresholds above 1 are plain MAR.{slower}"
     if parts[-1] == "lazymar" and _caches_nothing(report):
         return f"Nothing came from the cache: every AR step was computed in full.{slower}"
-    parallel = "zipar" in parts or "par" in parts or "jacobi" in parts or (settings.get("parallel") or 0) > 1
+    parallel = "zipar" in parts or "par" in parts or (settings.get("parallel") or 0) > 1
     if parallel and (report.tokens_per_pass or 2) <= 1:
         return f"Every pass decided one token, as in plain decoding.{slower}"
     return f"No gain here.{slower}" if slower else ""

@@ -21,14 +21,11 @@ from .mar.settings import (
     MARBase,
     MARSettings,
 )
-from .tokens.lantern import lantern
-from .tokens.llamagen import jacobi, llamagen
+from .tokens.llamagen import llamagen
 from .tokens.loop import TokenSampler
 from .tokens.mulosd import mulosd
 from .tokens.par import par
 from .tokens.settings import (
-    JacobiSettings,
-    LanternSettings,
     LlamaGenSettings,
     MuLoSDSettings,
     PARSettings,
@@ -43,7 +40,7 @@ ALGORITHM = 1
 
 MAR, LLAMAGEN, TAR, HYBRID = "mar", "llamagen", "tar", "hybrid"
 # What needs_codes of an entry may be: the tokenizer argument of its function.
-UP_SAMPLER, VQ = "up_sampler", "vq"
+UP_SAMPLER = "up_sampler"
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class Entry:
         families: its model families, keys of :data:`FAMILIES`; reports are compared with those of the first.
         baseline: whether the others of its family are measured against it.
         needs_draft: whether ``run`` also takes ``draft``, a second model.
-        needs_codes: the tokenizer argument of ``run``: :data:`UP_SAMPLER` (MuLo-SD), :data:`VQ` (LANTERN) or "".
+        needs_codes: the tokenizer argument of ``run``: :data:`UP_SAMPLER` (MuLo-SD) or "".
         demo: catalogue entries that "demo" means for it, if not its family's.
     """
 
@@ -164,12 +161,8 @@ SAMPLERS: dict[str, Entry] = {
         Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, (LLAMAGEN,), baseline=True),
         Entry("par", "PAR", par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
         Entry("tar", "Tar", llamagen, LlamaGenSettings, (TAR,), baseline=True),
-        Entry("jacobi", "Jacobi", jacobi, JacobiSettings, _TOKENS),
         Entry("zipar", "ZipAR", zipar, ZipARSettings, _TOKENS),
         Entry("mulosd", "MuLo-SD", mulosd, MuLoSDSettings, _TOKENS, needs_draft=True, needs_codes=UP_SAMPLER),
-        Entry(
-            "lantern", "LANTERN-style comparison", lantern, LanternSettings, _TOKENS, needs_draft=True, needs_codes=VQ
-        ),
     )
 }
 

@@ -6,8 +6,8 @@ import json
 
 import torch
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
+from fastar_nodes.model_loaders.networks.llama import qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
-from fastar_nodes.model_loaders.networks.qwen import QwenConfig
 from fastar_nodes.tools.training import captions
 
 WORDS = ["[UNK]", "user", "assistant", "generate", "an", "image", "a", "red", "boat", ":", "."]
@@ -21,7 +21,7 @@ METADATA = {"config": json.dumps(CONFIG), "tokenizer": json.dumps(TOKENIZER)}
 def shapes(tokens: int = 16) -> dict[str, tuple[int, ...]]:
     shape = {"dim": 16, "encoder_depth": 1, "decoder_depth": 1, "heads": 2, "head_depth": 1, "head_width": 16}
     mar = MARConfig(**shape, buffer=3, tokens=tokens, channels=4, classes=0)
-    llm = QwenConfig(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=13)
+    llm = qwen_config(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=13)
     return {name: tuple(t.shape) for name, t in Hybrid(HybridConfig(mar, llm)).state_dict().items()}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from fastar_nodes.model_loaders.networks.qwen import Marks, QwenConfig, QwenLM, TarModel
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, qwen_config
+from fastar_nodes.model_loaders.networks.tar import SpecialTokens, TarModel
 from torch import Tensor
 
-TINY = QwenConfig(
+TINY = qwen_config(
     dim=24,
     depth=2,
     heads=6,
@@ -21,20 +22,20 @@ TINY = QwenConfig(
 )
 
 
-def tiny_qwen(config: QwenConfig = TINY, seed: int = 0) -> QwenLM:
+def tiny_qwen(config: LlamaConfig = TINY, seed: int = 0) -> Llama:
     """Random weights of a scale at which attention and logits differ between positions."""
     g = torch.Generator().manual_seed(seed)
-    net = QwenLM(config)
+    net = Llama(config)
     net.load_state_dict({k: torch.randn(v.shape, generator=g) * 0.4 for k, v in net.state_dict().items()})
     return net.eval().requires_grad_(False)
 
 
 # Text tokens 0 to 14, start of an image 15, three scales, then 20 codes.
-MARKS = Marks(image=15, scale=16, code=20, codes=20)
+MARKS = SpecialTokens(image=15, scale=16, code=20, codes=20)
 
 
 def tiny_tar(
-    config: QwenConfig = TINY, seed: int = 0, sides: tuple[int, ...] = (4, 2, 1), penalty: float = 1.0
+    config: LlamaConfig = TINY, seed: int = 0, sides: tuple[int, ...] = (4, 2, 1), penalty: float = 1.0
 ) -> TarModel:
     """A language model whose tokenizer maps a word to its length, at most 14."""
     return TarModel(
@@ -47,7 +48,13 @@ def tiny_tar(
     )
 
 
-def plain_logits(state: dict[str, Tensor], config: QwenConfig, ids: list[int]) -> Tensor:
+def language_logits(net: Llama, ids: Tensor, span: tuple[int, int] | None = None) -> Tensor:
+    """Logits of whole sequences of token ids, without a cache."""
+    n = ids.shape[1]
+    return net(net.embed(ids), torch.arange(-n, 0), net.positions(0, n), span=span)
+
+
+def plain_logits(state: dict[str, Tensor], config: LlamaConfig, ids: list[int]) -> Tensor:
     """Logits float64 [n, vocab] of one sequence."""
     w = {name: t.double() for name, t in state.items()}
 
@@ -90,7 +97,7 @@ def plain_logits(state: dict[str, Tensor], config: QwenConfig, ids: list[int]) -
     return torch.stack([head @ norm(x, w["model.norm.weight"]) for x in rows])
 
 
-def official_names(config: QwenConfig) -> dict[str, tuple[int, ...]]:
+def official_names(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a Qwen2 checkpoint, from its published layout."""
     c, kv = config, config.kv_heads * config.head_dim
     out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab, c.dim), "model.norm.weight": (c.dim,)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.ta_tok import TATok, TATokConfig
 from qwen_reference import tiny_qwen
 from safetensors.torch import save_file
@@ -44,7 +44,7 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "float32",
     "rope_scaling": None,
 }
-DTOK = GPTConfig(
+DTOK = LlamaConfig(
     dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=20, condition="features", condition_size=24, absolute=19
 )
 
@@ -92,9 +92,9 @@ def language_model(folder: Path, config: dict[str, Any] | None = None, tokenizer
     return folder
 
 
-def detokenizer_state(config: GPTConfig = DTOK, seed: int = 0) -> dict[str, torch.Tensor]:
+def detokenizer_state(config: LlamaConfig = DTOK, seed: int = 0) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return {k: torch.randn(v.shape, generator=g) for k, v in GPT(config).state_dict().items()}
+    return {k: torch.randn(v.shape, generator=g) for k, v in Llama(config).state_dict().items()}
 
 
 def tiny_ta_tok(config: TATokConfig = TA_TOK, seed: int = 0) -> TATok:

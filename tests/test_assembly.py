@@ -13,7 +13,8 @@ from fastar_nodes import assembly
 from fastar_nodes.assembly import Drafts, Ready, Source, defaults
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
-from fastar_nodes.samplers.registry import LLAMAGEN, MAR, SAMPLERS, TAR
+from fastar_nodes.model_loaders.families import KINDS
+from fastar_nodes.samplers.registry import FAMILIES, LLAMAGEN, MAR, SAMPLERS, TAR
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -61,7 +62,7 @@ def test_importing_the_package_imports_nothing():
         "spec.loader.exec_module(package)\n"
         "assert not hasattr(package, 'NODE_CLASS_MAPPINGS')\n"
         "assert 'torch' not in sys.modules and not [m for m in sys.modules if m.startswith('fastar_nodes.')]\n"
-        "package.cspd, package.CSpDSettings, package.lazymar, package.UserError\n"
+        "package.UserError\n"
     )
     done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -77,13 +78,10 @@ def test_a_model_comes_with_its_decoder(demo):
     assert demo.device == CPU and defaults(demo)["ar_steps"] <= demo.tokens
 
 
-def test_a_token_model_comes_with_its_decoder_and_its_up_sampler(source):
+def test_a_token_model_comes_with_its_decoder(source):
     ready = assembly.load(LLAMAGEN, "demo-llamagen-low", source)
     assert ready.family == LLAMAGEN and ready.vq.net.config.codes == ready.model.net.config.vocab
     assert ready.tokens == ready.model.grid**2 and ready.latent_channels == ready.vq.net.config.code_channels
-    learned = assembly.load_up_sampler(ready.decoder_choice, source)
-    assert learned is None or learned.net.config.channels == ready.latent_channels
-    assert assembly.load_up_sampler("auto", source) is None
 
 
 def test_a_detokenizer_has_a_reader(source):
@@ -93,6 +91,14 @@ def test_a_detokenizer_has_a_reader(source):
     assert (reader is None) == (ready.config.condition == "codes")
     assert assembly.language_model_for(ready) == assembly.DEMO_TAR
     assert assembly.language_model_for(Ready(TAR, ready.model, choice="mine.pth")) == assembly.OFFICIAL_TAR
+
+
+def test_every_family_is_complete():
+    assert set(FAMILIES) == set(assembly._LOADERS)
+    for name, family in FAMILIES.items():
+        assert family.files in KINDS and {*family.demo} <= {entry.id for entry in hub.entries(family.files)}
+        assert all(name in SAMPLERS[sampler].families for sampler in family.usual.split(","))
+        assert any(name in entry.families and entry.baseline for entry in SAMPLERS.values())
 
 
 def test_files_are_identified():
@@ -116,13 +122,13 @@ def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, 
 
 
 def test_drafts_are_loaded_once(demo, source):
-    drafts = Drafts(source, "demo", "demo", False)
+    drafts = Drafts(source, "demo", "demo")
     first = drafts.load("cspd", demo)
     assert first is not demo.model and drafts.load("cspd+lazymar", demo) is first
     with pytest.raises(UserError, match="^draft: cspd needs a small draft model beside mine; name one with --draft"):
-        Drafts(source, "auto", "mine", False).load("cspd", Ready(MAR, demo.model, choice="mine.pth"))
+        Drafts(source, "auto", "mine").load("cspd", Ready(MAR, demo.model, choice="mine.pth"))
     with pytest.raises(UserError, match="^draft: demo-kl "):
-        Drafts(source, "demo-kl", "demo", False).load("cspd", demo)
+        Drafts(source, "demo-kl", "demo").load("cspd", demo)
 
 
 def test_codes_of_two_tokenizers_differ(source):

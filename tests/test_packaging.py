@@ -234,3 +234,6 @@ def test_workflows_cover_the_supported_versions():
     matrix = jobs["test"]["strategy"]["matrix"]
     versions = [c.split()[-1] for c in PROJECT["project"]["classifiers"] if re.search(r":: 3\.\d+$", c)]
     assert matrix["python"] == versions and {os.split("-")[0] for os in matrix["os"]} == {"ubuntu", "windows", "macos"}
+    oldest = " ".join(step.get("run", "") for step in jobs["oldest"]["steps"])
+    for requirement in PROJECT["project"]["optional-dependencies"]["standalone"]:
+        assert ">=" not in requirement or f'"{requirement.replace(">=", "==")}.0"' in oldest, requirement

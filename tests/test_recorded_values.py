@@ -17,7 +17,7 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from fastar_nodes.model_loaders.networks import gpt_config, hybrid, mar, ta_tok
+from fastar_nodes.model_loaders.networks import hybrid, llama, mar, ta_tok
 from fastar_nodes.reports import maps
 from fastar_nodes.samplers import presets as preset_values
 from fastar_nodes.samplers.mar import settings as mar_settings
@@ -89,7 +89,7 @@ def others() -> dict[str, Any]:
     """Colours of a numeric map, and LazyMAR's share of computed rows."""
     shares = [computed_ratio(k / 16, end) for end in (0.05, 0.4) for k in range(17)]
     oklab = maps._LMS_TO_RGB @ ((maps._OKLAB_TO_LMS @ np.array([0.7, 0.1, -0.05])) ** 3)
-    heads = {"gpt": gpt_config.OFFICIAL_HEADS, "mar": mar.OFFICIAL_HEADS, "hybrid": hybrid.OFFICIAL_HEADS}
+    heads = {"gpt": llama.OFFICIAL_HEADS, "mar": mar.OFFICIAL_HEADS, "hybrid": hybrid.OFFICIAL_HEADS}
     return {
         "computed ratio": [round(x, 6) for x in shares],
         "OKLab 0.7 0.1 -0.05": [round(x, 5) for x in oklab],

@@ -3,7 +3,7 @@
 A table maps an English text to its translation. Names, descriptions and tooltips that it lacks, because they are new or were changed, stay
 English. Names of widgets are English everywhere: they are the names in the papers and on the command line.
 
-Run ``python tools/translate.py`` after a change of texts; it prints what is missing.
+Run ``python -m fastar_nodes.tools.translate`` after a change of texts; it prints what is missing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,11 @@ class Translator:
 
 def main() -> None:
     """Write the files."""
-    sys.path[:1] = [str(ROOT / "tests"), str(ROOT / "tests" / "nodes")]  # not tools/: it has a folder statistics
-    import conftest  # noqa: F401  the package under its name
-    import fake_comfy
-
-    fake_comfy.install()
-    import test_schemas
-    from fastar_nodes.nodes import schema
-    from fastar_nodes.samplers.settings import knobs
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "nodes")]
+    import_module("fake_comfy").install()
+    test_schemas = import_module("test_schemas")
+    from ..nodes import schema
+    from ..samplers.settings import knobs
 
     symbols = {about.symbol for kind in test_schemas.SETTINGS.values() for _, about in knobs(kind).values()} - {""}
     suffixes = (f" -1 is auto: {schema._SOURCES}", f" auto: {schema._SOURCES}")

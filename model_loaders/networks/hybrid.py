@@ -20,12 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import attend
 from .diffusion_head import DiffusionHead
+from .llama import Llama, LlamaConfig, attend
+from .llama import initialise as initialise_llm
 from .mar import MAR, MARConfig, pick
 from .mar import initialise as initialise_mar
-from .qwen import QwenConfig, QwenLM
-from .qwen import initialise as initialise_llm
 from .rows import Work
 
 MAR_PREFIX, LLM_PREFIX = "mar.", "llm."
@@ -41,7 +40,7 @@ class HybridConfig:
     """Shape of a hybrid: of its MAR, without class labels, and of its language model."""
 
     mar: MARConfig
-    llm: QwenConfig
+    llm: LlamaConfig
 
     @staticmethod
     def from_state_dict(
@@ -58,7 +57,7 @@ class HybridConfig:
             state: parameter names to tensors; class labels and an output matrix are ignored.
             heads: attention heads of the language model; None looks the width up in :data:`OFFICIAL_HEADS`.
             mar_heads: attention heads of the MAR; None for those of the official MAR of the same width.
-            positions, theta, eps: of the language model, see :class:`.qwen.QwenConfig`.
+            positions, theta, eps: of the language model, see :class:`.llama.LlamaConfig`.
 
         Raises:
             KeyError: the state dict is not a hybrid's.
@@ -75,7 +74,7 @@ class HybridConfig:
                 "state llm.num_attention_heads in config.json"
             )
         return HybridConfig(
-            MARConfig.from_state_dict(mar, mar_heads), QwenConfig.from_state_dict(llm, heads, positions, theta, eps)
+            MARConfig.from_state_dict(mar, mar_heads), LlamaConfig.of_qwen(llm, heads, positions, theta, eps)
         )
 
     def llm_flops(self, rows: int, before: int) -> int:
@@ -240,7 +239,7 @@ class Hybrid(nn.Module):
         super().__init__()
         self.config = config
         c, h = config.mar.dim, config.llm.dim
-        self.mar, self.llm = MAR(config.mar), QwenLM(replace(config.llm, tied=True))
+        self.mar, self.llm = MAR(config.mar), Llama(replace(config.llm, tied=True))
         self.proj_in, self.proj_out = _mlp(c, h, h), _mlp(h, h, c)
 
     @property
@@ -276,7 +275,7 @@ class Hybrid(nn.Module):
         padding = torch.arange(most, device=ids.device) >= lengths[:, None]
         slot[:, :most] += padding * y.shape[1]
         slot[:, most:] -= (most - lengths)[:, None]
-        x = pick(torch.cat([self.llm.model.embed_tokens(ids), y], 1), slot.argsort(1))
+        x = pick(torch.cat([self.llm.tok_embeddings(ids), y], 1), slot.argsort(1))
         h = self.llm.hidden(x, torch.arange(x.shape[1], device=ids.device)[None], _causal)
         h = pick(h, slot[:, most:])
         return encoded + self.proj_out(pick(h, order.argsort(1)))
@@ -293,9 +292,7 @@ class Hybrid(nn.Module):
             values.append(v[0])
             return _causal(layer, q, k, v)
 
-        self.llm.hidden(
-            self.llm.model.embed_tokens(ids[None]), torch.arange(len(ids), device=ids.device)[None], attention
-        )
+        self.llm.hidden(self.llm.tok_embeddings(ids[None]), torch.arange(len(ids), device=ids.device)[None], attention)
         return PromptCache(torch.stack(keys), torch.stack(values))
 
     def llm_order(self, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:

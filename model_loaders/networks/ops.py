@@ -25,7 +25,7 @@ from torch import Tensor, nn
 # Containers whose linear layers may be int8; those that may be off the device, and further ones by their last name. Embeddings,
 # norms, input and output layers keep their dtype, because their errors are visible first; the diffusion head is always loaded.
 _INT8_BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "res_blocks", "layers"))
-_STREAMED_BLOCKS, _STREAMED_NAMES = _INT8_BLOCKS - {"res_blocks"}, frozenset(("embed_tokens", "lm_head", "output"))
+_STREAMED_BLOCKS, _STREAMED_NAMES = _INT8_BLOCKS - {"res_blocks"}, frozenset(("tok_embeddings", "output"))
 _LARGEST = 127.0
 
 N = TypeVar("N", bound=nn.Module)
@@ -46,7 +46,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
     """x [..., in] times the transposed weight [out, in], plus the bias [out]; to [..., out].
 
     On a CPU in fp32, a large weight is multiplied by three and more rows in oneDNN's own layout ("packed"). One and two rows
-    take F.linear, but on AMD's processors, where MKL reads badly, one row is a batch of two half matrices and two rows are W x^T.
+    take F.linear, but on AMD's processors, where MKL is slow, one row is a batch of two half matrices and two rows are W x^T.
 
     Args:
         layer: owner of the weight, whose packed copy is kept; None: without packing.

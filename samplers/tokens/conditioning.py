@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.gpt import TokenModel
+from ...model_loaders.networks.llama import TokenModel
 from ...model_loaders.networks.ta_tok import TATokModel
 from ..conditioning import KINDS, AnyCondition, CodeCondition, Condition, FeatureCondition, TextCondition, expect_kind
 
 
 class PreparedCondition(NamedTuple):
-    """A condition as an argument of :meth:`GPT.prefix`.
+    """A condition as an argument of :meth:`Llama.prefix`.
 
     Attributes:
-        condition: labels int64 [B], features [B, n, E] or codes int64 [B, n].
-        lengths: int64 [B], valid rows of each image; None if all have ``rows``.
-        rows: rows n of the prefix.
+        condition: labels int64 [B], features [B, n, E], codes int64 [B, n] or token ids int64 [P, n] of P distinct prompts.
+        lengths: int64 [B] or [P], valid rows of each; None if all have the same number.
+        images: int64 [B], index of every image's prompt; None: an entry an image.
     """
 
     condition: Tensor
-    lengths: Tensor | None
-    rows: int
+    lengths: Tensor | None = None
+    images: Tensor | None = None
 
 
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
@@ -81,7 +81,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     expect_kind(condition, kind, model.name)
     if kind == "class":
         labels = cast(Condition, condition)
-        return PreparedCondition(labels.class_ids(model.net.config.condition_size, model.label_set, device), None, 1)
+        return PreparedCondition(labels.class_ids(model.net.config.condition_size, model.label_set, device))
     if kind == "codes":
         codes = cast(CodeCondition, condition)
         _check_codes(codes, model.net.config.condition_size, model.name)
@@ -136,4 +136,4 @@ def _pack(model: TokenModel, entries: tuple[Tensor, ...], device: torch.device) 
             )
     batch = torch.nn.utils.rnn.pad_sequence([e.to(device) for e in entries], batch_first=True)
     lengths = None if most == least else torch.tensor(counts, dtype=torch.int64, device=device)
-    return PreparedCondition(batch, lengths, most)
+    return PreparedCondition(batch, lengths)

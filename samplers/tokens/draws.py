@@ -151,3 +151,15 @@ def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
 def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
     """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape."""
     return (tempered(logits, settings) + gumbel).argmax(-1)
+
+
+def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
+    """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers).
+
+    Args:
+        logits: fp32 [..., V].
+        used: bool [..., V], values that were drawn before. Their logits are divided by the penalty if positive, else
+            multiplied by it.
+        penalty: 1 changes nothing.
+    """
+    return torch.where(used, torch.where(logits < 0, logits * penalty, logits / penalty), logits)

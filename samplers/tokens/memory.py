@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...model_loaders.networks.gpt import TokenModel
+from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition, CodeCondition, Condition
 from .settings import PARSettings, ZipARSettings, neighbours_of
 

@@ -14,10 +14,10 @@ from functools import lru_cache
 import numpy as np
 
 from ...errors import UserError
-from ...model_loaders.networks.gpt import TokenModel
+from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition
 from .draws import Draws
-from .jacobi import decode
+from .llamagen import decode
 from .loop import TokenSampler, begin
 from .schedule import Pass, Schedule, group_clocks, next_token_passes, sequential_start
 from .settings import ADJACENT, NON_LOCAL, TRAINED, PARSettings
@@ -116,4 +116,4 @@ def par(
         schedule = ablation_schedule(
             model.grid, settings.group, settings.grouping == ADJACENT, settings.sequential_start
         )
-    return (yield from decode(begin("par", model, condition, settings, noise, seed, schedule), settings.parallel))
+    return (yield from decode(begin("par", model, condition, settings, noise, seed), schedule, settings.parallel))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Pass:
     clock: int = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """Passes that decide a whole grid.
 
@@ -58,40 +61,31 @@ class Schedule:
 
     @cached_property
     def fixed_at(self) -> np.ndarray:
-        """int32 [G, G]: index of the pass that decides each cell."""
+        """int32 [G, G]: index of the pass that decides each cell; -1 for known cells."""
         out = np.full(self.grid**2, -1, np.int32)
         for k, p in enumerate(self.passes):
             out[list(p.cells)] = k
         return out.reshape(self.grid, self.grid)
 
     @cached_property
-    def table(self) -> RowTable:
-        """All rows and cells, for decoding several passes at once."""
-        return _table(self)
+    def table(self) -> Table:
+        """The schedule for passes that are fed one after another."""
+        return _table(self, ahead=False)
 
-    def visible(self) -> list[np.ndarray]:
-        """Attention mask of every pass but the first: bool [rows, slots up to the highest visible]."""
-        written = np.full(self.slots, self.unwritten_visible)
-        written[: self.known] = True
-        out = []
-        for p in self.passes[1:]:
-            written[list(p.slot)] = True
-            end = max(p.last_visible) + 1
-            out.append(written[:end] & (np.arange(end) <= np.array(p.last_visible)[:, None]))
-        return out
+    @cached_property
+    def ahead(self) -> Table:
+        """The schedule for several passes that are fed at once. A stand-in then has a slot of its own, behind the others: rows up to
+        the pass that feeds the true token attend to the stand-in, later ones to the true token."""
+        return _table(self, ahead=True)
 
 
 @dataclass(frozen=True, eq=False)
-class RowTable:
+class Table:
     """All rows and cells of a schedule in the order of their passes. Arrays are int64; the last entry of a row's or a cell's array
     is padding.
 
-    A stand-in has a slot of its own, behind the others, so that the rows of several passes can be fed at once: those up to the
-    pass that feeds the true token attend to the stand-in, later ones to the true token.
-
     Attributes:
         passes: number of passes P.
-        known: see :class:`Schedule`.
         slots: image slots of the cache.
         fed: cell whose token a row feeds; N + 1 + i for transition token i.
         position: see :class:`Pass`; padding 0.
@@ -107,7 +101,6 @@ class RowTable:
     """
 
     passes: int
-    known: int
     slots: int
     fed: np.ndarray
     position: np.ndarray
@@ -123,51 +116,96 @@ class RowTable:
     one_to_one: bool
 
 
-def _table(schedule: Schedule) -> RowTable:
+def _table(schedule: Schedule, ahead: bool) -> Table:
     passes, count = schedule.passes, schedule.grid**2
-    fed = [c for p in passes for c in (*p.fed, *range(count + 1, count + 1 + p.special))]
-    position = [n for p in passes for n in p.position]
-    row_pass = np.repeat(np.arange(len(passes)), [len(p.position) for p in passes])
-    stand_in = [f <= count and at >= 0 and f != at for f, at in zip(fed, position, strict=True)]
-    slots = schedule.slots + sum(stand_in) + 1
-    # holder: the physical slot that holds each slot of the schedule after a pass; -1: not written.
-    holder = np.where(np.arange(schedule.slots) < schedule.known, np.arange(schedule.slots), -1)
-    slot = np.array([s for p in passes for s in p.slot] + [slots - 1])
-    logical = slot[:-1].copy()
-    slot[:-1][stand_in] = schedule.slots + np.arange(sum(stand_in))
+    fed = np.array([c for p in passes for c in (*p.fed, *range(count + 1, count + 1 + p.special))] + [0])
+    position = np.array([n for p in passes for n in p.position] + [0])
+    row_start = np.cumsum([0, *(len(p.position) for p in passes)])
+    cell_start = np.cumsum([0, *(len(p.cells) for p in passes)])
+    # Slots: those of the schedule, and with ``ahead`` one for every stand-in and one for padding.
+    logical = np.array([s for p in passes for s in p.slot], np.int64)
+    stand_in = ((fed <= count) & (position >= 0) & (fed != position))[:-1] & ahead
+    slots = schedule.slots + (int(stand_in.sum()) + 1 if ahead else 0)
+    slot = np.append(logical, slots - 1)
+    slot[:-1][stand_in] = schedule.slots + np.arange(stand_in.sum())
+    # holder: the slot that holds each slot of the schedule after a pass; -1: not written.
+    every = np.arange(schedule.slots)
+    holder = np.where((every < schedule.known) | schedule.unwritten_visible, every, -1)
     last_visible = [n for p in passes for n in p.last_visible]
-    visible = np.zeros((len(fed) + 1, slots), bool)
-    starts = np.searchsorted(row_pass, np.arange(len(passes) + 1))
-    for first, last in zip(starts, starts[1:], strict=False):
+    visible = np.zeros((len(fed), slots), bool)
+    for first, last in zip(row_start, row_start[1:], strict=False):
         holder[logical[first:last]] = slot[first:last]
         for row in range(first, last):
             seen = holder[: last_visible[row] + 1]
             visible[row, seen[seen >= 0]] = True
-    ends = np.where(visible.any(1), slots - np.argmax(visible[:, ::-1], axis=1), 0)[:-1]
+    ends = (
+        np.where(visible.any(1), slots - np.argmax(visible[:, ::-1], axis=1), 0) if slots else np.zeros(len(fed), int)
+    )
     cells = np.array([c for p in passes for c in p.cells] + [count])
     cell_pass = np.repeat(np.arange(len(passes) + 1), [*(len(p.cells) for p in passes), 1])
-    cell_row = np.array([int(starts[k]) + r for k, p in enumerate(passes) for r in p.rows] + [0])
+    cell_row = np.array([int(row_start[k]) + r for k, p in enumerate(passes) for r in p.rows] + [0])
     decided_at = np.where(np.arange(count) < schedule.known, -1, len(passes))
     decided_at[cells[:-1]] = cell_pass[:-1]
-    cell_start = np.searchsorted(cell_pass[:-1], np.arange(len(passes) + 1))
-    later = cell_row[cell_start[1] : -1]
-    return RowTable(
+    return Table(
         passes=len(passes),
-        known=schedule.known,
         slots=slots,
-        fed=np.array([*fed, 0]),
-        position=np.array([*position, 0]),
+        fed=fed,
+        position=position,
         slot=slot,
         visible=visible,
-        row_start=starts,
+        row_start=row_start,
         cell_start=cell_start,
-        pass_end=np.array([ends[a:b].max(initial=0) for a, b in zip(starts, starts[1:], strict=False)]),
+        pass_end=np.array([ends[a:b].max(initial=0) for a, b in zip(row_start, row_start[1:], strict=False)]),
         cells=cells,
         cell_row=cell_row,
         cell_pass=cell_pass,
         decided_at=decided_at,
-        one_to_one=len(later) == len(fed) and bool((later == np.arange(len(fed))).all()),
+        one_to_one=np.array_equal(cell_row[cell_start[1] : -1], np.arange(len(fed) - 1)),
     )
+
+
+class DevicePass(NamedTuple):
+    """A :class:`Pass` as tensors on a device.
+
+    Attributes:
+        cells, fed, position: int64, see :class:`Pass`; ``fed`` as in :class:`Table`.
+        slot: int64, counted from the first slot of the cache.
+        special: whether transition tokens are fed.
+        rows: int64, index of the fed row of each cell; None: row i predicts cell i.
+        mask: bool [rows, end]; None: every row attends to all slots below ``end``.
+        end: slots below this one are attended to.
+    """
+
+    cells: Tensor
+    fed: Tensor
+    position: Tensor
+    slot: Tensor
+    special: bool
+    rows: Tensor | None
+    mask: Tensor | None
+    end: int
+
+
+def on_device(schedule: Schedule, prefix: int, device: torch.device) -> list[DevicePass]:
+    """A schedule's passes behind ``prefix`` cache slots of the condition, so that no pass waits for a copy."""
+    t = schedule.table
+    visible = np.pad(t.visible, ((0, 0), (prefix, 0)), constant_values=True)
+    fed, position, slot, cells, seen = (
+        torch.from_numpy(a).to(device) for a in (t.fed, t.position, t.slot + prefix, t.cells, visible)
+    )
+    cell_row = torch.from_numpy(t.cell_row - t.row_start[t.cell_pass.clip(max=t.passes - 1)]).to(device)
+    out = []
+    for k, p in enumerate(schedule.passes):
+        rows, own, end = slice(*t.row_start[k : k + 2]), slice(*t.cell_start[k : k + 2]), prefix + int(t.pass_end[k])
+        predicted_by = None if p.rows == tuple(range(len(p.position))) else cell_row[own]
+        mask = None if visible[rows, :end].all() else seen[rows, :end]
+        out.append(
+            DevicePass(cells[own], fed[rows], position[rows], slot[rows], bool(p.special), predicted_by, mask, end)
+        )
+    return out
+
+
+# ------------------------------------------------------------------------------------------------ next-token models
 
 
 def next_token_passes(
@@ -214,6 +252,12 @@ def _stand_in(position: int, decided: set[int], grid: int) -> int:
     if above:
         return min(above, key=lambda c: (abs(c % grid - column), c))
     return min(decided, key=lambda c: ((c // grid - row) ** 2 + (c % grid - column) ** 2, c))
+
+
+@lru_cache(maxsize=4)
+def raster(grid: int) -> Schedule:
+    """One cell per pass: G * G passes."""
+    return Schedule(grid, next_token_passes([[c] for c in range(grid * grid)], grid))
 
 
 def sequential_start(groups: Sequence[Sequence[int]]) -> list[list[int]]:

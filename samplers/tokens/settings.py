@@ -59,19 +59,12 @@ class LlamaGenSettings(TokenSettings):
     parallel: int = _window(_SIDE)
 
 
-@dataclass(frozen=True)
-class JacobiSettings(LlamaGenSettings):
-    """LlamaGen with Jacobi iteration: the picture of plain LlamaGen in a fraction of the calls."""
-
-    parallel: int = _window("Usual: 0, the picture's side in tokens. 1 is one pass after another.")
-
-
 ADJACENT, NON_LOCAL, TRAINED = "ablation: adjacent", "ablation: non-local", "from checkpoint"
 
 
 @dataclass(frozen=True)
 class PARSettings(TokenSettings):
-    """PAR (CVPR 2025): the same cell of every region of the picture in one step."""
+    """PAR (CVPR 2025): one token per region of the picture in parallel."""
 
     grouping: str = knob(TRAINED, "Which tokens are decided together. from checkpoint: the groups a PAR was trained for. The other two "
         "are the paper's ablations, tried on a plain LlamaGen, which was trained for neither: non-local: PAR's groups; adjacent: "
@@ -121,10 +114,8 @@ class TarPromptSettings:
     parallel: int = _window("Usual: 32 on a GPU. 0 is one code after another.", "Codes")
 
 
-PIXEL, LATENT = "pixel", "latent"
 AT_ONCE, ONE_BY_ONE = "islands at once", "one by one"
 LOCAL, SUFFIX = "local", "suffix"
-DRAFTED, CERTAIN = "drafted", "certain"
 
 # LANTERN's number of neighbours, and the size of its codebook; -1 keeps the ratio.
 PUBLISHED_NEIGHBOURS, PUBLISHED_CODES = 1000, 16384
@@ -155,9 +146,6 @@ class MuLoSDSettings(TokenSettings):
         "token: slower, and what the target would do.", low=0, high=256, step=1, advanced=True)
     resample_order: str = knob(AT_ONCE, "islands at once: islands that do not touch are drawn again at the same time (the paper's). one "
         "by one: all tokens in one raster order, the paper's slower comparison.", choices=(AT_ONCE, ONE_BY_ONE), advanced=True)
-    up_sampler: str = knob(PIXEL, "How the draft is enlarged. pixel: decoded, enlarged (bicubic, or by the upscale model connected) and "
-        "encoded again, the paper's default. latent: by a small learned network, without decoding, where there is one.",
-        choices=(PIXEL, LATENT), advanced=True)
     repair: str = knob(LOCAL, "What a rejection costs. local: its neighbourhood. suffix: everything after the first rejected token, as "
         "in earlier speculative decoding (the paper's comparison).", choices=(LOCAL, SUFFIX), advanced=True)
     draft_parallel: int = _window(
@@ -168,31 +156,7 @@ class MuLoSDSettings(TokenSettings):
         return self.tau > 1 and not self.acceptance_target and not self.resample_window
 
 
-@dataclass(frozen=True)
-class LanternSettings(TokenSettings):
-    """Comparison in LANTERN's style (ICLR 2025): relaxed acceptance in raster order; the first rejection discards the rest."""
-
-    draft_length: int = knob(4, "Tokens drafted before the target verifies them; more means fewer passes of the target and more drafts "
-        "thrown away. Usual: 4.", low=1, high=256, step=1, symbol="gamma", unit="tokens")
-    delta: float = knob(0.4, "How much probability of similar codes may count for a drafted one. Higher accepts more and is further "
-        "from the target. Usual: 0.1 to 0.4. Above 1 it is LANTERN++'s lambda, and delta - 1 times the drafted code's own probability "
-        "may count.", low=0.0, high=100.0, step=0.05, symbol="delta")
-    neighbours: int = knob(-1, "How many similar codes may count. Usual: -1, LANTERN's share of the codebook (1000 of 16,384). 0 is "
-        "plain speculative decoding, whose pictures have exactly the target's distribution.", low=-1, high=65536, step=1, symbol="k")
-    draft_cfg: float = knob(1.0, "Guidance of the draft model. At 1 it has none and does half the work; the nearer to cfg, the more "
-        "drafts are kept.", low=1.0, high=20.0, step=0.05, advanced=True)
-    drafts: str = knob(DRAFTED, "How likely a draft counts as having been. drafted: as likely as the draft model made it (the published "
-        "static tree); certain: as if it were the only choice (the published dynamic tree), which keeps fewer.",
-        choices=(DRAFTED, CERTAIN), advanced=True)
-
-    def exact(self, side: int) -> bool:
-        return self.neighbours == 0 and self.temperature == 0
-
-    def lossless(self) -> bool:
-        return self.neighbours == 0 and self.temperature > 0
-
-
-def neighbours_of(settings: MuLoSDSettings | LanternSettings, codes: int) -> int:
+def neighbours_of(settings: MuLoSDSettings, codes: int) -> int:
     """Number of neighbours for a codebook of ``codes``; -1 keeps LANTERN's share of the codebook."""
     if settings.neighbours >= 0:
         return settings.neighbours

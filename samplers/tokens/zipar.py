@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ...model_loaders.networks.gpt import TokenModel
+from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition
 from .draws import Draws
-from .jacobi import decode
-from .llamagen import raster
+from .llamagen import decode
 from .loop import TokenSampler, begin, raster_only
-from .schedule import Schedule, group_clocks, next_token_passes
+from .schedule import Schedule, group_clocks, next_token_passes, raster
 from .settings import ZipARSettings
 
 
@@ -68,4 +67,4 @@ def zipar(
     """
     raster_only("ZipAR", model)
     schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
-    return (yield from decode(begin("zipar", model, condition, settings, noise, seed, schedule), settings.parallel))
+    return (yield from decode(begin("zipar", model, condition, settings, noise, seed), schedule, settings.parallel))

@@ -31,7 +31,7 @@ ATTACKS: list[tuple[Callable[[Path], Path], str, str]] = []
 
 
 def attack(loader: str, words: str) -> Callable[[Callable[[Path], Path]], Callable[[Path], Path]]:
-    """Register an attack on a loader ("mar", "llamagen", "kl", "vq", "upsampler", "tar" or "t5")."""
+    """Register an attack on a loader ("mar", "llamagen", "kl", "vq", "tar" or "t5")."""
 
     def add(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
         ATTACKS.append((make, loader, words))

@@ -17,7 +17,7 @@ from budget import measure, problem  # noqa: E402
 from fuzzer import place, size_of  # noqa: E402
 
 pytestmark = pytest.mark.slow
-STEMS = {"llamagen": "gpt", "upsampler": "up"}
+STEMS = {"llamagen": "gpt"}
 
 
 @pytest.fixture(scope="module")

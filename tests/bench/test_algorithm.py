@@ -41,10 +41,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cspd+lazymar": {**STEPS, **DRAFTED, **LAZY},
     "llamagen": {},
     "par": {},
-    "jacobi": {},
     "zipar": {"window": 2},
-    "mulosd": {"tau": 0.05, "up_sampler": "pixel"},
-    "lantern": {},
+    "mulosd": {"tau": 0.05},
 }
 
 
@@ -57,8 +55,7 @@ def drawn(folder: Path) -> dict[str, tuple[np.ndarray, dict[str, int]]]:
     for name, values in SETTINGS.items():
         family = SAMPLERS[name].family
         model, decoder = (files.mar, files.kl) if family == MAR else (files.llamagen, files.vq)
-        # LANTERN drafts with a model of the target's own size.
-        draft = files.llamagen if name == "lantern" else small[family]
+        draft = small[family]
         spec = Spec(str(model), (name,), decoder=str(decoder), draft=str(draft), seed=3)
         models = Models(spec, source(spec))
         prepared = models.prepare(choose(name, values), family, str(par if name == "par" else model))

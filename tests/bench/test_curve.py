@@ -10,7 +10,7 @@ from dataclasses import replace
 import made_sweeps
 import numpy as np
 import pytest
-from fastar_nodes.bench.curve import CALLS, SECONDS, Point, curve, front, label_of, lines, to_csv
+from fastar_nodes.bench.curve import Point, curve, front, label_of, lines, to_csv
 from fastar_nodes.bench.measures import Means, evaluate
 from fastar_nodes.bench.plots import contact_sheet, curve_plot, pick
 from fastar_nodes.bench.results import Result
@@ -31,9 +31,9 @@ def store(tmp_path_factory) -> Store:
 # ------------------------------------------------------------------------------------------------ figures
 
 
-def test_speed_is_measured_where_it_was_and_calls_otherwise(store, tmp_path):
+def test_speed_is_measured_and_calls_are_counted(store, tmp_path):
     found = curve(store)
-    assert (found.measure, found.against) == ("psnr", SECONDS)
+    assert found.measure == "psnr"
     assert found.title == "PSNR, dB, against plain sampler (higher is better)"
     by_id = {p.cell.id: p for p in found.points}
     fast = by_id["fasthybrid-0.8"]
@@ -41,9 +41,8 @@ def test_speed_is_measured_where_it_was_and_calls_otherwise(store, tmp_path):
     assert fast.fewer_calls == pytest.approx(4) and by_id["mar-0"].fewer_calls == 1
     untimed = made_sweeps.write(tmp_path, timed=False)
     evaluate(untimed, ["psnr"], Means(resamples=20))
-    assert curve(untimed).against == CALLS
-    with pytest.raises(UserError, match="against: mar-0 has no measured seconds; finish the sweep, or plot calls"):
-        curve(untimed, against=SECONDS)
+    with pytest.raises(UserError, match="no cell of this sweep has it and was timed"):
+        curve_plot(curve(untimed), "")
 
 
 def test_the_front_of_the_sweep(store):
@@ -57,7 +56,7 @@ def test_the_plain_sampler_equals_itself(store, measure):
     plain = next(p for p in found.points if p.cell.id == "mar-0")
     assert plain.result.word == "identical" and not plain.front, "an equal and faster cell is on the front"
     slow = [replace(p, time=Time(2.0, 0.5)) if p.cell.baseline else p for p in found.points]
-    assert front(slow, SECONDS) == {"mar-0"}
+    assert front(slow) == {"mar-0"}
 
 
 def point(k: int, good: float | None, fast: float, model: str = "demo", measure: str = "psnr") -> Point:
@@ -74,7 +73,7 @@ def point(k: int, good: float | None, fast: float, model: str = "demo", measure:
 def test_nothing_beats_the_front(values, higher):
     measure = "psnr" if higher else "fid"
     points = [point(k, float(good), float(fast), model, measure) for k, (good, fast, model) in enumerate(values)]
-    on = front(points, SECONDS)
+    on = front(points)
     sign = 1 if higher else -1
 
     def beats(q: Point, p: Point) -> bool:
@@ -88,8 +87,8 @@ def test_nothing_beats_the_front(values, higher):
 def test_words_are_not_on_the_front_unless_equal():
     points = [point(1, 20.0, 2.0), point(2, None, 9.0), point(3, None, 1.5)]
     points[2] = replace(points[2], result=replace(points[2].result, word="identical"))
-    assert front(points, SECONDS) == {"c1", "c3"}
-    assert front([replace(points[0], result=None)], SECONDS) == set()
+    assert front(points) == {"c1", "c3"}
+    assert front([replace(points[0], result=None)]) == set()
 
 
 def test_labels_are_the_settings_that_differ(store):

@@ -15,7 +15,7 @@ GPT_MODULE = """
 from dataclasses import dataclass
 from torch import nn
 from fastar_nodes.bench.sizes import official_gpt
-from fastar_nodes.model_loaders.networks.gpt import GPT
+from fastar_nodes.model_loaders.networks.llama import Llama
 
 @dataclass
 class ModelArgs:
@@ -26,7 +26,7 @@ class ModelArgs:
     num_classes: int
     block_size: int
 
-class Transformer(GPT):
+class Transformer(Llama):
     def __init__(self, args):
         super().__init__(official_gpt("tiny"))
 """

@@ -27,18 +27,7 @@ def test_picture_table_and_json(cli, files, tmp_path):
             files,
             "--label",
             "Cat, 3",
-            "--batch",
-            "2",
-            "--seed",
-            "11",
-            "--set",
-            "fasthybrid.threshold=0.5",
-            "--out",
-            "made/here.png",
-            "--json",
-            "report.json",
-            "--maps",
-            "maps.png",
+            *"--batch 2 --seed 11 --set fasthybrid.threshold=0.5 --out made/here.png --json report.json --maps maps.png".split(),
         )
     )
     assert answer.code == 0, answer.err
@@ -102,47 +91,44 @@ def test_the_baseline_comes_first(cli, files):
     assert rows == ["sampler", "MAR", "FastHybrid"]
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (("--samplers", "mar,fasthybrid+cspd"), ["does not have fasthybrid+cspd yet", "mar, fasthybrid"]),
-        (("--samplers", "mar,tar"), ["tar samples a Tar de-tokenizer", "tiny.safetensors is not one"]),
-        (("--samplers", "mar,zipar"), ["zipar samples a LlamaGen or a PAR", "tiny.safetensors is not one"]),
-        (("--text", "a cat"), ["text", "tiny mar", "--label"]),
-        (("--samplers", "mar,fasthybrid+cspd"), ["does not have fasthybrid+cspd", "mar, fasthybrid"]),
-        (("--samplers", "mar,nosuch"), ["'nosuch'", "mar, fasthybrid"]),
-        (("--samplers", ","), ["samplers"]),
-        (("--set", "threshold"), ["set", "name=value"]),
-        (("--set", "fasthybrid.threshold="), ["set", "name=value"]),
-        (("--set", "fasthybrid.nosuch=1"), ["fasthybrid has no setting nosuch", "threshold"]),
-        (("--set", "nosuch=1"), ["no sampler of this run has a setting nosuch", "ar_steps"]),
-        (("--set", "mar.threshold=0.5"), ["mar has no setting threshold"]),
-        (("--set", "fasthybrid.threshold=abc"), ["threshold", "'abc'", "not a number"]),
-        (("--set", "fasthybrid.threshold=7"), ["threshold", "outside"]),
-        (("--set", "cspd.draft_length=4"), ["cspd is not among", "mar, fasthybrid"]),
-        (("--samplers", "mar,cspd"), ["draft", "cspd needs a small draft model", "--draft"]),
-        (("--set", "fasthybrid.preset=faster"), ["preset", "exact, balanced, fast"]),
-        (("--samplers", "mar", "--set", "fasthybrid.threshold=0.9"), ["fasthybrid", "not among"]),
-        (("--steps", "17"), ["ar_steps", "17", "1 to 16"]),
-        (("--label", "dragon"), ["label", "'dragon'", "picture-book"]),
-        (("--label", "10"), ["label", "0 to 9"]),
-        (("--label", " , "), ["label"]),
-        (("--seed", "-1"), ["seed", "-1"]),
-        (("--seed", "many"), ["seed", "'many'"]),
-        (("--batch", "0"), ["batch", "outside"]),
-        (("--device", "abacus"), ["device", "abacus", "cpu"]),
-        (("--out", "picture.docx"), ["out", ".png"]),
-        (("--json", "numbers.txt"), ["json", ".json"]),
-        (("--decoder", "nosuch.safetensors"), ["decoder", "nosuch.safetensors"]),
-        (("--dtype", "int4"), ["dtype"]),
-        (("--nosuch",), ["--nosuch"]),
-    ],
-)
-def test_bad_input_is_one_sentence(cli, files, sentence, tmp_path, more, words):
-    text = sentence(cli(*args(files, "--models", tmp_path, *more)))
-    for word in words:
-        assert word in text
-    assert not list(tmp_path.iterdir())  # nothing was written
+BAD = [
+    ("samplers", "--samplers mar,fasthybrid+cspd"),
+    ("samplers", "--samplers mar,tar"),
+    ("samplers", "--samplers mar,zipar"),
+    ("samplers", "--samplers mar,nosuch"),
+    ("samplers", "--samplers ,"),
+    ("text", "--text cat"),
+    ("set", "--set threshold"),
+    ("set", "--set fasthybrid.threshold="),
+    ("set", "--set fasthybrid.nosuch=1"),
+    ("set", "--set nosuch=1"),
+    ("set", "--set mar.threshold=0.5"),
+    ("set", "--set cspd.draft_length=4"),
+    ("set", "--samplers mar --set fasthybrid.threshold=0.9"),
+    ("threshold", "--set fasthybrid.threshold=abc"),
+    ("threshold", "--set fasthybrid.threshold=7"),
+    ("preset", "--set fasthybrid.preset=faster"),
+    ("draft", "--samplers mar,cspd"),
+    ("ar_steps", "--steps 17"),
+    ("label", "--label dragon"),
+    ("label", "--label 10"),
+    ("label", "--label ,"),
+    ("seed", "--seed -1"),
+    ("seed", "--seed many"),
+    ("batch", "--batch 0"),
+    ("device", "--device abacus"),
+    ("out", "--out picture.docx"),
+    ("json", "--json numbers.txt"),
+    ("decoder", "--decoder nosuch.safetensors"),
+    ("python -m fastar_nodes compare", "--dtype int4"),
+    ("python -m fastar_nodes compare", "--nosuch"),
+]
+
+
+@pytest.mark.parametrize("field, more", BAD)
+def test_bad_input_is_one_sentence(cli, files, sentence, tmp_path, field, more):
+    assert sentence(cli(*args(files, "--models", tmp_path, *more.split()))).startswith(f"{field}: ")
+    assert not list(tmp_path.iterdir()), "nothing was written"
 
 
 def test_a_decoder_of_other_latents_is_named(cli, files, sentence, tmp_path):

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
+from fastar_nodes.model_loaders.networks.llama import qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
-from fastar_nodes.model_loaders.networks.qwen import QwenConfig
 from PIL import Image
 from tiny_files import write
 
@@ -25,7 +25,7 @@ TOKENIZER = {
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory):
     mar = MARConfig(16, 1, 2, 2, 2, 16, 4, 0, 1, 16)
-    net = Hybrid(HybridConfig(mar, QwenConfig(dim=16, depth=1, heads=2, kv_heads=1, head_dim=8, hidden=24, vocab=13)))
+    net = Hybrid(HybridConfig(mar, qwen_config(dim=16, depth=1, heads=2, kv_heads=1, head_dim=8, hidden=24, vocab=13)))
     config = {"llm": {"num_attention_heads": 2}, "mar": {"encoder_num_heads": 2}}
     about = {
         "config": config,

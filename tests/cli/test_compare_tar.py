@@ -20,8 +20,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
-from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.tar import load_detokenizer
 from PIL import Image
 from qwen_reference import tiny_qwen
@@ -44,9 +43,11 @@ class TarFiles(NamedTuple):
 READER = replace(OF_CODES, codes=20)
 
 
-def drawer(grid: int) -> GPT:
-    return GPT(
-        GPTConfig(**{**GPT_SIZE.__dict__, "condition": "features", "condition_size": 24, "absolute": 16 + grid**2 - 1})
+def drawer(grid: int) -> Llama:
+    return Llama(
+        LlamaConfig(
+            **{**GPT_SIZE.__dict__, "condition": "features", "condition_size": 24, "absolute": 16 + grid**2 - 1}
+        )
     )
 
 
@@ -104,20 +105,8 @@ def test_a_prompt_draws_with_the_demos_tar(cli, tar_demo, tmp_path):
         "demo",
         "--prompt",
         "a red boat at sunset",
-        "--samplers",
-        "zipar,mulosd,tar",
-        "--set",
-        "zipar.window=2",
-        "--set",
-        "acceptance_target=0.5",
-        "--batch",
-        2,
-        "--device",
-        "cpu",
-        "--json",
-        "c.json",
-        "--maps",
-        "m.png",
+        *"--samplers zipar,mulosd,tar --set zipar.window=2 --set acceptance_target=0.5 --batch 2".split(),
+        *"--device cpu --json c.json --maps m.png".split(),
     )
     rows = table(answer)
     assert [name.split(" ")[0] for name in rows] == ["Tar", "ZipAR", "MuLo-SD"] and rows["Tar"]["speed-up"] == "1.00x"
@@ -151,28 +140,14 @@ def test_exact_mulosd_draws_tars_picture(cli, tar_demo):
 
 
 def test_llamagens_of_two_sizes_and_a_comparison(cli, tiny_demo, tmp_path):
-    rows = table(
-        cli(
-            "compare",
-            "--label",
-            "cat",
-            "--samplers",
-            "llamagen,zipar,mulosd,lantern",
-            "--set",
-            "lantern.neighbours=3",
-            "--device",
-            "cpu",
-            "--json",
-            "c.json",
-        )
-    )
-    assert [name.split(" ")[0] for name in rows] == ["LlamaGen", "ZipAR", "MuLo-SD", "LANTERN-style"]
+    rows = table(cli(*"compare --label cat --samplers llamagen,zipar,mulosd --device cpu --json c.json".split()))
+    assert [name.split(" ")[0] for name in rows] == ["LlamaGen", "ZipAR", "MuLo-SD"]
     numbers = {run["sampler"]: run for run in json.loads((tmp_path / "c.json").read_text())["runs"]}
     # The larger of the two is drafted by the smaller, and sets the size of all.
     assert {run["model"] for run in numbers.values()} == {"tiny llamagen"} and numbers["llamagen"]["counts"][
         "transformer_passes"
     ] == 64
-    assert numbers["mulosd"]["counts"]["draft_passes"] == 16 and numbers["lantern"]["counts"]["draft_passes"] > 16
+    assert numbers["mulosd"]["counts"]["draft_passes"] == 16
 
 
 def test_tar_and_llamagen_side_by_side_are_two_families(cli, tar_demo, tmp_path):
@@ -188,47 +163,11 @@ def test_tar_and_llamagen_side_by_side_are_two_families(cli, tar_demo, tmp_path)
     ]
 
 
-def test_a_learned_up_sampler(cli, tar_demo, sentence, tmp_path):
-    more = (
-        "compare",
-        "--prompt",
-        "cat",
-        "--samplers",
-        "mulosd",
-        "--set",
-        "up_sampler=latent",
-        "--device",
-        "cpu",
-        "--json",
-        "c.json",
-    )
-    assert "no learned up-sampler for tiny vq" in sentence(cli(*more))
-    made = write(UpSampler(UpSamplerConfig(4, 6, 1)), tar_demo / "upsampler.safetensors", 9, name="learned")
-    assert cli(*more).code == 0
-    assert json.loads((tmp_path / "c.json").read_text())["runs"][0]["settings"]["up_sampler"] == "latent, learned"
-    made.rename(tmp_path / "mine.safetensors")
-    assert cli(*more, "--up-sampler", tmp_path / "mine.safetensors").code == 0
-
-
 def test_bench_of_tar(cli, tar_demo, tmp_path):
-    answer = cli(
-        "bench",
-        "--samplers",
-        "tar,mulosd,zipar,lantern",
-        "--repeats",
-        2,
-        "--device",
-        "cpu",
-        "--json",
-        "times.json",
-        "--set",
-        "lantern.neighbours=3",
-    )
+    answer = cli(*"bench --samplers tar,mulosd,zipar --repeats 2 --device cpu --json times.json".split())
     assert answer.code == 0, answer.err
     runs = {run["sampler"]: run for run in json.loads((tmp_path / "times.json").read_text())["batches"][0]["runs"]}
-    assert list(runs) == ["tar", "mulosd", "zipar", "lantern"] and {run["model"] for run in runs.values()} == {
-        "tiny high"
-    }
+    assert list(runs) == ["tar", "mulosd", "zipar"] and {run["model"] for run in runs.values()} == {"tiny high"}
     assert runs["tar"]["ratio"] == 1.0 and runs["mulosd"]["counts"]["draft_passes"] == 16
 
 
@@ -238,16 +177,7 @@ def test_bench_draws_prompts(cli, tar_demo, sentence, tmp_path):
         "bench",
         "--prompt",
         "a red boat",
-        "--prompt",
-        "cat",
-        "--batch",
-        "1,3",
-        "--repeats",
-        1,
-        "--device",
-        "cpu",
-        "--json",
-        "t.json",
+        *"--prompt cat --batch 1,3 --repeats 1 --device cpu --json t.json".split(),
     )
     assert cli(*both, "--samplers", "tar,mulosd,llamagen", "--set", "prompt.detail=81").code == 0
     numbers = json.loads((tmp_path / "t.json").read_text())["batches"]
@@ -298,47 +228,27 @@ def test_settings_of_the_prompt(tar, monkeypatch):
     }
 
 
-def test_a_draft_for_each_and_lantern_takes_one_of_its_own_size(tar):
-    files = source(SimpleNamespace(device="cpu", models=None, dtype="auto", speed="plain"))
-    ready = assembly.load("tar", str(tar.high), files, str(tar.vq))
-    assert ready.demo and ready.family == "tar", "presets would be those of full-size models"
-    options = SimpleNamespace(
-        model="x", draft=str(tar.low), up_sampler="auto", models=None, dtype="auto", speed="plain", device="cpu"
-    )
-    both = plan("mulosd,lantern", [], None, {"mulosd": ready, "lantern": ready})
-    made = {p.entry.name: p.entry.run.keywords for p in with_draft(both, options)}
-    assert made["mulosd"]["draft"].name == "tiny low" and made["lantern"]["draft"] is ready.model
-    assert made["lantern"]["vq"] is ready.decoder
-    alone = with_draft(both[1:], options)
-    assert alone[0].entry.run.keywords["draft"].name == "tiny low", "the sampler reports it"
-    itself = with_draft(both[1:], SimpleNamespace(**{**vars(options), "draft": "auto"}))
-    assert itself[0].entry.run.keywords["draft"] is ready.model
+BAD = [
+    ("draft", "--samplers mulosd"),
+    ("samplers", "--samplers llamagen"),
+    ("samplers", "--samplers tar,par"),
+    ("label", "--label cat --samplers tar"),
+    ("detail", "--set prompt.detail=5"),
+    ("colour", "--set prompt.colour=5"),
+    ("set", "--set prompt.detail"),
+    ("set", "--set mulosd.tau=0"),
+    ("set", "--set tau=0"),
+    ("checkpoint", "--tar nowhere.safetensors"),
+]
 
 
-@pytest.mark.parametrize(
-    ("more", "words_"),
-    [
-        (("--samplers", "mulosd"), ["draft: mulosd needs a draft model that draws a smaller picture", "--draft"]),
-        (("--samplers", "llamagen"), ["llamagen samples a LlamaGen or a PAR", "high.safetensors is not one"]),
-        (("--samplers", "tar,par"), ["par samples a LlamaGen or a PAR"]),
-        (("--label", "cat", "--samplers", "tar"), ["label", "draws from text"]),
-        (("--set", "prompt.detail=5"), ["detail: '5' is not one of 729, 169, 81"]),
-        (("--set", "prompt.colour=5"), ["colour: no such setting"]),
-        (("--set", "prompt.detail"), ["'prompt.detail' is not of the form"]),
-        (("--set", "mulosd.tau=0"), ["mulosd is not among the samplers"]),
-        (("--set", "tau=0"), ["no sampler of this run has a setting tau"]),
-        (("--tar", "nowhere.safetensors"), ["checkpoint", "nowhere.safetensors"]),
-        (("--prompt", "cat " * 100), ["text: the prompt takes", "shorten it"]),
-        (("--samplers", "lantern", "--set", "neighbours=23"), ["neighbours: 23 is all of the 24 codes"]),
-    ],
-)
-def test_bad_input_is_one_sentence(cli, tar, sentence, more, words_):
-    message = sentence(cli(*args(tar, *more)))
-    for word in words_:
-        assert word in message
+@pytest.mark.parametrize("field, more", BAD)
+def test_bad_input_is_one_sentence(cli, tar, sentence, field, more):
+    assert sentence(cli(*args(tar, *more.split()))).startswith(f"{field}: ")
 
 
 def test_parts_that_do_not_fit(cli, tar, sentence, tmp_path):
+    assert sentence(cli(*args(tar, "--prompt", "cat " * 100))).startswith("text: ")
     same = sentence(cli(*args(tar, "--samplers", "mulosd", "--draft", tar.high)))
     assert "draft: tiny high draws 8 x 8 tokens" in same and "no whole multiple" in same
     wide = tmp_path / "wide.safetensors"
@@ -388,14 +298,12 @@ def test_without_the_demos_tar(cli, tiny_demo, sentence):
 
 def test_random_weights_have_no_tokenizer(sentence, files):
     ready = Ready("llamagen", load_llamagen(files.llamagen))
-    options = SimpleNamespace(
-        model="demo", draft="auto", up_sampler="auto", models=None, dtype="auto", speed="plain", device="cpu"
-    )
+    options = SimpleNamespace(model="demo", draft="auto", models=None, dtype="auto", speed="plain", device="cpu")
     with pytest.raises(UserError, match="^random: mulosd needs a tokenizer"):
         with_draft(plan("mulosd", [], None, {"mulosd": ready}), options)
 
 
 def test_demo_entries_are_catalogued():
-    ids = {e.id for family in ("tar", "ta-tok", "dtok", "upsampler") for e in hub.entries(family) if e.built_in}
-    assert ids == {"demo-tar", "demo-ta-tok", "demo-dtok", "demo-dtok-low", "demo-upsampler"}
+    ids = {e.id for family in ("tar", "ta-tok", "dtok") for e in hub.entries(family) if e.built_in}
+    assert ids == {"demo-tar", "demo-ta-tok", "demo-dtok", "demo-dtok-low"}
     assert assembly.DEMO_TAR in ids

@@ -11,9 +11,9 @@ from fastar_nodes.bench import operations
 from fastar_nodes.bench.sizes import random_models
 from fastar_nodes.cli import hybrids
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
+from fastar_nodes.model_loaders.networks.llama import qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.prompts import HybridModel
-from fastar_nodes.model_loaders.networks.qwen import QwenConfig
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.mar import mar
@@ -56,7 +56,7 @@ def tiny(monkeypatch) -> HybridModel:
     """A tiny model that is the only official size, whose head counts are listed."""
     shape = {"dim": 16, "encoder_depth": 1, "decoder_depth": 1, "heads": 2, "head_depth": 1, "head_width": 16}
     mar_config = MARConfig(**shape, buffer=3, tokens=16, channels=4, classes=0)
-    llm = QwenConfig(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=151936, tied=True)
+    llm = qwen_config(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=151936, tied=True)
     config = HybridConfig(mar_config, llm)
     monkeypatch.setattr(hybrids, "SIZES", {"tiny": TINY})
     monkeypatch.setattr(hybrids, "official", lambda size, grid=None: config)

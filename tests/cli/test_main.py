@@ -11,7 +11,7 @@ import torch
 from fastar_nodes.bench import sizes
 from fastar_nodes.cli import compare, progress
 from fastar_nodes.cli.main import COMMANDS
-from fastar_nodes.model_loaders.networks.gpt import GPTConfig
+from fastar_nodes.model_loaders.networks.llama import LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.samplers.registry import SAMPLERS
 
@@ -99,26 +99,13 @@ def test_benchmark_sizes_are_the_official_ones(mar_fixtures):
 def test_benchmark_sizes_of_tokens_are_the_official_ones(root, size, file, special):
     told = json.loads((root / "tests" / "parity" / "llamagen" / f"keys_{file}.json").read_text())
     state = {name: torch.empty(shape, device="meta") for name, shape in told["keys"].items()}
-    assert sizes.official_gpt(size, special) == GPTConfig.from_state_dict(state)
+    assert sizes.official_gpt(size, special) == LlamaConfig.of_llamagen(state)
 
 
 def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):
     answer = cli(
-        "bench",
-        "--samplers",
-        "llamagen,par,mar,zipar",
-        "--repeats",
-        2,
-        "--steps",
-        2,
-        "--set",
-        "diffusion_steps=4",
-        "--set",
-        "window=2",
-        "--device",
-        "cpu",
-        "--json",
-        "times.json",
+        *"bench --samplers llamagen,par,mar,zipar --repeats 2 --steps 2".split(),
+        *"--set diffusion_steps=4 --set window=2 --device cpu --json times.json".split(),
     )
     assert answer.code == 0, answer.err
     told = json.loads((tmp_path / "times.json").read_text())

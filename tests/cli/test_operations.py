@@ -12,7 +12,7 @@ import pytest
 import torch
 from fastar_nodes.bench.operations import Speed, Work, counted
 from fastar_nodes.bench.sizes import DTOK_SIZES, official, official_gpt
-from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
+from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MAR, MARModel
 from fastar_nodes.model_loaders.networks.ops import Linear
 from fastar_nodes.samplers.conditioning import FeatureCondition, from_ids
@@ -39,9 +39,10 @@ def operations_a_step(steps, first: int, count: int) -> float:
 def narrow_gpt(config, **changes):
     config = replace(config, dim=8 * config.heads, hidden=16, **changes)
     with torch.device("meta"):
-        return GPT(config).eval().requires_grad_(False)
+        return Llama(config).eval().requires_grad_(False)
 
 
+@pytest.mark.slow
 def test_mar_b():
     """64 AR steps of 100 diffusion steps from t = 950, guided: 376,730 operations before, 56 a diffusion step."""
     net = MAR(replace(official("MAR-B"), dim=24, head_width=16)).eval().requires_grad_(False)
@@ -62,6 +63,7 @@ def model_tables(model, count):
     return tables(count, model.t_max)
 
 
+@pytest.mark.slow
 def test_llamagen_xl_384():
     """576 guided tokens: 523,130 operations before."""
     model = TokenModel(narrow_gpt(official_gpt("LlamaGen-XL")), "narrow", 24)
@@ -70,6 +72,7 @@ def test_llamagen_xl_384():
     assert 576 * operations_a_step(steps, 2, 4) <= 220_000
 
 
+@pytest.mark.slow
 def test_tar_1024():
     """4,096 tokens of the larger AR-DTok, guided: 527 operations a token before."""
     _, depth, heads = DTOK_SIZES["AR-DTok-LP"]

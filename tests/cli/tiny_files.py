@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from safetensors.torch import save_file
 
@@ -24,14 +24,14 @@ MAR_SIZE = MARConfig(
     head_width=16,
 )
 
-GPT_SIZE = GPTConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10)
+GPT_SIZE = LlamaConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10)
 VQ_SIZE = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=24, code_channels=4, groups=4)
 
 
-def write_gpt(path: Path, seed: int, grid: int = 4, config: GPTConfig = GPT_SIZE, **metadata: object) -> Path:
+def write_gpt(path: Path, seed: int, grid: int = 4, config: LlamaConfig = GPT_SIZE, **metadata: object) -> Path:
     """A LlamaGen; with ``config.special`` a PAR."""
     about = {"label_set": "picture-book", "name": f"tiny {path.stem}", "defaults": {"cfg": 2.0, "top_k": 0}}
-    return write(GPT(config), path, seed, heads=2, grid=grid, **{**about, **metadata})
+    return write(Llama(config), path, seed, heads=2, grid=grid, **{**about, **metadata})
 
 
 def write_vq(path: Path, config: VQConfig = VQ_SIZE) -> Path:

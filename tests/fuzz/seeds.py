@@ -16,12 +16,10 @@ from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
-from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.model_loaders.text import load_text_encoder
-from fastar_nodes.model_loaders.upsampler import load_upsampler
 from qwen_reference import tiny_qwen
 from safetensors.torch import save_file
 
@@ -62,11 +60,10 @@ def build(folder: Path) -> list[Seed]:
     add("mar", lambda p: load_mar(p, heads=None if p.suffix == ".safetensors" else 2), weights(MAR(mar)), heads="2")
     kl = KLConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=4, encoder_attention=frozenset({1}), groups=32)
     add("kl", load_kl, weights(KLAutoencoder(kl)))
-    gpt = GPTConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10)
-    add("gpt", lambda p: load_llamagen(p, grid=4, heads=2), weights(GPT(gpt)), grid="4", heads="2", name="tiny")
+    gpt = LlamaConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10)
+    add("gpt", lambda p: load_llamagen(p, grid=4, heads=2), weights(Llama(gpt)), grid="4", heads="2", name="tiny")
     vq = VQConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=8, codes=24, code_channels=4, groups=32)
     add("vq", load_vq, weights(VQAutoencoder(vq)), groups="32")
-    add("up", load_upsampler, weights(UpSampler(UpSamplerConfig(4, 8, 2))))
     add("dtok", lambda p: load_detokenizer(p, grid=4, heads=2), tar_files.detokenizer_state(), heads="2", grid="4")
     ta_tok = replace(tar_files.TA_TOK, width=192, input_size=15)  # head counts as in the official sizes
     add("ta_tok", load_ta_tok, tar_files.tiny_ta_tok(ta_tok).state_dict(), encoder_heads="3")

@@ -1,36 +1,33 @@
-"""The GPT: shapes from names, the cache against the uncached pass, and products that go another way on a CPU."""
+"""LlamaGen's network: shapes from names, and the cache against the uncached pass."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from fastar_nodes.model_loaders.networks import layers
-from fastar_nodes.model_loaders.networks.attention import attend
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, initialise
-from fastar_nodes.model_loaders.networks.ops import Linear
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, attend, initialise
 
 SHAPES = {
-    "class": GPTConfig(32, 3, 4, 4, 48, 19, "class", 5),
-    "class, absolute": GPTConfig(32, 2, 4, 4, 48, 19, "class", 5, absolute=16),
-    "text": GPTConfig(32, 2, 4, 4, 48, 19, "text", 6, text_rows=7),
-    "features, grouped heads": GPTConfig(32, 2, 4, 2, 48, 19, "features", 6, absolute=40),
-    "codes": GPTConfig(32, 2, 4, 1, 48, 19, "codes", 9, absolute=40),
-    "par": GPTConfig(32, 2, 4, 4, 48, 19, "class", 5, special=3),
+    "class": LlamaConfig(32, 3, 4, 4, 48, 19, "class", 5),
+    "class, absolute": LlamaConfig(32, 2, 4, 4, 48, 19, "class", 5, absolute=16),
+    "text": LlamaConfig(32, 2, 4, 4, 48, 19, "text", 6, text_rows=7),
+    "features, grouped heads": LlamaConfig(32, 2, 4, 2, 48, 19, "features", 6, absolute=40),
+    "codes": LlamaConfig(32, 2, 4, 1, 48, 19, "codes", 9, absolute=40),
+    "par": LlamaConfig(32, 2, 4, 4, 48, 19, "class", 5, special=3),
 }
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def build(config: GPTConfig, seed: int = 0) -> GPT:
-    net = GPT(config).eval().requires_grad_(False)
+def build(config: LlamaConfig, seed: int = 0) -> Llama:
+    net = Llama(config).eval().requires_grad_(False)
     g = torch.Generator().manual_seed(seed)
     for p in net.state_dict().values():
         p.copy_(torch.randn(p.shape, generator=g) * (1.0 if p.ndim == 1 else 0.4))
     return net
 
 
-def condition(config: GPTConfig, rows: int = 4) -> torch.Tensor:
+def condition(config: LlamaConfig, rows: int = 4) -> torch.Tensor:
     if config.condition == "class":
         return torch.tensor([1, 4])
     if config.condition == "codes":
@@ -41,92 +38,92 @@ def condition(config: GPTConfig, rows: int = 4) -> torch.Tensor:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_state_dict_says_its_own_shape(name):
     config = SHAPES[name]
-    state = GPT(config).state_dict()
-    assert GPTConfig.from_state_dict(state, heads=4) == config
-    GPT(GPTConfig.from_state_dict(state, 4)).load_state_dict(build(config).state_dict(), strict=True)
+    state = Llama(config).state_dict()
+    assert LlamaConfig.of_llamagen(state, heads=4) == config
+    Llama(LlamaConfig.of_llamagen(state, 4)).load_state_dict(build(config).state_dict(), strict=True)
 
 
 def test_shapes_that_make_no_sense_are_refused():
-    state = GPT(SHAPES["class"]).state_dict()
+    state = Llama(SHAPES["class"]).state_dict()
     for heads, sentence in (
         (None, "width 32 is none of the official"),
         (5, "heads: 5 does not fit"),
         (16, "heads: 16 does not fit"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            GPTConfig.from_state_dict(state, heads)
+            LlamaConfig.of_llamagen(state, heads)
     with pytest.raises(ValueError, match="heads: 1 does not fit the attention weights"):
-        GPTConfig.from_state_dict(GPT(SHAPES["codes"]).state_dict(), 1)
+        LlamaConfig.of_llamagen(Llama(SHAPES["codes"]).state_dict(), 1)
     with pytest.raises(KeyError, match="cls_embedding"):
-        GPTConfig.from_state_dict({k: v for k, v in state.items() if not k.startswith("cls_")}, 4)
+        LlamaConfig.of_llamagen({k: v for k, v in state.items() if not k.startswith("cls_")}, 4)
     with pytest.raises(KeyError, match="tok_embeddings"):
-        GPTConfig.from_state_dict({})
+        LlamaConfig.of_llamagen({})
 
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("pieces", [[1] * 9, [4, 5], [1, 3, 5]], ids=str)
-def test_cached_logits_are_the_uncached_ones(name, pieces):
-    """The same tokens one by one, or several at once with a causal mask, written by position into one cache."""
+@pytest.mark.parametrize("image", [0, 3])
+def test_cached_logits_are_the_uncached_ones(name, pieces, image):
+    """The same tokens one by one, several at once with a causal mask, or the first ones together with the prefix."""
     config = SHAPES[name]
     net, tokens = build(config), torch.randint(config.vocab, (2, 9), generator=torch.Generator().manual_seed(1))
     prefix = net.prefix(condition(config), guided=True)
     halves, n = torch.cat([tokens, tokens]), prefix.shape[1]
     whole = net(torch.cat([prefix, net.embed(halves)], 1), torch.arange(-n, 9), net.positions(3, n))[:, n - 1 :]
-    first, cache = net.prefill(prefix, 3, 9)
-    out, at = [first[:, None]], 0
+    first, cache = net.prefill(prefix, 3, 9, image=net.embed(halves[:, :image]) if image else None)
+    out, at = [net.logits(first)[:, :1]], 0
+    torch.testing.assert_close(net.logits(first), whole[:, : 1 + image], rtol=1e-4, atol=1e-4)
     for count in pieces:
         place = torch.arange(at, at + count)
-        slot, end = place + cache.prefix, cache.prefix + at + count
-        mask = torch.arange(end) <= slot[:, None]
-        out.append(net.step(net.embed(halves[:, place]), place, slot, cache, end, mask=None if count == 1 else mask))
+        slot, end = place + n, n + at + count
+        mask = None if count == 1 else torch.arange(end) <= slot[:, None]
+        out.append(net.logits(net.feed(net.embed(halves[:, place]), place, slot, cache, end, mask)))
         at += count
     torch.testing.assert_close(torch.cat(out, 1), whole, rtol=1e-4, atol=1e-4)
-    assert cache.bytes == 4 * sum(
-        2 * 4 * config.kv_heads * (cache.prefix + 9) * config.head_dim for _ in range(config.depth)
-    )
-    assert cache.prefix == (n if config.absolute else 1)
+    assert cache.bytes == 4 * config.depth * 2 * 4 * config.kv_heads * (n + 9) * config.head_dim and cache.prefix == n
 
 
-def test_rows_that_are_not_wanted_are_not_computed_and_the_null_half_may_be_left_out():
-    net = build(SHAPES["class"])
-    tokens = torch.tensor([[3, 7], [1, 2]])
-    place = torch.arange(2)
+def test_the_null_half_may_be_left_out():
+    net, tokens, place = build(SHAPES["class"]), torch.tensor([[3, 7], [1, 2]]), torch.arange(2)
 
-    def step(count: int, **which):
+    def fed(count: int):
         _, cache = net.prefill(net.prefix(torch.tensor([1, 4]), guided=True), 3, 4)
-        return net.step(net.embed(tokens.repeat(2, 1))[:count], place, place + 1, cache, 3, **which)
+        return net.feed(net.embed(tokens.repeat(2, 1))[:count], place, place + 1, cache, 3)
 
-    both = step(4)
-    torch.testing.assert_close(step(4, rows=torch.tensor([1])), both[:, 1:])
-    torch.testing.assert_close(step(2), both[:2], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(fed(2), fed(4)[:2], rtol=1e-5, atol=1e-5)
 
 
-def test_a_text_takes_one_slot_whatever_its_length_and_padding():
+@pytest.mark.parametrize("image", [0, 2])
+def test_texts_of_a_batch_differ_in_length(image):
+    """Whatever stands behind a text does not matter, in the prefill and in the passes behind it."""
     config = SHAPES["text"]
-    net, texts = build(config), condition(config, 7)
-    lengths = torch.tensor([3, 7])
-    ragged = texts.clone()
-    ragged[0, 3:] = torch.nan  # whatever stands behind a text must not matter
-    rows = net.prefix(ragged.nan_to_num(1e3), lengths, guided=True)
-    logits, cache = net.prefill(rows, 2, 3, lengths.repeat(2))
-    assert cache.prefix == 1 and not any(k[:, :, 0].any() for k in cache.keys)
+    net, texts, lengths = build(config), condition(config, 7), torch.tensor([3, 7])
+    ragged, tokens = texts.clone(), torch.tensor([[2, 5, 7], [1, 4, 3]])
+    ragged[0, 3:] = 1e3
+
+    def run(texts, tokens, lengths=None):
+        rows, tokens = net.prefix(texts, lengths, guided=True), torch.cat([tokens, tokens])
+        lengths = None if lengths is None else lengths.repeat(2)
+        first = net.embed(tokens[:, :image]) if image else None
+        hidden, cache = net.prefill(rows, 2, 3, lengths, first)
+        place = torch.arange(image, 3)
+        slot, end = place + cache.prefix, cache.prefix + 3
+        mask = torch.arange(end) <= slot[:, None]
+        return torch.cat([hidden, net.feed(net.embed(tokens[:, place]), place, slot, cache, end, mask)], 1)
+
+    joint = run(ragged, tokens, lengths)
     for i, n in enumerate(lengths.tolist()):
-        alone, own = net.prefill(net.prefix(texts[i : i + 1, :n], guided=True), 2, 3)
-        for half in range(2):
-            torch.testing.assert_close(logits[2 * half + i], alone[half], rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(
-                cache.values[1][2 * half + i, :, 0], own.values[1][half, :, 0], rtol=1e-5, atol=1e-5
-            )
+        torch.testing.assert_close(joint[i::2], run(texts[i : i + 1, :n], tokens[i : i + 1]), rtol=1e-4, atol=1e-4)
 
 
 def test_prefix_keys_are_zero_and_so_are_transition_tokens():
-    """Zeroed, not left unturned: with rotation by nothing the picture would see them by content."""
+    """Zeroed, not left unrotated: with rotation by nothing the picture would see them by content."""
     net = build(SHAPES["par"])
     _, cache = net.prefill(net.prefix(torch.tensor([1])), 4, 15)
     special = net.special_rows()[None]
-    net.step(special, torch.full((3,), -1), torch.arange(1, 4), cache, 4)
-    assert not any(k[:, :, :4].any() for k in cache.keys)
-    assert all(v[:, :, :4].abs().sum(-1).all() for v in cache.values)
+    net.feed(special, torch.full((3,), -1), torch.arange(1, 4), cache, 4)
+    assert not any(block.keys[:, :, :4].any() for block in cache.blocks)
+    assert all(block.values[:, :, :4].abs().sum(-1).all() for block in cache.blocks)
 
 
 @pytest.mark.parametrize("mask", [None, "causal", "drawn"])
@@ -147,7 +144,7 @@ def test_grouped_heads_are_repeated_keys(mask):
 
 
 def test_training_reaches_every_weight():
-    net = initialise(GPT(SHAPES["par"]))
+    net = initialise(Llama(SHAPES["par"]))
     assert not net.output.weight.any() and 0.015 < float(net.tok_embeddings.weight.detach().std()) < 0.025
     torch.nn.init.normal_(net.output.weight)
     special = net.special_rows().expand(2, -1, -1)
@@ -161,7 +158,7 @@ def test_half_precision_stays_close():
     config = SHAPES["class"]
     net, tokens = build(config), torch.tensor([[3, 7, 1]])
 
-    def logits(n: GPT) -> torch.Tensor:
+    def logits(n: Llama) -> torch.Tensor:
         x = torch.cat([n.prefix(torch.tensor([2])), n.embed(tokens)], 1)
         return n(x, torch.arange(-1, 3), n.positions(2, 1))
 
@@ -181,45 +178,3 @@ def test_attention_sees_every_key_unless_it_is_causal(group):
         want = (seen.softmax(-1) @ wide[1]).transpose(1, 2).flatten(2)
         got = attend(q, k, v, causal=True) if causal else attend(q, k, v)
         torch.testing.assert_close(got, want)
-
-
-@pytest.mark.parametrize("merged", [True, False])
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_serial_cache_gives_the_results_of_a_plain_one(name, merged, monkeypatch):
-    """Token after token, as on a GPU; also where a layer's weights are elsewhere, and with the null half left out from the third on."""
-    monkeypatch.setattr(layers, "fused", lambda layer, x: merged and type(layer) is Linear)
-    config = SHAPES[name]
-    net = build(config)
-    start, tokens = condition(config), torch.arange(2 * 6).view(2, 6) % config.vocab
-    found = {}
-    for serial in (False, True):
-        make = net._cache
-        monkeypatch.setattr(net, "_cache", lambda *a, make=make, serial=serial: make(*a[:-1], serial))
-        with torch.inference_mode():
-            prefix = net.prefix(start, guided=True)
-            lengths = torch.tensor([4, 3, 4, 3]) if config.condition == "text" else None
-            out, cache = net.prefill(prefix, 4, 8, lengths)
-            assert (cache.rows is not None) == serial
-            logits = [out]
-            for k in range(6):
-                x = net.embed(torch.cat([tokens, tokens] if k < 3 else [tokens])[:, k : k + 1])
-                at = torch.tensor([k])
-                logits.append(net.step(x, at, at + cache.prefix, cache, cache.prefix + k + 1, last=True))
-            # Then two rows at once, which are no serial pass.
-            at = torch.tensor([6, 7])
-            x = net.embed(tokens[:, :2])
-            logits.append(
-                net.step(
-                    x,
-                    at,
-                    at + cache.prefix,
-                    cache,
-                    cache.prefix + 8,
-                    mask=torch.ones(2, cache.prefix + 8).tril(cache.prefix + 6).bool(),
-                )
-            )
-            pairs = [pair.clone() for pair in cache.pairs]
-        monkeypatch.setattr(net, "_cache", make)
-        found[serial] = logits, pairs
-    for one, other in zip(found[True][0] + found[True][1], found[False][0] + found[False][1], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

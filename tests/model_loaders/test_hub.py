@@ -35,7 +35,7 @@ def test_catalogue_is_sound() -> None:
     assert len(everything) == len(raw["entries"]) == len({e.id for e in everything})
     assert set(raw["about"]) == set(hub.Entry.__dataclass_fields__)
     masked = dict.fromkeys(("mar", "hybrid"), hub.entries("kl"))
-    decoders = {**masked, **{family: hub.entries("vq") for family in ("llamagen", "dtok", "upsampler")}}
+    decoders = {**masked, **{family: hub.entries("vq") for family in ("llamagen", "dtok")}}
     apache = (
         "google/flan-t5-xl",
         "csuhan/Tar-1.5B",
@@ -298,7 +298,7 @@ def test_without_huggingface_hub(tmp_path: Path, without_hub: None) -> None:
         resolve("mar-base", tmp_path)
 
 
-def test_drafts_and_up_samplers_that_belong_to_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_belong_to_an_entry() -> None:
     ids = {e.id: e for family in hub.KINDS for e in hub.entries(family)}
     assert (
         hub.draft_for("demo") == "demo-draft"
@@ -308,11 +308,6 @@ def test_drafts_and_up_samplers_that_belong_to_an_entry(tmp_path: Path, monkeypa
     assert hub.draft_for("ar-dtok-256") is None and hub.draft_for("mine.safetensors") is None
     for e in ids.values():
         assert e.draft is None or ids[e.draft].family == e.family and ids[e.draft].decoder == e.decoder, e.id
-    monkeypatch.setattr(hub, "_PACKAGE", tmp_path)
-    assert hub.up_sampler_for("demo-vq") is None, "its file is not here"
-    (tmp_path / ids["demo-upsampler"].file).parent.mkdir(parents=True)
-    (tmp_path / ids["demo-upsampler"].file).touch()
-    assert hub.up_sampler_for("demo-vq") == "demo-upsampler" and hub.up_sampler_for("vq16-t2i") is None
 
 
 def test_an_entry_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import checkpoint as ck
 from fastar_nodes.model_loaders.families import identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid, precision
-from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.hybrid import HybridConfig, resize_table
 from hybrid_files import CONFIG, METADATA, TOKENIZER, weights
 from safetensors.torch import save_file
@@ -75,14 +74,6 @@ def test_other_layouts(tmp_path, state, kind):
 
 
 def test_files_that_do_not_fit_are_refused_in_one_sentence(tmp_path, state):
-    broken = {
-        "missing": {k: t for k, t in state.items() if k != "proj_in.2.bias"},
-        "unexpected": {**state, "mar.more": torch.zeros(1)},
-        "misshaped": {**state, "proj_out.0.bias": torch.zeros(3)},
-    }
-    for what, found in broken.items():
-        with pytest.raises(UserError, match=f"Harmon or UniPic: 1 {what}"):
-            load_hybrid(write(tmp_path, found))
     without = {k: v for k, v in METADATA.items() if k != "config"}
     save_file(state, tmp_path / "x.safetensors", metadata=without)
     with pytest.raises(UserError, match="none of the official sizes"):
@@ -92,8 +83,6 @@ def test_files_that_do_not_fit_are_refused_in_one_sentence(tmp_path, state):
     with pytest.raises(UserError, match="no <|im_start|>"):
         tokenizer = {**TOKENIZER, "added_tokens": []}
         load_hybrid(write(tmp_path, state, tokenizer=json.dumps(tokenizer)))
-    with pytest.raises(UserError, match="Load Harmon / UniPic"):
-        load_mar(write(tmp_path, state))
 
 
 def test_head_counts_of_the_official_sizes(root):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fastar_nodes.model_loaders import archive, checkpoint, folders
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, choose_dtype, load_strictly, read
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.gpt import GPTConfig
+from fastar_nodes.model_loaders.networks.llama import LlamaConfig
 from fastar_nodes.model_loaders.networks.ops import Int8Linear
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
 from fastar_nodes.model_loaders.tokenizer import check_components, load_tokenizer
@@ -213,7 +214,7 @@ def test_the_grid_of_a_detokenizer_with_official_positions(rest):
 
     for side in (2, 3, 16):
         rows = tar._OFFICIAL_PREFIX - 1 + side**2 + rest
-        config = GPTConfig(16, 1, 2, 2, 24, 24, "codes", 10, absolute=rows)
+        config = LlamaConfig(16, 1, 2, 2, 24, 24, "codes", 10, absolute=rows)
         if not rest:
             assert tar._grid(stating(), config, {}, None) == side
             continue
@@ -316,6 +317,18 @@ def test_records_that_two_readers_may_take_for_another(tmp_path):
             file.writestr(name, b"")
         with pytest.raises(archive.Refused):
             archive.check(other)
-    path.write_bytes(path.read_bytes() + b"\0")
+    data = path.read_bytes()
+    path.write_bytes(data + b"\0")
     with pytest.raises(archive.Refused):
         archive.check(path)
+    # The ends of a large file's directory, which states its own place.
+    count, length, offset = struct.unpack("<HII", data[-12:-2])
+    large = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, offset)
+    for place, ok in ((len(data) - 22, True), (0, False)):
+        end = large + struct.pack("<4sIQI", b"PK\x06\x07", 0, place, 1)
+        path.write_bytes(data[:-22] + end + data[-22:])
+        if ok:
+            archive.check(path)
+            continue
+        with pytest.raises(archive.Refused):
+            archive.check(path)

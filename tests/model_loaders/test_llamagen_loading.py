@@ -12,25 +12,24 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.checkpoint import choose_dtype
 from fastar_nodes.model_loaders.llamagen import load_llamagen
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from safetensors.torch import save_file
 
-TINY = GPTConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=20, condition="class", condition_size=3)
+TINY = LlamaConfig(dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=20, condition="class", condition_size=3)
 TEXT = replace(TINY, condition="text", condition_size=12, text_rows=6)
 PAR = replace(TINY, special=3)
 
 
-def weights(config: GPTConfig = TINY, seed: int = 0) -> dict[str, torch.Tensor]:
+def weights(config: LlamaConfig = TINY, seed: int = 0) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return {k: torch.randn(v.shape, generator=g) for k, v in GPT(config).state_dict().items()}
+    return {k: torch.randn(v.shape, generator=g) for k, v in Llama(config).state_dict().items()}
 
 
 @pytest.fixture
 def tiny(tmp_path: Path):
     """Writes a tiny GPT, after ``change(state)``, with metadata; gives its path."""
 
-    def write(change=lambda state: None, config: GPTConfig = TINY, name: str = "tiny", **metadata: str) -> Path:
+    def write(change=lambda state: None, config: LlamaConfig = TINY, name: str = "tiny", **metadata: str) -> Path:
         state = weights(config)
         change(state)
         path = tmp_path / f"{name}.safetensors"
@@ -46,7 +45,7 @@ def tiny(tmp_path: Path):
 @pytest.mark.parametrize(
     "config", [TINY, TEXT, PAR, replace(PAR, special=15)], ids=["class", "text", "par 4x", "par 16x"]
 )
-def test_every_kind_loads(tiny, config: GPTConfig) -> None:
+def test_every_kind_loads(tiny, config: LlamaConfig) -> None:
     model = load_llamagen(tiny(config=config))
     assert model.net.config == config and (model.grid, model.name, model.label_set) == (4, "tiny", "")
     assert model.regions == config.special + 1
@@ -89,12 +88,6 @@ def test_a_stored_rotation_table_is_dropped(tiny) -> None:
     assert "freqs_cis" not in model.net.state_dict()
 
 
-@pytest.mark.parametrize("name", ["auto", "fp32", "bf16", "fp16"])
-def test_dtype(tiny, name: str) -> None:
-    expected = {"auto": torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
-    assert {v.dtype for v in load_llamagen(tiny(), name).net.state_dict().values()} == {expected}
-
-
 def test_bf16_where_hardware_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, expected in (
         ((6, 1), torch.float32),
@@ -123,14 +116,14 @@ def test_bf16_where_hardware_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
         ("PAR-256", PAR, 16),
     ],
 )
-def test_grid_from_the_name(tiny, tmp_path: Path, name: str, config: GPTConfig, grid: int) -> None:
+def test_grid_from_the_name(tiny, tmp_path: Path, name: str, config: LlamaConfig, grid: int) -> None:
     save_file(weights(config), tmp_path / f"{name}.safetensors")
     assert load_llamagen(tmp_path / f"{name}.safetensors", heads=2).grid == grid
     assert load_llamagen(tmp_path / f"{name}.safetensors", heads=2, grid=grid).grid == grid
 
 
 @pytest.mark.parametrize("config", [TINY, TEXT, PAR], ids=["class", "text", "par"])
-def test_grid_from_a_rotation_table(tmp_path: Path, config: GPTConfig) -> None:
+def test_grid_from_a_rotation_table(tmp_path: Path, config: LlamaConfig) -> None:
     rows = (config.text_rows or 1) + config.special + 8 * 8
     path = tmp_path / "c2i_B_256.safetensors"
     save_file({**weights(config), "freqs_cis": torch.zeros(rows, 4, 2)}, path)
@@ -145,10 +138,10 @@ def test_grid_given_by_hand(tmp_path: Path) -> None:
     for name in ("tuned", "tuned_from_256_to_384", "c2i_2560"):
         path = tmp_path / f"{name}.safetensors"
         save_file(weights(), path)
-        with pytest.raises(UserError, match=f"^grid: {name}.safetensors .*; choose 16 .256 pixels"):
+        with pytest.raises(UserError, match=f"^grid: {name}.safetensors .*; choose one of 16 .256 pixels"):
             load_llamagen(path, heads=2)
         assert load_llamagen(path, heads=2, grid=24).grid == 24
-    with pytest.raises(UserError, match="is for 16x16 or 24x24 tokens by its name, not 32x32; choose auto, or rename"):
+    with pytest.raises(UserError, match="is for 16x16 or 24x24 tokens, not 32x32; choose auto"):
         load_llamagen(tmp_path / "tuned_from_256_to_384.safetensors", heads=2, grid=32)
     for wrong in (-1, 0, 1, 129, 10**9):
         with pytest.raises(UserError, match=f"^grid: {wrong} tokens a side is outside 2 to 128"):
@@ -159,7 +152,7 @@ def test_a_wrong_grid_is_refused(tiny) -> None:
     with pytest.raises(UserError, match="^grid: tiny.safetensors is for 4x4 tokens, not 8x8; choose auto$"):
         load_llamagen(tiny(), grid=8)
     with pytest.raises(
-        UserError, match="^grid: 5x5 tokens cannot be parted into the 2x2 regions of the PAR tiny.safetensors"
+        UserError, match="^grid: 5x5 tokens cannot be divided into the 2x2 regions of the PAR tiny.safetensors"
     ):
         load_llamagen(tiny(config=PAR, grid="5"))
 
@@ -189,33 +182,24 @@ def test_unknown_head_count(tmp_path: Path) -> None:
         load_llamagen(tmp_path / "c2i_256.safetensors")
 
 
-def poison(state: dict) -> None:
-    state["layers.1.attention.wqkv.weight"][3, 4] = float("nan")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.pop("norm.weight"), r"1 missing \(norm.weight\)"),
         (lambda s: s.pop("layers.0.attention.wqkv.weight"), "layers.0.attention.wqkv.weight is missing"),
         (
             lambda s: [s.pop(k) for k in list(s) if k.startswith("layers.0.")],
             "layers.0.attention.wqkv.weight is missing",
         ),
-        (lambda s: s.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
         (
             lambda s: s.update({"layers.7.ffn_norm.weight": torch.ones(16)}),
             r"its blocks layers\.\* are not numbered 0 to 2",
         ),
-        (lambda s: s.update({"output.weight": torch.ones(19, 16)}), r"output.weight is 19x16, not 20x16"),
-        (lambda s: s.update({"layers.0.feed_forward.w1.weight": torch.ones(9, 16)}), "misshaped"),
         (
             lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(47, 16)}),
             "does not fit the attention weights",
         ),
         (lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(())}), "misshaped"),
         (lambda s: s.update({"tok_embeddings.weight": torch.ones(20)}), "embeddings are misshaped"),
-        (lambda s: s.update({"tok_embeddings.weight": torch.ones(20, 0)}), "empty or too large"),
         (lambda s: s.update({"cls_embedding.embedding_table.weight": torch.ones(1, 16)}), "missing or empty"),
         (
             lambda s: s.update({"cls_embedding.embedding_table.weight": torch.ones(1, 2, 16)}),
@@ -226,26 +210,12 @@ def poison(state: dict) -> None:
             "4 transition tokens",
         ),
         (lambda s: s.update({"spe_tok_embeddings.special_embeddings.weight": torch.ones(3, 9)}), "misshaped"),
-        (poison, "NaN or infinite weights in layers.1.attention.wqkv.weight"),
     ],
 )
 def test_what_does_not_fit(tiny, change, words: str) -> None:
     with pytest.raises(UserError, match=f"^checkpoint: tiny.safetensors .*({words})") as error:
         load_llamagen(tiny(change))
     assert "\n" not in str(error.value) and len(str(error.value)) < 1200
-
-
-def test_the_other_family(tmp_path: Path) -> None:
-    net = VQAutoencoder(VQConfig(ch=8, ch_mult=(1,), blocks=1, z_channels=4, codes=4, groups=4))
-    save_file(net.state_dict(), tmp_path / "vq.safetensors")
-    with pytest.raises(UserError) as error:
-        load_llamagen(tmp_path / "vq.safetensors")
-    assert str(error.value) == "checkpoint: vq.safetensors holds a VQ autoencoder, not a LlamaGen; choose it as decoder"
-    save_file({"class_emb.weight": torch.ones(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(
-        UserError, match=r"holds no weights of a LlamaGen \(but class_emb.weight\); choose another file"
-    ):
-        load_llamagen(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize("entry", [e for e in hub.entries("llamagen") if not e.built_in], ids=lambda e: e.id)

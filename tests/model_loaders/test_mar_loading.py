@@ -136,7 +136,7 @@ def test_published_layouts(tmp_path: Path, tiny, tiny_kl) -> None:
     kl = load_file(tiny_kl())
     with_loss = {**kl, "loss.logvar": torch.zeros(()), "loss.discriminator.main.0.weight": torch.ones(2)}
     torch.save({"model": with_loss}, tmp_path / "kl16.ckpt")
-    with pytest.raises(UserError, match="32 GroupNorm groups"):
+    with pytest.raises(UserError, match="num_groups .32"):
         load_kl(tmp_path / "kl16.ckpt")
     save_file(with_loss, tmp_path / "with_loss.safetensors", metadata={"groups": "4"})
     assert torch.equal(load_kl(tmp_path / "with_loss.safetensors").net.quant_conv.weight, kl["quant_conv.weight"])
@@ -156,15 +156,9 @@ def test_the_demo_loads_with_its_decoder(root: Path, tmp_path: Path, entry: hub.
 # -------------------------------------------------------------------------------------------- dtype, metadata
 
 
-@pytest.mark.parametrize("name", ["auto", "fp32", "bf16", "fp16"])
-def test_dtype_with_the_last_layer_in_fp32(tiny, name: str) -> None:
-    expected = {"auto": torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
-    model = load_mar(tiny(), dtype=name)
-    for key, value in model.net.state_dict().items():
-        last = key.startswith("diffloss.net.final_layer.linear.")
-        assert value.dtype == (torch.float32 if last else expected), key
-    head = model.net.head
-    out = head(torch.randn(3, 4), torch.tensor([0, 500, 999]), torch.zeros(3, 8, dtype=expected))
+def test_the_last_layer_computes_in_fp32(tiny) -> None:
+    head = load_mar(tiny(), dtype="fp16").net.head
+    out = head(torch.randn(3, 4), torch.tensor([0, 500, 999]), torch.zeros(3, 8, dtype=torch.float16))
     assert out.dtype == torch.float32 and out.shape == (3, 8)
 
 
@@ -215,23 +209,15 @@ def renumber(state: dict) -> None:
         state[key.replace("blocks.1.", "blocks.7.")] = state.pop(key)
 
 
-def poison(state: dict) -> None:
-    state["encoder_blocks.0.attn.qkv.weight"][3, 4] = float("nan")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.pop("z_proj_ln.bias"), r"1 missing \(z_proj_ln.bias\)"),
         (lambda s: s.pop("class_emb.weight"), "class_emb.weight is missing"),
-        (lambda s: s.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
         (lambda s: s.update(mask_token=torch.ones(1, 1, 9)), r"1 misshaped \(mask_token is 1x1x9, not 1x1x8\)"),
         (lambda s: s.update({"class_emb.weight": torch.ones(3)}), "misshaped"),
-        (lambda s: s.update({"class_emb.weight": torch.ones(0, 8)}), "empty or too large"),
         (lambda s: s.update({"encoder_pos_embed_learned": torch.ones(1, 3, 8)}), "missing or empty"),
         (lambda s: s.update({"diffusion_pos_embed_learned": torch.ones(1, 5, 8)}), "5 tokens are no square"),
         (renumber, r"its blocks decoder_blocks\.\* are not numbered 0 to 1"),
-        (poison, "NaN or infinite weights in encoder_blocks.0.attn.qkv.weight"),
     ],
 )
 def test_what_does_not_fit_a_mar(tiny, change, words: str) -> None:
@@ -243,12 +229,9 @@ def test_what_does_not_fit_a_mar(tiny, change, words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.pop("quant_conv.bias"), r"1 missing \(quant_conv.bias\)"),
         (lambda s: s.pop("encoder.conv_in.weight"), "encoder.conv_in.weight is missing"),
         (lambda s: s.update({"lossless.weight": torch.ones(1)}), r"1 unexpected \(lossless.weight\)"),
         (lambda s: s.update({"encoder.down.x.weight": torch.ones(1)}), "does not fit a KL autoencoder"),
-        (lambda s: s.update({"encoder.conv_in.weight": torch.ones(0, 3, 3, 3)}), "empty or too large"),
-        (lambda s: s["decoder.conv_in.bias"].fill_(float("inf")), "NaN or infinite weights in decoder.conv_in.bias"),
     ],
 )
 def test_what_does_not_fit_a_kl(tiny_kl, change, words: str) -> None:
@@ -256,23 +239,6 @@ def test_what_does_not_fit_a_kl(tiny_kl, change, words: str) -> None:
         load_kl(tiny_kl(change))
     with pytest.raises(UserError, match="^decoder: kl.safetensors .*groups = none"):
         load_kl(tiny_kl(groups="none"))
-
-
-def test_the_other_family(tiny, tiny_kl, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as error:
-        load_mar(tiny_kl())
-    assert str(error.value) == "checkpoint: kl.safetensors holds a KL autoencoder, not a MAR; choose it as decoder"
-    with pytest.raises(UserError) as error:
-        load_kl(tiny())
-    assert str(error.value) == "decoder: tiny.safetensors holds a MAR, not a KL autoencoder; load it with Load MAR"
-    save_file({"some.thing": torch.ones(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match=r"holds no weights of a MAR \(but some.thing\); choose another file"):
-        load_mar(tmp_path / "x.safetensors")
-
-
-def test_dtype_is_checked_before_the_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="^dtype: "):
-        load_mar(tmp_path / "gone.safetensors", dtype="fp8")
 
 
 def test_of_an_official_training_the_averaged_weights_are_loaded(tmp_path):

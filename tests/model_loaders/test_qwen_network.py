@@ -8,8 +8,8 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks import ops
-from fastar_nodes.model_loaders.networks.qwen import HEAD, QwenConfig, QwenLM, initialise
-from qwen_reference import TINY, official_names, plain_logits, tiny_qwen, tiny_tar
+from fastar_nodes.model_loaders.networks.llama import HEAD, Llama, LlamaConfig, initialise, qwen_config
+from qwen_reference import TINY, language_logits, official_names, plain_logits, tiny_qwen, tiny_tar
 
 UNTIED = replace(TINY, tied=False)
 SPAN = (20, 40)
@@ -21,15 +21,15 @@ PROMPTS = [[3, 7, 1, 0, 14, 2], [5, 5, 9], [11, 4, 6, 8], [2]]
 @pytest.mark.parametrize(
     "config", [TINY, UNTIED, replace(TINY, kv_heads=6), replace(TINY, kv_heads=1)], ids=["tied", "untied", "MHA", "MQA"]
 )
-def test_logits_are_those_of_the_plain_one(config: QwenConfig) -> None:
+def test_logits_are_those_of_the_plain_one(config: LlamaConfig) -> None:
     net, ids = tiny_qwen(config), [3, 39, 0, 17, 17, 22, 8]
     torch.testing.assert_close(
-        net(torch.tensor([ids]))[0].double(), plain_logits(net.state_dict(), config, ids), **CLOSE
+        language_logits(net, torch.tensor([ids]))[0].double(), plain_logits(net.state_dict(), config, ids), **CLOSE
     )
 
 
 @pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
-def test_logits_are_those_of_transformers(config: QwenConfig) -> None:
+def test_logits_are_those_of_transformers(config: LlamaConfig) -> None:
     tf = pytest.importorskip(
         "transformers", reason="transformers is not installed: the network is compared with the plain one alone"
     )
@@ -53,30 +53,34 @@ def test_logits_are_those_of_transformers(config: QwenConfig) -> None:
     theirs.tie_weights()
     ids = torch.randint(config.vocab, (3, 11), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        torch.testing.assert_close(net(ids), theirs(ids).logits, **CLOSE)
+        torch.testing.assert_close(language_logits(net, ids), theirs(ids).logits, **CLOSE)
 
 
-def replay(net: QwenLM, prompts: list[list[int]], codes: torch.Tensor, images=None, padding: int = 0) -> torch.Tensor:
+def replay(net: Llama, prompts: list[list[int]], codes: torch.Tensor, images=None, padding: int = 0) -> torch.Tensor:
     """Cached logits [B, n + 1, codes] of prompts with known codes [B, n] behind them."""
     longest = max(map(len, prompts))
     ids = torch.tensor([p + [padding] * (longest - len(p)) for p in prompts])
     lengths = torch.tensor([len(p) for p in prompts])
-    logits, cache = net.prefill(ids, lengths, codes.shape[1], SPAN, images)
-    out = [logits]
+    hidden, cache = net.prefill(net.prefix(ids), 9, codes.shape[1], lengths if lengths.min() < longest else None)
+    if images is not None:
+        hidden = hidden[images]
+        cache.keep(images)
     for k in range(codes.shape[1]):
-        out.append(net.step(SPAN[0] + codes[:, k], k, cache, SPAN))
-    assert all(t.shape[2] == longest + codes.shape[1] for t in cache.keys + cache.values)
-    return torch.stack(out, 1)
+        at = torch.tensor([k])
+        x = net.embed(SPAN[0] + codes[:, k : k + 1])
+        hidden = torch.cat([hidden, net.feed(x, at, at + longest, cache, longest + k + 1)], 1)
+    assert all(t.shape[2] == longest + codes.shape[1] for block in cache.blocks for t in block)
+    return net.logits(hidden, SPAN)
 
 
-def whole(net: QwenLM, prompt: list[int], codes: torch.Tensor) -> torch.Tensor:
+def whole(net: Llama, prompt: list[int], codes: torch.Tensor) -> torch.Tensor:
     """The same of one prompt, without a cache."""
     ids = torch.cat([torch.tensor(prompt), SPAN[0] + codes])
-    return net(ids[None], SPAN)[0, len(prompt) - 1 :]
+    return language_logits(net, ids[None], SPAN)[0, len(prompt) - 1 :]
 
 
 @pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
-def test_a_ragged_batch_with_a_cache_is_every_prompt_alone_without(config: QwenConfig) -> None:
+def test_a_ragged_batch_with_a_cache_is_every_prompt_alone_without(config: LlamaConfig) -> None:
     net, codes = tiny_qwen(config), torch.randint(20, (4, 9), generator=torch.Generator().manual_seed(2))
     got = replay(net, PROMPTS, codes)
     for i, prompt in enumerate(PROMPTS):
@@ -92,20 +96,12 @@ def test_images_of_one_prompt_share_its_pass() -> None:
         torch.testing.assert_close(got[i], whole(net, PROMPTS[which], codes[i]), **CLOSE)
 
 
-def test_prompts_of_one_length_need_no_mask() -> None:
-    net = tiny_qwen()
-    _, cache = net.prefill(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2]), 3, SPAN)
-    assert (
-        cache.padding_mask is None and cache.bytes == 2 * 2 * 2 * 2 * 5 * 4 * 4
-    )  # both, layers, rows, heads, slots, width, bytes
-    assert net.prefill(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 1]), 3, SPAN)[1].padding_mask is not None
-
-
 def test_a_span_is_a_part_of_all_logits() -> None:
     for config in (TINY, UNTIED):
         net, ids = tiny_qwen(config), torch.tensor([[1, 30, 2]])
-        torch.testing.assert_close(net(ids, SPAN), net(ids)[..., 20:40], rtol=1e-5, atol=1e-5)
-        assert net(ids).shape[-1] == config.vocab
+        every = language_logits(net, ids)
+        torch.testing.assert_close(language_logits(net, ids, SPAN), every[..., 20:40], rtol=1e-5, atol=1e-5)
+        assert every.shape[-1] == config.vocab
 
 
 @pytest.mark.parametrize("amd", [True, False])
@@ -119,24 +115,23 @@ def test_products_of_every_method_agree(monkeypatch: pytest.MonkeyPatch, amd: bo
 
 def test_half_precision_keeps_logits_in_fp32() -> None:
     net = tiny_qwen().to(torch.bfloat16)
-    logits, cache = net.prefill(torch.tensor([[1, 2]]), torch.tensor([2]), 3, SPAN)
-    assert logits.dtype == torch.float32 and cache.keys[0].dtype == torch.bfloat16
-    assert net.step(torch.tensor([21]), 0, cache, SPAN).dtype == torch.float32
+    hidden, cache = net.prefill(net.prefix(torch.tensor([[1, 2]])), 2, 3)
+    assert net.logits(hidden, SPAN).dtype == torch.float32 and cache.blocks[0].keys.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
     ("config", "parameters"),
     [
-        (QwenConfig(1536, 28, 12, 2, 128, 8960, 217_206), 1_643_969_024),
-        (QwenConfig(3584, 28, 28, 4, 128, 18944, 217_206, tied=False), 8_082_554_368),
+        (qwen_config(1536, 28, 12, 2, 128, 8960, 217_206), 1_643_969_024),
+        (qwen_config(3584, 28, 28, 4, 128, 18944, 217_206, tied=False), 8_082_554_368),
     ],
     ids=["Tar-1.5B", "Tar-7B"],
 )
-def test_official_sizes(config: QwenConfig, parameters: int) -> None:
+def test_official_sizes(config: LlamaConfig, parameters: int) -> None:
     state = {name: torch.empty(shape, device="meta") for name, shape in official_names(config).items()}
-    assert QwenConfig.from_state_dict(state) == config
+    assert LlamaConfig.of_qwen(state) == config
     with torch.device("meta"):
-        net = QwenLM(config)
+        net = Llama(config)
     assert {k: tuple(v.shape) for k, v in net.state_dict().items()} == official_names(config)
     assert sum(p.numel() for p in net.parameters()) == parameters
     per_token = {1536: 28_672, 3584: 57_344}[config.dim]  # bytes of bf16, keys and values
@@ -145,22 +140,22 @@ def test_official_sizes(config: QwenConfig, parameters: int) -> None:
 
 def test_shape_from_a_state_dict() -> None:
     for config in (TINY, UNTIED, replace(TINY, kv_heads=1)):
-        assert QwenConfig.from_state_dict(tiny_qwen(config).state_dict(), 6, 64, 100.0) == config
+        assert LlamaConfig.of_qwen(tiny_qwen(config).state_dict(), 6, 64, 100.0) == config
     state = tiny_qwen().state_dict()
     for heads in (5, 7, 24):
         with pytest.raises(ValueError, match="num_attention_heads must be right"):
-            QwenConfig.from_state_dict(state, heads)
+            LlamaConfig.of_qwen(state, heads)
     with pytest.raises(KeyError, match="gate_proj"):
-        QwenConfig.from_state_dict({k: v for k, v in state.items() if "gate" not in k}, 6)
+        LlamaConfig.of_qwen({k: v for k, v in state.items() if "gate" not in k}, 6)
 
 
 def test_initialisation() -> None:
     torch.manual_seed(0)
-    net = initialise(QwenLM(UNTIED))
-    spread = [float(w.detach().std()) for w in (net.model.embed_tokens.weight, net.lm_head.weight)]
+    net = initialise(Llama(UNTIED))
+    spread = [float(w.detach().std()) for w in (net.tok_embeddings.weight, net.output.weight)]
     assert all(0.015 < s < 0.025 for s in spread)
-    assert not net.model.layers[0].self_attn.q_proj.bias.any() and net.model.norm.weight.eq(1).all()
-    net(torch.tensor([[1, 2, 3]])).sum().backward()
+    assert not net.layers[0].attention.wq.bias.any() and net.norm.weight.eq(1).all()
+    language_logits(net, torch.tensor([[1, 2, 3]])).sum().backward()
     assert all(p.grad is not None for p in net.parameters())
 
 
@@ -171,7 +166,9 @@ def test_prompts_with_and_without_a_chat() -> None:
     model = tiny_tar()
     assert model.prompt("a red boat", 0) == [1, 3, 4, 15, 16] and model.prompt("", 2) == [15, 18]
     chat = replace(
-        model, marks=replace(model.marks, turn=(12, 13)), tokenize=lambda text: [text.count("x") + 1] if text else []
+        model,
+        special=replace(model.special, chat=(12, 13)),
+        tokenize=lambda text: [text.count("x") + 1] if text else [],
     )
     # A turn: opened, "system..." as one piece, closed, a line end; the user's with the prompt; the assistant's, opened.
     assert chat.prompt("xx", 1) == [12, 1, 13, 1, 12, 3, 13, 1, 12, 1, 15, 17]
@@ -182,7 +179,7 @@ def test_prompts_with_and_without_a_chat() -> None:
 
 @pytest.mark.parametrize("made", [15, 16, 18, 20, 39])
 def test_a_tokenizer_that_makes_marks_of_text_is_refused(made: int) -> None:
-    with pytest.raises(UserError, match="^text: it holds one of the marks that tiny keeps for itself"):
+    with pytest.raises(UserError, match="^text: it holds a special token of tiny"):
         replace(tiny_tar(), tokenize=lambda text: [1, made]).prompt("x", 0)
 
 
@@ -205,11 +202,11 @@ def test_prompts_that_do_not_fit() -> None:
 
 def test_cache_bytes() -> None:
     net = tiny_qwen()
-    _, cache = net.prefill(torch.tensor([[1, 2, 3]] * 2), torch.tensor([3, 3]), 15, SPAN)
+    _, cache = net.prefill(net.prefix(torch.tensor([[1, 2, 3]] * 2)), 4, 15)
     assert tiny_tar().cache_bytes(2, 0, 3) == cache.bytes
 
 
 @pytest.mark.parametrize("shape", [{}, {"tied": True}, {"tied": False}])
 def test_the_output_matrix_is_the_embedding_unless_stated(shape):
-    net = QwenLM(QwenConfig(dim=8, depth=1, heads=2, kv_heads=1, head_dim=4, hidden=8, vocab=5, **shape))
+    net = Llama(qwen_config(dim=8, depth=1, heads=2, kv_heads=1, head_dim=4, hidden=8, vocab=5, **shape))
     assert ("lm_head.weight" in net.state_dict()) == (shape.get("tied") is False)

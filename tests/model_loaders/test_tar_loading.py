@@ -15,8 +15,8 @@ from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import expect_codes, load_vq
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, read
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from fastar_nodes.model_loaders.networks.qwen import Marks
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
+from fastar_nodes.model_loaders.networks.tar import SpecialTokens
 from fastar_nodes.model_loaders.tar import (
     _marks,
     expect_features,
@@ -76,7 +76,7 @@ def test_layouts(folder: Path, tmp_path: Path) -> None:
         and model.sides == (4, 2, 1)
         and model.repetition_penalty == 1.0
     )
-    assert model.marks == Marks(image=15, scale=16, code=20, codes=20) and model.span == (20, 40)
+    assert model.special == SpecialTokens(image=15, scale=16, code=20, codes=20) and model.span == (20, 40)
     expected = tiny_qwen().state_dict()
     assert all(torch.equal(v, expected[k]) for k, v in model.net.state_dict().items())
     assert not model.net.training and not any(p.requires_grad or p.is_meta for p in model.net.parameters())
@@ -121,20 +121,13 @@ def test_a_tokenizer_beside_a_file(tmp_path: Path) -> None:
     assert load_tar(path).prompt("a cat", 0) == [12, 8, 15, 16], "the file's own goes first"
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "auto"])
-def test_dtype(folder: Path, name: str) -> None:
-    expected = {"auto": torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
-    assert {v.dtype for v in load_tar(folder, name).net.state_dict().values()} == {expected}
-    refused(load_tar, folder, "^dtype: 'fp8'", dtype="fp8")
-
-
 def test_output_matrix(folder: Path) -> None:
     state = tiny_qwen().state_dict()
     head = torch.randn(40, 24)
     save_file({**state, "lm_head.weight": head}, folder / "model.safetensors")
     assert load_tar(folder).net.config.tied, "the configuration decides, as upstream"
     (folder / "config.json").write_text(json.dumps({**CONFIG, **IDS, "tie_word_embeddings": False}))
-    assert torch.equal(load_tar(folder).net.lm_head.weight, head)
+    assert torch.equal(load_tar(folder).net.output.weight, head)
     save_file(state, folder / "model.safetensors")
     refused(load_tar, folder, "^checkpoint: .*lm_head.weight is missing")
     config = {k: v for k, v in {**CONFIG, **IDS}.items() if k != "tie_word_embeddings"}
@@ -182,22 +175,24 @@ def without_ids(folder: Path, added: dict[str, int], **config) -> Path:
 def test_ids_of_the_configuration_go_before_the_tokenizers(folder: Path) -> None:
     wrong = {"<im_start>": 0, "<S0>": 1, "<I0>": 2, "<I1>": 3}
     (folder / "tokenizer.json").write_text(json.dumps(words(wrong)))
-    assert load_tar(folder).marks == Marks(15, 16, 20, 20)
+    assert load_tar(folder).special == SpecialTokens(15, 16, 20, 20)
 
 
 def test_ids_of_the_tokenizer(folder: Path) -> None:
     marks = {"<im_start>": 39, "<S0>": 14, "<S1>": 15, **{f"<I{i}>": 20 + i for i in range(9)}, "<I10>": 30}
     model = load_tar(without_ids(folder, marks))
-    assert model.marks == Marks(39, 14, 20, 9) and model.sides == (4, 2), "two scales, nine codes without a gap"
+    assert model.special == SpecialTokens(39, 14, 20, 9) and model.sides == (4, 2), (
+        "two scales, nine codes without a gap"
+    )
     chat = {**marks, "<|im_start|>": 16, "<|im_end|>": 17}
-    assert load_tar(without_ids(folder, chat)).marks.turn == (16, 17)
+    assert load_tar(without_ids(folder, chat)).special.chat == (16, 17)
     prompt = load_tar(folder).prompt("red", 0)
     assert prompt[0] == 16 and prompt[-3:-1] == [13, 39] and prompt.count(16) == 3 and prompt.count(17) == 2
 
 
 def test_official_ids_by_arithmetic(folder: Path) -> None:
     """A model with as many tokens as the official one, whose folder says nothing of them."""
-    narrow = replace(TINY, vocab=1, dim=2, heads=1, kv_heads=1, head_dim=2, hidden=2)
+    narrow = replace(TINY, vocab=1, dim=2, heads=1, kv_heads=1, queries=2, hidden=2)
     state = {**tiny_qwen(narrow).state_dict(), "model.embed_tokens.weight": torch.ones(217_206, 2)}
     save_file(state, folder / "model.safetensors")
     config = {"num_attention_heads": 1}
@@ -205,7 +200,7 @@ def test_official_ids_by_arithmetic(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(words({})))
     model = load_tar(folder)
     assert (
-        model.marks == Marks(151_665, 151_667, 151_670, 65_536)
+        model.special == SpecialTokens(151_665, 151_667, 151_670, 65_536)
         and model.sides == (27, 13, 9)
         and model.span == (151_670, 217_206)
     )
@@ -261,7 +256,7 @@ def test_marks_typed_by_a_person_are_text(folder: Path) -> None:
             assert all(i < 14 for i in tar.prompt(text, 0)[:-2]), text
     unknown = {**words()["model"]["vocab"], "dog": 16}
     (folder / "tokenizer.json").write_text(json.dumps(words(model={**words()["model"], "vocab": unknown})))
-    with pytest.raises(UserError, match="^text: it holds one of the marks that Tar-tiny keeps for itself"):
+    with pytest.raises(UserError, match="^text: it holds a special token of Tar-tiny"):
         load_tar(folder).prompt("a dog", 0)
 
 
@@ -276,6 +271,24 @@ def test_without_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_lone_surrogate_is_encoded(folder: Path) -> None:
     assert load_tar(folder).tokenize("\ud83d a")[-1] == 1
+
+
+def test_a_prompt_is_encoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("tokenizers").Tokenizer
+    made, texts = library.from_str((folder / "tokenizer.json").read_text()), []
+
+    class Counted:
+        from_str = staticmethod(lambda spec: Counted())
+
+        def encode(self, text: str, add_special_tokens: bool):
+            texts.append(text)
+            return made.encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr("tokenizers.Tokenizer", Counted)
+    tokenize = load_tar(folder).tokenize
+    texts.clear()
+    tokenize("a red cat").clear()  # the caller's own list
+    assert tokenize("a red cat") == [1, 2, 5] and texts == ["a red cat"]
 
 
 def qwen_like(folder: Path) -> None:
@@ -331,7 +344,7 @@ def test_vocabulary_and_merges(folder: Path) -> None:
 def test_qwen_marks_of_a_vocabulary_alone() -> None:
     bare = Tokenizer(lambda text: [], {}, 151_643)
     marks, scales = _marks(Checkpoint({}, {}, Path("x")), {}, bare, 217_206)
-    assert marks.turn == (151_644, 151_645) and scales == 3
+    assert marks.chat == (151_644, 151_645) and scales == 3
 
 
 @pytest.mark.parametrize(
@@ -359,14 +372,11 @@ def test_damaged_tokenizers(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
-        (lambda s: s.pop("model.norm.weight"), r"1 missing \(model.norm.weight\)"),
         (lambda s: s.pop("model.layers.0.self_attn.q_proj.weight"), "q_proj.weight is missing"),
         (lambda s: s.pop("model.layers.1.self_attn.q_proj.bias"), "1 missing"),
         (lambda s: s.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(4)}), "1 unexpected"),
         (lambda s: s.update({"model.embed_tokens.weight": torch.ones(40)}), "misshaped"),
         (lambda s: s.update({"model.layers.0.mlp.gate_proj.weight": torch.ones(())}), "misshaped"),
-        (lambda s: s.update({"model.norm.weight": torch.full((24,), float("nan"))}), "NaN or infinite"),
-        (lambda s: s.update({"model.norm.weight": torch.ones(24, dtype=torch.int64)}), "int64"),
     ],
 )
 def test_weights_that_do_not_fit(folder: Path, change, pattern: str) -> None:
@@ -376,21 +386,7 @@ def test_weights_that_do_not_fit(folder: Path, change, pattern: str) -> None:
     refused(load_tar, folder, f"^checkpoint: Tar-tiny .*{pattern}")
 
 
-def test_other_files(folder: Path, tmp_path: Path) -> None:
-    save_file(detokenizer_state(), folder / "model.safetensors")
-    refused(load_tar, folder, "holds a Tar de-tokenizer, not a Tar language model; load it with Load Tar De-tokenizer$")
-    save_file(tiny_ta_tok().state_dict(), folder / "model.safetensors")
-    refused(load_tar, folder, "holds a TA-Tok, not a Tar language model")
-    refused(
-        load_detokenizer, folder / "model.safetensors", "holds a TA-Tok, not a Tar de-tokenizer; choose it as ta_tok$"
-    )
-    save_file(tiny_qwen().state_dict(), folder / "model.safetensors")
-    refused(
-        load_detokenizer,
-        folder / "model.safetensors",
-        "holds a Tar language model, not a Tar de-tokenizer; load it with Load Tar$",
-    )
-    refused(load_ta_tok, folder / "model.safetensors", "^ta_tok: .*holds a Tar language model, not a TA-Tok")
+def test_other_files(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     refused(load_tar, folder, "^checkpoint: config.json in .* cannot be read")
     for piece in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
@@ -450,17 +446,12 @@ def test_input_size_from_the_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
-        (lambda s: s.pop("decode_task_layer.2.bias"), "1 missing"),
-        (lambda s: s.update(extra=torch.ones(1)), "1 unexpected"),
-        (lambda s: s.pop("bottleneck.in_linear.weight"), "1 missing"),
         (lambda s: s.pop("decoder.vision_model.encoder.layers.0.mlp.fc1.weight"), "fc1.weight is missing"),
         (lambda s: s.update({"bottleneck.regularizer.embedding.weight": torch.ones(30)}), "misshaped"),
         (
             lambda s: s.update({"decoder.vision_model.embeddings.position_embedding.weight": torch.ones(15, 24)}),
             "no square grid",
         ),
-        (lambda s: s.update({"bottleneck.out_linear.weight": torch.ones(10, 9)}), "10x9, not 10x10"),
-        (lambda s: s.update({"bottleneck.out_linear.bias": torch.full((10,), float("inf"))}), "NaN or infinite"),
     ],
 )
 def test_ta_tok_that_does_not_fit(tmp_path: Path, change, pattern: str) -> None:
@@ -550,7 +541,7 @@ def test_grid(tmp_path: Path) -> None:
     refused(
         load_detokenizer,
         write("a.safetensors", 19),
-        "^grid: a.safetensors does not say how large its pictures are; choose 16",
+        "^grid: a.safetensors does not say how large its pictures are; choose",
     )
     refused(load_detokenizer, write("b_256_512.safetensors", 2000), "^grid: .*does not say how large")
     refused(
@@ -572,10 +563,8 @@ def test_grid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
-        (lambda s: s.pop("norm.weight"), "1 missing"),
         (lambda s: s.pop("abs_pe"), "abs_pe is missing"),
         (lambda s: s.pop("clip_proj.weight"), "missing"),
-        (lambda s: s.update(extra=torch.ones(2)), "1 unexpected"),
         (lambda s: s.update({"tok_embeddings.weight": torch.ones(20)}), "embeddings are misshaped"),
         (lambda s: s.update({"clip_proj.weight": torch.ones(16)}), "misshaped"),
         (lambda s: s.update(abs_pe=torch.ones(19)), "misshaped"),
@@ -583,7 +572,6 @@ def test_grid(tmp_path: Path) -> None:
             lambda s: s.update({"layers.0.attention.wqkv.weight": torch.ones(47, 16)}),
             "does not fit the attention weights",
         ),
-        (lambda s: s["output.weight"].fill_(float("nan")), "NaN or infinite weights in output.weight"),
     ],
 )
 def test_detokenizer_that_does_not_fit(tmp_path: Path, change, pattern: str) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
-from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.autoencoders import load_vq
 from fastar_nodes.model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from safetensors.torch import load_file, save_file
 
@@ -43,7 +42,7 @@ def test_the_reference_loads(root: Path) -> None:
 def test_metadata_is_used(tiny) -> None:
     model = load_vq(tiny(name="a small\ntokenizer"))
     assert model.name == "a small tokenizer" and model.net.config == TINY
-    for groups, words in (("none", "groups = none"), ("3", "3 GroupNorm groups"), ("0", "groups = 0")):
+    for groups, words in (("none", "groups = none"), ("3", "num_groups .3"), ("0", "groups = 0")):
         with pytest.raises(UserError, match=f"^decoder: vq.safetensors .*{words}"):
             load_vq(tiny(groups=groups))
 
@@ -89,47 +88,20 @@ def widen(state: dict) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.pop("quant_conv.bias"), r"1 missing \(quant_conv.bias\)"),
         (lambda s: s.pop("encoder.conv_in.weight"), "encoder.conv_in.weight is missing"),
         (lambda s: s.pop("post_quant_conv.weight"), "post_quant_conv.weight is missing"),
-        (lambda s: s.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
         (lambda s: s.update({"encoder.conv_blocks.x.weight": torch.ones(1)}), "does not fit a VQ autoencoder"),
         (
             lambda s: s.update({"encoder.conv_blocks.99999999.weight": torch.ones(1)}),
             "conv_blocks.* are not numbered 0 to 2",
         ),
-        (lambda s: s.update({"encoder.conv_in.weight": torch.ones(0, 3, 3, 3)}), "empty or too large"),
         (lambda s: s.update({"encoder.conv_in.weight": torch.ones(())}), "does not fit a VQ autoencoder"),
         (lambda s: s.update({"quantize.embedding.weight": torch.ones(3)}), "does not fit a VQ autoencoder"),
-        (lambda s: s.update({"quantize.embedding.weight": torch.ones(12, 9)}), "misshaped"),
         (lambda s: s.update({"post_quant_conv.weight": torch.ones(5, 8, 1, 1)}), "misshaped"),
         (widen, "widths 8, 20 are no multiples of 8"),
-        (lambda s: s["decoder.conv_in.bias"].fill_(float("nan")), "NaN or infinite weights in decoder.conv_in.bias"),
-        (
-            lambda s: s["quantize.embedding.weight"][3].fill_(float("inf")),
-            "infinite weights in quantize.embedding.weight",
-        ),
-        (lambda s: s.update({"quant_conv.bias": torch.ones(8, dtype=torch.int64)}), "holds int64"),
     ],
 )
 def test_what_does_not_fit(tiny, change, words: str) -> None:
     with pytest.raises(UserError, match=f"^decoder: vq.safetensors .*{words}") as error:
         load_vq(tiny(change))
     assert "\n" not in str(error.value) and len(str(error.value)) < 1200
-
-
-def test_the_other_family(tiny, root: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match="^decoder: vq.safetensors holds a VQ autoencoder, not a KL autoencoder; choose another"
-    ):
-        load_kl(tiny())
-    with pytest.raises(
-        UserError, match="^checkpoint: vq.safetensors holds a VQ autoencoder, not a MAR; choose it as decoder"
-    ):
-        load_mar(tiny())
-    with pytest.raises(UserError, match="^decoder: .* holds a KL autoencoder, not a VQ autoencoder; choose another"):
-        load_vq(root / "tests" / "parity" / "mar" / "tiny_vae_f16.safetensors")
-    gpt = {"tok_embeddings.weight": torch.ones(1, 1), "cls_embedding.embedding_table.weight": torch.ones(1, 1)}
-    save_file(gpt, tmp_path / "gpt.safetensors")
-    with pytest.raises(UserError, match="^decoder: gpt.safetensors holds a LlamaGen, not a VQ autoencoder"):
-        load_vq(tmp_path / "gpt.safetensors")

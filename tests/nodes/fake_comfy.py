@@ -52,8 +52,8 @@ class Schema:
     outputs: list[FakeOutput] = field(default_factory=list)
     description: str = ""
     search_aliases: list[str] = field(default_factory=list)
+    hidden: list[Any] = field(default_factory=list)
     is_input_list: bool = False
-    is_deprecated: bool = False
 
 
 class NodeOutput:

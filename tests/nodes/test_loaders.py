@@ -13,7 +13,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.checkpoint import read_metadata
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
-from fastar_nodes.model_loaders.networks.gpt import GPT
+from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
 from safetensors.torch import save_file
 from tar_files import language_model, tiny_ta_tok
@@ -35,14 +35,14 @@ def write(path: Path, net: nn.Module, prefixes: dict[str, nn.Module] | None = No
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model folder: LlamaGens with and without their grid, a PAR, Tar and its parts, tokenizers."""
-    write(tmp_path / "plain.safetensors", random(GPT(GPT_SIZE)), heads=2, grid=4, name="plain one")
-    write(tmp_path / "silent.safetensors", random(GPT(GPT_SIZE)), heads=2)
-    write(tmp_path / "par.safetensors", random(GPT(replace(GPT_SIZE, special=3))), heads=2, grid=4)
-    net, reader, vq = random(GPT(replace(DRAWER, absolute=31))), tiny_ta_tok(READER), random(VQAutoencoder(VQ_SIZE))
+    write(tmp_path / "plain.safetensors", random(Llama(GPT_SIZE)), heads=2, grid=4, name="plain one")
+    write(tmp_path / "silent.safetensors", random(Llama(GPT_SIZE)), heads=2)
+    write(tmp_path / "par.safetensors", random(Llama(replace(GPT_SIZE, special=3))), heads=2, grid=4)
+    net, reader, vq = random(Llama(replace(DRAWER, absolute=31))), tiny_ta_tok(READER), random(VQAutoencoder(VQ_SIZE))
     write(tmp_path / "drawer.safetensors", net, heads=2, grid=4, name="tiny drawer")
     parts = {"ta_tok.": reader, "vq.": vq}
     write(tmp_path / "whole.safetensors", net, parts, heads=2, grid=4, name="whole drawer", groups=4)
-    write(tmp_path / "silent-drawer.safetensors", random(GPT(replace(DRAWER, absolute=79))), heads=2)
+    write(tmp_path / "silent-drawer.safetensors", random(Llama(replace(DRAWER, absolute=79))), heads=2)
     write(tmp_path / "reader.safetensors", reader, name="tiny reader")
     write(tmp_path / "wide.safetensors", tiny_ta_tok(replace(READER, width=36)), name="wide reader")
     write(tmp_path / "vq.safetensors", vq, groups=4, name="tiny vq")

@@ -183,7 +183,7 @@ def test_an_upscale_model_enlarges_the_draft_with_cores_node():
     fake_comfy.state.loaded.clear()
     about = {"target": large, "condition": codes, "upscale_model": model, "tau": 0.0, "top_k": 0}
     samples, report = sample(samplers.MuLoSDSampler, **about)
-    assert report.settings["up_sampler"] == "pixel, Tiny x3" and report.acceptance == 1
+    assert report.settings["up_sampler"] == "Tiny x3" and report.acceptance == 1
     ((used, pictures),) = fake_comfy.state.upscaled
     assert used is model and pictures.shape == (2, 6, 6, 3)
     net = large.vae.first_stage_model

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ GOLDEN = Path(__file__).with_name("schemas.json")
 
 def test_every_sampler_that_runs_here_has_a_node():
     with_node = {node.sampler for node in CLASSES.values() if hasattr(node, "sampler")}
-    assert {name for name in samplers.RUNNABLE if "+" not in name} - {"jacobi"} == with_node
+    assert {name for name in samplers.RUNNABLE if "+" not in name} == with_node
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -109,15 +108,6 @@ def is_automatic(widget, default, about: Knob) -> None:
     else:
         assert widget.kind == ("INT" if isinstance(default, int) else "FLOAT")
         assert (widget.about["default"], widget.about["min"], widget.about["max"]) == (-1, -1, about.high)
-
-
-def test_an_older_comfyui_gets_no_argument_it_does_not_know(monkeypatch):
-    @dataclass
-    class Older:
-        node_id: str
-
-    monkeypatch.setattr(schema.io, "Schema", Older)
-    assert schema.schema(node_id="x", search_aliases=["y"]) == Older("x")
 
 
 def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import fake_comfy
@@ -107,6 +109,38 @@ def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
     assert len(list(folder.glob("*.png"))) == 4
 
 
+SMALL = {"x_values": "0.5", "y": "none", "seeds": "7"}
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence_and_loses_nothing(folder, monkeypatch):
+    model = a_mar()
+    sweep(model, **SMALL)
+    kept = {p.name: p.read_bytes() for p in folder.glob("*.png")}
+    monkeypatch.setattr(sweep_nodes, "draw_pictures", lambda *a: pytest.fail("a cell was sampled in vain"))
+    for problem in (OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EROFS, "Read-only file system")):
+        with monkeypatch.context() as m, pytest.raises(UserError, match="^sweep: .*[^\n]*$"):
+            m.setattr(Path, "touch", lambda *a, problem=problem, **k: (_ for _ in ()).throw(problem))
+            sweep(model, **{**SMALL, "x_values": "0.5, 0.6"})
+    assert {p.name: p.read_bytes() for p in folder.glob("*.png")} == kept and not list(folder.glob(".*"))
+    with pytest.raises(UserError, match="^sweep: "):  # the folder's place is taken by a file
+        (folder.parent / "taken").write_text("mine")
+        sweep(model, **SMALL, folder="taken")
+    assert (folder.parent / "taken").read_text() == "mine"
+    with pytest.raises(UserError, match="^sweep: "):  # the place of a cell by a folder
+        cell = next(folder.glob("*.png"))
+        cell.unlink()
+        cell.mkdir()
+        sweep(model, **SMALL)
+    assert cell.is_dir()
+
+
+def test_a_folder_name_of_any_length_and_content_stays_inside(folder):
+    model = a_mar()
+    for name in ("x" * 500, "../../up", "/etc/x", "..", " ", "a/b\\c:d\0e"):
+        sweep(model, **SMALL, folder=name)
+    assert {p.parent for p in folder.parents[2].rglob("*.png")} <= {*folder.parent.iterdir()}
+
+
 def test_a_preset_is_a_setting(folder):
     found, _ = sweep(x="preset", x_values="exact, fast", y="none", settings="ar_steps=4, diffusion_steps=4")
     assert [c.report.settings["lookahead"] for c in found.cells[:2]] == [0, 8] and found.cells[0].quality.identical
@@ -170,7 +204,7 @@ def test_a_line_comes_back():
             parse_choice(line, "sampler")
 
 
-@pytest.mark.parametrize("line", ["zipar", "lantern", "cspd"])
+@pytest.mark.parametrize("line", ["zipar", "cspd"])
 def test_samplers_that_do_not_suit_the_model(line):
     with pytest.raises(UserError, match="^(sampler|draft): "):
         sharing.AnySampler.execute(a_mar(), WHAT, line, 7)
@@ -267,6 +301,22 @@ def test_files_that_are_not_there(tmp_path):
     (tmp_path / "input" / "b.png").write_bytes(b"")
     with pytest.raises(UserError, match="^image: b.png cannot be read"):
         sharing.LoadReport.execute("b.png")
+
+
+def test_no_picture_outside_of_comfyuis_folders_is_opened(tmp_path):
+    """The stand-in joins names and checks nothing, like ComfyUI 0.27."""
+    secret = tmp_path / "secret.png"
+    Image.new("RGB", (8, 8)).save(secret)
+    (tmp_path / "input" / "folder.png").mkdir()
+    names = ("../secret.png", str(secret), "sub/../../secret.png", "folder.png", "", "a\0b.png", "x" * 5000 + ".png")
+    for name in names:
+        assert sharing.LoadReport.validate_inputs(name) is not True
+        with pytest.raises(UserError, match="^image: "):
+            sharing.LoadReport.execute(name)
+    for name, kind in (("gif.png", "GIF"), ("tiff.png", "TIFF")):
+        Image.new("RGB", (8, 8)).save(tmp_path / "input" / name, kind)
+        with pytest.raises(UserError, match="^image: "):
+            sharing.LoadReport.execute(name)
 
 
 # ------------------------------------------------------------------------------------------------ Advisor

@@ -128,6 +128,9 @@ def test_sockets_are_the_nodes_own(graph):
 def box(node):
     """Left, top, width and height of a node with its title bar; of a collapsed node, of the title bar."""
     height = 0 if node["flags"].get("collapsed") else node["size"][1]
+    if node["type"] in LOADERS:  # the classic renderer enlarges a node whose rows do not fit
+        rows = len([i for i in NODES[node["type"]].inputs if i.kind in WIDGETS])
+        height = max(height, 20 * len(node["outputs"]) + 24 * rows + 14)
     return node["pos"][0], node["pos"][1] - 30, node["size"][0], height + 30
 
 
@@ -265,19 +268,6 @@ def test_samplers_share_label_and_seed(graph):
             assert len(set(sources)) == (2 if edits else 1)
 
 
-def test_prompts_have_the_samplers_seed(graph):
-    links = {link[0]: link for link in graph["links"]}
-    kinds = (
-        [PROMPT, *(kind for kinds in SAMPLERS.values() for kind in kinds)]
-        if PROMPT in {n["type"] for n in graph["nodes"]}
-        else []
-    )
-    seeds = {
-        links[i["link"]][1] for n in graph["nodes"] if n["type"] in kinds for i in n["inputs"] if i["name"] == "seed"
-    }
-    assert len(seeds) <= 1
-
-
 STARTERS = sorted(name for name in GRAPHS if name.endswith(".app.json"))
 
 
@@ -347,20 +337,6 @@ def test_every_compared_picture_is_paired_with_its_own_numbers(graph):
         if node["type"] == "FastARCompare":
             labels, pictures = node["widgets_values"][0], sum(name.startswith("image") for name in into)
             assert not labels or len(labels.split("\n")) == pictures, "a line a picture"
-
-
-def test_windows_and_groupings_are_what_the_titles_say():
-    """Of the token graphs, whose samplers differ in one widget."""
-    for name, kinds, widget in (
-        ("11 ZipAR windows", ("FastARZipARSampler",), "window"),
-        ("10 PAR vs LlamaGen", ("FastARPAR",), "grouping"),
-    ):
-        graph = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        nodes = [n for n in graph["nodes"] if n["type"] in kinds]
-        values = [(n.get("title", ""), widget_values(n, NODES[n["type"]])[widget]) for n in nodes]
-        assert len({value for _, value in values}) == len(values) > 2
-        for title, value in values:
-            assert title == "" or title.endswith(str(value).removeprefix("ablation: "))
 
 
 def test_the_files_that_a_note_links_to_are_offered_when_one_is_missing(graph):

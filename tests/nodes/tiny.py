@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel, initialise
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 LABELS = from_ids([1, 2])
 SHORT = {"ar_steps": 4, "diffusion_steps": 4}
-GPT_SIZE = GPTConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=23, condition="class", condition_size=10)
+GPT_SIZE = LlamaConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=23, condition="class", condition_size=10)
 TEXT_SIZE = replace(GPT_SIZE, condition="text", condition_size=6, text_rows=7)
 VQ_SIZE = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=23, code_channels=4, groups=4)
 # Codes of the tiny language model, read by a TA-Tok of as many, for de-tokenizers of two sizes.
@@ -70,17 +70,17 @@ def a_vq() -> host.FastARVAE:
 
 
 def a_gpt(
-    config: GPTConfig = GPT_SIZE, grid: int = 4, label_set: str = "", special: int = 0, file: Any = None
+    config: LlamaConfig = GPT_SIZE, grid: int = 4, label_set: str = "", special: int = 0, file: Any = None
 ) -> host.Loaded:
     """A LlamaGen; with 3 special tokens a PAR."""
-    net = random(GPT(replace(config, special=special)))
+    net = random(Llama(replace(config, special=special)))
     return host.Loaded.of(TokenModel(net, "tiny", grid, label_set=label_set), a_vq(), recommended=file)
 
 
 def a_drawer(size: str = "large", seed: int = 0) -> host.Loaded:
     """A de-tokenizer of 6 x 6 or 3 x 3 tokens with its TA-Tok, as the loader makes it."""
     reader, grid = TATokModel(tiny_ta_tok(READER), "tiny ta-tok"), {"large": 6, "small": 3}[size]
-    net = random(GPT(replace(DRAWER, absolute=16 + grid**2 - 1)), seed)
+    net = random(Llama(replace(DRAWER, absolute=16 + grid**2 - 1)), seed)
     return host.Loaded.of(
         TokenModel(net, f"tiny {size}", grid, ta_tok=reader), a_vq(), {"ta_tok": host.Loaded.of(reader)}
     )

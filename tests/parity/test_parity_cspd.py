@@ -47,6 +47,7 @@ def test_the_schedule_is_found_from_the_rows(mar_fixtures):
         parity_cspd._schedule(64, [5, 4, 1], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change", "fails"),
     [
@@ -64,6 +65,7 @@ def test_a_spoilt_record_fails(copied, name, change, fails):
     assert {case for case, verdict in found.items() if verdict == "FAIL"} == fails and len(found) == 6
 
 
+@pytest.mark.slow
 def test_another_draft_fails(copied):
     state = load_file(copied / parity_cspd.DRAFT)
     state["z_proj.weight"] *= 1.05

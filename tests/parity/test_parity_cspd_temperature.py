@@ -89,6 +89,7 @@ def test_a_recorded_run_is_reproduced(mar_fixtures, name):
     torch.testing.assert_close(result.latents, record.out, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("cool", "near"))
 def test_another_temperature_gives_another_result(mar_fixtures, name):
     record = Record(mar_fixtures, name)

@@ -43,6 +43,7 @@ def test_tables_schedules_shapes_and_prompts_agree(folder):
     assert len(found) > 20
 
 
+@pytest.mark.slow
 def test_the_other_family_s_largest_beta_fails(folder, tmp_path):
     for name in ("hybrid_tables.safetensors", "hybrid_config.json", parity.MODEL, "hybrid_sample_official.safetensors"):
         shutil.copy(folder / name, tmp_path)

@@ -42,6 +42,7 @@ def test_choices_conditions_and_whole_runs_agree(folder):
     assert verdicts(folder) == dict.fromkeys([*PARTS, "baseline.run"], "ok")
 
 
+@pytest.mark.slow
 def test_a_spoilt_record_fails_where_it_is_spoilt(folder):
     data = load_file(folder / parity_lazymar.DATA)
     mask, scores = data["tokcache.prune_keep_mask"], data["tokcache.prune_vcos"]

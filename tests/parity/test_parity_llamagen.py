@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.tools.parity import llamagen as parity_llamagen
 from fastar_nodes.tools.parity.cases import judge
 from safetensors.torch import load_file, save_file
@@ -61,6 +61,7 @@ def test_all_recorded_cases_agree():
     assert sum(name.endswith(".sampled") for name in found) == 3 + 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "tensor", "case"),
     [
@@ -83,6 +84,7 @@ def test_a_changed_number_fails_its_case(tmp_path, file, tensor, case):
     assert len(found) == 8 and sum(v == "FAIL" for v in found.values()) <= 2  # full_logits are looked at twice
 
 
+@pytest.mark.slow
 def test_other_weights_fail(tmp_path):
     copy(tmp_path, "par_4x_tiny.safetensors", "par_4x_tiny_io.safetensors")
     change(tmp_path / "par_4x_tiny.safetensors", spe_tok_embeddings__special_embeddings__weight=lambda t: t.flip(0))
@@ -111,12 +113,12 @@ def test_damaged_and_missing_files_fail_without_a_traceback(tmp_path):
 
 def test_cases_of_another_size_are_read_from_their_own_tensors(tmp_path):
     """Three heads, one block, a 4 x 4 grid, 7 classes: only the logits, recorded here by the uncached pass."""
-    net = GPT(GPTConfig(24, 1, 3, 3, 40, 31, "class", 7)).requires_grad_(False)
+    net = Llama(LlamaConfig(24, 1, 3, 3, 40, 31, "class", 7)).requires_grad_(False)
     g = torch.Generator().manual_seed(0)
     for p in net.parameters():
         p.copy_(torch.randn(p.shape, generator=g) * 0.5)
     tokens, cond, places = torch.randint(31, (2, 16), generator=g), torch.tensor([6, 2]), net.positions(4, 1)
-    table = torch.cat([torch.zeros(1, 4, 2), torch.view_as_real(places.table[1:])])
+    table = torch.cat([torch.zeros(1, 4, 2), places.table[1:, :, 1::2].transpose(1, 2)])
     logits = net(torch.cat([net.prefix(cond), net.embed(tokens)], 1), torch.arange(-1, 16), places)
     save_file(net.state_dict(), tmp_path / "gpt_other.safetensors")
     io = {

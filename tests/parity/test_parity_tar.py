@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.ta_tok import TATok, TATokConfig
 from fastar_nodes.tools.parity import tar as parity_tar
 from fastar_nodes.tools.parity.cases import judge
@@ -85,7 +85,7 @@ def detokenizer(folder: Path) -> None:
         "max_seq_len": 9,
     }
     save_file(detokenizer_state(config), folder / "ar_tiny_state.safetensors", metadata={"config": json.dumps(about)})
-    net = GPT(config)
+    net = Llama(config)
     net.load_state_dict(detokenizer_state(config))
     g = torch.Generator().manual_seed(1)
     cond, idx = torch.randn(2, 5, 24, generator=g), torch.randint(20, (2, 9), generator=g)
@@ -127,7 +127,7 @@ def test_a_detokenizer_of_another_size(tmp_path: Path) -> None:
 def test_variants_of_another_size(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(2)
     idx = torch.randint(20, (2, 8), generator=g)
-    kinds: dict[str, tuple[GPTConfig, torch.Tensor]] = {
+    kinds: dict[str, tuple[LlamaConfig, torch.Tensor]] = {
         "ar_tiny_gqa": (replace(DTOK, heads=4, kv_heads=2), torch.randn(2, 4, 24, generator=g)),
         "ar_tiny_indice": (
             replace(DTOK, heads=4, kv_heads=4, condition="codes", condition_size=7),
@@ -136,7 +136,7 @@ def test_variants_of_another_size(tmp_path: Path) -> None:
     }
     for name, (config, cond) in kinds.items():
         state = detokenizer_state(config)
-        net = GPT(config)
+        net = Llama(config)
         net.load_state_dict(state)
         x = torch.cat([net.prefix(cond), net.embed(idx)], 1)
         logits = net(x, torch.arange(-4, 8), net.positions(3, 4))[:, 3:].contiguous()

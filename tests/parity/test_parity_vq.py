@@ -34,6 +34,7 @@ def test_all_recorded_cases_agree() -> None:
     assert verdicts(FOLDER) == {f"llamagen/{name}": "ok" for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensor", "spoilt"),
     [
@@ -55,6 +56,7 @@ def test_a_changed_number_fails_its_case_alone(copy: Path, tensor: str, spoilt: 
     assert [name for name, verdict in found.items() if verdict == "FAIL"] == [f"llamagen/vq8_tiny.{spoilt}"]
 
 
+@pytest.mark.slow
 def test_other_weights_fail(copy: Path) -> None:
     state = load_file(copy / "vq8_tiny.safetensors")
     state["decoder.mid.1.proj_out.weight"] += 0.05

@@ -226,6 +226,7 @@ def test_more_cells_than_a_sheet_holds() -> None:
         p.compare_grid([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["x" * 1_000_000, "x " * 500_000, "\u200b" * 100_000])
 def test_endless_labels_are_shortened(text: str) -> None:
     out = p.compare_grid([flat(RED)], [text], [None], title=text)

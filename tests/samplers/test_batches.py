@@ -31,7 +31,7 @@ from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import tiny_tar
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar
-from tiny_tokens import UP, VQ
+from tiny_tokens import UP
 from tokens_reference import condition_of, tiny_gpt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -62,7 +62,6 @@ def tokens(name: str) -> Any:
     model = tiny_gpt(grid=4 if entry.needs_draft else 2, special=3 * (name == "par"))
     settings = entry.settings(**{k: v for k, v in FEW.items() if k in knobs(entry.settings)})
     more: dict[str, Any] = {"draft": tiny_gpt(grid=2, seed=1)} if name == "mulosd" else {}
-    more |= {"draft": tiny_gpt(grid=4, seed=1), "vq": VQ} if name == "lantern" else {}
     more |= {"up_sampler": UP} if name == "mulosd" else {}
     condition = condition_of("class", (0, 1))
 
@@ -120,6 +119,7 @@ def chosen(calls: int) -> list[int]:
     return sorted({round(k * (calls - 1) / (MOST_FAULTS - 1)) for k in range(MOST_FAULTS)})
 
 
+@pytest.mark.slow
 def test_every_call_that_fails_once(start):
     """The batch is sampled in two parts, and the pictures are those of the whole batch."""
     undisturbed, before = finish(start(range(IMAGES))), state()

@@ -27,9 +27,9 @@ from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.conditioning import features_of
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.settings import JacobiSettings, LanternSettings, MuLoSDSettings, TarPromptSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
-from fastar_nodes.samplers.tokens.upsampling import PixelUpSampling
+from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from pretended_cuda import CUDA, MEMORY, CUDATensor, pretended_cuda, to_cuda
 from qwen_reference import tiny_tar
 from recorded_graphs import capture
@@ -172,12 +172,11 @@ def test_token_samplers(name, dtype):
 
 
 DRAFTED = {
+    "llamagen, in windows": LlamaGenSettings(cfg=2.5, parallel=4),
     "mulosd": MuLoSDSettings(cfg=2.5, top_k=8, tau=0.2, draft_window=2, resample_window=2),
     "mulosd, rows": MuLoSDSettings(cfg=2.5, tau=0.2, draft_rows=1, resample_window=0),
     "mulosd, target": MuLoSDSettings(cfg=2.5, acceptance_target=0.7),
     "mulosd, windows": MuLoSDSettings(cfg=2.5, draft_parallel=3, draft_window=0),
-    "lantern": LanternSettings(cfg=2.5, top_k=8, draft_length=3, neighbours=2),
-    "jacobi": JacobiSettings(cfg=2.5),
 }
 
 
@@ -190,9 +189,7 @@ def test_token_samplers_with_drafts(name, kind, dtype):
     model, draft = tiny_gpt(kind, grid), tiny_gpt(kind, small, seed=1)
 
     def run(model, draft, vq):
-        extra = {"draft": draft} if entry.needs_draft else {}
-        if entry.needs_codes:
-            extra[entry.needs_codes] = PixelUpSampling(vq) if entry.needs_codes == "up_sampler" else vq
+        extra = {"draft": draft, "up_sampler": UpSampling(vq)} if entry.needs_draft else {}
         return finish(entry.run(model, condition_of(kind, IMAGES), settings, PairedDraws(5, IMAGES), 5, **extra))
 
     with pretended_cuda():
@@ -402,10 +399,8 @@ def test_the_peak_in_the_report_is_what_was_measured(name):
                 entry, settings = SAMPLERS[name.split(",")[0]], DRAFTED[name]
                 func = entry.run
                 if entry.needs_draft:
-                    extra["draft"] = moved(tiny_gpt("class", 3 if entry.name == "mulosd" else 4, seed=1), None)
-                if entry.needs_codes:
-                    vq = moved(tiny_vq(), None)
-                    extra[entry.needs_codes] = PixelUpSampling(vq) if entry.needs_codes == "up_sampler" else vq
+                    extra["draft"] = moved(tiny_gpt("class", 3, seed=1), None)
+                    extra["up_sampler"] = UpSampling(moved(tiny_vq(), None))
             condition = condition_of(model.net.config.condition, IMAGES)
         before = torch.zeros(1 << 24, device="cuda")
         del before

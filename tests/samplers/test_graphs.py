@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,16 +14,11 @@ from fastar_nodes.model_loaders.networks import graphs, speed
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_graphs import capture
 from test_sampler_contract import CASES as MASKED
 from tiny_models import tiny_mar
-from tokens_reference import condition_of
-
-sys.path.insert(0, str(Path(__file__).parent / "tokens"))
-from test_tokens_decoding import CASES as TOKENS  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 CPU = torch.device("cpu")
@@ -84,20 +77,6 @@ def test_a_guided_step_with_a_cached_head(monkeypatch):
     assert any("cached diffusion" in str(key) and "Guided" in str(key) for key in made.net.graphs._made)
 
 
-@pytest.mark.parametrize("name", TOKENS)
-def test_token_samplers_equal_the_plain_ones(name):
-    func, plain, settings, _ = TOKENS[name]
-    made, condition = fast(plain), condition_of(plain.net.config.condition, IMAGES)
-    for seed in (5, 6):
-        expected, found = (finish(func(m, condition, settings, PairedDraws(seed, IMAGES), seed)) for m in (plain, made))
-        assert torch.equal(found.codes, expected.codes)
-        assert found.report.counts == expected.report.counts
-        note = "speed: graphs" + "; nothing in this run was captured" * (
-            getattr(settings, "parallel", 1) > 1 or "jacobi" in name
-        )
-        assert found.report.note == note
-
-
 def test_a_replay_launches_no_operation_of_the_loop():
     """Once captured, a run with other noise captures nothing."""
     made = fast(tiny_mar())
@@ -118,22 +97,6 @@ def test_functions_are_captured_again_after_weights_moved():
         for parameter in plain.net.parameters():
             parameter.mul_(0.9)
     torch.testing.assert_close(masked("mar", made, 6).latents, masked("mar", plain, 6).latents, rtol=1e-4, atol=1e-4)
-
-
-def test_two_runs_at_once_do_not_share_a_cache():
-    func, plain, settings, _ = TOKENS["llamagen"]
-    made, condition = fast(plain), condition_of(plain.net.config.condition, IMAGES)
-    runs = [func(made, condition, settings, PairedDraws(seed, IMAGES), seed) for seed in (5, 6)]
-    found = {}
-    while len(found) < 2:
-        for i, run in enumerate(runs):
-            try:
-                next(run)
-            except StopIteration as end:
-                found.setdefault(i, end.value.codes)
-    for i, seed in enumerate((5, 6)):
-        expected = finish(func(plain, condition, settings, PairedDraws(seed, IMAGES), seed)).codes
-        assert torch.equal(found[i], expected)
 
 
 def test_what_cannot_be_captured_runs_plain_and_is_reported_once(caplog):

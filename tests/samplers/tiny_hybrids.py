@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
+from fastar_nodes.model_loaders.networks.llama import qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.prompts import HybridModel
-from fastar_nodes.model_loaders.networks.qwen import QwenConfig
 
 TURN = 126, 127
 
@@ -21,7 +21,7 @@ def tiny_hybrid(
     shape = {"dim": 16, "encoder_depth": 2, "decoder_depth": 2, "heads": 2, "head_depth": 2, "head_width": 16} | mar
     config = HybridConfig(
         MARConfig(**shape, buffer=3, tokens=tokens, channels=4, classes=0),
-        QwenConfig(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=128, positions=positions),
+        qwen_config(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=128, positions=positions),
     )
     g = torch.Generator().manual_seed(seed)
     net = Hybrid(config).eval().requires_grad_(False)
@@ -29,7 +29,7 @@ def tiny_hybrid(
         p.copy_(torch.randn(p.shape, generator=g) * (0.8 / max(1, p.shape[-1]) ** 0.5 if p.ndim == 2 else 0.2))
         if "norm" in name and name.endswith("weight") or "_ln.weight" in name:
             p.add_(1.0)
-    net.llm.model.embed_tokens.weight.mul_(5)
+    net.llm.tok_embeddings.weight.mul_(5)
     return HybridModel(
         net.mar,
         f"tiny hybrid {seed}",

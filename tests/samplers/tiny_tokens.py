@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from fastar_nodes.samplers.tokens.upsampling import PixelUpSampling
+from fastar_nodes.samplers.tokens.upsampling import UpSampling
 
 CODES = 23
 
@@ -21,7 +21,7 @@ def tiny_vq(codes: int = CODES) -> VQModel:
 
 
 VQ = tiny_vq()
-UP = PixelUpSampling(VQ)
+UP = UpSampling(VQ)
 
 
 def other_vocabulary(model, codes):

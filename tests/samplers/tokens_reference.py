@@ -7,7 +7,7 @@ uncached pass over all of them for every token. Prefixes have their full length;
 from __future__ import annotations
 
 import torch
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
 from torch import Tensor
 
@@ -23,7 +23,7 @@ def tiny_gpt(kind: str = "class", grid: int = 4, special: int = 0, seed: int = 0
     """A random network of a few thousand weights whose tokens differ from cell to cell."""
     shape = {"kv_heads": 2, **KINDS[kind]}
     net = (
-        GPT(GPTConfig(dim=16, depth=2, heads=2, hidden=24, vocab=23, special=special, **shape))
+        Llama(LlamaConfig(dim=16, depth=2, heads=2, hidden=24, vocab=23, special=special, **shape))
         .eval()
         .requires_grad_(False)
     )
@@ -47,7 +47,7 @@ def condition_of(kind: str, images: tuple[int, ...] = (0, 1, 2)):
     return FeatureCondition(tuple(torch.randn(4, 6, generator=r) for r in g), ("",) * len(images))
 
 
-def prefix_rows(net: GPT, condition, image: int, null: bool) -> Tensor:
+def prefix_rows(net: Llama, condition, image: int, null: bool) -> Tensor:
     """Prefix [n, C] of one image, computed directly."""
     c = net.config
     if c.condition == "class":
@@ -59,6 +59,12 @@ def prefix_rows(net: GPT, condition, image: int, null: bool) -> Tensor:
         hidden = torch.nn.functional.gelu(x @ projection.fc1.weight.T, approximate="tanh")
         return hidden @ projection.fc2.weight.T
     return (torch.zeros_like(x) if null else x) @ net.clip_proj.weight.T + net.clip_proj.bias
+
+
+def visible(schedule) -> list:
+    """Attention mask of every pass but the first: bool [rows, slots]."""
+    t = schedule.table
+    return [t.visible[a:b] for a, b in zip(t.row_start[1:], t.row_start[2:], strict=False)]
 
 
 class History:

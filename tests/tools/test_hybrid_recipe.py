@@ -50,12 +50,12 @@ def test_training_starts_at_the_unlabelled_mar_with_tars_words(parts) -> None:
         z = net(tokens, known, ids, lengths)
         plain = parts.mar.decode(parts.mar.encode(tokens, known, parts.mar.class_rows(None, 2)), known)
     assert torch.equal(z, plain)
-    table, own = net.llm.model.embed_tokens.weight, tar.net.model.embed_tokens.weight
+    table, own = net.llm.tok_embeddings.weight, tar.net.tok_embeddings.weight
     for text in ("red", "sunset", "cat"):
         (here,), (there,) = model.tokenize(text), tar.tokenize(text)
         assert torch.equal(table[here], own[there])
-    assert torch.equal(table[list(model.turn)], own[list(tar.marks.turn)])
-    assert torch.equal(net.llm.model.layers[1].mlp.up_proj.weight, tar.net.model.layers[1].mlp.up_proj.weight)
+    assert torch.equal(table[list(model.turn)], own[list(tar.special.chat)])
+    assert torch.equal(net.llm.layers[1].feed_forward.w3.weight, tar.net.layers[1].feed_forward.w3.weight)
 
 
 def test_some_prompts_of_a_batch_are_the_unconditional_one(parts) -> None:
@@ -109,7 +109,7 @@ def test_the_first_stage_trains_the_prompts_alone(parts) -> None:
     before = error()
     before.backward()
     assert all(p.grad is None for p in net.mar.parameters())
-    assert float(net.llm.model.layers[0].self_attn.q_proj.weight.grad.abs().sum()) > 0
+    assert float(net.llm.layers[0].attention.wq.weight.grad.abs().sum()) > 0
 
     def whole(encoded, known, *prompts):
         rows = net.mar.encode(tokens, torch.arange(64).expand(2, -1), net.mar.class_rows(None, 2))

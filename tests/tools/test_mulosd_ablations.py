@@ -7,13 +7,11 @@ import shutil
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
-from fastar_nodes.samplers.registry import find
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.tools.ablations.mulosd import LlamaGenRepairBench, forwards_alone
 from fastar_nodes.tools.ablations.tables import Ground, Row, to_markdown
-from fastar_nodes.tools.training import recipes
-from tiny_demo import VQ, new_folder, scattered, write_gpt
+from fastar_nodes.tools.lantern import find
+from tiny_demo import new_folder, write_gpt
 
 LOW, HIGH = "llamagen-low", "llamagen"
 # Fast settings; the pool leaves a few percent of the tokens below 0.001.
@@ -27,10 +25,6 @@ def folder(tmp_path_factory):
     folder = new_folder(tmp_path_factory)
     for name, grid, seed in ((LOW, 8, 2), (HIGH, 16, 3)):
         write_gpt(folder, name, grid, seed, cfg=1.5, top_k=0)
-    net = UpSampler(UpSamplerConfig(VQ.code_channels, 8, 1))
-    recipes.save_checkpoint(
-        scattered(net, 5), folder / "upsampler.safetensors", family="upsampler", name="tiny up-sampler"
-    )
     return folder
 
 
@@ -115,24 +109,12 @@ def test_lantern_drafts_with_the_target_itself(bench):
 # ------------------------------------------------------------------------------------------------ the table and its files
 
 
-def test_the_learned_up_sampler_is_loaded_only_where_it_is_asked_for(folder, tmp_path):
+def test_the_draft_model_is_loaded_only_where_it_is_needed(folder, tmp_path):
     for name in ("vq", "judge", LOW, HIGH):
         shutil.copy(folder / f"{name}.safetensors", tmp_path)
     here = LlamaGenRepairBench(Ground(100, tmp_path))
-    learned = row(tau=0.0, up_sampler="latent")
-    assert here.needs(row(tau=0.0)) == ("vq", HIGH, LOW) and here.needs(row("llamagen")) == here.needs(
-        row("lantern")
-    ) == ("vq", HIGH)
-    assert here.needs(learned) == ("vq", HIGH, LOW, "upsampler")
-    with pytest.raises(
-        UserError, match=r"^tables: the demo's upsampler.safetensors is missing.*train-demo --only upsampler\.$"
-    ):
-        here.expect("mulosd-llamagen")
+    assert here.needs(row(tau=0.0)) == ("vq", HIGH, LOW)
+    assert here.needs(row("llamagen")) == here.needs(row("lantern")) == ("vq", HIGH)
     (here.ground.checkpoints / f"{LOW}.safetensors").unlink()
     with pytest.raises(UserError, match=f"^tables: the demo's {LOW}.safetensors is missing"):
         here.row(row(tau=0.0), {})
-
-
-def test_up_samplers_are_two(bench):
-    made = {kind: bench.row(row(tau=0.0, up_sampler=kind), {})[1] for kind in ("pixel", "latent")}
-    assert not np.array_equal(made["pixel"], made["latent"])

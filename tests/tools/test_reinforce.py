@@ -9,7 +9,7 @@ import pytest
 import tiny_demo as tiny
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
-from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
+from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -29,9 +29,9 @@ JUDGE = checkpoint("judge")
 TINY = replace(token_recipes.GPT_LOW, name="tiny", count=64, config=replace(tiny.GPT_CONFIG, dim=32, hidden=32))
 
 
-def gpt(seed: int = 0) -> GPT:
+def gpt(seed: int = 0) -> Llama:
     """A GPT with a non-uniform distribution; at initialisation all codes are equally likely."""
-    net, g = GPT(TINY.config).eval(), torch.Generator().manual_seed(seed)
+    net, g = Llama(TINY.config).eval(), torch.Generator().manual_seed(seed)
     for p in net.parameters():
         p.data = torch.randn(p.shape, generator=g) * (0.3 if p.ndim > 1 else 0.1) + (p.ndim < 2)
     return net
@@ -92,7 +92,7 @@ def test_marks_find_the_rows_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_better_or_rarer_than_others_gains() -> None:
-    learner = reinforce.Learner(GPT(TINY.config))
+    learner = reinforce.Learner(Llama(TINY.config))
     s = picture_book.scenes(7, 6, labels=np.full(6, 3))
     s = replace(
         s, colour=np.array([0, 0, 0, 0, 0, 1]), parts=s.parts * 0, place=s.place * 0, size=s.size * 0, time=s.time * 0
@@ -193,7 +193,7 @@ def test_real_pictures_are_not_forgotten(tmp_path, vq, monkeypatch: pytest.Monke
     layout = token_recipes.Layout.of(8)
 
     @torch.no_grad()
-    def nats(n: GPT) -> float:
+    def nats(n: Llama) -> float:
         logits = token_recipes.sequence_logits(n, layout, n.positions(8, 1), labels, book.long())
         return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), book.long().flatten()))
 

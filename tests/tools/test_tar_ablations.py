@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny_demo as tiny
 import torch
-from fastar_nodes.model_loaders.networks.gpt import GPT
+from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.tools.ablations import tables
 from fastar_nodes.tools.ablations import tar as tar_ablations
 from fastar_nodes.tools.ablations.tables import Ground, Row, to_markdown
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     net = scattered(tar_recipes.build_language(tiny.language()), 3)
     tar_recipes.save_language(net, folder / "tar.safetensors", TA_TOK.codes, TA_TOK.side)
     for seed, (name, recipe) in enumerate(DETOKENIZERS.items()):
-        small = GPT(tiny.detokenizer(recipe.grid))
+        small = Llama(tiny.detokenizer(recipe.grid))
         tar_recipes.save_detokenizer(scattered(small, 4 + seed), recipe, folder / f"{name}.safetensors")
     return folder
 

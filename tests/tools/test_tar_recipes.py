@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import tiny_demo as tiny
 import torch
-from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
+from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
-from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -23,7 +22,6 @@ from fastar_nodes.tools.training import (
     ta_tok_recipe,
     tar_recipes,
     token_recipes,
-    upsampler_recipe,
 )
 from fastar_nodes.tools.training.training import Job, generator
 
@@ -49,9 +47,8 @@ def test_the_files_fit_the_parcel() -> None:
     nets = [
         ta_tok,
         tar_recipes.build_language(),
-        UpSampler(UpSamplerConfig(8, upsampler_recipe.WIDTH, upsampler_recipe.BLOCKS)),
     ]
-    nets += [GPT(tar_recipes.detokenizer_config(recipe.grid)) for recipe in tar_recipes.DETOKENIZERS.values()]
+    nets += [Llama(tar_recipes.detokenizer_config(recipe.grid)) for recipe in tar_recipes.DETOKENIZERS.values()]
     numbers, names = (
         sum(f(t) for net in nets for t in net.state_dict().values()) for f in (torch.Tensor.numel, lambda _: 1)
     )
@@ -198,10 +195,10 @@ def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
     rows = [model.prompt(text, 0) for text in PROMPTS]
     lengths = torch.tensor([len(row) for row in rows])
     prompts = torch.tensor([row + [0] * (40 - len(row)) for row in rows])
-    _, figures = tar_recipes.language_loss(net, model.marks, prompts, lengths, codes, scale)
+    _, figures = tar_recipes.language_loss(net, model.special, prompts, lengths, codes, scale)
     assert float(figures[f"right{scale}"]) == 1
     other = (scale + 1) % 3
-    _, figures = tar_recipes.language_loss(net, model.marks, prompts, lengths, codes, other)
+    _, figures = tar_recipes.language_loss(net, model.special, prompts, lengths, codes, other)
     assert float(figures[f"right{other}"]) < 1, "the scale is read"
 
 
@@ -253,8 +250,8 @@ def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPat
     row = torch.tensor([model.prompt("cat", 0)])
     codes = torch.full((1, 36), 3)
     ends = torch.tensor([row.shape[1]])
-    spoilt, _ = tar_recipes.language_loss(model.net, model.marks, row, ends, codes, 0, generator(2, 0))
-    read = seen[0][0, row.shape[1] :] - model.marks.code
+    spoilt, _ = tar_recipes.language_loss(model.net, model.special, row, ends, codes, 0, generator(2, 0))
+    read = seen[0][0, row.shape[1] :] - model.special.code
     assert len(read) == 35 and 0 < int((read != 3).sum()) < 35 and int(read.min()) >= 0 and int(read.max()) < TINY.codes
     logits = real(seen[0], model.span)[0, row.shape[1] - 1 :]
     torch.testing.assert_close(spoilt, torch.nn.functional.cross_entropy(logits, codes[0]))
@@ -267,7 +264,7 @@ def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPat
 def test_a_detokenizer_learns_what_it_will_be_asked(scale: int) -> None:
     """Greedy tokens of the sampler, given codes, are the argmax of teacher-forced sequences."""
     ta_tok = small_ta_tok()
-    net = tiny.sharp(GPT(tiny.detokenizer(8)))
+    net = tiny.sharp(Llama(tiny.detokenizer(8)))
     codes = torch.randint(16, (2, (36, 9, 4)[scale]), generator=torch.Generator().manual_seed(3))
     model = TokenModel(net, "sharp", 8, ta_tok=TATokModel(ta_tok, "sharp"))
     condition = CodeCondition(tuple(codes), ("one", "two"), TINY.codes)
@@ -284,7 +281,7 @@ def test_now_and_then_the_condition_is_left_out(monkeypatch: pytest.MonkeyPatch)
     """Zero features, the null condition of guidance."""
     seen, real = [], tar_recipes.detokenizer_logits
     monkeypatch.setattr(tar_recipes, "detokenizer_logits", lambda *a: seen.append(a[1]) or real(*a))
-    ta_tok, net = small_ta_tok(), tiny.sharp(GPT(tiny.detokenizer(8)))
+    ta_tok, net = small_ta_tok(), tiny.sharp(Llama(tiny.detokenizer(8)))
     codes, tokens = torch.randint(16, (400, 4)), torch.zeros(400, 64, dtype=torch.int64)
     tar_recipes.detokenizer_loss(net, ta_tok, codes, tokens, generator(1, 0))
     tar_recipes.detokenizer_loss(net, ta_tok, codes, tokens)

@@ -8,7 +8,7 @@ import pytest
 import tiny_demo as tiny
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, TokenModel
+from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -42,7 +42,7 @@ def test_tokens_are_learned_in_the_order_they_are_decided(
 
 
 def sharp(special: int) -> TokenModel:
-    return TokenModel(tiny.sharp(GPT(replace(TINY_GPT, special=special)), special, 1.0), "sharp", 8)
+    return TokenModel(tiny.sharp(Llama(replace(TINY_GPT, special=special)), special, 1.0), "sharp", 8)
 
 
 @pytest.mark.parametrize("special", [0, 3, 15])
@@ -131,7 +131,7 @@ def test_idle_codes_are_revived() -> None:
 def test_the_recipes_fit_the_parcel() -> None:
     """At most 8 MB in fp16 for the tokenizer and all GPTs."""
     with torch.device("meta"):
-        nets = [VQAutoencoder(recipes.VQ), *(GPT(r.config) for r in recipes.RECIPES.values())]
+        nets = [VQAutoencoder(recipes.VQ), *(Llama(r.config) for r in recipes.RECIPES.values())]
     assert sum(2 * t.numel() for net in nets for t in net.state_dict().values()) < 7.9e6
     for r in recipes.RECIPES.values():
         assert r.grid * recipes.VQ.stride in recipes.VQ_PICTURES and r.config.vocab == recipes.VQ.codes

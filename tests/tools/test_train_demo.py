@@ -15,7 +15,6 @@ from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
-from fastar_nodes.model_loaders.upsampler import load_upsampler
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.mar import mar
@@ -75,7 +74,7 @@ def test_every_checkpoint_loads(made):
     for name, grid, special in (("llamagen-low", 8, 0), ("llamagen", 16, 0), ("par", 8, 3)):
         model = load_llamagen(path(name), "fp32")
         assert (model.grid, model.regions, model.label_set) == (grid, special + 1, "picture-book")
-    assert load_judge(path("judge"))[1] > 0 and load_upsampler(path("upsampler")).net.config.channels == 8
+    assert load_judge(path("judge"))[1] > 0
     ta_tok, tar = load_ta_tok(path("ta-tok"), "fp32"), load_tar(path("tar"), "fp32")
     assert ta_tok.net.config == tiny.TA_TOK and ta_tok.has_encoder
     assert tar.net.config == tiny.language() and tar.sides == (6, 3, 2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLConfig, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.gpt import GPT, GPTConfig
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
 from fastar_nodes.tools.training import hybrid_recipe, recipes, ta_tok_recipe, tar_recipes, token_recipes
@@ -21,7 +21,7 @@ MAR = MARConfig(
     head_width=16,
 )  # fmt: skip
 VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
-GPT_CONFIG = GPTConfig(
+GPT_CONFIG = LlamaConfig(
     dim=16, depth=1, heads=2, kv_heads=2, hidden=16, vocab=VQ.codes, condition="class", condition_size=10
 )
 TA_TOK = TATokConfig(
@@ -33,10 +33,10 @@ _language_config, _detokenizer_config = tar_recipes.language_config, tar_recipes
 
 def language(codes: int = TA_TOK.codes) -> Any:
     """Configuration of a tiny Tar language model."""
-    return replace(_language_config(codes), dim=32, depth=2, heads=2, kv_heads=1, head_dim=16, hidden=32)
+    return replace(_language_config(codes), dim=32, depth=2, heads=2, kv_heads=1, queries=32, hidden=32)
 
 
-def detokenizer(grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes) -> GPTConfig:
+def detokenizer(grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes) -> LlamaConfig:
     """Configuration of a tiny de-tokenizer."""
     config = _detokenizer_config(grid, width, side, vocab)
     return replace(config, dim=32, depth=2, heads=2, kv_heads=2, hidden=32)
@@ -90,6 +90,6 @@ def new_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_gpt(folder: Path, name: str, grid: int, seed: int, special: int = 0, **defaults: object) -> None:
     """A class-conditional GPT, or a PAR of ``special + 1`` regions, with ``defaults`` in its metadata."""
-    net = scattered(GPT(replace(GPT_CONFIG, special=special)), seed)
+    net = scattered(Llama(replace(GPT_CONFIG, special=special)), seed)
     about = dict(heads=2, grid=grid, label_set="picture-book", defaults=defaults)
     recipes.save_checkpoint(net, folder / f"{name}.safetensors", **about)

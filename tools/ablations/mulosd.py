@@ -12,24 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ...model_loaders.networks.upsampler import UpSamplerModel
-from ...model_loaders.upsampler import load_upsampler
 from ...reports.record import Report
-from ...samplers.registry import find
 from ...samplers.settings import make
-from ...samplers.tokens.settings import LATENT, ONE_BY_ONE, SUFFIX, LanternSettings, MuLoSDSettings
-from ...samplers.tokens.upsampling import up_sampling
+from ...samplers.tokens.settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
+from ...samplers.tokens.upsampling import UpSampling
+from ..lantern import LanternSettings, find
 from ..training.quality import percent
 from ..training.token_recipes import GPT_HIGH, GPT_LOW
 from .tables import Bench, Result, Row
 from .tokens import TokenBench
 
-UPSAMPLER = "upsampler"
 # Threshold of rows that vary another setting, and acceptance rate of rows that are compared at equal speed.
 TAU, KEPT = 0.3, 0.7
 _TAUS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -67,8 +63,6 @@ def rows(serial: Row) -> tuple[Row, ...]:
         *(mulosd(f"islands at once, window {w}", resample_window=w) for w in (4, 2, 1)),
         *(mulosd(f"drafting window {w}" if w else "draft token by token", draft_window=w) for w in (0, 4, 2)),
         *(mulosd(f"drafts of {n} rows", draft_rows=n) for n in (4, 2)),
-        mulosd("learned up-sampler", up_sampler=LATENT),
-        mulosd(f"learned up-sampler, keep {100 * KEPT:g} %", up_sampler=LATENT, acceptance_target=KEPT),
     )
 
 
@@ -153,15 +147,8 @@ class RepairBench(TokenBench):
     small: ClassVar[int]
 
     def needs(self, row: Row) -> tuple[str, ...]:
-        checkpoints: tuple[str, ...] = ()
-        if find(row.sampler).needs_codes == "up_sampler":
-            checkpoints = (self.drafter, *((UPSAMPLER,) if row.settings.get("up_sampler") == LATENT else ()))
-        return (*super().needs(row), *checkpoints)
-
-    @cached_property
-    def learned(self) -> UpSamplerModel:
-        """The latent up-sampler."""
-        return load_upsampler(self.ground.file(UPSAMPLER), device=self.device)
+        drafts = find(row.sampler).needs_codes == "up_sampler"
+        return (*super().needs(row), *((self.drafter,) if drafts else ()))
 
     def companions(self, row: Row, settings: Any) -> dict[str, Any]:
         needed = find(row.sampler).needs_codes
@@ -170,11 +157,7 @@ class RepairBench(TokenBench):
             return {"draft": self.model(row.model), "vq": self.vq}
         if needed != "up_sampler":
             return {}
-        learned = self.learned if settings.up_sampler == LATENT else None
-        return {
-            "draft": self.model(self.drafter),
-            "up_sampler": up_sampling(settings.up_sampler, self.vq, model=learned),
-        }
+        return {"draft": self.model(self.drafter), "up_sampler": UpSampling(self.vq)}
 
     def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> RepairResult:
         plain, made = Bench.result(self, row, settings, judged, reports), make(find(row.sampler).settings, settings)

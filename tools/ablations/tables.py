@@ -20,9 +20,9 @@ from torch import Tensor
 from ...errors import UserError
 from ...reports.record import Report
 from ...samplers.conditioning import Condition
-from ...samplers.registry import find
 from ...samplers.settings import make
 from .. import files
+from ..lantern import find
 from ..training import picture_book
 from ..training.judge import load_judge, read
 from ..training.quality import figures, shrunk

@@ -18,9 +18,9 @@ import torch
 
 from ...model_loaders.autoencoders import expect_codes
 from ...model_loaders.checkpoint import read_metadata
-from ...model_loaders.networks.gpt import TokenModel
-from ...model_loaders.networks.qwen import TarModel
+from ...model_loaders.networks.llama import TokenModel
 from ...model_loaders.networks.ta_tok import TATokModel
+from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from ...reports.record import Report
 from ...samplers.conditioning import AnyCondition, CodeCondition
@@ -240,7 +240,7 @@ class TarBench(TokenBench):
                 done = finish_prompt(tar_prompt(self.language, part, settings, draws, seed))
                 parts += list(done.condition.codes)
                 seconds += done.report.seconds
-        size = self.ta_tok.net.config.codes if real else self.language.marks.codes
+        size = self.ta_tok.net.config.codes if real else self.language.special.codes
         self._codes[key] = CodeCondition(tuple(parts), tuple(prompts), size), None if real else seconds
         return self._codes[key]
 

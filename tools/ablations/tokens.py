@@ -24,14 +24,14 @@ from ...model_loaders.autoencoders import expect_codes, load_vq
 from ...model_loaders.checkpoint import read_metadata
 from ...model_loaders.llamagen import load_llamagen
 from ...model_loaders.networks.autoencoder import VQModel
-from ...model_loaders.networks.gpt import TokenModel
+from ...model_loaders.networks.llama import TokenModel
 from ...reports.record import Report
 from ...samplers.conditioning import AnyCondition
 from ...samplers.driver import finish
-from ...samplers.registry import find
 from ...samplers.settings import knobs
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import ADJACENT, NON_LOCAL
+from ..lantern import find
 from ..training.recipes import RESOLUTION, to_rgb
 from ..training.token_recipes import GPT_HIGH, GPT_LOW, PAR
 from .tables import BATCH, TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb

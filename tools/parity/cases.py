@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import UserError
 
@@ -31,6 +31,10 @@ class Case:
 
     name: str
     checks: Callable[[], Iterable[Check]] | None
+
+
+# File to the files it needs beside it, and what makes its cases.
+Known = Mapping[str, tuple[tuple[str, ...], Callable[[Path], Iterable[Case]]]]
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,38 @@ def failed(name: str, error: Exception) -> Case:
         raise error
 
     return Case(name, checks)
+
+
+def from_files(folder: Path, known: Known, prefix: str) -> list[Case]:
+    """The cases of the files that are in ``folder``; one that is damaged or incomplete is one failed case, and the others run.
+
+    Args:
+        known: file to the files it needs beside it, and what makes its cases.
+        prefix: of the names of failed cases.
+    """
+    out: list[Case] = []
+    for first, (others, make) in known.items():
+        if not (folder / first).is_file():
+            continue
+        try:
+            missing = [name for name in others if not (folder / name).is_file()]
+            if missing:
+                raise FileNotFoundError(f"{missing[0]} is not beside it")
+            out += make(folder)
+        except Exception as e:
+            out.append(failed(f"{prefix}/{first.split('.')[0]}", e))
+    return out
+
+
+def same_shapes(net: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Check:
+    """Whether a network has the tensors of an official file: these names and shapes."""
+    ours = {name: tuple(t.shape) for name, t in net.state_dict().items()}
+    return exact(torch.tensor(len(set(ours.items()) ^ set(shapes.items()))), torch.tensor(0))
+
+
+def empty_state(shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """A state dict of these shapes on the meta device."""
+    return {name: torch.empty(tuple(shape), device="meta") for name, shape in shapes.items()}
 
 
 def judge(case: Case) -> Outcome:

@@ -6,10 +6,9 @@ A folder contains any of the files named below; all sizes are read from them.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,41 +25,32 @@ from ...samplers.mar.denoiser import Denoiser
 from ...samplers.mar.diffusion import Tables, tables
 from ...samplers.mar.disa import annealed_steps
 from ...samplers.mar.loop import begin
-from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
-from .cases import Case, Check, exact, failed, read_json, read_tensors, relative
+from .cases import Case, Check, Known, empty_state, exact, from_files, read_json, read_tensors, relative, same_shapes
+from .mar import CLIPPED, schedule_cases, table_cases
 
 MODEL, CONFIG = "hybrid_model_f16.safetensors", "hybrid_config.json"
 TOKENIZER, WORDS, SHAPES = "hybrid_tokenizer", "hybrid_prompts_*.json", "hybrid_shapes_*.json"
 # The recorded Harmon runs but the official one were clipped, as in DiSA's code.
-OFFICIAL, CLIPPED = "hybrid_sample_official", 950
-TABLE_TOLERANCE = 1e-9
+OFFICIAL = "hybrid_sample_official"
 
 
 def cases(folder: Path) -> list[Case]:
     """The cases whose files are in ``folder``; weights are read when a case runs."""
-    known: dict[str, tuple[tuple[str, ...], Callable[[Path], Iterable[Case]]]] = {
+    known: Known = {
         "hybrid_inside.safetensors": ((MODEL, CONFIG, "hybrid_inside.json"), _inside),
         "hybrid_pos_embed.safetensors": ((MODEL, CONFIG), _position_tables),
         "hybrid_tables.safetensors": ((CONFIG,), _tables),
-        "hybrid_schedule.json": ((), _schedules),
+        "hybrid_schedule.json": (
+            (),
+            lambda f: schedule_cases(f"{_family(f)}/schedule", read_json(f / "hybrid_schedule.json")),
+        ),
         "hybrid_sample.safetensors": ((MODEL, CONFIG, "hybrid_sample.json"), lambda f: _sampling(f, "hybrid_sample")),
         f"{OFFICIAL}.safetensors": ((MODEL, CONFIG, f"{OFFICIAL}.json"), lambda f: _sampling(f, OFFICIAL)),
     }
-    out: list[Case] = []
-    for first, (others, make) in known.items():
-        if not (folder / first).is_file():
-            continue
-        try:
-            missing = [name for name in others if not (folder / name).is_file()]
-            if missing:
-                raise FileNotFoundError(f"{missing[0]} is not beside it")
-            out += make(folder)
-        except Exception as e:  # a damaged file is one failed case; the others run
-            out.append(failed(f"{_family(folder)}/{first.split('.')[0]}", e))
-    out += [_words(path) for path in sorted(folder.glob(WORDS))]
+    out = from_files(folder, known, _family(folder)) + [_words(path) for path in sorted(folder.glob(WORDS))]
     return out + [_shapes(path) for path in sorted(folder.glob(SHAPES))]
 
 
@@ -161,15 +151,12 @@ def _shapes(path: Path) -> Case:
 
     def checks() -> Iterator[Check]:
         shapes = {name: tuple(shape) for name, shape in read_json(path).items()}
-        state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-        file = ck.Checkpoint(state, {}, path)
+        file = ck.Checkpoint(empty_state(shapes), {}, path)
         settings = read_json(path.parent / CONFIG) if path.stem.endswith("tiny") else {}
         with torch.device("meta"):
             net = Hybrid(config_of(file, settings))
-        ours = {name: tuple(t.shape) for name, t in net.state_dict().items()}
         unread = ("llm.lm_head.", "siglip2", "mar.class_emb.")
-        theirs = {name: shape for name, shape in shapes.items() if not name.startswith(unread)}
-        yield exact(torch.tensor(len(set(ours.items()) ^ set(theirs.items()))), torch.tensor(0))
+        yield same_shapes(net, {name: shape for name, shape in shapes.items() if not name.startswith(unread)})
 
     return Case(f"{_family(path.parent)}/shapes.{path.stem.removeprefix('hybrid_shapes_')}", checks)
 
@@ -207,30 +194,7 @@ def _words(path: Path) -> Case:
 def _tables(folder: Path) -> Iterator[Case]:
     data = read_tensors(folder / "hybrid_tables.safetensors")
     max_beta = float(read_json(folder / CONFIG)["diffusion"]["max_beta"])
-
-    def checks(tag: str) -> Iterator[Check]:
-        ours = tables(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999, max_beta)
-        for key, expected in data.items():
-            prefix, name = key.split(".")
-            if prefix == tag:
-                made = getattr(ours, name)
-                yield relative(made, expected, TABLE_TOLERANCE) if made.is_floating_point() else exact(made, expected)
-
-    for tag in sorted({key.split(".")[0] for key in data}, key=lambda t: (t.endswith("c"), int(t.rstrip("c")))):
-        yield Case(f"{_family(folder)}/tables.{tag}", partial(checks, tag))
-
-
-def _schedules(folder: Path) -> Iterator[Case]:
-    def checks(tokens: int, steps: int, recorded: dict[str, list[int]]) -> Iterator[Check]:
-        left = masked_after(tokens, steps)
-        # The last entry of the reference is 1, although its last step decides all tokens.
-        yield exact(torch.tensor(left[:-1]), torch.tensor(recorded["mask_len"][:-1]))
-        sizes = [before - after for before, after in pairwise([tokens, *left])]
-        yield exact(torch.tensor(sizes), torch.tensor(recorded["n_pred"]))
-
-    for key, recorded in read_json(folder / "hybrid_schedule.json").items():
-        tokens, steps = (int(n) for n in key.removeprefix("L").split("_n"))
-        yield Case(f"{_family(folder)}/schedule.{key}", partial(checks, tokens, steps, recorded))
+    return table_cases(f"{_family(folder)}/tables", data, max_beta=max_beta)
 
 
 # ------------------------------------------------------------------------------------------------ sampling

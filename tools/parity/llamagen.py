@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.gpt import GPT, Block, GPTConfig, TokenModel, attend
+from ...model_loaders.networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
 from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ...samplers.driver import finish
 from ...samplers.tokens.draws import allowed
-from ...samplers.tokens.llamagen import raster
-from ...samplers.tokens.loop import begin, decode, to_device
+from ...samplers.tokens.llamagen import decode
+from ...samplers.tokens.loop import begin, feed, prefill
 from ...samplers.tokens.par import par_groups, par_schedule
-from ...samplers.tokens.schedule import Schedule
+from ...samplers.tokens.schedule import Schedule, on_device, raster
 from ...samplers.tokens.settings import TokenSettings
 from ...samplers.tokens.zipar import windowed
 from .cases import Case, Check, exact, failed, read_json, read_tensors
@@ -60,7 +60,7 @@ def _model(folder: Path, stem: str) -> TokenModel:
     """The model of the weights ``stem``; head count and grid follow from the RoPE table, or are the official ones."""
     state, io = read_tensors(folder / f"{stem}.safetensors"), _io(folder, stem)
     heads = state["tok_embeddings.weight"].shape[1] // (2 * io["freqs_cis"].shape[1]) if "freqs_cis" in io else None
-    net = GPT(GPTConfig.from_state_dict(state, heads))
+    net = Llama(LlamaConfig.of_llamagen(state, heads))
     net.load_state_dict(state)
     cells = next(v.shape[1] for k, v in io.items() if k.endswith(("tokens", "tokens_raster")))
     return TokenModel(net.eval().requires_grad_(False), stem, int(cells**0.5))
@@ -101,14 +101,15 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
         if f"{tag}.cap_proj" in io:
             yield Check(prefix, io[f"{tag}.cap_proj"])
         x, place = rows(prefix)
-        rope = net.positions(grid, prefix.shape[1]).rows(place)
-        yield Check(torch.view_as_real(rope), io["freqs_cis"])
+        rope = net.positions(grid, prefix.shape[1]).rows(place, len(x)).unbind(-2)
+        cos, sin = (t[..., 1::2] for t in rope)  # of each pair
+        yield Check(torch.stack([cos, sin], -1), io["freqs_cis"])
         if f"{tag}.l0_out" in io:
             first = net.layers[0]
             assert isinstance(first, Block)
             norm = first.attention_norm(x)
-            q, kv = first.attention.project(norm, rope)
-            k, v = kv.chunk(2, dim=1)
+            cos, sin = (t[:, None] for t in rope)
+            q, k, v = first.attention.project(norm, (cos, sin))
             attention = first.attention.wo(attend(q, k, v, causal=True))
             out = x + attention
             out = out + first.feed_forward(first.ffn_norm(out))
@@ -156,9 +157,9 @@ def _par(folder: Path, stem: str) -> Iterator[Case]:
     def mask() -> Iterator[Check]:
         model = _model(folder, stem)
         schedule = par_schedule(model.grid, model.regions)
-        for visible, at in zip(schedule.visible(), schedule.passes[1:], strict=True):
-            recorded = io["group_mask"][1:, 1:][list(at.slot), : visible.shape[1]]
-            yield exact(torch.from_numpy(visible).to(torch.uint8), recorded)
+        visible = schedule.table.visible[:-1]
+        recorded = io["group_mask"][1:, 1:][list(schedule.table.slot[:-1]), : visible.shape[1]]
+        yield exact(torch.from_numpy(visible).to(torch.uint8), recorded)
 
     yield Case(f"llamagen/{stem}.order", order)
     yield Case(f"llamagen/{stem}.full_logits", full)
@@ -182,7 +183,7 @@ def _key_list(path: Path) -> Case:
     def checks() -> Iterator[Check]:
         shapes = {name: tuple(shape) for name, shape in read_json(path)["keys"].items()}
         with torch.device("meta"):
-            net = GPT(GPTConfig.from_state_dict({name: torch.empty(shape) for name, shape in shapes.items()}))
+            net = Llama(LlamaConfig.of_llamagen({name: torch.empty(shape) for name, shape in shapes.items()}))
         ours = {name: tuple(t.shape) for name, t in net.state_dict().items()}
         yield exact(torch.tensor(len(set(ours.items()) ^ set(shapes.items()))), torch.tensor(0))
 
@@ -236,7 +237,7 @@ def _runs(
 
     def generated(model: TokenModel, run: str, settings: TokenSettings, seed: int) -> Tensor:
         draws = MultinomialDraws(seed, len(_condition(io)), together=model.regions > 1)
-        out = finish(decode(begin("verify", model, _condition(io), settings, draws, None, schedule(run, model))))
+        out = finish(decode(begin("verify", model, _condition(io), settings, draws, None), schedule(run, model)))
         return out.codes.flatten(1)
 
     def greedy(run: str, base: str, cfg: float, until: int) -> Iterator[Check]:
@@ -274,10 +275,10 @@ def _runs(
 
 def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, tokens: Tensor, null: bool) -> Tensor:
     """Teacher-forced logits [B, rows, V] of all passes of a schedule, with tokens int64 [B, N]; the first row is the prefill's."""
-    run = begin("verify", model, condition, TokenSettings(), MultinomialDraws(0, len(condition), False), None, schedule)
-    run.tokens.copy_(tokens)
-    logits, cache = run.prefill(null=True)
-    out = [logits[:, None]]
-    for at in to_device(schedule, cache.prefix, tokens.device)[1:]:
-        out.append(run.feed(at, cache, null=True, every=True))
-    return torch.cat(out, 1)[len(tokens) :] if null else torch.cat(out, 1)[: len(tokens)]
+    run = begin("verify", model, condition, TokenSettings(), MultinomialDraws(0, len(condition), False), None)
+    run.tokens[:, :-1] = tokens
+    hidden, cache = prefill(run, True, schedule.slots)
+    for p in on_device(schedule, cache.prefix, tokens.device)[1:]:
+        more = feed(run, cache, p.fed, p.position, p.slot, True, p.end, p.mask, p.special)
+        hidden = torch.cat([hidden, more], 1)
+    return run.net.logits(hidden)[len(tokens) :] if null else run.net.logits(hidden)[: len(tokens)]

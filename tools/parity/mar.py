@@ -6,7 +6,7 @@ A folder contains any of the files named below. All sizes are read from the file
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -32,7 +32,7 @@ from ...samplers.mar.settings import MARSettings
 from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar
-from .cases import Case, Check, exact, failed, read_json, read_tensors, relative
+from .cases import Case, Check, Known, empty_state, exact, from_files, read_json, read_tensors, relative, same_shapes
 
 MODEL, MODEL_CONFIG, DECODER = "tiny_mar_f16.safetensors", "tiny_mar_config.json", "tiny_vae_f16.safetensors"
 # Recorded runs from t = 999, whose results are large. The other runs, and the tables "c", start at 950.
@@ -44,29 +44,23 @@ TABLE_TOLERANCE = 1e-9
 
 def cases(folder: Path) -> list[Case]:
     """The cases whose files are in ``folder``; weights are read when a case runs."""
-    known: list[tuple[tuple[str, ...], Callable[[Path], Iterable[Case]]]] = [
-        (("encdec.safetensors", MODEL), _encdec),
-        (("head.safetensors", MODEL), _head),
-        (("diffusion_tables.safetensors",), _tables),
-        (("mask_schedule.json",), _schedules),
-        (("sample_tokens.safetensors", MODEL), _sampling),
-        (("vae.safetensors", DECODER), _autoencoder),
-        ((parity_lazymar.DATA, parity_lazymar.MODEL), lambda f: parity_lazymar.cases(f, MODEL_CONFIG, RecordedNoise)),
-        ((parity_cspd.DATA, parity_cspd.DRAFT, MODEL), lambda f: parity_cspd.cases(f, MODEL, MODEL_CONFIG)),
-    ]
-    out: list[Case] = []
-    for files, make in known:
-        if not (folder / files[0]).is_file():
-            continue
-        stem = files[0].split(".")[0]
-        try:
-            missing = [name for name in files if not (folder / name).is_file()]
-            if missing:
-                raise FileNotFoundError(f"{missing[0]} is not beside it")
-            out += make(folder)
-        except Exception as e:  # a damaged file is one failed case; the others run
-            out.append(failed(f"mar/{stem}", e))
-    return [*out, *(_key_list(path) for path in sorted(folder.glob("*_keys.json")))]
+    known: Known = {
+        "encdec.safetensors": ((MODEL,), _encdec),
+        "head.safetensors": ((MODEL,), _head),
+        "diffusion_tables.safetensors": ((), _tables),
+        "mask_schedule.json": ((), lambda f: schedule_cases("mar/mask_schedule", read_json(f / "mask_schedule.json"))),
+        "sample_tokens.safetensors": ((MODEL,), _sampling),
+        "vae.safetensors": ((DECODER,), _autoencoder),
+        parity_lazymar.DATA: (
+            (parity_lazymar.MODEL,),
+            lambda f: parity_lazymar.cases(f, MODEL_CONFIG, RecordedNoise),
+        ),
+        parity_cspd.DATA: (
+            (parity_cspd.DRAFT, MODEL),
+            lambda f: parity_cspd.cases(f, MODEL, MODEL_CONFIG),
+        ),
+    }
+    return [*from_files(folder, known, "mar"), *(_key_list(path) for path in sorted(folder.glob("*_keys.json")))]
 
 
 @lru_cache(maxsize=2)
@@ -169,7 +163,7 @@ def _key_list(path: Path) -> Case:
 
     def checks() -> Iterator[Check]:
         shapes = {name: tuple(shape) for name, shape in read_json(path).items()}
-        state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        state = empty_state(shapes)
         config = path.parent / MODEL_CONFIG
         tiny = path.stem.startswith("tiny") and config.is_file()
         with torch.device("meta"):
@@ -178,8 +172,7 @@ def _key_list(path: Path) -> Case:
                 net: torch.nn.Module = MAR(MARConfig.from_state_dict(state, heads))
             else:
                 net = KLAutoencoder(KLConfig.from_state_dict(state))
-        ours = {name: tuple(t.shape) for name, t in net.state_dict().items()}
-        yield exact(torch.tensor(len(set(ours.items()) ^ set(shapes.items()))), torch.tensor(0))
+        yield same_shapes(net, shapes)
 
     return Case(f"mar/keys.{path.stem.removesuffix('_keys')}", checks)
 
@@ -188,35 +181,35 @@ def _key_list(path: Path) -> Case:
 
 
 def _tables(folder: Path) -> Iterator[Case]:
-    data = read_tensors(folder / "diffusion_tables.safetensors")
+    return table_cases("mar/diffusion_tables", read_tensors(folder / "diffusion_tables.safetensors"))
+
+
+def table_cases(prefix: str, data: dict[str, Tensor], **about: float) -> Iterator[Case]:
+    """Cases of recorded diffusion tables; the name of a clipped one ends with "c"."""
 
     def checks(tag: str) -> Iterator[Check]:
-        ours = tables(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999)
+        ours = tables(int(tag.rstrip("c")), CLIPPED if tag.endswith("c") else 999, **about)
         for key, expected in data.items():
-            prefix, name = key.split(".")
-            if prefix == tag:
-                computed = getattr(ours, name)
-                yield (
-                    relative(computed, expected, TABLE_TOLERANCE)
-                    if expected.is_floating_point()
-                    else exact(computed, expected)
-                )
+            if key.split(".")[0] == tag:
+                made = getattr(ours, key.split(".")[1])
+                yield relative(made, expected, TABLE_TOLERANCE) if made.is_floating_point() else exact(made, expected)
 
     for tag in sorted({key.split(".")[0] for key in data}, key=lambda t: (t.endswith("c"), int(t.rstrip("c")))):
-        yield Case(f"mar/diffusion_tables.{tag}", partial(checks, tag))
+        yield Case(f"{prefix}.{tag}", partial(checks, tag))
 
 
-def _schedules(folder: Path) -> Iterator[Case]:
-    def checks(tokens: int, steps: int, recorded: dict[str, list[int]]) -> Iterator[Check]:
+def schedule_cases(prefix: str, recorded: dict[str, dict[str, list[int]]]) -> Iterator[Case]:
+    """Cases of recorded mask schedules, by "L<tokens>_n<steps>"."""
+
+    def checks(tokens: int, steps: int, about: dict[str, list[int]]) -> Iterator[Check]:
         left = masked_after(tokens, steps)
         # The last entry of the reference is 1, although its last step decides all tokens.
-        yield exact(torch.tensor(left[:-1]), torch.tensor(recorded["mask_len"][:-1]))
+        yield exact(torch.tensor(left[:-1]), torch.tensor(about["mask_len"][:-1]))
         sizes = [before - after for before, after in pairwise([tokens, *left])]
-        yield exact(torch.tensor(sizes), torch.tensor(recorded["n_pred"]))
+        yield exact(torch.tensor(sizes), torch.tensor(about["n_pred"]))
 
-    for key, recorded in read_json(folder / "mask_schedule.json").items():
-        tokens, steps = (int(n) for n in key.removeprefix("L").split("_n"))
-        yield Case(f"mar/mask_schedule.{key}", partial(checks, tokens, steps, recorded))
+    for key, about in recorded.items():
+        yield Case(f"{prefix}.{key}", partial(checks, *(int(n) for n in key.removeprefix("L").split("_n")), about))
 
 
 # ------------------------------------------------------------------------------------------------ sampling

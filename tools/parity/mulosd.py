@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...samplers.tokens import islands as geometry
-from ...samplers.tokens.lantern import certain_rest, likeliest, relaxed
+from ..lantern import certain_rest, likeliest, relaxed
 from .cases import Case, Check, exact, failed, read_json, read_tensors, relative
 
 GEOMETRY, LANTERN = "mulosd_geometry.json", "lantern_accept_io.safetensors"

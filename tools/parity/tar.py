@@ -18,15 +18,16 @@ from torch import Tensor
 
 from ...model_loaders.checkpoint import read_metadata
 from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from ...model_loaders.networks.gpt import GPT, GPTConfig, TokenModel
+from ...model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from ...model_loaders.networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel, unused
 from ...model_loaders.tar import load_detokenizer
 from ...samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition
 from ...samplers.driver import finish
 from ...samplers.tokens.conditioning import features_of
 from ...samplers.tokens.draws import allowed
-from ...samplers.tokens.llamagen import raster
-from ...samplers.tokens.loop import begin, decode
+from ...samplers.tokens.llamagen import decode
+from ...samplers.tokens.loop import begin
+from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings
 from .cases import Case, Check, exact, failed, read_json, read_tensors
 from .llamagen import MultinomialDraws, replay
@@ -98,7 +99,7 @@ def _features(rows: Tensor) -> FeatureCondition:
     return FeatureCondition(tuple(rows), tuple(map(str, range(len(rows)))))
 
 
-def _full(net: GPT, cond: Tensor, tokens: Tensor, grid: int) -> Tensor:
+def _full(net: Llama, cond: Tensor, tokens: Tensor, grid: int) -> Tensor:
     """Logits [B, N, V] of all image tokens from one pass."""
     prefix = net.prefix(cond)
     x, rows = torch.cat([prefix, net.embed(tokens)], 1), prefix.shape[1]
@@ -122,8 +123,8 @@ def _detokenizer(path: Path) -> Iterator[Case]:
 
     def generated(key: str, four: bool, settings: TokenSettings, seed: int) -> Iterator[Check]:
         model, what = _loaded(weights), condition(four)
-        run = begin("verify", model, what, settings, MultinomialDraws(seed, len(what), False), None, raster(model.grid))
-        yield exact(finish(decode(run)).codes.flatten(1), io[key])
+        run = begin("verify", model, what, settings, MultinomialDraws(seed, len(what), False), None)
+        yield exact(finish(decode(run, raster(model.grid))).codes.flatten(1), io[key])
 
     for key in sorted(io):
         case = f"tar/{name}.{key}"
@@ -138,8 +139,8 @@ def _detokenizer(path: Path) -> Iterator[Case]:
             yield Case(case, partial(generated, key, False, settings, int(m[4])))
 
 
-def _network(state: Mapping[str, Tensor], heads: int) -> GPT:
-    net = GPT(GPTConfig.from_state_dict(state, heads))
+def _network(state: Mapping[str, Tensor], heads: int) -> Llama:
+    net = Llama(LlamaConfig.of_llamagen(state, heads))
     net.load_state_dict(dict(state))
     return net.eval()
 
@@ -294,13 +295,13 @@ def _key_list(name: str, about: Mapping[str, Any]) -> Iterator[Check]:
     idle: set[str] = set()
     net: torch.nn.Module
     if "tok_embeddings.weight" in state:
-        config, stated = GPTConfig.from_state_dict(state), about["INFERRED_args"]
+        config, stated = LlamaConfig.of_llamagen(state), about["INFERRED_args"]
         found = [config.heads, config.absolute]
         yield exact(
             torch.tensor(found), torch.tensor([stated["n_head"], stated["max_seq_len"] + stated["cls_token_num"] - 1])
         )
         with torch.device("meta"):
-            net = GPT(config)
+            net = Llama(config)
     elif TABLE in state:
         idle = unused(state)
         with torch.device("meta"):

@@ -23,7 +23,7 @@ from ...model_loaders.llamagen import load_llamagen
 from ...model_loaders.mar import load_mar
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from .. import files
-from . import hybrid_recipe, judge, recipes, reinforce, ta_tok_recipe, tar_recipes, token_recipes, upsampler_recipe
+from . import hybrid_recipe, judge, recipes, reinforce, ta_tok_recipe, tar_recipes, token_recipes
 from .training import Job
 
 IMPROVE = (
@@ -95,9 +95,6 @@ class Trainings:
             critic = reinforce.train_critic(self.job, net, recipe.grid, vq)
             reinforce.reinforce(self.job, path, recipe, net, vq, critic)
 
-    def upsampler(self) -> None:
-        upsampler_recipe.train_upsampler(self.job, self.path("upsampler"), self._net(load_vq, "vq"))
-
     def ta_tok(self) -> None:
         ta_tok_recipe.train_ta_tok(self.job, self.path("ta-tok"), ta_tok_recipe.TA_TOK)
 
@@ -127,7 +124,6 @@ PROGRAMS: dict[str, Callable[[Trainings], None]] = {
     "judge": Trainings.judge,
     "vq": Trainings.vq,
     **{name: partial(Trainings.gpt, name=name) for name in token_recipes.RECIPES},
-    "upsampler": Trainings.upsampler,
     "ta-tok": Trainings.ta_tok,
     "tar": Trainings.tar,
     **{name: partial(Trainings.detokenizer, name=name) for name in tar_recipes.DETOKENIZERS},

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ...model_loaders.networks.autoencoder import KLAutoencoder
 from ...model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
+from ...model_loaders.networks.llama import EMBEDDING
 from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
-from ...model_loaders.networks.qwen import EMBEDDING, TarModel
+from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
 from ...samplers.mar.diffusion import Tables, tables
 from . import captions, recipes
@@ -97,11 +98,11 @@ def joined(mar: MAR, tar: TarModel, shape: HybridConfig | None = None) -> Hybrid
     """:func:`build` with the weights of a MAR and of Tar's language model of the same shapes; embeddings are copied by word."""
     net, words, state = build(shape), tokenizer(), tar.net.state_dict()
     net.mar.load_state_dict({k: v for k, v in mar.state_dict().items() if k != "class_emb.weight"})
-    table, old = net.llm.model.embed_tokens.weight, state.pop(EMBEDDING)
+    table, old = net.llm.tok_embeddings.weight, state.pop(EMBEDDING)
     count = len(captions.vocabulary())  # the first ids of both tokenizers
     table[:count] = old[:count]
-    assert tar.marks.turn is not None
-    for name, i in zip(captions.TURNS, tar.marks.turn, strict=True):
+    assert tar.special.chat is not None
+    for name, i in zip(captions.TURNS, tar.special.chat, strict=True):
         table[words.marks[name]] = old[i]
     net.llm.load_state_dict({**state, EMBEDDING: table})
     return net

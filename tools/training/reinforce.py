@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...model_loaders.networks.autoencoder import VQAutoencoder
-from ...model_loaders.networks.gpt import GPT, PositionTable, TokenModel
+from ...model_loaders.networks.llama import Llama, Positions, TokenModel
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
 from ...samplers.tokens.draws import PairedDraws
@@ -70,7 +70,7 @@ _CLASSES, _SEEN = len(picture_book.LABELS), 300
 
 @torch.no_grad()
 def resampled(
-    net: GPT, layout: Layout, places: PositionTable, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
+    net: Llama, layout: Layout, places: Positions, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
 ) -> Tensor:
     """Codes int64 [B, N], some of them resampled from the model given the others, in two rounds.
 
@@ -111,7 +111,7 @@ def decoded(vq: VQAutoencoder, codes: Tensor, chunk: int = 20) -> Tensor:
     return torch.from_numpy(shrunk(rgb)).permute(0, 3, 1, 2)
 
 
-def train_critic(job: Job, net: GPT, grid: int, vq: VQAutoencoder) -> Judge:
+def train_critic(job: Job, net: Llama, grid: int, vq: VQAutoencoder) -> Judge:
     """Train a critic for the samples of ``net`` on a ``grid`` x ``grid`` token grid.
 
     It predicts the scenes of clean images, of reconstructions of the tokenizer, and of images with resampled codes. Images with
@@ -227,7 +227,7 @@ class Learner(nn.Module):
         seen: exponentially decaying counts of every attribute value, fp32 [classes, values].
     """
 
-    def __init__(self, net: GPT):
+    def __init__(self, net: Llama):
         super().__init__()
         self.net = net
         s = picture_book.scenes(TRAIN_SEED, 20_000)
@@ -267,7 +267,7 @@ class Learner(nn.Module):
 # ------------------------------------------------------------------------------------------------ training
 
 
-def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: GPT, vq: VQAutoencoder, critic: Judge) -> GPT:
+def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: Llama, vq: VQAutoencoder, critic: Judge) -> Llama:
     """Train a LlamaGen on its own samples and on real images, and write ``out``.
 
     Args:
@@ -278,14 +278,14 @@ def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: GPT, vq: VQAutoen
     """
     grid, config, device, count = recipe.grid, recipe.config, job.device, job.count(recipe.count)
     codes, kinds = code_book(job, vq, count, grid)
-    net = GPT(config).to(device)
+    net = Llama(config).to(device)
     net.load_state_dict(start.state_dict())
     layout, places = Layout.of(grid).to(device), net.positions(grid, 1)
     plain = LlamaGenSettings(cfg=1.0, temperature=1.0, top_k=0, top_p=1.0)  # the full distribution
     usual = LlamaGenSettings(**{name: value for name, value in defaults(grid).items() if name != "window"})
     labels, few = torch.arange(SCHEDULE.batch) % _CLASSES, torch.arange(COUNTED) % _CLASSES
 
-    def own(net: GPT, what: Tensor, settings: LlamaGenSettings, seed: int, step: int) -> tuple[Tensor, Marks]:
+    def own(net: Llama, what: Tensor, settings: LlamaGenSettings, seed: int, step: int) -> tuple[Tensor, Marks]:
         """Codes [B, G, G] of new samples of the classes ``what``, and the critic's predictions."""
         with torch.autocast(device.type, enabled=False), torch.no_grad():
             draws = PairedDraws(seed, range(step * len(what), (step + 1) * len(what)))

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.networks import gpt, qwen
+from ...model_loaders.networks import llama
 from ...model_loaders.networks.autoencoder import VQAutoencoder
-from ...model_loaders.networks.gpt import GPT, GPTConfig
-from ...model_loaders.networks.qwen import Marks, QwenConfig, QwenLM, TarModel
+from ...model_loaders.networks.llama import Llama, LlamaConfig, qwen_config
 from ...model_loaders.networks.ta_tok import TATok
+from ...model_loaders.networks.tar import SpecialTokens, TarModel
 from ...model_loaders.tar import SCALES
 from . import captions
 from .recipes import NULL_LABELS, TRAIN_SEED, book, save_checkpoint
@@ -65,21 +65,21 @@ CONTEXT_ERRORS = 0.02
 _POSITIONS = 512
 
 
-def language_config(codes: int = TA_TOK.codes) -> QwenConfig:
+def language_config(codes: int = TA_TOK.codes) -> LlamaConfig:
     """Configuration of the demo's language model for a codebook."""
     words = captions.tokenizer(codes, SCALES)
-    return QwenConfig(
+    return qwen_config(
         dim=128, depth=3, heads=4, kv_heads=2, head_dim=32, hidden=320, vocab=words.size + len(words.marks),
         positions=_POSITIONS, theta=1e4,
     )  # fmt: skip
 
 
-def build_language(config: QwenConfig | None = None, start: nn.Module | None = None) -> QwenLM:
+def build_language(config: LlamaConfig | None = None, start: nn.Module | None = None) -> Llama:
     """A language model with random weights or those of ``start``; None selects :func:`language_config`."""
-    return seeded(59, lambda: qwen.initialise(QwenLM(config or language_config())), start)
+    return seeded(59, lambda: llama.initialise(Llama(config or language_config())), start)
 
 
-def tar_model(net: QwenLM, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
+def tar_model(net: Llama, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
     """A language model with the demo's vocabulary, as the loader returns it.
 
     Args:
@@ -88,13 +88,13 @@ def tar_model(net: QwenLM, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -
     """
     words = captions.tokenizer(codes, SCALES)
     ids = words.marks
-    marks = Marks(ids["<im_start>"], ids["<S0>"], ids["<I0>"], codes, (ids["<|im_start|>"], ids["<|im_end|>"]))
+    marks = SpecialTokens(ids["<im_start>"], ids["<S0>"], ids["<I0>"], codes, (ids["<|im_start|>"], ids["<|im_end|>"]))
     return TarModel(net, "picture book Tar", words.encode, marks, tuple(side // (i + 1) for i in range(SCALES)))
 
 
 def language_loss(
     net: nn.Module,
-    marks: Marks,
+    marks: SpecialTokens,
     prompts: Tensor,
     lengths: Tensor,
     codes: Tensor,
@@ -104,7 +104,7 @@ def language_loss(
     """Cross-entropy of codes given prompts, in nats per code, and figures as detached tensors. Shapes depend on the batch alone.
 
     Args:
-        net: a :class:`QwenLM`, possibly compiled.
+        net: a :class:`Llama`, possibly compiled.
         marks: special tokens of :func:`tar_model`.
         prompts: int64 [B, L] of :func:`prompt_book`.
         lengths: int64 [B].
@@ -118,7 +118,8 @@ def language_loss(
     # Codes follow their prompt; the padding comes last, where the causal mask hides it.
     at = lengths[:, None] + torch.arange(n, device=codes.device)
     ids = torch.cat([prompts, torch.zeros_like(codes)], dim=1).scatter(1, at, marks.code + read)[:, :-1]
-    logits = net(ids, (marks.code, marks.code + marks.codes))
+    place, positions = torch.arange(-ids.shape[1], 0, device=ids.device), net.positions(0, ids.shape[1])
+    logits = net(net.embed(ids), place, positions, span=(marks.code, marks.code + marks.codes))
     logits = logits.gather(1, (at - 1)[..., None].expand(-1, -1, marks.codes))
     nats = F.cross_entropy(logits.flatten(0, 1), codes.flatten())
     right = (logits.detach().argmax(-1) == codes).float().mean()
@@ -146,9 +147,9 @@ def language_batch(
     return prompts[rows, variant].long(), lengths[rows, variant].long(), codes[scale][rows].long(), scale
 
 
-def save_language(net: QwenLM, out: Path, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> None:
+def save_language(net: Llama, out: Path, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> None:
     """Write the language model with its configuration and tokenizer."""
-    c, m = net.config, tar_model(net, codes, side).marks
+    c, m = net.config, tar_model(net, codes, side).special
     config = {
         "model_type": "qwen2",
         "hidden_size": c.dim,
@@ -175,8 +176,8 @@ def save_language(net: QwenLM, out: Path, codes: int = TA_TOK.codes, side: int =
 
 
 def train_language(
-    job: Job, out: Path, ta_tok: TATok, config: QwenConfig | None = None, start: QwenLM | None = None
-) -> QwenLM:
+    job: Job, out: Path, ta_tok: TATok, config: LlamaConfig | None = None, start: Llama | None = None
+) -> Llama:
     """Train the language model on TA-Tok's codes and write ``out``.
 
     Args:
@@ -195,7 +196,9 @@ def train_language(
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(61, step)
         ids, ends, what, scale = language_batch(step, LANGUAGE_SCHEDULE.batch, codes, prompts, lengths, g, count)
-        value, figures = language_loss(module, model.marks, ids.to(device), ends.to(device), what.to(device), scale, g)
+        value, figures = language_loss(
+            module, model.special, ids.to(device), ends.to(device), what.to(device), scale, g
+        )
         return value, {name: float(figure) for name, figure in figures.items()}
 
     train(job, "tar", net, loss, LANGUAGE_SCHEDULE)
@@ -203,7 +206,7 @@ def train_language(
     ids, ends = (t[count:, 0].long().to(device) for t in (prompts, lengths))
     for scale, part in enumerate(codes):
         with torch.no_grad():
-            nats, _ = language_loss(net, model.marks, ids, ends, part[count:].long().to(device), scale)
+            nats, _ = language_loss(net, model.special, ids, ends, part[count:].long().to(device), scale)
         job.log(f"tar: {part.shape[1]} codes: {float(nats):.3f} nats per code on {held} held-out images")
     return net
 
@@ -235,7 +238,7 @@ class DetokenizerRecipe:
 
 def detokenizer_config(
     grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes
-) -> GPTConfig:
+) -> LlamaConfig:
     """Configuration of a demo de-tokenizer of ``grid`` x ``grid`` tokens; width and side are TA-Tok's."""
     return replace(
         TokenRecipe.config, vocab=vocab, condition="features", condition_size=width, absolute=side**2 + grid**2 - 1
@@ -250,7 +253,7 @@ DTOK_HIGH = DetokenizerRecipe(
 DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
 
 
-def detokenizer_logits(net: GPT, features: Tensor, tokens: Tensor) -> Tensor:
+def detokenizer_logits(net: Llama, features: Tensor, tokens: Tensor) -> Tensor:
     """Teacher-forced logits fp32 [B, N, V]; entry i predicts token i.
 
     Args:
@@ -298,7 +301,7 @@ def detokenizer_batch(
     return codes[SCALE_CYCLE[step % len(SCALE_CYCLE)]][rows].long(), tokens[rows].long()
 
 
-def save_detokenizer(net: GPT, recipe: DetokenizerRecipe, out: Path) -> None:
+def save_detokenizer(net: Llama, recipe: DetokenizerRecipe, out: Path) -> None:
     """Write a de-tokenizer. The codes determine the content, so the large one needs no lower temperature."""
     save_checkpoint(
         net,
@@ -320,9 +323,9 @@ def train_detokenizer(
     recipe: DetokenizerRecipe,
     ta_tok: TATok,
     vq: VQAutoencoder,
-    config: GPTConfig | None = None,
-    start: GPT | None = None,
-) -> GPT:
+    config: LlamaConfig | None = None,
+    start: Llama | None = None,
+) -> Llama:
     """Train a de-tokenizer and write ``out``.
 
     Args:
@@ -334,7 +337,7 @@ def train_detokenizer(
     held = _held(count)
     semantic, (tokens, _) = semantic_book(job, ta_tok, count + held), code_book(job, vq, count + held, recipe.grid)
     config = config or detokenizer_config(recipe.grid, c.width, c.side, vq.config.codes)
-    net = seeded(67, lambda: gpt.initialise(GPT(config)), start).to(device)
+    net = seeded(67, lambda: llama.initialise(Llama(config)), start).to(device)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         g = generator(71, step)

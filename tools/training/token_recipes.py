@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder, VQConfig
-from ...model_loaders.networks.gpt import GPT, GPTConfig, PositionTable, initialise
+from ...model_loaders.networks.llama import Llama, LlamaConfig, Positions, initialise
 from ...samplers.tokens.par import par_groups
 from . import picture_book
 from .recipes import NULL_LABELS, book, pictures, psnr, reconstruction_loss, save_checkpoint, to_signed
@@ -73,7 +73,7 @@ class TokenRecipe:
     grid: int
     schedule: Schedule
     count: int
-    config: GPTConfig = GPTConfig(
+    config: LlamaConfig = LlamaConfig(
         dim=128, depth=6, heads=4, kv_heads=4, hidden=176, vocab=VQ.codes, condition="class",
         condition_size=len(picture_book.LABELS),
     )  # fmt: skip
@@ -248,7 +248,7 @@ class Layout:
 
     Attributes:
         order: int64 [N], cells in decoding order.
-        place: int64 [N], position of each row (``networks/gpt.py``); the condition and transition tokens are at -1.
+        place: int64 [N], position of each row (``networks/llama.py``); the condition and transition tokens are at -1.
         mask: attention mask, bool [N, N], True where a row attends to another; None is causal.
     """
 
@@ -279,7 +279,7 @@ class Layout:
         return Layout(self.order.to(device), self.place.to(device), None if self.mask is None else self.mask.to(device))
 
 
-def sequence_logits(net: GPT, layout: Layout, places: PositionTable, labels: Tensor, tokens: Tensor) -> Tensor:
+def sequence_logits(net: Llama, layout: Layout, places: Positions, labels: Tensor, tokens: Tensor) -> Tensor:
     """Teacher-forced logits.
 
     Args:
@@ -309,11 +309,11 @@ def code_book(job: Job, vq: VQAutoencoder, count: int, grid: int) -> tuple[Tenso
     return torch.cat(codes), torch.cat(labels)
 
 
-def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start: GPT | None = None) -> GPT:
+def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start: Llama | None = None) -> Llama:
     """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``."""
     config, count = recipe.config, job.count(recipe.count)
     codes, labels = code_book(job, vq, count, recipe.grid)
-    net = seeded(31, lambda: initialise(GPT(config)), start).to(job.device)
+    net = seeded(31, lambda: initialise(Llama(config)), start).to(job.device)
     layout, places = Layout.of(recipe.grid, config.regions).to(job.device), net.positions(recipe.grid, 1)
     codes = codes[:, layout.order.cpu()]
 
@@ -333,7 +333,7 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
     return net
 
 
-def save_gpt(recipe: TokenRecipe, net: GPT, out: Path) -> None:
+def save_gpt(recipe: TokenRecipe, net: Llama, out: Path) -> None:
     """Write a recipe's model with its metadata."""
     save_checkpoint(
         net,

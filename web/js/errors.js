@@ -1,7 +1,8 @@
 // Errors in a run that the user's input caused (UserError in errors.py): one sentence, without a stack trace.
 //
-// The server reports every failed node with a stack trace, and the editor opens it as an error log. For a UserError this script shows
-// the sentence in a toast and leaves the trace out of the log. Other exceptions keep theirs, and so does the history of the server.
+// Kept because the editor would otherwise show the sentence behind two clicks, under a stack trace: the server reports every failed node
+// with one. For a UserError this script shows the sentence in a toast and leaves the trace out of the editor's log. Other exceptions keep
+// theirs, and so does the history of the server.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 

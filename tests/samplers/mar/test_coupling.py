@@ -9,9 +9,9 @@ import torch
 from fastar_nodes.samplers.mar import coupling
 from fastar_nodes.samplers.mar.coupling import ROUNDING, Gaussian, acceptable, couple, reflect, reshape
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
+from fastar_nodes.tools.statistics.two_samples import energy, ks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_samples import energy, ks
 
 N = 20_000
 

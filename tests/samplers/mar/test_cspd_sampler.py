@@ -27,10 +27,10 @@ from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, CSpDSettings, MARSettings
 from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.tools.statistics.two_samples import energy, least_ks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import ManyImages, pictures, tiny_mar, toy_mar
-from two_samples import energy, least_ks
 
 FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}
 LABELS, NOISE = from_ids((1, 4, 0)), PairedNoise(5, (0, 1, 2))
@@ -76,12 +76,14 @@ def plain() -> torch.Tensor:
     return many(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("off", "changes"), [(0.02, {}), (0.3, {"speculation": 3}), (0.1, {"draft_length": 1})])
 def test_lossless_is_the_targets_distribution(plain, off, changes):
     found = many(2, off, **changes)
     assert energy(plain, found) > 0.001 and least_ks(plain, found) > 0.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["published", "paper"])
 def test_the_same_test_sees_that_the_approximate_modes_are_not(plain, mode):
     found = many(2, 0.3, mode=mode)

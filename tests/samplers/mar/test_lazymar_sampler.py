@@ -273,6 +273,7 @@ def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep,
         assert (keep[:, :, None] == must[:, None]).any(1).all()
 
 
+@pytest.mark.slow
 @settings(FEW, derandomize=True)  # two similarities within rounding would be no error
 @given(caches.filter(lambda c: c["strategy"] != "min-similarity"), st.booleans(), st.sampled_from([1.0, 2.0]))
 def test_an_image_does_not_depend_on_its_batch(deep, cache, head_cache, cfg):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, PromptBatch, PromptCache
+from fastar_nodes.model_loaders.networks.llama import LlamaConfig, qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.prompts import HybridModel, PromptRows
-from fastar_nodes.model_loaders.networks.qwen import QwenConfig
 from fastar_nodes.reports.record import to_text
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
@@ -34,7 +34,7 @@ GB = 1e9
 KL16 = KLConfig(ch=128, ch_mult=(1, 1, 2, 2, 4), blocks=2, z_channels=16)
 
 
-def meta_model(llm: QwenConfig, mar: MARConfig) -> HybridModel:
+def meta_model(llm: LlamaConfig, mar: MARConfig) -> HybridModel:
     """A full-size model in bf16, its head's last layer in fp32, without memory."""
     with torch.device("meta"):
         net = Hybrid(HybridConfig(mar, llm)).to(torch.bfloat16).requires_grad_(False)
@@ -44,7 +44,7 @@ def meta_model(llm: QwenConfig, mar: MARConfig) -> HybridModel:
 
 @pytest.fixture(scope="module")
 def unipic():
-    llm = QwenConfig(dim=1536, depth=28, heads=12, kv_heads=2, head_dim=128, hidden=8960, vocab=151936, tied=True)
+    llm = qwen_config(dim=1536, depth=28, heads=12, kv_heads=2, head_dim=128, hidden=8960, vocab=151936, tied=True)
     shape = {"dim": 1280, "encoder_depth": 20, "decoder_depth": 20, "heads": 16, "head_depth": 12, "head_width": 1536}
     return meta_model(llm, MARConfig(**shape, buffer=64, tokens=4096, channels=16, classes=0))
 

@@ -20,8 +20,8 @@ from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.speculative import SpeculativeDenoiser
 from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
+from fastar_nodes.tools.statistics.two_samples import energy, least_ks
 from tiny_models import ManyImages, pictures, tiny_mar, toy_mar
-from two_samples import energy, least_ks
 
 FEW = MARSettings(ar_steps=4, diffusion_steps=8, cfg=2.0)
 IMAGES = 5000  # of 4 tokens
@@ -41,6 +41,7 @@ def plain() -> torch.Tensor:
     return many(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [3, 8])
 def test_the_distribution_is_plain_mars(plain, length):
     found = many(2, speculation=length)
@@ -138,6 +139,7 @@ def test_a_cached_head_cannot_be_verified_with(model):
         finish(mar(model, from_ids((1,)), settings, PairedNoise(0, (0,)), transformer=Transformer()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", [1, 4])
 def test_half_the_sequential_calls_on_the_demo(root, images):
     model = load_mar(root / "demo" / "checkpoints" / "mar.safetensors", "fp32")

@@ -17,14 +17,14 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens import jacobi as module
 from fastar_nodes.samplers.tokens import loop
 from fastar_nodes.samplers.tokens.draws import PairedDraws, draw
-from fastar_nodes.samplers.tokens.llamagen import jacobi, llamagen, raster
+from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.loop import begin
+from fastar_nodes.samplers.tokens.mulosd import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par, par_schedule
-from fastar_nodes.samplers.tokens.redraw import draft_schedule
+from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import (
     ADJACENT,
     NON_LOCAL,
-    JacobiSettings,
     LlamaGenSettings,
     PARSettings,
     TarPromptSettings,
@@ -35,7 +35,7 @@ from fastar_nodes.samplers.tokens.zipar import windowed, zipar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_reference import tiny_tar
-from tokens_reference import condition_of, pick, tiny_gpt
+from tokens_reference import condition_of, pick, tiny_gpt, visible
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -153,9 +153,8 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
             dataclasses.replace(chosen, **FEW),
             PairedDraws(5, (0, 1, 2)),
             5,
-            schedule,
         )
-        one = finish(module._decode(state, 1))
+        one = finish(module.windows(state, schedule, 1))
         assert torch.equal(one.codes, serial.codes)
         assert one.report.counts["transformer_passes"] == serial.report.counts["transformer_passes"]
         assert np.array_equal(one.report.maps["step"], serial.report.maps["step"]) and not one.report.counts["accepted"]
@@ -187,10 +186,7 @@ def test_right_guesses_take_one_call_a_window(monkeypatch, name, window):
     serial = run(*CASES[name], (1,), **FEW)
     passes = serial.report.counts["transformer_passes"]
 
-    def oracle(self, entered, token, count):
-        self.tokens[:, :-1] = serial.codes.flatten(1)
-
-    monkeypatch.setattr(module.Jacobi, "_guess", oracle)
+    monkeypatch.setattr(module, "_guess", lambda tokens, *_: tokens[:, :-1].copy_(serial.codes.flatten(1)))
     made = run(*CASES[name], (1,), **FEW, parallel=window)
     assert torch.equal(made.codes, serial.codes)
     assert made.report.counts["transformer_passes"] == (passes if window == 1 else 1 + math.ceil((passes - 1) / window))
@@ -211,8 +207,8 @@ def test_stand_ins_and_true_tokens_are_seen_by_their_own_passes(monkeypatch, nam
 
     monkeypatch.setattr(loop, "draw", recording(serial_logits))
     serial = run(*CASES[name], (1,), **FEW)
-    monkeypatch.setattr(module, "draw", recording(window_logits))
-    monkeypatch.setattr(module.Jacobi, "_guess", lambda self, *_: self.tokens[:, :-1].copy_(serial.codes.flatten(1)))
+    monkeypatch.setattr(loop, "draw", recording(window_logits))
+    monkeypatch.setattr(module, "_guess", lambda tokens, *_: tokens[:, :-1].copy_(serial.codes.flatten(1)))
     run(*CASES[name], (1,), **FEW, parallel=100)
     torch.testing.assert_close(torch.cat(window_logits, dim=1), torch.cat(serial_logits, dim=1), rtol=1e-5, atol=1e-5)
 
@@ -230,19 +226,19 @@ SCHEDULES = {
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_table_lists_every_row_and_cell(name):
     schedule = SCHEDULES[name]
-    table, known = schedule.table, schedule.known
+    table, known = schedule.ahead, schedule.known
     stand_ins = sum(f != p for q in schedule.passes for f, p in zip(q.fed, q.position, strict=False))
     assert table.slots == schedule.slots + stand_ins + 1 and (stand_ins > 0) == (
         name in ("zipar", "non-local", "adjacent")
     )
     assert table.passes == len(schedule.passes) and len(table.row_start) == len(table.cell_start) == table.passes + 1
     assert table.one_to_one == (name in ("raster", "par"))
-    for k, (p, visible) in enumerate(zip(schedule.passes[1:], schedule.visible(), strict=True), 1):
+    for k, (p, seen) in enumerate(zip(schedule.passes[1:], visible(schedule), strict=True), 1):
         rows = slice(table.row_start[k], table.row_start[k + 1])
         assert table.fed[rows].tolist() == [*p.fed, *range(schedule.grid**2 + 1, schedule.grid**2 + 1 + p.special)]
         assert table.position[rows].tolist() == list(p.position)
         # As many slots as serially, and in them the latest rows.
-        assert (table.visible[rows].sum(1) == visible.sum(1)).all()
+        assert (table.visible[rows].sum(1) == seen.sum(1)).all()
         cells = slice(table.cell_start[k], table.cell_start[k + 1])
         assert table.cells[cells].tolist() == list(p.cells) and (table.cell_pass[cells] == k).all()
         assert (table.cell_row[cells] - table.row_start[k]).tolist() == list(p.rows)
@@ -296,30 +292,6 @@ def test_a_report_says_where_a_window_costs_time():
     assert not run(llamagen, model, chosen).report.note
 
 
-class Late(module._Positions):
-    """The reading of a GPU on a CPU: what it returns is one call old."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.late = True
-
-    def read(self, at):
-        known, self._known = self._known, at.tolist()
-        return [min(n + 1, self._last) for n in known]
-
-
-@pytest.mark.parametrize("name", CASES, ids=str)
-def test_positions_that_are_read_a_call_late_cost_one_call_at_most(monkeypatch, name):
-    at_once = run(*CASES[name], **FEW, parallel=4)
-    monkeypatch.setattr(module, "_Positions", Late)
-    late = run(*CASES[name], **FEW, parallel=4)
-    assert torch.equal(late.codes, at_once.codes)
-    assert 0 <= late.report.counts["transformer_passes"] - at_once.report.counts["transformer_passes"] <= 1
-    for key, values in at_once.report.maps.items():
-        assert np.array_equal(late.report.maps[key], values)
-    assert late.report.counts["accepted"] == at_once.report.counts["accepted"]
-
-
 class NoAnswers(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "masked_select", "equal"), func
@@ -344,16 +316,6 @@ def test_blanks_cannot_be_decoded_in_a_window():
     with pytest.raises(UserError, match="parallel: the blanks of mask_undecoded off"):
         run(*CASES["zipar 2"], mask_undecoded=False, parallel=2)
     assert run(*CASES["zipar 2"], mask_undecoded=False, parallel=1).codes.shape == (3, 4, 4)
-
-
-@pytest.mark.parametrize("name", ["llamagen", "detokenizer"])
-def test_the_sampler_of_the_command_line_takes_the_side_of_the_grid(name):
-    _, model, _ = CASES[name]
-    made, wide = run(jacobi, model, JacobiSettings(**FEW)), run(llamagen, model, LlamaGenSettings(**FEW, parallel=4))
-    assert torch.equal(made.codes, wide.codes) and made.report.counts == wide.report.counts
-    assert made.report.sampler == "jacobi"
-    with pytest.raises(UserError, match="trained in PAR's order, which Jacobi does not follow"):
-        run(jacobi, TRAINED_PAR, JacobiSettings())
 
 
 TAR = tiny_tar(penalty=1.3)

@@ -9,25 +9,20 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.upsampler import UpSampler, UpSamplerConfig, UpSamplerModel, initialise
 from fastar_nodes.reports.maps import token_map
 from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens import islands as geometry
+from fastar_nodes.samplers.tokens import llamagen as serially
 from fastar_nodes.samplers.tokens import mulosd as module
-from fastar_nodes.samplers.tokens.drafting import DraftDraws
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.loop import TokenRun
-from fastar_nodes.samplers.tokens.mulosd import _Generation, mulosd
-from fastar_nodes.samplers.tokens.redraw import draft_schedule, redraws
+from fastar_nodes.samplers.tokens.mulosd import _Generation, draft_schedule, mulosd, resampled
 from fastar_nodes.samplers.tokens.settings import (
     AT_ONCE,
-    LATENT,
     LOCAL,
     ONE_BY_ONE,
-    PIXEL,
     SUFFIX,
     LlamaGenSettings,
     MuLoSDSettings,
@@ -35,20 +30,35 @@ from fastar_nodes.samplers.tokens.settings import (
     ZipARSettings,
     neighbours_of,
 )
-from fastar_nodes.samplers.tokens.upsampling import LatentUpSampling, PixelUpSampling, up_sampling
+from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.zipar import windowed, zipar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_islands import plain_expansion, plain_islands, plain_waves
 from tiny_tokens import CODES, UP, VQ, other_vocabulary, tiny_vq
-from tokens_reference import History, condition_of, pick, prefix_rows, reference_codes, tiny_gpt
+from tokens_reference import History, condition_of, pick, prefix_rows, reference_codes, tiny_gpt, visible
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
 GRID = 6
 
 
+class DraftDraws:
+    """Draws of the draft model: all from its own stream."""
+
+    def __init__(self, draws):
+        self.draws = draws
+
+    def __len__(self):
+        return len(self.draws)
+
+    def gumbel(self, stream, cells, values):
+        return self.draws.gumbel("draft", cells, values)
+
+
 KINDS = ("class", "text", "features", "class, grouped heads")
+# One kind of condition in every run of the tests, all of them in `make test-all`.
+SOME_KINDS = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 # Side of the target's grid to draft: three and two times smaller.
 TARGETS = {kind: tiny_gpt(kind, GRID) for kind in KINDS}
 DRAFTS = {(kind, small): tiny_gpt(kind, small, seed=1) for kind in KINDS for small in (2, 3)}
@@ -61,9 +71,6 @@ class Fixed:
 
     def __init__(self, codes: torch.Tensor):
         self.codes = codes
-
-    def fits(self, factor: int) -> None:
-        pass
 
     def up(self, codes: torch.Tensor, factor: int) -> torch.Tensor:
         return self.codes[:, : codes.shape[1] * factor]
@@ -166,7 +173,7 @@ def plain_repair(model, condition, chosen, draws, drafts: torch.Tensor) -> tuple
     return torch.tensor(out), rejections, lengths
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize(
     "change",
     [
@@ -191,27 +198,27 @@ def test_equals_a_plain_program_without_a_cache(kind, change):
     assert torch.equal(result.codes.flatten(1), slow)
 
 
-def uncached(model, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
+def uncached(run, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
     """Logits [2, 1 + n, V] behind the prefix and n tokens, condition's first, of whole uncached passes."""
     halves = []
     for null in (False, True):
-        prefix = prefix_rows(model.net, condition, image, null)
-        x = torch.cat([prefix, model.net.tok_embeddings.weight[tokens]])[None]
+        prefix = prefix_rows(run.net, condition, image, null)
+        x = torch.cat([prefix, run.net.tok_embeddings.weight[tokens]])[None]
         place = torch.arange(-len(prefix), len(tokens))
-        halves.append(model.net(x, place, model.net.positions(model.grid, len(prefix)))[0, len(prefix) - 1 :])
+        halves.append(run.net(x, place, run.net.positions(run.grid, len(prefix)))[0, len(prefix) - 1 :])
     return torch.stack(halves)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 0])
 def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would judge it."""
     judged, verify = [], module._Generation.verify
 
     def watched(state, hidden, block):
-        logits, what = state.run.model.net.logits(hidden), condition_of(kind)
+        logits, what = state.run.net.logits(hidden), condition_of(kind)
         for image in range(3):
-            want = uncached(state.run.model, what, image, state.tokens[image, : block.last - 1])[:, block.first :]
+            want = uncached(state.run, what, image, state.run.tokens[image, : block.last - 1])[:, block.first :]
             assert torch.allclose(logits[[image, image + 3]], want, atol=1e-4)
         judged.append((block.first, block.last))
         return verify(state, hidden, block)
@@ -222,29 +229,28 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     assert judged == [(a, min(a + step, GRID * GRID)) for a in range(0, GRID * GRID, step)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
     """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones among them."""
-    seen, decide = [], TokenRun.decide
+    seen, guide = [], serially.guide
 
-    def watched(self, at, logits, guided):
-        if self.model.grid == 3:
-            cell = int(at.cells[0])
-            for image in range(3):
-                want = uncached(self.model, condition_of(kind), image, self.tokens[image, :cell])[:, -1]
-                assert torch.allclose(logits[[image, image + 3], 0], want, atol=1e-4)
-            seen.append(cell)
-        decide(self, at, logits, guided)
+    def watched(run, hidden, guided):
+        cell, logits = int(run.decided[0].sum()), run.net.logits(hidden)
+        for image in range(3):
+            want = uncached(run, condition_of(kind), image, run.tokens[image, :cell])[:, -1]
+            assert torch.allclose(logits[[image, image + 3], 0], want, atol=1e-4)
+        seen.append(cell)
+        return guide(run, hidden, guided)
 
     reduced = []
 
-    class Watched(PixelUpSampling):
+    class Watched(UpSampling):
         def down(self, codes, factor):
             out = super().down(codes, factor)
             reduced.append(out)
             return out
 
-    monkeypatch.setattr(TokenRun, "decide", watched)
+    monkeypatch.setattr(serially, "guide", watched)
     run(kind, draft_rows=1, draft_window=0, up=Watched(VQ))
     assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 1, 3), (3, 2, 3)]
 
@@ -252,7 +258,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
 # ------------------------------------------------------------------------------------------------ the two ends
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize(("small", "rows"), [(3, 0), (3, 1), (3, 2), (2, 0), (2, 1)])
 @pytest.mark.parametrize(
     "change", [{"expansion": 0}, {"expansion": 2, "cfg": 1.0}, {"cfg_interval": 7}, {"temperature": 0.0}], ids=str
@@ -284,7 +290,7 @@ def test_so_it_is_whatever_the_other_settings(seed, rows, order, repair):
     assert torch.equal(result.codes, serial(images=(1,), seed=seed))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("small", [3, 2])
 def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
     result = run(kind, small=small, tau=0.0, draft_window=1)
@@ -345,7 +351,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("window", [2, 3, 20])
 @pytest.mark.parametrize("case", [case for case in CASES if "window" not in case])
 def test_a_draft_in_windows_is_the_draft(kind, window, case):
@@ -362,7 +368,7 @@ def test_a_draft_in_windows_takes_fewer_passes():
     assert parallel["waves"] == serially["waves"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("case", CASES)
 def test_an_image_does_not_depend_on_its_batch(kind, case):
     together = run(kind, **CASES[case])
@@ -471,7 +477,7 @@ def test_report_adds_up(case):
         verified = counts["draft_passes"]
         assert np.array_equal(maps["step"], verified + np.maximum(maps["waves"], 0))
     assert maps["step"].min() >= 0 and maps["step"].max() <= counts["transformer_passes"] - 1
-    assert report.images == 3 and report.seed == 5 and report.settings["up_sampler"] == "pixel, bicubic"
+    assert report.images == 3 and report.seed == 5 and report.settings["up_sampler"] == "bicubic"
     assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
     assert {"draft", "up-sampling", "transformer", "verification", "sampling"} >= set(report.phases)
     for what in ("islands", "waves", "expanded", "rejected", "outcome"):
@@ -503,11 +509,11 @@ def test_draft_schedules_decide_their_rows_once(grid, window, data):
     assert sorted(cells) == list(range(first * grid, (first + rows) * grid))
     known = {*range(first * grid), *schedule.passes[0].cells}
     decided = len(known)
-    for p, visible in zip(schedule.passes[1:], schedule.visible(), strict=True):
+    for p, seen in zip(schedule.passes[1:], visible(schedule), strict=True):
         assert set(p.fed) <= known and max(p.slot) <= grid * grid - 2
         assert p.clock == decided - 1
         for row, last in enumerate(p.last_visible):
-            assert set(range(min(first * grid, last + 1))) <= set(visible[row].nonzero()[0].tolist())
+            assert set(range(min(first * grid, last + 1))) <= set(seen[row].nonzero()[0].tolist())
         known |= set(p.cells)
         decided += len(p.cells)
     if first:
@@ -523,7 +529,7 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
     region = geometry.expand(down.reshape(images, rows, width), 1)
     wave = geometry.waves(geometry.islands(region), data.draw(st.none() | st.integers(1, 3))).reshape(images, -1)
     first, last, count = above * width, (above + rows) * width, (above + rows + 1) * width
-    plan = redraws(wave, first, count)
+    plan = resampled(wave, first, count)
     drawn = [[] for _ in range(images)]
     for k, step in enumerate(plan):
         for image in range(images):
@@ -538,17 +544,10 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
             drawn[image] += cells
     for image in range(images):
         assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()
-    assert redraws(np.full((2, 4), -1, np.int32), 0, 4) == []
+    assert resampled(np.full((2, 4), -1, np.int32), 0, 4) == []
 
 
 # ------------------------------------------------------------------------------------------------ up-samplers
-
-
-def learned(channels: int = 4, seed: int = 1) -> UpSamplerModel:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        net = UpSampler(UpSamplerConfig(channels, 6, 2))
-    return UpSamplerModel(net.eval().requires_grad_(False), "tiny up")
 
 
 def test_pixels_are_decoded_enlarged_and_encoded():
@@ -562,8 +561,8 @@ def test_pixels_are_decoded_enlarged_and_encoded():
         given_pictures.append(x)
         return x.repeat_interleave(4, 2).repeat_interleave(4, 3)  # twice as large as asked for
 
-    other = PixelUpSampling(VQ, enlarge, "model x")
-    assert other.up(codes, 2).shape == (2, 4, 6) and other.name == "pixel, model x"
+    other = UpSampling(VQ, enlarge, "model x")
+    assert other.up(codes, 2).shape == (2, 4, 6) and other.name == "model x"
     assert (
         given_pictures[0].shape == small.shape
         and 0 <= float(given_pictures[0].min())
@@ -571,7 +570,7 @@ def test_pixels_are_decoded_enlarged_and_encoded():
     )
     for bad in (lambda x: x[:, :1], lambda x: x[0]):
         with pytest.raises(UserError, match="upscale_model: it made .* of pictures"):
-            PixelUpSampling(VQ, bad).up(codes, 2)
+            UpSampling(VQ, bad).up(codes, 2)
     fine = torch.randint(CODES, (2, 4, 6), generator=torch.Generator().manual_seed(0))
     shrunk = torch.nn.functional.avg_pool2d(VQ.net.decode_codes(fine), 2)
     assert torch.equal(UP.down(fine, 2), VQ.net.encode(shrunk.clamp(-1, 1))[1])
@@ -585,49 +584,6 @@ def test_a_batch_is_enlarged_piece_by_piece_to_the_same_codes(monkeypatch):
     assert torch.equal(UP.up(codes, 2), whole[0]) and torch.equal(UP.down(codes, 2), whole[1])
 
 
-def test_the_learned_one_sees_no_row_below():
-    model, codes = learned(), torch.randint(CODES, (1, 5, 4), generator=torch.Generator().manual_seed(0))
-    up = LatentUpSampling(VQ, model)
-    for factor in (2, 4):
-        whole = up.up(codes, factor)
-        assert whole.shape == (1, 5 * factor, 4 * factor) and int(whole.max()) < CODES
-        for rows in range(1, 5):
-            assert torch.equal(up.up(codes[:, :rows], factor), whole[:, : rows * factor])
-    vectors = model.net(VQ.net.vectors(codes))
-    assert torch.allclose(vectors.norm(dim=1), torch.ones(1, 10, 8), atol=1e-5)
-    assert UpSamplerConfig.from_state_dict(model.net.state_dict()) == model.net.config
-
-
-def test_the_learned_one_begins_with_repetition():
-    up = LatentUpSampling(VQ, UpSamplerModel(initialise(UpSampler(UpSamplerConfig(4, 6, 1))).eval(), "new"))
-    codes = torch.randint(CODES, (2, 2, 3), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        assert torch.equal(up.up(codes, 2), codes.repeat_interleave(2, 1).repeat_interleave(2, 2))
-
-
-def test_the_learned_one_in_a_run():
-    up = up_sampling(LATENT, VQ, model=learned())
-    result = run(up=up, up_sampler=LATENT)
-    assert result.report.settings["up_sampler"] == "latent, tiny up"
-    assert not torch.equal(result.codes, run().codes)
-    raster = run(up=up, up_sampler=LATENT, tau=1.01, resample_window=0)
-    assert torch.equal(raster.codes, serial())
-
-
-def test_the_setting_selects_the_up_sampler():
-    assert (
-        up_sampling(PIXEL, VQ).name == "pixel, bicubic"
-        and up_sampling(PIXEL, VQ, lambda x: x).name == "pixel, upscale model"
-    )
-    for options, sentence in (
-        ({"kind": LATENT}, "up_sampler: there is no learned up-sampler for tiny vq"),
-        ({"kind": LATENT, "enlarge": lambda x: x, "model": learned()}, "has no use for the upscale model"),
-        ({"kind": LATENT, "model": learned(5)}, "reads vectors of 5 numbers, tiny vq has 4"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            up_sampling(vq=VQ, **options)
-
-
 # ------------------------------------------------------------------------------------------------ what does not fit
 
 
@@ -638,17 +594,13 @@ def test_the_setting_selects_the_up_sampler():
             {"draft": other_vocabulary(DRAFTS["class", 3], 9)},
             "draft: other writes 9 codes, tiny 23; choose two models of one VQ tokenizer",
         ),
-        ({"up_sampler": PixelUpSampling(tiny_vq(31))}, "decoder: it has 31 codes, tiny writes 23"),
+        ({"up_sampler": UpSampling(tiny_vq(31))}, "decoder: it has 31 codes, tiny writes 23"),
         ({"draft": tiny_gpt(grid=4)}, "draft: tiny draws 4 x 4 tokens, tiny 6 x 6, which is no whole multiple above 1"),
         ({"draft": tiny_gpt(grid=6)}, "draws 6 x 6 tokens"),
         ({"draft": tiny_gpt(grid=12)}, "draws 12 x 12 tokens"),
         ({"draft": tiny_gpt(grid=2, special=3)}, "model: tiny was trained in PAR's order"),
         ({"target": tiny_gpt(grid=6, special=3)}, "model: tiny was trained in PAR's order"),
         ({"draft": tiny_gpt("text", 3)}, "condition: it holds class labels, tiny is conditioned on text"),
-        (
-            {"draft": tiny_gpt(grid=2), "up_sampler": LatentUpSampling(VQ, learned())},
-            "doubles the side, and 3 is no power of two",
-        ),
         ({"settings": MuLoSDSettings(neighbours=22)}, "neighbours: 22 is all of the 23 codes"),
         ({"settings": MuLoSDSettings(neighbours=1000)}, "neighbours: 1000 is all of the 23 codes"),
         ({"noise": PairedDraws(1, (0,))}, "condition: it asks for 3 images, the draws are for 1"),
@@ -697,7 +649,6 @@ def test_settings_begin_like_every_token_samplers_and_every_default_is_allowed()
         "draft_window",
         "resample_window",
         "resample_order",
-        "up_sampler",
         "repair",
         "draft_parallel",
     ]

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.qwen import TarModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
+from fastar_nodes.model_loaders.networks.tar import TarModel
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.conditioning import features_of, prepare
-from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.draws import PairedDraws, penalised
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import CodeStep, penalised, tar_prompt
-from qwen_reference import TINY, tiny_tar
+from fastar_nodes.samplers.tokens.tar import CodeStep, tar_prompt
+from qwen_reference import TINY, language_logits, tiny_tar
 from safetensors.torch import save_file
 from tar_files import DTOK, TA_TOK, detokenizer_state, language_model, tiny_ta_tok
 
@@ -36,12 +36,12 @@ def run(model: TarModel, prompts=PROMPTS, settings: TarPromptSettings = DRAWN, s
 def plain(model: TarModel, prompt: str, settings: TarPromptSettings, seed: int, image: int) -> list[int]:
     """One image, without a cache: everything is computed again for every code, and values are filtered one by one."""
     scale = DETAILS.index(settings.detail)
-    ids, first = model.prompt(prompt, scale), model.marks.code
+    ids, first = model.prompt(prompt, scale), model.special.code
     draws = PairedDraws(seed, [image])
     penalty = settings.repetition_penalty or model.repetition_penalty
     codes: list[int] = []
     for k in range(model.sides[scale] ** 2):
-        logits = model.net(torch.tensor([ids]))[0, -1].tolist()[first : first + model.marks.codes]
+        logits = language_logits(model.net, torch.tensor([ids]))[0, -1].tolist()[first : first + model.special.codes]
         for code in set(codes):
             logits[code] = logits[code] * penalty if logits[code] < 0 else logits[code] / penalty
         logits = [x / max(settings.temperature, 1e-5) for x in logits]
@@ -54,7 +54,7 @@ def plain(model: TarModel, prompt: str, settings: TarPromptSettings, seed: int, 
                 break
             left.append(i)
             total += weight
-        noise = draws.gumbel("code", torch.tensor([k]), model.marks.codes)[0, 0].tolist()
+        noise = draws.gumbel("code", torch.tensor([k]), model.special.codes)[0, 0].tolist()
         codes.append(max(left, key=lambda i: logits[i] + noise[i]))
         ids.append(first + codes[-1])
     return codes
@@ -190,7 +190,7 @@ def test_repetition_penalty_defaults_to_the_files() -> None:
 def test_a_strong_penalty_writes_every_code_once() -> None:
     flat = tiny_tar()
     flat.net.load_state_dict({k: v * 0.02 for k, v in flat.net.state_dict().items()})
-    few = replace(flat, marks=replace(flat.marks, codes=16))
+    few = replace(flat, special=replace(flat.special, codes=16))
     for row in run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=2.0)).codes.tolist():
         assert len(set(row)) > len(
             set(run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=1.0)).codes[0].tolist())
@@ -316,10 +316,8 @@ def test_reports_are_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("window", [0, 4])
 def test_every_call_of_the_network_is_counted(loaded: TarModel, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    for name in ("prefill", "step", "advance"):
-        inner = getattr(loaded.net, name)
-        monkeypatch.setattr(loaded.net, name, lambda *a, inner=inner: calls.append(1) or inner(*a))
+    calls, inner = [], loaded.net.feed
+    monkeypatch.setattr(loaded.net, "feed", lambda *a, **b: calls.append(1) or inner(*a, **b))
     report = run(loaded, ["cat"], replace(DRAWN, parallel=window)).report
     assert report.counts["transformer_passes"] == len(calls) and (window == 0) == (len(calls) == 16)
     assert report.counts["transformer_tokens"] >= len(calls)

@@ -22,14 +22,14 @@ def features(*counts: int, width: int = 6) -> tuple[torch.Tensor, ...]:
 
 def test_texts_of_unlike_length_stand_from_the_left():
     made = prepare(tiny_gpt("text"), TextCondition(features(2, 5), ("a", "b")), CPU)
-    assert made.condition.shape == (2, 5, 6) and made.rows == 5 and made.lengths.tolist() == [2, 5]
+    assert made.condition.shape == (2, 5, 6) and made.lengths.tolist() == [2, 5]
     assert made.condition[0, :2].eq(1).all() and not made.condition[0, 2:].any() and made.condition[1].eq(2).all()
     assert prepare(tiny_gpt("text"), TextCondition(features(3, 3), ("a", "b")), CPU).lengths is None
 
 
 def test_labels_pass_as_they_are():
     made = prepare(tiny_gpt(), from_ids((4, 0)), CPU)
-    assert made.condition.tolist() == [4, 0] and made.lengths is None and made.rows == 1
+    assert made.condition.tolist() == [4, 0] and made.lengths is None
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import math
 
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.tokens.llamagen import raster
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_groups, par_schedule
-from fastar_nodes.samplers.tokens.schedule import Schedule, _stand_in
+from fastar_nodes.samplers.tokens.schedule import Schedule, _stand_in, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens_reference import visible as visible_rows
 
 grids = st.integers(1, 10)
 
@@ -50,7 +50,7 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
 @given(st.one_of(next_token(), trained()))
 def test_nothing_is_fed_before_it_is_known_or_visible_before_it_is_written(schedule):
     known, written = set(schedule.passes[0].cells), set()
-    for p, visible in zip(schedule.passes[1:], schedule.visible(), strict=True):
+    for p, visible in zip(schedule.passes[1:], visible_rows(schedule), strict=True):
         assert set(p.fed) <= known
         assert len(p.fed) + p.special == len(p.position) == len(p.slot) == len(p.last_visible)
         assert len(set(p.slot)) == len(p.slot)

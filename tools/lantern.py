@@ -2,7 +2,8 @@
 
 Sources: Jang et al. 2025, "LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding" (ICLR 2025,
 arXiv 2410.03355), and LANTERN++ (arXiv 2502.06352). The acceptance test of a draft token may add the probability of its
-code's nearest neighbours. The first rejection discards the rest of the draft. MuLo-SD (``mulosd.py``) is compared with this.
+code's nearest neighbours. The first rejection discards the rest of the draft. MuLo-SD (``samplers/tokens/mulosd.py``) is compared with
+this.
 
 *This is not LANTERN*: its draft models are small heads trained for one target (EAGLE), and they draft trees. Here any model
 of the same codes and grid drafts a chain: a smaller one, or the target itself without guidance. The rules of acceptance and
@@ -26,18 +27,61 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...errors import UserError
-from ...model_loaders.networks.autoencoder import VQModel
-from ...model_loaders.networks.gpt import Cache, TokenModel
-from ...reports.record import ACCEPTED, PLAIN, REJECTED
-from ..conditioning import AnyCondition
-from ..driver import timed
-from .drafting import check_pair, neighbour_count
-from .draws import Draws, draw, tempered
-from .islands import codebook_neighbours
-from .llamagen import raster
-from .loop import TokenRun, TokenSampled, TokenSampler, TokenStep, TokenSteps, begin, resolve
-from .settings import CERTAIN, LanternSettings
+from ..errors import UserError
+from ..model_loaders.networks.autoencoder import VQModel
+from ..model_loaders.networks.llama import Cache, TokenModel
+from ..reports.record import ACCEPTED, PLAIN, REJECTED
+from ..samplers.conditioning import AnyCondition
+from ..samplers.driver import timed
+from ..samplers.registry import LLAMAGEN, TAR, Entry
+from ..samplers.registry import find as registered
+from ..samplers.settings import knob
+from ..samplers.tokens.draws import Draws, draw, tempered
+from ..samplers.tokens.islands import codebook_neighbours
+from ..samplers.tokens.loop import (
+    TokenRun,
+    TokenSampled,
+    TokenSampler,
+    TokenStep,
+    TokenSteps,
+    begin,
+    feed,
+    guide,
+    prefill,
+    resolve,
+)
+from ..samplers.tokens.mulosd import check_pair, neighbour_count
+from ..samplers.tokens.schedule import raster
+from ..samplers.tokens.settings import TokenSettings
+
+DRAFTED, CERTAIN = "drafted", "certain"
+
+
+# fmt: off
+@dataclass(frozen=True)
+class LanternSettings(TokenSettings):
+    """Comparison in LANTERN's style (ICLR 2025): relaxed acceptance in raster order; the first rejection discards the rest."""
+
+    draft_length: int = knob(4, "Tokens drafted before the target verifies them; more means fewer passes of the target and more drafts "
+        "thrown away. Usual: 4.", low=1, high=256, step=1, symbol="gamma", unit="tokens")
+    delta: float = knob(0.4, "How much probability of similar codes may count for a drafted one. Higher accepts more and is further "
+        "from the target. Usual: 0.1 to 0.4. Above 1 it is LANTERN++'s lambda, and delta - 1 times the drafted code's own probability "
+        "may count.", low=0.0, high=100.0, step=0.05, symbol="delta")
+    neighbours: int = knob(-1, "How many similar codes may count. Usual: -1, LANTERN's share of the codebook (1000 of 16,384). 0 is "
+        "plain speculative decoding, whose pictures have exactly the target's distribution.", low=-1, high=65536, step=1, symbol="k")
+    draft_cfg: float = knob(1.0, "Guidance of the draft model. At 1 it has none and does half the work; the nearer to cfg, the more "
+        "drafts are kept.", low=1.0, high=20.0, step=0.05, advanced=True)
+    drafts: str = knob(DRAFTED, "How likely a draft counts as having been. drafted: as likely as the draft model made it (the published "
+        "static tree); certain: as if it were the only choice (the published dynamic tree), which keeps fewer.",
+        choices=(DRAFTED, CERTAIN), advanced=True)
+
+    def exact(self, side: int) -> bool:
+        return self.neighbours == 0 and self.temperature == 0
+
+    def lossless(self) -> bool:
+        return self.neighbours == 0 and self.temperature > 0
+# fmt: on
+
 
 # ------------------------------------------------------------------------------------------------ the rules
 
@@ -120,17 +164,20 @@ class _CachedModel:
 
     @property
     def null(self) -> bool:
-        return any(self.run.guided)
+        return any(self.run.guided(raster(self.run.grid)))
 
     def feed(self, cells: Tensor, end: int) -> Tensor:
         """Guided logits [B, m, V] of the cells behind ``cells`` int64 [B, m]; cells outside the grid are padding."""
-        run, last = self.run, self.run.model.tokens - 1
-        inside = (cells >= 0) & (cells < last)
-        hidden = run.feed_ragged(torch.where(inside, cells, last), self.cache, self.null, min(end, last))
+        run, last, prefix = self.run, self.run.count - 1, self.cache.prefix
+        fed = torch.where((cells >= 0) & (cells < last), cells, last)
+        position, end, mask = fed.clamp(max=last - 1), prefix + min(end, last), None
+        if fed.numel() > 1:
+            mask = torch.arange(end, device=fed.device) <= prefix + position[..., None]
+        hidden = feed(run, self.cache, fed, position, fed + prefix, self.null, end, mask)
         guided: bool | Tensor = self.null
         if self.null and run.settings.cfg_interval >= 0:
             guided = cells <= run.settings.cfg_interval
-        return run.guide(run.model.net.logits(hidden), guided)
+        return guide(run, hidden, guided)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Sampling distribution fp32 [..., V]; at temperature 0 without tempering, for the greedy acceptance test."""
@@ -172,11 +219,11 @@ class _Generation:
 
     @property
     def count(self) -> int:
-        return self.run.model.tokens
+        return self.run.count
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return len(self.known), self.run.model.grid, self.run.model.grid
+        return len(self.known), self.run.grid, self.run.grid
 
     def cells(self, start: int, end: int) -> Tensor:
         """Cells known + start to known + end - 1 of every image, int64 [B, end - start]; they may lie outside the grid."""
@@ -318,18 +365,15 @@ def lantern(
         )
     k = neighbour_count(settings, target.net.config.vocab)
     settings = resolve(settings, target)
-    plan, draft_settings = raster(target.grid), replace(settings, cfg=settings.draft_cfg)
-    run = begin("lantern", target, condition, settings, noise, seed, plan)
-    drafter = begin("lantern", draft, condition, draft_settings, noise, seed, plan)
-    drafter.report = run.report
-    shape = (len(run.tokens), target.tokens)
-    run.tokens = drafter.tokens = torch.zeros(shape[0], shape[1] + 1, dtype=torch.int64, device=run.device)
+    run = begin("lantern", target, condition, settings, noise, seed)
+    drafter = begin("lantern", draft, condition, replace(settings, cfg=settings.draft_cfg), noise, seed)
+    drafter.report, drafter.tokens = run.report, run.tokens
     return (yield from timed(_generate(run, drafter, settings, vq, k), run.clock, run.report, run.device))
 
 
 def _generate(run: TokenRun, drafter: TokenRun, settings: LanternSettings, vq: VQModel, k: int) -> TokenSteps:
     report, clock, device = run.report, run.clock, run.device
-    batch, count = len(run.tokens), run.model.tokens
+    batch, count, plan = len(run.tokens), run.count, raster(run.grid)
     fixed_at = torch.full((batch, count), -1, dtype=torch.int32, device=device)
     outcome = torch.full((batch, count), PLAIN, dtype=torch.uint8, device=device)
     known = torch.ones(batch, dtype=torch.int64, device=device)
@@ -338,15 +382,15 @@ def _generate(run: TokenRun, drafter: TokenRun, settings: LanternSettings, vq: V
     with torch.inference_mode():
         nearest = codebook_neighbours(vq.net.quantize, k + 1 if k else 0, device)[:, 1:]
         with clock.phase("transformer"):
-            logits, cache = run.prefill(any(run.guided), count)
+            hidden, cache = prefill(run, any(run.guided(plan)), count)
         with clock.phase("draft"):
-            draft_cache = drafter.prefill(any(drafter.guided), count)[1]
+            draft_cache = prefill(drafter, any(drafter.guided(plan)), count)[1]
         with clock.phase("sampling"):
             first = torch.arange(1, device=device)
-            logits = run.guide(logits[:, None], any(run.guided))
+            logits = guide(run, hidden, any(run.guided(plan)))
             run.tokens[:, :1] = draw(logits, settings, run.draws.gumbel("token", first, logits.shape[-1]))
             fixed_at[:, 0] = 0
-    report.add(draft_passes=1, cache_bytes=cache.bytes + draft_cache.bytes)
+    report.add(draft_passes=1)
     models = _CachedModel(run, cache), _CachedModel(drafter, draft_cache)
     state = _Generation(*models, settings, nearest, k, known, fixed_at, outcome, judged)
 
@@ -361,3 +405,19 @@ def _generate(run: TokenRun, drafter: TokenRun, settings: LanternSettings, vq: V
     maps = {"step": fixed_at, "outcome": outcome}
     report.maps.update({name: value.view(state.shape).cpu().numpy() for name, value in maps.items()})
     return TokenSampled(run.tokens[:, :-1].clone().view(state.shape), report)
+
+
+LANTERN = Entry(
+    "lantern",
+    "LANTERN-style comparison",
+    lantern,
+    LanternSettings,
+    (LLAMAGEN, TAR),
+    needs_draft=True,
+    needs_codes="vq",
+)
+
+
+def find(name: str) -> Entry:
+    """The sampler of that name: this one, or one of the registry."""
+    return LANTERN if name == LANTERN.name else registered(name)

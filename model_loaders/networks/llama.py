@@ -1,0 +1,723 @@
+"""One decoder-only transformer for all token models, with the official parameter names of each.
+
+- LlamaGen for classes and texts (Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation", arXiv
+  2406.06525), PAR (Wang et al. 2025, arXiv 2412.15119) and Tar's de-tokenizer AR-DTok (Han et al. 2025, arXiv 2506.18898). 2-D RoPE on
+  adjacent pairs, or additive positions. Dropout is omitted: it has no parameters and is off at inference.
+- Qwen2.5 (Qwen Team 2024, arXiv 2412.15115): the language model of Tar, whose vocabulary also has image codes, and of Harmon and UniPic.
+  1-D RoPE on halves, biases, and the embedding as output layer.
+
+A sequence is a *prefix* (the condition), then image tokens. A row's *position* is its cell of the grid in raster order; the last row of
+the prefix has position -1, the one before it -2. Prefixes of a batch may differ in length: they are padded on the right, every cell has
+the same slot of the cache in all images, and a mask hides the padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .ops import Embedding, Linear, linear
+from .speed import Regional
+from .structure import depth, official_names
+from .ta_tok import TATokModel
+
+# Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need metadata.
+OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
+# Head width of Qwen2.5's larger models, whose state dict holds no head count either.
+_QWEN_HEAD_DIM = 128
+# Kinds of a condition. A prompt is token ids of the same vocabulary.
+CLASS, TEXT, FEATURES, CODES, PROMPT = "class", "text", "features", "codes", "prompt"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# Our names of parameters, which are LlamaGen's, and those of a language model.
+_NAMES = {
+    "tok_embeddings.": "model.embed_tokens.",
+    "norm.": "model.norm.",
+    "output.": "lm_head.",
+    "layers.": "model.layers.",
+    ".attention_norm.": ".input_layernorm.",
+    ".ffn_norm.": ".post_attention_layernorm.",
+    ".attention.wq.": ".self_attn.q_proj.",
+    ".attention.wk.": ".self_attn.k_proj.",
+    ".attention.wv.": ".self_attn.v_proj.",
+    ".attention.wo.": ".self_attn.o_proj.",
+    ".feed_forward.w1.": ".mlp.gate_proj.",
+    ".feed_forward.w3.": ".mlp.up_proj.",
+    ".feed_forward.w2.": ".mlp.down_proj.",
+}
+
+
+# ------------------------------------------------------------------------------------------------ shape
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Shape of a network. The side of the grid is not part of it; see :class:`TokenModel`.
+
+    Attributes:
+        dim: width C.
+        depth: number of blocks.
+        heads, kv_heads: attention heads; fewer key and value heads are grouped-query attention.
+        hidden: inner width of the feed-forward part.
+        vocab: number of token values V.
+        condition: :data:`CLASS` (one label), :data:`TEXT` (features of a text encoder), :data:`FEATURES` or :data:`CODES` (Tar's
+            semantic features or codes), :data:`PROMPT` (a language model).
+        condition_size: number of labels or codes, without the null entry; width of a feature row; 0 for a prompt.
+        text_rows: maximum rows of a text (120 officially); 0 for other conditions.
+        absolute: rows of the additive position table; 0 selects RoPE: 1-D for prompts, else 2-D.
+        special: number of PAR's learned transition tokens; 0 for a plain model.
+        queries: width of all queries of a row; 0 is ``dim``.
+        bias: whether queries, keys and values have biases.
+        tied: whether the embedding is also the output layer.
+        positions: maximum sequence length of a language model.
+        theta: base of RoPE.
+        eps: of the norms.
+    """
+
+    dim: int
+    depth: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    vocab: int
+    condition: str
+    condition_size: int = 0
+    text_rows: int = 0
+    absolute: int = 0
+    special: int = 0
+    queries: int = 0
+    bias: bool = False
+    tied: bool = False
+    positions: int = 0
+    theta: float = 1e4
+    eps: float = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head D."""
+        return (self.queries or self.dim) // self.heads
+
+    @property
+    def regions(self) -> int:
+        """Tokens that PAR decides in one pass; 1 for a plain model."""
+        return self.special + 1
+
+    @staticmethod
+    def of_llamagen(state: Mapping[str, Tensor], heads: int | None = None) -> LlamaConfig:
+        """Derive the shape of a LlamaGen, PAR or AR-DTok from official parameter names.
+
+        Args:
+            state: official parameter names to tensors.
+            heads: attention heads; None uses :data:`OFFICIAL_HEADS`.
+
+        Raises:
+            KeyError: the state dict is not one of this network.
+            ValueError: the head count is unknown or does not fit the weights.
+        """
+        vocab, dim = state["tok_embeddings.weight"].shape
+        heads = heads or OFFICIAL_HEADS.get(dim)
+        if heads is None:
+            raise ValueError(f"a GPT of width {dim} is none of the official sizes; give its metadata an entry 'heads'")
+        absolute = state["abs_pe"].shape[1] if "abs_pe" in state else 0
+        if dim % heads or not absolute and dim // heads % 4:
+            raise ValueError(f"heads: {heads} does not fit the width {dim}")
+        kv_heads, rest = divmod(state["layers.0.attention.wqkv.weight"].shape[0] - dim, 2 * (dim // heads))
+        if rest or kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"heads: {heads} does not fit the attention weights")
+        kinds = {
+            "cls_embedding.embedding_table.weight": CLASS,
+            "cls_embedding.uncond_embedding": TEXT,
+            "clip_proj.weight": FEATURES,
+            "clip_proj.embedding_table.weight": CODES,
+        }
+        key = next((key for key in kinds if key in state), None)
+        if key is None:
+            raise KeyError(next(iter(kinds)))
+        (rows, columns), special = state[key].shape, "spe_tok_embeddings.special_embeddings.weight"
+        return LlamaConfig(
+            dim=dim,
+            depth=depth(state, "layers."),
+            heads=heads,
+            kv_heads=kv_heads,
+            hidden=state["layers.0.feed_forward.w1.weight"].shape[0],
+            vocab=vocab,
+            condition=kinds[key],
+            condition_size=rows - 1 if kinds[key] in (CLASS, CODES) else columns,
+            text_rows=rows if kinds[key] == TEXT else 0,
+            absolute=absolute,
+            special=state[special].shape[0] if special in state else 0,
+        )
+
+    @staticmethod
+    def of_qwen(
+        state: Mapping[str, Tensor],
+        heads: int | None = None,
+        positions: int = 32768,
+        theta: float = 1e6,
+        eps: float = 1e-6,
+    ) -> LlamaConfig:
+        """Derive the shape of a language model from official parameter names.
+
+        Args:
+            state: parameter names to tensors; without an output matrix, embedding and output are tied.
+            heads: attention heads; None: heads of width 128.
+            positions, theta, eps: see the attributes.
+
+        Raises:
+            KeyError: the state dict is not one of a Qwen2.
+            ValueError: the head count does not fit the weights.
+        """
+        first = "model.layers.0."
+        vocab, dim = state[EMBEDDING].shape
+        inner, own = (state[f"{first}self_attn.{part}_proj.weight"].shape[0] for part in "qk")
+        heads = heads or inner // _QWEN_HEAD_DIM
+        wrong = f"{heads} attention heads do not fit {{}} of {{}} numbers; num_attention_heads must be right"
+        if heads < 1 or inner % heads:
+            raise ValueError(wrong.format("queries", inner))
+        head_dim = inner // heads
+        if head_dim % 2 or own % head_dim or own < head_dim or heads % (own // head_dim):
+            raise ValueError(wrong.format("keys", own))
+        hidden, blocks = state[f"{first}mlp.gate_proj.weight"].shape[0], depth(state, "model.layers.")
+        tied = HEAD not in state
+        return qwen_config(dim, blocks, heads, own // head_dim, head_dim, hidden, vocab, tied, positions, theta, eps)
+
+
+def qwen_config(
+    dim: int,
+    depth: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    hidden: int,
+    vocab: int,
+    tied: bool = True,
+    positions: int = 32768,
+    theta: float = 1e6,
+    eps: float = 1e-6,
+) -> LlamaConfig:
+    """Shape of a Qwen2; the arguments are attributes of :class:`LlamaConfig`."""
+    shape = {"dim": dim, "depth": depth, "heads": heads, "kv_heads": kv_heads, "hidden": hidden, "vocab": vocab}
+    about = {"queries": heads * head_dim, "tied": tied, "positions": positions, "theta": theta, "eps": eps}
+    return LlamaConfig(**shape, condition=PROMPT, bias=True, **about)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------ positions
+
+# Cosines and sines fp32 [n or R x n, 1, D], the second with the signs of :func:`rotate`.
+Rope = tuple[Tensor, Tensor]
+
+
+def rope_table(angle: Tensor, pairs: bool) -> Tensor:
+    """Cosines and signed sines fp32 [..., 2, D] of the angles [..., D / 2] of a head's pairs of numbers.
+
+    Su et al. 2021, "RoFormer" (arXiv 2104.09864). ``pairs``: adjacent numbers are a pair; else the halves of a head pair up.
+    """
+    cos, sin = angle.cos(), angle.sin()
+    if pairs:
+        wide = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
+    else:
+        wide = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    return torch.stack(wide, -2)
+
+
+def rotate(x: Tensor, rope: Rope, pairs: bool) -> Tensor:
+    """Rotate each pair (a, b) of x [R, n, heads, D] to (a cos - b sin, b cos + a sin), in fp32."""
+    cos, sin = rope
+    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if pairs else x.roll(x.shape[-1] // 2, -1)
+    return torch.addcmul(x * cos, swapped, sin).type_as(x)
+
+
+def _frequencies(count: int, theta: float, device: torch.device) -> Tensor:
+    return theta ** (-torch.arange(count, device=device).float() / count)
+
+
+class Positions(NamedTuple):
+    """Position encodings of a run.
+
+    Attributes:
+        table: fp32 [L, 2, D] of :func:`rope_table`, or additive embeddings [L, C].
+        offset: index of position 0; int64 [R, 1] if prefixes differ in length.
+    """
+
+    table: Tensor
+    offset: int | Tensor
+
+    def rows(self, position: Tensor, batch: int) -> Tensor:
+        """Rows of the table at int64 positions [n] or [R, n], for the first ``batch`` rows of the batch."""
+        offset = self.offset if isinstance(self.offset, int) else self.offset[:batch]
+        return self.table[(position + offset).clamp(min=0)]
+
+
+# ------------------------------------------------------------------------------------------------ attention and cache
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """Attention output [R, n, C].
+
+    Args:
+        q: queries [R, heads, n, D].
+        k, v: [R, kv heads, S, D].
+        mask: bool [n, S] or [R, 1, n, S], True where a query attends to a key; None: to every key.
+        causal: query i attends to the keys 0 to i; without a mask.
+    """
+    rows, heads, n, d = q.shape
+    group = heads // k.shape[1]
+    if group > 1 and causal:  # a mask would select a kernel whose memory grows with the square of the length
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    elif group > 1:  # the queries of a group become further rows of its key head, so that no key is copied
+        q = q.reshape(rows, heads // group, group * n, d)
+        mask = None if mask is None else mask.repeat(*(1,) * (mask.ndim - 2), group, 1)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+    return out.reshape(rows, heads, n, d).transpose(1, 2).flatten(2)
+
+
+class KV(NamedTuple):
+    """Keys and values of one block, [R, kv heads, slots, D]; zero where nothing has been written."""
+
+    keys: Tensor
+    values: Tensor
+
+    def update(self, slot: Tensor, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Write k, v [R, kv heads, n, D] at slots int64 [n] or [R, n]; return the keys and values of the slots below ``end``."""
+        held = self.keys[: len(k)], self.values[: len(k)]  # fewer rows where the null condition is left out
+        for store, new in zip(held, (k, v), strict=True):
+            if slot.ndim == 1:
+                store.index_copy_(2, slot, new)
+            else:
+                store.scatter_(2, slot[:, None, :, None].expand(new.shape), new)
+        return held[0][:, :, :end], held[1][:, :, :end]
+
+
+@dataclass(eq=False)
+class Cache:
+    """KV cache of one run, allocated once and written by slot.
+
+    Attributes:
+        blocks: one entry a block.
+        prefix: slots of the condition; the slot of cell 0 follows.
+        positions: see :class:`Positions`.
+        valid: bool [R, 1, 1, slots], False on the padding of shorter prefixes; None without padding.
+    """
+
+    blocks: list[KV]
+    prefix: int
+    positions: Positions
+    valid: Tensor | None
+
+    def keep(self, index: Tensor) -> None:
+        """Reduce or repeat the batch to its rows ``index`` int64, one tensor at a time."""
+        for i, (keys, values) in enumerate(self.blocks):
+            self.blocks[i] = KV(keys[index], values[index])
+        if isinstance(self.positions.offset, Tensor):
+            self.positions = self.positions._replace(offset=self.positions.offset[index])
+        self.valid = None if self.valid is None else self.valid[index]
+
+    def mask(self, visible: Tensor | None, batch: int, rows: int, end: int) -> Tensor | None:
+        """Attention mask of a pass: what rows may see, bool [n, end] or [R, n, end], without the padding."""
+        if visible is not None and visible.ndim == 3:
+            visible = visible[:, None]
+        if self.valid is None:
+            return visible
+        valid = self.valid[:batch, ..., :end].expand(-1, -1, rows, -1)
+        return valid if visible is None else valid & visible
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the keys and values."""
+        return sum(tensor.nbytes for block in self.blocks for tensor in block)
+
+
+# ------------------------------------------------------------------------------------------------ layers
+
+# Queries [R, heads, n, D], keys and values [R, kv heads, n, D] of one block to its attention output [R, n, C].
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, then a weight."""
+
+    def __init__(self, dim: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Projections of self-attention; a language model's file has three where LlamaGen's has one."""
+
+    def __init__(self, c: LlamaConfig):
+        super().__init__()
+        self.config = c
+        inner, own = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        if c.condition == PROMPT:
+            self.wq, self.wk, self.wv = (Linear(c.dim, size, c.bias) for size in (inner, own, own))
+        else:
+            self.wqkv = Linear(c.dim, inner + 2 * own, c.bias)
+        self.wo = Linear(inner, c.dim)
+
+    def project(self, x: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor, Tensor]:
+        """x [R, n, C] to queries [R, heads, n, D], keys and values [R, kv heads, n, D], the first two rotated."""
+        c = self.config
+        if c.condition == PROMPT:
+            joint = torch.cat([self.wq(x), self.wk(x), self.wv(x)], -1)
+        else:
+            joint = self.wqkv(x)
+        rotated, v = joint.unflatten(-1, (-1, c.head_dim)).split((c.heads + c.kv_heads, c.kv_heads), 2)
+        if rope is not None:
+            rotated = rotate(rotated, rope, pairs=c.condition != PROMPT)
+        q, k = rotated.transpose(1, 2).split((c.heads, c.kv_heads), 1)
+        return q, k, v.transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: w2(silu(w1 x) * w3 x)."""
+
+    def __init__(self, dim: int, hidden: int):
+        super().__init__()
+        self.w1, self.w3, self.w2 = Linear(dim, hidden), Linear(dim, hidden), Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    """Pre-norm block."""
+
+    def __init__(self, c: LlamaConfig):
+        super().__init__()
+        self.attention_norm, self.attention = RMSNorm(c.dim, c.eps), Attention(c)
+        self.ffn_norm, self.feed_forward = RMSNorm(c.dim, c.eps), FeedForward(c.dim, c.hidden)
+
+    def forward(self, x: Tensor, rope: Rope | None, attention: Attend) -> Tensor:
+        x = x + self.attention.wo(attention(*self.attention.project(self.attention_norm(x), rope)))
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+def cached_block(
+    block: Block, x: Tensor, rope: Rope | None, kv: KV, slot: Tensor, end: int, mask: Tensor | None, causal: bool
+) -> Tensor:
+    """A block whose rows attend to the cache; arguments as for :meth:`Llama.feed`."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, *kv.update(slot, k, v, end), mask, causal)
+
+    return block(x, rope, attention)
+
+
+class Table(nn.Module):
+    """An embedding table of a condition."""
+
+    def __init__(self, rows: int, dim: int):
+        super().__init__()
+        self.embedding_table = nn.Embedding(rows, dim)
+
+
+class Caption(nn.Module):
+    """Projection of text features of width ``size``, and the ``rows`` features of the null text."""
+
+    def __init__(self, size: int, dim: int, rows: int):
+        super().__init__()
+        self.cap_proj = nn.Module()
+        self.cap_proj.fc1, self.cap_proj.fc2 = Linear(size, dim), Linear(dim, dim)
+        self.register_buffer("uncond_embedding", torch.zeros(rows, size))
+
+
+class Special(nn.Module):
+    """PAR's transition tokens."""
+
+    def __init__(self, rows: int, dim: int):
+        super().__init__()
+        self.special_embeddings = nn.Embedding(rows, dim)
+
+
+# ------------------------------------------------------------------------------------------------ the network
+
+
+class Llama(Regional):
+    """The transformer. With 2-D RoPE the official rotation table is *zero* for the prefix and for PAR's transition tokens, so that their
+    queries and keys are zero: every image token attends to all of them equally."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.config = c = config
+        if c.condition == CLASS:
+            self.cls_embedding: nn.Module = Table(c.condition_size + 1, c.dim)
+        elif c.condition == TEXT:
+            self.cls_embedding = Caption(c.condition_size, c.dim, c.text_rows)
+        elif c.condition == CODES:
+            self.clip_proj: nn.Module = Table(c.condition_size + 1, c.dim)
+        elif c.condition == FEATURES:
+            self.clip_proj = nn.Linear(c.condition_size, c.dim)
+        if c.absolute:
+            self.abs_pe = nn.Parameter(torch.zeros(1, c.absolute, c.dim))
+        self.tok_embeddings = (Embedding if c.condition == PROMPT else nn.Embedding)(c.vocab, c.dim)
+        if c.special:
+            self.spe_tok_embeddings = Special(c.special, c.dim)
+        self.layers = nn.ModuleList(Block(c) for _ in range(c.depth))
+        self.norm = RMSNorm(c.dim, c.eps)
+        if not c.tied:
+            self.output = Linear(c.dim, c.vocab)
+        if c.condition == PROMPT:
+            official_names(self, _language_model_name)
+
+    @property
+    def compute_device(self) -> torch.device:
+        """Device of the computation; large weights may be elsewhere."""
+        return self.norm.weight.device
+
+    # -------------------------------------------------------------------------------------------- inputs and outputs
+
+    def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
+        """Prefix rows of a condition.
+
+        Args:
+            condition: labels int64 [B]; features [B, n, E]; semantic codes or token ids int64 [B, n].
+            lengths: int64 [B], valid rows; None: all.
+            guided: whether the rows of the null condition follow.
+
+        Returns:
+            [B, n, C], or [2 B, n, C].
+        """
+        c = self.config
+        if c.condition == PROMPT:
+            return self.tok_embeddings(condition)
+        if c.condition in (CLASS, CODES):
+            ids = condition[:, None] if c.condition == CLASS else condition
+            if guided:
+                ids = torch.cat([ids, torch.full_like(ids, c.condition_size)])
+            return (self.cls_embedding if c.condition == CLASS else self.clip_proj).embedding_table(ids)
+        x = condition.to(self.tok_embeddings.weight.dtype)
+        if c.condition == FEATURES:
+            return self.clip_proj(torch.cat([x, torch.zeros_like(x)]) if guided else x)
+        if guided:
+            n = x.shape[1]
+            start = c.text_rows - (torch.full((len(x),), n, device=x.device) if lengths is None else lengths)
+            # The reference pads on the left, so a text of n rows is paired with the last n rows of the null table.
+            at = (start[:, None] + torch.arange(n, device=x.device)).clamp(max=c.text_rows - 1)
+            x = torch.cat([x, self.cls_embedding.uncond_embedding[at].to(x.dtype)])
+        projection = self.cls_embedding.cap_proj
+        return projection.fc2(F.gelu(projection.fc1(x), approximate="tanh"))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token values int64 [R, n] to rows [R, n, C]."""
+        return self.tok_embeddings(tokens)
+
+    def special_rows(self) -> Tensor:
+        """PAR's transition tokens [special, C]."""
+        return self.spe_tok_embeddings.special_embeddings.weight
+
+    def logits(self, x: Tensor, span: tuple[int, int] | None = None) -> Tensor:
+        """Predictions fp32 [..., V] of hidden rows [..., C]; ``span``: of a half-open range of token values only."""
+        head, x = self.tok_embeddings if self.config.tied else self.output, self.norm(x)
+        if span is None and not self.config.tied:
+            return self.output(x).float()
+        low, high = span or (0, self.config.vocab)
+        if head.away():
+            with head.lend(x, (low, high)) as (weight, _):
+                return linear(x, weight).float()
+        return linear(x, head.weight[low:high]).float()
+
+    # -------------------------------------------------------------------------------------------- positions
+
+    def rope(self, position: Tensor) -> Tensor:
+        """1-D RoPE, fp32 [..., 2, D] of :func:`rope_table`, of the places int64 [...] of a sequence."""
+        frequency = _frequencies(self.config.head_dim // 2, self.config.theta, position.device)
+        return rope_table(position[..., None].float() * frequency, pairs=False)
+
+    def positions(self, grid: int, prefix: int, lengths: Tensor | None = None) -> Positions:
+        """Position encodings of ``grid`` x ``grid`` tokens behind ``prefix`` rows; ``lengths`` int64 [R] if prefixes differ."""
+        c, device = self.config, self.compute_device
+        if c.absolute:
+            return Positions(self.abs_pe[0], prefix)
+        if c.condition == PROMPT:
+            table = self.rope(torch.arange(prefix + grid * grid, device=device))
+            return Positions(table, prefix if lengths is None else lengths[:, None])
+        # The first half of a head's pairs rotates with the grid row, the second half with the column. Entry 0 is zero.
+        angle = torch.arange(grid, device=device)[:, None] * _frequencies(c.head_dim // 4, c.theta, device)
+        down, across = angle[:, None].expand(-1, grid, -1), angle[None].expand(grid, -1, -1)
+        table = rope_table(torch.cat([down, across], -1).flatten(0, 1), pairs=True)
+        return Positions(torch.cat([torch.zeros_like(table[:1]), table]), 1)
+
+    def _encode(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Rope | None]:
+        """The blocks' input and RoPE, from rows of the position table."""
+        if self.config.absolute:
+            return x + rows, None
+        cos, sin = rows.unsqueeze(-3).unbind(-2)
+        return x, (cos, sin)
+
+    # -------------------------------------------------------------------------------------------- passes
+
+    def forward(
+        self,
+        x: Tensor,
+        position: Tensor,
+        positions: Positions,
+        mask: Tensor | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Logits of whole sequences, without a cache; for training and tests.
+
+        Args:
+            x: rows [R, n, C]: prefix, token embeddings, transition tokens, in any order.
+            position: int64 [n]; -1 for transition tokens.
+            positions: see :meth:`positions`.
+            mask: bool [n, n], True where a query (first index) attends to a key; None: causal.
+            span: see :meth:`logits`.
+
+        Returns:
+            fp32 [R, n, V]; entry i is the prediction of row i.
+        """
+        x, rope = self._encode(x, positions.rows(position, len(x)))
+        for block in self.layers:
+            x = block(x, rope, partial(attend, mask=mask, causal=mask is None))
+        return self.logits(x, span)
+
+    def hidden(self, x: Tensor, position: Tensor, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Last hidden states, after the final norm, of embeddings that need not be tokens of the vocabulary.
+
+        Args:
+            x: [R, n, C].
+            position: int64 [R or 1, n], places in the sequence.
+            attention: :data:`Attend` of every block, behind its index; may read and write a cache.
+
+        Returns:
+            [R, n, C].
+        """
+        x, rope = self._encode(x, self.rope(position))
+        for i, block in enumerate(self.layers):
+            x = block(x, rope, partial(attention, i))
+        return self.norm(x)
+
+    def prefill(
+        self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, image: Tensor | None = None
+    ) -> tuple[Tensor, Cache]:
+        """Allocate the cache and run the prefix, alone or with the first cells of an image.
+
+        Args:
+            x: prefix rows [R, n, C]; rows at and beyond a prefix' length are ignored.
+            grid: side of the image in tokens.
+            slots: image slots of the cache.
+            lengths: int64 [R], valid rows of each prefix; None: all.
+            image: rows [R, m, C] of the cells 0 to m - 1; each attends to the prefix and to the cells up to itself.
+
+        Returns:
+            Hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (row i predicts cell i), and the cache.
+        """
+        c, (batch, n, _), device = self.config, x.shape, x.device
+        shape = (batch, c.kv_heads, n + slots, c.head_dim)
+        valid = None
+        if lengths is not None:
+            slot = torch.arange(n + slots, device=device)
+            valid = ((slot < lengths[:, None]) | (slot >= n))[:, None, None]
+        blocks = [KV(x.new_zeros(shape), x.new_zeros(shape)) for _ in self.layers]
+        cache = Cache(blocks, n, self.positions(grid, n, lengths), valid)
+        if image is not None:
+            x = torch.cat([x, image], 1)
+        end = x.shape[1]
+        slot = torch.arange(end, device=device)
+        if lengths is None:
+            return self.feed(x, slot - n, slot, cache, end, causal=True)[:, n - 1 :], cache
+        position = torch.where(slot < n, (slot - lengths[:, None]).clamp(max=-1), slot - n)
+        # Padding is behind a prefix, where a causal mask hides it from the prefix, but not from image rows.
+        mask = None if image is None else slot <= slot[:, None]
+        h = self.feed(x, position, slot, cache, end, mask, causal=image is None)
+        last = h.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, c.dim))
+        return torch.cat([last, h[:, n:]], 1), cache
+
+    def feed(
+        self,
+        x: Tensor,
+        position: Tensor,
+        slot: Tensor,
+        cache: Cache,
+        end: int,
+        mask: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Feed rows behind the cached ones, and write their keys and values into the cache.
+
+        Args:
+            x: rows [R, n, C]; R may be less than the cache's, then its first R rows are used.
+            position: int64 [n], or [R, n] if the batch rows differ.
+            slot: int64 [n] or [R, n], cache slots to write, counted with the prefix.
+            cache: from :meth:`prefill`.
+            end: slots below this one are attended to.
+            mask: bool [n, end] or [R, n, end], True where a row attends to a slot; None: everywhere.
+            causal: the rows fill the cache from its first slot on, and each attends to those up to its own.
+
+        Returns:
+            Hidden rows [R, n, C], for :meth:`logits`.
+        """
+        x, rope = self._encode(x, cache.positions.rows(position, len(x)))
+        mask = None if causal else cache.mask(mask, len(x), x.shape[1], end)
+        run = cached_block if causal else self.region(cached_block)
+        for block, kv in zip(self.layers, cache.blocks, strict=True):
+            x = run(block, x, rope, kv, slot, end, mask, causal)
+        return x
+
+
+def _language_model_name(name: str) -> str:
+    """The name of a parameter in a language model's file."""
+    for ours, theirs in _NAMES.items():
+        if name.startswith(ours) or ours[0] == "." and ours in name:
+            name = name.replace(ours, theirs, 1)
+    return name
+
+
+def initialise(net: Llama) -> Llama:
+    """Official initialisation: std 0.02 everywhere, unit norms, zero biases; LlamaGen's output layer is zero."""
+    for name, p in net.named_parameters():
+        if name.endswith(".bias") or name == "output.weight" and net.config.condition != PROMPT:
+            nn.init.zeros_(p)
+        elif p.ndim > 1:
+            nn.init.normal_(p, std=0.02)
+    return net
+
+
+# ------------------------------------------------------------------------------------------------ the model with its metadata
+
+
+@dataclass(frozen=True, eq=False)
+class TokenModel:
+    """A network with the metadata of its file or of the catalogue.
+
+    Attributes:
+        net: the network in eval mode.
+        name: display name, used in messages and reports.
+        grid: tokens along one side of the image: 16 for 256 pixels, 24 for 384, 32 for 512.
+        label_set: name of the label list ("imagenet-1k", "picture-book"), or "" if there are no labels or it is unknown.
+        ta_tok: of a de-tokenizer: the TA-Tok that computes its features from semantic codes.
+    """
+
+    net: Llama
+    name: str
+    grid: int
+    label_set: str = ""
+    ta_tok: TATokModel | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image."""
+        return self.grid**2
+
+    @property
+    def regions(self) -> int:
+        """Tokens that PAR decides in one pass; 1 for a plain model."""
+        return self.net.config.regions
+
+    def cache_bytes(self, images: int, guided: bool, prefix: int = 1) -> int:
+        """Upper bound of a run's cache memory, with ``prefix`` condition rows."""
+        return cache_bytes(self.net, (prefix + self.tokens) * images * (2 if guided else 1))
+
+
+def cache_bytes(net: Llama, rows: int) -> int:
+    """Memory of the keys and values of that many rows."""
+    c = net.config
+    return 2 * c.depth * c.kv_heads * c.head_dim * rows * next(net.parameters()).element_size()
