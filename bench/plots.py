@@ -93,7 +93,7 @@ def _series(axes: Any, places: dict[str, Any], points: Sequence[Point], colour: 
             on.errorbar([across], [y], yerr=np.maximum(ends, 0), color=colour, linewidth=0.8)
         ring = {"markeredgecolor": "black", "markeredgewidth": 1.8} if p.front else {}
         on.plot([across], [y], "o", color=colour, markersize=9 if p.front else 7, **ring)
-        on.annotate(p.label or p.cell.sampler, (across, y), (6, 6), textcoords="offset points", fontsize=8)
+        on.annotate(p.label, (across, y), (6, 6), textcoords="offset points", fontsize=8)
 
 
 def pick(store: Store, cell: Cell, indices: Sequence[int]) -> list[np.ndarray | None]:
