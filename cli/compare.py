@@ -23,7 +23,6 @@ from ..reports.maps import token_map
 from ..reports.paired import qualities
 from ..reports.record import PLAIN, Report, to_json, to_table
 from ..samplers.baseline import lossless
-from ..samplers.registry import MAR
 from .conditions import conditions, of_prompt
 from .hybrids import check, check_tokens, to_line
 from .models import load, usual_samplers, with_draft
@@ -71,14 +70,14 @@ def run(options: argparse.Namespace) -> int:
     warmed: set[int] = set()
     for p, condition in zip(planned, what, strict=True):
         # Token samplers check their inputs here. A MAR's first step is expensive, so one sampler warms up for all.
-        if p.entry.family != MAR or id(p.on) not in warmed:
+        if not p.on.masked or id(p.on) not in warmed:
             warm_up(p, condition)
         warmed.add(id(p.on))
     pictures: list[np.ndarray] = []
     reports: list[Report] = []
     for p, condition in zip(planned, what, strict=True):
         made = draw(p, condition, seed)
-        if p.entry.family == MAR and not bool(made.latents.isfinite().all()):
+        if p.on.masked and not bool(made.latents.isfinite().all()):
             remedy = "choose --dtype fp32 or --set t_max=950"
             raise UserError(f"{p.entry.name}: it ended in numbers that are not finite; {remedy}.")
         pictures.append(decode(p.on, made).numpy())

@@ -23,7 +23,6 @@ from ..samplers.conditioning import (
     label_sets,
     resolve_labels,
 )
-from ..samplers.registry import HYBRID, TAR
 from ..samplers.settings import make
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
@@ -33,6 +32,8 @@ from .options import MOST_IMAGES, source
 from .planning import Planned
 from .running import drive
 
+# Kinds of conditions that Tar's codes become.
+CODES = ("features", "codes")
 # Prefix of the settings of Tar's language model in --set.
 PROMPT = "prompt"
 
@@ -82,9 +83,9 @@ class Builder:
         Raises:
             UserError: a prompt that the model cannot read, or a missing file.
         """
-        if on.family == HYBRID:
+        if on.condition == "prompt":
             return self._instructions(cast(HybridModel, on.model), texts)
-        if on.family != TAR:
+        if on.condition == "text":
             return TextCondition(tuple(self._encoded(on, text) for text in texts), tuple(texts))
         return self.read(self.codes(on, texts, first), on)
 
@@ -152,7 +153,7 @@ def conditions(
         raise UserError(f"text: the models of this run ({names}) draw classes; name one with --label.")
     if label is not None and all(p.on.draws_from_text for p in planned):
         raise UserError(f"label: the model of this run ({names}) draws from text; say what with --text.")
-    if asked and not any(p.on.family == TAR for p in planned):
+    if asked and not any(p.on.condition in CODES for p in planned):
         raise UserError(
             f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{next(iter(asked))} is about."
         )
@@ -165,7 +166,7 @@ def conditions(
             continue
         if not p.on.draws_from_text:
             made[id(p.on)] = build.labels(p.on, label or "0", repeat)
-        elif p.on.family != TAR:
+        elif p.on.condition not in CODES:
             made[id(p.on)] = build.prompts(p.on, _each(texts, repeat, p.on))
         else:
             codes = codes or build.codes(p.on, _each(texts, repeat, p.on))
@@ -179,7 +180,7 @@ def conditions(
 
 def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
     """The prompt of every image."""
-    encoded = on.family not in (TAR, HYBRID)
+    encoded = on.condition == "text"
     name = "text" if encoded else "prompt"
     if not texts or encoded and not all(text.strip() for text in texts):
         raise UserError(
@@ -187,7 +188,7 @@ def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
         )
     if len(texts) * repeat > MOST_IMAGES:
         raise UserError(f"batch: {len(texts) * repeat} images are more than {MOST_IMAGES}; ask for fewer.")
-    return [text if on.family == HYBRID else text.strip() for text in texts for _ in range(repeat)]
+    return [text if on.condition == "prompt" else text.strip() for text in texts for _ in range(repeat)]
 
 
 def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:

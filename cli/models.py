@@ -45,7 +45,7 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
         raise UserError("decoder: the samplers of this run are of two families with a decoder each; leave it at auto.")
     loaded: dict[str, Ready] = {}
     for family, choice in dict.fromkeys(chosen.values()):
-        grid = None if family == MAR or options.grid is None else whole(options.grid, "grid", 2, 128)
+        grid = None if options.grid is None else whole(options.grid, "grid", 2, 128)
         loaded[choice] = assembly.load(family, choice, files, options.decoder, grid)
     return {name: loaded[choice] for name, (_, choice) in chosen.items()}
 

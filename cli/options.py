@@ -46,9 +46,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         "--speed",
         default=PLAIN,
         choices=SPEEDS,
-        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first; "
-        "kernels: as compile, with Triton kernels for the diffusion head of MAR, on CUDA; graphs: CUDA graphs of the diffusion loop and of "
-        "a decoding step",
+        help="plain (default); compile: transformer blocks and diffusion steps by torch.compile, which takes a minute at first",
     )
     add(
         "--models",

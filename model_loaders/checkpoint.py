@@ -243,8 +243,8 @@ def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     path = file.path
     if _TORCH < (2, 6):  # older weights-only unpicklers can be made to execute code (CVE-2025-32434)
-        found = f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}"
-        raise file.error(found, "use torch 2.6 or a .safetensors file")
+        why = f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}"
+        raise file.error(why, "use torch 2.6 or a .safetensors file")
     if path.suffix == ".safetensors":  # torch does not map such files
         raise file.error("is a torch checkpoint and no safetensors file", "rename it to .pt")
     try:
@@ -252,8 +252,8 @@ def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
         with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
             found: Any = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except archive.HoldsCode as e:
-        found = f"holds {e}, which may be code, so nothing was loaded"
-        raise file.error(found, "use a .safetensors version of it") from e
+        why = f"holds {e}, which may be code, so nothing was loaded"
+        raise file.error(why, "use a .safetensors version of it") from e
     except (archive.Refused, OSError) as e:
         raise file.error(first_line(e)) from e
     except MemoryError:

@@ -29,7 +29,6 @@ _UNIPIC_TOKENS, UNIPIC_MAX_BETA, MAX_BETA = 1024, 0.2, 0.999
 # The official models draw pictures of twice the side of their stored tables.
 _TRAINED = 2
 SMALLEST_GRID, LARGEST_GRID = 2, 128
-_OPENING, _CLOSING, _TURN, _TEXT_TOKENS = "<|im_start|>", "<|im_end|>", (151_644, 151_645), 151_643
 _WHAT = "Harmon or UniPic"
 
 
@@ -103,7 +102,7 @@ def load_hybrid(
         max_beta=max_beta,
         hybrid=net,
         tokenize=tokenizer.encode,
-        turn=_turn(file, tokenizer, config),
+        turn=_chat_tokens(file, tokenizer, config),
         trained=trained,
     )
 
@@ -168,17 +167,16 @@ def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
     return config
 
 
-def _turn(file: ck.Checkpoint, tokenizer: Tokenizer, config: HybridConfig) -> tuple[int, int]:
-    """Ids of the special tokens of a chat turn, from the tokenizer or Qwen2.5's.
+def _chat_tokens(file: ck.Checkpoint, tokenizer: Tokenizer, config: HybridConfig) -> tuple[int, int]:
+    """Ids of the special tokens of a chat turn.
 
     Raises:
         UserError: they are unknown, or outside the embedding.
     """
-    ids = tokenizer.marks.get(_OPENING), tokenizer.marks.get(_CLOSING)
-    opening, closing = _TURN if None in ids and tokenizer.size == _TEXT_TOKENS else ids
-    if opening is None or closing is None or not 0 <= min(opening, closing) <= max(opening, closing) < config.llm.vocab:
+    ids = tokenizer.chat_tokens()
+    if ids is None or not 0 <= min(ids) <= max(ids) < config.llm.vocab:
         raise file.error(
-            f"has {config.llm.vocab} rows of embeddings, and its tokenizer has no {_OPENING} and {_CLOSING} among them",
+            f"has {config.llm.vocab} rows of embeddings, and its tokenizer has no <|im_start|> and <|im_end|> among them",
             "put the tokenizer of the same model there",
         )
-    return opening, closing
+    return ids

@@ -16,7 +16,7 @@ from .networks.ops import quantize
 OFFICIAL_LATENT_SCALE = 0.2325
 OFFICIAL_T_MAX = 999
 IMAGENET_CLASSES = 1000
-# The first diffusion step (t = 999) multiplies rounding errors of this layer by hundreds (samplers/mar/diffusion.py).
+# The first diffusion step (t = 999) multiplies rounding errors of this layer by hundreds (samplers/mar/tables.py).
 FP32_WEIGHTS = ("diffloss.net.final_layer.linear.",)
 
 

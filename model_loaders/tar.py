@@ -31,9 +31,8 @@ SCALES = 3
 # Side of the finest grid of semantic codes; an AR-DTok has one condition row per code.
 OFFICIAL_SIDE = 27
 _OFFICIAL_PREFIX = OFFICIAL_SIDE**2
-# Token ids of the official Tar, used if the folder states none: Qwen2.5's text tokens, then Tar's.
-_TEXT_TOKENS, _IMAGE, _SCALE, _CODE, _CODES = 151_643, 151_665, 151_667, 151_670, 65_536
-_TURN, _OPENING, _CLOSING = (151_644, 151_645), "<|im_start|>", "<|im_end|>"
+# Token ids of the official Tar, used if the folder states none.
+_IMAGE, _SCALE, _CODE, _CODES = 151_665, 151_667, 151_670, 65_536
 # Prefixes of a file with several networks.
 _PARTS = {"ta_tok.": "ta-tok", "vq.": "vq"}
 _SIZES = re.compile(r"(?<!\d)(256|512|1024)(?!\d)")
@@ -73,7 +72,7 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
     settings = json_entry(file, "config") or read_json(folder / "config.json", "checkpoint")
     config = _language_config(file, settings)
     tokenizer = load_tokenizer(folder, path.stem if single else "", file.metadata)
-    marks, scales = _marks(file, settings, tokenizer, config.vocab)
+    special, scales = _special_tokens(file, settings, tokenizer, config.vocab)
     side = file.setting(settings, "semantic_side", OFFICIAL_SIDE, scales, LARGEST_GRID)
     generation = json_entry(file, "generation_config") or (
         {} if json_entry(file, "config") else read_json(folder / "generation_config.json", "checkpoint")
@@ -87,7 +86,7 @@ def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device =
         net=quantize(net) if dtype == ck.INT8 else net,
         name=file.text("name", path.stem if single and path.stem != "model" else folder.name),
         tokenize=tokenizer.encode,
-        special=marks,
+        special=special,
         sides=tuple(side // (scale + 1) for scale in range(scales)),
         repetition_penalty=penalty,
     )
@@ -138,7 +137,7 @@ def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> LlamaC
     return config
 
 
-def _marks(
+def _special_tokens(
     file: ck.Checkpoint, settings: Mapping[str, Any], tokenizer: Tokenizer, rows: int
 ) -> tuple[SpecialTokens, int]:
     """Ids of the special tokens, each from the first source that states it, and the number of scales.
@@ -146,7 +145,7 @@ def _marks(
     Raises:
         UserError: ids lie outside the embedding, overlap, or are not stated anywhere.
     """
-    named = tokenizer.marks
+    named = tokenizer.special_tokens
     official = rows >= _CODE + _CODES
 
     def find(key: str, name: str, default: int) -> int:
@@ -173,14 +172,8 @@ def _marks(
         scales = int(file.setting(settings, "scale_end_token_id", 0, 0, rows - 1)) - scale + 1
     else:
         scales = _count_run(named, "<S{}>") or SCALES
-    turn = named.get(_OPENING), named.get(_CLOSING)
-    if None in turn:  # the tokenizer files list no added tokens
-        turn = _TURN if tokenizer.size == _TEXT_TOKENS else (None, None)
-    opening, closing = turn
-    marks = SpecialTokens(
-        image, scale, code, codes, (opening, closing) if opening is not None and closing is not None else None
-    )
-    end = max(code + codes, scale + scales, image + 1, *(n + 1 for n in marks.chat or ()))
+    special = SpecialTokens(image, scale, code, codes, tokenizer.chat_tokens())
+    end = max(code + codes, scale + scales, image + 1, *(n + 1 for n in special.chat or ()))
     if codes < 1 or min(image, scale, code) < 0 or end > rows:
         raise file.error(
             f"has {rows} rows of embeddings, and its image codes would be tokens {code} to {code + codes - 1}",
@@ -190,7 +183,7 @@ def _marks(
         raise file.error(f"states {scales} scales of codes, and a Tar has 1 to {SCALES}")
     if any(code <= n < code + codes for n in (image, *range(scale, scale + scales))) or scale <= image < scale + scales:
         raise file.error("gives one token two meanings (image codes, scales and the mark of an image overlap)")
-    return marks, scales
+    return special, scales
 
 
 def _count_run(named: Mapping[str, int], name: str) -> int:

@@ -53,7 +53,7 @@ class TextEncoder:
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of a cleaned prompt: 1 to 120, the last is the end-of-sequence token."""
-        return [*self.tokenizer.encode(clean(text))[: MAX_TOKENS - 1], self.tokenizer.marks[_END]]
+        return [*self.tokenizer.encode(clean(text))[: MAX_TOKENS - 1], self.tokenizer.special_tokens[_END]]
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[Tensor]:
@@ -142,7 +142,7 @@ def load_text_encoder(
         )
     net: Any = ck.build(file, _WHAT, lambda: T5EncoderModel(config))
     rows = net.shared.num_embeddings
-    if _END not in words.marks or max(words.size, words.marks[_END] + 1) > rows:
+    if _END not in words.special_tokens or max(words.size, words.special_tokens[_END] + 1) > rows:
         raise file.error(f"has {rows} tokens, its tokenizer {words.size}", "put the tokenizer of the same model there")
     ck.load_strictly(net, file, _WHAT, dtype=compute, device=device)
     net.encoder.embed_tokens.weight = net.shared.weight

@@ -23,6 +23,8 @@ from .folders import parse_json, read_json, read_text
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Qwen2.5: tokens of its vocabulary, and ids of the special tokens of a chat turn.
+_QWEN_SIZE, _QWEN_CHAT = 151_643, (151_644, 151_645)
 _LONGEST_CHARSMAP = 500_000  # T5's has 320,000; it may map one character to as much
 _MOST_PARTS = 8  # of a sequence of components
 _PROBE = "A small red boat, 2 cats & 1 moon: caf\u00e9 \u6708 \U0001f319.\n"
@@ -61,13 +63,20 @@ class Tokenizer:
 
     Attributes:
         encode: text to token ids, without added tokens.
-        marks: names of added tokens to ids.
+        special_tokens: names of added tokens to ids.
         size: vocabulary size without added tokens.
     """
 
     encode: Callable[[str], list[int]]
-    marks: Mapping[str, int]
+    special_tokens: Mapping[str, int]
     size: int
+
+    def chat_tokens(self) -> tuple[int, int] | None:
+        """Ids of the tokens that begin and end a chat turn, Qwen2.5's if the files list no added tokens; None if unknown."""
+        begin, end = (self.special_tokens.get(f"<|im_{name}|>") for name in ("start", "end"))
+        if begin is not None and end is not None:
+            return begin, end
+        return _QWEN_CHAT if self.size == _QWEN_SIZE else None
 
 
 def has_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str]) -> bool:
@@ -131,11 +140,11 @@ def _build(spec: dict[str, Any], where: str, field: str) -> Tokenizer:
         UserError: the content is invalid, or the package ``tokenizers`` is missing.
     """
     with library_errors(f"{field}: {where} is no tokenizer"):
-        marks = {str(entry["content"]): _id(entry["id"]) for entry in spec.get("added_tokens") or []}
+        special_tokens = {str(entry["content"]): _id(entry["id"]) for entry in spec.get("added_tokens") or []}
         model = dict(spec["model"])
         if model.get("type") == "WordLevel":  # its vocabulary also contains the added tokens
             unknown, words = model.get("unk_token"), model["vocab"].items()
-            model["vocab"] = {word: _id(n) for word, n in words if word == unknown or word not in marks}
+            model["vocab"] = {word: _id(n) for word, n in words if word == unknown or word not in special_tokens}
         spec = {"version": "1.0", "model": model} | {k: spec.get(k) for k in ("normalizer", "pre_tokenizer")}
         check_components(spec, where, field)
         size = len(model["vocab"])
@@ -153,7 +162,7 @@ def _build(spec: dict[str, Any], where: str, field: str) -> Tokenizer:
         with library_errors(f"{field}: {where} cannot encode the prompt"):
             return tuple(library.encode(text, add_special_tokens=False).ids)
 
-    return Tokenizer(lambda text: list(ids(text)), marks, size)
+    return Tokenizer(lambda text: list(ids(text)), special_tokens, size)
 
 
 def _id(value: Any) -> int:

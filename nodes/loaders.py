@@ -20,7 +20,7 @@ from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.download import readable_size
 from ..model_loaders.families import KINDS
 from ..model_loaders.networks.autoencoder import KLAutoencoder, KLModel, VQModel
-from ..model_loaders.networks.speed import KERNELS, PLAIN, SPEEDS
+from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..samplers import registry
 from . import host
 from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, schema
@@ -85,7 +85,8 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
             what = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
             if not allowed:
                 raise UserError(
-                    f"{KINDS[family].field}: the run would download {what}; switch allow_download on, or choose another."
+                    f"{KINDS[family].field}: the run would download {what}; switch allow_download on, among the advanced inputs, or "
+                    "choose another."
                 )
             logging.info("FastAR: downloading %s", what)
             show(node, [f"Downloading {what}"])
@@ -99,6 +100,7 @@ def allow_download() -> io.Input:
     return io.Boolean.Input(
         "allow_download",
         default=False,
+        advanced=True,
         tooltip="On: files that are missing are downloaded when the graph runs, once, into models/fastar; the node shows what, from where "
         "and how large. Off: the run stops and says the same. Files below 100 MB are downloaded in any case.",
     )
@@ -126,7 +128,7 @@ _TOOLTIPS = {
     "size": "Pixels per side. auto: the size the model was trained for, 512 for Harmon and 1024 for UniPic. Others run and usually "
     "look worse; the report notes it.",
     "speed": "How the model runs; the picture differs by rounding only. plain starts at once. compile: torch.compile, which takes a "
-    "minute before the first picture and needs a compiler. graphs: CUDA graphs, for few images at a time; CUDA only.",
+    "minute before the first picture and needs a compiler.",
 }
 
 
@@ -189,7 +191,7 @@ class _Loader(io.ComfyNode):
             "dtype": lambda: list(cls.dtypes),
             "grid": lambda: [AUTO, *map(str, GRIDS)],
             "size": lambda: [AUTO, *map(str, SIZES)],
-            "speed": lambda: [s for s in SPEEDS if family.masked or s != KERNELS],
+            "speed": lambda: list(SPEEDS),
         }
         return menus[widget]()
 

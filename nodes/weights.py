@@ -28,11 +28,11 @@ class HostWeights:
     def __init__(self, cast: Callable[..., Any], release: Callable[..., Any]):
         self._cast, self._release = cast, release
 
-    def away(self, layer: Any) -> bool:
+    def is_offloaded(self, layer: Any) -> bool:
         return bool(layer.comfy_cast_weights)
 
     @contextmanager
-    def lend(
+    def stream_weight(
         self, layer: Any, x: Tensor, rows: tuple[int, int] | None = None
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         if rows is not None:  # ComfyUI would copy all rows, of an embedding ten times as many

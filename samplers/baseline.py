@@ -79,10 +79,11 @@ def of_report(report: Report, group: Hashable) -> Run:
 def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
     """For each run the index of its baseline.
 
-    Of its group: the plain sampler, else an accelerator at its exact setting, else the slowest run; the first of several.
+    Of its group: the plain sampler, else an accelerator at its exact setting, else the slowest run. Of several that
+    could be it the one with most work, then the slowest, then the first.
 
     Args:
-        alike: of several candidates take the one with most settings in common with the run, instead of the one with most work.
+        alike: of several take the one with most settings in common with the run instead.
     """
     members: dict[Hashable, list[int]] = {}
     for i, run in enumerate(runs):
@@ -97,7 +98,7 @@ def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
         if not found:
             return max(members[run.group], key=lambda i: runs[i].seconds)
         if not alike:
-            return max(found, key=lambda i: runs[i].work)
+            return max(found, key=lambda i: (runs[i].work, runs[i].seconds))
         return max(found, key=lambda i: sum(run.settings.get(k) == v for k, v in runs[i].settings.items()))
 
     return [choose(run) for run in runs]

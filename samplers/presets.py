@@ -50,10 +50,9 @@ _WINDOWS: Values = {
     "balanced": {"window": 8, "mask_undecoded": True},
     "fast": {"window": 4, "mask_undecoded": True},
 }
-# Halton order: with GtR's two stages the demo loses more scenes (docs/benchmarks/lazymar.md).
+# Halton order: in random order the demo loses more scenes (docs/benchmarks/lazymar.md).
 _FEW_STEPS = {
     "order": "halton",
-    "reconstruct": 0,
     "refresh_period": 3,
     "start_step": 3,
     "computed_ratio": 0.05,

@@ -66,9 +66,6 @@ def loaded() -> list[str]:
     """The modules that the measurement imports: all that need no ComfyUI, and the commands of the tools."""
     packages = ("assembly", "bench", "cli", "model_loaders", "reports", "samplers")
     names = [name_of(path) for path in sources()]
-    names.remove(
-        "model_loaders.networks.head_kernels"
-    )  # imports Triton, which few machines have; no other module imports it
     return [
         *(name for name in names if name.split(".")[0] in packages),
         "nodes",
@@ -141,7 +138,6 @@ OTHERS = {
     "reports": {"torch", "numpy", "PIL"},
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers", "ftfy"},
     "model_loaders.networks": {"torch"},
-    "model_loaders.networks.head_kernels": {"torch", "triton"},
     "cli": {"torch", "numpy", "PIL", "safetensors"},
     "bench": {"torch", "numpy", "PIL", "tomli", "ray", "matplotlib", "fsspec"},
     "tools": {"torch", "numpy", "PIL", "safetensors", "tomli", "matplotlib"},

@@ -14,6 +14,9 @@ from .ops import Linear, linear
 # Most rows whose normalisation and modulation are one operation on a CPU; beyond, two vectorised ones are faster.
 _FUSED_ROWS = 16
 
+# Modulations of the head that are computed at once, in numbers; those of one diffusion step may be more.
+BUDGET = 1 << 24
+
 
 def modulated(x: Tensor, shift: Tensor, scale: Tensor, eps: float = 1e-6) -> Tensor:
     """LN(x) * scale + shift of rows x [R, w], with shift and scale [R, w] of their own.
@@ -79,7 +82,7 @@ class _Final(nn.Module):
         return shift, 1 + scale
 
     def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/diffusion.py).
+        # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/mar/tables.py).
         return self.linear(modulated(x, shift, scale).to(self.linear.weight.dtype))
 
 

@@ -519,8 +519,8 @@ class Llama(Regional):
         if span is None and not self.config.tied:
             return self.output(x).float()
         low, high = span or (0, self.config.vocab)
-        if head.away():
-            with head.lend(x, (low, high)) as (weight, _):
+        if head.is_offloaded():
+            with head.stream_weight(x, (low, high)) as (weight, _):
                 return linear(x, weight).float()
         return linear(x, head.weight[low:high]).float()
 

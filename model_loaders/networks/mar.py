@@ -162,8 +162,6 @@ class _DiffusionLoss(nn.Module):
 class MAR(Regional):
     """Masked autoregressive transformer over continuous tokens, with its diffusion head."""
 
-    diffusion_head = True
-
     def __init__(self, config: MARConfig):
         super().__init__()
         c = self.config = config

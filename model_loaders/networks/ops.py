@@ -98,11 +98,11 @@ def _is_amd() -> bool:
 class WeightSource(Protocol):
     """Provides weights that are not on the compute device."""
 
-    def away(self, layer: Streamed) -> bool:
+    def is_offloaded(self, layer: Streamed) -> bool:
         """Whether the layer's weight is off the device now."""
         ...
 
-    def lend(
+    def stream_weight(
         self, layer: Streamed, x: Tensor, rows: tuple[int, int] | None = None
     ) -> AbstractContextManager[tuple[Tensor, Tensor | None]]:
         """Weight and bias on the device and in the dtype of ``x`` for the duration of the context; ``rows``: without bias."""
@@ -118,16 +118,16 @@ class Streamed:
 
     source: WeightSource | None = None
 
-    def away(self) -> bool:
+    def is_offloaded(self) -> bool:
         """Whether the weight is off the device now."""
-        return self.source is not None and self.source.away(self)
+        return self.source is not None and self.source.is_offloaded(self)
 
-    def lend(
+    def stream_weight(
         self, x: Tensor, rows: tuple[int, int] | None = None
     ) -> AbstractContextManager[tuple[Tensor, Tensor | None]]:
-        """The weight while it is off the device, see :meth:`WeightSource.lend`."""
+        """The weight while it is off the device, see :meth:`WeightSource.stream_weight`."""
         assert self.source is not None
-        return self.source.lend(self, x, rows)
+        return self.source.stream_weight(self, x, rows)
 
     def tensors(self) -> list[Tensor]:
         """Weight and bias."""
@@ -153,8 +153,8 @@ class Linear(Streamed, nn.Linear):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        if self.away():
-            with self.lend(x) as (weight, bias):
+        if self.is_offloaded():
+            with self.stream_weight(x) as (weight, bias):
                 return linear(x, weight, bias)
         return linear(x, self.weight, self.bias, self)
 
@@ -177,7 +177,9 @@ class Embedding(Streamed, nn.Embedding):  # type: ignore[misc]
 
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [...] to [..., C]."""
-        return self.source.look_up(self, ids) if self.source is not None and self.away() else super().forward(ids)
+        if self.source is not None and self.source.is_offloaded(self):
+            return self.source.look_up(self, ids)
+        return super().forward(ids)
 
 
 def limit_packing(net: nn.Module) -> None:
@@ -202,19 +204,19 @@ def streamed_layers(net: nn.Module) -> list[Streamed]:
     ]
 
 
-def away_bytes(net: nn.Module) -> int:
+def offloaded_bytes(net: nn.Module) -> int:
     """Bytes of the weights that are off the device now."""
-    return sum(t.nbytes for layer in streamed_layers(net) if layer.away() for t in layer.tensors())
+    return sum(t.nbytes for layer in streamed_layers(net) if layer.is_offloaded() for t in layer.tensors())
 
 
 def remark(*nets: nn.Module) -> str:
     """What a report says about networks with int8 weights, or with weights off the device; "" for others."""
     if any(isinstance(module, Int8Linear) for net in nets for module in net.modules()):
         return "int8 weights: the pictures differ from those of fp32, see docs/benchmarks/speed.md"
-    if not (away := sum(map(away_bytes, nets))):
+    if not (offloaded := sum(map(offloaded_bytes, nets))):
         return ""
     total = sum(p.nbytes for net in nets for p in net.parameters())
-    return f"{away / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from main memory, which is slower"
+    return f"{offloaded / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from main memory, which is slower"
 
 
 # ------------------------------------------------------------------------------------------------ int8

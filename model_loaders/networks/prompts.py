@@ -22,7 +22,7 @@ INSTRUCTION = "Generate an image: "
 UNCONDITIONAL = "Generate an image."
 # Unconditional prompts whose keys and values a model keeps.
 _KEPT = 4
-# With the full cosine schedule and fewer diffusion steps, the first step multiplies errors by more than 300 (samplers/mar/diffusion.py).
+# With the full cosine schedule and fewer diffusion steps, the first step multiplies errors by more than 300 (samplers/mar/tables.py).
 _SAFE_BETA, _SAFE_STEPS, _SAFE_START = 0.5, 100, 950
 
 

@@ -1,9 +1,7 @@
-"""How the repeated parts of a network run: as written, compiled, or as CUDA graphs. Results differ by rounding only.
+"""How the repeated parts of a network run: as written, or compiled. Results differ by rounding only.
 
-Compilation is regional: one function that runs many times (a transformer block, a diffusion step) is compiled and reused for every
-block and step. Row counts and key lengths are symbolic, so that a run needs a few compilations, in the seconds after its start.
-"kernels" is "compile" with the Triton kernels of ``head_kernels.py`` in place of the compiled diffusion head. "graphs" captures the
-diffusion loop and the decoding step instead (``graphs.py``), the former with these kernels where Triton is installed.
+Compilation is regional: one function that runs many times (a transformer block, a diffusion step, a decode step) is compiled and reused
+for every block and step. Row counts and key lengths are symbolic, so that a run needs a few compilations, in the seconds after its start.
 """
 
 from __future__ import annotations
@@ -12,17 +10,15 @@ import logging
 import sys
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
 
 from ...errors import UserError
-from . import graphs
 from .ops import Streamed, streamed_layers
 
-PLAIN, COMPILE, KERNELS, GRAPHS = "plain", "compile", "kernels", "graphs"
-SPEEDS = (PLAIN, COMPILE, KERNELS, GRAPHS)
+PLAIN, COMPILE = SPEEDS = ("plain", "compile")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,63 +29,35 @@ class Regional(nn.Module):
 
     Attributes:
         speed: one of :data:`SPEEDS`, set by :func:`choose`.
-        graphs: the captured functions if ``speed`` is "graphs"; else None.
-        kernels: whether the diffusion head's Triton kernels are used.
-        diffusion_head: whether the network has one, of the class of :mod:`.diffusion_head`.
     """
-
-    diffusion_head = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.speed, self.kernels = PLAIN, False
-        self.graphs: graphs.Graphs | None = None
+        self.speed = PLAIN
         self._regions: dict[Any, Any] = {}
         self._streamed: list[Streamed] = []
 
     @property
     def remark(self) -> str:
         """What a report says about the speed, or ""."""
-        if self.graphs is not None:
-            return self.graphs.remark
         return "" if self.speed == PLAIN else f"speed: {self.speed}"
-
-    def begin(self) -> None:
-        """To be called before every sampling run."""
-        if self.graphs is not None:
-            self.graphs.begin()
-
-    def release(self) -> None:
-        """Give up the memory of captured functions: to be called when weights leave the device."""
-        if self.graphs is not None:
-            self.graphs.clear()
-
-    def captured(self) -> graphs.Graphs | None:
-        """Where functions are captured; None if they run as written."""
-        return self.graphs if self.graphs is not None and not self.graphs.problem and self.on_device() else None
 
     def region(self, function: Callable[P, R]) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device."""
         if not self.compiles or not self.on_device():
             return function
-        return shared(function, self._regions)
+        if (function, _backend) not in self._regions:
+            self._regions[function, _backend] = _Compiled(function)
+        return cast(Callable[P, R], self._regions[function, _backend])
 
     @property
     def compiles(self) -> bool:
         """Whether regions are compiled."""
-        return self.speed in (COMPILE, KERNELS)
+        return self.speed == COMPILE
 
     def on_device(self) -> bool:
         """Whether all weights are on the device."""
-        return not any(layer.away() for layer in self._streamed)
-
-
-def shared(function: Callable[P, R], kept: dict[Any, Any] | None = None) -> Callable[P, R]:
-    """``function`` compiled, for one network's ``kept`` or, if it reads no weights, for all networks."""
-    kept = _shared if kept is None else kept
-    if (function, _backend) not in kept:
-        kept[function, _backend] = _Compiled(function)
-    return kept[function, _backend]
+        return not any(layer.is_offloaded() for layer in self._streamed)
 
 
 class _Compiled:
@@ -138,7 +106,6 @@ def _sizes() -> Any:
     return sys.modules["torch.fx.experimental._config"]
 
 
-_shared: dict[Any, Any] = {}
 # Compiler of the regions. Tests count compilations with one that needs no C++ compiler.
 _backend = "inductor"
 
@@ -159,28 +126,14 @@ def choose(net: Regional, speed: str, device: torch.device) -> None:
         device: where the network will compute.
 
     Raises:
-        UserError: an unknown ``speed``; "compile" or "kernels" where there is no compiler; "kernels" or "graphs" without CUDA;
-            "kernels" without a diffusion head.
+        UserError: an unknown ``speed``; "compile" where there is no compiler.
     """
     if speed not in SPEEDS:
         raise UserError(f"speed: {speed!r} is none of {', '.join(SPEEDS)}; choose one of them.")
-    if speed == KERNELS and not (net.diffusion_head and device.type == "cuda"):
-        lacks = "a CUDA GPU" if net.diffusion_head else "a model with a diffusion head (MAR, Harmon, UniPic)"
-        raise UserError(f"speed: kernels needs {lacks}; choose compile or plain.")
-    if speed == GRAPHS and device.type != "cuda" and graphs.needs_cuda():
-        raise UserError("speed: graphs needs a CUDA GPU; choose compile or plain.")
-    if speed in (COMPILE, KERNELS):
+    if speed == COMPILE:
         _expect_compiler(device)
     net._streamed = streamed_layers(net)
-    if speed != GRAPHS:
-        net.graphs = None
-    elif net.graphs is None or net.graphs.problem:
-        net.graphs = graphs.Graphs(net)
-    net.speed, net.kernels = speed, speed == KERNELS
-    if speed == GRAPHS and net.diffusion_head and device.type == "cuda":
-        from torch.utils._triton import has_triton
-
-        net.kernels = has_triton()
+    net.speed = speed
 
 
 def _expect_compiler(device: torch.device) -> None:

@@ -36,8 +36,6 @@ ROUNDING = 1e-5
 # Redraws after which a replacement is taken unconditionally; the probability of needing as many is below 1 / MOST_DRAWS.
 MOST_DRAWS = 1 << 18
 _BLOCK = 1 << 21  # numbers drawn at once
-# Redraws of every row where the host does not wait for the device to know which rows need them.
-UNWATCHED_DRAWS = 64
 
 
 class Coupled(NamedTuple):
@@ -46,12 +44,10 @@ class Coupled(NamedTuple):
     Attributes:
         value: fp32 [N, channels].
         accepted: bool [N], whether the row is its draft.
-        open: bool [N], whether the row is none of both yet, because all redraws were rejected; None: there is no such row.
     """
 
     value: Tensor
     accepted: Tensor
-    open: Tensor | None = None
 
 
 class Gaussian(NamedTuple):
@@ -102,15 +98,7 @@ def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Ten
     return same(q, p) | (noisy & shaped & shifted)
 
 
-def reshape(
-    draft: Tensor,
-    q: Gaussian,
-    log_std: Tensor,
-    uniform: Tensor,
-    retry: Retry,
-    asked: Tensor | None = None,
-    wait: bool = True,
-) -> Coupled:
+def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, retry: Retry, asked: Tensor) -> Coupled:
     """From N(m, s_q^2) to N(m, s_p^2), means equal: accept with min(1, p / q), else sample max(0, p - q) / Z.
 
     A draw from p is accepted with probability 1 - min(1, q / p). This takes one redraw per draft on average for any p and q:
@@ -122,34 +110,21 @@ def reshape(
         log_std: of the target, fp32 [N, channels].
         uniform: fp32 [N], in (0, 1].
         retry: draws for rejected rows.
-        asked: bool [N], rows whose result is used; None: all.
-        wait: whether the host waits for the device until every row has a sample. If not, every row gets up to
-            :data:`UNWATCHED_DRAWS` redraws, and ``open`` says which rows need more.
+        asked: bool [N], rows whose result is used.
     """
     z = (draft - q.mean) * torch.exp(-q.log_std)
     step = q.log_std - log_std
-    ok = uniform.log() <= _shape_ratio(z, step)
-    ok = ok if asked is None else ok | ~asked
-
-    def redraw(rows: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """The first accepted one of these redraws, [M, channels], and whether there is one, bool [M]."""
-        normals, uniforms = retry(rows, first, count)
-        # log q / p at the draw: the shape ratio with p and q exchanged. NaN is accepted, so that it stays visible.
-        keep = ~(uniforms.log() <= _shape_ratio(normals, -step[rows, None]))
-        keep[:, -1] |= first + count >= MOST_DRAWS
-        index = keep.to(torch.uint8).argmax(1)[:, None, None].expand(-1, 1, normals.shape[2])
-        return q.mean[rows] + log_std[rows].exp() * normals.gather(1, index)[:, 0], keep.any(1)
-
-    if not wait:
-        count = max(1, min(UNWATCHED_DRAWS, _BLOCK // max(1, z.numel())))
-        drawn, hit = redraw(torch.arange(len(ok), device=ok.device), 0, count)
-        return Coupled(torch.where(ok[:, None], draft, drawn), ok, ~ok & ~hit)
-    out, at, count = draft, 0, 4
-    todo = (~ok).nonzero()[:, 0]  # a GPU's host waits here
+    ok = (uniform.log() <= _shape_ratio(z, step)) | ~asked
+    out, todo, at, count = draft, (~ok).nonzero()[:, 0], 0, 4
     while len(todo):
         count = max(1, min(4 * count, _BLOCK // todo.numel() // z.shape[1]))
-        drawn, hit = redraw(todo, at, count)
+        normals, uniforms = retry(todo, at, count)
         at += count
+        # log q / p at the draw: the shape ratio with p and q exchanged. NaN is accepted, so that it stays visible.
+        keep = ~(uniforms.log() <= _shape_ratio(normals, -step[todo, None]))
+        keep[:, -1] |= at >= MOST_DRAWS
+        index = keep.to(torch.uint8).argmax(1)[:, None, None].expand(-1, 1, normals.shape[2])
+        drawn, hit = q.mean[todo] + log_std[todo].exp() * normals.gather(1, index)[:, 0], keep.any(1)
         out = out.index_put((todo[hit],), drawn[hit])
         todo = todo[~hit]
     return Coupled(out, ok)
@@ -175,15 +150,7 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
     return Coupled(torch.where(ok[:, None], draft, mirrored), ok)
 
 
-def couple(
-    draft: Tensor,
-    q: Gaussian,
-    p: Gaussian,
-    uniforms: Tensor,
-    retry: Retry,
-    asked: Tensor | None = None,
-    wait: bool = True,
-) -> Coupled:
+def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, retry: Retry) -> Coupled:
     """From one diagonal Gaussian to another: :func:`reshape`, then :func:`reflect`.
 
     Args:
@@ -191,8 +158,6 @@ def couple(
         q, p: distribution of the draft and target distribution.
         uniforms: fp32 [N, 2], in (0, 1]; one per step.
         retry: draws for rows that the first step rejects.
-        asked: bool [N], rows whose result is used; None: all.
-        wait: as for :func:`reshape`.
 
     Returns:
         Samples of p. Where p has no noise in some channel, its mean, accepted if q is the same.
@@ -200,9 +165,8 @@ def couple(
     alike = same(q, p)
     still = (torch.isneginf(q.log_std) | torch.isneginf(p.log_std)).any(-1)
     value, accepted = torch.where(alike[:, None], draft, p.mean), alike
-    # Alike and still rows are computed too: their number is not known without waiting for the device.
     moving = ~alike & ~still
-    shaped = reshape(draft, q, p.log_std, uniforms[:, 0], retry, moving if asked is None else moving & asked, wait)
+    shaped = reshape(draft, q, p.log_std, uniforms[:, 0], retry, moving)
     shifted = reflect(shaped.value, q.mean, p, uniforms[:, 1])
     value = torch.where(moving[:, None], shifted.value, value)
-    return Coupled(value, torch.where(moving, shaped.accepted & shifted.accepted, accepted), shaped.open)
+    return Coupled(value, torch.where(moving, shaped.accepted & shifted.accepted, accepted))

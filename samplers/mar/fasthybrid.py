@@ -22,182 +22,21 @@ The transformer runs at every AR step as in plain MAR, so a restarted lookahead 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel, pick
 from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..conditioning import MaskedCondition
+from ..driver import timed
 from ..noise import Noise, copied
-from .denoiser import RowNoise
-from .diffusion import Ancestral
-from .disa import annealed_tables
+from .diffusion import HeadBatch, denoise, spaced
 from .editing import Edit
-from .head import PlainHead, denoisers
-from .loop import Conditions, Head, HeadRows, Run, Sampler, Transformer, begin, generate
+from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
+from .mar import annealed_tables, plain_steps
 from .settings import FastHybridSettings
-from .transformer import FullTransformer
-
-
-def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
-    """gamma_t for t = T_g .. 1 (the order of execution).
-
-    cos: 1 - cos^2(pi t / 2 T_g); linear-down: t / T_g; square: (t / T_g)^2; linear-up: 1 - (t - 1) / T_g; none: 0.
-    The first three start at 1. The paper gives a formula for cos only; the others follow from their names.
-    """
-    times = range(steps, 0, -1)
-    forms = {
-        "cos": lambda u, t: math.sin(math.pi / 2 * u) ** 2,
-        "linear-down": lambda u, t: u,
-        "square": lambda u, t: u * u,
-        "linear-up": lambda u, t: 1 - (t - 1) / steps,
-        "none": lambda u, t: 0.0,
-    }
-    return tuple(forms[schedule](t / steps, t) for t in times)
-
-
-class Guided(Ancestral):
-    """The guided step: mu' = (1 - gamma) mu + gamma x', or the same mixture of the predicted x0.
-
-    Args:
-        rule: the unguided step.
-        draft: x', fp32 [N, channels].
-        weights: gamma of every executed step, highest timestep first.
-        space: "mean" (the paper's formula) or "x0".
-    """
-
-    def __init__(self, rule: Ancestral, draft: Tensor, weights: tuple[float, ...], space: str):
-        self.take(rule)
-        self.draft, self.weights, self.space = draft, weights, space
-
-    def free(self, k: int) -> bool:
-        """Whether gamma is 1 at executed step ``k``."""
-        return self.weights[k] == 1
-
-    def linear(self, k: int) -> tuple[float, float]:
-        """Coefficients of x and eps in mu'."""
-        recip, recipm1, coef1, coef2, _ = self.coefficients[k]
-        own = 1 - self.weights[k]
-        if self.space == "x0":  # x0' = (1 - gamma) x0 + gamma x'
-            return own * coef1 * recip + coef2, own * coef1 * recipm1
-        return own * (coef1 * recip + coef2), own * coef1 * recipm1  # mu' = (1 - gamma) mu + gamma x'
-
-    def of_draft(self, k: int) -> float:
-        """Coefficient of x' in mu'."""
-        return self.weights[k] * (self.coefficients[k][2] if self.space == "x0" else 1)
-
-
-class LookaheadHead:
-    """The head plug: drafts x', the conditions z' they were made from, and their verification, for one generation."""
-
-    def __init__(self, run: Run, transformer: Transformer, settings: FastHybridSettings):
-        self.settings = s = settings
-        self.tables, few = annealed_tables(run, s), run.table(s.guided_steps, run.t_max)
-        self.full, self.few = denoisers(run, transformer, self.tables), transformer.denoiser(run, few)
-        self.full_noise, self.few_noise = RowNoise(run, "full", run.tables), RowNoise(run, "guided", few)
-        self.weights = guidance_weights(s.guidance_schedule, len(few))
-        batch, length = run.tokens.shape[:2]
-        device = run.tokens.device
-        self.draft = torch.zeros_like(run.tokens)  # x'
-        self.z_draft: Tensor | None = None  # z', allocated with the first z
-        self.has = torch.zeros(batch, length, dtype=torch.bool, device=device)
-        self.outcome = torch.full((batch, length), PLAIN, dtype=torch.uint8, device=device)
-        self.scale = torch.zeros(length, device=device)  # guidance scale of the row's own AR step, by reveal rank
-        for step in range(run.plan.steps):
-            self.scale[run.plan.starts[step] : run.plan.ends[step]] = run.plan.cfg[step]
-        self.similarities: list[tuple[Tensor, Tensor]] = []  # cosines of a step, and which are those of drafts
-
-    def reach(self, step: int) -> int:
-        """AR steps up to the next multiple of k: the images of a batch restart their lookaheads together there.
-
-        1 before ``lookahead_start``: such a step drafts nothing.
-        """
-        k = self.settings.lookahead
-        return 1 if step < self.settings.lookahead_start else k - step % k
-
-    def __call__(self, run: Run, step: int, z: Conditions) -> Tensor:
-        """Tokens [B, n, channels] of an AR step."""
-        where = run.plan.ahead(step)
-        had = self.has.gather(1, where)
-        # 1. verify. The only time in an AR step that the host waits for the device.
-        ok, old = torch.stack([self.verify(run, where, z.cond[:, : where.shape[1]]), had]).cpu().numpy()
-        accepted, fresh = int(ok.sum()), int((~old).sum())
-        rejected = ok.size - accepted - fresh
-        run.report.add(accepted=accepted, rejected=rejected, restarts=int((old & ~ok).any(axis=1).sum()))
-        full = self.lookahead(run, step, z, ~ok) if accepted < ok.size else None
-        few = self.refine(run, step, z, ok) if accepted and self.settings.accepted == "refine" else None
-        # 2. lookahead and 3. refine, in one loop where both are due
-        made: tuple[Tensor, ...]
-        if full and few:
-            made = self.full[step].together(full.rows, self.few, few.rows)
-        else:
-            made = tuple(d(*due.rows) for d, due in ((self.full[step], full), (self.few, few)) if due)
-        for due, tokens in zip(filter(None, (full, few)), made, strict=True):
-            self.draft[due.image, due.position] = tokens
-        if step + 1 == run.plan.steps:
-            grid = run.model.net.config.grid
-            run.report.maps["outcome"] = self.outcome.view(-1, grid, grid).cpu().numpy()
-            cosine, drafted = (torch.cat([x.flatten() for x in part]) for part in zip(*self.similarities, strict=True))
-            run.report.similarity = cosine.float().cpu().numpy().astype(np.float32)[drafted.cpu().numpy()]
-        return pick(self.draft, where)
-
-    def verify(self, run: Run, where: Tensor, z: Tensor) -> Tensor:
-        """bool [B, n]: tokens at positions ``where`` whose draft is kept, cos(z', z) >= lambda, for z [B, n, C]."""
-        if self.z_draft is None:
-            self.z_draft = torch.zeros(*self.draft.shape[:2], z.shape[2], device=z.device)
-        old, new = pick(self.z_draft, where), z.float()
-        if self.settings.similarity == "without position":
-            place = run.model.net.diffusion_pos_embed_learned.float().expand(len(z), -1, -1)
-            old, new = old - pick(place, where), new - pick(place, where)
-        cosine = F.cosine_similarity(old, new, dim=-1)
-        has = self.has.gather(1, where)
-        ok = has & (cosine >= self.settings.threshold)
-        if self.settings.verify == "step":
-            ok &= (ok | ~has).all(dim=1, keepdim=True)
-        self.similarities.append((cosine, has))
-        self.outcome.scatter_(1, where, torch.where(ok, ACCEPTED, torch.where(has, REDONE, PLAIN)).to(torch.uint8))
-        return ok
-
-    def lookahead(self, run: Run, step: int, z: Conditions, bad: np.ndarray) -> _Due:
-        """Full diffusion of the ``bad`` [B, n] tokens and, for their images, of every later step in reach."""
-        where = run.plan.ahead(step, self.reach(step))
-        todo = np.repeat(bad.any(axis=1, keepdims=True), where.shape[1], axis=1)
-        todo[:, : bad.shape[1]] = bad
-        image, column = _places(todo, where.device)
-        position, rows = where[image, column], z.at(image, column)
-        assert self.z_draft is not None
-        self.z_draft[image, position] = rows.cond.float()
-        self.has[image, position] = True
-        scale = self.scale[run.plan.starts[step] + column][:, None]
-        noise = self.full_noise.spaced(image, position, len(self.tables[step]))
-        return _Due(image, position, HeadRows(rows, scale, *noise))
-
-    def refine(self, run: Run, step: int, z: Conditions, ok: np.ndarray) -> _Due:
-        """Guided diffusion of the accepted tokens ``ok`` [B, n] from their drafts."""
-        image, column = _places(ok, z.cond.device)
-        position = run.plan.ahead(step)[image, column]
-        scale = self.scale[run.plan.starts[step] + column][:, None]
-        noise = self.few_noise(image, position)
-        rule = Guided(self.few.rule, self.draft[image, position], self.weights, self.settings.guidance_space)
-        return _Due(image, position, HeadRows(z.at(image, column), scale, *noise, rule))
-
-
-def _places(mask: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Image and column, int64 [N] each, of the true entries of bool [B, n]."""
-    image, column = copied(torch.from_numpy(np.stack(mask.nonzero())), device)
-    return image, column
-
-
-class _Due(NamedTuple):
-    """Tokens to denoise: image and position int64 [N], and their head rows."""
-
-    image: Tensor
-    position: Tensor
-    rows: HeadRows
 
 
 def fasthybrid(
@@ -220,11 +59,89 @@ def fasthybrid(
         transformer: how the transformer is evaluated; None for in full.
         edit: part of a picture to sample again; None for a whole new one.
     """
-    run = begin("fasthybrid", model, condition, settings, noise, seed, edit)
     transformer = transformer or FullTransformer()
-    with torch.no_grad():
-        if settings.lookahead:
-            head: Head = LookaheadHead(run, transformer, settings)
-        else:
-            head = PlainHead(run, transformer, annealed_tables(run, settings))
-    return (yield from generate(run, transformer, head))
+    run = begin("fasthybrid", model, condition, settings, noise, seed, edit, transformer)
+    if settings.lookahead:
+        steps = fasthybrid_steps(run, transformer, settings)
+    else:
+        steps = plain_steps(run, transformer, annealed_tables(run, settings))
+    return (yield from timed(steps, run.clock, run.report, run.tokens.device))
+
+
+@torch.no_grad()
+def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) -> Steps:
+    """The AR steps of FastHybrid."""
+    plan, (B, L, _), net = run.plan, run.tokens.shape, run.model.net
+    full, few = annealed_tables(run, s), run.table(s.guided_steps, run.t_max)
+    gamma = guidance_weights(s.guidance_schedule, len(few))
+    start, noise = run.draws("full", len(run.tables))
+    guided_start, guided_noise = run.draws("guided", len(few))
+    draft = torch.zeros_like(run.tokens)  # x'
+    z_draft = torch.zeros(B, L, net.config.dim, device=draft.device)  # z', the condition that a draft was made from
+    drafted = torch.zeros(B, L, dtype=torch.bool, device=draft.device)
+    outcome = torch.full((B, L), PLAIN, dtype=torch.uint8, device=draft.device)
+    similarities = []
+    for step in range(plan.steps):
+        # Lookaheads end at multiples of k, so that the images of a batch start their next ones together.
+        reach = 1 if step < s.lookahead_start else s.lookahead - step % s.lookahead
+        here, ahead = plan.ahead(step), plan.ahead(step, reach)  # [B, n] and [B, m], the n first
+        cfg = plan.scale[plan.starts[step] :]
+        with run.clock.phase("transformer"):
+            z = transformer(run, step, ahead)  # [P, B, m, C]
+        with run.clock.phase("head"):
+            # 1. Verify: a draft is accepted if cos(z', z) >= lambda.
+            had, n = drafted.gather(1, here), here.shape[1]
+            old, new = pick(z_draft, here), z[0, :, :n].float()
+            if s.similarity == "without position":
+                place = pick(net.diffusion_pos_embed_learned.float().expand(B, -1, -1), here)
+                old, new = old - place, new - place
+            cosine = F.cosine_similarity(old, new, dim=-1)
+            ok = had & (cosine >= s.threshold)
+            if s.verify == "step":
+                ok &= ok.all(1, keepdim=True)
+            outcome.scatter_(1, here, torch.where(ok, ACCEPTED, torch.where(had, REDONE, PLAIN)).to(torch.uint8))
+            ok, had = torch.stack([ok, had]).cpu()  # the host waits for the device here, and nowhere else
+            similarities.append((cosine, had))
+            # 2. Lookahead: full diffusion of all other tokens and, for their images, of all later steps in reach.
+            batches, places = [], []
+            rest = (~ok).any(1, keepdim=True).expand(-1, ahead.shape[1] - n)
+            todo = torch.cat([~ok, rest], 1)
+            if bool(todo.any()):
+                b, c = copied(todo.nonzero().T, draft.device)
+                p, table = ahead[b, c], full[step]
+                step_noise = spaced(noise[:, b, p], len(table))
+                batches.append(HeadBatch(z[:, b, c], cfg[c, None], start[b, p], step_noise, table))
+                z_draft[b, p], drafted[b, p] = z[0, b, c].float(), True
+                places.append((b, p))
+            # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
+            if bool(ok.any()) and s.accepted == "refine":
+                b, c = copied(ok.nonzero().T, draft.device)
+                p = here[b, c]
+                of = (z[:, b, c], cfg[c, None], guided_start[b, p], guided_noise[:, b, p], few)
+                batches.append(HeadBatch(*of, draft[b, p], gamma, s.guidance_space))
+                places.append((b, p))
+            for (b, p), made in zip(places, denoise(run, *batches) if batches else [], strict=True):
+                draft[b, p] = made
+            run.write(here, pick(draft, here))
+        redone = had & ~ok
+        run.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
+        yield run.decide(step)
+    run.report.similarity = np.concatenate([cosine.cpu()[had].numpy() for cosine, had in similarities])
+    return run.finish(outcome)
+
+
+def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
+    """gamma_t for t = T_g .. 1 (the order of execution).
+
+    cos: 1 - cos^2(pi t / 2 T_g); linear-down: t / T_g; square: (t / T_g)^2; linear-up: 1 - (t - 1) / T_g; none: 0.
+    The first three start at 1. The paper gives a formula for cos only; the others follow from their names.
+    """
+    times = range(steps, 0, -1)
+    forms = {
+        "cos": lambda u, t: math.sin(math.pi / 2 * u) ** 2,
+        "linear-down": lambda u, t: u,
+        "square": lambda u, t: u * u,
+        "linear-up": lambda u, t: 1 - (t - 1) / steps,
+        "none": lambda u, t: 0.0,
+    }
+    return tuple(forms[schedule](t / steps, t) for t in times)

@@ -9,7 +9,7 @@ Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via
 * encoder cache: keys and values of tokens decided earlier. In the published code, not in the paper;
 * head cache (``lazymar_head.py``): reuse within the diffusion head. In the published code and in the paper's speed-ups.
 
-All but the last are a way to evaluate the transformer, so they combine with any head plug: plain MAR, FastHybrid, CSpD.
+All are a way to evaluate the transformer and the head, so they combine with plain MAR, FastHybrid and CSpD.
 Differences from the published code: rows that must be computed always are (there, rows of negative similarity can displace
 them); the share of computed rows follows progress instead of 64 fixed steps; the decoder's keys and values are stored only
 from the chosen block on, since the blocks before it compute all rows.
@@ -17,37 +17,53 @@ from the chosen block on, since the blocks before it compute all rows.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import UserError
-from ...model_loaders.networks.mar import MAR, MARModel, pick
-from ...model_loaders.networks.rows import Work
+from ...model_loaders.networks.mar import Block, MARModel, pick
+from ...model_loaders.networks.rows import Kept, Work
 from ..conditioning import MaskedCondition
+from ..driver import timed
 from ..noise import Noise
-from .denoiser import Denoiser
-from .diffusion import Tables
-from .disa import annealed_tables
 from .editing import Edit
-from .head import PlainHead
-from .lazymar_cache import MLP, FeatureCache, block_mlp, block_pass, block_rest, own_copy, row_index, typed_blocks
-from .lazymar_head import CachedDenoiser
-from .loop import Conditions, Run, Sampler, begin, generate
+from .loop import FullTransformer, Run, Sampler, begin, copies, count_pass
+from .mar import annealed_tables, plain_steps
 from .memory import FEATURES, feature_bytes
 from .settings import CacheSettings, LazyMARSettings
-from .transformer import FullTransformer, copies, count_pass
 
 # The reference's share of computed decoder rows at AR steps 0..63 of 64.
 REFERENCE_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
 # The reference computes at least 15 of 320 rows beyond the mandatory ones, however low the ratio.
 _SPARE, _SPARE_OF = 15, 320
-# Below the least cosine.
-_FIRST = -2.0
+
+
+def lazymar(
+    model: MARModel,
+    condition: MaskedCondition,
+    settings: LazyMARSettings,
+    noise: Noise,
+    seed: int | None = None,
+    edit: Edit | None = None,
+) -> Sampler:
+    """LazyMAR on plain MAR. With ``refresh_period`` 1 it is plain MAR bit for bit.
+
+    Args:
+        model, condition, noise, seed, edit: as :func:`samplers.mar.mar.mar`.
+        settings: see :class:`LazyMARSettings`.
+
+    Raises:
+        UserError: as :func:`samplers.mar.mar.mar`, or a block that the decoder does not have.
+    """
+    transformer = LazyTransformer(settings)
+    run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
+    steps = plain_steps(run, transformer, annealed_tables(run, settings))
+    return (yield from timed(steps, run.clock, run.report, run.tokens.device))
 
 
 def computed_ratio(progress: float, end: float) -> float:
@@ -65,45 +81,85 @@ def computed_ratio(progress: float, end: float) -> float:
     return round(1 - (1 - end) * (1 - ratio) / (1 - REFERENCE_RATIOS[-1]), 9)
 
 
+@dataclass(eq=False)
+class FeatureCache:
+    """Features of one refresh, all on storage of their own.
+
+    Attributes:
+        live: decoder rows: images, or images times two branches without the condition cache.
+        encoded: encoder rows: as many, or images where the branches of guidance do not differ in the encoder.
+        between: what is kept between encoder and decoder; with the encoder cache.
+        canvas: the decoder's input [live, N, C]; stored with the encoder cache, so that old tokens are not embedded again.
+        encoder: keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call.
+        values: of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are always computed.
+        decoder: keys and values of the decoder blocks after it.
+        residual: null minus conditional branch after the last decoder block, [B, L, C].
+    """
+
+    live: int
+    encoded: int
+    between: Kept | None = None
+    canvas: Tensor | None = None
+    encoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    values: Tensor | None = None
+    decoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    residual: Tensor | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all stored tensors."""
+        tensors = [t for pair in (*self.encoder, *self.decoder) for t in pair]
+        tensors += self.between.tensors if self.between else []
+        tensors += [t for t in (self.canvas, self.values, self.residual) if t is not None]
+        return sum(t.untyped_storage().nbytes() for t in tensors)
+
+
 class LazyTransformer:
-    """The transformer plug with LazyMAR's caches, for one generation.
+    """The transformer with LazyMAR's caches, for one generation.
 
     Calls may skip AR steps, ask for any positions ahead, and start from given tokens: the new tokens are those decided since
     the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report of a run with
-    this plug has its name and settings.
+    this transformer has its name and settings.
 
     Args:
         settings: which caches, and for how long.
-        ratios: share of decoder rows to compute at each AR step; None for the curve of ``computed_ratio``.
-        spare: decoder rows to compute beyond the mandatory ones, however low the share; None for the reference's 15 of 320.
     """
 
-    def __init__(self, settings: CacheSettings, ratios: Sequence[float] | None = None, spare: int | None = None):
+    def __init__(self, settings: CacheSettings):
         self.settings = settings
-        self.ratios = ratios
-        self.spare = spare
         self.full = FullTransformer()
         self.cache: FeatureCache | None = None
-        self.mlp: MLP = block_mlp
         self.step, self.known = -1, 0  # of the last call: the AR step, tokens decided before it
         self.held = 0  # most bytes held so far
         self.reported = 0  # cached tokens reported so far
-        self.random: Tensor | None = None
-        self.cached: Tensor | None = None
 
-    def __call__(self, run: Run, step: int, wanted: Tensor) -> Conditions:
-        """z at positions ``wanted`` [B, M], from caches where no refresh is due.
+    def begin(self, run: Run) -> None:
+        """Choose the block and the shares of computed rows; raises a UserError for a block that the decoder does not have."""
+        s, c, batch, report = self.settings, run.model.net.config, len(run.tokens), run.report
+        report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
+        report.settings |= {f.name: getattr(s, f.name) for f in fields(CacheSettings)}
+        report.memory[FEATURES] = feature_bytes(run.model, batch, run.settings, s)
+        if s.block > c.decoder_depth:
+            raise UserError(
+                f"block: {s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or use 0."
+            )
+        # Three blocks precede the paper's 4th: a quarter of the smallest MAR's decoder.
+        self.block = s.block - 1 if s.block else min(3, c.decoder_depth // 4)
+        self.share = [computed_ratio(k / run.plan.steps, s.computed_ratio) for k in range(run.plan.steps)]
+        self.spare = max(1, round((c.buffer + c.tokens) * _SPARE / _SPARE_OF))
+        self.vectors = run.rows.vectors(run.guided)
+        self.mlp = run.model.net.region(block_mlp)
+        self.cached: Tensor | None = None  # int32 [B, L], how often each token's decoder rows came from the cache
+        if s.refresh_period > 1:
+            run.head_share = s.head_period if s.head_cache else 0
+            if s.token_cache:
+                self.cached = torch.zeros(batch, c.tokens, dtype=torch.int32, device=run.tokens.device)
 
-        Raises:
-            UserError: a block that the decoder does not have.
-        """
-        if self.step < 0:
-            self._begin(run)
-            run.report.memory[FEATURES] = feature_bytes(run.model, len(run.tokens), run.settings, self.settings)
-        s = self.settings
+    def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
+        """z [P, B, M, C] at positions ``wanted`` [B, M], from caches where no refresh is due."""
         stale = (
             self.cache is None
-            or step < s.start_step
+            or step < self.settings.start_step
             or step < self.step
             or self._period(step) > self._period(self.step)
         )
@@ -111,23 +167,16 @@ class LazyTransformer:
         self.step, self.known = step, run.plan.starts[step]
         # A call for all remaining tokens may be the last one.
         if self.cached is not None and self.known + wanted.shape[1] >= run.plan.tokens:
-            self._report_cached(run)
+            total = int(self.cached.sum())
+            run.report.maps["cached"] = run.grid(self.cached).cpu().numpy().copy()
+            run.report.add(cached_tokens=total - self.reported)
+            self.reported = total
         return z
 
-    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Conditions]]:
+    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
         """z of ``count`` AR steps in turn: the caches may see final tokens only."""
         for s in range(step, step + count):
             yield [self(run, s, run.plan.ahead(s))]
-
-    def denoiser(self, run: Run, table: Tables) -> Denoiser:
-        """A denoiser with the head cache, or the plain one."""
-        self._describe(run)
-        s = self.settings
-        # The error depends on the share of the diffusion that is skipped, not on the number of steps.
-        period = math.ceil(s.head_period * len(table) / 100)
-        if s.head_cache and period > 1 and s.refresh_period > 1:
-            return CachedDenoiser(run, table, period)
-        return Denoiser(run, table)
 
     def forget(self) -> None:
         """The next call is a refresh."""
@@ -146,46 +195,17 @@ class LazyTransformer:
             return step + 1
         return min(s.start_step + (self._period(step) + 1) * s.refresh_period, run.plan.steps)
 
-    # -------------------------------------------------------------------------------------------- what is kept
-
-    def _begin(self, run: Run) -> None:
-        self._describe(run)
-        self.mlp = run.model.net.region(block_mlp)
-        s, c, batch = self.settings, run.model.net.config, len(run.tokens)
-        if s.block > c.decoder_depth:
-            raise UserError(
-                f"block: {s.block} is outside 1 to {c.decoder_depth}, the decoder's blocks; lower it, or use 0."
-            )
-        # Three blocks precede the paper's 4th: a quarter of the smallest MAR's decoder.
-        self.block = s.block - 1 if s.block else min(3, c.decoder_depth // 4)
-        self.share = self.ratios or [
-            computed_ratio(k / run.plan.steps, s.computed_ratio) for k in range(run.plan.steps)
-        ]
-        if self.spare is None:
-            self.spare = max(1, round((c.buffer + c.tokens) * _SPARE / _SPARE_OF))
-        self.vectors = run.rows.vectors(run.guided)
-        device = run.tokens.device
-        if s.token_cache and s.refresh_period > 1:
-            self.cached = torch.zeros(batch, c.tokens, dtype=torch.int32, device=device)
-            if s.strategy == "random":
-                self.random = run.noise.first("lazymar", c.buffer + c.tokens, run.plan.steps).to(device)
-
-    def _describe(self, run: Run) -> None:
-        """Add the name and the settings to the report: lazymar on plain MAR, otherwise fasthybrid+lazymar and so on."""
-        report = run.report
-        if "lazymar" not in report.sampler.split("+"):
-            report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
-            report.settings |= {f.name: getattr(self.settings, f.name) for f in fields(CacheSettings)}
-
     def _prunes(self, run: Run, step: int, until: int) -> bool:
         """Whether the token cache may skip rows at a call after ``step`` and before ``until``."""
         s = self.settings
         # The last block saves nothing: it computes the wanted rows only, in plain MAR too.
         if not s.token_cache or self.block >= run.model.net.config.decoder_depth - 1:
             return False
-        return s.strategy.endswith("-only") or any(share < 1 for share in self.share[step + 1 : until])
+        return any(share < 1 for share in self.share[step + 1 : until])
 
-    def _refresh(self, run: Run, step: int, wanted: Tensor) -> Conditions:
+    # -------------------------------------------------------------------------------------------- refresh
+
+    def _refresh(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """Everything in full; features are stored if a later call may use them."""
         self.cache = None  # freed first
         s, until = self.settings, self._until(run, step)
@@ -198,16 +218,17 @@ class LazyTransformer:
         live = batch if halves else rows
         cache = FeatureCache(live, min(live, encoded))
         decided, room = known.shape[1], c.buffer + run.plan.starts[until - 1]
+        # 1. The encoder. Class rows are computed at every call and follow the tokens, so only the tokens are stored.
         x = net.embed_known(copies(run.tokens, encoded), e_known, self.vectors)
         for block in typed_blocks(net.encoder_blocks):
             x, *pair = block_pass(self.mlp, block, x)
             if s.encoder_cache:
-                # Class rows are computed at every call and follow the tokens, so only the tokens are stored here.
                 stores = tuple(t.new_empty(cache.encoded, t.shape[1], room, t.shape[3]) for t in pair)
                 for store, t in zip(stores, pair, strict=True):
                     store[:, :, :decided] = t[: cache.encoded, :, c.buffer :]
                 cache.encoder.append((stores[0], stores[1]))
         x = net.encoder_norm(x)
+        # 2. What is between encoder and decoder.
         if s.encoder_cache:
             x, cache.between = run.rows.keep(x, e_known, run.guided, live, room, s.llm_cache)
         else:
@@ -215,7 +236,7 @@ class LazyTransformer:
         x = net.canvas(x, known)
         if s.encoder_cache:
             cache.canvas = own_copy(x, cache.live)
-        # The condition cache needs every token's output, otherwise the wanted ones are enough.
+        # 3. The decoder. The condition cache needs every token's output, otherwise the wanted ones are enough.
         out: slice | Tensor = slice(c.buffer, None) if halves else wanted + c.buffer
         for j, block in enumerate(typed_blocks(net.decoder_blocks)):
             x, k, v = block_pass(self.mlp, block, x, out if j == c.decoder_depth - 1 else None)
@@ -224,7 +245,7 @@ class LazyTransformer:
             elif prunes and j > self.block:
                 cache.decoder.append((own_copy(k, cache.live), own_copy(v, cache.live)))
         if halves:
-            cache.residual = x[batch:] - x[:batch]
+            cache.residual = x[batch:] - x[:batch]  # (10)
             x = pick(x, wanted)
         self.cache = cache
         if cache.bytes > self.held:
@@ -233,24 +254,23 @@ class LazyTransformer:
         keys, total = c.buffer + decided, c.buffer + c.tokens
         last = rows * c.tokens if halves else wanted.numel()
         count_pass(run, Work(encoded * keys, keys, rows * total, total, last))
-        return self._conditions(run, net, x, wanted)
+        return self._conditions(run, x, wanted)
 
-    # -------------------------------------------------------------------------------------------- what is reused
+    # -------------------------------------------------------------------------------------------- reuse
 
-    def _reuse(self, run: Run, step: int, wanted: Tensor) -> Conditions:
+    def _reuse(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """New tokens through the encoder, changed rows through the decoder; one branch if the other is cached."""
         assert self.cache is not None
-        net, cache = run.model.net, self.cache
+        c, cache = run.model.net.config, self.cache
         new, asked = run.plan.reveal[:, self.known : run.plan.starts[step]], copies(wanted, cache.live)
         x, encoder_rows = self._encode(run, step, new)
         x, decoder_rows = self._decode(run, step, x, asked, copies(new, cache.live))
-        keys, c = run.plan.starts[step] + net.config.buffer, net.config
-        rows, total = round(cache.live * decoder_rows), c.buffer + c.tokens
+        keys, rows, total = run.plan.starts[step] + c.buffer, round(cache.live * decoder_rows), c.buffer + c.tokens
         count_pass(run, Work(cache.encoded * encoder_rows, keys, rows, total, asked.numel()))
         if cache.residual is not None:
-            x = torch.cat([x, x + pick(cache.residual, wanted)])
+            x = torch.cat([x, x + pick(cache.residual, wanted)])  # (10)
             asked = torch.cat([wanted, wanted])
-        return self._conditions(run, net, x, asked)
+        return self._conditions(run, x, asked)
 
     def _encode(self, run: Run, step: int, new: Tensor) -> tuple[Tensor, int]:
         """The decoder's input [live, N, C] and how many rows per entry the encoder computed for it."""
@@ -280,15 +300,16 @@ class LazyTransformer:
     def _decode(self, run: Run, step: int, x: Tensor, wanted: Tensor, new: Tensor) -> tuple[Tensor, float]:
         """The last block's rows at ``wanted`` [live, M, C], and how many rows an average block computed."""
         assert self.cache is not None
-        net, cache, c = run.model.net, self.cache, run.model.net.config
-        blocks, rows = typed_blocks(net.decoder_blocks), wanted + c.buffer
+        net, cache, total = run.model.net, self.cache, x.shape[1]
+        blocks, rows = typed_blocks(net.decoder_blocks), wanted + net.config.buffer
         if cache.values is None:
             for block in blocks[:-1]:
                 x = block(x)
-            return blocks[-1].rows(x, rows), float(x.shape[1])
-        total = x.shape[1]
+            return blocks[-1].rows(x, rows), float(total)
+        # 1. The blocks before the chosen one compute all rows.
         for block in blocks[: self.block]:
             x = block(x)
+        # 2. The chosen block's values tell which rows changed.
         block = blocks[self.block]
         q, k, v = block.attn.project(block.norm1(x))
         keep = self.choose(run, step, v, wanted, new)
@@ -299,6 +320,7 @@ class LazyTransformer:
                 x, k, v = block_pass(self.mlp, block, x, rows if block is blocks[-1] else None)
                 keys.copy_(k), values.copy_(v)
             return x, float(total)
+        # 3. From there on only these rows are computed; the others' keys and values are the cached ones.
         at = row_index(keep, v)
         x = block_rest(self.mlp, block, pick(x, keep), q.gather(2, at), k, v)
         for block, (keys, values) in zip(blocks[self.block + 1 :], cache.decoder, strict=True):
@@ -311,12 +333,12 @@ class LazyTransformer:
         return x, (total * (len(blocks) - behind) + keep.shape[1] * behind) / len(blocks)
 
     def similarity(self, values: Tensor) -> Tensor:
-        """Cosine of the chosen block's values [live, heads, N, d] and those of the last call, mean of the heads, [live, N]."""
+        """Cosine of the chosen block's values [live, heads, N, d] and those of the last call, mean of the heads, [live, N]; (8)."""
         assert self.cache is not None and self.cache.values is not None
         return F.cosine_similarity(values.float(), self.cache.values.float(), dim=-1).mean(dim=1)
 
     def choose(self, run: Run, step: int, values: Tensor, wanted: Tensor, new: Tensor) -> Tensor | None:
-        """Decoder rows to compute from the chosen block on.
+        """Decoder rows to compute from the chosen block on: (9).
 
         Args:
             values: that block's, [live, heads, N, d].
@@ -324,73 +346,66 @@ class LazyTransformer:
             new: int64 [live, K], positions decided since the last call.
 
         Returns:
-            int64 [live, n]: wanted, then new, then what the strategy prefers; None for all rows.
+            int64 [live, n]: wanted, then new, then the least similar; None for all rows.
         """
-        c, decided, strategy = run.model.net.config, run.plan.starts[step], self.settings.strategy
+        c = run.model.net.config
         total, must = c.buffer + c.tokens, torch.cat([wanted, new], dim=1) + c.buffer
-        if strategy == "predicted-only":
-            n = c.tokens - decided + new.shape[1]
-        elif strategy == "unpredicted-only":
-            n = decided + wanted.shape[1]
-        else:
-            assert self.spare is not None
-            n = max(must.shape[1] + self.spare, int(total * self.share[step]))
+        n = max(must.shape[1] + self.spare, int(total * self.share[step]))
         if n >= total:
             return None
-        if strategy == "random":
-            assert self.random is not None
-            score = self.random[:, :, step].repeat(len(values) // len(self.random), 1)
-        else:
-            # Unchanged rows differ by rounding only, which must not order them.
-            score = (self.similarity(values) * 2**17).round() / 2**17
-        if strategy == "min-similarity":
-            score = -score
-        elif strategy.endswith("-only"):
-            first = run.plan.reveal[:, decided:] if strategy == "predicted-only" else run.plan.reveal[:, :decided]
-            score.scatter_(1, first.repeat(len(values) // len(first), 1) + c.buffer, _FIRST)
+        # Unchanged rows differ by rounding only, which must not order them.
+        score = (self.similarity(values) * 2**17).round() / 2**17
         # Mandatory rows come first. At equal scores the lower row comes first.
-        keep = torch.cat(
-            [must, score.scatter_(1, must, torch.inf).argsort(dim=1, stable=True)[:, : n - must.shape[1]]], dim=1
-        )
+        rest = score.scatter_(1, must, torch.inf).argsort(dim=1, stable=True)[:, : n - must.shape[1]]
+        keep = torch.cat([must, rest], dim=1)
         if self.cached is not None:
             left = torch.ones_like(score[: len(self.cached)], dtype=torch.int32)
             self.cached += left.scatter_(1, keep[: len(self.cached)], 0)[:, c.buffer :]
         return keep
 
-    def _conditions(self, run: Run, net: MAR, x: Tensor, wanted: Tensor) -> Conditions:
-        """z of the last decoder block's rows [B or 2 B, M, C] at ``wanted`` (as many)."""
+    def _conditions(self, run: Run, x: Tensor, wanted: Tensor) -> Tensor:
+        """z [P, B, M, C] of the last decoder block's rows [P B, M, C] at ``wanted`` (as many)."""
+        net = run.model.net
         z = net.decoder_norm(x) + pick(net.diffusion_pos_embed_learned.expand(len(wanted), -1, -1), wanted)
-        return Conditions.of(z, run.guided)
-
-    def _report_cached(self, run: Run) -> None:
-        """Add to the report how often each token's decoder rows came from the cache."""
-        assert self.cached is not None
-        grid = run.model.net.config.grid
-        cached = self.cached.view(-1, grid, grid).cpu().numpy().copy()
-        run.report.maps["cached"] = cached
-        run.report.add(cached_tokens=int(cached.sum()) - self.reported)
-        self.reported = int(cached.sum())
+        return z.unflatten(0, (1 + run.guided, -1))
 
 
-def lazymar(
-    model: MARModel,
-    condition: MaskedCondition,
-    settings: LazyMARSettings,
-    noise: Noise,
-    seed: int | None = None,
-    edit: Edit | None = None,
-) -> Sampler:
-    """LazyMAR on plain MAR. With ``refresh_period`` 1 it is plain MAR bit for bit.
+# ------------------------------------------------------------------------------------------------ parts of a block
 
-    Args:
-        model, condition, noise, seed, edit: as :func:`samplers.mar.mar.mar`.
-        settings: see :class:`LazyMARSettings`.
+# The second half of a block, see :func:`block_mlp`.
+MLP = Callable[[Block, Tensor], Tensor]
 
-    Raises:
-        UserError: as :func:`samplers.mar.mar.mar`, or a block that the decoder does not have.
-    """
-    run = begin("mar", model, condition, settings, noise, seed, edit)
-    transformer = LazyTransformer(settings)
-    with torch.no_grad():
-        head = PlainHead(run, transformer, annealed_tables(run, settings))
-    return (yield from generate(run, transformer, head))
+
+def typed_blocks(modules: nn.ModuleList) -> list[Block]:
+    """The blocks of an encoder or decoder, typed."""
+    return cast(list[Block], list(modules))
+
+
+def block_pass(mlp: MLP, block: Block, x: Tensor, rows: slice | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """A block's output, at some ``rows`` only if given (a slice, or int64 [B, M]), and keys and values of all rows of x."""
+    q, k, v = block.attn.project(block.norm1(x))
+    if isinstance(rows, slice):
+        q, x = q[:, :, rows], x[:, rows]
+    elif rows is not None:
+        q, x = q.gather(2, row_index(rows, q)), pick(x, rows)
+    return block_rest(mlp, block, x, q, k, v), k, v
+
+
+def block_rest(mlp: MLP, block: Block, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The block after its projection: rows x [B, N, C] whose queries are q, over keys k and values v."""
+    return mlp(block, x + block.attn.attend(q, k, v))
+
+
+def block_mlp(block: Block, x: Tensor) -> Tensor:
+    """The block after its attention."""
+    return x + block.mlp(block.norm2(x))
+
+
+def row_index(index: Tensor, like: Tensor) -> Tensor:
+    """Row index [B, M] for tensors [B, heads, N, d]."""
+    return index[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
+
+
+def own_copy(x: Tensor, live: int) -> Tensor:
+    """A copy of the first ``live`` entries; a view would keep the whole projection in memory."""
+    return x[:live].clone(memory_format=torch.contiguous_format)

@@ -1,34 +1,32 @@
-"""The masked loop that all MAR samplers run in, and the protocols of its two plugs.
+"""What all masked samplers share: the state of a generation, the plan of its AR steps, and the transformer computed in full.
 
-The loop holds the order, the mask schedule and the guidance scale. One plug evaluates the transformer
-(:class:`Transformer`: in full, or with LazyMAR's caches); the other makes tokens from its output z (:class:`Head`: plain
-diffusion, speculation, FastHybrid). CSpD, which has two models, replaces both by a :class:`Decide` of its own.
-Source: Li et al. 2024 (arXiv 2406.11838), algorithm in section 3.
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. Each sampler's file holds its own loop over the AR steps. Shapes: B images, L tokens,
+C transformer width, and P branches of guidance: 2, the condition's and the null one, or 1 without guidance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks import ops
 from ...model_loaders.networks.mar import MARModel
-from ...model_loaders.networks.rows import Rows
+from ...model_loaders.networks.rows import Rows, Work
 from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import MaskedCondition, expect_kind
-from ..driver import start_clock, timed
-from ..noise import Noise
-from .diffusion import Ancestral, Tables, tables
+from ..driver import start_clock
+from ..noise import Noise, copied
 from .editing import Edit
 from .memory import estimate
-from .schedule import ORDERS, Plan
+from .schedule import ORDERS, masked_after
 from .settings import MARBase
+from .tables import Tables, tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,102 +56,79 @@ class Sampled(NamedTuple):
 
 # The caller may send the seconds it spent since the last step, for example on a preview; they are not sampling time.
 Sampler = Generator[Step, "float | None", Sampled]
+# A sampler before its time is taken, see samplers/driver.py.
+Steps = Generator[Step, None, Sampled]
 
 
-# ------------------------------------------------------------------------------------------------ plugs
+class Plan:
+    """Which positions each AR step decides, and its guidance scale.
 
+    Attributes:
+        steps, tokens: AR steps, and tokens of a picture.
+        starts, ends: of each AR step, how many positions are decided before and after it; the same for all images.
+        cfg: guidance scale of each AR step.
+        reveal: int64 [B, L], positions in the order in which they are decided; given ones first.
+        scale: guidance scale fp32 [L] of each entry of ``reveal``.
 
-class Conditions(NamedTuple):
-    """Transformer outputs z, [B, M, C] or rows [N, C]; ``null`` belongs to the null class, None without guidance."""
+    Args:
+        orders: int64 [B, L], a permutation per image; positions are revealed from its end.
+        settings: number of AR steps and guidance.
+        edit_mask: bool [B, L], positions to decide, equally many in every image; None for all.
 
-    cond: Tensor
-    null: Tensor | None
+    Raises:
+        UserError: more steps than the picture has tokens. An edit with fewer tokens than steps decides one per step.
+    """
 
-    @staticmethod
-    def of(z: Tensor, guided: bool) -> Conditions:
-        """From z [B, ...], or with guidance [2 B, ...] whose second half is the null class."""
-        return Conditions(*z.chunk(2)) if guided else Conditions(z, None)
-
-    @staticmethod
-    def join(parts: Sequence[Conditions]) -> Conditions:
-        """Concatenation along the first axis."""
-        nulls = [part.null for part in parts if part.null is not None]
-        return Conditions(torch.cat([part.cond for part in parts]), torch.cat(nulls) if nulls else None)
+    def __init__(self, orders: Tensor, settings: MARBase, edit_mask: Tensor | None = None):
+        tokens = orders.shape[1]
+        given = 0 if edit_mask is None else tokens - int(edit_mask[0].sum())
+        left = masked_after(tokens, settings.ar_steps)
+        if given:
+            left = masked_after(tokens - given, min(settings.ar_steps, tokens - given))
+        self.steps, self.tokens = len(left), tokens
+        self.ends = [tokens - m for m in left]
+        self.starts = [given, *self.ends[:-1]]
+        # Upstream's last mask length is 1, so that its linear guidance ends just short of cfg.
+        grown = [1 + (settings.cfg - 1) * (tokens - max(1, m)) / tokens for m in left]
+        self.cfg = grown if settings.cfg_schedule == "linear" else [settings.cfg] * self.steps
+        self.reveal = orders.flip(1)  # upstream masks the front of an order and reveals from its end
+        if edit_mask is not None:
+            first = edit_mask.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
+            self.reveal = self.reveal.gather(1, first)
+        sizes = torch.tensor([given, *self.sizes])
+        self.scale = copied(torch.tensor([1.0, *self.cfg]).repeat_interleave(sizes), orders.device)
 
     @property
-    def guided(self) -> bool:
-        """Whether there is a null branch."""
-        return self.null is not None
+    def sizes(self) -> list[int]:
+        """Tokens per image decided at each AR step."""
+        return [end - start for start, end in zip(self.starts, self.ends, strict=True)]
 
-    def both(self) -> Tensor:
-        """Both branches along the first axis, the null class last."""
-        return self.cond if self.null is None else torch.cat([self.cond, self.null])
+    def ahead(self, step: int, reach: int = 1) -> Tensor:
+        """int64 [B, M]: positions of steps ``step .. step + reach - 1``, in order of the steps."""
+        return self.reveal[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
 
-    def flat(self) -> Conditions:
-        """Rows [B M, C] of [B, M, C], image by image."""
-        return Conditions(self.cond.flatten(0, 1), None if self.null is None else self.null.flatten(0, 1))
-
-    def at(self, *index: Tensor) -> Conditions:
-        """Rows at an index: (image, column) of [B, M, C], or row numbers of [N, C]."""
-        return Conditions(self.cond[index], None if self.null is None else self.null[index])
-
-    def columns(self, count: int) -> Conditions:
-        """The first ``count`` columns of [B, M, C]."""
-        return Conditions(self.cond[:, :count], None if self.null is None else self.null[:, :count])
-
-    def split(self, size: int) -> list[Conditions]:
-        """Pieces of ``size`` along the first axis."""
-        conds = self.cond.split(size)
-        nulls = [None] * len(conds) if self.null is None else self.null.split(size)
-        return [Conditions(cond, null) for cond, null in zip(conds, nulls, strict=True)]
-
-
-class HeadRows(NamedTuple):
-    """N head rows: arguments of :meth:`Denoise.__call__`."""
-
-    z: Conditions
-    scale: Tensor
-    first: Tensor
-    noise: Tensor
-    rule: Ancestral | None = None
-
-
-class Denoise(Protocol):
-    """Denoising of head rows with one diffusion table; see :class:`samplers.mar.denoiser.Denoiser`."""
-
-    table: Tables
-    rule: Ancestral
-    exact: bool
-    """Whether every diffusion step is evaluated; False where results are reused between steps."""
-
-    def __call__(
-        self, z: Conditions, scale: Tensor, first: Tensor, noise: Tensor, rule: Ancestral | None = None
-    ) -> Tensor:
-        """Tokens fp32 [N, channels] of N rows; ``rule`` replaces :attr:`rule`."""
-        ...
-
-    def together(self, mine: HeadRows, other: Denoise, others: HeadRows) -> tuple[Tensor, Tensor]:
-        """Tokens of rows of this denoiser and of another one, in as few sequential head calls as possible."""
-        ...
+    def known(self, step: int) -> Tensor:
+        """int64 [B, K]: positions decided before ``step``, ascending."""
+        return self.reveal[:, : self.starts[step]].sort(dim=1).values
 
 
 class Transformer(Protocol):
     """How the transformer is evaluated. Holds the state of one generation; make a new one for the next."""
 
-    def __call__(self, run: Run, step: int, wanted: Tensor) -> Conditions:
-        """z at positions ``wanted`` [B, M], given the tokens decided before ``step``."""
+    def begin(self, run: Run) -> None:
+        """Called once, before the first AR step."""
         ...
 
-    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Conditions]]:
+    def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
+        """Conditions z [P, B, M, C] of positions ``wanted`` [B, M], given the tokens decided before ``step``."""
+        ...
+
+    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
         """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included.
 
-        Yields groups of consecutive AR steps, each group from one pass. A plug that caches features may see final tokens
-        only; it yields step by step, and the caller closes the iterator at the first rejected draft.
+        Yields groups of consecutive AR steps, each group from one pass. A transformer that caches features may see final tokens
+        only; it yields step by step, and the caller stops at the first rejected draft.
         """
-        ...
-
-    def denoiser(self, run: Run, table: Tables) -> Denoise:
-        """Denoiser of head rows with these diffusion tables."""
         ...
 
     def forget(self) -> None:
@@ -161,29 +136,19 @@ class Transformer(Protocol):
         ...
 
 
-class Head(Protocol):
-    """How tokens are made from z."""
-
-    def reach(self, step: int) -> int:
-        """AR steps from ``step`` on whose z it needs, at least 1."""
-        ...
-
-    def __call__(self, run: Run, step: int, z: Conditions) -> Tensor:
-        """Tokens [B, n, channels] fp32 of this step's positions, from z of ``plan.ahead(step, reach(step))``."""
-        ...
-
-
-class Decide(Protocol):
-    """One AR step of the loop: usually :func:`generate`'s two plugs in turn."""
-
-    def __call__(self, run: Run, step: int) -> Tensor:
-        """Tokens [B, n, channels] fp32 of this step's positions. May rewrite those of other steps in ``run.tokens``."""
-        ...
-
-
 @dataclass(eq=False)
 class Run:
-    """State of one generation, made by :func:`begin` and passed to the plugs."""
+    """State of one generation, made by :func:`begin`.
+
+    Attributes:
+        model, settings, noise, report, clock, plan: of the generation.
+        rows: the condition as the network reads it.
+        tokens: fp32 [B, L, channels]; zero where undecided.
+        edit_mask: bool [B, L], the positions to decide; None for all of them.
+        start: decoder latents [1 or B, C, H, W] that an edit starts from.
+        drafted: bool [B, L], positions of later AR steps whose tokens are drafts; None for none.
+        head_share: LazyMAR's head cache evaluates the head in full once per this share of the diffusion, in %; 0: at every step.
+    """
 
     model: MARModel
     rows: Rows
@@ -193,33 +158,20 @@ class Run:
     tokens: Tensor
     report: Report
     clock: Clock
-    drawn: Tensor | None = None
-    """bool [B, L], the positions to decide; None for all of them."""
+    edit_mask: Tensor | None = None
     start: Tensor | None = None
-    """Decoder latents [1 or B, C, H, W] that an edit starts from."""
     drafted: Tensor | None = None
-    """bool [B, L], positions of later AR steps whose tokens are drafts; None for none."""
+    head_share: int = 0
+    fixed_at: Tensor = field(init=False)
+    """int32 [B, L]: the AR step at which a token was decided, -1 before."""
 
-    def latents(self) -> Tensor:
-        """Decoder latents of the tokens so far; given ones equal those of the start, bit for bit."""
-        made = self.model.to_latents(self.tokens)
-        if self.start is None or self.drawn is None:
-            return made
-        grid = self.model.net.config.grid
-        cells = self.drawn.view(-1, 1, grid, grid)
-        return torch.where(
-            cells.repeat_interleave(self.model.patch, 2).repeat_interleave(self.model.patch, 3), made, self.start
-        )
+    def __post_init__(self) -> None:
+        self.fixed_at = torch.full(self.tokens.shape[:2], -1, dtype=torch.int32, device=self.tokens.device)
 
     @property
     def guided(self) -> bool:
         """Whether the null branch is evaluated."""
         return self.settings.cfg != 1.0
-
-    @property
-    def tables(self) -> Tables:
-        """Diffusion tables of a full pass."""
-        return self.table(self.settings.diffusion_steps, self.t_max)
 
     @property
     def t_max(self) -> int:
@@ -230,8 +182,66 @@ class Run:
         """Diffusion tables of a ``count``-step pass from ``t_max``, of the model's diffusion."""
         return tables(count, t_max, self.model.max_beta)
 
+    @property
+    def tables(self) -> Tables:
+        """Diffusion tables of a full pass."""
+        return self.table(self.settings.diffusion_steps, self.t_max)
 
-# ------------------------------------------------------------------------------------------------ the loop
+    def head_period(self, diffusion_steps: int) -> int:
+        """Diffusion steps from one full evaluation of the head to the next; 1 without LazyMAR's head cache."""
+        # The error depends on the share of the diffusion that is skipped, not on the number of steps.
+        return max(1, math.ceil(self.head_share * diffusion_steps / 100))
+
+    def draws(self, stream: str, count: int) -> tuple[Tensor, Tensor]:
+        """Noise of every token on the device: start [B, L, channels] and ``count`` steps [S, B, L, channels]."""
+        c, device = self.model.net.config, self.tokens.device
+        start, steps = (
+            self.noise.first(stream, c.tokens, c.channels),
+            self.noise.steps(stream, count, c.tokens, c.channels),
+        )
+        return copied(start, device), copied(steps, device).transpose(0, 1)
+
+    def cfg(self, step: int) -> Tensor:
+        """Guidance scale of an AR step's tokens, fp32 [B n, 1]."""
+        count = len(self.tokens) * self.plan.sizes[step]
+        return torch.full((count, 1), self.plan.cfg[step], device=self.tokens.device)
+
+    def write(self, where: Tensor, tokens: Tensor) -> None:
+        """Put tokens [B n, channels], image by image, at positions ``where`` [B, n]."""
+        channels = self.tokens.shape[2]
+        index = where[..., None].expand(-1, -1, channels)
+        self.tokens = self.tokens.scatter(1, index, tokens.view(*where.shape, channels))
+
+    def latents(self) -> Tensor:
+        """Decoder latents of the tokens so far; given ones equal those of the start, bit for bit."""
+        made, patch = self.model.to_latents(self.tokens), self.model.patch
+        if self.start is None or self.edit_mask is None:
+            return made
+        grid = self.model.net.config.grid
+        cells = self.edit_mask.view(-1, 1, grid, grid).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+        return torch.where(cells, made, self.start)
+
+    def decide(self, step: int) -> Step:
+        """The partial result after an AR step, whose tokens are decided now."""
+        self.fixed_at.scatter_(1, self.plan.ahead(step), step)
+        decided = self.fixed_at >= 0
+        for also in (None if self.edit_mask is None else ~self.edit_mask, self.drafted):
+            decided = decided if also is None else decided | also
+        return Step(step + 1, self.plan.steps, self.latents(), self.grid(decided), self.report)
+
+    def finish(self, outcome: Tensor | None = None) -> Sampled:
+        """The result; ``outcome`` uint8 [B, L] of the tokens, None for plain."""
+        made = torch.full_like(self.fixed_at, PLAIN, dtype=torch.uint8) if outcome is None else outcome
+        if self.edit_mask is not None:
+            made[~self.edit_mask] = GIVEN
+        maps = {"step": self.fixed_at, "outcome": made}
+        self.report.maps |= {name: self.grid(x).cpu().numpy() for name, x in maps.items()}
+        return Sampled(self.latents(), self.report)
+
+    def grid(self, x: Tensor) -> Tensor:
+        """[B, L] as the token grid [B, h, w]."""
+        side = self.model.net.config.grid
+        return x.view(-1, side, side)
 
 
 def begin(
@@ -241,13 +251,13 @@ def begin(
     settings: MARBase,
     noise: Noise,
     seed: int | None,
-    edit: Edit | None = None,
+    edit: Edit | None,
+    transformer: Transformer,
 ) -> Run:
     """Check the inputs and set up a generation."""
     c, parameter = model.net.config, next(model.net.parameters())
     device = parameter.device
     expect_kind(condition, model.condition, model.name)
-    model.net.begin()
     memory = estimate(model, condition, settings)
     with torch.no_grad():
         rows = condition.rows(model, settings.cfg != 1.0)
@@ -257,59 +267,95 @@ def begin(
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
     orders = ORDERS[settings.order](orders)
     report = Report(name, model.name, asdict(settings), seed, batch, device.type)
-    report.note = _remarks(model)
+    notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
+    report.note = "; ".join(filter(None, notes))
     report.memory = memory
-    tokens, drawn, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
+    tokens, edit_mask, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:
-        tokens, drawn = edit.tokens(model, batch, device)
+        tokens, edit_mask = edit.tokens(model, batch, device)
         start = edit.latents.to(device, torch.float32)
     clock = start_clock(device)
-    plan = Plan(orders.to(device), settings, drawn)
-    return Run(model, rows, settings, noise, plan, tokens, report, clock, drawn, start)
+    plan = Plan(orders.to(device), settings, edit_mask)
+    run = Run(model, rows, settings, noise, plan, tokens, report, clock, edit_mask, start)
+    with torch.no_grad():
+        transformer.begin(run)
+    return run
 
 
-def _remarks(model: MARModel) -> str:
-    notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
-    return "; ".join(filter(None, notes))
+def rows_at(where: Tensor) -> tuple[Tensor, Tensor]:
+    """Image and position, int64 [B n] each, of positions [B, n]."""
+    image = torch.arange(len(where), device=where.device)[:, None].expand_as(where)
+    return image.flatten(), where.flatten()
 
 
-def generate(run: Run, transformer: Transformer, head: Head) -> Sampler:
-    """The masked loop with the two plugs: at every AR step z from the transformer, tokens from the head."""
-
-    def decide(run: Run, step: int) -> Tensor:
-        with run.clock.phase("transformer"):
-            z = transformer(run, step, run.plan.ahead(step, head.reach(step)))
-        with run.clock.phase("head"):
-            return head(run, step, z)
-
-    return loop(run, decide)
+# ------------------------------------------------------------------------------------------------ the transformer in full
 
 
-def loop(run: Run, decide: Decide) -> Sampler:
-    """The masked loop: every AR step's tokens in turn, a :class:`Step` after each."""
-    return timed(_steps(run, decide), run.clock, run.report, run.tokens.device)
+def copies(x: Tensor, rows: int) -> Tensor:
+    """The batch repeated until it has ``rows`` rows."""
+    return x if len(x) == rows else torch.cat([x] * (rows // len(x)))
 
 
-@torch.no_grad()
-def _steps(run: Run, decide: Decide) -> Generator[Step, None, Sampled]:
-    batch, length = run.tokens.shape[:2]
-    grid = run.model.net.config.grid
-    fixed_at = torch.full((batch, length), -1, dtype=torch.int32, device=run.tokens.device)
-    decided = (
-        torch.zeros(batch, length, dtype=torch.bool, device=run.tokens.device) if run.drawn is None else ~run.drawn
-    )
-    for step in range(run.plan.steps):
-        new = decide(run, step)
-        where = run.plan.ahead(step)
-        run.tokens = run.tokens.scatter(1, where[..., None].expand(-1, -1, new.shape[2]), new)
-        fixed_at.scatter_(1, where, step)
-        decided = decided.scatter(1, where, True)
-        shown = decided if run.drafted is None else decided | run.drafted
-        yield Step(step + 1, run.plan.steps, run.latents(), shown.view(batch, grid, grid), run.report)
-    run.report.maps["step"] = fixed_at.view(batch, grid, grid).cpu().numpy()
-    outcome = run.report.maps.setdefault("outcome", np.full((batch, grid, grid), PLAIN, np.uint8))
-    if run.drawn is not None:
-        outcome[(~run.drawn).view(batch, grid, grid).cpu().numpy()] = GIVEN
-    if run.model.net.graphs is not None:  # only now it is known what was captured
-        run.report.note = _remarks(run.model)
-    return Sampled(run.latents(), run.report)
+def count_pass(run: Run, work: Work) -> None:
+    """Add a transformer pass to the report."""
+    extra = run.rows.work(work)
+    rows = work.encoder + work.decoder + extra.get("llm_rows", 0)
+    run.report.add(transformer_passes=1, transformer_tokens=rows, **extra)
+
+
+class FullTransformer:
+    """Encoder and decoder from scratch at every AR step, both branches of guidance in one batch."""
+
+    def begin(self, run: Run) -> None:
+        """Nothing to prepare."""
+
+    def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
+        """z [P, B, M, C] of positions ``wanted`` [B, M], given the tokens decided before ``step``."""
+        return _full_pass(run, run.tokens, run.plan.known(step), wanted, 1)
+
+    def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
+        """z of ``count`` AR steps, each given the tokens of all steps before it, in one pass.
+
+        Equal to :meth:`__call__` step by step, up to the rounding of padded attention.
+        """
+        if count == 1:
+            yield [self(run, step, run.plan.ahead(step))]
+            return
+        plan, batch = run.plan, len(run.tokens)
+        starts, sizes = plan.starts[step : step + count], plan.sizes[step : step + count]
+        # Batch entries: AR steps, images within. Shorter prefixes are padded.
+        known = torch.cat([plan.reveal[:, : starts[-1]]] * count)
+        lengths = copied(torch.tensor(starts), known.device).repeat_interleave(batch)[:, None]
+        padding_mask = torch.arange(starts[-1], device=known.device) < lengths
+        asked = [plan.ahead(s) for s in range(step, step + count)]
+        most = max(sizes)
+        wanted = torch.cat([torch.cat([a, a[:, :1].expand(-1, most - a.shape[1])], 1) for a in asked])
+        z = _full_pass(run, torch.cat([run.tokens] * count), known, wanted, count, padding_mask)
+        yield [part[:, :, :n] for part, n in zip(z.split(batch, 1), sizes, strict=True)]
+
+    def forget(self) -> None:
+        """Nothing is cached."""
+
+
+def _full_pass(
+    run: Run, tokens: Tensor, known: Tensor, wanted: Tensor, count: int, padding_mask: Tensor | None = None
+) -> Tensor:
+    """z [P, N, M, C] for ``count`` copies of the batch.
+
+    Args:
+        tokens: [N, L, channels], N = ``count`` B; the encoder computes one branch or both, see :class:`Rows`.
+        known, wanted: int64 [N, K] and [N, M].
+        padding_mask: bool [N, K], see ``MAR.encode``.
+    """
+    net, vectors, branches = run.model.net, run.rows.vectors(run.guided, count), 1 + run.guided
+    encoded_rows, rows = len(vectors), len(tokens) * branches
+    e_mask = d_mask = padding_mask
+    if padding_mask is not None:
+        e_mask, d_mask = copies(padding_mask, encoded_rows), copies(padding_mask, rows)
+    e_known = copies(known, encoded_rows)
+    encoded = net.encode(copies(tokens, encoded_rows), e_known, vectors, e_mask)
+    fused = run.rows.fuse(encoded, e_known, run.guided, e_mask)
+    z = net.decode(fused, copies(known, rows), copies(wanted, rows), d_mask)
+    keys, total = encoded.shape[1], net.config.buffer + net.config.tokens
+    count_pass(run, Work(encoded_rows * keys, keys, rows * total, total, rows * wanted.shape[1]))
+    return z.unflatten(0, (branches, -1))

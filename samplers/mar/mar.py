@@ -1,22 +1,37 @@
 """Plain MAR: every token by a full diffusion pass. Source: Li et al. 2024 (arXiv 2406.11838), section 3.
 
-Two options keep or approximate the result with less work: annealed diffusion steps (``disa.py``) and the self-speculative
-diffusion head (``speculative.py``).
+Two options keep or approximate the result with less work: fewer diffusion steps for later tokens (DiSA, Zhao et al. 2025, arXiv
+2505.20297, section 3.2, and its code), and speculation in the diffusion head (``speculative.py``).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 
+from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
 from ..conditioning import MaskedCondition
-from ..noise import Noise
-from .disa import annealed_tables
+from ..driver import timed
+from ..noise import CounterRNG, Noise, row_keys
+from .diffusion import HeadBatch, denoise, spaced
 from .editing import Edit
-from .loop import Sampler, Transformer, begin, generate
-from .settings import MARSettings
-from .speculative import SpeculativeHead
-from .transformer import FullTransformer
+from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin, rows_at
+from .settings import DiSASettings, MARSettings
+from .speculative import denoise_speculatively, expect_full_head
+from .tables import Tables
+
+# Below so many steps, starting at t = 999 multiplies the head's error by thousands (tables.py); the authors' code clips.
+FEW_STEPS, CLIPPED = 30, 950
+
+CURVES = {
+    "linear": lambda u: 1 - u,
+    "cosine": lambda u: (1 + math.cos(math.pi * u)) / 2,
+    "quarter cosine": lambda u: math.cos(math.pi / 2 * u),
+    "two-stage": lambda u: float(u < 0.5),
+}
 
 
 def mar(
@@ -46,8 +61,67 @@ def mar(
         UserError: labels outside the model's, more AR steps than tokens, more diffusion steps at the end than at the
             beginning, speculation together with a cached head, an edit that does not fit the model.
     """
-    run = begin("mar", model, condition, settings, noise, seed, edit)
     transformer = transformer or FullTransformer()
-    with torch.no_grad():
-        head = SpeculativeHead.of(run, transformer, settings.speculation, annealed_tables(run, settings))
-    return (yield from generate(run, transformer, head))
+    run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
+    steps = plain_steps(run, transformer, annealed_tables(run, settings), settings.speculation)
+    return (yield from timed(steps, run.clock, run.report, run.tokens.device))
+
+
+@torch.no_grad()
+def plain_steps(
+    run: Run, transformer: Transformer, tables: Sequence[Tables], speculation: int = 0, stop: int | None = None
+) -> Steps:
+    """The AR steps of plain MAR, with the diffusion tables of each; up to step ``stop``, None for all."""
+    plan, (start, noise) = run.plan, run.draws("full", len(run.tables))
+    window = speculation if run.settings.temperature > 0 else 0
+    expect_full_head(run, window, tables)
+    keys = row_keys(run.noise, "verify", plan.tokens).to(start.device)
+    for step, table in enumerate(tables[:stop]):
+        here = plan.ahead(step)  # [B, n]
+        # 1. The conditions of this AR step's tokens.
+        with run.clock.phase("transformer"):
+            z = transformer(run, step, here)  # [P, B, n, C]
+        # 2. Every token by diffusion: T steps, or fewer for later tokens (DiSA).
+        with run.clock.phase("head"):
+            b, p = rows_at(here)
+            batch = HeadBatch(z.flatten(1, 2), run.cfg(step), start[b, p], spaced(noise[:, b, p], len(table)), table)
+            if window:
+                made = denoise_speculatively(run, batch, window, CounterRNG(keys[b, p]))
+            else:
+                (made,) = denoise(run, batch)
+            run.write(here, made)
+        yield run.decide(step)
+    return run.finish()
+
+
+def annealed_steps(first: int, last: int, curve: str, ar_steps: int) -> list[int]:
+    """Diffusion steps of every AR step, from ``first`` down to ``last`` (0 keeps ``first``).
+
+    With u = s / (S - 1) of AR step s: last + floor(shape(u) (first - last)). linear, cosine (half a period) and two-stage
+    (``first`` in the first half of the AR steps, ``last`` in the second) are the authors'.
+    """
+    if not last or ar_steps == 1:
+        return [first] * ar_steps
+    shape = CURVES[curve]
+    # Rounded before the floor: 1 - u of a whole fraction may fall short of it in the last bit.
+    return [last + math.floor(round(shape(s / (ar_steps - 1)) * (first - last), 9)) for s in range(ar_steps)]
+
+
+def annealed_tables(run: Run, settings: DiSASettings) -> list[Tables]:
+    """Diffusion tables of every AR step.
+
+    Where the setting ``t_max`` is 0 and fewer than 30 steps remain at the end, the tables start at t = 950 or below.
+
+    Raises:
+        UserError: more diffusion steps at the end than at the beginning.
+    """
+    first, last = run.settings.diffusion_steps, settings.diffusion_steps_end
+    if last > first:
+        raise UserError(
+            f"diffusion_steps_end: {last} is more than diffusion_steps, {first}; lower it, or 0 to keep them."
+        )
+    t_max = run.t_max
+    if 0 < last < FEW_STEPS and not run.settings.t_max:
+        t_max = min(t_max, CLIPPED)
+    counts = annealed_steps(first, last, settings.diffusion_steps_curve, run.plan.steps)
+    return [run.table(count, t_max) for count in counts]

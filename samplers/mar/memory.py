@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...model_loaders.networks.diffusion_head import BUDGET
 from ...model_loaders.networks.mar import MARModel
-from ...model_loaders.networks.ops import away_bytes
+from ...model_loaders.networks.ops import offloaded_bytes
 from ..conditioning import MaskedCondition
 from .schedule import masked_after
 from .settings import CacheSettings, MARBase
 
-# Modulations of the head that are computed at once, in numbers; those of one diffusion step may be more.
-BUDGET = 1 << 24
 # Kept during the whole generation: entries that begin with this, and these.
 WEIGHTS = "weights: "
 # Weights off the device end with this, and are not counted.
@@ -59,9 +58,9 @@ def estimate(
     tokens = branches * images * min(c.tokens, largest * ahead)
     out = {f"{WEIGHTS}{name}": count for name, count in model.weights().items()}
     for name, part in model.parts.items():
-        if away := away_bytes(part):
-            out[f"{WEIGHTS}{name}"] -= away
-            out[f"{WEIGHTS}{name}{STREAMED}"] = away
+        if offloaded := offloaded_bytes(part):
+            out[f"{WEIGHTS}{name}"] -= offloaded
+            out[f"{WEIGHTS}{name}{STREAMED}"] = offloaded
     prompts = condition.prompt_tokens(model, settings.cfg != 1.0)
     if prompts:
         out[PROMPTS] = model.prompt_bytes(prompts)

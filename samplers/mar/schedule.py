@@ -1,4 +1,4 @@
-"""Which positions each AR step decides. Source: Li et al. 2024 (arXiv 2406.11838), section 3."""
+"""How many tokens each AR step decides, and in which order. Source: Li et al. 2024 (arXiv 2406.11838), section 3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from .settings import MARBase
 
 
 def masked_after(tokens: int, steps: int) -> list[int]:
@@ -31,87 +30,6 @@ def masked_after(tokens: int, steps: int) -> list[int]:
         left = max(1, min(left - 1, int(np.floor(np.float32(tokens * ratio)))))
         out.append(left)
     return [*out, 0]
-
-
-class Plan:
-    """Which positions each AR step decides, and its guidance scale.
-
-    Attributes:
-        steps: AR steps.
-        cfg: guidance scale of each step.
-        sizes: tokens per image decided at each step; the same for the whole batch.
-        reveal: int64 [B, L], positions in the order in which they are decided; given ones first.
-
-    Args:
-        orders: int64 [B, L], a permutation per image; positions are revealed from its end.
-        settings: number of AR steps, guidance, reconstruction steps.
-        drawn: bool [B, L], positions to decide, equally many in every image; None for all.
-
-    Raises:
-        UserError: more steps than the picture has tokens, or reconstruction steps that the order or the number of AR steps
-            does not allow. An edit with fewer tokens than steps decides one per step.
-    """
-
-    def __init__(self, orders: Tensor, settings: MARBase, drawn: Tensor | None = None):
-        tokens = orders.shape[1]
-        given = 0 if drawn is None else tokens - int(drawn[0].sum())
-        left = masked_after(tokens, settings.ar_steps)
-        if given:
-            left = masked_after(tokens - given, min(settings.ar_steps, tokens - given))
-        if settings.reconstruct:
-            left = reconstructed(tokens, settings, drawn) or left
-        self.steps, self.tokens = len(left), tokens
-        self.ends = [tokens - m for m in left]
-        self.starts = [given, *self.ends[:-1]]
-        self.sizes = [b - a for a, b in zip(self.starts, self.ends, strict=True)]
-        # Upstream's last mask length is 1, so that its linear guidance ends just short of cfg.
-        grown = [1 + (settings.cfg - 1) * (tokens - max(1, m)) / tokens for m in left]
-        self.cfg = grown if settings.cfg_schedule == "linear" else [settings.cfg] * self.steps
-        self.reveal = orders.flip(1)  # upstream masks the front of an order and reveals from its end
-        if drawn is not None:
-            first = drawn.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
-            self.reveal = self.reveal.gather(1, first)
-
-    def ahead(self, step: int, reach: int = 1) -> Tensor:
-        """int64 [B, M]: positions of steps ``step .. step + reach - 1``, in order of the steps."""
-        return self.reveal[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
-
-    def known(self, step: int) -> Tensor:
-        """int64 [B, K]: positions decided before ``step``, ascending."""
-        return self.reveal[:, : self.starts[step]].sort(dim=1).values
-
-
-def reconstructed(tokens: int, settings: MARBase, drawn: Tensor | None) -> list[int] | None:
-    """Masked tokens left after each AR step of GtR's two stages (arXiv 2510.17171).
-
-    The first half of the checkerboard ("structure") takes S - R AR steps on the cosine schedule, the rest R equal steps. Only
-    the abstract is public; lengths and schedules of the stages are a reading of it.
-
-    Returns:
-        The schedule; None for an edit whose structure is empty, shorter than its AR steps or of different sizes in a batch.
-
-    Raises:
-        UserError: another order than checkerboard, or no AR step left for the structure.
-    """
-    steps, rest = settings.ar_steps, settings.reconstruct
-    if settings.order != "checkerboard":
-        raise UserError(f"reconstruct: it needs order checkerboard, and order is {settings.order}; choose it, or 0.")
-    even = _even(tokens)
-    structure, total = int(even.sum()), tokens
-    if drawn is not None:
-        counts = (drawn & even.to(drawn.device)).sum(1).tolist()
-        structure, total = counts[0], int(drawn[0].sum())
-        steps = min(steps, total)
-        if min(counts) != max(counts) or not 1 <= steps - rest <= structure or total - structure < rest:
-            return None
-    if not 1 <= steps - rest <= structure or total - structure < rest:
-        raise UserError(
-            f"reconstruct: {rest} of {steps} AR steps leave {steps - rest} for the {structure} tokens of the structure; "
-            f"choose 1 to {steps - 1} reconstruction steps, and at most {structure} others."
-        )
-    later = total - structure
-    first = [later + m for m in masked_after(structure, steps - rest)]
-    return first + [later * (rest - 1 - i) // rest for i in range(rest)]
 
 
 # ------------------------------------------------------------------------------------------------ orders

@@ -58,7 +58,7 @@ def test_mar_b():
 
 
 def model_tables(model, count):
-    from fastar_nodes.samplers.mar.diffusion import tables
+    from fastar_nodes.samplers.mar.tables import tables
 
     return tables(count, model.t_max)
 

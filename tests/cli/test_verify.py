@@ -11,8 +11,8 @@ from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.loop import Plan
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.schedule import Plan
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.tools.parity.cases import Case, Check, judge
 from safetensors.torch import load_file, save_file

@@ -132,7 +132,7 @@ with torch.inference_mode():
                 {
                     "share": share,
                     "equal": torch.equal(out, whole),
-                    "away": sum(map(ops.away_bytes, nets)),
+                    "offloaded": sum(map(ops.offloaded_bytes, nets)),
                     "may": sum(t.nbytes for net in nets for x in ops.streamed_layers(net) for t in x.tensors()),
                     "loaded": sum(p.loaded_size() for p in (model.patcher, *model.further)),
                     "bytes": sum(p.nbytes for net in nets for p in net.parameters()),
@@ -141,7 +141,7 @@ with torch.inference_mode():
                 }
             )
         model.patcher.partially_unload(model.patcher.offload_device, 1 << 19)  # another node needs memory
-        taken = sum(map(ops.away_bytes, nets))
+        taken = sum(map(ops.offloaded_bytes, nets))
         share = 0.9
         found[make.__name__].append({"equal": torch.equal(run()[0], whole), "taken": taken})
 print(json.dumps(found))

@@ -28,8 +28,8 @@ def test_a_partially_loaded_network_gives_the_same_result(found, model):
     whole, half, none, again, unloaded = found[model]
     assert all(run["equal"] for run in found[model]) and unloaded["taken"] > 1 << 19
     for run in (whole, again):
-        assert run["away"] == run["casts"] == 0 and not run["note"]
-    assert 0 < half["away"] < none["away"] == none["may"]
+        assert run["offloaded"] == run["casts"] == 0 and not run["note"]
+    assert 0 < half["offloaded"] < none["offloaded"] == none["may"]
     assert 0.1 * half["bytes"] < half["loaded"] < 0.6 * half["bytes"]
     assert 0 < half["casts"] < none["casts"]
     if model != "words":

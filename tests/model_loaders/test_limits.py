@@ -161,7 +161,7 @@ def test_qwens_files_split_a_prompt_as_qwen_does(tmp_path):
     found = load_tokenizer(tmp_path, "", {})
     space = vocabulary["\u0120"]
     assert found.encode("(ab a") == [300, vocabulary["b"], space, vocabulary["a"]]
-    assert found.marks == {"<|x|>": 301} and found.size == 257
+    assert found.special_tokens == {"<|x|>": 301} and found.size == 257
     assert len(found.encode("<|x|>")) == 5
 
 

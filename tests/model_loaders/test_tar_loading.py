@@ -18,7 +18,7 @@ from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQCon
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.model_loaders.networks.tar import SpecialTokens
 from fastar_nodes.model_loaders.tar import (
-    _marks,
+    _special_tokens,
     expect_features,
     load_detokenizer,
     load_ta_tok,
@@ -311,7 +311,7 @@ def test_vocabulary_and_merges(folder: Path) -> None:
     qwen_like(folder)
     made = load_tokenizer(folder, "", {})
     vocabulary = json.loads((folder / "vocab.json").read_text())
-    assert made.size == 259 and made.marks["<I19>"] == 285 and made.marks["<|im_start|>"] == 260
+    assert made.size == 259 and made.special_tokens["<I19>"] == 285 and made.special_tokens["<|im_start|>"] == 260
     assert made.encode("red red") == [vocabulary["red"], vocabulary["Ġred"]]
     assert made.encode("<I3>") == [vocabulary[sign] for sign in "<I3>"], "what a person types is text"
     assert made.encode("🙂") and len(made.encode("🙂" * 100)) == 400 and made.encode("") == []
@@ -330,12 +330,12 @@ def test_vocabulary_and_merges(folder: Path) -> None:
             "normalized": False,
             "special": True,
         }
-        for name, i in made.marks.items()
+        for name, i in made.special_tokens.items()
     ]
     (folder / "tokenizer.json").write_text(json.dumps(about))
     again = load_tokenizer(folder, "", {})
     assert (
-        again.marks == made.marks
+        again.special_tokens == made.special_tokens
         and again.size == made.size
         and again.encode("<|im_end|>") == made.encode("<|im_end|>")
     )
@@ -343,7 +343,7 @@ def test_vocabulary_and_merges(folder: Path) -> None:
 
 def test_qwen_marks_of_a_vocabulary_alone() -> None:
     bare = Tokenizer(lambda text: [], {}, 151_643)
-    marks, scales = _marks(Checkpoint({}, {}, Path("x")), {}, bare, 217_206)
+    marks, scales = _special_tokens(Checkpoint({}, {}, Path("x")), {}, bare, 217_206)
     assert marks.chat == (151_644, 151_645) and scales == 3
 
 

@@ -14,7 +14,6 @@ import torch
 from fake_comfy import Preview, Progress
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import graphs, speed
 from fastar_nodes.nodes import compare, host, samplers
 from test_compare_nodes import compared as compared_cells
 from test_conditions import codes_of, readers  # noqa: F401 - a fixture
@@ -22,7 +21,6 @@ from test_conditions import codes_of, readers  # noqa: F401 - a fixture
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from fastar_nodes.samplers.conditioning import from_ids  # noqa: E402
 from faults import Faults
-from recorded_graphs import capture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = {"ar_steps": 2, "diffusion_steps": 2}
@@ -152,18 +150,3 @@ def test_decoding_takes_fewer_pictures_before_it_takes_tiles(monkeypatch):
 
     monkeypatch.setattr(vae, "first_stage_model", SimpleNamespace(decode=decode))
     assert torch.equal(vae.decode(torch.ones(5, 2, 2, 2)), whole) and sizes == [5, 3, 2, 2, 1]
-
-
-def test_captured_functions_end_when_the_weights_are_unloaded():
-    """They hold memory of the device and read the weights where these were."""
-    before = graphs.set_capture(capture)
-    try:
-        loaded = tiny.a_mar()
-        speed.choose(loaded.model.net, speed.GRAPHS, torch.device("cpu"))
-        captured = loaded.model.net.graphs
-        assert captured.run("double", lambda x: (2 * x,), [graphs.Input(torch.ones(2))])
-        assert captured._made
-        loaded.patcher.detach()
-        assert not captured._made
-    finally:
-        graphs.set_capture(before)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fastar_nodes.model_loaders.networks import ops
 from fastar_nodes.nodes import host, weights
-from qwen_reference import tiny_qwen
+from qwen_reference import language_logits, tiny_qwen
 
 GPU = torch.device("cuda")
 
@@ -30,13 +30,13 @@ def source(calls):
 
 def test_layers_are_cast_only_while_comfyui_leaves_them_out(source, calls):
     net, ids = tiny_qwen(), torch.tensor([[3, 1, 2]])
-    plain = net(ids, (4, 9))
+    plain = language_logits(net, ids, (4, 9))
     assert weights.manage(net, source, GPU) is net
     layers = ops.streamed_layers(net)
-    assert torch.equal(net(ids, (4, 9)), plain) and not calls
+    assert torch.equal(language_logits(net, ids, (4, 9)), plain) and not calls
     for layer in layers:
         layer.comfy_cast_weights = True
-    assert torch.equal(net(ids, (4, 9)), plain)
+    assert torch.equal(language_logits(net, ids, (4, 9)), plain)
     linear = [layer for layer in layers if not isinstance(layer, ops.Embedding)]
     assert calls == [x for layer in linear for x in (layer, "stream")], "each once, released before the next"
     for layer in layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fastar_nodes.samplers.mar.diffusion import Tables
+from fastar_nodes.samplers.mar.tables import Tables
 from torch import Tensor
 
 

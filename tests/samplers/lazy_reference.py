@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import torch
 from diffusion_reference import log_variance, posterior_mean, predict_x0
-from fastar_nodes.samplers.mar.denoiser import Denoiser
-from fastar_nodes.samplers.mar.loop import Conditions
 from torch import Tensor
 
 # The published code's, by AR step of 64.
@@ -87,7 +85,7 @@ class OneBranch:
             x = finish_rows(block, x, q, k, v)
         return x
 
-    def lazy(self, tokens, known, new, wanted, share, order, follow=None) -> Tensor:
+    def lazy(self, tokens, known, new, wanted, share, follow=None) -> Tensor:
         """Output of the last block, NaN where a row is left out.
 
         ``follow`` are rows that were chosen elsewhere: as good as our own, or an assertion fails. Similarities often differ
@@ -112,27 +110,15 @@ class OneBranch:
         )  # ties stay ties
         must = {c.buffer + p for p in (*new, *wanted)}
         total = c.buffer + c.tokens
-        undecided = {c.buffer + p for p in range(c.tokens) if p not in known}
-        decided = {c.buffer + p for p in known}
-        others = [r for r in range(total) if r not in must]
-        score = {
-            "lazymar": cosine,
-            "min-similarity": [-x for x in cosine],
-            "random": order.tolist(),
-            "predicted-only": [float(r not in undecided) for r in range(total)],
-            "unpredicted-only": [float(r not in decided) for r in range(total)],
-        }[s.strategy]
-        others.sort(key=lambda r: score[r])
+        others = sorted((r for r in range(total) if r not in must), key=lambda r: cosine[r])
         n = max(len(must) + self.spare, int(total * share))
-        if s.strategy.endswith("-only"):
-            n = len(must) + sum(score[r] == 0 for r in others)
         keep = sorted(must | set(others[: n - len(must)])) if n < total else list(range(total))
         if follow is not None:
             theirs = set(follow)
             assert must <= theirs and len(theirs) == len(keep)
             if theirs != set(keep):
-                left = [score[r] for r in others if r not in theirs]
-                assert max(score[r] for r in theirs - must) <= min(left) + 1e-5
+                left = [cosine[r] for r in others if r not in theirs]
+                assert max(cosine[r] for r in theirs - must) <= min(left) + 1e-5
             keep = sorted(theirs)
         for r in range(c.buffer, total):
             self.left_out[r - c.buffer] += r not in keep
@@ -148,7 +134,7 @@ class OneBranch:
 
 
 class SlowLazy:
-    """The transformer plug. ``block`` counts from 0; the head stays as it is. ``follow``: rows chosen elsewhere, by AR step."""
+    """The transformer. ``block`` counts from 0; the head stays as it is. ``follow``: rows chosen elsewhere, by AR step."""
 
     def __init__(self, settings, block: int, spare: int, follow: dict[int, Tensor] | None = None):
         self.s, self.block, self.spare, self.follow = settings, block, spare, follow or {}
@@ -156,15 +142,12 @@ class SlowLazy:
         self.refreshed: list[int] = []
 
     def begin(self, run) -> None:
-        net, count = run.model.net, run.model.net.config.buffer + run.model.net.config.tokens
+        net = run.model.net
         self.cond = [OneBranch(net, net.class_emb.weight[i], self.s, self.block, self.spare) for i in run.rows.labels]
         self.null = [OneBranch(net, net.fake_latent[0], self.s, self.block, self.spare) for _ in run.rows.labels]
         self.residual = [torch.empty(0)] * len(self.cond)
-        self.random = run.noise.first("lazymar", count, run.plan.steps)
 
-    def __call__(self, run, step: int, wanted: Tensor) -> Conditions:
-        if self.last < 0:
-            self.begin(run)
+    def __call__(self, run, step: int, wanted: Tensor) -> Tensor:
         s, plan, net, c = self.s, run.plan, run.model.net, run.model.net.config
         due = {t for t in range(plan.steps) if t < s.start_step or (t - s.start_step) % s.refresh_period == 0}
         fresh = self.last < 0 or any(t in due for t in range(self.last + 1, step + 1))
@@ -175,28 +158,25 @@ class SlowLazy:
         for b in range(len(run.tokens)):
             tokens, known = run.tokens[b], plan.reveal[b, : plan.starts[step]].tolist()
             new = [] if fresh else plan.reveal[b, plan.starts[self.last] : plan.starts[step]].tolist()
-            asked, order, chosen = wanted[b].tolist(), self.random[b, :, step], self.follow.get(step)
+            asked, chosen = wanted[b].tolist(), self.follow.get(step)
             rows = [None, None] if chosen is None else [chosen[b].tolist(), chosen[b - len(run.tokens)].tolist()]
             if fresh:
                 own = self.cond[b].full(tokens, known)
                 other = self.null[b].full(tokens, known) if run.guided else own
                 self.residual[b] = other - own
             else:
-                own = self.cond[b].lazy(tokens, known, new, asked, share, order, rows[0])
+                own = self.cond[b].lazy(tokens, known, new, asked, share, rows[0])
                 if not run.guided:
                     other = own
                 elif s.condition_cache:
                     other = own + self.residual[b]
                 else:
-                    other = self.null[b].lazy(tokens, known, new, asked, share, order, rows[1])
+                    other = self.null[b].lazy(tokens, known, new, asked, share, rows[1])
             place = net.diffusion_pos_embed_learned[0][asked]
             for out, x in ((cond, own), (null, other)):
                 out.append(net.decoder_norm(x[c.buffer :][asked]) + place)
         self.last = step
-        return Conditions(torch.stack(cond), torch.stack(null) if run.guided else None)
-
-    def denoiser(self, run, table) -> Denoiser:
-        return Denoiser(run, table)
+        return torch.stack([torch.stack(branch) for branch in ((cond, null) if run.guided else (cond,))])
 
     def forget(self) -> None:
         self.last = -1

@@ -13,12 +13,11 @@ from fastar_nodes.samplers.registry import SAMPLERS
 # Runs that are approximate although one of their accelerators is at its exact setting.
 APPROXIMATE = [
     ("mar", {"diffusion_steps_end": 5}),
-    ("mar", {"reconstruct": 2}),
     ("mar", {"speculation": 8}),
     ("fasthybrid", {"lookahead": 0, "diffusion_steps_end": 5}),
-    ("fasthybrid", {"threshold": 1.01, "reconstruct": 2}),
+    ("fasthybrid", {"threshold": 1.01, "diffusion_steps_end": 5}),
     ("lazymar", {"refresh_period": 1, "diffusion_steps_end": 5}),
-    ("cspd", {"prefill_ratio": 1.0, "reconstruct": 2}),
+    ("cspd", {"prefill_ratio": 1.0, "speculation": 8}),
     ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 2}),
     ("fasthybrid+lazymar", {"lookahead": 1, "refresh_period": 1}),
     ("zipar", {"window": 3}),
@@ -64,11 +63,9 @@ def test_an_exact_run_is_exact(sampler, own):
     "sampler, own, wanted",
     [
         ("mar", {"speculation": 8}, True),
-        ("mar", {"speculation": 8, "reconstruct": 2}, False),
         ("mar", {"speculation": 8, "diffusion_steps_end": 5}, False),
         ("cspd", {"mode": "lossless"}, True),
-        ("cspd", {"mode": "lossless", "reconstruct": 1}, False),
-        ("cspd", {"mode": "paper"}, False),
+        ("cspd", {"mode": "published"}, False),
         ("cspd+lazymar", {"mode": "lossless"}, False),
         ("nosuch", {}, False),
     ],

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import sys
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks import graphs, speed
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar import coupling
 from fastar_nodes.samplers.mar.editing import Edit
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.noise import PairedNoise
@@ -32,7 +28,6 @@ from fastar_nodes.samplers.tokens.tar import tar_prompt
 from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from pretended_cuda import CUDA, MEMORY, CUDATensor, pretended_cuda, to_cuda
 from qwen_reference import tiny_tar
-from recorded_graphs import capture
 from tar_files import tiny_ta_tok
 from test_sampler_contract import CASES as MASKED
 from tiny_hybrids import tiny_hybrid
@@ -89,31 +84,6 @@ def test_masked_samplers(name, dtype):
         cpu = run(model, sampler)
         same(out.latents, cpu.latents)
         assert out.report.counts == cpu.report.counts
-
-
-def test_a_verification_whose_first_redraws_are_all_rejected(monkeypatch):
-    """The host reads a second time and makes the other redraws; the latents stay the same."""
-    sampler, settings = MASKED["cspd, speculation"]
-    drafts, rounds, reshape = sampler.keywords, [], coupling.reshape
-
-    def watched(*args):
-        rounds.append(args[-1])
-        out = reshape(*args)
-        if out.open is None:
-            return out
-        rejected = ~out.accepted  # as if none of the redraws had been accepted
-        return out._replace(value=torch.where(rejected[:, None], math.nan, out.value), open=rejected)
-
-    def run(model, drafts):
-        func = partial(sampler.func, **drafts)
-        return finish(func(model, from_ids((1, 4, 0)), settings, PairedNoise(5, IMAGES), 5)).latents
-
-    wanted = run(tiny_mar(), drafts)
-    monkeypatch.setattr(coupling, "reshape", watched)
-    with pretended_cuda():
-        out = run(moved(tiny_mar(), None), {k: moved(m, None) for k, m in drafts.items()})
-    assert 0 < rounds.count(True) <= rounds.count(False), rounds
-    same(out, wanted)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -289,9 +259,6 @@ WAITS = {
     "fasthybrid": 1,
     "fasthybrid, no guidance": 1,
     "mar, annealed": 0,
-    "cspd, published": 1,
-    "cspd, paper": 1,
-    "cspd": 1,
     "fasthybrid+lazymar": 2,  # a second time for the map of cached tokens, in the last steps
 }
 
@@ -322,39 +289,6 @@ def test_a_pass_waits_for_nothing(name):
             if 1 < step.done < step.total:
                 assert not waits
             waits.clear()
-
-
-# ------------------------------------------------------------------------------------------------ captured functions
-
-
-@pytest.mark.parametrize("name", [*MASKED, *TOKENS])
-def test_the_device_gives_the_results_of_the_cpu(name):
-    """Operations on mixed devices and reads of the host raise while a function is recorded (``recorded_graphs.py``)."""
-    before, found = graphs.set_capture(capture), []
-    try:
-        for how in ("on the CPU", speed.PLAIN, speed.GRAPHS):
-            with nullcontext() if how == "on the CPU" else pretended_cuda():
-                sampler, plain, settings, *_ = (
-                    (MASKED[name][0], tiny_mar(), MASKED[name][1]) if name in MASKED else TOKENS[name]
-                )
-                func, drafts = getattr(sampler, "func", sampler), getattr(sampler, "keywords", {})
-                models = {"": plain, **drafts}
-                if how != "on the CPU":
-                    models = {key: moved(value, None) for key, value in models.items()}
-                    for model in models.values():
-                        speed.choose(model.net, how, CUDA)
-                        model.net.kernels = False  # Triton needs a real device
-                model = models.pop("")
-                masked = name in MASKED
-                condition = from_ids((1, 4, 0)) if masked else condition_of(model.net.config.condition, IMAGES)
-                noise = (PairedNoise if masked else PairedDraws)(5, IMAGES)
-                out = finish(func(model, condition, settings, noise, 5, **models))
-                found.append((out.latents if masked else out.codes).cpu())
-                assert "could not be captured" not in out.report.note, out.report.note
-    finally:
-        graphs.set_capture(before)
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------ the device itself

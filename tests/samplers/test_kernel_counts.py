@@ -1,7 +1,6 @@
 """Kernels of a diffusion step at MAR-B's depth, counted in the code that the compiler generates for a CPU.
 
-With ``speed`` "kernels" there are 13 and the update instead (tests/model_loaders/test_head_kernels.py). On a GPU the fused loops are
-other kernels, but what is fused follows from the same scheduler. Counts do not depend on widths.
+On a GPU the fused loops are other kernels, but what is fused follows from the same scheduler. Counts do not depend on widths.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import pytest
 import torch
 from fastar_nodes.bench.sizes import official
 from fastar_nodes.model_loaders.networks.mar import MAR
-from fastar_nodes.samplers.mar.denoiser import evaluate
-from fastar_nodes.samplers.mar.diffusion import Ancestral, advance, mixture, tables
+from fastar_nodes.samplers.mar.diffusion import HeadBatch, ancestral_step, head_output, step_numbers
+from fastar_nodes.samplers.mar.tables import tables
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,20 +38,20 @@ def kernels(function, *args) -> int:
 
 @pytest.fixture(scope="module")
 def step():
-    """A head of MAR-B's depth, and the arguments of :func:`evaluate` and :func:`advance`."""
+    """A head of MAR-B's depth, and the arguments of :func:`head_output` and :func:`ancestral_step`."""
     net = MAR(replace(official("MAR-B"), dim=24, head_width=64)).eval().requires_grad_(False)
     c = net.config
     with torch.inference_mode():
         modulations = net.head.modulations(torch.randn(2 * TOKENS, 64))
-        x, out = torch.randn(TOKENS, 2, c.channels), torch.randn(TOKENS, 2, 2 * c.channels)
-        rule = Ancestral(tables(10, 950), 1.0, x.device)
-        mix, noise = mixture(torch.full((TOKENS, 1), 3.0), True), torch.randn(TOKENS, 1, c.channels)
-        yield net.head, (x, modulations), (x, out, mix, noise, rule.numbers[0], None)
+        x, noise = torch.randn(2, TOKENS, c.channels)
+        out, cfg = torch.randn(2, TOKENS, 2 * c.channels), torch.full((TOKENS, 1), 3.0)
+        numbers = step_numbers(HeadBatch(out, cfg, x, noise, tables(10, 950)), True)[0]
+        yield net.head, (torch.cat([x, x]), modulations), (numbers, x, out, cfg, noise, None, "mean")
 
 
 @torch.inference_mode()
 def test_compiled_diffusion_step(step):
     """Of six blocks: 14 products, 6 SiLU, 7 normalisations with the residual before them, and the update."""
     head, inputs, update = step
-    assert kernels(evaluate, head, *inputs) == 27
-    assert kernels(advance, *update) == 1
+    assert kernels(head_output, head, *inputs) == 27
+    assert kernels(ancestral_step, *update) == 1

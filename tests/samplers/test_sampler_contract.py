@@ -51,8 +51,6 @@ CASES = {
     "cspd": (DRAFTED, CSPD),
     "cspd, speculation": (DRAFTED, dataclasses.replace(CSPD, speculation=3)),
     "cspd, no guidance": (DRAFTED, dataclasses.replace(CSPD, cfg=1.0)),
-    "cspd, paper": (DRAFTED, dataclasses.replace(CSPD, mode="paper")),
-    "cspd, paper, no alignment": (DRAFTED, dataclasses.replace(CSPD, mode="paper", alignment=False, cfg=1.0)),
     "cspd, published": (DRAFTED, dataclasses.replace(CSPD, mode="published")),
     "cspd, published, no alignment": (
         DRAFTED,
@@ -63,9 +61,8 @@ CASES = {
     "lazymar, cached head": (lazymar, LazyMARSettings(**FEW | {"diffusion_steps": 24}, **LAZY)),
     "lazymar, both branches": (
         lazymar,
-        LazyMARSettings(**FEW, **LAZY, strategy="predicted-only", condition_cache=False),
+        LazyMARSettings(**FEW, **LAZY, condition_cache=False),
     ),
-    "lazymar, random": (lazymar, LazyMARSettings(**FEW, **LAZY, strategy="random")),
     "fasthybrid+lazymar": (
         SAMPLERS["fasthybrid+lazymar"].run,
         FastHybridLazyMARSettings(**dataclasses.asdict(HYBRID), **LAZY),

@@ -65,11 +65,11 @@ class Storage:
     def largest(self) -> int:
         return max(sum(t.nbytes for t in held if t is not None) for held in self.held.values())
 
-    def away(self, layer: Any) -> bool:
+    def is_offloaded(self, layer: Any) -> bool:
         return True
 
     @contextmanager
-    def lend(self, layer, x, rows=None):
+    def stream_weight(self, layer, x, rows=None):
         copies = [None if t is None else t.clone() for t in self.held[id(layer)]]
         if rows is not None:
             copies = [copies[0][slice(*rows)].clone(), None]

@@ -11,7 +11,7 @@ import torch
 from fastar_nodes.model_loaders.networks.mar import MAR, pick
 from fastar_nodes.model_loaders.networks.mar import initialise as initialise_mar
 from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL
-from fastar_nodes.samplers.mar.diffusion import tables
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.tools.training import captions, hybrid_recipe, picture_book, tar_recipes
 from fastar_nodes.tools.training.training import generator, seeded
 

@@ -72,7 +72,7 @@ def test_every_word_is_known() -> None:
         unknown = [w for w in re.findall(r"\w+|[^\w\s]", text) if known.encode(w) == [0]]
         assert set(unknown) <= {words._STRANGE}, text
     assert known.encode("a zebra") == [known.encode("a")[0], 0]
-    ids = sorted(known.marks.values())
+    ids = sorted(known.special_tokens.values())
     assert ids == list(range(known.size, known.size + 4 + 3 + 16)), "marks follow the words without a gap"
 
 

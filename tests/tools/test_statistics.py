@@ -54,13 +54,13 @@ def test_least_ks_counts_its_dimensions():
 
 
 def test_the_verdict(monkeypatch, capsys):
-    case = Case("cspd", "near", {"cfg": 1.0}, lossless._CSPD, {"paper": {"mode": "paper"}})
+    case = Case("cspd", "near", {"cfg": 1.0}, lossless._CSPD, {"published": {"mode": "published"}})
     assert case.title == "cspd, near draft, cfg 1"
-    good = Outcome(case, {"KS": 0.3}, {"paper": 1e-9}, 0.5, 0.5)
+    good = Outcome(case, {"KS": 0.3}, {"published": 1e-9}, 0.5, 0.5)
     assert not good.failures
     for bad in (
-        Outcome(case, {"KS": 1e-5}, {"paper": 1e-9}, 0.5, 0.5),
-        Outcome(case, {"KS": 0.3}, {"paper": 0.4}, 0.5, 0.5),
+        Outcome(case, {"KS": 1e-5}, {"published": 1e-9}, 0.5, 0.5),
+        Outcome(case, {"KS": 0.3}, {"published": 0.4}, 0.5, 0.5),
     ):
         assert len(bad.failures) == 1
         monkeypatch.setattr(lossless, "run", lambda draws, log, found=bad: [good, found])
@@ -68,5 +68,5 @@ def test_the_verdict(monkeypatch, capsys):
     monkeypatch.setattr(lossless, "run", lambda draws, log: [good])
     assert (
         lossless.main(["--draws", "10"]) == 0
-        and "| cspd, near draft, cfg 1 | 50.0 | 50.0 | 0.300 | paper 1e-09 |" in capsys.readouterr().out
+        and "| cspd, near draft, cfg 1 | 50.0 | 50.0 | 0.300 | published 1e-09 |" in capsys.readouterr().out
     )

@@ -13,7 +13,7 @@ import pytest
 import tiny_demo as tiny
 import torch
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
-from fastar_nodes.samplers.mar.diffusion import tables
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.tools.training import picture_book, recipes
 from fastar_nodes.tools.training.training import Job, Schedule, generator, seeded, train
 from torch import nn

@@ -87,16 +87,6 @@ TABLES: dict[str, Table] = {
             ),
         ),
     ),
-    "lazymar-strategy": (
-        _COMMON,
-        (
-            Row("MAR", "mar", {}),
-            *(
-                Row(s, "lazymar", {**_LAZY, "head_cache": False, "strategy": s})
-                for s in ("lazymar", "random", "min-similarity", "predicted-only", "unpredicted-only")
-            ),
-        ),
-    ),
     "lazymar-tokens": (
         _COMMON,
         (
@@ -115,7 +105,7 @@ TABLES: dict[str, Table] = {
         _COMMON,
         (
             Row("MAR", "mar", {}),
-            *(Row(m, "cspd", {**_DRAFT, "mode": m}) for m in ("lossless", "paper", "published")),
+            *(Row(m, "cspd", {**_DRAFT, "mode": m}) for m in ("lossless", "published")),
             Row("published, no alignment", "cspd", {**_DRAFT, "mode": "published", "alignment": False}),
             *(
                 Row(f"published, pre-fill {100 * r:g} %", "cspd", {**_DRAFT, "mode": "published", "prefill_ratio": r})
@@ -151,7 +141,6 @@ TABLES: dict[str, Table] = {
             Row("MAR", "mar", {}),
             Row("fast: 12 AR steps, Halton order, DiSA 25 to 5, LazyMAR", "lazymar", _FAST),
             Row("fast, random order", "lazymar", {**_FAST, "order": "random"}),
-            Row("fast, checkerboard, GtR R = 1", "lazymar", {**_FAST, "order": "checkerboard", "reconstruct": 1}),
             Row("12 AR steps, halton order", "mar", {"ar_steps": 12, "order": "halton"}),
             Row("12 AR steps, random order", "mar", {"ar_steps": 12}),
         ),

@@ -142,7 +142,7 @@ PLOTS = (
             ("draft length gamma (published: 8)", r"published, gamma.*"),
             ("pre-fill (published: 15 %)", r"published, pre-fill.*"),
         ),
-        r"MAR|lossless|paper|published|published, no alignment",
+        r"MAR|lossless|published|published, no alignment",
         joined=False,
         short=(("^published, ", ""),),
         images=300,

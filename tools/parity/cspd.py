@@ -6,7 +6,7 @@ Class labels, prefill ratio and guidance scale are not recorded; the constants h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +19,19 @@ from ...model_loaders.networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
 from ...samplers.mar.coupling import Gaussian
-from ...samplers.mar.cspd_models import TRIES, Models
-from ...samplers.mar.cspd_published import LastStep, Published, published_keep, published_ratio
-from ...samplers.mar.diffusion import Tables, tables_at
-from ...samplers.mar.loop import Run, begin, loop
+from ...samplers.mar.cspd import (
+    TRIES,
+    LastStep,
+    draft_of,
+    prefill_steps,
+    published_keep,
+    published_ratio,
+    published_steps,
+)
+from ...samplers.mar.loop import FullTransformer, Run, begin
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import CSpDSettings
-from ...samplers.mar.transformer import FullTransformer
+from ...samplers.mar.tables import Tables, tables_at
 from .cases import Case, Check, exact, read_json, read_tensors
 
 DATA, DRAFT = "cspd.safetensors", "cspd_draft_f16.safetensors"
@@ -197,18 +203,18 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
             inner_temperature=inner,
         )
         condition = from_ids(LABELS)
-        run = begin("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None)
-        recorded = _RecordedRun(**vars(run), recorded=table)
-        models = Models(draft, condition.rows(draft, run.guided), FullTransformer(), FullTransformer())
-        decide = Published(recorded, recorded.settings, models)
-        places, first = [], decide.prefill
+        full = FullTransformer()
+        run = begin("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None, None, full)
+        own = {f.name: getattr(run, f.name) for f in fields(run) if f.init}
+        recorded = _RecordedRun(**own, recorded=table)
+        places, first = [], prefill_steps(ar_steps, PREFILL)
         for step in range(first, ar_steps):
             if step % length == 0 or step + 1 == ar_steps:
                 where = recorded.plan.ahead(first, step + 1 - first).sort(1).values
                 places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
                 first = step + 1
-        decide.draws = _RecordedDraws(tokens, places, found)
-        result = finish(loop(recorded, decide))
+        draws, draft_run = _RecordedDraws(tokens, places, found), draft_of(recorded, draft, condition)
+        result = finish(published_steps(recorded, draft_run, full, full, settings, draws))
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)
             yield exact(grid[image, position] == 1, v.accepted)

@@ -21,12 +21,11 @@ from ...model_loaders.networks.hybrid import TABLES, Hybrid, HybridConfig, Promp
 from ...model_loaders.networks.prompts import INSTRUCTION, HybridModel, PromptRows
 from ...model_loaders.networks.rows import Rows
 from ...model_loaders.tokenizer import load_tokenizer
-from ...samplers.mar.denoiser import Denoiser
-from ...samplers.mar.diffusion import Tables, tables
-from ...samplers.mar.disa import annealed_steps
-from ...samplers.mar.loop import begin
+from ...samplers.mar.diffusion import HeadBatch, denoise
+from ...samplers.mar.loop import FullTransformer, begin
+from ...samplers.mar.mar import annealed_steps
 from ...samplers.mar.settings import MARSettings
-from ...samplers.mar.transformer import FullTransformer
+from ...samplers.mar.tables import Tables, tables
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, Known, empty_state, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .mar import CLIPPED, schedule_cases, table_cases
@@ -171,7 +170,7 @@ def _words(path: Path) -> Case:
 
     def checks() -> Iterator[Check]:
         recorded, tokenizer = read_json(path), load_tokenizer(folder, "", {})
-        opening, closing = (tokenizer.marks[f"<|im_{end}|>"] for end in ("start", "end"))
+        opening, closing = (tokenizer.special_tokens[f"<|im_{end}|>"] for end in ("start", "end"))
         tiny = _model(path.parent, 2, 2)
         model = HybridModel(
             tiny.net,
@@ -274,22 +273,22 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
                 return orders
 
         condition: Any = _Recorded(ids, images)
-        run = begin("verify", model, condition, settings, Orders(0, range(images)), None)
-        plan, draws, transformer, at = run.plan, _Draws(found, images, guided), FullTransformer(), 0
+        transformer = FullTransformer()
+        run = begin("verify", model, condition, settings, Orders(0, range(images)), None, None, transformer)
+        plan, draws, at = run.plan, _Draws(found, images, guided), 0
         yield exact(torch.tensor(plan.sizes), found["n_pred"])
         yield Check(torch.tensor(plan.cfg), found["cfg_iter"], 1e-6)
         counts = annealed_steps(upper, lower, "linear", plan.steps)
         for step, n in enumerate(plan.sizes):
             where = plan.ahead(step).sort(1).values
-            z = transformer(run, step, where).flat()
-            recorded = found["z_cat"][at : at + len(z.both())]
+            z = transformer(run, step, where).flatten(1, 2)
+            recorded = found["z_cat"][at : at + z.shape[0] * z.shape[1]]
             at += len(recorded)
-            yield Check(z.both(), recorded)
+            yield Check(z.flatten(0, 1), recorded)
             first, noise = draws.take(n)
             table = tables(counts[step], t_max, model.max_beta) if lower else _table(len(noise), t_max, model.max_beta)
-            scale = torch.full((len(first), 1), plan.cfg[step])
-            made = Denoiser(run, table)(z, scale, first, noise).view(images, n, -1)
-            run.tokens = run.tokens.scatter(1, where[..., None].expand(-1, -1, made.shape[2]), made)
+            (made,) = denoise(run, HeadBatch(z, run.cfg(step), first, noise.float(), table))
+            run.write(where, made)
         yield relative(run.tokens, found["tokens"])
         if model.net.config.grid**2 == model.net.config.tokens:
             yield relative(model.to_latents(run.tokens), found["out"])

@@ -8,7 +8,7 @@ recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from torch import Tensor
 from ...model_loaders.mar import load_mar
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
-from ...samplers.mar.diffusion import Tables, tables_at
-from ...samplers.mar.head import PlainHead
 from ...samplers.mar.lazymar import REFERENCE_RATIOS, LazyTransformer
-from ...samplers.mar.loop import Conditions, Run, begin, generate
+from ...samplers.mar.loop import Run, begin
+from ...samplers.mar.mar import plain_steps
 from ...samplers.mar.settings import LazyMARSettings
+from ...samplers.mar.tables import tables_at
 from ...samplers.noise import Noise
 from .cases import Case, Check, exact, read_json, read_tensors
 
@@ -34,35 +34,27 @@ SCORE_TOLERANCE = 1e-5
 BASELINE, TOKENS = "baseline", "tokcache"
 
 
-@dataclass(eq=False)
-class _RecordedRun(Run):
-    """A run with the recorded timesteps, which are not a respacing."""
-
-    recorded: Tables | None = None
-
-    @property
-    def tables(self) -> Tables:
-        assert self.recorded is not None
-        return self.recorded
-
-
 class _RecordedSelection(LazyTransformer):
     """LazyMAR with the recorded selection; it stores conditions, scores and its own selection."""
 
     def __init__(self, settings: LazyMARSettings, recorded: dict[int, Tensor]):
-        super().__init__(settings, REFERENCE_RATIOS, SPARE)
+        super().__init__(settings)
         self.recorded = recorded
-        self.z: list[tuple[Tensor, Conditions]] = []
+        self.z: list[tuple[Tensor, Tensor]] = []
         self.fresh: list[int] = []
         self.scores: dict[int, Tensor] = {}
         self.choices: dict[int, tuple[Tensor, Tensor]] = {}
         """By AR step: rows that must be computed, and all rows of our own selection, int64 [B, n]."""
 
-    def __call__(self, run: Run, step: int, wanted: Tensor) -> Conditions:
+    def begin(self, run: Run) -> None:
+        super().begin(run)
+        self.share, self.spare = [*REFERENCE_RATIOS], SPARE
+
+    def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         self.z.append((wanted, super().__call__(run, step, wanted)))
         return self.z[-1][1]
 
-    def _refresh(self, run: Run, step: int, wanted: Tensor) -> Conditions:
+    def _refresh(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         self.fresh.append(step)
         return super()._refresh(run, step, wanted)
 
@@ -124,12 +116,11 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
             if tag == BASELINE
             else dict(zip(data[f"{of}.prune_step"].tolist(), data[f"{of}.prune_keep_mask"].bool(), strict=True))
         )
-        begun = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None)
-        table = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
-        state = _RecordedRun(**vars(begun), recorded=table)
         transformer = _RecordedSelection(settings, kept)
-        with torch.no_grad():
-            out = finish(generate(state, transformer, PlainHead(state, transformer)))
+        state = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None, None, transformer)
+        # The recorded timesteps are not a respacing.
+        table = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
+        out = finish(plain_steps(state, transformer, [table] * state.plan.steps))
         return out.latents, transformer
 
     def chosen(tag: str) -> Iterator[Check]:
@@ -152,9 +143,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
     def conditions(tag: str) -> Iterator[Check]:
         expected, row = data[f"{tag}.z_cat"], 0
         for wanted, z in run(tag)[1].z:
-            assert z.null is not None
-            order = wanted.argsort(1).repeat(2, 1)
-            both = torch.cat([z.cond, z.null])
+            order, both = wanted.argsort(1).repeat(2, 1), z.flatten(0, 1)
             both = both.gather(1, order[..., None].expand_as(both)).flatten(0, 1)
             yield Check(both, expected[row : row + len(both)])
             row += len(both)

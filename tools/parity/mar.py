@@ -23,12 +23,12 @@ from ...model_loaders.networks.rows import ClassRows
 from ...reports.record import Clock, Report
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
-from ...samplers.mar.denoiser import Denoiser
-from ...samplers.mar.diffusion import guide, tables
-from ...samplers.mar.loop import Conditions, Run
+from ...samplers.mar.diffusion import HeadBatch, denoise, guide
+from ...samplers.mar.loop import Plan, Run
 from ...samplers.mar.mar import mar
-from ...samplers.mar.schedule import Plan, masked_after
+from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
+from ...samplers.mar.tables import tables
 from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar
@@ -120,16 +120,16 @@ def _head(folder: Path) -> Iterator[Case]:
         yield Check(head.time_embed(t), data["net.t_emb"])
         yield Check(head(x, t, z), data["net.out"])
         out = head(torch.cat([x[:half], x[:half]]), t, z)
-        eps, logits = guide(out[:half], out[half:], 3.0, head.channels)
+        eps, logits = guide(out.unflatten(0, (2, half)), 3.0)
         yield Check(torch.cat([eps, logits], 1), data["net.cfg3_out"][:half])
 
     def sample(tag: str, count: int, clipped: bool, temperature: float, cfg: float) -> Iterator[Check]:
         first = data[f"s{tag}.init_noise"]
         n = len(first)
         table = tables(count, CLIPPED if clipped else 999)
-        denoise = Denoiser(_head_run(_model(folder), temperature, n), table)
-        rows = Conditions(z[:n], z[n : 2 * n] if cfg != 1 else None)
-        out = denoise(rows, torch.full((n, 1), cfg), first, data[f"s{tag}.step_noise_f16"][:, :n])
+        rows = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
+        batch = HeadBatch(rows, torch.full((n, 1), cfg), first, data[f"s{tag}.step_noise_f16"][:, :n].float(), table)
+        (out,) = denoise(_head_run(_model(folder), temperature, n), batch)
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)
 

@@ -23,7 +23,7 @@ from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
-from ...samplers.mar.diffusion import Tables, tables
+from ...samplers.mar.tables import Tables, tables
 from . import captions, recipes
 from .recipes import (
     NULL_LABELS,
@@ -62,7 +62,7 @@ def tokenizer() -> Tokenizer:
 def config() -> HybridConfig:
     """Configuration of the demo's hybrid: the demo MAR and the demo Tar's language model."""
     words = tokenizer()
-    return HybridConfig(replace(TARGET, classes=0), replace(language_config(), vocab=words.size + len(words.marks)))
+    return HybridConfig(replace(TARGET, classes=0), replace(language_config(), vocab=words.size + len(words.special_tokens)))
 
 
 def build(shape: HybridConfig | None = None, start: Hybrid | None = None) -> Hybrid:
@@ -79,7 +79,7 @@ def build(shape: HybridConfig | None = None, start: Hybrid | None = None) -> Hyb
 def hybrid_model(net: Hybrid) -> HybridModel:
     """A hybrid with the demo's vocabulary, as the loader returns it."""
     words, side = tokenizer(), net.config.mar.grid
-    opening, closing = (words.marks[name] for name in captions.TURNS)
+    opening, closing = (words.special_tokens[name] for name in captions.TURNS)
     return HybridModel(
         net.mar,
         TITLE,
@@ -103,7 +103,7 @@ def joined(mar: MAR, tar: TarModel, shape: HybridConfig | None = None) -> Hybrid
     table[:count] = old[:count]
     assert tar.special.chat is not None
     for name, i in zip(captions.TURNS, tar.special.chat, strict=True):
-        table[words.marks[name]] = old[i]
+        table[words.special_tokens[name]] = old[i]
     net.llm.load_state_dict({**state, EMBEDDING: table})
     return net
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from ...model_loaders.networks.diffusion_head import DiffusionHead
 from ...model_loaders.networks.mar import MAR, MARConfig, initialise
-from ...samplers.mar.diffusion import Tables, tables
+from ...samplers.mar.tables import Tables, tables
 from . import picture_book
 from .picture_book import Scenes
 from .training import Job, Schedule, generator, seeded, train
@@ -48,7 +48,7 @@ TARGET = MARConfig(
 DRAFT = replace(TARGET, dim=96, encoder_depth=2, decoder_depth=2, head_width=128)
 TARGET_SCHEDULE = Schedule(steps=15000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.4)
 DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998, decay=0.35)
-# Small heads diverge from t = 999 (samplers/mar/diffusion.py); the value is stored in the checkpoint.
+# Small heads diverge from t = 999 (samplers/mar/tables.py); the value is stored in the checkpoint.
 T_MAX = 950
 # Sampling defaults of these models, stored in the checkpoint. At temperature 1 a head of this size places some tokens between
 # two colours of the book.

@@ -69,7 +69,7 @@ def language_config(codes: int = TA_TOK.codes) -> LlamaConfig:
     """Configuration of the demo's language model for a codebook."""
     words = captions.tokenizer(codes, SCALES)
     return qwen_config(
-        dim=128, depth=3, heads=4, kv_heads=2, head_dim=32, hidden=320, vocab=words.size + len(words.marks),
+        dim=128, depth=3, heads=4, kv_heads=2, head_dim=32, hidden=320, vocab=words.size + len(words.special_tokens),
         positions=_POSITIONS, theta=1e4,
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def tar_model(net: Llama, codes: int = TA_TOK.codes, side: int = TA_TOK.side) ->
         side: side of TA-Tok's finest grid.
     """
     words = captions.tokenizer(codes, SCALES)
-    ids = words.marks
+    ids = words.special_tokens
     marks = SpecialTokens(ids["<im_start>"], ids["<S0>"], ids["<I0>"], codes, (ids["<|im_start|>"], ids["<|im_end|>"]))
     return TarModel(net, "picture book Tar", words.encode, marks, tuple(side // (i + 1) for i in range(SCALES)))
 

@@ -7,8 +7,8 @@ import torch
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.loop import FullTransformer
 from fastar_nodes.samplers.mar.settings import CSpDSettings
-from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
 
 

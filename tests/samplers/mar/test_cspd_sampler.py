@@ -9,23 +9,19 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.mar import MARModel, pick
+from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar import cspd as module
 from fastar_nodes.samplers.mar.coupling import Gaussian
-from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.cspd_models import TRIES, TracedDenoiser
-from fastar_nodes.samplers.mar.cspd_paper import Paper, paper_ratio
-from fastar_nodes.samplers.mar.cspd_published import LastStep, Published, last_step, published_keep, published_ratio
-from fastar_nodes.samplers.mar.denoiser import Denoiser
-from fastar_nodes.samplers.mar.diffusion import tables
-from fastar_nodes.samplers.mar.head import rows_at
+from fastar_nodes.samplers.mar.cspd import TRIES, cspd, last_step, published_keep, published_ratio, traced
+from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer
-from fastar_nodes.samplers.mar.loop import Conditions, begin
+from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, CSpDSettings, MARSettings
-from fastar_nodes.samplers.mar.transformer import FullTransformer
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.tools.statistics.two_samples import energy, least_ks
 from hypothesis import given, settings
@@ -84,9 +80,8 @@ def test_lossless_is_the_targets_distribution(plain, off, changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["published", "paper"])
-def test_the_same_test_sees_that_the_approximate_modes_are_not(plain, mode):
-    found = many(2, 0.3, mode=mode)
+def test_the_same_test_sees_that_the_approximate_mode_is_not(plain):
+    found = many(2, 0.3, mode="published")
     assert energy(plain, found) <= 0.001 and least_ks(plain, found) <= 0.001
 
 
@@ -94,10 +89,9 @@ def test_the_same_test_sees_that_the_approximate_modes_are_not(plain, mode):
 
 
 @pytest.mark.parametrize("speculation", [0, 4])
-@pytest.mark.parametrize("mode", ["lossless", "paper"])
 @pytest.mark.parametrize("length", [1, 3, 50])
-def test_a_draft_that_is_the_target_is_always_accepted(model, mode, length, speculation):
-    result = run(model, model, mode=mode, draft_length=length, speculation=speculation)
+def test_a_draft_that_is_the_target_is_always_accepted(model, length, speculation):
+    result = run(model, model, draft_length=length, speculation=speculation)
     assert result.report.counts["rejected"] == 0 and result.report.counts["accepted"] == 3 * 15
     if not speculation:
         plain = finish(mar(model, LABELS, MARSettings(**FEW), NOISE))
@@ -121,10 +115,9 @@ def test_closer_drafts_are_accepted_more_often(model):
     assert steps[0].acceptance == 0 and steps[-1].acceptance == 1
 
 
-@pytest.mark.parametrize("mode", ["lossless", "paper"])
-def test_what_comes_out_does_not_depend_on_the_draft_length(model, mode):
+def test_what_comes_out_does_not_depend_on_the_draft_length(model):
     draft = nearly(model, 0.003)
-    one, three, all_of_it = (run(model, draft, mode=mode, draft_length=n) for n in (1, 3, 50))
+    one, three, all_of_it = (run(model, draft, draft_length=n) for n in (1, 3, 50))
     scale = float(one.latents.abs().max())
     for result in (three, all_of_it):
         torch.testing.assert_close(result.latents, one.latents, rtol=1e-3, atol=1e-4 * scale)
@@ -134,7 +127,7 @@ def test_what_comes_out_does_not_depend_on_the_draft_length(model, mode):
 
 
 def test_everything_pre_filled_is_plain_mar_bit_for_bit(model, other):
-    for mode in ("lossless", "paper", "published"):
+    for mode in ("lossless", "published"):
         result, plain = (
             run(model, other, mode=mode, prefill_ratio=1.0),
             finish(mar(model, LABELS, MARSettings(**FEW), NOISE)),
@@ -143,7 +136,7 @@ def test_everything_pre_filled_is_plain_mar_bit_for_bit(model, other):
         assert (result.report.maps["outcome"] == PLAIN).all()
 
 
-@pytest.mark.parametrize("mode", ["lossless", "paper", "published"])
+@pytest.mark.parametrize("mode", ["lossless", "published"])
 @pytest.mark.parametrize("ratio", [0.0, 0.2, 0.5])
 def test_the_pre_fill_is_the_targets(model, other, mode, ratio):
     """AR steps 0 .. S ratio, as the reference."""
@@ -185,18 +178,17 @@ class Remembers:
         for s in range(step, step + count):
             yield [self(run, s, run.plan.ahead(s))]
 
-    def denoiser(self, run, table):
-        return self.full.denoiser(run, table)
+    def begin(self, run):
+        pass
 
     def forget(self):
         raise AssertionError("the target's tokens are final")
 
 
 @pytest.mark.parametrize("amount", [0.0, 0.003, 0.5])
-@pytest.mark.parametrize("mode", ["lossless", "paper"])
-def test_a_transformer_that_remembers_sees_final_tokens_only(model, mode, amount):
+def test_a_transformer_that_remembers_sees_final_tokens_only(model, amount):
     plug, draft = Remembers(), nearly(model, amount)
-    seen, together = run(model, draft, plug, mode=mode), run(model, draft, mode=mode)
+    seen, together = run(model, draft, plug), run(model, draft)
     assert [step for step, _ in plug.asked] == list(range(6))
     scale = float(together.latents.abs().max())
     torch.testing.assert_close(seen.latents, together.latents, rtol=1e-3, atol=1e-4 * scale)
@@ -206,7 +198,7 @@ def test_a_transformer_that_remembers_sees_final_tokens_only(model, mode, amount
         torch.testing.assert_close(tokens.flatten(), final[known].flatten(), rtol=1e-4, atol=1e-4 * scale)
 
 
-@pytest.mark.parametrize("mode", ["lossless", "paper", "published"])
+@pytest.mark.parametrize("mode", ["lossless", "published"])
 def test_lazymars_transformer_serves_both_models(model, mode):
     draft = nearly(model, 0.003)
     full, settings = run(model, draft, mode=mode), CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0, mode=mode)
@@ -232,16 +224,14 @@ def test_published_asks_the_target_once_a_segment(model, other):
 
 def test_several_steps_in_one_pass_are_the_steps_one_by_one(model):
     for cfg in (1.0, 2.0):
-        made = begin("mar", model, LABELS, MARSettings(**{**FEW, "cfg": cfg}), NOISE, None)
-        made.tokens = torch.randn(made.tokens.shape, generator=torch.Generator().manual_seed(1))
         plug = FullTransformer()
+        made = begin("mar", model, LABELS, MARSettings(**{**FEW, "cfg": cfg}), NOISE, None, None, plug)
+        made.tokens = torch.randn(made.tokens.shape, generator=torch.Generator().manual_seed(1))
         for step, count in ((0, 6), (2, 3), (5, 1)):
             for s, z in zip(range(step, step + count), next(plug.verify(made, step, count)), strict=True):
                 alone = plug(made, s, made.plan.ahead(s))
-                torch.testing.assert_close(z.cond, alone.cond, rtol=1e-4, atol=1e-5)
-                assert (z.null is None) == (alone.null is None)
-                if z.null is not None:
-                    torch.testing.assert_close(z.null, alone.null, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(z, alone, rtol=1e-4, atol=1e-5)
+                assert len(z) == 1 + (cfg != 1)
 
 
 def test_drafts_are_forgotten_when_they_were_wrong(model, other):
@@ -261,21 +251,19 @@ def test_drafts_are_forgotten_when_they_were_wrong(model, other):
 def test_drafts_are_on_the_canvas(model):
     steps = list(cspd(model, LABELS, CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0), NOISE, draft=model))
     shown = [int(step.decided[0].sum()) for step in steps]
-    plan = begin("mar", model, LABELS, MARSettings(**FEW), NOISE, None).plan
+    plan = begin("mar", model, LABELS, MARSettings(**FEW), NOISE, None, None, FullTransformer()).plan
     assert shown == [plan.ends[0], *[plan.ends[3]] * 3, *[16] * 2]
     undrawn = ~steps[1].decided[:, None].expand_as(steps[1].latents)
     assert bool((steps[1].latents[undrawn] == 0).all()) and bool((steps[1].latents[~undrawn] != 0).all())
 
 
 def test_counts_of_both_models_add_up(model, other):
-    for mode in ("lossless", "paper", "published"):
+    for mode in ("lossless", "published"):
         report = run(model, other, mode=mode).report
         counts = report.counts
         assert counts["accepted"] + counts["rejected"] == int((report.maps["outcome"] != PLAIN).sum()) == 45
         assert 0 < counts["draft_passes"] < counts["transformer_passes"]
-        # paper looks at the target's trajectory with the draft's head too, once an AR step with a rejection.
-        again = counts["draft_head_calls"] - 8 * counts["draft_passes"]
-        assert 0 < again <= 5 if mode == "paper" else again == 0
+        assert counts["draft_head_calls"] == 8 * counts["draft_passes"]
         assert set(report.phases) == {"transformer", "head", "draft"}
         assert report.model == "tiny, drafted by tiny"
 
@@ -291,12 +279,11 @@ def test_published_accepts_more_with_a_wider_inner_temperature(model):
     assert torch.equal(own.latents, run(model, draft, mode="published", inner_temperature=42.0).latents)
 
 
-@pytest.mark.parametrize("mode", ["paper", "published"])
-def test_shared_noise_accepts_more(mode):
+def test_shared_noise_accepts_more():
     """The paper's table 3."""
     labels, noise = from_ids([1] * 50), ManyImages(3, 50)
     on, off = (
-        run(toy_mar(), toy_mar(off=0.05), labels=labels, noise=noise, mode=mode, alignment=a, ar_steps=4)
+        run(toy_mar(), toy_mar(off=0.05), labels=labels, noise=noise, mode="published", alignment=a, ar_steps=4)
         for a in (True, False)
     )
     assert on.report.acceptance > 1.5 * off.report.acceptance
@@ -355,106 +342,53 @@ def density(path: torch.Tensor, kernel: Gaussian) -> torch.Tensor:
 
 @settings(deadline=None)
 @given(st.integers(0, 999), st.integers(2, 9))
-def test_the_papers_ratio_in_full_is_the_paths_density_ratio(seed, steps):
+def test_the_published_ratio_is_the_papers_with_sigma_upside_down(seed, steps):
+    """Equations (4) and (5): Sigma p(x_0 | x_1) / q(x_0 | x_1); the published code divides by Sigma."""
     path, q, p = kernels(4, steps, seed)
-    want = (density(path, p) - density(path, q)).sum(1)
-    torch.testing.assert_close(paper_ratio(path, q, p, exponents=1.0), want, rtol=1e-3, atol=1e-3)
-    # Equation (5): widths of all but the last step, density of the last.
+    one, two = last_step(q), last_step(p)
     sigma = (q.log_std - p.log_std)[:, :-1].sum((1, 2))
-    want = sigma + density(path, p)[:, -1] - density(path, q)[:, -1]
-    torch.testing.assert_close(paper_ratio(path, q, p), want, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(paper_ratio(path, p, q, 7.0), -paper_ratio(path, q, p, 7.0))
-
-
-def test_the_published_ratio_is_the_papers_with_sigma_upside_down():
-    path, q, p = kernels(5, 6, 0)
-    one, two = (LastStep(Gaussian(k.mean[:, -1], k.log_std[:, -1]), k.log_std[:, :-1].sum(1)) for k in (q, p))
-    sigma = (q.log_std - p.log_std)[:, :-1].sum((1, 2))
-    torch.testing.assert_close(published_ratio(path[:, -1], one, two, 1.0), paper_ratio(path, q, p) - 2 * sigma)
+    last = density(path, p)[:, -1] - density(path, q)[:, -1]
+    torch.testing.assert_close(published_ratio(path[:, -1], one, two, 1.0), last - sigma, rtol=1e-3, atol=1e-3)
     keep = published_keep(path[:, -1], one, two)
-    torch.testing.assert_close(
-        keep, (1 - 1 / (paper_ratio(path, q, p) - 2 * sigma).exp()).clamp(min=0), rtol=1e-4, atol=1e-4
-    )
-
-
-def test_rejected_tokens_are_drawn_until_one_is_kept(model, other, monkeypatch):
-    """Equations (7) to (11), one token at a time."""
-    fast, tries = Paper.anew, []
-
-    def compared(self, z, z_draft, scale, image, position):
-        got = fast(self, z, z_draft, scale, image, position)
-        path, p = self.head.trace(z, scale, *self.own_noise(image, position))
-        q = self.kernels(self.of_draft, z_draft, scale, path)
-        for i in range(len(path)):
-            mine, theirs = (Gaussian(g.mean[i : i + 1], g.log_std[i : i + 1]) for g in (q, p))
-            for attempt in range(TRIES):
-                normal, uniform = self.draws.again(image[i : i + 1], position[i : i + 1], attempt, 1, path.shape[2])
-                normal = normal[:, 0]
-                token = theirs.mean[:, -1] + theirs.log_std[:, -1].exp() * normal
-                ratio = self.ratio(torch.cat([path[i : i + 1, :-1], token[:, None]], 1), mine, theirs)
-                if float(uniform) <= 1 - float(torch.exp(-ratio)):
-                    break
-            tries.append(attempt + 1)
-            torch.testing.assert_close(got[i : i + 1], token, rtol=1e-4, atol=1e-4)
-        return got
-
-    monkeypatch.setattr(Paper, "anew", compared)
-    run(model, nearly(model, 0.3), mode="paper")
-    assert len({*tries}) > 3 and min(tries) < TRIES
+    torch.testing.assert_close(keep, (1 - (sigma - last).exp()).clamp(min=0), rtol=1e-3, atol=1e-3)
 
 
 def test_a_traced_path_is_the_denoisers_own(model):
-    made, table = begin("mar", model, LABELS, MARSettings(**FEW, temperature=0.7), NOISE, None), tables(9, 950)
+    base, table = MARSettings(**FEW, temperature=0.7), tables(9, 950)
+    made = begin("mar", model, LABELS, base, NOISE, None, None, FullTransformer())
     g = torch.Generator().manual_seed(2)
-    z = Conditions(torch.randn(5, 16, generator=g), torch.randn(5, 16, generator=g))
-    scale, first, noise = (
-        torch.full((5, 1), 2.0),
-        torch.randn(5, 4, generator=g),
-        torch.randn(len(table), 5, 4, generator=g),
-    )
+    z, first = torch.randn(2, 5, 16, generator=g), torch.randn(5, 4, generator=g)
+    noise = torch.randn(len(table), 5, 4, generator=g)
+    batch = HeadBatch(z, torch.full((5, 1), 2.0), first, noise, table)
     with torch.no_grad():
-        trace, plain = (
-            TracedDenoiser(made, table).trace(z, scale, first, noise),
-            Denoiser(made, table)(z, scale, first, noise),
-        )
+        trace, (plain,) = traced(made, batch), denoise(made, batch)
     assert torch.equal(trace.path[:, -1], plain) and torch.equal(trace.path[:, 0], first)
     steps = trace.kernel.mean + 0.7 * trace.kernel.log_std.exp() * noise.transpose(0, 1)
     torch.testing.assert_close(trace.path[:, 1:-1], steps[:, :-1], rtol=1e-4, atol=1e-4)
     assert torch.equal(trace.path[:, -1], trace.kernel.mean[:, -1])
-    assert torch.equal(last_step(trace).kernel.mean, plain)
+    assert torch.equal(last_step(trace.kernel).kernel.mean, plain)
 
 
 def test_published_redraws_from_the_target_until_one_is_kept(model, monkeypatch):
-    """The published rule, one token at a time; the last token stays 0 if none is kept."""
-    verify, seen = Published.verify, []
+    """The published rule, one token at a time; a token is 0 if none is kept."""
+    redrawn, seen = module.redrawn, []
 
-    def compared(self, run, step):
-        where = run.plan.ahead(self.first, step + 1 - self.first)
-        kept = [pick(x, where).flatten(0, 1) for x in self.kept]
-        drafts, z = pick(run.tokens, where).flatten(0, 1), self.transformer(run, self.first, where)
-        verify(self, run, step)
-        rows, got = rows_at(where), pick(run.tokens, where).flatten(0, 1)
-        trace = self.head.trace(z.flat(), self.scale(run, step, where.numel()), *self.own_noise(*rows))
-        p, q = last_step(trace, self.settings.temperature), LastStep(Gaussian(kept[0], kept[1]), kept[2])
-        for i in range(len(drafts)):
-            mine, theirs = (
-                LastStep(Gaussian(g.kernel.mean[i : i + 1], g.kernel.log_std[i : i + 1]), g.rest[i : i + 1])
-                for g in (q, p)
-            )
-            image, position = rows[0][i : i + 1], rows[1][i : i + 1]
-            ratio, token, tries = published_ratio(drafts[i : i + 1], mine, theirs, self.inner), drafts[i], 0
-            if not bool(ratio > self.draws.guess(image, position).log()):
-                token = torch.zeros_like(token)
-                for tries in range(1, TRIES + 1):
-                    normal, uniform = self.draws.again(image, position, tries - 1, 1, len(token))
-                    drawn = theirs.kernel.mean + theirs.kernel.log_std.exp() * normal[:, 0]
-                    if bool(published_keep(drawn, mine, theirs) > uniform):
-                        token = drawn[0]
-                        break
+    def compared(draws, image, position, q, p):
+        got = redrawn(draws, image, position, q, p)
+        for i in range(len(got)):
+            row = torch.tensor([i])
+            mine, theirs, token = q.at(row), p.at(row), torch.zeros(got.shape[1])
+            for tries in range(1, TRIES + 1):
+                normal, uniform = draws.again(image[row], position[row], tries - 1, 1, len(token))
+                drawn = theirs.kernel.mean + theirs.kernel.log_std.exp() * normal[:, 0]
+                if bool(published_keep(drawn, mine, theirs) > uniform):
+                    token = drawn[0]
+                    break
             seen.append(tries)
             torch.testing.assert_close(got[i], token, rtol=1e-4, atol=1e-4)
+        return got
 
-    monkeypatch.setattr(Published, "verify", compared)
+    monkeypatch.setattr(module, "redrawn", compared)
     for amount in (0.3, 0.003):
         run(model, nearly(model, amount), mode="published")
-    assert {0, 1} <= {*seen}
+    assert min(seen) == 1

@@ -8,7 +8,8 @@ import pytest
 import torch
 from diffusion_reference import log_variance, predict_x0
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.mar.diffusion import cosine_betas, guide, respaced_timesteps, tables
+from fastar_nodes.samplers.mar.diffusion import guide
+from fastar_nodes.samplers.mar.tables import cosine_betas, respaced_timesteps, tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,10 +57,11 @@ def test_variance_logits_span_the_two_bounds():
 
 def test_guidance_leaves_the_variance_alone():
     out, null = torch.randn(3, 8), torch.randn(3, 8)
-    eps, logits = guide(out, null, 2.0, 4)
+    eps, logits = guide(torch.stack([out, null]), 2.0)
     torch.testing.assert_close(eps, null[:, :4] + 2 * (out[:, :4] - null[:, :4]))
     assert torch.equal(logits, out[:, 4:])
-    assert torch.equal(guide(out, null, 1.0, 4)[0].round(decimals=4), out[:, :4].round(decimals=4))
+    assert torch.equal(guide(torch.stack([out, null]), 1.0)[0].round(decimals=4), out[:, :4].round(decimals=4))
+    assert torch.equal(guide(out[None], 2.0)[0], out[:, :4])
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.diffusion import tables
-from fastar_nodes.samplers.mar.disa import annealed_steps, annealed_tables
 from fastar_nodes.samplers.mar.lazymar import lazymar
-from fastar_nodes.samplers.mar.loop import begin
-from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.loop import FullTransformer, begin
+from fastar_nodes.samplers.mar.mar import annealed_steps, annealed_tables, mar
 from fastar_nodes.samplers.mar.settings import LazyMARSettings, MARSettings
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given
@@ -89,13 +88,13 @@ def test_more_steps_at_the_end_are_refused(model):
 def test_few_steps_start_at_950_unless_the_setting_says_otherwise(model, changes, highest):
     official = dataclasses.replace(model, t_max=999)
     settings = dataclasses.replace(FEW, **changes)
-    run = begin("mar", official, from_ids((1,)), settings, PairedNoise(5, (0,)), None)
+    run = begin("mar", official, from_ids((1,)), settings, PairedNoise(5, (0,)), None, None, FullTransformer())
     assert {int(table.timestep_map[-1]) for table in annealed_tables(run, settings)} == {highest}
 
 
 def test_many_steps_at_the_end_keep_the_checkpoints_t_max(model):
     official, settings = dataclasses.replace(model, t_max=999), MARSettings(diffusion_steps_end=50, ar_steps=6)
-    run = begin("mar", official, from_ids((1,)), settings, PairedNoise(5, (0,)), None)
+    run = begin("mar", official, from_ids((1,)), settings, PairedNoise(5, (0,)), None, None, FullTransformer())
     assert {int(table.timestep_map[-1]) for table in annealed_tables(run, settings)} == {999}
 
 

@@ -30,8 +30,7 @@ SAMPLERS = {
     "mar, annealed, speculation": (mar, MARSettings(**FEW, diffusion_steps_end=3, speculation=3)),
     "fasthybrid": (fasthybrid, FastHybridSettings(**FEW, lookahead=3, threshold=0.97, guided_steps=3)),
     **{
-        f"cspd, {mode}": (DRAFTED, CSpDSettings(**FEW, draft_length=2, mode=mode))
-        for mode in ("lossless", "paper", "published")
+        f"cspd, {mode}": (DRAFTED, CSpDSettings(**FEW, draft_length=2, mode=mode)) for mode in ("lossless", "published")
     },
 }
 

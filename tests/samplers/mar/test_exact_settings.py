@@ -18,29 +18,22 @@ BASE = {"ar_steps": 6, "diffusion_steps": 30, "cfg": 2.0}
 LABELS, NOISE = from_ids((1, 4)), PairedNoise(5, (0, 1))
 CACHED = {"refresh_period": 3, "start_step": 1}
 ANNEALED = {"diffusion_steps_end": 8}
-SPLIT = {"order": "checkerboard", "reconstruct": 1}
 EXACT, LOSSLESS, NEITHER = "exact", "lossless", "neither"
 CASES = [
     ("mar", {}, EXACT),
     ("mar", ANNEALED, NEITHER),
-    ("mar", SPLIT, NEITHER),
     ("mar", {"speculation": 4}, LOSSLESS),
     ("mar", {"speculation": 4, **ANNEALED}, NEITHER),
-    ("mar", {"speculation": 4, **SPLIT}, NEITHER),
     ("fasthybrid", {"lookahead": 0}, EXACT),
     ("fasthybrid", {"threshold": 1.01}, EXACT),
     ("fasthybrid", {"threshold": 0.5}, NEITHER),
     ("fasthybrid", {"lookahead": 0, **ANNEALED}, NEITHER),
-    ("fasthybrid", {"threshold": 1.01, **SPLIT}, NEITHER),
     ("lazymar", {"refresh_period": 1}, EXACT),
     ("lazymar", CACHED, NEITHER),
     ("lazymar", {"refresh_period": 1, **ANNEALED}, NEITHER),
-    ("lazymar", {"refresh_period": 1, **SPLIT}, NEITHER),
     ("cspd", {"prefill_ratio": 1.0, "mode": "published"}, EXACT),
-    ("cspd", {"prefill_ratio": 1.0, **SPLIT}, NEITHER),
     ("cspd", {"prefill_ratio": 1.0, "speculation": 4}, LOSSLESS),
     ("cspd", {"prefill_ratio": 0.2}, LOSSLESS),
-    ("cspd", {"prefill_ratio": 0.2, **SPLIT}, NEITHER),
     ("cspd", {"prefill_ratio": 0.2, "mode": "published"}, NEITHER),
     ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 1}, EXACT),
     ("fasthybrid+lazymar", {"lookahead": 0, **CACHED}, NEITHER),
@@ -68,6 +61,5 @@ def latents():
 def test_claims_hold(latents, name, settings, claim):
     made = SAMPLERS[name].settings(**BASE, **settings)
     assert (made.exact(4), made.lossless()) == (claim == EXACT, claim == LOSSLESS)
-    order = {"order": settings["order"]} if "order" in settings else {}
-    found, plain = latents(name, **settings), latents("mar", **order)
+    found, plain = latents(name, **settings), latents("mar")
     assert torch.allclose(found, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max())) == (claim == EXACT)

@@ -11,11 +11,12 @@ import torch
 from fastar_nodes.reports.record import REDONE
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.denoiser import Denoiser
-from fastar_nodes.samplers.mar.diffusion import Ancestral, tables
-from fastar_nodes.samplers.mar.fasthybrid import Guided, fasthybrid, guidance_weights
+from fastar_nodes.samplers.mar import fasthybrid as module
+from fastar_nodes.samplers.mar.diffusion import HeadBatch, ancestral_step, denoise, step_numbers
+from fastar_nodes.samplers.mar.fasthybrid import fasthybrid, guidance_weights
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARBase, MARSettings
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,10 +114,7 @@ def test_both_tables_of_an_ar_step_share_their_head_calls(model, monkeypatch):
     settings = {"lookahead": 4, "threshold": 0.97, "guided_steps": 4}
     joint = run(model, **settings)
 
-    def apart(self, mine, other, others):
-        return self(*mine), other(*others)
-
-    monkeypatch.setattr(Denoiser, "together", apart)
+    monkeypatch.setattr(module, "denoise", lambda run, *batches: [denoise(run, b)[0] for b in batches])
     separate = run(model, **settings)
     torch.testing.assert_close(joint.latents, separate.latents, rtol=1e-4, atol=1e-4)
     assert joint.report.counts["head_rows"] == separate.report.counts["head_rows"]
@@ -139,30 +137,34 @@ def test_the_guided_mean_is_the_papers_mixture(space):
     table, g = tables(7, 950), torch.Generator().manual_seed(0)
     x, eps, draft = (torch.randn(5, 4, generator=g) for _ in range(3))
     weights = guidance_weights("cos", len(table))
-    plain = Ancestral(table, 1.0, draft.device)
-    rule = Guided(plain, draft, weights, space)
+    out, cfg, none = torch.cat([eps, torch.zeros_like(eps)], 1)[None], torch.ones(5, 1), torch.zeros(5, 4)
+    plain, guided = (HeadBatch(eps[None], cfg, x, none[None], table, draft, gamma) for gamma in ((), weights))
     for k, gamma in enumerate(weights):
         t = len(table) - 1 - k
         x0 = table.sqrt_recip_alphas_cumprod[t] * x - table.sqrt_recipm1_alphas_cumprod[t] * eps
         coef1, coef2 = table.posterior_mean_coef1[t], table.posterior_mean_coef2[t]
         mean = (coef1 * x0 + coef2 * x).float()
-        torch.testing.assert_close(plain.mean(k, x, eps), mean, rtol=1e-3, atol=1e-4)
+        _, found, _ = ancestral_step(step_numbers(plain, False)[k], x, out, cfg, none, None, space)
+        torch.testing.assert_close(found, mean, rtol=1e-3, atol=1e-4)
         if space == "mean":
             want = (1 - gamma) * mean + gamma * draft
         else:
             want = (coef1 * ((1 - gamma) * x0 + gamma * draft) + coef2 * x).float()
-        torch.testing.assert_close(rule.mean(k, x, eps), want, rtol=1e-3, atol=1e-4)
+        _, found, _ = ancestral_step(step_numbers(guided, False)[k], x, out, cfg, none, draft, space)
+        torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("space", ["mean", "x0"])
-def test_a_step_of_weight_1_does_not_depend_on_the_head(model, space):
+def test_a_step_of_weight_1_does_not_depend_on_the_head(space):
     """What the skipped evaluation would have given changes the std only, within the learned range."""
     table = tables(4, 950)
-    draft, x, noise = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1)).unbind(0)
-    rule = Guided(Ancestral(table, 1.0, draft.device), draft, guidance_weights("cos", len(table)), space)
-    assert [rule.free(k) for k in range(len(table))] == [True] + [False] * (len(table) - 1)
-    eps = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(rule.mean(0, x, eps), rule.mean(0, x, torch.zeros_like(eps)))
+    draft, x, eps = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1)).unbind(0)
+    weights, cfg, none = guidance_weights("cos", len(table)), torch.ones(5, 1), torch.zeros(5, 4)
+    assert [gamma == 1 for gamma in weights] == [True] + [False] * (len(table) - 1)
+    numbers = step_numbers(HeadBatch(eps[None], cfg, x, none[None], table, draft, weights), False)[0]
+    outs = torch.cat([eps, none], 1)[None], torch.zeros(1, 5, 8)
+    found, without = (ancestral_step(numbers, x, out, cfg, none, draft, space)[1] for out in outs)
+    torch.testing.assert_close(found, without)
 
 
 def test_lookahead_0_keeps_annealed_steps(model):
@@ -186,8 +188,6 @@ def test_keeping_drafts_needs_no_guided_steps(model):
 
 
 def test_a_full_pull_in_x0_space_returns_the_draft(model, monkeypatch):
-    import fastar_nodes.samplers.mar.fasthybrid as module
-
     monkeypatch.setattr(module, "guidance_weights", lambda schedule, steps: (1.0,) * steps)
     pulled = run(model, lookahead=8, threshold=-1.0, guidance_space="x0")
     kept = run(model, lookahead=8, threshold=-1.0, accepted="keep")

@@ -8,10 +8,9 @@ from fastar_nodes.model_loaders.networks.hybrid import PromptBatch
 from fastar_nodes.model_loaders.networks.prompts import PromptRows
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.loop import Conditions
+from fastar_nodes.samplers.mar.loop import FullTransformer
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_hybrids import tiny_hybrid
 
@@ -53,7 +52,7 @@ class Uncached(FullTransformer):
         known = run.plan.known(step).repeat(2, 1)
         tokens = run.tokens.repeat(2, 1, 1)
         z = run.model.hybrid(tokens, known, self.ids, self.lengths, wanted.repeat(2, 1))
-        return Conditions.of(z, run.guided)
+        return z.unflatten(0, (2, -1))
 
 
 class EncoderTwice(FullTransformer):
@@ -65,7 +64,7 @@ class EncoderTwice(FullTransformer):
         known, tokens = run.plan.known(step).repeat(2, 1), run.tokens.repeat(2, 1, 1)
         encoded = net.mar.encode(tokens, known, net.mar.class_rows(None, len(tokens)))
         fused = net.fuse(encoded, known, PromptBatch([*rows.prompts, *[rows.null] * len(rows)]))
-        return Conditions.of(net.mar.decode(fused, known, wanted.repeat(2, 1)), run.guided)
+        return net.mar.decode(fused, known, wanted.repeat(2, 1)).unflatten(0, (2, -1))
 
 
 @pytest.mark.parametrize("transformer", [Uncached, lambda model: EncoderTwice()], ids=["prompt cache", "encoder once"])

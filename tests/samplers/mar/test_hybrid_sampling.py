@@ -12,11 +12,10 @@ from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.diffusion import tables
 from fastar_nodes.samplers.mar.editing import Edit
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, lazymar
-from fastar_nodes.samplers.mar.loop import begin
+from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
@@ -25,7 +24,7 @@ from fastar_nodes.samplers.mar.settings import (
     LazyMARSettings,
     MARSettings,
 )
-from fastar_nodes.samplers.mar.transformer import FullTransformer
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_hybrids import TURN, tiny_hybrid
 from tiny_models import tiny_mar
@@ -139,14 +138,14 @@ def test_the_language_model_reads_known_tokens_in_raster_order(hybrid):
 
 
 def test_several_ar_steps_in_one_pass_are_those_one_by_one(hybrid, monkeypatch):
-    run = begin("mar", hybrid, PROMPTS, MARSettings(**FEW), noise(), None)
+    run = begin("mar", hybrid, PROMPTS, MARSettings(**FEW), noise(), None, None, FullTransformer())
     run.tokens = torch.randn(run.tokens.shape, generator=torch.Generator().manual_seed(1))
     transformer = FullTransformer()
 
     def gaps():
         together = next(transformer.verify(run, 1, 4))
         alone = [transformer(run, s, run.plan.ahead(s)) for s in range(1, 5)]
-        return max(float((a.both() - b.both()).abs().max()) for a, b in zip(together, alone, strict=True))
+        return max(float((a - b).abs().max()) for a, b in zip(together, alone, strict=True))
 
     with torch.no_grad():
         assert gaps() < 1e-5
@@ -290,7 +289,7 @@ def test_a_model_samples_with_its_own_largest_beta(hybrid, plain):
     other = finish(mar(hybrid, PROMPTS, MARSettings(**FEW, t_max=999), noise()))
     assert (made.latents - other.latents).abs().max() > 1e-2
     for model, beta in ((capped, 0.2), (hybrid, 0.999)):
-        run = begin("mar", model, PROMPTS, MARSettings(**FEW, t_max=999), noise(), None)
+        run = begin("mar", model, PROMPTS, MARSettings(**FEW, t_max=999), noise(), None, None, FullTransformer())
         assert torch.equal(run.tables.betas, tables(4, 999, beta).betas)
     assert float(tables(100, 999, 0.2).alphas_cumprod[-1]) == pytest.approx(2.64e-5, rel=1e-2)
     assert float(tables(100, 999).alphas_cumprod[-1]) == pytest.approx(2.43e-9, rel=1e-2)
@@ -311,7 +310,7 @@ def replace_t(model):
 
 def test_no_row_is_computed_twice(hybrid, plain):
     c, counts = hybrid.net.config, plain.report.counts
-    plan = begin("mar", hybrid, PROMPTS, MARSettings(**FEW), noise(), None).plan
+    plan = begin("mar", hybrid, PROMPTS, MARSettings(**FEW), noise(), None, None, FullTransformer()).plan
     known = [c.buffer + start for start in plan.starts]
     assert counts["encoder_rows"] == 2 * sum(known)
     assert counts["llm_rows"] == 2 * counts["encoder_rows"]

@@ -11,14 +11,14 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar import diffusion
 from fastar_nodes.samplers.mar import lazymar as module
-from fastar_nodes.samplers.mar.denoiser import Denoiser
-from fastar_nodes.samplers.mar.diffusion import tables
+from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
 from fastar_nodes.samplers.mar.editing import Edit
-from fastar_nodes.samplers.mar.fasthybrid import Guided, fasthybrid
+from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
-from fastar_nodes.samplers.mar.lazymar_head import CachedDenoiser
-from fastar_nodes.samplers.mar.loop import Conditions, begin
+from fastar_nodes.samplers.mar.lazymar_head import segments, spans
+from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
@@ -29,7 +29,7 @@ from fastar_nodes.samplers.mar.settings import (
     MARBase,
     MARSettings,
 )
-from fastar_nodes.samplers.mar.transformer import FullTransformer
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS, find
 from fastar_nodes.samplers.settings import knobs
@@ -38,7 +38,6 @@ from hypothesis import strategies as st
 from lazy_reference import SlowLazy, ratio_of, slow_head
 from tiny_models import tiny_mar
 
-STRATEGIES = ("lazymar", "random", "min-similarity", "predicted-only", "unpredicted-only")
 BASE = {"ar_steps": 10, "diffusion_steps": 3, "cfg": 2.0}
 QUICK = {"refresh_period": 4, "start_step": 1, "computed_ratio": 0.05}
 NO_HEAD = {**QUICK, "head_cache": False}
@@ -60,8 +59,8 @@ def lazy(model, base=BASE, labels=LABELS, noise=NOISE, **changes):
 class Watched(LazyTransformer):
     """Writes down what it refreshes and chooses."""
 
-    def __init__(self, settings, **more):
-        super().__init__(settings, **more)
+    def __init__(self, settings):
+        super().__init__(settings)
         self.refreshed, self.chosen = [], []
 
     def _refresh(self, run, step, wanted):
@@ -120,9 +119,8 @@ def test_a_share_of_one_leaves_nothing_out(deep):
 
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_equals_the_slow_reference(deep, strategy, cfg):
-    changed = LazyMARSettings(**{**BASE, "cfg": cfg}, **NO_HEAD, strategy=strategy, block=2)
+def test_equals_the_slow_reference(deep, cfg):
+    changed = LazyMARSettings(**{**BASE, "cfg": cfg}, **NO_HEAD, block=2)
     got, slow = as_slow(deep, changed)
     left_out = torch.stack([branch.left_out for branch in slow.cond]).view(2, 5, 5).numpy()
     assert np.array_equal(got.report.maps["cached"], left_out) and left_out.any()
@@ -180,7 +178,7 @@ def drive(model, plug, base, calls, reach=1, drawn=None):
     edit = None
     if drawn is not None:
         edit = Edit(torch.randn(1, c.channels, c.grid, c.grid, generator=g), drawn)
-    run = begin("mar", model, LABELS, changed, NOISE, 1, edit)
+    run = begin("mar", model, LABELS, changed, NOISE, 1, edit, plug)
     made = torch.randn(len(LABELS), c.tokens, c.channels, generator=g)
     out = []
     with torch.no_grad():
@@ -196,7 +194,6 @@ caches = st.fixed_dictionaries(
         "refresh_period": st.integers(2, 8),
         "start_step": st.integers(0, 5),
         "computed_ratio": st.sampled_from([0.0, 0.05, 0.5, 1.0]),
-        "strategy": st.sampled_from(STRATEGIES),
         "condition_cache": st.booleans(),
         "encoder_cache": st.booleans(),
         "token_cache": st.booleans(),
@@ -220,8 +217,7 @@ def test_skipped_calls_skip_no_refresh(deep, period, start, calls):
             assert step in plug.refreshed and step in slow.refreshed
         last = step
     for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a.cond, b.cond, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(a.null, b.null, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------ what caches may never do
@@ -240,8 +236,7 @@ def test_nothing_is_read_before_it_was_written(deep, cache, cfg, steps, reach, e
         run, out = drive(deep, LazyTransformer(base), base, range(steps), reach, drawn if edited else None)
     finally:
         torch.use_deterministic_algorithms(before)
-    assert all(torch.isfinite(z.cond).all() and (z.null is None or torch.isfinite(z.null).all()) for z in out)
-    assert all((z.null is None) == (cfg == 1) for z in out)
+    assert all(torch.isfinite(z).all() and len(z) == 1 + (cfg != 1) for z in out)
 
 
 @FEW
@@ -263,7 +258,13 @@ def test_what_is_asked_for_and_what_is_new_is_always_computed(deep, cache, calls
 def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep, monkeypatch):
     """The published code gives mandatory rows the score 0, which loses against negative cosines."""
     monkeypatch.setattr(LazyTransformer, "similarity", lambda self, values: torch.full(values.shape[::2][:2], -0.9))
-    plug = Watched(LazyMARSettings(**BASE, **QUICK), spare=0)
+
+    class Sparing(Watched):
+        def begin(self, run):
+            super().begin(run)
+            self.spare = 0
+
+    plug = Sparing(LazyMARSettings(**BASE, **QUICK))
     drive(deep, plug, LazyMARSettings(**BASE, **QUICK), range(10))
     assert plug.kept
     for step, keep, wanted, new in plug.chosen:
@@ -275,7 +276,7 @@ def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep,
 
 @pytest.mark.slow
 @settings(FEW, derandomize=True)  # two similarities within rounding would be no error
-@given(caches.filter(lambda c: c["strategy"] != "min-similarity"), st.booleans(), st.sampled_from([1.0, 2.0]))
+@given(caches, st.booleans(), st.sampled_from([1.0, 2.0]))
 def test_an_image_does_not_depend_on_its_batch(deep, cache, head_cache, cfg):
     base = {**BASE, "cfg": cfg, "diffusion_steps": 16}
     together = lazy(deep, base, **cache, head_cache=head_cache)
@@ -292,7 +293,7 @@ def test_forgetting_computes_everything_anew(deep):
     with torch.no_grad():
         plug.forget()
         z, full = plug(run, 4, wanted), FullTransformer()(run, 4, wanted)
-        torch.testing.assert_close(z.cond, full.cond, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(z, full, rtol=1e-5, atol=1e-5)
         plug(run, 5, run.plan.ahead(5))
     assert plug.refreshed == [0, 4]
 
@@ -341,9 +342,11 @@ def test_computed_rows_are_counted_block_by_block(deep):
 # ------------------------------------------------------------------------------------------------ the head
 
 
-def head_run(model, temperature=0.9):
+def head_run(model, temperature=0.9, share=0):
     base = MARSettings(ar_steps=1, temperature=temperature)
-    return begin("mar", model, LABELS, base, NOISE, 1)
+    run = begin("mar", model, LABELS, base, NOISE, 1, None, FullTransformer())
+    run.head_share = share
+    return run
 
 
 @pytest.mark.parametrize(
@@ -352,20 +355,23 @@ def head_run(model, temperature=0.9):
 )
 def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     model = tiny_mar(4, head_depth=depth)
-    run, table = head_run(model), tables(steps, 950)
+    table = tables(steps, 950)
+    run = head_run(model, share=100 * (period - 0.5) / len(table))
+    assert run.head_period(len(table)) == period
     g = torch.Generator().manual_seed(1)
     n, c = 3, model.net.config
-    z = Conditions(torch.randn(n, c.dim, generator=g), torch.randn(n, c.dim, generator=g) if guided else None)
+    z = torch.randn(1 + guided, n, c.dim, generator=g)
     scale, first = torch.tensor([[1.5], [2.0], [3.0]]), torch.randn(n, c.channels, generator=g)
     noise = torch.randn(len(table), n, c.channels, generator=g)
     with torch.no_grad():
-        got = CachedDenoiser(run, table, period)(z, scale, first, noise)
+        batch = HeadBatch(z, scale, first, noise, table)
+        (got,) = denoise(run, batch)
         want = torch.stack(
             [
                 slow_head(
                     model.net,
-                    z.cond[i],
-                    z.null[i] if guided else None,
+                    z[0, i],
+                    z[1, i] if guided else None,
                     float(scale[i]),
                     first[i],
                     noise[:, i],
@@ -376,39 +382,42 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
                 for i in range(n)
             ]
         )
-        full = Denoiser(run, table)(z, scale, first, noise)
+        (full,) = denoise(head_run(model), batch)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert (full - got).abs().max() > 1e-3, "the cache must matter for this to say anything"
 
 
 def test_modulations_in_spans_change_nothing(deep, monkeypatch):
     whole = lazy(deep, {**BASE, "diffusion_steps": 25})
-    monkeypatch.setattr(Denoiser, "budget", 1)
+    monkeypatch.setattr(diffusion, "BUDGET", 1)
     torch.testing.assert_close(lazy(deep, {**BASE, "diffusion_steps": 25}).latents, whole.latents, rtol=1e-4, atol=1e-4)
 
 
+def test_when_the_head_is_cached(model):
+    """A period of 7 of 100 steps is less than one of 6, and 2 of 20; none without caches between AR steps."""
+    run = head_run(model)
+
+    def period(steps, **changes):
+        run.head_share = 0
+        LazyTransformer(CacheSettings(**changes)).begin(run)
+        return run.head_period(steps)
+
+    assert (period(6), period(20), period(30), period(100)) == (1, 2, 3, 7)
+    assert period(6, head_period=1) == period(30, refresh_period=1) == period(30, head_cache=False) == 1
+
+
 @pytest.mark.parametrize("space", ["mean", "x0"])
-def test_a_period_of_one_is_the_plain_head_even_with_drafts(model, space):
-    run, table = head_run(model), tables(6, 950)
-    assert type(LazyTransformer(CacheSettings(head_period=1)).denoiser(run, table)) is Denoiser
-    assert type(LazyTransformer(CacheSettings()).denoiser(run, table)) is Denoiser, "7 of 100 is less than one of 6"
-    assert isinstance(LazyTransformer(CacheSettings()).denoiser(run, tables(30, 950)), CachedDenoiser)
-    assert isinstance(LazyTransformer(CacheSettings()).denoiser(run, tables(20, 950)), CachedDenoiser), "a period of 2"
-    for changes, cached in (
-        ({"refresh_period": 2}, True),
-        ({"refresh_period": 1}, False),
-        ({"head_cache": False}, False),
-    ):
-        made = LazyTransformer(CacheSettings(**changes)).denoiser(run, tables(30, 950))
-        assert isinstance(made, CachedDenoiser) == cached, changes
-    g = torch.Generator().manual_seed(1)
-    z = Conditions(torch.randn(2, 16, generator=g), torch.randn(2, 16, generator=g))
-    scale, first, draft = torch.full((2, 1), 2.0), torch.randn(2, 4, generator=g), torch.randn(2, 4, generator=g)
-    noise, pull = torch.randn(len(table), 2, 4, generator=g), tuple(0.9 - 0.1 * k for k in range(len(table)))
+def test_drafts_pull_a_cached_head_too(model, space):
+    """With a single diffusion step there is nothing to reuse; with more, the draft's weight of 1 still gives the draft."""
+    table, g = tables(30, 950), torch.Generator().manual_seed(1)
+    z, (first, draft) = torch.randn(2, 2, 16, generator=g), torch.randn(2, 2, 4, generator=g)
+    noise, weights = torch.randn(len(table), 2, 4, generator=g), [0.0] * (len(table) - 1) + [1.0]
+    batch = HeadBatch(z, torch.full((2, 1), 2.0), first, noise, table, draft, weights, space)
     with torch.no_grad():
-        denoisers = Denoiser(run, table), CachedDenoiser(run, table, 1)
-        both = [d(z, scale, first, noise, Guided(d.rule, draft, pull, space)) for d in denoisers]
-    torch.testing.assert_close(*both, rtol=1e-5, atol=1e-5)
+        (out,) = denoise(head_run(model, share=7), batch)
+        (free,) = denoise(head_run(model, share=7), dataclasses.replace(batch, draft=None, gamma=()))
+    torch.testing.assert_close(out, draft, rtol=1e-4, atol=1e-4)
+    assert (out - free).abs().max() > 0.1
 
 
 def test_reused_head_steps_compute_one_branch(deep):
@@ -454,7 +463,7 @@ def test_a_block_the_decoder_does_not_have(deep):
         lazy(deep, block=6)
 
 
-def test_the_chosen_block_is_a_quarter_in_or_the_fourth():
+def test_the_chosen_block_is_a_quarter_in_or_the_fourth(monkeypatch):
     for depth, block in ((1, 0), (2, 0), (4, 1), (5, 1), (12, 3), (20, 3)):
         config = SimpleNamespace(decoder_depth=depth, buffer=1, tokens=4)
         net = SimpleNamespace(config=config, region=lambda function: function)
@@ -464,10 +473,12 @@ def test_the_chosen_block_is_a_quarter_in_or_the_fourth():
             rows=SimpleNamespace(vectors=lambda guided: torch.zeros(1, 2)),
             guided=False,
             plan=SimpleNamespace(steps=2),
-            report=SimpleNamespace(sampler="mar", settings={}),
+            report=SimpleNamespace(sampler="mar", settings={}, memory={}),
+            settings=None,
         )
+        monkeypatch.setattr(module, "feature_bytes", lambda *given: 0)
         plug = LazyTransformer(CacheSettings())
-        plug._begin(run)
+        plug.begin(run)
         assert plug.block == block
 
 
@@ -476,8 +487,8 @@ def test_the_module_says_what_differs_from_the_published_code():
 
 
 def test_a_run_begins_once(deep, monkeypatch):
-    begun, begin_ = [], LazyTransformer._begin
-    monkeypatch.setattr(LazyTransformer, "_begin", lambda self, run: begun.append(run) or begin_(self, run))
+    begun, begin_ = [], LazyTransformer.begin
+    monkeypatch.setattr(LazyTransformer, "begin", lambda self, run: begun.append(run) or begin_(self, run))
     lazy(deep, {**BASE, **QUICK, "start_step": 0})
     assert len(begun) == 1
 
@@ -492,18 +503,14 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     assert {span: plug._prunes(run, *span) for span in wanted} == wanted
 
 
-def test_spans_of_head_steps_fit_the_budget(deep, monkeypatch):
-    head = CachedDenoiser(head_run(deep), tables(20, 950), 3)
-    monkeypatch.setattr(Denoiser, "budget", 1 << 40)
-    (whole,) = head._spans(1, 1)
-    assert whole == head.segments and len(whole) > 4
-    width, layers, own = head.head.input_proj.out_features, len(head.head.res_blocks), len(head.own)
-    size = [width * (3 * layers + 2 + len(edge) * (3 * own + 2) + len(rest) * (own + 5)) for _, edge, rest in whole]
+def test_spans_of_head_steps_fit_the_budget():
+    whole, sizes = segments(20, 3), (26, 8, 3)
+    assert spans(whole, *sizes, 1 << 40) == [whole] and len(whole) > 4
+    size = [sizes[0] + len(edge) * sizes[1] + len(rest) * sizes[2] for _, edge, rest in whole]
     for most in (1, max(size), 2 * max(size), sum(size) - 1, sum(size)):
-        monkeypatch.setattr(Denoiser, "budget", most)
-        spans = head._spans(1, 1)
-        assert [s for span in spans for s in span] == whole
-        held = [sum(size[whole.index(s)] for s in span) for span in spans]
-        assert all(n <= most or len(span) == 1 for n, span in zip(held, spans, strict=True))
+        found = spans(whole, *sizes, most)
+        assert [s for span in found for s in span] == whole
+        held = [sum(size[whole.index(s)] for s in span) for span in found]
+        assert all(n <= most or len(span) == 1 for n, span in zip(held, found, strict=True))
         # A span ends only where the next segment does not fit.
-        assert all(n + size[whole.index(b[0])] > most for n, b in zip(held, spans[1:], strict=False))
+        assert all(n + size[whole.index(b[0])] > most for n, b in zip(held, found[1:], strict=False))

@@ -10,11 +10,11 @@ import pytest
 import torch
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.diffusion import cosine_betas, respaced_timesteps, tables, tables_at
-from fastar_nodes.samplers.mar.disa import annealed_steps
-from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.schedule import ORDERS, Plan, masked_after
+from fastar_nodes.samplers.mar.loop import Plan
+from fastar_nodes.samplers.mar.mar import annealed_steps, mar
+from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
 from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.mar.tables import cosine_betas, respaced_timesteps, tables, tables_at
 from fastar_nodes.samplers.noise import PairedNoise
 
 # ------------------------------------------------------------------------------------------------ AR steps

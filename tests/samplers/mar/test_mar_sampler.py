@@ -10,11 +10,12 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.mar import MARModel
 from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.denoiser import Denoiser
-from fastar_nodes.samplers.mar.diffusion import respaced_timesteps
+from fastar_nodes.samplers.mar import diffusion
+from fastar_nodes.samplers.mar.loop import Plan
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.schedule import ORDERS, Plan, masked_after
+from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
 from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.mar.tables import respaced_timesteps
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +47,7 @@ def test_equals_the_slow_reference(model, change):
 def test_modulations_in_chunks_change_nothing(model, monkeypatch):
     noise = PairedNoise(3, (0, 1))
     whole = finish(mar(model, from_ids((1, 2)), FEW, noise)).latents
-    monkeypatch.setattr(Denoiser, "budget", 1)
+    monkeypatch.setattr(diffusion, "BUDGET", 1)
     torch.testing.assert_close(finish(mar(model, from_ids((1, 2)), FEW, noise)).latents, whole, rtol=1e-5, atol=1e-5)
 
 

@@ -10,15 +10,15 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar import coupling
+from fastar_nodes.samplers.mar import coupling, speculative
 from fastar_nodes.samplers.mar.coupling import Coupled, Gaussian
-from fastar_nodes.samplers.mar.denoiser import Denoiser
-from fastar_nodes.samplers.mar.diffusion import tables
-from fastar_nodes.samplers.mar.loop import Conditions, begin
+from fastar_nodes.samplers.mar.diffusion import HeadBatch
+from fastar_nodes.samplers.mar.lazymar import LazyTransformer
+from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.mar.speculative import SpeculativeDenoiser
-from fastar_nodes.samplers.mar.transformer import FullTransformer
+from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
+from fastar_nodes.samplers.mar.speculative import Paths
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
 from fastar_nodes.tools.statistics.two_samples import energy, least_ks
 from tiny_models import ManyImages, pictures, tiny_mar, toy_mar
@@ -99,10 +99,10 @@ def test_what_it_costs(model, length):
 
 def test_stale_predictions_that_never_change_are_always_right(model, monkeypatch):
     """If the head says the same at every state, drafts are the truth: a call does L steps."""
-    monkeypatch.setattr(SpeculativeDenoiser, "predict", lambda self, rows, row, step, x: (x * 0 + 0.3, x * 0))
+    monkeypatch.setattr(Paths, "predict", lambda self, row, step, x: (x * 0 + 0.3, x * 0))
     verified: list[int] = []
-    real = SpeculativeDenoiser.verify
-    monkeypatch.setattr(SpeculativeDenoiser, "verify", lambda *a: verified.append(1) or real(*a))
+    real = Paths.verify
+    monkeypatch.setattr(Paths, "verify", lambda *a: verified.append(1) or real(*a))
     report = run(model, speculation=4, diffusion_steps=13).report
     # The first drafts are made of x0 = 0 and may fail; from then on 4 steps a call.
     assert len(verified) <= 4 * (4 + 4) and report.counts["accepted_steps"] >= 48 * 9
@@ -110,7 +110,7 @@ def test_stale_predictions_that_never_change_are_always_right(model, monkeypatch
 
 def test_fewer_rows_than_the_budget_change_nothing(model, monkeypatch):
     whole = run(model, speculation=4)
-    monkeypatch.setattr(Denoiser, "budget", 1)
+    monkeypatch.setattr(speculative, "BUDGET", 1)
     parts = run(model, speculation=4)
     torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
     assert parts.report.counts["head_rows"] == whole.report.counts["head_rows"]
@@ -127,16 +127,16 @@ def test_with_annealed_steps(model):
 
 
 def test_a_cached_head_cannot_be_verified_with(model):
-    class Cached(Denoiser):
-        exact = False
+    settings = dataclasses.replace(FEW, speculation=4, diffusion_steps=30)
 
-    class Transformer(FullTransformer):
-        def denoiser(self, run, table):
-            return Cached(run, table)
+    def cached(**changes):
+        transformer = LazyTransformer(CacheSettings(**changes))
+        return finish(mar(model, from_ids((1,)), settings, PairedNoise(0, (0,)), transformer=transformer))
 
-    settings = dataclasses.replace(FEW, speculation=4)
     with pytest.raises(UserError, match="speculation: .*head_cache"):
-        finish(mar(model, from_ids((1,)), settings, PairedNoise(0, (0,)), transformer=Transformer()))
+        cached()
+    for full in ({"head_cache": False}, {"head_period": 3}, {"refresh_period": 1}):
+        assert cached(**full).report.counts["drafted_steps"]
 
 
 @pytest.mark.slow
@@ -152,18 +152,14 @@ def test_rounding_is_far_below_the_last_steps_noise():
     assert 10 * coupling.ROUNDING < 0.006
 
 
-def test_the_width_of_modulations_is_what_is_stored():
+def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
     """Modulations of a row and a step: three of every block and two of the last layer."""
-    model = tiny_mar()
-    made = begin("mar", model, from_ids([1]), FEW, PairedNoise(5, (0,)), None)
-    head = SpeculativeDenoiser(made, tables(5, 950), 3)
-    z = Conditions(torch.zeros(3, model.net.config.dim), torch.zeros(3, model.net.config.dim))
-    rows = head.rows(
-        z, torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(0), CounterRNG(torch.zeros(3, dtype=torch.int64))
-    )
-    stored = sum(t.numel() for t in rows.modulations)
-    assert stored == 5 * 6 * head._width
-    for budget, kept in ((stored, True), (stored - 1, False)):
-        head.budget = budget
-        again = head.rows(z, torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(0), rows.rng)
-        assert (again.modulations is not None) == kept
+    model, table, width = tiny_mar(), tables(5, 950), 16 * (3 * 2 + 2)
+    run = begin("mar", model, from_ids([1]), FEW, PairedNoise(5, (0,)), None, None, FullTransformer())
+    batch = HeadBatch(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
+    rng = CounterRNG(torch.zeros(3, dtype=torch.int64))
+    for budget, kept in ((5 * 6 * width, True), (5 * 6 * width - 1, False)):
+        monkeypatch.setattr(speculative, "BUDGET", budget)
+        made = Paths(run, batch, 3, rng)
+        assert (made._modulations is not None) == kept
+        assert not kept or sum(t.numel() for t in made._modulations) == budget

@@ -1,0 +1,129 @@
+"""Diffusion tables of MAR's head: cosine schedule and respacing.
+
+Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2).
+
+Reason for ``t_max``: every respacing of 1000 steps includes t = 999, where abar = 2.4e-9. With N steps the first one
+multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 10. Starting at t = 950 makes that factor
+2.2 at N = 10, which small models and few steps need. 999 is the official behaviour.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+
+STEPS = 1000
+# Largest beta of MAR's and Harmon's diffusion. UniPic's is 0.2, which changes the nine highest timesteps.
+MAX_BETA = 0.999
+
+
+def cosine_betas(steps: int = STEPS, max_beta: float = MAX_BETA) -> Tensor:
+    """betas [steps] float64 of abar(t) = cos^2(pi/2 (t + 0.008) / 1.008), at most ``max_beta``."""
+
+    def abar(t: float) -> float:
+        return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
+
+    return torch.tensor(
+        [min(1 - abar((i + 1) / steps) / abar(i / steps), max_beta) for i in range(steps)], dtype=torch.float64
+    )
+
+
+def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
+    """The ``count`` timesteps of a respacing, ascending, as a set clipped at ``t_max`` (so possibly fewer).
+
+    Args:
+        count: 1 to 1000. One step keeps only t = 0, as upstream does, unless clipped timesteps say otherwise.
+        t_max: highest timestep, 0..999.
+    """
+    stride = (STEPS - 1) / (count - 1) if count > 1 else 1.0
+    at, out = 0.0, []
+    for _ in range(count):
+        out.append(min(round(at), t_max))  # banker's rounding of an accumulated float, exactly as upstream
+        at += stride
+    return sorted(set(out))
+
+
+class StepNumbers(NamedTuple):
+    """x0 = recip x - recipm1 eps; mu = coef1 x0 + coef2 x; log sigma = middle + slope logits."""
+
+    recip: float
+    recipm1: float
+    coef1: float
+    coef2: float
+    middle: float
+    slope: float
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Per-step constants of a respaced diffusion, float64 [S], index 0 = the lowest timestep."""
+
+    timestep_map: Tensor
+    betas: Tensor
+    alphas_cumprod: Tensor
+    alphas_cumprod_prev: Tensor
+    sqrt_recip_alphas_cumprod: Tensor
+    sqrt_recipm1_alphas_cumprod: Tensor
+    posterior_variance: Tensor
+    posterior_log_variance_clipped: Tensor
+    posterior_mean_coef1: Tensor
+    posterior_mean_coef2: Tensor
+
+    def __len__(self) -> int:
+        return len(self.betas)
+
+    @cached_property
+    def steps(self) -> list[StepNumbers]:
+        """The numbers of every step, highest timestep first."""
+        low, high = self.posterior_log_variance_clipped, self.betas.log()
+        x0 = (self.sqrt_recip_alphas_cumprod, self.sqrt_recipm1_alphas_cumprod)
+        mean = (self.posterior_mean_coef1, self.posterior_mean_coef2)
+        columns = (*x0, *mean, (low + high) / 4, (high - low) / 4)
+        return [StepNumbers(*row) for row in torch.stack(columns, 1).flip(0).tolist()]
+
+
+@lru_cache(maxsize=64)
+def tables(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BETA) -> Tables:
+    """Tables of a ``count``-step respacing that starts at or below ``t_max``, of the diffusion with betas up to ``max_beta``.
+
+    Raises:
+        UserError: count or t_max outside 1..1000 or 0..999.
+    """
+    if not 1 <= count <= STEPS:
+        raise UserError(f"diffusion steps: {count} is outside 1 to {STEPS}.")
+    if not 0 <= t_max < STEPS:
+        raise UserError(f"t_max: {t_max} is outside 0 to {STEPS - 1}.")
+    return tables_at(tuple(respaced_timesteps(count, t_max)), max_beta)
+
+
+@lru_cache(maxsize=64)
+def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
+    """Tables for explicit ascending timesteps (0..999)."""
+    kept = torch.tensor(timesteps)
+    abar = torch.cumprod(1 - cosine_betas(max_beta=max_beta), 0)[kept]
+    before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
+    betas = 1 - abar / before
+    # As upstream, the product is accumulated again from the new betas, which decides the last digits.
+    abar = torch.cumprod(1 - betas, 0)
+    before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
+    variance = betas * (1 - before) / (1 - abar)
+    floor = torch.cat([variance[1:2], variance[1:]]) if len(kept) > 1 else variance.clamp(min=1e-20)
+    return Tables(
+        kept,
+        betas,
+        abar,
+        before,
+        (1 / abar).sqrt(),
+        (1 / abar - 1).sqrt(),
+        variance,
+        floor.log(),
+        betas * before.sqrt() / (1 - abar),
+        (1 - before) * (1 - betas).sqrt() / (1 - abar),
+    )

@@ -1,0 +1,45 @@
+"""How many functions and files a reader of one AR step comes through: all that it enters in this package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import SAMPLERS
+from tiny_models import tiny_mar
+
+BASE = {"ar_steps": 8, "diffusion_steps": 20, "cfg": 2.0}
+# Sampler and settings to the most functions and files of an AR step. They may fall; what raises them makes the method harder to read.
+WALKS = {
+    "mar": ({}, 62, 11),
+    "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 62, 12),
+    "lazymar": ({"refresh_period": 3, "start_step": 1, "computed_ratio": 0.05, "block": 1}, 82, 15),
+}
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_an_ar_step_enters_few_functions(name, root):
+    settings, most, files = WALKS[name]
+    entry, seen = SAMPLERS[name], set()
+
+    def profile(frame, event, arg):
+        code = frame.f_code
+        if event == "call" and not code.co_name.startswith("<") and Path(code.co_filename).is_relative_to(root):
+            seen.add((code.co_filename, code.co_firstlineno))
+
+    steps = entry.run(tiny_mar(), from_ids((1, 4)), entry.settings(**BASE, **settings), PairedNoise(5, (0, 1)), 5)
+    walks = []
+    next(steps)
+    for _ in range(BASE["ar_steps"] - 2):
+        seen.clear()
+        sys.setprofile(profile)
+        try:
+            next(steps)
+        finally:
+            sys.setprofile(None)
+        walks.append((len(seen), len({file for file, _ in seen})))
+    found = max(functions for functions, _ in walks), max(paths for _, paths in walks)
+    assert found[0] <= most and found[1] <= files, walks
