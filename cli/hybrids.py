@@ -1,4 +1,4 @@
-"""Harmon and UniPic on the command line: official sizes, the work of a picture, and a check of downloaded weights."""
+"""Harmon and UniPic on the command line: official sizes, and a check of downloaded weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ from ..model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
 from ..model_loaders.networks.llama import qwen_config
 from ..model_loaders.networks.mar import MARConfig
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
-from ..model_loaders.networks.rows import Work
-from ..samplers.conditioning import PromptCondition
-from ..samplers.mar import memory
-from ..samplers.mar.schedule import masked_after
-from ..samplers.mar.settings import MARBase, MARSettings
 
 # Official sizes: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of decoder, head depth and
 # width of the MAR; tokens per side of the stored tables and of a picture; largest beta; AR steps.
@@ -26,7 +21,6 @@ SIZES = {
     "Harmon-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 16, 32, 0.999, 64),
     "UniPic-1.5B": ((1536, 28, 12, 2, 8960), (1280, 20, 12, 1536), 32, 64, 0.2, 32),
 }
-DIFFUSION_STEPS, CFG = 100, 3.0
 _VOCAB, _TEXT, _TURN = 151_936, 151_643, (151_644, 151_645)
 # Ids of the Qwen2.5 tokenizer, as recorded; the template is part of them.
 RECORDED = {
@@ -100,62 +94,6 @@ def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> 
         turn=_TURN,
         trained=side,
     )
-
-
-# ------------------------------------------------------------------------------------------------ work
-
-
-def work(model: HybridModel, condition: PromptCondition, settings: MARBase, published: bool = False) -> dict[str, int]:
-    """Floating-point operations (2 per multiply-add) of plain MAR for a batch of prompts, from shapes alone.
-
-    Args:
-        model: its weights are not read.
-        condition: the prompts; reading them is not counted.
-        settings: AR steps, diffusion steps and guidance.
-        published: as the authors' code computes it: the encoder for each branch of guidance, the last decoder block for all rows.
-
-    Returns:
-        ``language model``, ``MAR encoder``, ``MAR decoder`` and ``head``.
-    """
-    c, images, guided = model.hybrid.config, len(condition), settings.cfg != 1.0
-    length, buffer = c.mar.tokens, c.mar.buffer
-    lengths = [len(model.prompt(text)) for text in condition.texts]
-    lengths += [len(model.instruction(condition.unconditional))] * (images * guided)
-    left = masked_after(length, settings.ar_steps)
-    out = dict.fromkeys(("language model", "MAR encoder", "MAR decoder", "head"), 0)
-    for before, after in zip([length, *left], left, strict=False):
-        rows = buffer + length - before
-        out["language model"] += sum(c.llm_flops(rows, prompt) for prompt in lengths)
-        encoded = images * rows * (1 + (published and guided))
-        out["MAR encoder"] += c.mar_flops(Work(encoded, rows, 0, 0, 0))
-        decoded = len(lengths) * (buffer + length)
-        last = decoded if published else len(lengths) * (before - after)
-        out["MAR decoder"] += c.mar_flops(Work(0, 0, decoded, buffer + length, last))
-    out["head"] = c.head_flops(len(lengths) * length * settings.diffusion_steps)
-    return out
-
-
-def count(prompt: str) -> str:
-    """Markdown table of the official sizes: operations and memory of one picture, without weights and without computing it."""
-    lines = [
-        "| model | pixels | AR steps | TFLOP | TFLOP, authors' code | language model % | MAR % | head % | weights GB "
-        "| all GB |",
-        "|---" * 10 + "|",
-    ]
-    for size, (_, _, _, side, _, steps) in SIZES.items():
-        model = random_hybrid(size, torch.bfloat16, "meta")
-        condition, settings = (
-            PromptCondition((prompt,)),
-            MARSettings(ar_steps=steps, diffusion_steps=DIFFUSION_STEPS, cfg=CFG),
-        )
-        ours, theirs = (work(model, condition, settings, both) for both in (False, True))
-        held, total = memory.estimate(model, condition, settings), sum(ours.values())
-        weights = sum(v for k, v in held.items() if k.startswith(memory.WEIGHTS))
-        mar = ours["MAR encoder"] + ours["MAR decoder"]
-        shares = (f"{100 * part / total:.0f}" for part in (ours["language model"], mar, ours["head"]))
-        cells = [size, f"{16 * side}", f"{steps}", f"{total / 1e12:.0f}", f"{sum(theirs.values()) / 1e12:.0f}", *shares]
-        lines.append(f"| {' | '.join([*cells, f'{weights / 1e9:.2f}', f'{memory.total(held) / 1e9:.2f}'])} |")
-    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------ check of weights

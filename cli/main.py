@@ -16,20 +16,22 @@ from ..memory import out_of_memory
 PROGRAM = "python -m fastar_nodes"
 
 # Command: (module, help). A module has `arguments(parser)` and `run(options) -> exit code`.
-# The modules of tools/ are not part of the shipped pack.
+# The modules of bench/ and tools/ are not part of the shipped pack.
 COMMANDS = {
     "compare": (".compare", "run samplers with one seed; draw the images side by side, with their figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
-    "evaluate": (".evaluate", "measure the pictures of a sweep: PSNR, SSIM, FID and others, with intervals"),
-    "plot": (".plot", "draw speed-up against quality of a sweep, with its Pareto front"),
+    "evaluate": ("..bench.evaluate", "measure the pictures of a sweep: PSNR, SSIM, FID and others, with intervals"),
+    "plot": ("..bench.plot", "draw speed-up against quality of a sweep, with its Pareto front"),
     "advise": (".advise", "find the fastest sampler and settings within a loss, on this machine"),
-    "sweep": (".sweep", "draw many images of every sampler and setting, on any number of workers"),
+    "sweep": ("..bench.sweep", "draw many images of every sampler and setting, on any number of workers"),
+    "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
+    "operations": ("..bench.operations", "count the operations of samplers, and the least time for them"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
     "ablation": ("..tools.ablations.command", "measure the demo's image quality over a table of settings"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
 }
 JUDGE = "..tools.judging"
-DEVELOPMENT = tuple(name for name, (module, _) in COMMANDS.items() if module.startswith("..tools."))
+DEVELOPMENT = tuple(name for name, (module, _) in COMMANDS.items() if module.startswith(".."))
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,13 +93,22 @@ def _import(name: str) -> ModuleType:
     """The module of a command.
 
     Raises:
-        UserError: a command of ``tools/``, which this installation does not contain.
+        UserError: a command of ``bench/`` or ``tools/``, which this installation does not contain.
     """
     return _module(COMMANDS[name][0], f"{name}: this command")
 
 
+def load_sizes() -> Any:
+    """The module ``bench.sizes``.
+
+    Raises:
+        UserError: this installation does not contain ``bench/``.
+    """
+    return _module("..bench.sizes", "random: an official size")
+
+
 def load_judge() -> Any:
-    """The demo's judge, a ``scale.measures.Judge``.
+    """The demo's judge, a ``bench.measures.Judge``.
 
     Raises:
         UserError: this installation does not contain ``tools/``, or the judge's file is missing.
@@ -106,13 +117,13 @@ def load_judge() -> Any:
 
 
 def _module(name: str, what: str) -> ModuleType:
-    tools = f"{(__package__ or '').rpartition('.')[0]}.tools"
+    folder = name.split(".")[2] if name.startswith("..") else ""
     try:
         return importlib.import_module(name, __package__)
     except ModuleNotFoundError as e:
-        if name.startswith("..tools.") and e.name == tools:
+        if folder and e.name == f"{(__package__ or '').rpartition('.')[0]}.{folder}":
             raise UserError(
-                f"{what} needs a checkout of the FastAR repository; the installed pack does not contain tools/"
+                f"{what} needs a checkout of the FastAR repository; the installed pack does not contain {folder}/"
             ) from None
         raise
 

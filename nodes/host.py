@@ -191,14 +191,12 @@ class ModelCache:
 
 
 class _NotifyingPatcher(ModelPatcher):
-    """A patcher that tells its networks (``release``) and ``on_detach`` when weights are unloaded."""
+    """A patcher that calls ``on_detach`` when weights are unloaded."""
 
     on_detach: Callable[[ModelPatcher], None] | None = None
 
     def detach(self, unpatch_all: bool = True) -> Any:
         out = super().detach(unpatch_all)
-        for module in self.model.modules():
-            getattr(module, "release", bool)()
         if self.on_detach is not None:
             self.on_detach(self)
         return out

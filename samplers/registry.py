@@ -35,7 +35,7 @@ from .tokens.settings import (
 from .tokens.zipar import zipar
 
 # Number of the algorithms. It is raised when a change makes any sampler produce other images from the same model, settings and seed, or
-# count its work differently, so that images of two versions are not mixed in one sweep. tests/scale/test_algorithm.py records digests.
+# count its work differently, so that images of two versions are not mixed in one sweep. tests/bench/test_algorithm.py records digests.
 ALGORITHM = 1
 
 MAR, LLAMAGEN, TAR, HYBRID = "mar", "llamagen", "tar", "hybrid"

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("assembly.py", "selection.py", "errors.py", "__init__.py", "__main__.py")
-PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers", "scale")
+PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers")
 
 DOWNLOADER = {"model_loaders/download.py", "model_loaders/hub.py"}
 CHECKPOINT_READER = {"model_loaders/checkpoint.py"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers", "scale", "tools")
+PACKAGES = ("bench", "cli", "model_loaders", "nodes", "reports", "samplers", "tools")
 
 
 def sources() -> list[Path]:
@@ -64,7 +64,7 @@ print(json.dumps({
 
 def loaded() -> list[str]:
     """The modules that the measurement imports: all that need no ComfyUI, and the commands of the tools."""
-    packages = ("assembly", "cli", "model_loaders", "reports", "samplers", "scale")
+    packages = ("assembly", "bench", "cli", "model_loaders", "reports", "samplers")
     names = [name_of(path) for path in sources()]
     return [
         *(name for name in names if name.split(".")[0] in packages),
@@ -108,12 +108,9 @@ OURS = {
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
     "model_loaders.networks": {"model_loaders.networks"},
-    "cli": {"cli", "scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
-    "scale": {"scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
-    "scale.store": {"scale.folder", "scale.records"},
-    "scale.records": set(),
-    "scale.folder": set(),
-    "tools": {"tools", "nodes", "cli", "scale", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "cli": {"cli", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "bench": {"bench", "cli", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "tools": {"tools", "nodes", "bench", "cli", "selection", "assembly", "samplers", "model_loaders", "reports"},
 }
 # Within these packages, the other one is excluded.
 APART = {"samplers.mar": "samplers.tokens", "samplers.tokens": "samplers.mar"}
@@ -142,10 +139,7 @@ OTHERS = {
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers", "ftfy"},
     "model_loaders.networks": {"torch"},
     "cli": {"torch", "numpy", "PIL", "safetensors"},
-    "scale": {"torch", "numpy", "PIL", "tomli", "ray"},
-    "scale.store": {"numpy"},
-    "scale.records": {"numpy"},
-    "scale.folder": {"fsspec"},
+    "bench": {"torch", "numpy", "PIL", "tomli", "ray", "matplotlib", "fsspec"},
     "tools": {"torch", "numpy", "PIL", "safetensors", "tomli", "matplotlib"},
     "tools.translate": {"conftest", "fake_comfy", "test_schemas", "fastar_nodes"},  # the nodes without a ComfyUI
 }
@@ -210,7 +204,7 @@ def test_packages_import_in_one_direction(path):
 
 
 def test_only_the_command_line_names_the_tools():
-    """It looks them up by name, because an installed pack does not contain them."""
+    """It looks them up by name, as it does the modules of bench/, because an installed pack does not contain them."""
     for path in sources():
         name = name_of(path)
         if name != "cli.main" and not within(name, "tools"):

@@ -24,7 +24,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers", "scale")
+PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers")
 
 
 # ------------------------------------------------------------------------------------------------ pyproject
@@ -142,7 +142,7 @@ print(json.dumps({
     "modules": modules,
     "nodes": [node.define_schema().node_id for node in nodes],
     "compared": compared,
-    "codes": [main([name, "x"]) for name in ("verify", "ablation", "train-demo")],
+    "codes": [main([name, "x"]) for name in ("verify", "ablation", "train-demo", "sweep")],
 }))
 """
 
@@ -157,7 +157,7 @@ def shipped():
 def test_the_archive_holds_no_development_files(shipped):
     names = {path.as_posix() for path in shipped}
     assert {"__init__.py", "pyproject.toml", "demo/checkpoints/mar.safetensors", "web/docs/FastARCompare.md"} <= names
-    for word in ("tools/", "tests/", ".github/", "CONTRIBUTING", "Makefile", "judge", "train", "ablation", "parity"):
+    for word in ("bench/", "tools/", "tests/", ".github/", "CONTRIBUTING", "Makefile", "judge", "train", "ablation", "parity"):
         assert not [name for name in names if word in name], word
     size, lines = release.size(shipped)
     print(f"shipped: {len(names)} files, {size / 1e6:.1f} MB, {lines} lines of Python")
@@ -179,9 +179,9 @@ def test_the_archive_works_alone(shipped, tmp_path):
     assert len(found["modules"]) > 50 and len(found["nodes"]) == len(set(found["nodes"])) >= 20
     assert {f"{name}.md" for name in found["nodes"]} == {p.name for p in (folder / "web" / "docs").glob("*.md")}
     assert found["compared"] == 0 and (tmp_path / "out.png").is_file()
-    assert found["codes"] == [2, 2, 2]
+    assert found["codes"] == [2, 2, 2, 2]
     sentences = [line for line in done.stderr.splitlines() if "checkout" in line]
-    assert [line.split(":")[0] for line in sentences] == ["verify", "ablation", "train-demo"]
+    assert [line.split(":")[0] for line in sentences] == ["verify", "ablation", "train-demo", "sweep"]
 
 
 # ------------------------------------------------------------------------------------------------ publishing

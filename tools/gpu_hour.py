@@ -28,8 +28,7 @@ from typing import Any
 
 import torch
 
-from ..cli.bench import PAR_SPECIAL, SIZES, TOKEN_SIZES, official, official_gpt
-from ..cli.bench_references import DTOK_SIZES
+from ..bench.sizes import DTOK_SIZES, PAR_SPECIAL, SIZES, TOKEN_SIZES, official, official_gpt
 from ..cli.options import choose_device
 from ..errors import UserError
 from ..model_loaders.networks import llama, mar

@@ -127,9 +127,8 @@ class VQConfig:
             raise ValueError(f"widths {', '.join(map(str, widths))} are no multiples of {ch}")
         blocks = depth(state, "encoder.conv_blocks.0.res.", MOST_LEVELS)
         z = state["post_quant_conv.weight"].shape[0]
-        return VQConfig(
-            ch, tuple(w // ch for w in widths), blocks, z, *state["quantize.embedding.weight"].shape, groups
-        )
+        codes, channels = state["quantize.embedding.weight"].shape
+        return VQConfig(ch, tuple(w // ch for w in widths), blocks, z, codes, channels, groups)
 
 
 # ------------------------------------------------------------------------------------------------ layers

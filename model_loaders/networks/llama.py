@@ -228,8 +228,8 @@ def rope_table(angle: Tensor, pairs: bool) -> Tensor:
 def rotate(x: Tensor, rope: Rope, pairs: bool) -> Tensor:
     """Rotate each pair (a, b) of x [R, n, heads, D] to (a cos - b sin, b cos + a sin), in fp32."""
     cos, sin = rope
-    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if pairs else x.roll(x.shape[-1] // 2, -1)
-    return torch.addcmul(x * cos, swapped, sin).type_as(x)
+    swapped = x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape) if pairs else x.roll(x.shape[-1] // 2, -1)
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
 def _frequencies(count: int, theta: float, device: torch.device) -> Tensor:
@@ -284,13 +284,15 @@ class KV(NamedTuple):
 
     def update(self, slot: Tensor, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """Write k, v [R, kv heads, n, D] at slots int64 [n] or [R, n]; return the keys and values of the slots below ``end``."""
-        held = self.keys[: len(k)], self.values[: len(k)]  # fewer rows where the null condition is left out
-        for store, new in zip(held, (k, v), strict=True):
+        keys, values = self
+        if len(k) < len(keys):  # the null condition is left out
+            keys, values = keys[: len(k)], values[: len(k)]
+        for store, new in ((keys, k), (values, v)):
             if slot.ndim == 1:
                 store.index_copy_(2, slot, new)
             else:
                 store.scatter_(2, slot[:, None, :, None].expand(new.shape), new)
-        return held[0][:, :, :end], held[1][:, :, :end]
+        return keys[:, :, :end], values[:, :, :end]
 
 
 @dataclass(eq=False)
@@ -369,11 +371,11 @@ class Attention(nn.Module):
             joint = torch.cat([self.wq(x), self.wk(x), self.wv(x)], -1)
         else:
             joint = self.wqkv(x)
-        rotated, v = joint.unflatten(-1, (-1, c.head_dim)).split((c.heads + c.kv_heads, c.kv_heads), 2)
+        joint, both = joint.reshape(*x.shape[:2], -1, c.head_dim), c.heads + c.kv_heads
+        rotated, v = joint[:, :, :both], joint[:, :, both:].transpose(1, 2)
         if rope is not None:
             rotated = rotate(rotated, rope, pairs=c.condition != PROMPT)
-        q, k = rotated.transpose(1, 2).split((c.heads, c.kv_heads), 1)
-        return q, k, v.transpose(1, 2)
+        return rotated[:, :, : c.heads].transpose(1, 2), rotated[:, :, c.heads :].transpose(1, 2), v
 
 
 class FeedForward(nn.Module):

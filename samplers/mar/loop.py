@@ -65,7 +65,7 @@ class Plan:
 
     Attributes:
         steps, tokens: AR steps, and tokens of a picture.
-        starts, ends: of each AR step, how many positions are decided before and after it; the same for all images.
+        starts, ends, sizes: of each AR step, how many positions are decided before and after it, and in it; the same for all images.
         cfg: guidance scale of each AR step.
         reveal: int64 [B, L], positions in the order in which they are decided; given ones first.
         scale: guidance scale fp32 [L] of each entry of ``reveal``.
@@ -88,6 +88,7 @@ class Plan:
         self.steps, self.tokens = len(left), tokens
         self.ends = [tokens - m for m in left]
         self.starts = [given, *self.ends[:-1]]
+        self.sizes = [end - start for start, end in zip(self.starts, self.ends, strict=True)]
         # Upstream's last mask length is 1, so that its linear guidance ends just short of cfg.
         grown = [1 + (settings.cfg - 1) * (tokens - max(1, m)) / tokens for m in left]
         self.cfg = grown if settings.cfg_schedule == "linear" else [settings.cfg] * self.steps
@@ -97,11 +98,6 @@ class Plan:
             self.reveal = self.reveal.gather(1, first)
         sizes = torch.tensor([given, *self.sizes])
         self.scale = copied(torch.tensor([1.0, *self.cfg]).repeat_interleave(sizes), orders.device)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Tokens per image decided at each AR step."""
-        return [end - start for start, end in zip(self.starts, self.ends, strict=True)]
 
     def ahead(self, step: int, reach: int = 1) -> Tensor:
         """int64 [B, M]: positions of steps ``step .. step + reach - 1``, in order of the steps."""

@@ -78,8 +78,8 @@ def iterate(run: TokenRun, history: History, cache: Cache, shrink: bool = True) 
     # All tokens of the first window start as a copy of the newest one.
     newest = int(t.cells[t.cell_start[1] - 1]) if t.cell_start[1] else history.schedule.known - 1
     with torch.inference_mode():
-        cells, _ = _entries(t.cell_start, at, at + window, most_cells, len(t.cells) - 1)
-        _guess(run.tokens, _copied(t.cells[cells], device), run.tokens[:, newest : newest + 1].clone())
+        entering, _ = _entries(t.cell_start, at, at + window, most_cells, len(t.cells) - 1)
+        _guess(run.tokens, _copied(t.cells[entering], device), run.tokens[:, newest : newest + 1].clone())
     while history.at[-1].min() < t.passes:
         with torch.inference_mode():
             # 1. The rows of W passes are fed at once, with the tokens so far: certain ones and guesses. Every row attends to the slots

@@ -115,6 +115,5 @@ def _begin(
     ragged = min(map(len, texts)) < longest
     condition = PreparedCondition(ids, lengths if ragged else None, images if len(distinct) < len(prompts) else None)
     plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
-    about = {"stream": "code", "span": model.span, "penalty": settings.repetition_penalty}
-    side = model.sides[scale]
-    return TokenRun(model.net, side, condition, plain, noise, report, clock, **about), side
+    side, penalty = model.sides[scale], settings.repetition_penalty
+    return TokenRun(model.net, side, condition, plain, noise, report, clock, "code", model.span, penalty), side

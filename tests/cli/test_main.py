@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.cli import bench, compare, progress
+from fastar_nodes.bench import sizes
+from fastar_nodes.cli import compare, progress
 from fastar_nodes.cli.main import COMMANDS
 from fastar_nodes.model_loaders.networks.llama import LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
@@ -82,23 +83,23 @@ def test_the_bar_is_silent_when_it_is_quick_and_draws_when_not(monkeypatch):
 
 def test_benchmark_sizes_are_the_official_ones(mar_fixtures):
     """Compared with the recorded names and shapes of the official files."""
-    for size in bench.SIZES:
+    for size in sizes.SIZES:
         shapes = json.loads((mar_fixtures / f"mar_{size[-1].lower()}_keys.json").read_text())
         state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-        assert bench.official(size) == MARConfig.from_state_dict(state)
+        assert sizes.official(size) == MARConfig.from_state_dict(state)
 
 
 @pytest.mark.parametrize(
     "size, file, special",
     [
-        *((name, f"c2i_{name.rpartition('-')[2]}", 0) for name in bench.TOKEN_SIZES),
-        ("LlamaGen-XL", "par_XL_4x", bench.PAR_SPECIAL),
+        *((name, f"c2i_{name.rpartition('-')[2]}", 0) for name in sizes.TOKEN_SIZES),
+        ("LlamaGen-XL", "par_XL_4x", sizes.PAR_SPECIAL),
     ],
 )
 def test_benchmark_sizes_of_tokens_are_the_official_ones(root, size, file, special):
     told = json.loads((root / "tests" / "parity" / "llamagen" / f"keys_{file}.json").read_text())
     state = {name: torch.empty(shape, device="meta") for name, shape in told["keys"].items()}
-    assert bench.official_gpt(size, special) == LlamaConfig.of_llamagen(state)
+    assert sizes.official_gpt(size, special) == LlamaConfig.of_llamagen(state)
 
 
 def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):
@@ -119,7 +120,7 @@ def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo,
 
 
 def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, monkeypatch):
-    """A device with memory for two images: the times are of the parts, and operations are not counted."""
+    """A device with memory for two images: the times are of the parts."""
     plain, begun = SAMPLERS["mar"], []
 
     def limited(model, condition, *more, **named):
@@ -129,18 +130,14 @@ def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, mo
         return plain.run(model, condition, *more, **named)
 
     monkeypatch.setitem(SAMPLERS, "mar", replace(plain, run=limited))
-    few = ("--samplers", "mar", "--repeats", 1, "--steps", 2, "--set", "diffusion_steps=4", "--device", "cpu", "--ops")
+    few = ("--samplers", "mar", "--repeats", 1, "--steps", 2, "--set", "diffusion_steps=4", "--device", "cpu")
     answer = cli("bench", *few, "--batch", "2,4", "--json", "times.json")
     assert answer.code == 0, answer.err
-    assert begun == [2] * 3 + [4, 2, 2] * 2  # warm-up, timed and counted run; the larger batch is not counted
+    assert begun == [2] * 2 + [4, 2, 2] * 2  # warm-up and timed run
     whole, parts = (group["runs"][0] for group in json.loads((tmp_path / "times.json").read_text())["batches"])
     said = "Memory was insufficient for 4 images at once; they were sampled 2 at a time."
-    assert (
-        parts["note"] == said
-        and "operations" not in parts
-        and parts["counts"]["head_calls"] == 2 * whole["counts"]["head_calls"]
-    )
-    assert "note" not in whole and whole["operations"] > 0
+    assert parts["note"] == said and parts["counts"]["head_calls"] == 2 * whole["counts"]["head_calls"]
+    assert "note" not in whole
     assert answer.out.rstrip().endswith(f"note: MAR, batch 4: {said}")
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.cli.bench import official, official_gpt
-from fastar_nodes.cli.bench_references import DTOK_SIZES
-from fastar_nodes.cli.bench_work import counted
+from fastar_nodes.bench.operations import Speed, Work, counted
+from fastar_nodes.bench.sizes import DTOK_SIZES, official, official_gpt
 from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
 from fastar_nodes.model_loaders.networks.mar import MAR, MARModel
+from fastar_nodes.model_loaders.networks.ops import Linear
 from fastar_nodes.samplers.conditioning import FeatureCondition, from_ids
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
@@ -23,7 +23,7 @@ from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def operations_a_step(steps, first: int, count: int) -> float:
@@ -42,6 +42,7 @@ def narrow_gpt(config, **changes):
         return Llama(config).eval().requires_grad_(False)
 
 
+@pytest.mark.slow
 def test_mar_b():
     """64 AR steps of 100 diffusion steps from t = 950, guided: 376,730 operations before, 56 a diffusion step."""
     net = MAR(replace(official("MAR-B"), dim=24, head_width=16)).eval().requires_grad_(False)
@@ -62,6 +63,7 @@ def model_tables(model, count):
     return tables(count, model.t_max)
 
 
+@pytest.mark.slow
 def test_llamagen_xl_384():
     """576 guided tokens: 523,130 operations before."""
     model = TokenModel(narrow_gpt(official_gpt("LlamaGen-XL")), "narrow", 24)
@@ -70,6 +72,7 @@ def test_llamagen_xl_384():
     assert 576 * operations_a_step(steps, 2, 4) <= 220_000
 
 
+@pytest.mark.slow
 def test_tar_1024():
     """4,096 tokens of the larger AR-DTok, guided: 527 operations a token before."""
     _, depth, heads = DTOK_SIZES["AR-DTok-LP"]
@@ -82,3 +85,41 @@ def test_tar_1024():
         PairedDraws(1, (0,)),
     )
     assert operations_a_step(steps, 2, 4) <= 290
+
+
+# ------------------------------------------------------------------------------------------------ counting
+
+
+def test_operations_are_counted_without_views():
+    x, w, b = torch.ones(3, 8), torch.ones(5, 8), torch.ones(5)
+    with torch.inference_mode(), counted() as work:
+        y = torch.addmm(b, x.view(3, 8), w.t())
+        (y + 1).sum().item()
+    assert work.operations == 4 and work.waits == 1  # addmm, add, sum, item
+    assert work.products == [(3 * 8 * 5, 4 * (3 * 8 + 8 * 5 + 3 * 5))]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 300])
+def test_products_are_counted_with_every_method(rows):
+    linear = Linear(512, 1024)
+    with torch.inference_mode(), counted() as work:
+        linear(torch.ones(rows, 512))
+    ((multiplications, traffic),) = work.products
+    assert multiplications == rows * 512 * 1024
+    assert traffic >= 4 * (rows * 512 + 512 * 1024 + rows * 1024)
+
+
+def test_the_floor_is_the_larger_of_arithmetic_and_memory():
+    work = Work(0, 0, [(1000, 10), (10, 4000)])
+    assert work.floor(Speed(arithmetic=1000.0, memory=1000.0)) == pytest.approx(2.0 + 4.0)
+
+
+def test_the_command_counts_every_sampler(cli, tiny_demo):
+    done = cli(
+        "operations", "--samplers", "llamagen,zipar", "--set", "zipar.window=1", "--device", "cpu", "--batch", "2"
+    )
+    assert done.code == 0, done
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()]
+    assert rows[0] == ["sampler", "operations", "waits", "floor, s", "TFLOP"] and len(rows) == 4
+    plain, zipar = (int(row[1].replace(",", "")) for row in rows[2:])
+    assert plain > zipar > 100 and float(rows[2][3]) >= 0

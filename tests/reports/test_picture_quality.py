@@ -89,7 +89,7 @@ CASES = {
     "published": (report("cspd", mode="published"), ""),
     q.OTHER_SEED: (report("zipar", seed=8), q.OTHER_SEED),
     q.OTHER_MODEL: (report("zipar", model="large"), q.OTHER_MODEL),
-    "drafted": (report("cspd", mode="paper", model="tiny, drafted by small"), ""),
+    "drafted": (report("cspd", mode="published", model="tiny, drafted by small"), ""),
     "no report": (None, ""),
 }
 

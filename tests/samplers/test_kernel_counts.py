@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.cli.bench import official
+from fastar_nodes.bench.sizes import official
 from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.samplers.mar.diffusion import HeadBatch, ancestral_step, head_output, step_numbers
 from fastar_nodes.samplers.mar.tables import tables

@@ -107,9 +107,9 @@ def test_prompts_that_cannot_be_read_are_refused(model, texts, says):
 
 
 def test_a_condition_of_another_kind_is_refused(hybrid):
-    with pytest.raises(UserError, match="prompts; connect Prompt"):
+    with pytest.raises(UserError, match="conditioned on prompts"):
         finish(mar(hybrid, from_ids([0, 1]), MARSettings(**FEW), noise()))
-    with pytest.raises(UserError, match="class labels; connect Class Label"):
+    with pytest.raises(UserError, match="conditioned on class labels"):
         finish(mar(tiny_mar(), PROMPTS, MARSettings(**FEW), noise()))
 
 

@@ -1,0 +1,172 @@
+"""Drawing a sweep: in this process, or on Ray.
+
+A task is a range of images over all cells of one model, so that the cells of a range are drawn by one worker, one after the other, and
+their times are paired. A shard that exists is not drawn again, and a repetition of one writes the same bytes: a task that is
+interrupted, or repeated by another worker, loses only the shard in progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..assembly import Source, find_file
+from ..errors import UserError, first_line
+from .records import Cell, Shard
+from .spec import Spec
+from .store import Store
+from .work import Models, Worker, use
+
+# Seconds until a cluster counts as unreachable, and times that a task is repeated after its worker ended.
+_REACHED, RETRIES = 10.0, 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """A range of images, and the ids of the cells that lack it, all on one model."""
+
+    first: int
+    count: int
+    cells: tuple[str, ...]
+
+
+def tasks_of(store: Store, cells: Sequence[Cell], rank: int = 0, world: int = 1) -> list[Task]:
+    """All tasks of a sweep, by model and then by range, whether finished or not."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.family, cell.model), []).append(cell)
+    every = [
+        Task(first, count, tuple(cell.id for cell in own))
+        for own in groups.values()
+        for first, count in store.ranges(own[0])
+    ]
+    return every[rank::world]
+
+
+def unfinished(store: Store, tasks: Sequence[Task], whole: bool = True) -> tuple[list[Task], int]:
+    """The tasks with the cells that lack a finished shard, and how many shards were damaged. Damaged records are removed."""
+    damaged, missing = 0, set()
+    for cell in [store.cell(name) for name in dict.fromkeys(name for task in tasks for name in task.cells)]:
+        sizes = store.folder.sizes(f"cells/{cell.id}")
+        shards = {(shard.first, shard.count): shard for shard in store.shards(cell)}
+        for task in (task for task in tasks if cell.id in task.cells):
+            shard = shards.get((task.first, task.count))
+            if shard is None:
+                missing.add((cell.id, task.first))
+            elif sizes.get(f"{shard.stem}.npz") != shard.bytes or whole and not store.complete(cell, shard):
+                store.discard(cell, task.first, task.count)
+                missing.add((cell.id, task.first))
+                damaged += 1
+    left = [Task(t.first, t.count, tuple(n for n in t.cells if (n, t.first) in missing)) for t in tasks]
+    return [task for task in left if task.cells], damaged
+
+
+def run_task(worker: Worker, task: Task) -> Iterator[tuple[str, Shard]]:
+    """Draw the cells of a task that no other process has finished by then; yields the id of each and its shard."""
+    for name in task.cells:
+        cell = worker.store.cell(name)
+        shard = worker.store.shard(cell, task.first, task.count)
+        yield name, shard or worker.run_shard(cell, task.first, task.count)
+
+
+def run_here(worker: Worker, tasks: Sequence[Task]) -> Iterator[tuple[str, Shard]]:
+    """Draw all tasks in this process; yields as :func:`run_task`."""
+    for task in tasks:
+        yield from run_task(worker, task)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What to use of a cluster."""
+
+    address: str = (
+        ""  # of its head ("host:6379", "ray://host:10001"); "" for this machine's, which is started if there is none
+    )
+    workers: int = 0  # 0 for as many as the cluster has room for
+    cpus: int = 1  # of a worker
+    gpu: bool = False  # whether a worker takes a GPU
+
+
+class Drawer:
+    """A worker in a process of Ray, which keeps its model loaded. ``models`` is the folder of weight files."""
+
+    def __init__(self, address: str, spec: Spec, models: Path, numbers: dict[str, Any]):
+        self.address, self.spec, self.models, self.numbers = address, spec, models, numbers
+        self.worker: Worker | None = None
+
+    def run(self, task: Task) -> list[tuple[str, Shard]]:
+        """See :func:`run_task`. The first task makes the worker: Ray would not report an error of ``__init__`` as such."""
+        if self.worker is None:
+            use(self.numbers)
+            device = torch.device(self.numbers["device"])
+            source = Source(lambda choice, family: find_file(choice, family, self.models), device, self.spec.dtype)
+            self.worker = Worker(Store(self.address), Models(self.spec, source))
+        return list(run_task(self.worker, task))
+
+
+def import_ray() -> Any:
+    """The package."""
+    try:
+        import ray
+    except ImportError:
+        raise UserError(
+            "ray: the package is not installed; run pip install 'fastar-nodes[scale]', or leave --ray out."
+        ) from None
+    return ray
+
+
+def connect(cluster: Cluster) -> Any:
+    """Connect to a cluster; returns the package."""
+    ray, address = import_ray(), cluster.address
+    try:
+        if ":" in address:  # Ray itself would wait for four minutes
+            asyncio.run(_probe(address.removeprefix("ray://")))
+        ray.init(address or None, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, asyncio.TimeoutError, OSError, SystemExit) as e:
+        raise UserError(
+            f"ray: no cluster answers at {address or 'this machine'} ({first_line(e)}); start one with ray start --head, or leave the "
+            "address out."
+        ) from None
+    return ray
+
+
+async def _probe(address: str) -> None:
+    """Open a connection to a host and port, and close it; raises OSError, TimeoutError or ValueError."""
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), _REACHED)
+    writer.close()
+
+
+def run_on_ray(
+    store: Store, spec: Spec, tasks: Sequence[Task], cluster: Cluster, models: Path, numbers: dict[str, Any]
+) -> Iterator[tuple[str, Shard]]:
+    """Draw all tasks on a connected cluster; yields as :func:`run_task`."""
+    ray = import_ray()
+    from ray.util import ActorPool
+
+    room = ray.cluster_resources()
+    fits = room.get("GPU", 0) if cluster.gpu else room.get("CPU", 1) // cluster.cpus
+    count = min(cluster.workers or max(1, int(fits)), max(1, len(tasks)))
+    about = {"num_cpus": cluster.cpus, "num_gpus": int(cluster.gpu)}
+    kind = ray.remote(max_restarts=-1, max_task_retries=RETRIES, **about)(Drawer)
+    workers = [kind.remote(store.folder.address, spec, models, numbers) for _ in range(count)]
+    try:
+        for found in ActorPool(workers).map_unordered(lambda worker, task: worker.run.remote(task), list(tasks)):
+            yield from found
+    except ray.exceptions.RayTaskError as e:
+        if isinstance(e.cause, UserError):
+            raise UserError(str(e.cause)) from None
+        raise
+    except ray.exceptions.RayError as e:
+        raise UserError(
+            f"ray: a task failed {RETRIES + 1} times, or the cluster was lost ({first_line(e)}); finished shards are kept. Run the same "
+            "command again, or without --ray to see why."
+        ) from None
+    finally:
+        for worker in workers:
+            ray.kill(worker)

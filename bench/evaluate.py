@@ -1,0 +1,116 @@
+"""Measure the pictures of a sweep: their distance from the plain sampler's, and their quality against reference pictures.
+
+PSNR and SSIM compare every picture with the plain sampler's picture of the same index. FID, Inception score, KID, precision and recall
+are torch-fidelity's, of features of all pictures and of --reference, or without one of the plain sampler's. Figures have a 95 % bootstrap
+interval; those that have a plain sampler's counterpart also have the interval of the paired difference. Results are added to the folder;
+a figure of the same pictures is not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..cli.main import load_judge
+from ..cli.options import choose_device, whole
+from ..errors import UserError
+from ..reports.table import markdown
+from .features import INCEPTION, load_extractor, open_reference
+from .measures import Means, check, evaluate
+from .results import FEATURES, JUDGE, MEASURES, Result, results_table
+from .statistics import RESAMPLES
+from .store import Store
+
+_OF_PAIRS = ("psnr", "ssim", "identical")
+_OF_INCEPTION, _OF_OTHERS = ("fid", "is", "kid", "precision", "recall"), ("frechet", "kid", "precision", "recall")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("folder", help="folder or fsspec address of a sweep")
+    parser.add_argument(
+        "--measures",
+        metavar="NAMES",
+        help=f"separated by commas, of {', '.join(MEASURES)}, and judge for all of the demo's judge; default psnr,ssim,identical, and with "
+        "--reference or --extractor also those of features",
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="real pictures: an npz file with arr_0 (as the ADM evaluator reads it), or a folder of pictures; default the plain sampler's",
+    )
+    parser.add_argument(
+        "--extractor",
+        metavar="NAME",
+        help=f"of features: {INCEPTION} (default), or module:function, from uint8 [N, H, W, 3] to features [N, D]",
+    )
+    parser.add_argument(
+        "--inception", type=Path, metavar="FILE", help="weights of Inception; default where torch.hub keeps them"
+    )
+    parser.add_argument(
+        "--resamples",
+        default=str(RESAMPLES),
+        metavar="N",
+        help=f"bootstrap resamples of every interval; default {RESAMPLES}",
+    )
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    measures = _measures(options.measures, options.reference is not None, options.extractor)
+    resamples = whole(options.resamples, "resamples", 10, 100_000)
+    store, kinds = Store(options.folder), {MEASURES[name].kind for name in measures}
+    device = choose_device(options.device)
+    # Frechet distances are computed in fp64, which MPS does not have.
+    means = Means(resamples=resamples, device=torch.device("cpu") if device.type == "mps" else device)
+    if options.reference is not None:
+        means.reference = open_reference(options.reference)
+    check(store, measures, means)
+    if FEATURES in kinds:
+        means.extractor = load_extractor(options.extractor or INCEPTION, options.inception, device)
+    if JUDGE in kinds:
+        means.judge = load_judge()
+    results = evaluate(store, measures, means, lambda text: print(text, file=sys.stderr, flush=True))
+    print(results_table(store, results))
+    if table := _differences(store, results):
+        print(f"\nDifference from the plain sampler, paired:\n\n{table}")
+    return 0
+
+
+def _measures(text: str | None, reference: bool, extractor: str | None) -> list[str]:
+    """The measures of a run."""
+    inception = extractor in (None, INCEPTION)
+    if text is None:
+        more = (_OF_INCEPTION if inception else _OF_OTHERS) if reference or extractor else ()
+        return [*_OF_PAIRS, *more]
+    names: list[str] = []
+    for name in filter(None, (part.strip().lower() for part in text.split(","))):
+        names += [m for m in MEASURES if MEASURES[m].kind == JUDGE] if name == "judge" else [name]
+    unknown = next((name for name in names if name not in MEASURES), None)
+    if not names or unknown:
+        what = f"{unknown!r} is not one" if unknown else "none is named"
+        raise UserError(f"measures: {what} of {', '.join(MEASURES)} and judge.")
+    if not inception and (wrong := next((name for name in names if name in ("fid", "is")), None)):
+        raise UserError(f"measures: {wrong} is a figure of {INCEPTION}; with another extractor name frechet.")
+    if (reference or extractor) and not any(MEASURES[name].kind == FEATURES for name in names):
+        option = "reference" if reference else "extractor"
+        raise UserError(f"{option}: no measure of this run uses it; add frechet, kid, precision or recall.")
+    return list(dict.fromkeys(names))
+
+
+def _differences(store: Store, results: Sequence[Result]) -> str:
+    """A table of the paired differences; "" without any."""
+    rows = [["cell", "measure", "difference", "95 % interval"]]
+    titles = {cell.id: cell.title for cell in store.cells()}
+    for result in results:
+        value, low, high = result.difference
+        if value is not None:
+            show = MEASURES[result.measure].show
+            rows.append([titles[result.cell], result.title, show(value), f"{show(low)} to {show(high)}"])
+    return markdown(rows) if len(rows) > 1 else ""

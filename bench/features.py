@@ -1,0 +1,252 @@
+"""Networks that turn pictures into features, figures of features, and reference pictures.
+
+FID, Inception score, KID, precision and recall are those of torch-fidelity. It is no dependency of the pack, imports torchvision, and is
+imported when a measure needs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..errors import UserError, first_line
+
+INCEPTION = "inception"
+# Inception of the original FID, converted from TensorFlow by torch-fidelity's authors.
+WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"
+SOURCE = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{WEIGHTS}"
+_BATCH, _MOST_FEATURES = 50, 1 << 16
+# Reference pictures: endings, how many are in memory at a time, and limits.
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+CHUNK, _MOST, _LONGEST_SIDE = 256, 10_000_000, 16384
+
+
+@lru_cache(maxsize=1)
+def fidelity() -> Any:
+    """torch-fidelity, with an extractor "fastar-rows" that takes rows of features as they are."""
+    try:
+        found: Any = importlib.import_module("torch_fidelity")
+    except Exception as e:  # its torchvision fails in several ways beside another torch
+        raise UserError(
+            f"measures: torch-fidelity cannot be imported ({first_line(e)}); pip install torch-fidelity, with the torchvision of "
+            "your torch, or choose psnr, ssim, identical or frechet."
+        ) from None
+
+    class Rows(found.FeatureExtractorBase):
+        def __init__(self, name: str, layers: list[str], **_: Any):
+            super().__init__(name, layers)
+
+        @staticmethod
+        def get_provided_features_list() -> tuple[str, ...]:
+            return ("rows",)
+
+        @staticmethod
+        def get_default_feature_layer_for_metric(metric: str) -> str:
+            return "rows"
+
+        @staticmethod
+        def can_be_compiled() -> bool:
+            return False
+
+        def forward(self, rows: Tensor) -> tuple[Tensor]:
+            return (rows,)
+
+    found.register_feature_extractor("fastar-rows", Rows)
+    return found
+
+
+class _Dataset(torch.utils.data.Dataset):
+    """Rows of an array."""
+
+    def __init__(self, rows: np.ndarray):
+        self.rows = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.rows[i]
+
+
+def figure(measure: str, rows: np.ndarray, reference: np.ndarray | None = None) -> float:
+    """A figure of torch-fidelity."""
+    package = fidelity()
+    kid = {"kid": True, "kid_subsets": 1, "kid_subset_size": len(rows)}
+    table: dict[str, tuple[dict[str, Any], str]] = {
+        "fid": ({"fid": True}, package.KEY_METRIC_FID),
+        "is": ({"isc": True}, package.KEY_METRIC_ISC_MEAN),
+        "kid": (kid, package.KEY_METRIC_KID_MEAN),
+        "precision": ({"prc": True}, package.KEY_METRIC_PRECISION),
+        "recall": ({"prc": True}, package.KEY_METRIC_RECALL),
+    }
+    options, key = table[measure]
+    other = {} if reference is None else {"input2": _Dataset(reference)}
+    about = {"feature_extractor": "fastar-rows", "cuda": False, "cache": False, "save_cpu_ram": True, "verbose": False}
+    return float(package.calculate_metrics(input1=_Dataset(rows), **other, **options, **about)[key])
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """A network that turns pictures into features."""
+
+    name: str  # in tables, and part of what makes two figures comparable
+    run: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # uint8 [n, H, W, 3] to features [n, D], and logits [n, C]
+
+    def __call__(self, parts: Iterator[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+        """Features float32 [N, D] of pictures uint8 [n, H, W, 3] that come in parts, and logits [N, C] or None."""
+        found = [self._part(part[at : at + _BATCH]) for part in parts for at in range(0, len(part), _BATCH)]
+        logits = [logits for _, logits in found if logits is not None]
+        return np.concatenate([features for features, _ in found]), np.concatenate(logits) if logits else None
+
+    @torch.no_grad()
+    def _part(self, pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        features, logits = self.run(torch.from_numpy(np.ascontiguousarray(pictures)))
+        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(pictures):
+            found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise UserError(
+                f"extractor: {self.name} returned {found} for {len(pictures)} pictures; it should return a tensor "
+                f"[{len(pictures)}, D]."
+            )
+        if features.shape[1] > _MOST_FEATURES:
+            raise UserError(f"extractor: {self.name} has {features.shape[1]} features; use at most {_MOST_FEATURES}.")
+        if not bool(features.isfinite().all()):
+            raise UserError(f"extractor: {self.name} returned values that are not finite.")
+        return features.float().cpu().numpy(), None if logits is None else logits.float().cpu().numpy()
+
+
+def load_extractor(name: str, weights: Path | None, device: torch.device) -> Extractor:
+    """An extractor by name."""
+    if name == INCEPTION:
+        return _inception(weights, device)
+    module, colon, function = name.partition(":")
+    if not colon or not module or not function:
+        raise UserError(f"extractor: {name!r} is neither {INCEPTION} nor of the form module:function.")
+    try:
+        run = getattr(importlib.import_module(module), function, None)
+    except Exception as e:  # whatever the user's module does at import
+        raise UserError(f"extractor: {module} cannot be imported ({first_line(e)}).") from None
+    if not callable(run):
+        raise UserError(f"extractor: {module} has no function {function}.")
+    return Extractor(name, lambda pictures: (run(pictures), None))
+
+
+def _inception(weights: Path | None, device: torch.device) -> Extractor:
+    package = fidelity()
+    path = weights or Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
+    if not path.is_file():
+        raise UserError(
+            f"inception: {path} is missing; download {SOURCE} (96 MB) to it, or name the file with --inception FILE."
+        )
+    # torch-fidelity unpickles whatever the file holds; it is given a copy with the tensors only. The file may be in the format that
+    # torch wrote before 2020, which the loaders refuse.
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as e:  # a damaged file can raise any exception
+        raise UserError(f"inception: {path.name} cannot be read ({first_line(e)}).") from None
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "inception.pth"
+        torch.save(dict(state), copy)
+        layers = ["2048", "logits_unbiased"]
+        try:
+            net = package.FeatureExtractorInceptionV3("inception-v3-compat", layers, str(copy)).eval().to(device)
+        except RuntimeError as e:
+            raise UserError(
+                f"inception: {path.name} does not hold torch-fidelity's Inception ({first_line(e)})."
+            ) from None
+    return Extractor(INCEPTION, lambda pictures: net(pictures.permute(0, 3, 1, 2).contiguous().to(device)))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Pictures that cells are compared with."""
+
+    name: str  # of the file or folder
+    size: tuple[int, int]  # height and width
+    digest: str  # 32 hexadecimal digits of the content
+    images: Callable[[], Iterator[np.ndarray]]  # the pictures in chunks, uint8 [n, H, W, 3]; raises a UserError
+
+
+def open_reference(path: Path) -> Reference:
+    """A reference: an npz file with ``arr_0`` uint8 [N, H, W, 3], as the ADM evaluator writes it, or a folder of pictures."""
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+        if not files:
+            raise UserError(f"reference: {path} holds no pictures ({', '.join(ENDINGS)}).")
+        height, width = _picture(files[0]).shape[:2]
+        return Reference(path.name, (height, width), _digest(path, files), lambda: _of_folder(files, (height, width)))
+    if not path.is_file():
+        raise UserError(f"reference: there is no {path}; name an npz file or a folder of pictures.")
+    with _array(path) as (_, shape):
+        return Reference(path.name, (shape[1], shape[2]), _digest(path, [path]), lambda: _of_npz(path))
+
+
+def _of_folder(files: Sequence[Path], size: tuple[int, int]) -> Iterator[np.ndarray]:
+    for at in range(0, len(files), CHUNK):
+        yield np.stack([_picture(path, size) for path in files[at : at + CHUNK]])
+
+
+def _of_npz(path: Path) -> Iterator[np.ndarray]:
+    with _array(path) as (stream, (count, *shape)):
+        for at in range(0, count, CHUNK):
+            n = min(CHUNK, count - at)
+            data = stream.read(n * math.prod(shape))
+            if len(data) != n * math.prod(shape):
+                raise UserError(f"reference: {path.name} ends early; copy it again.")
+            yield np.frombuffer(bytearray(data), np.uint8).reshape(n, *shape)  # torch takes writable arrays
+
+
+@contextmanager
+def _array(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
+    """The stream of ``arr_0`` in an npz file, at its first value, and its shape [N, H, W, 3]."""
+    with ExitStack() as opened:
+        try:
+            stream = opened.enter_context(opened.enter_context(zipfile.ZipFile(path)).open("arr_0.npy"))
+            version = np.lib.format.read_magic(stream)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, transposed, kind = read(stream)
+        except (KeyError, OSError, ValueError, RuntimeError, EOFError, SyntaxError, zipfile.BadZipFile) as e:
+            raise UserError(f"reference: {path.name} is no npz file with arr_0, pictures ({first_line(e)}).") from None
+        if kind != np.uint8 or len(shape) != 4 or shape[3] != 3 or transposed:
+            raise UserError(f"reference: {path.name} holds {kind} {list(shape)}, not uint8 pictures [N, H, W, 3].")
+        if not 0 < shape[0] <= _MOST or not all(0 < n <= _LONGEST_SIDE for n in shape[1:3]):
+            raise UserError(f"reference: {path.name} holds pictures {list(shape)}; that is none or too many.")
+        yield stream, shape
+
+
+def _picture(path: Path, size: tuple[int, int] | None = None) -> np.ndarray:
+    """A picture file as uint8 [H, W, 3]; raises a UserError if it cannot be read or has another size."""
+    try:
+        with Image.open(path) as image:
+            if max(image.size) > _LONGEST_SIDE:
+                raise ValueError(f"a side is above {_LONGEST_SIDE} pixels")
+            found = np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
+        raise UserError(f"reference: {path.name} cannot be read ({first_line(e)}).") from None
+    if size not in (None, found.shape[:2]):
+        raise UserError(f"reference: {path.name} has another size than the others; give pictures of one size.")
+    return found
+
+
+def _digest(path: Path, files: Sequence[Path]) -> str:
+    """32 hexadecimal digits of the names below a path and the contents of files."""
+    state = hashlib.sha256()
+    for file in files:
+        state.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
+        with open(file, "rb") as stream:
+            while chunk := stream.read(1 << 20):
+                state.update(chunk)
+    return state.hexdigest()[:32]

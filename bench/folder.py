@@ -1,0 +1,134 @@
+"""The files of a sweep: a local folder, or any address that fsspec opens (s3://..., gs://..., memory://...).
+
+A folder may come from someone else. A name is read only if it is a regular file of a bounded size that lies in the folder, links
+followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import posixpath
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import UserError, first_line
+
+# Between a file's name and the mark of the process that writes it.
+PART = ".part-"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def host() -> str:
+    """Name of this machine, reduced to letters, digits and dashes."""
+    return "".join(c if c.isalnum() else "-" for c in platform.node())[:40] or "host"
+
+
+class Folder:
+    """Files by name below an address. A file appears complete or not at all."""
+
+    def __init__(self, address: str | Path):
+        self.local = "://" not in str(address)
+        self.address = str(Path(address).expanduser().resolve()) if self.local else str(address)
+        try:
+            import fsspec
+
+            self._fs: Any
+            self._fs, self.root = fsspec.core.url_to_fs(self.address, use_listings_cache=False)
+        except ImportError as e:
+            raise UserError(f"folder: {self.address} needs another package ({first_line(e)}).") from None
+        except (ValueError, OSError) as e:
+            raise UserError(f"folder: {self.address} cannot be opened ({first_line(e)}); name a folder.") from None
+        if self._fs.exists(self.root) and not self._fs.isdir(self.root):
+            raise UserError(f"folder: {self.address} is a file; name a folder.")
+
+    def _path(self, name: str) -> str:
+        """The whole path of a name."""
+        path = posixpath.join(self.root, name)
+        if self.local and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.root)):
+            raise UserError(f"folder: {name} leads out of {self.address}; remove it.")
+        return path
+
+    def sizes(self, inside: str = "") -> dict[str, int]:
+        """Bytes of the regular files directly inside a folder, by name; {} if it does not exist. Unfinished files are left out."""
+        try:
+            found = self._fs.ls(self._path(inside), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        files = ((posixpath.basename(f["name"]), int(f["size"])) for f in found if f["type"] == "file")
+        return {name: size for name, size in sorted(files) if PART not in name}
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """Content of a file; None if there is none."""
+        try:
+            path = self._path(name)
+            about = self._fs.info(path)
+            if about["type"] != "file":
+                raise UserError(f"folder: {name} in {self.address} is no file; remove it.")
+            if about["size"] > most:
+                raise UserError(f"folder: {name} in {self.address} has {about['size']:,} bytes; {most:,} are possible.")
+            return self._fs.cat_file(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except UserError:
+            raise
+        except (OSError, ValueError) as e:
+            raise UserError(f"folder: {name[:200]} in {self.address} cannot be read ({first_line(e)}).") from None
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """A file to be written in parts: under a temporary name, which is replaced at the end and removed after an error."""
+        path = self._path(name)
+        part = f"{path}{PART}{uuid.uuid4().hex}"
+        try:
+            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            with self._fs.open(part, "wb") as file:
+                yield file
+            self._replace(part, path)
+        except OSError as e:
+            self._discard(part)
+            if e.errno not in _FULL:
+                raise
+            raise UserError(
+                f"out: there is no space left for {self.address}; free some and run the same command again, which goes on where "
+                "this one stopped."
+            ) from None
+        except BaseException:  # an interruption between two writes leaves no file behind
+            self._discard(part)
+            raise
+
+    def _replace(self, part: str, path: str) -> None:
+        """Rename a finished file, and remove what interrupted writers of the same one left behind."""
+        try:
+            self._fs.mv(part, path)
+        except FileNotFoundError:
+            if not self._fs.exists(path):
+                raise
+            return  # another writer of the same file was faster, and removed what seemed to be left behind
+        for found in self._fs.ls(posixpath.dirname(path), detail=False):
+            if posixpath.basename(found).startswith(f"{posixpath.basename(path)}{PART}"):
+                self._discard(found)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, unless it has this content already; raises as :meth:`open`."""
+        try:
+            if self.read(name, len(data)) == data:
+                return
+        except UserError:
+            pass  # of another size: it is replaced
+        with self.open(name) as file:
+            file.write(data)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
+        self._discard(self._path(name))
+
+    def _discard(self, path: str) -> None:
+        try:
+            self._fs.rm_file(path)
+        except FileNotFoundError:
+            pass

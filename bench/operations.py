@@ -1,0 +1,186 @@
+"""Count the operations of one run of each sampler, and the least time for them on this CPU.
+
+Every operation that computes or copies is a launch on a GPU; views are not counted. The floor is the sum over matrix products and
+attentions of the larger of arithmetic and memory traffic at the rates measured here. --hybrids prints the floating-point operations and
+the memory of a picture of every official Harmon and UniPic from shapes alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..cli.bench import conditions_of, prepare, shared_options
+from ..cli.hybrids import SIZES, random_hybrid
+from ..cli.options import MOST_IMAGES, whole
+from ..cli.running import draw, warm_up
+from ..model_loaders.networks.prompts import HybridModel
+from ..model_loaders.networks.rows import Work as Rows
+from ..reports.table import markdown
+from ..samplers.conditioning import PromptCondition
+from ..samplers.mar import memory
+from ..samplers.mar.schedule import masked_after
+from ..samplers.mar.settings import MARBase, MARSettings
+
+# Operations after which the host waits for values of a device.
+_WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero")
+# The two matrices of a product among its arguments.
+_PRODUCTS: Mapping[str, tuple[int, int]] = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "matmul": (0, 1),  # in inference mode it is not decomposed
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "linear": (0, 1),
+    "_linear_pointwise": (0, 1),
+}
+
+
+@dataclass
+class Work:
+    """Counts of a run."""
+
+    operations: int
+    waits: int
+    products: list[tuple[int, int]]
+
+    def floor(self, speed: Speed) -> float:
+        """Least seconds for the products: each takes at least its arithmetic and at least its memory traffic."""
+        return sum(max(2 * n / speed.arithmetic, b / speed.memory) for n, b in self.products)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Rates of a CPU with the present number of threads."""
+
+    arithmetic: float
+    memory: float
+
+
+def measure_speed(clock: Callable[[], float] = time.perf_counter) -> Speed:
+    """The better of PyTorch's two matrix products, and the sum of 256 MB; the best of several runs each."""
+
+    def best(call: Callable[[], Any], repeats: int) -> float:
+        times = []
+        for _ in range(repeats):
+            began = clock()
+            call()
+            times.append(clock() - began)
+        return min(times)
+
+    with torch.inference_mode():
+        a, b, long = torch.ones(1024, 1024), torch.ones(1024, 1024), torch.ones(1 << 26)
+        calls: list[Callable[[], Any]] = [lambda: a @ b.T]
+        if torch.backends.mkldnn.is_available():
+            calls.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
+        product = min(best(call, 6) for call in calls)
+        return Speed(2 * 1024**3 / product, long.nbytes / best(long.sum, 4))
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self, work: Work):
+        super().__init__()
+        self.work = work
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+            self.work.operations += 1
+        name = func._schema.name.split("::")[1]
+        self.work.waits += name in _WAITS
+        if name in _PRODUCTS:
+            a, b = (args[i] for i in _PRODUCTS[name])
+            self._product(out.numel() * a.shape[-1], a, b, out)
+        elif "scaled_dot_product" in name:
+            q, k, v = args[:3]
+            self._product(2 * q.numel() * k.shape[-2], q, k, v)
+        return out
+
+    def _product(self, multiplications: int, *tensors: Tensor) -> None:
+        self.work.products.append((multiplications, sum(t.numel() * t.element_size() for t in tensors)))
+
+
+@contextmanager
+def counted() -> Iterator[Work]:
+    """Count the operations of a block."""
+    work = Work(0, 0, [])
+    with _Counter(work):
+        yield work
+
+
+DIFFUSION_STEPS, CFG, _PROMPT = 100, 3.0, "a red boat at sunset"
+
+
+def hybrid_flops(
+    model: HybridModel, condition: PromptCondition, settings: MARBase, published: bool = False
+) -> dict[str, int]:
+    """Floating-point operations (2 per multiply-add) of plain MAR for a batch of prompts, from shapes alone."""
+    c, images, guided = model.hybrid.config, len(condition), settings.cfg != 1.0
+    length, buffer = c.mar.tokens, c.mar.buffer
+    lengths = [len(model.prompt(text)) for text in condition.texts]
+    lengths += [len(model.instruction(condition.unconditional))] * (images * guided)
+    left = masked_after(length, settings.ar_steps)
+    out = dict.fromkeys(("language model", "MAR encoder", "MAR decoder", "head"), 0)
+    for before, after in zip([length, *left], left, strict=False):
+        rows = buffer + length - before
+        out["language model"] += sum(c.llm_flops(rows, prompt) for prompt in lengths)
+        encoded = images * rows * (1 + (published and guided))
+        out["MAR encoder"] += c.mar_flops(Rows(encoded, rows, 0, 0, 0))
+        decoded = len(lengths) * (buffer + length)
+        last = decoded if published else len(lengths) * (before - after)
+        out["MAR decoder"] += c.mar_flops(Rows(0, 0, decoded, buffer + length, last))
+    out["head"] = c.head_flops(len(lengths) * length * settings.diffusion_steps)
+    return out
+
+
+def hybrid_table(prompt: str) -> str:
+    """Markdown table of the official sizes: operations and memory of one picture, without weights and without computing it."""
+    head = "model, pixels, AR steps, TFLOP, TFLOP, authors' code, language model %, MAR %, head %, weights GB, all GB"
+    rows = [head.replace("TFLOP, authors", "TFLOP; authors").split(", ")]
+    for size, (_, _, _, side, _, steps) in SIZES.items():
+        model = random_hybrid(size, torch.bfloat16, "meta")
+        condition, settings = PromptCondition((prompt,)), MARSettings(steps, DIFFUSION_STEPS, CFG)
+        ours, theirs = (hybrid_flops(model, condition, settings, both) for both in (False, True))
+        held, total = memory.estimate(model, condition, settings), sum(ours.values())
+        weights = sum(v for k, v in held.items() if k.startswith(memory.WEIGHTS))
+        mar = ours["MAR encoder"] + ours["MAR decoder"]
+        shares = [f"{100 * part / total:.0f}" for part in (ours["language model"], mar, ours["head"])]
+        flops = [f"{total / 1e12:.0f}", f"{sum(theirs.values()) / 1e12:.0f}"]
+        gigabytes = [f"{weights / 1e9:.2f}", f"{memory.total(held) / 1e9:.2f}"]
+        rows.append([size, f"{16 * side}", f"{steps}", *flops, *shares, *gigabytes])
+    return markdown(rows)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    shared_options(parser)
+    parser.add_argument("--batch", default="1", metavar="N", help="images; default 1")
+    parser.add_argument("--hybrids", action="store_true", help="only the table of official Harmon and UniPic")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    batch = whole(options.batch, "batch", 1, MOST_IMAGES)
+    if options.hybrids:
+        print(hybrid_table(options.text[0] if options.text else _PROMPT))
+        return 0
+    planned, asked = prepare(options)
+    speed = measure_speed() if planned[0].on.device.type == "cpu" else None
+    rows = [["sampler", "operations", "waits", "floor, s", "TFLOP"]]
+    for p, condition in zip(planned, conditions_of(planned, batch, options, asked), strict=True):
+        warm_up(p, condition)
+        with counted() as work:
+            draw(p, condition, 0)
+        flops = 2 * sum(n for n, _ in work.products)
+        floor = f"{work.floor(speed):.3f}" if speed else ""
+        rows.append([p.label, f"{work.operations:,}", str(work.waits), floor, f"{flops / 1e12:.3g}"])
+    print(markdown(rows, empty=False))
+    return 0

@@ -1,0 +1,149 @@
+"""Records of a sweep's folder: cells and finished shards, and the bytes of their files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from tokenize import TokenError
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+MOST_IMAGES, MOST_BATCH, MOST_SIDE = 10_000_000, 4096, 8192
+# Names of the cells' folders, and of the shards' records.
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,120}")
+_SHARD = re.compile(r"shard-([0-9]{7})-([0-9]{7})\.json")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A sampler with settings on a model."""
+
+    id: str  # name of its folder: readable words and 8 hexadecimal digits of the key
+    key: str  # digest of all that its pictures depend on
+    title: str  # name in tables and plots
+    model: str  # what selected the model
+    model_digest: str  # of the files of the model, its decoder and its draft model
+    family: str  # of the registry
+    sampler: str  # registry name, "fasthybrid+lazymar" for a combination
+    asked: Mapping[str, Any]  # settings that the spec gives
+    settings: Mapping[str, Any]  # all settings
+    seed: int  # of the noise
+    images: int  # how many the sweep asks for
+    size: tuple[int, int]  # height and width in pixels
+    baseline: str | None  # id of the plain sampler's cell on the same model
+    lossless: str  # the word of reports.quality where PSNR has no meaning, or ""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard. In ``counts``, transformer passes and head calls are those of the whole shard, others sums over its images."""
+
+    key: str  # digest of the cell's key and the range
+    first: int  # index of the first image
+    count: int  # number of images
+    note: str  # of the report: whether memory was insufficient for the whole batch
+    sha256: str = ""  # of the pictures' bytes
+    bytes: int = 0  # size of the npz file
+    counts: Mapping[str, int] = field(default_factory=dict)  # of the report, see reports.record.COUNTS
+
+    @property
+    def stem(self) -> str:
+        """Name of its files without the ending."""
+        return stem(self.first, self.count)
+
+
+def stem(first: int, count: int) -> str:
+    """Name of a shard's files without the ending."""
+    return f"shard-{first:07d}-{first + count - 1:07d}"
+
+
+def range_of(name: str) -> tuple[int, int] | None:
+    """(first, count) of a record's file name; None for other files."""
+    found = _SHARD.fullmatch(name)
+    return None if found is None else (int(found[1]), int(found[2]) - int(found[1]) + 1)
+
+
+def ranges(images: int, batch: int) -> list[tuple[int, int]]:
+    """(first, count) of the shards of a cell."""
+    return [(first, min(batch, images - first)) for first in range(0, images, batch)]
+
+
+def shard_key(cell_key: str, first: int, count: int) -> str:
+    """Key of a shard: 32 hexadecimal digits of its cell's key and its range."""
+    return hashlib.sha256(f"{cell_key}/{first}/{count}".encode()).hexdigest()[:32]
+
+
+def sha256(pictures: np.ndarray) -> str:
+    """Digest of the bytes of pictures, uint8 [n, H, W, 3]."""
+    return hashlib.sha256(np.ascontiguousarray(pictures).data).hexdigest()
+
+
+def to_npz(**arrays: np.ndarray) -> bytes:
+    """An uncompressed npz file whose bytes depend on the arrays alone."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as file:
+        for name, array in arrays.items():
+            part = io.BytesIO()
+            np.lib.format.write_array(part, np.ascontiguousarray(array), allow_pickle=False)
+            file.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), part.getvalue())
+    return out.getvalue()
+
+
+def from_npz(data: bytes, name: str) -> np.ndarray:
+    """An array of an uncompressed npz file. Its memory is bounded by the file's size."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
+            about = file.getinfo(f"{name}.npy")
+            if about.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(name)
+            stream = io.BytesIO(file.read(about))
+        version = np.lib.format.read_magic(stream)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    except (KeyError, EOFError, MemoryError, OSError, RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile) as e:
+        raise ValueError(name) from e
+    rest = stream.getbuffer()[stream.tell() :]
+    if version != (1, 0) or fortran or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(rest):
+        raise ValueError(name)
+    return np.frombuffer(bytearray(rest), dtype).reshape(shape)
+
+
+# Types of fields as JSON holds them, and largest values of numbers.
+_TYPES = {"str": str, "int": int, "str | None": (str, type(None)), "tuple[int, int]": list}
+_MOST = {"images": MOST_IMAGES, "count": MOST_BATCH, "seed": (1 << 64) - 1}
+
+
+def checked(kind: type[T], found: Mapping[str, Any]) -> T:
+    """An object of a dataclass from the fields of a JSON object; further fields are ignored."""
+    values: dict[str, Any] = {}
+    for f in fields(kind):  # type: ignore[arg-type]
+        value = found.get(f.name, ...)
+        if not isinstance(value, _TYPES.get(str(f.type), dict)) or isinstance(value, bool):  # type: ignore[arg-type]
+            raise ValueError(f.name)
+        if isinstance(value, int) and not whole(value, 0, _MOST.get(f.name, 1 << 40)):
+            raise ValueError(f.name)
+        if f.name == "counts" and not all(whole(n, 0, 1 << 60) for n in value.values()):
+            raise ValueError(f.name)
+        if f.name == "size":
+            if len(value) != 2 or not all(whole(n, 1, MOST_SIDE) for n in value):
+                raise ValueError(f.name)
+            value = tuple(value)
+        values[f.name] = value
+    return kind(**values)
+
+
+def whole(value: Any, low: int, high: int) -> bool:
+    """Whether a value is an integer in a range."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def positive(value: Any) -> bool:
+    """Whether a value is a positive, finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,0 +1,263 @@
+"""Reference implementations for the command ``against``: each is built from a checkout, with the random weights of ours.
+
+When the results of token models are compared, both programs take the likeliest token. For MAR both start all tokens from the same noise and
+add none afterwards. LazyMAR's selection of rows is compared with recorded results by ``verify``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..assembly import Ready
+from ..errors import UserError
+from ..model_loaders.networks.llama import TokenModel
+from ..model_loaders.networks.mar import MARModel
+from ..samplers.conditioning import FeatureCondition, from_ids
+from ..samplers.driver import finish
+from ..samplers.noise import PairedNoise
+from ..samplers.registry import LLAMAGEN, TAR, find
+from ..samplers.settings import make
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.par import par_schedule
+from .checkouts import Pair, checkout, load_weights, on_cpu
+from .sizes import DTOK_SIZES, SIZES, TOKEN_SIZES, llama_config, random_gpt
+
+# AR-DTok: features of a picture and their width, image tokens along one side.
+FEATURES, FEATURE_WIDTH, DTOK_GRID = 729, 1152, 16
+
+
+def _greedy(name: str, sets: Mapping[str, str]) -> Any:
+    published = {"mask_undecoded": "false"} if name == "zipar" else {}
+    return make(find(name).settings, {"cfg": "4", "top_k": "0", "temperature": "0", **published, **sets})
+
+
+def _tokens(
+    name: str, model: Ready, condition: Any, sets: Mapping[str, str], theirs: Callable[[Any], Tensor], order: Tensor
+) -> Pair:
+    """A pair of token samplers. ``order``: our cell of each of their tokens, int64 [N]."""
+    settings, entry, batch = _greedy(name, sets), find(name), len(condition)
+
+    def ours(seed: int) -> Any:
+        return finish(entry.run(model.model, condition, settings, PairedDraws(seed, range(batch)), seed))
+
+    def reference() -> Tensor:
+        with torch.no_grad(), on_cpu():
+            return theirs(settings)
+
+    def compare() -> float:
+        return float((ours(0).codes.flatten(1)[:, order] != reference()).float().mean())
+
+    tokens: Any = model.model
+    work = f"{tokens.name.split(',')[0]}, {tokens.grid} x {tokens.grid}, batch {batch}"
+    return Pair(work, lambda seed: ours(seed).report, reference, compare)
+
+
+def llamagen(
+    root: Path, model: TokenModel, batch: int, sets: Mapping[str, str], name: str = "llamagen", script: str = "generate"
+) -> Pair:
+    """FoundationVision/LlamaGen; with other arguments, the forks of it that are PAR and ZipAR."""
+    c = model.net.config
+    with checkout(root) as load:
+        networks = load("autoregressive.models.gpt")
+        generate = load(f"autoregressive.models.{script}").generate
+    extra = {"spe_token_num": c.special, "ar_token_num": c.regions} if c.special else {}
+    arguments = networks.ModelArgs(
+        dim=c.dim,
+        n_layer=c.depth,
+        n_head=c.heads,
+        vocab_size=c.vocab,
+        num_classes=c.condition_size,
+        block_size=model.tokens,
+        **extra,
+    )
+    net: Any = load_weights(networks.Transformer(arguments), model.net)
+    labels = torch.arange(batch) % c.condition_size
+    order = torch.arange(model.tokens)
+    if c.special:
+        order = torch.tensor([cell for at in par_schedule(model.grid, c.regions).passes for cell in at.cells])
+        extra = {"ar_token_num": c.regions, "spe_token_num": c.special}
+
+    def theirs(settings: Any) -> Tensor:
+        if name == "zipar":
+            net.zipar_window_size = settings.window
+            net.reset_zipar()
+        net.start = True
+        return generate(net, labels, model.tokens, cfg_scale=settings.cfg, sample_logits=False, **extra)
+
+    return _tokens(name, Ready(LLAMAGEN, model), from_ids(labels.tolist()), sets, theirs, order)
+
+
+def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
+    """csuhan/Tar: its de-tokenizer AR-DTok."""
+    dim, depth, heads = DTOK_SIZES[size]
+    count = DTOK_GRID**2
+    about = {"condition": "features", "condition_size": FEATURE_WIDTH, "absolute": count + FEATURES - 1}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        ours = random_gpt(llama_config(dim, depth, heads, **about))
+        features = torch.randn(FEATURES, FEATURE_WIDTH)
+    with checkout(root, "tok") as load:
+        networks = load("tok.ar_dtok.ar_model")
+    arguments = networks.ModelArgs(
+        dim=dim,
+        n_layer=depth,
+        n_head=heads,
+        vocab_size=ours.config.vocab,
+        model_type="clip_cond",
+        cond_dim=FEATURE_WIDTH,
+        cls_token_num=FEATURES,
+        max_seq_len=count,
+    )
+    net: Any = load_weights(networks.ARModel(arguments), ours)
+    given = features.expand(batch, -1, -1)
+
+    def theirs(settings: Any) -> Tensor:
+        with net.sampling():
+            return networks.ar_generate(net, given, count, cfg_scale=settings.cfg, sample_logits=False)
+
+    model = Ready(TAR, TokenModel(ours, f"{size}, random weights", DTOK_GRID))
+    condition = FeatureCondition((features,) * batch, ("",) * batch)
+    return _tokens("tar", model, condition, sets, theirs, torch.arange(count))
+
+
+def _fill(model: MARModel) -> None:
+    """Random numbers in place of the initial zeros, which would leave little to compare."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, p in model.net.named_parameters():
+            if "adaLN_modulation" in name or "final_layer.linear" in name:
+                p.copy_(0.02 * torch.randn(p.shape, generator=generator))
+
+
+def _reference(module: ModuleType, model: MARModel, steps: int, **extra: Any) -> Any:
+    """The reference's network with our weights, for ``steps`` diffusion steps."""
+    c = model.net.config
+    made = module.MAR(
+        img_size=16 * c.grid,
+        encoder_embed_dim=c.dim,
+        encoder_depth=c.encoder_depth,
+        encoder_num_heads=c.heads,
+        decoder_embed_dim=c.dim,
+        decoder_depth=c.decoder_depth,
+        decoder_num_heads=c.heads,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+        vae_embed_dim=c.channels,
+        class_num=c.classes,
+        buffer_size=c.buffer,
+        diffloss_d=c.head_depth,
+        diffloss_w=c.head_width,
+        num_sampling_steps=str(steps),
+        **extra,
+    )
+    return load_weights(made, model.net)
+
+
+class _OneNoise:
+    """Noise for a comparison: every token starts from the same numbers, and later noise is zero."""
+
+    def __init__(self, orders: Tensor, channels: int):
+        self._orders = orders
+        self.row = torch.randn(channels, generator=torch.Generator().manual_seed(1))
+
+    def orders(self, tokens: int) -> Tensor:
+        return self._orders
+
+    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+        return self.row[:channels].expand(len(self._orders), tokens, -1)
+
+    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+        return torch.zeros(len(self._orders), count, tokens, channels)
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """PyTorch's own normal numbers are this noise."""
+        originals = torch.randn, torch.randn_like
+        torch.randn = lambda *size, **_: self.row.expand(*size)  # type: ignore[assignment]
+        torch.randn_like = lambda x, **_: torch.zeros_like(x)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            torch.randn, torch.randn_like = originals  # type: ignore[assignment]
+
+
+def mar(root: Path, model: MARModel, batch: int, sets: Mapping[str, str], lazy: bool = False) -> Pair:
+    """LTH14/mar, or feihongyan1/LazyMAR."""
+    entry, c = find("lazymar" if lazy else "mar"), model.net.config
+    settings: Any = make(entry.settings, {"t_max": "999", **sets})
+    _fill(model)
+    with checkout(root) as load:
+        module = load("models.mar_cache" if lazy else "models.mar")
+    labels = torch.arange(batch) % c.classes
+    more = {"args": SimpleNamespace(device="cpu", lazy_mar=True)} if lazy else {}
+
+    def theirs(net: Any, s: Any) -> Tensor:
+        with torch.no_grad(), on_cpu():
+            return net.sample_tokens(batch, s.ar_steps, s.cfg, s.cfg_schedule, labels, s.temperature, **more)
+
+    def ours(s: Any, noise: Any) -> Any:
+        return finish(entry.run(model, from_ids(labels.tolist()), s, noise, 0))
+
+    def compare() -> float:
+        short = replace(settings, ar_steps=min(4, settings.ar_steps), diffusion_steps=25)
+        noise = _OneNoise(PairedNoise(0, range(batch)).orders(c.tokens), c.channels)
+        net = _reference(module, model, 25)
+        net.sample_orders = lambda bsz: noise.orders(c.tokens)
+        with noise.drawn():
+            want = theirs(net, short)
+        got = ours(short, noise).latents * model.latent_scale
+        return float((got - want).abs().max() / want.abs().max())
+
+    net = _reference(module, model, settings.diffusion_steps, **({"lazy_mar": True} if lazy else {}))
+    return Pair(
+        f"{model.name.split(',')[0]}, {settings.ar_steps} x {settings.diffusion_steps}, batch {batch}",
+        lambda seed: ours(settings, PairedNoise(seed, range(batch))).report,
+        lambda: theirs(net, settings),
+        None if lazy else compare,
+        1e-3,
+    )
+
+
+# Sizes of every reference, the usual one first.
+SIZES_OF: dict[str, Mapping[str, tuple[int, ...]]] = {
+    **dict.fromkeys(("mar", "lazymar"), SIZES),
+    **dict.fromkeys(("llamagen", "par", "zipar"), TOKEN_SIZES),
+    "tar": DTOK_SIZES,
+}
+# Name, a file that identifies it, and its folder inside the checkout.
+_KNOWN = (
+    ("lazymar", "models/mar_cache.py", ""),
+    ("mar", "models/mar.py", ""),
+    ("zipar", "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py", "LlamaGen-ZipAR"),
+    ("llamagen", "autoregressive/models/generate.py", ""),
+    ("tar", "tok/ar_dtok/ar_model.py", ""),
+)
+
+
+def identify(folder: Path) -> tuple[str, Path]:
+    """Which reference a checkout holds ("mar", "lazymar", "llamagen", "par", "zipar" or "tar"), and where its modules are."""
+    for name, path, inside in _KNOWN:
+        if (folder / path).is_file():
+            if name == "llamagen" and "spe_tok" in (folder / "autoregressive/models/gpt.py").read_text(
+                encoding="utf-8"
+            ):
+                name = "par"
+            return name, folder / inside
+    raise UserError(f"against: {folder} is no checkout of MAR, LazyMAR, LlamaGen, PAR, ZipAR or Tar.")
+
+
+def pair(name: str, root: Path, model: Any, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
+    """The work of a reference, see :func:`identify`; ``model`` has the random weights, except for Tar."""
+    if name == "tar":
+        return tar(root, size, batch, sets)
+    if name in ("mar", "lazymar"):
+        return mar(root, model, batch, sets, lazy=name == "lazymar")
+    return llamagen(root, model, batch, sets, name, "generate_zipar" if name == "zipar" else "generate")

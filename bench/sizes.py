@@ -1,0 +1,106 @@
+"""Official sizes of the published models, and models of these sizes with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ..assembly import Ready
+from ..cli.hybrids import SIZES as HYBRID_SIZES
+from ..cli.hybrids import random_hybrid
+from ..errors import UserError
+from ..model_loaders.checkpoint import choose_dtype
+from ..model_loaders.hybrid import precision
+from ..model_loaders.networks import llama, mar
+from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
+from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ..samplers.registry import HYBRID, LLAMAGEN, Entry
+from ..samplers.registry import MAR as MAR_FAMILY
+
+# Li et al. 2024, table of models: width, depth of encoder and of decoder, attention heads, head depth and width.
+SIZES = {"MAR-B": (768, 12, 12, 6, 1024), "MAR-L": (1024, 16, 16, 8, 1280), "MAR-H": (1280, 20, 16, 12, 1536)}
+# LlamaGen and PAR (Sun et al. 2024, table of models): width, depth, heads, and the grid of the official files.
+TOKEN_SIZES = {
+    "LlamaGen-B": (768, 12, 12, 16),
+    "LlamaGen-L": (1024, 24, 16, 16),
+    "LlamaGen-XL": (1280, 36, 20, 24),
+    "LlamaGen-XXL": (1536, 48, 24, 24),
+    "LlamaGen-3B": (3200, 24, 32, 24),
+}
+# AR-DTok: width, depth, heads.
+DTOK_SIZES = {"AR-DTok-B": (768, 12, 12), "AR-DTok-LP": (1280, 30, 20)}
+ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES)
+# Transition tokens of a random PAR: PAR-4x.
+PAR_SPECIAL = 3
+
+
+def official(size: str) -> MARConfig:
+    """Configuration of an official size of MAR."""
+    dim, depth, heads, head_depth, head_width = SIZES[size]
+    return MARConfig(
+        dim=dim,
+        encoder_depth=depth,
+        decoder_depth=depth,
+        heads=heads,
+        buffer=64,
+        tokens=256,
+        channels=16,
+        classes=1000,
+        head_depth=head_depth,
+        head_width=head_width,
+    )
+
+
+def llama_config(dim: int, depth: int, heads: int, **more: object) -> LlamaConfig:
+    """Configuration of a token model with the official inner width: two thirds of four times the width, in steps of 256."""
+    hidden = -(-(8 * dim // 3) // 256) * 256
+    about = {"dim": dim, "depth": depth, "heads": heads, "kv_heads": heads, "hidden": hidden, "vocab": 16384}
+    return LlamaConfig(**{**about, **more})  # type: ignore[arg-type]
+
+
+def official_gpt(size: str, special: int = 0) -> LlamaConfig:
+    """Configuration of an official size of LlamaGen; with ``special`` transition tokens, of a PAR."""
+    return llama_config(*TOKEN_SIZES[size][:3], condition="class", condition_size=1000, special=special)
+
+
+def random_gpt(config: LlamaConfig) -> Llama:
+    """A token model with random weights. The output layer, zero at the start of a training, would make all tokens equally likely."""
+    net = llama.initialise(Llama(config)).eval().requires_grad_(False)
+    net.output.weight.normal_(std=0.02)
+    return net
+
+
+def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:
+    """A model of an official size with random weights from a fixed seed. The global random state is not changed."""
+    tokens = size in TOKEN_SIZES
+    compute = choose_dtype(dtype, device, bf16=tokens)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        if size in HYBRID_SIZES:
+            return Ready(HYBRID, random_hybrid(size, precision(dtype, device), device))
+        if tokens:
+            name = f"{size.replace('LlamaGen', 'PAR')}-4x" if special else size
+            net = random_gpt(official_gpt(size, special)).to(device, compute)
+            return Ready(LLAMAGEN, TokenModel(net, f"{name}, random weights", TOKEN_SIZES[size][3]))
+        made = mar.initialise(MAR(official(size))).eval().requires_grad_(False)
+    last = made.head.final_layer.linear
+    made = made.to(device, compute)
+    last.float()
+    return Ready(MAR_FAMILY, MARModel(made, f"{size}, random weights", t_max=950))
+
+
+def random_models(size: str, entries: Iterable[Entry], dtype: str, device: torch.device) -> dict[str, Ready]:
+    """Random models by sampler name; PAR gets a PAR of that size."""
+    if size not in ALL_SIZES:
+        raise UserError(f"random: {size} is not one of {', '.join(ALL_SIZES)}.")
+    family = LLAMAGEN if size in TOKEN_SIZES else HYBRID if size in HYBRID_SIZES else MAR_FAMILY
+    made: dict[int, Ready] = {}
+    out = {}
+    for entry in entries:
+        if family not in entry.families:
+            raise UserError(f"samplers: {entry.name} samples {entry.models}, but {size} is not one; leave it out.")
+        special = PAR_SPECIAL if entry.name == "par" else 0
+        made[special] = made.get(special) or random_model(size, dtype, device, special)
+        out[entry.name] = made[special]
+    return out

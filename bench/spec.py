@@ -1,0 +1,249 @@
+"""What a sweep asks for: a TOML or JSON file with models, samplers and lists of settings.
+
+model = "demo"
+samplers = ["mar", "fasthybrid"]          # as --samplers: combinations with a plus, variants after a colon
+images = 2000                             # of every cell
+[set]
+cfg = 2                                   # of every sampler that has it
+"fasthybrid.threshold" = [0.9, 0.99]      # a list makes a grid
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..assembly import AUTO, DEMO
+from ..cli.conditions import PROMPT
+from ..errors import UserError, first_line
+from ..model_loaders.checkpoint import DTYPES, INT8
+from ..samplers.choice import Choice, assigned, by_key, choose
+from ..samplers.settings import make
+from ..samplers.tokens.settings import TarPromptSettings
+from .records import MOST_BATCH, MOST_IMAGES
+from .store import MOST_CELLS
+
+MOST_VALUES, MOST_PROMPTS, _MOST_BYTES = 256, 100_000, 8 << 20
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A sweep as asked. Image i of every cell uses the noise of (seed, i), and label or prompt i modulo their number."""
+
+    model: str = DEMO  # a catalogue entry or a file
+    samplers: tuple[str, ...] = ()  # registry names, each with an optional variant ("mar:disa")
+    set: Mapping[str, tuple[Any, ...]] = field(
+        default_factory=dict
+    )  # values of "name", "sampler.name" or "prompt.name"
+    labels: tuple[str, ...] = ()  # class names or ids; all classes of the model if there are none
+    prompts: tuple[Mapping[str, Any], ...] = ()  # objects with an entry "prompt"
+    images: int = 0  # of every cell
+    batch: int = 50  # images of a shard, which are sampled at once
+    seed: int = 0
+    decoder: str = AUTO  # from here to grid as the options of the command line
+    draft: str = AUTO
+    tar: str = AUTO
+    ta_tok: str = AUTO
+    encoder: str = "flan-t5-xl"
+    grid: int | None = None
+    dtype: str = AUTO
+    threads: int = 0  # of a worker on a CPU; 0 for the process's own number
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The prompts."""
+        return tuple(str(p[PROMPT]) for p in self.prompts)
+
+    @property
+    def prompt_settings(self) -> dict[str, str]:
+        """Settings of Tar's language model."""
+        return {k.partition(".")[2]: str(v[0]) for k, v in self.set.items() if k.partition(".")[0] == PROMPT}
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A sampler with one value of every setting."""
+
+    choice: Choice
+    asked: Mapping[str, Any]  # the values by name, the preset among them
+    title: str  # name in tables and plots
+
+
+LIMITS = {
+    "images": (0, MOST_IMAGES),
+    "batch": (1, MOST_BATCH),
+    "seed": (0, (1 << 64) - 1),
+    "grid": (2, 128),
+    "threads": (0, 1024),
+}
+_CHOICES: dict[str, tuple[str, ...]] = {"dtype": (AUTO, *DTYPES, INT8)}
+_NAMES = ("model", "decoder", "draft", "tar", "ta_tok", "encoder")
+
+
+def read_spec(path: Path) -> Spec:
+    """The spec in a TOML or JSON file, checked as far as possible without a model."""
+    data = _bytes(path, "spec")
+    try:
+        text = data.decode()
+        table = json.loads(text) if path.suffix.lower() == ".json" else _toml(text)
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"spec: {path.name} cannot be parsed ({first_line(e)}).") from None
+    if not isinstance(table, dict):
+        raise UserError(f"spec: {path.name} holds no table; see docs/scale.md for an example.")
+    if isinstance(table.get("prompts"), str):
+        table["prompts"] = read_prompts(path.parent / table["prompts"])
+    return from_table(table)
+
+
+def _bytes(path: Path, name: str) -> bytes:
+    why = f"it is no file of at most {_MOST_BYTES >> 20} MB"
+    try:
+        if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+            return path.read_bytes()
+    except (OSError, ValueError) as e:
+        why = first_line(e)[:200]
+    raise UserError(f"{name}: {str(path)[:200]} cannot be read ({why}).")
+
+
+def _toml(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ImportError:
+            raise ValueError("Python 3.10 reads no TOML; install tomli, or write JSON") from None
+    return tomllib.loads(text)
+
+
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """Prompts from a text file with one a line, or from JSON Lines of objects with an entry "prompt" (GenEval's form)."""
+    data = _bytes(path, "prompts")
+    try:
+        lines = [line.strip() for line in data.decode().splitlines() if line.strip()]
+        if path.suffix.lower() in (".jsonl", ".json"):
+            return [json.loads(line) for line in lines]
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"prompts: {path.name} cannot be parsed ({first_line(e)}).") from None
+    return [{PROMPT: line} for line in lines]
+
+
+def from_table(table: Mapping[str, Any]) -> Spec:
+    """A spec from the entries of a file, checked."""
+    names = [f.name for f in fields(Spec)]
+    for name in table:
+        if name not in names:
+            close = difflib.get_close_matches(str(name), names, 1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}."
+            raise UserError(f"spec: it has no entry {name!r}; {hint}")
+    spec = Spec(**{name: _value(name, value) for name, value in table.items()})
+    if not spec.samplers:
+        raise UserError('spec: samplers is empty; name at least one, for example samplers = ["mar", "fasthybrid"].')
+    expand(spec)
+    make(TarPromptSettings, spec.prompt_settings)
+    return spec
+
+
+def with_values(spec: Spec, **values: Any) -> Spec:
+    """The spec with other values, those that are not None, checked as the file's."""
+    return replace(spec, **{name: _value(name, value) for name, value in values.items() if value is not None})
+
+
+def _value(name: str, value: Any) -> Any:
+    """The value of an entry, checked."""
+    if name in LIMITS:
+        low, high = LIMITS[name]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserError(f"spec: {name} is {str(value)[:60]!r}, which is not a whole number.")
+        if not low <= value <= high:
+            raise UserError(f"spec: {name} is {value}, outside {low} to {high}.")
+        return value
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            raise UserError(f"spec: {name} is {str(value)[:60]!r}; it is one of {', '.join(_CHOICES[name])}.")
+        return value
+    if name in _NAMES:
+        if not isinstance(value, str) or not value:
+            raise UserError(f"spec: {name} is {str(value)[:60]!r}; give a name.")
+        return value
+    if name == "set":
+        return _settings(value)
+    if name == "prompts":
+        return _prompts(value)
+    words = [w.strip() for w in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(words, Sequence) or not all(isinstance(w, str | int) and not isinstance(w, bool) for w in words):
+        raise UserError(f"spec: {name} is {str(value)[:60]!r}; give a list of names.")
+    return tuple(str(w) for w in words if str(w))
+
+
+def _settings(table: Any) -> dict[str, tuple[Any, ...]]:
+    """Settings by dotted name; nested tables, which TOML makes of unquoted dotted names, are flattened."""
+    if not isinstance(table, Mapping):
+        raise UserError("spec: set is no table; write [set] and below it lines such as cfg = 2.")
+    out: dict[str, tuple[Any, ...]] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            out |= {f"{name}.{inner}": values for inner, values in _settings(value).items()}
+            continue
+        values = tuple(dict.fromkeys(_scalar(name, v) for v in (value if isinstance(value, list) else [value])))
+        if not values:
+            raise UserError(f"set: {name} lists no value, so the grid is empty; give at least one.")
+        if len(values) > MOST_VALUES:
+            raise UserError(f"set: {name} lists {len(values)} values; {MOST_VALUES} are possible.")
+        out[str(name)] = values
+    return out
+
+
+def _scalar(name: str, value: Any) -> Any:
+    if not isinstance(value, (str, int, float, bool)):
+        raise UserError(f"set: {name} has the value {str(value)[:60]!r}; give numbers, words, or true and false.")
+    return value
+
+
+def _prompts(value: Any) -> tuple[Mapping[str, Any], ...]:
+    found = [{PROMPT: p} if isinstance(p, str) else p for p in value] if isinstance(value, list) else []
+    if not found or len(found) > MOST_PROMPTS:
+        raise UserError(
+            f"prompts: {len(found)} prompts; name a file, or give a list of 1 to {MOST_PROMPTS} texts, one an entry."
+        )
+    for i, p in enumerate(found):
+        if not isinstance(p, Mapping) or not isinstance(p.get(PROMPT), str) or not p[PROMPT].strip():
+            raise UserError(f'prompts: entry {i + 1} has no text; write one, or an object with an entry "{PROMPT}".')
+    return tuple(found)
+
+
+def expand(spec: Spec) -> list[Combination]:
+    """All combinations of a spec, in the order of its samplers."""
+    entries = by_key(spec.samplers)
+    prompts = {name: values for name, values in spec.set.items() if name.partition(".")[0] == PROMPT}
+    for name, values in prompts.items():
+        if len(values) > 1:
+            raise UserError(f"set: {name} lists {len(values)} values; all cells draw the same prompts, so give one.")
+    given = assigned(entries, [(name, values) for name, values in spec.set.items() if name not in prompts])
+    out: list[Combination] = []
+    for key, entry in entries.items():
+        grid = {**given[key][0], **given[key][1]}
+        if len(out) + math.prod(len(values) for values in grid.values()) > MOST_CELLS:
+            raise UserError(f"set: the grid has more than {MOST_CELLS} cells; give fewer values.")
+        for combination in itertools.product(*grid.values()):
+            asked = dict(zip(grid, combination, strict=True))
+            try:
+                choice = choose(entry.name, asked)
+            except UserError as e:
+                raise UserError(f"set: {entry.name}.{e}") from None
+            varied = [f"{name.replace('_', ' ')} {shown(asked[name])}" for name in grid if len(grid[name]) > 1]
+            title = ", ".join(filter(None, [entry.title, key.partition(":")[2], *varied]))
+            out.append(Combination(choice, asked, title))
+    return out
+
+
+def shown(value: Any) -> str:
+    """A value of a setting as text."""
+    return f"{value:g}" if isinstance(value, float) else str(value)

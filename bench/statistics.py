@@ -1,0 +1,133 @@
+"""Figures of sets of pictures with bootstrap intervals: functions of arrays.
+
+Every figure is a statistic of weights, one weight an image. Weights of one give the figure; weights that count how often each image
+occurs in a sample of n images with replacement give its bootstrap distribution (Efron 1979). Two cells of a sweep hold the same indices
+from the same noise, so the same resamples of both give the distribution of their difference, which is much narrower than that of
+either figure.
+
+Intervals are percentiles of the resamples. Resampling with replacement biases Frechet distance and Inception score, because a resample
+holds about 63 % of the images; their resamples are shifted so that their mean equals the figure. Shares of images have Wilson's interval.
+
+Source of the Frechet distance: Heusel et al. 2017, arXiv 1706.08500.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..reports.quality import PEAK, ssim
+
+RESAMPLES = 200
+LEVEL = 0.95  # of intervals
+
+# From weights [n], which sum to n, to a figure.
+Statistic = Callable[[np.ndarray], float]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure and its interval; an end that is not finite is None."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its bootstrap distribution. Two estimates with the same n and R share their resamples."""
+
+    value: float  # with all weights one
+    samples: np.ndarray  # float64 [R], of the resamples
+    images: int  # n
+    biased: bool = False  # whether resampling biases the statistic, see above
+
+    def figure(self, transform: Callable[[float], float] = float) -> Figure:
+        """The figure with its interval, both transformed by a monotonic function."""
+        samples = self.samples - self.samples.mean() + self.value if self.biased else self.samples
+        tail = (1 - LEVEL) / 2
+        ends = sorted(transform(float(np.quantile(samples, q))) for q in (tail, 1 - tail))
+        return Figure(*(x if math.isfinite(x) else None for x in (transform(self.value), *ends)))
+
+    def share(self) -> Figure:
+        """A share 0..1 with Wilson's interval (1927), which is not empty where all images agree."""
+        n, p = self.images, self.value
+        z2 = NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
+        centre, half = p + z2 / (2 * n), math.sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n)))
+        return Figure(p, max(0.0, (centre - half) / (1 + z2 / n)), min(1.0, (centre + half) / (1 + z2 / n)))
+
+    def minus(self, other: Estimate) -> Estimate | None:
+        """The difference from an estimate of the same images; None if their numbers differ."""
+        if self.images != other.images or len(self.samples) != len(other.samples) or not len(self.samples):
+            return None
+        return Estimate(self.value - other.value, self.samples - other.samples, self.images, self.biased)
+
+
+def resamples(n: int, count: int, seed: int = 0) -> Iterator[np.ndarray]:
+    """``count`` bootstrap weights float64 [n]: how often each of n images occurs among n drawn with replacement."""
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        yield np.bincount(generator.integers(n, size=n), minlength=n).astype(np.float64)
+
+
+def estimate(
+    statistic: Statistic, n: int, count: int = RESAMPLES, biased: bool = False, value: float | None = None
+) -> Estimate:
+    """The value of a statistic of n images and its bootstrap distribution."""
+    if n < 2:
+        raise UserError(f"images: {n} is too few for a figure with an interval; draw 2 or more.")
+    value = statistic(np.ones(n)) if value is None else value
+    return Estimate(value, np.array([statistic(w) for w in resamples(n, count)]), n, biased)
+
+
+def mean(values: np.ndarray) -> Statistic:
+    """The mean of one value an image, [n]."""
+    values = np.asarray(values, np.float64)
+    return lambda w: float(w @ values / w.sum())
+
+
+def squared_errors(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
+    """Mean squared error of every pair of uint8 [N, H, W, 3], float64 [N]; 0 where a pair is equal."""
+    return np.array([np.square(a.astype(np.float64) - b).mean() for a, b in zip(pictures, baseline, strict=True)])
+
+
+def similarities(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
+    """SSIM of every pair of uint8 [N, H, W, 3], float64 [N]; NaN for pictures below 11 pixels."""
+    found = (ssim(a[None], b[None]) for a, b in zip(pictures, baseline, strict=True))
+    return np.array([math.nan if value is None else value for value in found])
+
+
+def to_psnr(error: float) -> float:
+    """Peak signal-to-noise ratio in dB of a mean squared error of uint8 pictures; infinite for 0 and below."""
+    return 10 * math.log10(PEAK**2 / error) if error > 0 else math.inf
+
+
+def moments(features: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean [D] and unbiased covariance [D, D] of features [N, D] with weights [N] that sum to N."""
+    mean_ = weights @ features / len(features)
+    centred = features - mean_
+    return mean_, (centred * weights[:, None]).T @ centred / (len(features) - 1)
+
+
+def frechet(features: np.ndarray, reference: np.ndarray, device: torch.device | None = None) -> Statistic:
+    """Squared Frechet distance of the Gaussian fit to features [N, D] from that to a reference [M, D]."""
+    x, y = (torch.from_numpy(np.asarray(side, np.float64)).to(device or "cpu") for side in (features, reference))
+    target, covariance = moments(y, torch.ones(len(y), dtype=y.dtype, device=y.device))
+    values, vectors = torch.linalg.eigh(covariance)
+    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
+
+    def distance(weights: np.ndarray) -> float:
+        centre, own = moments(x, torch.from_numpy(weights).to(x.device))
+        # tr sqrt(A B) from the eigenvalues of the symmetric sqrt(A) B sqrt(A).
+        cross = torch.linalg.eigvalsh(root @ own @ root).clamp_min(0).sqrt().sum()
+        return float((centre - target).square().sum() + own.trace() + covariance.trace() - 2 * cross)
+
+    return distance

@@ -1,0 +1,238 @@
+"""The folder of a sweep: what was asked, finished shards, and measures.
+
+A shard is the images ``first .. last`` of a cell (sampler and settings). Its pictures and its times are written first, its record
+last, each by renaming a finished file: a shard is complete exactly if its record exists. Records hold reproducible values only;
+seconds are in files of their own.
+
+    manifest.json                              what was asked, and the cells in order
+    cells/<cell>/cell.json
+    cells/<cell>/shard-<first>-<last>.npz      arr_0 uint8 [n, H, W, 3], as the ADM evaluator reads it; labels
+    cells/<cell>/shard-<first>-<last>.json     the record
+    cells/<cell>/shard-<first>-<last>.time.json
+    results/<time>-<id>.jsonl                  measures; a new file for every cell that is evaluated
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..reports.table import markdown
+from ..samplers.batches import SPLIT
+from .folder import Folder
+from .records import (
+    ID,
+    MOST_BATCH,
+    Cell,
+    Shard,
+    checked,
+    from_npz,
+    positive,
+    range_of,
+    ranges,
+    sha256,
+    shard_key,
+    stem,
+    to_npz,
+    whole,
+)
+
+FORMAT, MOST_CELLS = 1, 1024
+MANIFEST, RESULTS = "manifest.json", "results"
+# Bytes of a record, of the manifest with its prompts, and of the pictures of a shard.
+_MOST_RECORD, _MOST_MANIFEST, _MOST_SHARD = 1 << 20, 1 << 24, 1 << 30
+
+
+class Store:
+    """The folder of a sweep, at a local path or an fsspec address."""
+
+    def __init__(self, address: str | Path):
+        self.folder = Folder(address)
+        self._cells: dict[str, Cell] | None = None
+        self._batch = 0
+
+    def manifest(self) -> dict[str, Any] | None:
+        """What was asked; None if the folder holds no sweep."""
+        found = self._json(MANIFEST, _MOST_MANIFEST)
+        if found is not None and found.get("format") != FORMAT:
+            form = str(found.get("format"))[:40]
+            raise UserError(f"folder: {self.folder.address} has format {form!r}; this version reads {FORMAT}.")
+        return found
+
+    def cells(self) -> list[Cell]:
+        """The cells in the order of the manifest; read once."""
+        if self._cells is None:
+            found = self.manifest()
+            if found is None:
+                raise UserError(f"folder: {self.folder.address} holds no sweep; draw one with the command sweep.")
+            names = found.get("cells")
+            if (
+                not isinstance(names, list)
+                or not 0 < len(names) <= MOST_CELLS
+                or not whole(found.get("batch"), 1, MOST_BATCH)
+            ):
+                raise self._damaged(MANIFEST)
+            if not all(isinstance(name, str) and ID.fullmatch(name) for name in names):
+                raise self._damaged(MANIFEST)
+            self._batch, self._cells = found["batch"], {name: self._cell(name, names) for name in names}
+        return list(self._cells.values())
+
+    def _cell(self, name: str, names: Sequence[str]) -> Cell:
+        """The record of a cell; its id is the name of its folder, and its baseline one of the cells."""
+        path = f"cells/{name}/cell.json"
+        found = self._json(path) or {}
+        try:
+            cell = checked(Cell, found)
+        except ValueError:
+            raise self._damaged(path) from None
+        if cell.id != name or cell.baseline not in (None, *names):
+            raise self._damaged(path)
+        return cell
+
+    def cell(self, name: str) -> Cell:
+        """The cell with that id."""
+        return next(cell for cell in self.cells() if cell.id == name)
+
+    def ranges(self, cell: Cell) -> list[tuple[int, int]]:
+        """(first, count) of all shards of a cell, finished or not."""
+        self.cells()
+        return ranges(cell.images, self._batch)
+
+    def shard(self, cell: Cell, first: int, count: int) -> Shard | None:
+        """A finished shard; None if it is missing, damaged, or belongs to another cell."""
+        try:
+            shard = checked(Shard, self._json(f"cells/{cell.id}/{stem(first, count)}.json") or {})
+        except ValueError:
+            return None
+        right = (shard.key, shard.first, shard.count) == (shard_key(cell.key, first, count), first, count)
+        return shard if right else None
+
+    def shards(self, cell: Cell) -> list[Shard]:
+        """The finished shards of a cell, sorted. The names are those in the folder: a stranger's cell may ask for any number of images."""
+        self.cells()
+        found = sorted(filter(None, map(range_of, self.folder.sizes(f"cells/{cell.id}"))))
+        wanted = [(a, n) for a, n in found if a % self._batch == 0 and 0 < n == min(self._batch, cell.images - a)]
+        return [shard for part in wanted if (shard := self.shard(cell, *part)) is not None]
+
+    def complete(self, cell: Cell, shard: Shard) -> bool:
+        """Whether the pictures of a finished shard are as recorded: their digest, and the checksums of the file."""
+        try:
+            self.labels(cell, shard)  # reading an array compares its checksum
+            return sha256(self.pictures(cell, shard)) == shard.sha256
+        except UserError:
+            return False
+
+    def pictures(self, cell: Cell, shard: Shard) -> np.ndarray:
+        """Pictures of a shard, uint8 [n, H, W, 3]."""
+        found = self._array(cell, shard, "arr_0")
+        if found.dtype != np.uint8 or found.shape != (shard.count, *cell.size, 3):
+            raise self._damaged(f"cells/{cell.id}/{shard.stem}.npz")
+        return found
+
+    def labels(self, cell: Cell, shard: Shard) -> np.ndarray:
+        """Class ids of a shard, int64 [n], or its prompts, text [n]; raises as :meth:`pictures`."""
+        found = self._array(cell, shard, "labels")
+        if found.shape != (shard.count,) or found.dtype != np.int64 and found.dtype.kind != "U":
+            raise self._damaged(f"cells/{cell.id}/{shard.stem}.npz")
+        return found
+
+    def _array(self, cell: Cell, shard: Shard, name: str) -> np.ndarray:
+        path = f"cells/{cell.id}/{shard.stem}.npz"
+        data = self.folder.read(path, min(shard.bytes, _MOST_SHARD))
+        try:
+            return from_npz(data or b"", name)
+        except ValueError:
+            raise self._damaged(path) from None
+
+    def times(self, cell: Cell) -> dict[int, dict[str, Any]]:
+        """What differs from run to run, by first image of every shard that was drawn at once: ``count``, ``seconds`` (sampler), ``wall``,
+        ``phases``, ``worker``, ``machine``, ``peak_memory_bytes``. Records without possible seconds are left out."""
+        out = {}
+        for shard in self.shards(cell):
+            found = self._json(f"cells/{cell.id}/{shard.stem}.time.json") or {}
+            if SPLIT not in shard.note and positive(found.get("seconds")) and isinstance(found.get("worker"), str):
+                out[shard.first] = {**found, "count": shard.count}
+        return out
+
+    def table(self) -> str:
+        """A Markdown table of the finished images. It is a function of the pictures and counts alone."""
+        rows = [["cell", "images", "pictures", "passes", "head calls", "head rows", "accepted"]]
+        return markdown(rows + [_row(cell, self.shards(cell)) for cell in self.cells()])
+
+    def results(self) -> Iterator[Any]:
+        """The lines of all results, oldest first."""
+        for name in self.folder.sizes(RESULTS):
+            data = self.folder.read(f"{RESULTS}/{name}", _MOST_RECORD) or b""
+            try:
+                yield from [json.loads(line) for line in data.splitlines() if line.strip()]
+            except (ValueError, RecursionError):
+                raise self._damaged(f"{RESULTS}/{name}") from None
+
+    def write_manifest(self, manifest: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+        """Write the cells' records and then the manifest."""
+        for cell in cells:
+            self._write(f"cells/{cell.id}/cell.json", asdict(cell))
+        self._write(MANIFEST, {"format": FORMAT, **manifest, "cells": [cell.id for cell in cells]})
+        self._cells = None
+
+    def write_shard(
+        self, cell: Cell, shard: Shard, pictures: np.ndarray, labels: np.ndarray, times: Mapping[str, Any]
+    ) -> Shard:
+        """Write a shard, its record last; returns the record with ``bytes`` and ``sha256``. For ``times`` see :meth:`times`."""
+        data, name = to_npz(arr_0=pictures, labels=labels), f"cells/{cell.id}/{shard.stem}"
+        self.folder.write(f"{name}.npz", data)
+        self._write(f"{name}.time.json", times)
+        shard = replace(shard, bytes=len(data), sha256=sha256(pictures))
+        self._write(f"{name}.json", asdict(shard))
+        return shard
+
+    def discard(self, cell: Cell, first: int, count: int) -> None:
+        """Remove the record of a shard, so that it is drawn again."""
+        self.folder.remove(f"cells/{cell.id}/{stem(first, count)}.json")
+
+    def append_results(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Add measures, in a file of their own: two evaluations at once lose nothing."""
+        text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
+        self.folder.write(f"{RESULTS}/{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl", text.encode())
+
+    def _json(self, name: str, most: int = _MOST_RECORD) -> dict[str, Any] | None:
+        """An object in a JSON file; None if there is no such file. Raises a UserError if it holds something else."""
+        data = self.folder.read(name, most)
+        if data is None:
+            return None
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise self._damaged(name)
+        return found
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        self.folder.write(name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+    def _damaged(self, name: str) -> UserError:
+        return UserError(
+            f"folder: {name} in {self.folder.address} is missing or damaged; delete it and run the same command again."
+        )
+
+
+def _row(cell: Cell, shards: Sequence[Shard]) -> list[str]:
+    """A cell's row of the table. Sequential calls are means per shard, head rows a mean per image."""
+    images = sum(s.count for s in shards)
+    digest = hashlib.sha256("".join(s.sha256 for s in shards).encode()).hexdigest()[:16] if shards else ""
+    total = {name: sum(s.counts.get(name, 0) for s in shards) for s in shards for name in s.counts}
+    calls = [f"{total[n] / len(shards):.2f}" if n in total else "" for n in ("transformer_passes", "head_calls")]
+    rows = f"{total['head_rows'] / images:.2f}" if "head_rows" in total else ""
+    verified = total.get("accepted", 0) + total.get("rejected", 0)
+    share = f"{100 * total.get('accepted', 0) / verified:.2f} %" if verified else ""
+    return [cell.id, str(images), digest, *calls, rows, share]

@@ -1,0 +1,240 @@
+"""Drawing shards: models that stay loaded, conditions by image index, and one function that draws a shard and writes it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from ..assembly import Drafts, Ready, Source, decode, defaults, load
+from ..cli.conditions import Builder
+from ..errors import UserError
+from ..reports.record import Report
+from ..samplers.batches import in_parts
+from ..samplers.choice import Choice
+from ..samplers.conditioning import AnyCondition, Condition
+from ..samplers.driver import finish
+from ..samplers.registry import FAMILIES, MAR, Entry, find
+from ..samplers.settings import make
+from ..selection import begin, complete, warm_up
+from .folder import host
+from .records import Cell, Shard, shard_key
+from .spec import Spec
+from .store import Store
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A sampler on its model."""
+
+    entry: Entry  # with draft model and up-sampler bound
+    ready: Ready  # the model
+    settings: Any  # all settings
+    digest: str  # of all files that the pictures depend on
+    size: tuple[int, int]  # height and width of a picture
+
+
+def numerics(spec: Spec, source: Source) -> dict[str, Any]:
+    """What decides the last bits of a picture beside the model: device type, dtype, threads."""
+    device = (source.compute or source.device).type
+    threads = (spec.threads or torch.get_num_threads()) if device == "cpu" else 0
+    return {"device": device, "dtype": source.dtype, "threads": threads}
+
+
+def use(numbers: Mapping[str, Any]) -> None:
+    """Set the threads of this process, see :func:`numerics`."""
+    if numbers["threads"]:
+        torch.set_num_threads(numbers["threads"])
+
+
+def machine(device: torch.device) -> str:
+    """What times are of: processor, and version of PyTorch."""
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine()
+    return f"{name}, torch {torch.__version__}"
+
+
+_digests: dict[tuple[str, int, int], str] = {}
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file, or of the files of a folder with their names. A file is read again only if its size or time changes."""
+    if path.is_dir():
+        inside = sorted(p for p in path.rglob("*") if p.is_file())
+        text = "".join(f"{p.relative_to(path).as_posix()}:{file_digest(p)};" for p in inside)
+        return hashlib.sha256(text.encode()).hexdigest()
+    about = path.stat()
+    key = (str(path), about.st_size, about.st_mtime_ns)
+    if key not in _digests:
+        state = hashlib.sha256()
+        with open(path, "rb") as file:
+            while part := file.read(1 << 22):
+                state.update(part)
+        _digests[key] = state.hexdigest()
+    return _digests[key]
+
+
+class Models:
+    """Models of a process, whose files enter the digests. The last one stays loaded with its draft models; samplers on it are prepared
+    once."""
+
+    def __init__(self, spec: Spec, source: Source):
+        self.spec = spec
+        self.used: list[Path] = []  # files found since it was last cleared
+        self._find = source.find
+        self.source = replace(source, find=self._recorded)
+        self._loaded: tuple[tuple[str, str], Ready, list[Path]] | None = None
+        self._entries: dict[str, tuple[Entry, list[Path]]] = {}
+
+    def _recorded(self, choice: str, family: str) -> Path:
+        path = self._find(choice, family)
+        self.used.append(path)
+        return path
+
+    def _ready(self, family: str, choice: str) -> tuple[Ready, list[Path]]:
+        """A model with the files of model and decoder; the model before it is freed."""
+        if self._loaded is None or self._loaded[0] != (family, choice):
+            self._loaded = None
+            self._entries.clear()
+            self.used.clear()
+            grid = None if family == MAR else self.spec.grid
+            ready = load(family, choice, self.source, self.spec.decoder, grid)
+            self._loaded = (family, choice), ready, list(self.used)
+        return self._loaded[1:]
+
+    def prepare(self, choice: Choice, family: str, model: str) -> Prepared:
+        """A sampler on a model."""
+        ready, files = self._ready(family, model)
+        width = ready.model.net.config.dim
+        return self._with(choice.entry, choice.settings(defaults(ready), ready.demo, width), ready, files)
+
+    def restore(self, cell: Cell) -> Prepared:
+        """The sampler of a cell."""
+        entry = find(cell.sampler)
+        found = self._with(entry, make(entry.settings, cell.settings), *self._ready(cell.family, cell.model))
+        if found.digest != cell.model_digest:
+            raise UserError(
+                f"model: the files of {cell.model} on {host()} are not those that the sweep began with; use the same ones, or name another "
+                "--out."
+            )
+        return found
+
+    def _with(self, entry: Entry, settings: Any, ready: Ready, files: list[Path]) -> Prepared:
+        name = entry.name
+        if name not in self._entries:
+            self.used.clear()
+            drafts = Drafts(self.source, self.spec.draft, ready.choice) if entry.needs_draft else None
+            bound = complete(entry, ready, drafts)
+            self._entries[name] = bound, list(self.used)
+        bound, more = self._entries[name]
+        digest = hashlib.sha256("".join(map(file_digest, files + more)).encode()).hexdigest()
+        return Prepared(bound, ready, settings, digest, _size(ready))
+
+
+def _size(ready: Ready) -> tuple[int, int]:
+    """Height and width of the pictures of a model."""
+    model: Any = ready.model
+    stride = cast(Any, ready.decoder).net.config.stride
+    side = model.net.config.grid * model.patch if FAMILIES[ready.family].masked else model.grid
+    return side * stride, side * stride
+
+
+class Conditions:
+    """What image i shows: entry i modulo the number of labels or prompts, so that they are balanced over any range."""
+
+    def __init__(self, spec: Spec, models: Models):
+        self.spec, self._models = spec, models
+        choices = (spec.tar, spec.ta_tok, spec.encoder)
+        self._build = Builder(models.source, spec.seed, *choices, asked=spec.prompt_settings)
+        self._about: tuple[Ready, dict[str, Any]] | None = None
+
+    def about(self, ready: Ready) -> dict[str, Any]:
+        """What the pictures of a model depend on: its labels, or its prompts, with the digest of the files that read them."""
+        if self._about is None or self._about[0] is not ready:
+            self._about = ready, self._described(ready)
+        return self._about[1]
+
+    def _described(self, ready: Ready) -> dict[str, Any]:
+        if not ready.draws_from_text:
+            if self.spec.prompts:
+                raise UserError(f"prompts: {ready.model.name} draws classes; leave the prompts out, or name labels.")
+            return {"labels": list(self._labels(ready).labels)}
+        if not self.spec.prompts:
+            raise UserError(f"prompts: {ready.model.name} draws from text; name a file of prompts in the spec.")
+        if self.spec.labels:
+            raise UserError(f"labels: {ready.model.name} draws from text; leave the labels out.")
+        self._build.forget()  # so that the files are found again, and recorded
+        self._models.used.clear()
+        self.of(ready, 0, 1)
+        files = [file_digest(path) for path in self._models.used]
+        return {"prompts": list(self.spec.texts), "settings": self.spec.prompt_settings, "files": files}
+
+    def _labels(self, ready: Ready) -> Condition:
+        words = self.spec.labels or tuple(map(str, range(ready.classes)))
+        return self._build.labels(ready, "\n".join(words), field="labels")
+
+    def of(self, ready: Ready, first: int, count: int) -> tuple[AnyCondition, np.ndarray]:
+        """The condition of a range of images, and what the shard stores: class ids int64 [count] or prompts, text [count]."""
+        if not ready.draws_from_text:
+            every = self._labels(ready)
+            condition = every.of([i % len(every) for i in range(first, first + count)])
+            return condition, np.array(condition.labels, dtype=np.int64)
+        texts = [self.spec.texts[i % len(self.spec.prompts)] for i in range(first, first + count)]
+        return self._build.prompts(ready, texts, first), np.array(texts)
+
+
+class Worker:
+    """Draws shards of a store whose cells are planned."""
+
+    def __init__(self, store: Store, models: Models, conditions: Conditions | None = None):
+        self.store, self.models = store, models
+        self.conditions = conditions or Conditions(models.spec, models)
+        self.name = f"{host()}-{os.getpid()}"
+        self._warm: set[tuple[str, str, str]] = set()
+        self._machine = machine(models.source.device)
+
+    def run_shard(self, cell: Cell, first: int, count: int) -> Shard:
+        """Draw a shard and write it; returns its record."""
+        began = time.perf_counter()
+        prepared = self.models.restore(cell)
+        condition, labels = self.conditions.of(prepared.ready, first, count)
+        self._warm_up(cell, prepared, condition)
+        pictures, report = draw(prepared, condition, cell.seed, first)
+        counts = dict(sorted(report.counts.items()))
+        shard = Shard(shard_key(cell.key, first, count), first, count, report.note, counts=counts)
+        times = {
+            "seconds": report.seconds,
+            "wall": time.perf_counter() - began,
+            "phases": report.phases,
+            "worker": self.name,
+            "machine": self._machine,
+            "peak_memory_bytes": report.peak_memory_bytes,
+        }
+        return self.store.write_shard(cell, shard, pictures, labels, times)
+
+    def _warm_up(self, cell: Cell, prepared: Prepared, condition: AnyCondition) -> None:
+        """Once for every model and token sampler: the first call in a process includes the initialisation of libraries."""
+        name = (cell.family, cell.model, "" if prepared.entry.masked else cell.sampler)
+        if name not in self._warm:
+            self._warm.add(name)
+            warm_up(prepared.entry, prepared.ready, prepared.settings, condition.of(range(1)))
+
+
+def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:
+    """Pictures uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
+
+    def start(part: range) -> Any:
+        return begin(prepared.entry, prepared.ready, prepared.settings, condition, seed, first, part)
+
+    made: Any = finish(in_parts(start, len(condition)))
+    if prepared.entry.masked and not bool(made.latents.isfinite().all()):
+        raise UserError(f"{prepared.entry.name}: it ended in numbers that are not finite; choose dtype fp32.")
+    return decode(prepared.ready, made).numpy(), made.report

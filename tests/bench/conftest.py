@@ -1,0 +1,35 @@
+"""Fixtures of the tests of sweeps."""
+
+from __future__ import annotations
+
+import sys
+
+import fidelity
+import pytest
+import torch
+from fastar_nodes.bench import features
+from tiny_sweeps import write_files
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Weight files of tiny models."""
+    return write_files(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(autouse=True)
+def settled():
+    """The threads of the other tests."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fake_fidelity(monkeypatch):
+    """A stand-in for torch-fidelity."""
+    features.fidelity.cache_clear()
+    module = fidelity.make()
+    monkeypatch.setitem(sys.modules, "torch_fidelity", module)
+    yield module
+    features.fidelity.cache_clear()

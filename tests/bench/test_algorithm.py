@@ -1,0 +1,109 @@
+"""The number of the algorithms: pictures and counts of every sampler, recorded for the present one.
+
+After an intended change raise ``ALGORITHM`` in samplers/registry.py and run ``python tests/bench/test_algorithm.py``, which records them
+anew. Pictures may differ from the recorded ones by rounding, because processors and versions of PyTorch do.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+    import conftest  # noqa: F401 - makes the package importable
+
+import numpy as np
+import pytest
+from fastar_nodes.bench.spec import Spec
+from fastar_nodes.bench.work import Conditions, Models, draw
+from fastar_nodes.samplers.choice import choose
+from fastar_nodes.samplers.registry import ALGORITHM, LLAMAGEN, MAR, SAMPLERS
+from tiny_sweeps import GPT_SIZE, source, write_files, write_gpt, write_mar
+
+RECORDED = Path(__file__).with_name("algorithm.json")
+STEPS = {"ar_steps": 6, "diffusion_steps": 6}
+LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.3, "head_cache": True, "head_period": 2}
+HYBRID = {"lookahead": 2, "threshold": 0.7, "guided_steps": 2, "lookahead_start": 0}
+DRAFTED = {"mode": "lossless", "draft_length": 3, "prefill_ratio": 0.2}
+# Settings at which every part of a method works. Tar's plain sampler is LlamaGen's.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "mar": STEPS,
+    "fasthybrid": {**STEPS, **HYBRID},
+    "lazymar": {**STEPS, **LAZY},
+    "cspd": {**STEPS, **DRAFTED},
+    "fasthybrid+lazymar": {**STEPS, **HYBRID, **LAZY},
+    "cspd+lazymar": {**STEPS, **DRAFTED, **LAZY},
+    "llamagen": {},
+    "par": {},
+    "zipar": {"window": 2},
+    "mulosd": {"tau": 0.05},
+}
+
+
+def drawn(folder: Path) -> dict[str, tuple[np.ndarray, dict[str, int]]]:
+    """Two pictures of every sampler on tiny models, and the counts."""
+    files = write_files(folder)
+    small = {MAR: write_mar(folder / "draft.safetensors", 9), LLAMAGEN: write_gpt(folder / "low.safetensors", 4)}
+    par = write_gpt(folder / "par.safetensors", 5, 8, replace(GPT_SIZE, special=3))
+    out = {}
+    for name, values in SETTINGS.items():
+        family = SAMPLERS[name].family
+        model, decoder = (files.mar, files.kl) if family == MAR else (files.llamagen, files.vq)
+        draft = small[family]
+        spec = Spec(str(model), (name,), decoder=str(decoder), draft=str(draft), seed=3)
+        models = Models(spec, source(spec))
+        prepared = models.prepare(choose(name, values), family, str(par if name == "par" else model))
+        condition, _ = Conditions(spec, models).of(prepared.ready, 0, 2)
+        pictures, report = draw(prepared, condition, spec.seed, 0)
+        out[name] = pictures, dict(sorted(report.counts.items()))
+    return out
+
+
+def near(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether pictures differ by rounding only: a token of another value at most."""
+    return a.shape == b.shape and float((np.abs(a.astype(int) - b) <= 2).mean()) > 0.9
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, one_thread):
+    return drawn(tmp_path_factory.mktemp("weights"))
+
+
+def test_all_samplers_are_recorded():
+    assert set(SETTINGS) == set(SAMPLERS) - {"tar"} and SAMPLERS["tar"].run is SAMPLERS["llamagen"].run
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_pictures_and_counts_are_those_of_the_number(found, name):
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    assert recorded["algorithm"] == ALGORITHM, "record the pictures of the new number"
+    pictures, counts = found[name]
+    expected = recorded["samplers"][name]
+    before = np.frombuffer(base64.b64decode(expected["pictures"]), np.uint8).reshape(expected["shape"])
+    remedy = "raise ALGORITHM in samplers/registry.py if the change is intended"
+    assert near(pictures, before), remedy
+    assert set(counts) == set(expected["counts"]), remedy
+    # A decision on the brink may fall the other way on another processor.
+    assert all(abs(counts[k] - n) <= 0.1 * n + 2 for k, n in expected["counts"].items()), remedy
+
+
+def test_pictures_of_another_seed_are_not_near(found):
+    """The comparison can fail."""
+    for pictures, _ in found.values():
+        assert not near(pictures[:1], pictures[1:])
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        results = drawn(Path(made))
+    samplers = {
+        name: {"shape": p.shape, "pictures": base64.b64encode(p.tobytes()).decode(), "counts": counts}
+        for name, (p, counts) in results.items()
+    }
+    RECORDED.write_text(json.dumps({"algorithm": ALGORITHM, "samplers": samplers}, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,235 @@
+"""Extractors and references: what is read, and what is refused in a sentence."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.bench import features
+from fastar_nodes.bench.features import INCEPTION, WEIGHTS, figure, load_extractor, open_reference
+from fastar_nodes.errors import UserError
+from fidelity import Inception
+from PIL import Image
+
+CPU = torch.device("cpu")
+
+
+def random_pictures(n: int, h: int = 12, w: int = 16) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (n, h, w, 3), dtype=np.uint8)
+
+
+# ------------------------------------------------------------------------------------------------ a function
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the user, importable as ``my_extractor``."""
+    made = ModuleType("my_extractor")
+    monkeypatch.setitem(sys.modules, "my_extractor", made)
+    return made
+
+
+def test_a_function_gets_all_pictures_in_parts(module):
+    sizes = []
+
+    def average(pictures: torch.Tensor) -> torch.Tensor:
+        assert pictures.dtype == torch.uint8
+        sizes.append(len(pictures))
+        return pictures.float().mean((1, 2))
+
+    module.average = average
+    pictures = random_pictures(120)
+    found, logits = load_extractor("my_extractor:average", None, CPU)(iter([pictures]))
+    assert np.allclose(found, pictures.astype(np.float32).mean((1, 2)), rtol=1e-5)
+    assert logits is None and sizes == [50, 50, 20] and found.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda p: p.float(), r"returned \[2, 12, 16, 3\] for 2 pictures; it should return a tensor \[2, D\]"),
+        (lambda p: torch.zeros(1, 4), r"returned \[1, 4\] for 2 pictures"),
+        (lambda p: [1, 2], "returned list for 2 pictures"),
+        (lambda p: torch.full((2, 3), float("nan")), "not finite"),
+        (lambda p: torch.zeros(2, 1 << 17), "131072 features"),
+    ],
+)
+def test_what_a_function_returns_is_checked(module, function, words):
+    module.function = function
+    with pytest.raises(UserError, match=words):
+        load_extractor("my_extractor:function", None, CPU)(iter([random_pictures(2)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("clip", "'clip' is neither inception nor of the form module:function"),
+        ("no_such_module:f", "no_such_module cannot be imported"),
+        ("my_extractor:missing", "my_extractor has no function missing"),
+        ("my_extractor:", "neither inception nor"),
+    ],
+)
+def test_unusable_names_are_refused(module, name, words):
+    with pytest.raises(UserError, match=words):
+        load_extractor(name, None, CPU)
+
+
+# ------------------------------------------------------------------------------------------------ torch-fidelity
+
+
+def test_inception_is_read_from_the_named_file(fake_fidelity, tmp_path):
+    torch.save({"fc.weight": torch.ones(4, 3), "fc.bias": torch.zeros(4)}, tmp_path / "weights.pth")
+    pictures = random_pictures(3)
+    found, logits = load_extractor(INCEPTION, tmp_path / "weights.pth", CPU)(iter([pictures]))
+    wanted = pictures.astype(np.float32).mean((1, 2))
+    assert np.allclose(found, wanted, rtol=1e-5)
+    assert np.allclose(logits, wanted.sum(1, keepdims=True).repeat(4, 1), rtol=1e-5)
+
+
+def test_inception_is_looked_for_where_torch_hub_keeps_it(fake_fidelity, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(UserError, match=f"inception: .*{WEIGHTS} is missing; download https://github.com/toshas"):
+        load_extractor(INCEPTION, None, CPU)
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(Inception.state(), tmp_path / "checkpoints" / WEIGHTS)
+    assert load_extractor(INCEPTION, None, CPU).name == INCEPTION
+
+
+class Harmful:
+    def __reduce__(self):
+        return print, ("executed",)
+
+
+def test_a_file_with_code_or_other_weights_is_refused(fake_fidelity, tmp_path, capsys):
+    torch.save({"fc.weight": torch.ones(4, 3), "bad": Harmful()}, tmp_path / "code.pth")
+    with pytest.raises(UserError, match="inception: "):
+        load_extractor(INCEPTION, tmp_path / "code.pth", CPU)
+    assert "executed" not in capsys.readouterr().out
+    torch.save({"other": torch.ones(2)}, tmp_path / "other.pth")
+    with pytest.raises(UserError, match="other.pth does not hold torch-fidelity's Inception"):
+        load_extractor(INCEPTION, tmp_path / "other.pth", CPU)
+
+
+def test_a_missing_torch_fidelity_is_named(monkeypatch):
+    features.fidelity.cache_clear()
+    monkeypatch.setitem(sys.modules, "torch_fidelity", None)
+    with pytest.raises(UserError, match="torch-fidelity cannot be imported .*pip install torch-fidelity"):
+        load_extractor(INCEPTION, None, CPU)
+
+
+def test_rows_of_features_are_handed_to_torch_fidelity(fake_fidelity):
+    """Its figures are asked for with one extractor that changes nothing, on the CPU, without its cache."""
+    own, other = np.random.default_rng(1).normal(size=(2, 30, 4)).astype(np.float32)
+    assert figure("fid", own, other) == pytest.approx(float(((own.mean(0) - other.mean(0)) ** 2).sum()), rel=1e-5)
+    assert figure("is", own) == pytest.approx(float(own.mean()), rel=1e-4)
+    assert figure("kid", own, other) == pytest.approx(float(own.sum() - other.sum()), rel=1e-4)
+    assert (figure("precision", own, other), figure("recall", own, other)) == (0.25, 0.75)
+    asked = fake_fidelity.asked
+    assert [a.get("kid_subset_size") for a in asked] == [None, None, 30, None, None]
+    assert all(not a["cuda"] and not a["cache"] and a["feature_extractor"] == "fastar-rows" for a in asked)
+
+
+def test_the_real_torch_fidelity():
+    """Only where it can be imported: our Frechet distance, of which the intervals are made, is its FID."""
+    pytest.importorskip("torch_fidelity", exc_type=ImportError)
+    from fastar_nodes.bench.measures import _kid
+    from fastar_nodes.bench.statistics import frechet
+
+    features.fidelity.cache_clear()
+    own, other = np.random.default_rng(2).normal(size=(2, 2000, 16)).astype(np.float32)
+    other = other + 0.2
+    value = figure("fid", own, other)
+    assert frechet(own, other)(np.ones(2000)) == pytest.approx(value, rel=1e-4)
+    assert figure("is", own) > 1 and 0 < figure("precision", own, other) <= 1
+    blocks = _kid(own, other)
+    assert len(blocks) == 20 and blocks.mean() == pytest.approx(figure("kid", own, other), rel=0.2)
+
+
+# ------------------------------------------------------------------------------------------------ references
+
+
+def save_npz(path: Path, **arrays: np.ndarray) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_npz_file_is_read_in_chunks(tmp_path, save):
+    pictures = random_pictures(300)
+    save(tmp_path / "r.npz", arr_0=pictures)
+    found = open_reference(tmp_path / "r.npz")
+    parts = list(found.images())
+    assert [len(part) for part in parts] == [256, 44]
+    assert np.array_equal(np.concatenate(parts), pictures)
+    assert (found.size, found.name) == ((12, 16), "r.npz")
+
+
+def test_a_folder_is_read_in_order(tmp_path):
+    pictures = random_pictures(3)
+    for name, picture in zip(("b.png", "a.png", "deep/c.png"), pictures, strict=True):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(tmp_path / "in" / name)
+    (tmp_path / "in" / "notes.txt").write_text("no picture")
+    found = open_reference(tmp_path / "in")
+    assert np.array_equal(np.concatenate(list(found.images())), pictures[[1, 0, 2]])
+    assert found.size == (12, 16)
+
+
+def test_the_digest_is_of_the_content(tmp_path):
+    pictures = random_pictures(2)
+    first = open_reference(save_npz(tmp_path / "a.npz", arr_0=pictures)).digest
+    (tmp_path / "b.npz").write_bytes((tmp_path / "a.npz").read_bytes())
+    assert open_reference(tmp_path / "b.npz").digest == first
+    assert open_reference(save_npz(tmp_path / "a.npz", arr_0=pictures[::-1])).digest != first
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"mu": np.zeros(3), "sigma": np.eye(3)}, "bad.npz is no npz file with arr_0"),
+        ({"arr_0": np.zeros((2, 4, 4, 3))}, r"holds float64 \[2, 4, 4, 3\], not uint8"),
+        ({"arr_0": np.zeros((2, 4, 4), np.uint8)}, "not uint8 pictures"),
+        ({"arr_0": np.zeros((0, 4, 4, 3), np.uint8)}, "that is none or too many"),
+    ],
+)
+def test_other_arrays_are_refused(tmp_path, arrays, words):
+    with pytest.raises(UserError, match=words):
+        open_reference(save_npz(tmp_path / "bad.npz", **arrays))
+
+
+def test_damaged_and_missing_references_are_refused(tmp_path):
+    with pytest.raises(UserError, match="there is no"):
+        open_reference(tmp_path / "none.npz")
+    (tmp_path / "text.npz").write_text("text")
+    with pytest.raises(UserError, match="text.npz is no npz file"):
+        open_reference(tmp_path / "text.npz")
+    with pytest.raises(UserError, match="holds no pictures"):
+        open_reference(tmp_path)
+    with (
+        zipfile.ZipFile(tmp_path / "cut.npz", "w") as file,
+        zipfile.ZipFile(save_npz(tmp_path / "whole.npz", arr_0=random_pictures(4))) as whole,
+    ):
+        file.writestr("arr_0.npy", whole.read("arr_0.npy")[:-10])
+    with pytest.raises(UserError, match="cut.npz ends early"):
+        list(open_reference(tmp_path / "cut.npz").images())
+    (tmp_path / "in").mkdir()
+    Image.fromarray(random_pictures(1)[0]).save(tmp_path / "in" / "a.png")
+    (tmp_path / "in" / "b.png").write_bytes(b"\x89PNG")
+    with pytest.raises(UserError, match="b.png cannot be read"):
+        list(open_reference(tmp_path / "in").images())
+    Image.fromarray(random_pictures(1, 8, 8)[0]).save(tmp_path / "in" / "b.png")
+    with pytest.raises(UserError, match="b.png has another size than the others"):
+        list(open_reference(tmp_path / "in").images())
+
+
+def test_extractors_see_the_reference_as_the_cells(module, tmp_path):
+    module.f = lambda p: p.flatten(1).float()
+    pictures = random_pictures(5)
+    Image.fromarray(pictures[0]).save(tmp_path / "only.png")
+    own, _ = features.load_extractor("my_extractor:f", None, CPU)(open_reference(tmp_path).images())
+    assert np.array_equal(own[0], pictures[0].reshape(-1).astype(np.float32))

@@ -1,0 +1,300 @@
+"""Measures of a sweep's folder: paired figures, differences, what is skipped and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import asdict
+
+import made_sweeps
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.bench.features import Extractor, open_reference
+from fastar_nodes.bench.measures import Means, evaluate
+from fastar_nodes.bench.records import Shard, shard_key
+from fastar_nodes.bench.results import MEASURES, Result, from_line, latest, read_results, results_table
+from fastar_nodes.bench.statistics import frechet
+from fastar_nodes.bench.store import Store
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports import quality
+
+
+def averages(pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean colour as features, and logits of it."""
+    x = pictures.float().mean((1, 2))
+    return x, x / 50
+
+
+COLOUR = Extractor("inception", averages)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Store:
+    """A sweep that no test writes to."""
+    return made_sweeps.write(tmp_path_factory.mktemp("sweep"), 88)
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return made_sweeps.write(tmp_path / "sweep")
+
+
+def pictures_of(store: Store, name: str) -> np.ndarray:
+    return np.concatenate([store.pictures(store.cell(name), s) for s in store.shards(store.cell(name))])
+
+
+def means(**about) -> Means:
+    return Means(**({"resamples": 20} | about))
+
+
+# ------------------------------------------------------------------------------------------------ pairs
+
+
+def test_pairs_agree_with_compare(store):
+    found = latest(evaluate(store, ["psnr", "ssim", "identical"], means()))
+    for name in ("fasthybrid-0.8", "fasthybrid-0.9"):
+        a, b = pictures_of(store, name), pictures_of(store, "mar-0")
+        assert found[name, ("psnr", "")].value == pytest.approx(quality.psnr(a, b))
+        assert found[name, ("ssim", "")].value == pytest.approx(quality.ssim(a, b))
+        result = found[name, ("psnr", "")]
+        assert result.low < result.value < result.high and result.against == "mar-0" and result.images == 48
+        assert found[name, ("identical", "")].value == 0
+    exact = found["fasthybrid-1.0", ("psnr", "")]
+    assert (exact.value, exact.word) == (None, "identical") and found["fasthybrid-1.0", ("ssim", "")].value == 1
+    assert found["fasthybrid-1.0", ("identical", "")].value == 1
+    lossless = found["cspd-0", ("psnr", "")]
+    assert (lossless.value, lossless.word) == (None, "same distribution")
+    assert not any(name == "mar-0" for name, _ in found), "the plain sampler is not compared with itself"
+
+
+def test_small_pictures_have_no_ssim(tmp_path):
+    store = made_sweeps.write(tmp_path, side=8)
+    found = latest(evaluate(store, ["psnr", "ssim"], means()))
+    assert ("fasthybrid-0.8", ("ssim", "")) not in found and found["fasthybrid-0.8", ("psnr", "")].value > 0
+
+
+# ------------------------------------------------------------------------------------------------ features
+
+
+@pytest.fixture
+def reference(tmp_path):
+    np.savez(tmp_path / "real.npz", arr_0=made_sweeps.pictures(1000, 100, 3.0))
+    return open_reference(tmp_path / "real.npz")
+
+
+def test_features_against_a_reference(shared, reference, monkeypatch, fake_fidelity):
+    """FID, Inception score and KID are torch-fidelity's; the Frechet distance of the same features is ours."""
+    monkeypatch.setattr(shared, "append_results", lambda lines: None)
+    names = ["fid", "frechet", "is", "kid", "precision", "recall"]
+    found = latest(evaluate(shared, names, means(extractor=COLOUR, reference=reference)))
+    real = np.concatenate(list(reference.images())).astype(np.float32).mean((1, 2))
+    for name in ("mar-0", "fasthybrid-0.8"):
+        own = pictures_of(shared, name).astype(np.float32).mean((1, 2))
+        fid = found[name, ("fid", "inception")]
+        assert fid.value == pytest.approx(((own.mean(0) - real.mean(0)) ** 2).sum(), rel=1e-3)
+        assert fid.low < fid.value < fid.high and fid.against == "real.npz"
+        value = frechet(own, real)(np.ones(len(own)))
+        assert found[name, ("frechet", "inception")].value == pytest.approx(value, rel=1e-4)
+        assert found[name, ("is", "inception")].value == pytest.approx(own.mean() / 50, rel=1e-4)
+        blocks = [own[k::22][:4].sum() - real[k::22][:4].sum() for k in range(22)]  # 88 images: 22 blocks of 4
+        assert found[name, ("kid", "inception")].value == pytest.approx(np.mean(blocks), rel=1e-3)
+        precision = found[name, ("precision", "inception")]
+        assert precision.value == 0.25 and precision.low == pytest.approx(0.171, abs=2e-3)  # Wilson, n = 88
+        assert found[name, ("recall", "inception")].value == 0.75 and precision.difference == (None, None, None)
+    first, other, same = (found[n, ("frechet", "inception")] for n in ("mar-0", "fasthybrid-0.8", "fasthybrid-1.0"))
+    assert first.difference == (None, None, None)
+    assert other.difference[0] == pytest.approx(other.value - first.value)
+    assert other.difference[1] <= other.difference[0] <= other.difference[2]
+    assert same.value == first.value and same.difference == (0, 0, 0)
+
+
+def test_two_evaluations_at_once_lose_nothing(store):
+    """Another one begins and ends while this one measures its second cell."""
+    lines: list[str] = []
+
+    def log(text: str) -> None:
+        if not lines:
+            evaluate(Store(store.folder.address), ["identical"], means())
+        lines.append(text)
+
+    evaluate(store, ["psnr"], means(), log)
+    found = latest(read_results(store))
+    assert sorted(found) == sorted((c.id, (m, "")) for c in store.cells()[1:] for m in ("psnr", "identical"))
+
+
+def test_without_a_reference_the_plain_sampler_is_one(shared, monkeypatch):
+    monkeypatch.setattr(shared, "append_results", lambda lines: None)
+    found = latest(evaluate(shared, ["frechet"], means(extractor=Extractor("colour", COLOUR.run))))
+    assert ("mar-0", ("frechet", "colour")) not in found
+    assert found["fasthybrid-1.0", ("frechet", "colour")].value == pytest.approx(0, abs=1e-8)
+    assert found["fasthybrid-0.8", ("frechet", "colour")].against == "mar-0"
+    assert found["cspd-0", ("frechet", "colour")].value > 0
+
+
+# ------------------------------------------------------------------------------------------------ judge
+
+
+class FakeJudge:
+    """Reads brightness; whole where it is above 100."""
+
+    digest = "one"
+
+    def judges(self, size, labels):
+        return labels.dtype == np.int64
+
+    def read(self, pictures, labels):
+        x = pictures.astype(np.float32).mean((1, 2))
+        return x, {"judge-class": labels < 5, "judge-scene": labels < 3, "judge-whole": x.mean(1) > 100}
+
+    def reference(self, images, side):
+        return made_sweeps.pictures(500, images, 0.0, side=side).astype(np.float32).mean((1, 2))
+
+
+def test_the_judge_reads_labels_and_pictures(shared, monkeypatch):
+    monkeypatch.setattr(shared, "append_results", lambda lines: None)
+    names = [name for name in MEASURES if name.startswith("judge")]
+    found = latest(evaluate(shared, names, means(judge=FakeJudge())))
+    labels = np.arange(88) % 10
+    assert found["mar-0", ("judge-class", "judge")].value == pytest.approx((labels < 5).mean())
+    whole = pictures_of(shared, "cspd-0").astype(np.float32).mean((1, 2, 3)) > 100
+    assert found["cspd-0", ("judge-whole", "judge")].value == pytest.approx(whole.mean())
+    assert found["cspd-0", ("judge-frechet", "judge")].difference[0] is not None
+
+
+def test_the_demo_judge_recognises_its_own_pictures():
+    """Only where the checkout has it: rendered scenes are of their class, noise is not whole."""
+    judging = pytest.importorskip("fastar_nodes.tools.judging")
+    from fastar_nodes.tools.training import picture_book
+
+    judge = judging.PictureBookJudge()
+    labels = np.arange(40) % 10
+    rgb, _ = picture_book.render(picture_book.scenes(11, 40, labels=labels), 128)
+    features, flags = judge.read(rgb, labels)
+    assert features.shape == (40, 64)
+    assert flags["judge-class"].mean() > 0.9 and flags["judge-scene"].mean() > 0.7 and flags["judge-whole"].mean() > 0.9
+    _, flags = judge.read(np.random.default_rng(1).integers(0, 256, rgb.shape, dtype=np.uint8), labels)
+    assert flags["judge-scene"].mean() < 0.1
+    assert judge.judges((64, 64), labels) and not judge.judges((96, 96), labels)
+    assert not judge.judges((64, 128), labels) and not judge.judges((64, 64), np.array(["a cat"]))
+    assert not judge.judges((64, 64), labels + 100)
+
+
+# ------------------------------------------------------------------------------------------------ the table of results
+
+
+def test_figures_that_are_there_are_not_computed_again(store, monkeypatch):
+    first = evaluate(store, ["psnr", "ssim"], means())
+    before = store.folder.sizes("results")
+    monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
+    lines: list[str] = []
+    again = evaluate(store, ["ssim", "psnr"], means(), lines.append)
+    assert store.folder.sizes("results") == before
+    assert {r.digest for r in again} == {r.digest for r in first} and len(again) == len(first)
+    assert lines[1] == "fasthybrid-0.8: 0 measured, 2 were there"
+
+
+def test_new_pictures_are_measured_and_old_figures_kept(tmp_path):
+    part = made_sweeps.write(tmp_path, finished=16)
+    lines: list[str] = []
+    evaluate(part, ["identical"], means(), lines.append)
+    assert lines[-1] == "cspd-0: 1 measured, 0 were there; 16 of its 48 images are finished"
+    whole = made_sweeps.write(tmp_path)
+    evaluate(whole, ["identical"], means())
+    own = [r for r in read_results(whole) if r.cell == "cspd-0"]
+    assert [r.images for r in own] == [16, 48], "the earlier line is still there"
+    assert latest(read_results(whole))["cspd-0", ("identical", "")].images == 48
+    evaluate(whole, ["identical"], means(resamples=30))
+    assert len([r for r in read_results(whole) if r.cell == "cspd-0"]) == 3, "other resamples are another figure"
+
+
+def test_a_cell_is_written_when_it_is_measured(store, monkeypatch):
+    def stop(text: str) -> None:
+        if text.startswith("fasthybrid-0.8"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(store, ["psnr"], means(), stop)
+    assert [r.cell for r in read_results(store)] == ["fasthybrid-0.8"]
+
+
+def test_results_are_deterministic(tmp_path, shared, monkeypatch):
+    made: list[list] = []
+    monkeypatch.setattr(shared, "append_results", lambda lines: made[-1].extend(lines))
+    for _ in range(2):
+        made.append([])
+        evaluate(shared, ["psnr", "ssim", "frechet"], means(extractor=Extractor("colour", COLOUR.run)))
+    assert made[0] and json.dumps(made[0]) == json.dumps(made[1])
+
+
+def test_lines_are_checked(store):
+    whole = Result("a", "psnr", "", "b", 3, "d", 1.0, 0.5, 2.0)
+    assert from_line(json.loads(json.dumps(asdict(whole)))) == whole
+    damages = [
+        {"value": "1"},
+        {"value": math.nan},
+        {"images": None},
+        {"difference": [1]},
+        {"cell": 3},
+        {"measure": "x"},
+    ]
+    damages += [{"measure": []}, {"more": 1}, {"low": 10**400}, {"difference": 7}, {"high": True}]
+    for damage in damages:
+        with pytest.raises(UserError, match="a line of its results is damaged"):
+            from_line(asdict(whole) | damage)
+    for line in (7, None, [], {}):
+        with pytest.raises(UserError, match="a line of its results is damaged"):
+            from_line(line)
+    store.append_results([{"measure": "psnr"}])
+    with pytest.raises(UserError, match="a line of its results is damaged"):
+        read_results(store)
+
+
+def test_the_table_shows_figures_with_intervals_and_words(store):
+    text = results_table(store, evaluate(store, ["psnr", "identical"], means()))
+    rows = [[part.strip() for part in line.strip("|").split("|")] for line in text.splitlines()]
+    assert rows[0] == ["cell", "images", "PSNR, dB", "identical, %"]
+    assert rows[2] == ["mar-0", "", "", ""] and rows[3][1] == "48"
+    assert rows[3][2].count("[") == 1 and rows[5][2:] == ["identical", "100.0 [92.6, 100.0]"]
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, reference, tmp_path, monkeypatch):
+    monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
+    wrong = dataclasses.replace(reference, size=(32, 16))
+    with pytest.raises(UserError, match="reference: real.npz holds pictures of 16 x 32 pixels, and mar-0 of 16 x 16"):
+        evaluate(store, ["fid"], means(extractor=COLOUR, reference=wrong))
+    empty = Store(tmp_path / "empty")
+    with pytest.raises(UserError, match="holds no sweep"):
+        evaluate(empty, ["psnr"], means())
+    empty.write_manifest({"batch": 8}, [made_sweeps.cell("mar-0", "mar", {}, 8)])
+    with pytest.raises(UserError, match="holds no finished shard yet"):
+        evaluate(empty, ["psnr"], means())
+
+
+def test_a_sweep_without_a_plain_sampler_has_no_pairs(tmp_path):
+    store = Store(tmp_path)
+    alone = made_sweeps.cell("fasthybrid", "fasthybrid", {}, 8, baseline=None)
+    store.write_manifest({"batch": 8}, [alone])
+    record = Shard(shard_key(alone.key, 0, 8), 0, 8, "")
+    store.write_shard(alone, record, made_sweeps.pictures(0, 8, 0), np.zeros(8, np.int64), {})
+    with pytest.raises(UserError, match="no cell has a plain sampler's to be compared with"):
+        evaluate(store, ["psnr"], means())
+
+
+def test_a_damaged_shard_is_named(store):
+    cell = store.cell("fasthybrid-0.8")
+    store.folder.write(f"cells/{cell.id}/{store.shards(cell)[2].stem}.npz", b"broken")
+    with pytest.raises(UserError, match="cells/fasthybrid-0.8/shard-0000016-0000023.npz .* is missing or damaged"):
+        evaluate(store, ["psnr"], means())
+
+
+def test_an_address_of_fsspec_is_measured_as_a_folder(tmp_path):
+    remote = made_sweeps.write(f"memory://{tmp_path.name}/sweep", images=24)
+    local = made_sweeps.write(tmp_path / "sweep", images=24)
+    found = [[asdict(r) for r in evaluate(s, ["psnr", "ssim"], means())] for s in (remote, local)]
+    assert found[0] == found[1] and found[0]
+    assert read_results(remote) == read_results(local) and len(evaluate(remote, ["psnr"], means())) == 4

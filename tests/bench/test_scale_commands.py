@@ -1,0 +1,158 @@
+"""The commands evaluate and plot."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from types import ModuleType
+
+import made_sweeps
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.bench.results import read_results
+from fastar_nodes.bench.store import Store
+from fastar_nodes.cli.main import main
+from PIL import Image
+
+
+@pytest.fixture
+def sweep(tmp_path) -> Store:
+    return made_sweeps.write(tmp_path / "sweep")
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Runs a command in an empty folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*argv: object) -> tuple[int, str, str]:
+        try:
+            code = main([str(a) for a in argv])
+        except SystemExit as e:  # raised by argparse
+            code = int(e.code or 0)
+        return code, *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def refused(run):
+    """Runs a command that refuses its input in one sentence, and returns it."""
+
+    def command(*argv: object) -> str:
+        code, out, err = run(*argv)
+        assert code == 2 and out == "" and len(err.strip().splitlines()) == 1 and err.strip().endswith((".", "!", "?"))
+        return err.strip()
+
+    return command
+
+
+@pytest.fixture
+def colour(monkeypatch):
+    made = ModuleType("colour_features")
+    made.mean = lambda pictures: pictures.float().mean((1, 2))
+    monkeypatch.setitem(sys.modules, "colour_features", made)
+
+
+def test_evaluate_and_plot_from_the_command_line(sweep, run, tmp_path):
+    code, out, err = run("evaluate", "sweep", "--resamples", 20)
+    assert code == 0 and out.splitlines()[0].split("|")[3].strip() == "PSNR, dB"
+    assert "fasthybrid-0.8: 3 measured, 0 were there" in err
+    code, again, err = run("evaluate", "sweep", "--resamples", 20)
+    assert (code, again) == (0, out) and "fasthybrid-0.8: 0 measured, 3 were there" in err
+    code, out, _ = run("plot", "sweep")
+    assert code == 0 and out.splitlines()[0] == "plot: curve.png"
+    assert Image.open(tmp_path / "curve.png").size == (1100, 680)
+    assert Image.open(tmp_path / "curve-sheet.png").size[0] > 400
+    with open(tmp_path / "curve.csv", encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 5
+
+
+def test_features_of_a_function_against_a_reference(sweep, run, tmp_path, colour, fake_fidelity):
+    np.savez(tmp_path / "real.npz", arr_0=made_sweeps.pictures(900, 60, 2.0))
+    options = ("--reference", "real.npz", "--extractor", "colour_features:mean", "--resamples", 20, "--device", "cpu")
+    code, out, _ = run("evaluate", "sweep", *options)
+    assert code == 0 and "Frechet distance (colour_features:mean)" in out
+    assert "Difference from the plain sampler, paired:" in out
+    measures = {r.measure for r in read_results(sweep)}
+    assert measures == {"psnr", "ssim", "identical", "frechet", "kid", "precision", "recall"}
+    code, out, _ = run("plot", "sweep", "--measure", "kid", "--out", "k.jpg", "--indices", "3, 8..10")
+    assert code == 0 and (tmp_path / "k.jpg").is_file() and (tmp_path / "k-sheet.jpg").is_file()
+
+
+def test_evaluate_refuses_bad_input_before_any_work(sweep, refused, tmp_path, monkeypatch, colour):
+    monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    np.savez(tmp_path / "large.npz", arr_0=np.zeros((50, 32, 32, 3), np.uint8))
+    assert "there is no" not in refused("evaluate", "nowhere") and "holds no sweep" in refused("evaluate", "nowhere")
+    assert "'sharpness' is not one of psnr" in refused("evaluate", "sweep", "--measures", "psnr,sharpness")
+    assert "none is named" in refused("evaluate", "sweep", "--measures", " , ")
+    assert "there is no none.npz" in refused("evaluate", "sweep", "--reference", "none.npz")
+    words = "holds pictures of 32 x 32 pixels, and mar-0 of 16 x 16"
+    assert words in refused("evaluate", "sweep", "--reference", "large.npz")
+    assert "reference: no measure of this run uses it" in refused(
+        "evaluate", "sweep", "--reference", "large.npz", "--measures", "psnr"
+    )
+    assert "fid is a figure of inception" in refused(
+        "evaluate", "sweep", "--measures", "fid", "--extractor", "colour_features:mean"
+    )
+    options = ("--measures", "psnr", "--extractor", "colour_features:mean")
+    assert "extractor: no measure of this run uses it" in refused("evaluate", "sweep", *options)
+    assert "resamples: 3 is outside" in refused("evaluate", "sweep", "--resamples", 3)
+    assert "neither inception nor of the form" in refused("evaluate", "sweep", "--extractor", "resnet")
+    monkeypatch.setitem(sys.modules, "torch_fidelity", None)
+    assert "torch-fidelity cannot be imported" in refused("evaluate", "sweep", "--measures", "fid")
+    assert read_results(sweep) == []
+
+
+class Installed:
+    """The import system of an installed pack, which lacks these folders."""
+
+    def __init__(self, *folders):
+        self.missing = [f"fastar_nodes.{folder}" for folder in folders]
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self.missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    def without(*folders):
+        for name in list(sys.modules):
+            if any(f"{name}.".startswith(f"fastar_nodes.{folder}.") for folder in folders):
+                monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(sys, "meta_path", [Installed(*folders), *sys.meta_path])
+
+    return without
+
+
+def test_evaluate_refuses_a_judge_that_is_not_installed(sweep, refused, installed):
+    installed("tools")
+    assert "judge: the demo's judge needs a checkout" in refused("evaluate", "sweep", "--measures", "judge")
+
+
+@pytest.mark.parametrize("argv", [("sweep", "x"), ("evaluate", "x"), ("plot", "x"), ("against", "x"), ("operations",)])
+def test_commands_of_the_bench_are_named_in_an_installed_pack(refused, installed, argv):
+    installed("bench")
+    assert refused(*argv) == (
+        f"{argv[0]}: this command needs a checkout of the FastAR repository; the installed pack does not contain bench/."
+    )
+
+
+def test_random_weights_are_named_in_an_installed_pack(refused, installed):
+    installed("bench")
+    assert "random: an official size needs a checkout" in refused("bench", "--random", "MAR-B", "--device", "cpu")
+
+
+def test_plot_refuses_bad_input(sweep, refused, run, tmp_path):
+    assert "has no measures yet" in refused("plot", "sweep")
+    run("evaluate", "sweep", "--resamples", 20)
+    assert "'fid' was not measured" in refused("plot", "sweep", "--measure", "fid")
+    assert "should end in" in refused("plot", "sweep", "--out", "curve.txt")
+    assert "of the images 0 to 47" in refused("plot", "sweep", "--indices", "5, 99")
+    assert "indices" in refused("plot", "sweep", "--indices", "one")
+    (tmp_path / "a.csv").mkdir()
+    assert "a.csv is a folder" in refused("plot", "sweep", "--out", "a.png")
+    assert not (tmp_path / "curve.png").exists()

@@ -1,0 +1,194 @@
+"""Sweep folders that a stranger made: each ends in one line, within a second and 64 MB beyond an ordinary folder's.
+
+Every case is run by the command in a child process, and its time and memory are compared with those of a run on a sound folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import made_sweeps
+import pytest
+
+# Runs the command on every folder; its time, and its memory in kB beyond what the process had before.
+MEASURED = """
+import contextlib, io, json, sys, time
+from fastar_nodes.cli.main import main
+
+def status(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+for folder in json.loads(sys.stdin.read()):
+    open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+    before, began = status("VmRSS"), time.process_time()
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["evaluate", folder, *sys.argv[1:]])
+    seconds, grown = time.process_time() - began, status("VmHWM") - before
+    print(json.dumps([seconds, grown, code, out.getvalue(), err.getvalue()]), flush=True)
+"""
+SHARD = "cells/fasthybrid-0.8/shard-0000000-0000007"
+EVALUATE = ("--measures", "psnr,identical", "--resamples", "10", "--device", "cpu")
+
+
+def edit(folder: Path, name: str, **values: object) -> None:
+    path = folder / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def replaced(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.unlink()
+    return path
+
+
+def sparse(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(40 << 30)
+
+
+def encrypted(path: Path) -> None:
+    """An npz file whose members claim to be encrypted."""
+    data = bytearray(path.read_bytes())
+    at = -1
+    while (at := data.find(b"PK\x03\x04", at + 1)) >= 0:
+        data[at + 6] |= 1
+    at = -1
+    while (at := data.find(b"PK\x01\x02", at + 1)) >= 0:
+        data[at + 8] |= 1
+    path.write_bytes(data)
+
+
+def misshapen(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(
+            "arr_0.npy", b"\x93NUMPY\x01\x00\x76\x00{'descr': '|u1', 'shape': (8, 99999, 99999, 3)".ljust(300)
+        )
+
+
+def out_of(folder: Path, name: str) -> None:
+    """The file lies elsewhere, and a link leads to it."""
+    elsewhere = folder.parent / "elsewhere"
+    (folder / name).rename(elsewhere)
+    (folder / name).symlink_to(elsewhere)
+
+
+def cells_elsewhere(folder: Path) -> None:
+    (folder / "cells").rename(folder.parent / "other")
+    (folder / "cells").symlink_to(folder.parent / "other")
+
+
+def another_cell(folder: Path) -> None:
+    """The manifest names a folder beside the cells, with a sound cell in it."""
+    (folder / "cells" / "mar-0").rename(folder.parent / "mar-0")
+    edit(folder, "manifest.json", cells=["../../../mar-0"])
+
+
+def many_claims(folder: Path) -> None:
+    """Ten million images of which none is there."""
+    for path in (folder / "cells").rglob("cell.json"):
+        edit(path.parent, "cell.json", images=10_000_000)
+    edit(folder, "manifest.json", batch=1)
+    for path in (folder / "cells").rglob("shard-*"):
+        path.unlink()
+
+
+# Name, what is done to the folder, and words of the line.
+CASES = {
+    "a manifest that is a FIFO": (lambda f: os.mkfifo(replaced(f, "manifest.json")), "manifest.json .* is no file"),
+    "a manifest that is a folder": (lambda f: replaced(f, "manifest.json").mkdir(), "manifest.json .* is no file"),
+    "a manifest of 40 GB": (lambda f: sparse(f / "manifest.json"), "manifest.json .* has 42,949,672,960 bytes"),
+    "a manifest that is a device": (lambda f: replaced(f, "manifest.json").symlink_to("/dev/zero"), "leads out"),
+    "a manifest elsewhere": (lambda f: out_of(f, "manifest.json"), "manifest.json leads out"),
+    "a manifest of many cells": (
+        lambda f: edit(f, "manifest.json", cells=["mar-0"] * 100_000),
+        "manifest.json .* damaged",
+    ),
+    "cells elsewhere": (cells_elsewhere, "leads out"),
+    "a cell outside": (another_cell, "manifest.json .* damaged"),
+    "a cell with another id": (lambda f: edit(f, "cells/mar-0/cell.json", id="../../../etc"), "cell.json .* damaged"),
+    "a cell of absurd size": (lambda f: edit(f, "cells/mar-0/cell.json", size=[10**9, 10**9]), "cell.json .* damaged"),
+    "a cell without images": (lambda f: edit(f, "cells/mar-0/cell.json", images=None), "cell.json .* damaged"),
+    "an absurd batch": (lambda f: edit(f, "manifest.json", batch=10**18), "manifest.json .* damaged"),
+    "images that are not there": (many_claims, "holds no finished shard yet"),
+    "pictures that are a FIFO": (lambda f: os.mkfifo(replaced(f, f"{SHARD}.npz")), "npz .* is no file"),
+    "pictures that are a folder": (lambda f: replaced(f, f"{SHARD}.npz").mkdir(), "npz .* is no file"),
+    "pictures of 40 GB": (lambda f: sparse(f / f"{SHARD}.npz"), "npz .* has 42,949,672,960 bytes"),
+    "pictures elsewhere": (lambda f: out_of(f, f"{SHARD}.npz"), "npz leads out"),
+    "pictures that are encrypted": (lambda f: encrypted(f / f"{SHARD}.npz"), "npz .* damaged"),
+    "pictures of another shape": (lambda f: misshapen(f / f"{SHARD}.npz"), "npz .* damaged"),
+    "results that are a FIFO": (
+        lambda f: ((f / "results").mkdir(), os.mkfifo(f / "results" / "0.jsonl")),
+        None,  # it is no result
+    ),
+    "a deep result": (
+        lambda f: ((f / "results").mkdir(), (f / "results" / "0.jsonl").write_text("[" * 100_000)),
+        "results/0.jsonl .* damaged",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, list]:
+    """By case what the command did, of "sound" on a folder without damage; all in one process, which reads that folder first."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("FIFOs, devices and the peak memory of a process are those of Linux")
+    folders = {}
+    for name in ("first", "sound", *CASES):
+        folders[name] = tmp_path_factory.mktemp("case") / "sweep"
+        made_sweeps.write(folders[name])
+        if name in CASES:
+            CASES[name][0](folders[name])
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *EVALUATE],
+        input=json.dumps(list(map(str, folders.values()))),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == len(folders), done.stderr
+    return dict(zip(folders, lines, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_strangers_folder_ends_in_one_line(found, name):
+    words = CASES[name][1]
+    (sound_seconds, sound_grown, sound_code, *_), (seconds, grown, code, out, err) = found["sound"], found[name]
+    assert sound_code == 0 and seconds <= sound_seconds + 1 and grown <= sound_grown + (64 << 10)
+    lines = [line for line in err.splitlines() if " measured, " not in line]  # of cells before the damaged one
+    if words is None:
+        assert code == 0 and lines == []
+    else:
+        assert code == 2 and out == "" and len(lines) == 1 and re.search(words, lines[0]), lines
+
+
+@pytest.mark.parametrize("values", [{"seconds": "x"}, {"seconds": 1e999}, {"seconds": -1}, {"worker": 3}])
+def test_absurd_times_are_left_out(tmp_path, values):
+    store = made_sweeps.write(tmp_path)
+    edit(tmp_path, f"{SHARD}.time.json", **values)
+    assert set(store.times(store.cell("fasthybrid-0.8"))) == {8, 16, 24, 32, 40}
+
+
+def test_nothing_is_written_outside(tmp_path):
+    """A folder into which a command would write is a link that leads out."""
+    store = made_sweeps.write(tmp_path / "sweep", images=8)
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("results", "export"):
+        (tmp_path / "sweep" / name).symlink_to(tmp_path / "elsewhere")
+    from fastar_nodes.bench.export import export
+    from fastar_nodes.errors import UserError
+
+    with pytest.raises(UserError, match="leads out of"):
+        store.append_results([{}])
+    with pytest.raises(UserError, match="leads out of"):
+        export(store, store.cells()[0], "npz")
+    assert list((tmp_path / "elsewhere").iterdir()) == []

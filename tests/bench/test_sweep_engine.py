@@ -1,0 +1,301 @@
+"""The engine of one process: whatever happens on the way, the folder ends up as that of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from fastar_nodes.bench import plan, work
+from fastar_nodes.bench.engines import run_here, tasks_of, unfinished
+from fastar_nodes.bench.records import shard_key, stem
+from fastar_nodes.bench.store import Store
+from fastar_nodes.bench.times import estimates, paired, time_cell
+from fastar_nodes.bench.work import Worker
+from fastar_nodes.errors import UserError
+from fastar_nodes.samplers import registry
+from tiny_sweeps import begin, command, lasting, table, tokens, write_files, write_spec
+
+
+@pytest.fixture(scope="module")
+def whole(files, tmp_path_factory):
+    """The lasting files and the table of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("whole")
+    store, drawn = finish(folder, table(files))
+    assert len(drawn) == 12
+    return lasting(folder), store.table()
+
+
+def finish(folder, entries, **parts):
+    """Draw what is left; the store and (cell, first image) of what this call drew."""
+    store, cells, worker = begin(folder, entries)
+    tasks, _ = unfinished(store, tasks_of(store, cells, **parts))
+    return store, [(name, shard.first) for name, shard in run_here(worker, tasks)]
+
+
+# ------------------------------------------------------------------------------------------------ names and keys
+
+
+def test_names_and_keys_of_ranges_differ():
+    """Computed by hand: digits of the first image and of the number of images do not run into each other."""
+    assert stem(1, 23) == "shard-0000001-0000023" and stem(12, 3) == "shard-0000012-0000014"
+    # sha256 of "k/1/23" and "k/12/3".
+    assert shard_key("k", 1, 23) == "2f0939fc46282f39186c1a71ca87c48e"
+    assert shard_key("k", 12, 3) == "917d835e43fd1671923b024a3f8b8ab8"
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch": 4}, {"labels": ["cat"]}, {"dtype": "bf16"}, {"threads": 2}])
+def test_all_that_pictures_depend_on_is_in_the_key(files, tmp_path, change):
+    keys = {c.key for entries in (table(files), table(files, **change)) for c in begin(tmp_path, entries)[1]}
+    assert len(keys) == 6
+
+
+def test_the_algorithms_number_and_the_models_file_are_in_the_key(files, tmp_path, monkeypatch):
+    keys = [{c.key for c in begin(tmp_path, table(files))[1]}]
+    monkeypatch.setattr(plan, "ALGORITHM", registry.ALGORITHM + 1)
+    keys.append({c.key for c in begin(tmp_path, table(files))[1]})
+    monkeypatch.undo()
+    model, decoder = (shutil.copy(path, tmp_path) for path in (files.mar, files.kl))
+    moved = table(files, model=str(model), decoder=str(decoder))
+    assert {c.key for c in begin(tmp_path, moved)[1]} == keys[0], "the place of a file is not in it"
+    changed = bytearray(decoder_bytes := open(decoder, "rb").read())
+    changed[len(decoder_bytes) // 2] ^= 1
+    open(decoder, "wb").write(changed)
+    keys.append({c.key for c in begin(tmp_path, moved)[1]})
+    assert len(set.union(*keys)) == 9
+
+
+def test_a_worker_with_other_files_stops(files, tmp_path):
+    model, decoder = (shutil.copy(path, tmp_path) for path in (files.mar, files.kl))
+    store, cells, worker = begin(tmp_path / "sweep", table(files, model=str(model), decoder=str(decoder)))
+    worker.models._loaded = None
+    shutil.copy(write_files(tmp_path).llamagen, model)
+    with pytest.raises(UserError):
+        worker.run_shard(cells[0], 0, 2)
+
+
+# ------------------------------------------------------------------------------------------------ which image
+
+
+def told(monkeypatch):
+    """Records (seed, images of the noise, labels or prompts) of every start of a sampler."""
+    starts, begin_ = [], work.begin
+
+    def start(entry, ready, settings, condition, seed, first, part):
+        sampler = begin_(entry, ready, settings, condition, seed, first, part)
+        starts.append((seed, [first + i for i in part], list(condition.of(part).names)))
+        return sampler
+
+    monkeypatch.setattr(work, "begin", start)
+    return starts
+
+
+def test_a_shard_that_begins_at_40_shows_image_40(files, tmp_path, monkeypatch):
+    """Labels in turn: image 40 of ten classes is class 0, of three named ones the second; drawn at once and in parts."""
+    starts = told(monkeypatch)
+    store, cells, worker = begin(tmp_path, table(files, images=43, batch=40, labels=["cat", "boat", "tree"], seed=5))
+    worker.run_shard(cells[0], 40, 3)
+    assert starts == [(5, [40, 41, 42], ["boat", "tree", "cat"])]  # 40 = 13 * 3 + 1
+    assert store.labels(cells[0], store.shards(cells[0])[0]).tolist() == [7, 5, 9]
+    alone = store.pictures(cells[0], store.shards(cells[0])[0])
+    starts.clear()
+    begin_ = work.begin
+
+    def little_memory(entry, ready, settings, condition, seed, first, part):
+        if len(part) > 2:
+            raise MemoryError
+        return begin_(entry, ready, settings, condition, seed, first, part)
+
+    monkeypatch.setattr(work, "begin", little_memory)
+    shard = worker.run_shard(cells[0], 40, 3)
+    assert starts == [(5, [40, 41], ["boat", "tree"]), (5, [42], ["cat"])] and "2 at a time" in shard.note
+    assert np.abs(store.pictures(cells[0], shard).astype(int) - alone).max() <= 1
+
+
+def test_a_shard_that_begins_at_40_takes_prompt_40(tmp_path, monkeypatch):
+    """The built-in model that reads prompts: of 7 prompts image 40 has number 5, as 40 = 5 * 7 + 5."""
+    starts = told(monkeypatch)
+    prompts = [f"a boat, number {i}" for i in range(7)]
+    entries = {"model": "demo-hybrid", "samplers": ["mar"], "set": {"ar_steps": 1, "diffusion_steps": 2}}
+    store, cells, worker = begin(tmp_path, {**entries, "images": 42, "batch": 40, "threads": 1, "prompts": prompts})
+    worker.run_shard(cells[0], 40, 2)
+    assert starts == [(0, [40, 41], [prompts[5], prompts[6]])]
+    assert store.labels(cells[0], store.shards(cells[0])[0]).tolist() == [prompts[5], prompts[6]]
+
+
+def test_pictures_depend_on_the_index_and_labels_are_balanced(files, tmp_path):
+    store, _ = finish(tmp_path / "a", table(files, images=12, batch=3))
+    other, _ = finish(tmp_path / "b", table(files, images=12, batch=6))
+    for cell, same in zip(store.cells(), other.cells(), strict=True):
+        a, b = (np.concatenate([s.pictures(c, x) for x in s.shards(c)]) for s, c in ((store, cell), (other, same)))
+        assert np.abs(a.astype(int) - b).max() <= 1, "to rounding"
+        assert len({p.tobytes() for p in a}) == 12
+        labels = np.concatenate([store.labels(cell, s) for s in store.shards(cell)])
+        assert labels.tolist() == [i % 10 for i in range(12)]
+
+
+# ------------------------------------------------------------------------------------------------ what goes wrong
+
+
+def test_a_finished_sweep_draws_nothing(files, whole, tmp_path):
+    finish(tmp_path, table(files))
+    store, drawn = finish(tmp_path, table(files))
+    assert drawn == [] and (lasting(tmp_path), store.table()) == whole
+
+
+def test_a_task_is_a_range_of_all_cells(files, tmp_path):
+    store, cells, _ = begin(tmp_path, table(files))
+    ids = tuple(cell.id for cell in cells)
+    assert [(t.first, t.count, t.cells) for t in tasks_of(store, cells)] == [(f, 2, ids) for f in (0, 2, 4, 6)]
+    assert [c.baseline for c in cells] == [None, ids[0], ids[0]] and [c.size for c in cells] == [(8, 8)] * 3
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_a_static_split_equals_a_whole_sweep(files, whole, tmp_path, world):
+    drawn = [finish(tmp_path, table(files), rank=rank, world=world) for rank in reversed(range(world))]
+    assert sum(len(own) for _, own in drawn) == 12 and (lasting(tmp_path), drawn[0][0].table()) == whole
+
+
+def test_more_images_later_keep_the_finished_ones(files, whole, tmp_path):
+    finish(tmp_path, table(files, images=4))
+    store, drawn = finish(tmp_path, table(files))
+    assert {first for _, first in drawn} == {4, 6} and store.table() == whole[1]
+
+
+def test_an_interrupted_sweep_goes_on(files, whole, tmp_path, monkeypatch):
+    """It is interrupted before every kind of file that is written, several times."""
+    store, cells, worker = begin(tmp_path, table(files))
+    tasks, calls, drawn = tasks_of(store, cells), 0, []
+    write = type(store.folder).write
+
+    def interrupted(self, name, data):
+        nonlocal calls
+        calls += 1
+        if calls % 5 == 0:
+            raise KeyboardInterrupt
+        write(self, name, data)
+
+    monkeypatch.setattr(type(store.folder), "write", interrupted)
+    for _ in range(40):
+        left, _ = unfinished(store, tasks)
+        try:
+            drawn.extend((name, shard.first) for name, shard in run_here(worker, left))
+            break
+        except KeyboardInterrupt:
+            pass
+    monkeypatch.undo()
+    assert calls > 40 and (lasting(tmp_path), store.table()) == whole
+
+
+def test_a_shard_that_another_process_finished_meanwhile_is_not_drawn(files, whole, tmp_path, monkeypatch):
+    store, cells, worker = begin(tmp_path, table(files))
+    tasks = tasks_of(store, cells)
+    finish(tmp_path, table(files))
+    monkeypatch.setattr(Worker, "run_shard", lambda *_: pytest.fail("it is there"))
+    assert len(list(run_here(worker, tasks))) == 12 and lasting(tmp_path) == whole[0]
+
+
+def test_corrupt_shards_are_drawn_again(files, whole, tmp_path):
+    store, _ = finish(tmp_path, table(files))
+    paths = sorted((tmp_path / "cells").rglob("*.npz"))
+    flipped = bytearray(paths[0].read_bytes())
+    flipped[-500] ^= 64
+    paths[0].write_bytes(flipped)
+    paths[3].write_bytes(paths[2].read_bytes())  # of another range
+    labels = b"\x02\0\0\0\0\0\0\0\x03\0"
+    assert labels in paths[5].read_bytes()
+    paths[5].write_bytes(paths[5].read_bytes().replace(labels, b"\x02\0\0\0\0\0\0\0\x07\0"))
+    paths[7].unlink()
+    paths[9].with_suffix(".json").write_text("{")
+    left, damaged = unfinished(store, tasks_of(store, store.cells()))
+    assert (sum(len(t.cells) for t in left), damaged) == (5, 4)
+    store, drawn = finish(tmp_path, table(files))
+    assert len(drawn) == 5 and (lasting(tmp_path), store.table()) == whole
+
+
+def test_a_changed_setting_makes_cells_of_its_own_and_the_way_back_draws_nothing(files, whole, tmp_path):
+    finish(tmp_path, table(files))
+    other = table(files)
+    other["set"] = {**other["set"], "fasthybrid.threshold": [0.5, 0.7]}
+    store, drawn = finish(tmp_path, other)
+    assert len(drawn) == 4, "the other two cells stay"
+    assert store.table() != whole[1]
+    store, drawn = finish(tmp_path, table(files))
+    assert drawn == [] and store.table() == whole[1]
+
+
+def test_token_models_draw_the_same_in_any_order(files, tmp_path):
+    store, _ = finish(tmp_path / "a", tokens(files))
+    for rank in (1, 0):
+        finish(tmp_path / "b", tokens(files), rank=rank, world=2)
+    assert lasting(tmp_path / "a") == lasting(tmp_path / "b") and len(store.shards(store.cells()[1])) == 4
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are ended by signals of POSIX")
+@pytest.mark.slow
+def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
+    """SIGKILL at other moments, then SIGTERM, then to the end; the files equal those of an undisturbed run."""
+    entries = table(files, images=40, batch=2)
+    entries["set"] = {**entries["set"], "ar_steps": 16, "diffusion_steps": 20}
+    argv = command(write_spec(tmp_path / "spec.json", **entries), "--out", tmp_path / "sweep")
+    store = Store(tmp_path / "sweep")
+    seen: dict[str, bytes] = {}
+    for number in (*[signal.SIGKILL] * 5, signal.SIGTERM):
+        before = len(list((tmp_path / "sweep").rglob("shard-*.npz")))
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 120
+        while len(list((tmp_path / "sweep").rglob("shard-*.npz"))) < before + 4 and process.poll() is None:
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == (130 if number == signal.SIGTERM else -number)
+        for name, data in seen.items():
+            assert (tmp_path / "sweep" / name).read_bytes() == data, "a finished shard is not written again"
+        records = [p for p in (tmp_path / "sweep" / "cells").rglob("shard-*.json") if "time" not in p.name]
+        seen |= {p.relative_to(tmp_path / "sweep").as_posix(): p.read_bytes() for p in records}
+    assert "the same command goes on" in errors and len(seen) >= 18
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "sweep" / "cells").rglob("*.time.json")}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for path, before in times.items():
+        name = path.with_name(path.name.replace(".time", "")).relative_to(tmp_path / "sweep").as_posix()
+        assert name not in seen or path.stat().st_mtime_ns == before, "nothing finished is drawn again"
+    alone, _ = finish(tmp_path / "alone", entries)
+    assert lasting(tmp_path / "sweep") == lasting(tmp_path / "alone")
+    assert done.stdout.strip() == alone.table() == store.table()
+
+
+# ------------------------------------------------------------------------------------------------ times
+
+
+def test_times_are_paired_within_a_process(files, tmp_path):
+    store, _ = finish(tmp_path, table(files, images=7))
+    found = paired(store)
+    mar, *others = (found[c.id] for c in store.cells())
+    assert mar.speedup == 1 and mar.pairs == 0
+    for other in others:
+        assert other.pairs == 3, "whole shards only"
+        assert other.low <= other.speedup <= other.high and other.seconds > 0
+
+
+def test_estimates_follow_from_the_seconds_of_an_image(files, tmp_path):
+    seconds = {}
+    store, cells, worker = begin(tmp_path, table(files, images=7))
+
+    def measure(cell, prepared):
+        seconds[cell.id] = time_cell(prepared, worker.conditions, cell, 2)
+
+    spec = worker.models.spec
+    plan.plan(spec, worker.models, worker.conditions, work.numerics(spec, worker.models.source), measure)
+    assert list(seconds) == [c.id for c in cells] and min(seconds.values()) > 0
+    _, *rows = estimates(cells, {c.id: 0.5 * (i + 1) for i, c in enumerate(cells)}, 2)
+    assert [row[1:5] for row in rows] == [
+        ["4", "0.500", "4 s", ""],
+        ["4", "1.000", "7 s", "0.50x"],
+        ["4", "1.500", "10 s", "0.33x"],
+    ]

@@ -1,0 +1,137 @@
+"""Specs of sweeps: what they ask for, and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from fastar_nodes.bench.spec import expand, from_table, read_prompts, read_spec, with_values
+from fastar_nodes.errors import UserError
+
+BASE = {"samplers": ["mar", "fasthybrid", "zipar"]}
+
+
+def titles(**entries):
+    return [c.title for c in expand(from_table({**BASE, **entries}))]
+
+
+def test_a_list_makes_a_grid():
+    found = titles(set={"fasthybrid.threshold": [0.9, 0.99], "fasthybrid.lookahead": [2, 4], "cfg": 2})
+    values = [f"FastHybrid, threshold {a}, lookahead {b}" for a in (0.9, 0.99) for b in (2, 4)]
+    assert found == ["MAR", *values, "ZipAR"]
+    assert titles(set={"cfg": [1, 2]}) == [f"{n}, cfg {c}" for n in ("MAR", "FastHybrid", "ZipAR") for c in (1, 2)]
+
+
+def test_settings_go_to_the_samplers_that_have_them():
+    combinations = expand(from_table({**BASE, "set": {"cfg": 2, "ar_steps": 8, "zipar.window": 3, "zipar.cfg": 4}}))
+    assert [dict(c.asked) for c in combinations] == [
+        {"cfg": 2, "ar_steps": 8},
+        {"cfg": 2, "ar_steps": 8},
+        {"cfg": 4, "window": 3},
+    ]
+
+
+def test_variants_of_one_sampler_are_cells_of_their_own():
+    spec = from_table({"samplers": ["mar", "mar:disa"], "set": {"mar:disa.diffusion_steps_end": [5, 10]}})
+    assert [c.title for c in expand(spec)] == [
+        "MAR",
+        "MAR, disa, diffusion steps end 5",
+        "MAR, disa, diffusion steps end 10",
+    ]
+
+
+def test_toml_and_json_say_the_same(tmp_path):
+    (tmp_path / "a.toml").write_text(
+        'model = "demo"\nsamplers = ["mar", "fasthybrid"]\nimages = 5\n[set]\nfasthybrid.threshold = [0.9, 1]\ncfg = 2.5\n'
+    )
+    entries = {"samplers": "mar, fasthybrid", "images": 5, "set": {"fasthybrid": {"threshold": [0.9, 1]}, "cfg": 2.5}}
+    (tmp_path / "a.json").write_text(json.dumps(entries))
+    from_json = read_spec(tmp_path / "a.json")
+    assert from_json.set == {"fasthybrid.threshold": (0.9, 1), "cfg": (2.5,)} and from_json.images == 5
+    if sys.version_info >= (3, 11):
+        assert read_spec(tmp_path / "a.toml") == from_json
+
+
+def test_the_example_asks_for_twelve_cells(root):
+    pytest.importorskip("tomllib")
+    assert len(expand(read_spec(root / "docs" / "examples" / "demo.toml"))) == 12
+
+
+def test_prompts_are_read_from_text_and_from_geneval(tmp_path):
+    (tmp_path / "p.txt").write_text("a red boat\n\n a cat \n")
+    assert read_prompts(tmp_path / "p.txt") == [{"prompt": "a red boat"}, {"prompt": "a cat"}]
+    (tmp_path / "p.jsonl").write_text('{"tag": "colors", "prompt": "a red boat"}\n')
+    (tmp_path / "a.json").write_text(json.dumps({**BASE, "prompts": "p.jsonl"}))
+    spec = read_spec(tmp_path / "a.json")
+    assert spec.texts == ("a red boat",) and spec.prompts[0]["tag"] == "colors"
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({"samplers": []}, "samplers is empty"),
+        ({"samplers": ["vroom"]}, "no sampler 'vroom'"),
+        ({"samplers": [3.5]}, "give a list of names"),
+        ({"model": ["demo"]}, "model is \"['demo']\"; give a name"),
+        ({"imges": 5}, "did you mean images"),
+        ({"images": "many"}, "not a whole number"),
+        ({"images": True}, "not a whole number"),
+        ({"batch": 0}, "outside 1 to 4096"),
+        ({"seed": -1}, "outside 0 to"),
+        ({"dtype": "fp8"}, "one of auto"),
+        ({"decoder": 5}, "give a name"),
+        ({"set": [1]}, "set is no table"),
+        ({"set": {"treshold": 1}}, "did you mean threshold"),
+        ({"set": {"fasthybrid.window": 1}}, "fasthybrid has no setting window"),
+        ({"set": {"lazymar.refresh_period": 1}}, "not among the samplers"),
+        ({"set": {"vroom.x": 1}}, "no sampler 'vroom'"),
+        ({"set": {"fasthybrid.threshold": []}}, "the grid is empty"),
+        ({"set": {"fasthybrid.threshold": 7}}, "fasthybrid.threshold: 7 is outside"),
+        ({"set": {"fasthybrid.threshold": [[1]]}}, "give numbers, words"),
+        ({"set": {"fasthybrid.preset": "quick"}}, "preset: 'quick'"),
+        ({"set": {"cfg": list(range(1, 500))}}, "256 are possible"),
+        ({"set": {"fasthybrid.guided_steps": list(range(40)), "fasthybrid.lookahead": list(range(40))}}, "1024 cells"),
+        ({"set": {"prompt.detail": [81, 169]}}, "all cells draw the same prompts"),
+        ({"set": {"prompt.detail": 5}}, "detail"),
+        ({"prompts": []}, "0 prompts"),
+        ({"prompts": [" "]}, "entry 1 has no text"),
+        ({"prompts": [{"text": "x"}]}, "entry 1 has no text"),
+    ],
+    ids=str,
+)
+def test_bad_specs_are_refused_in_a_sentence(entries, says):
+    with pytest.raises(UserError) as caught:
+        from_table({**BASE, **entries})
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.toml", b"samplers = [", "cannot be parsed"),
+        ("a.toml", b"\xff\xfe", "cannot be parsed"),
+        ("a.json", b"[1]", "holds no table"),
+        ("a.json", b"[" * 100_000, "cannot be parsed"),
+        ("a.json", b'{"samplers": ["mar"], "prompts": "none.txt"}', "prompts: "),
+        ("a.json", b'{"samplers": ["mar"], "prompts": "a.json/x"}', "prompts: "),
+    ],
+    ids=lambda v: str(v)[:20],
+)
+def test_bad_files_are_refused_in_a_sentence(tmp_path, name, content, says):
+    if name.endswith("toml") and sys.version_info < (3, 11):
+        pytest.importorskip("tomli")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read_spec(tmp_path / name)
+    assert says in str(caught.value)
+    for missing in (tmp_path / "none.toml", tmp_path, tmp_path / ("x" * 300)):
+        with pytest.raises(UserError):
+            read_spec(missing)
+
+
+def test_options_take_the_place_of_entries():
+    spec = from_table({**BASE, "images": 5, "seed": 3})
+    assert with_values(spec, images=7, seed=None) == from_table({**BASE, "images": 7, "seed": 3})
+    with pytest.raises(UserError):
+        with_values(spec, batch=0)

@@ -1,0 +1,267 @@
+"""The folder of a sweep: what is complete is read, what is not is not, and damage is found."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import tracemalloc
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fastar_nodes.bench.folder import PART, Folder
+from fastar_nodes.bench.records import Cell, Shard, ranges, sha256, shard_key, to_npz
+from fastar_nodes.bench.store import Store
+from fastar_nodes.errors import UserError
+
+CELL = Cell("mar-0000", "k" * 32, "MAR", "demo", "d", "mar", "mar", {}, {"cfg": 2.0}, 0, 5, (8, 6), None, "")
+
+
+def filled(address):
+    store = Store(address)
+    store.write_manifest({"batch": 2}, [CELL])
+    for first, count in store.ranges(CELL):
+        draw(store, first, count)
+    return store
+
+
+def pictures(first, count):
+    return np.random.default_rng(first).integers(0, 256, (count, 8, 6, 3), dtype=np.uint8)
+
+
+def draw(store, first, count, time=None):
+    key = shard_key(CELL.key, first, count)
+    counts = {"transformer_passes": 3, "head_rows": 4 * count, "accepted": count, "rejected": count}
+    shard = Shard(key, first, count, "", counts=counts)
+    labels = np.arange(first, first + count)
+    return store.write_shard(
+        CELL, shard, pictures(first, count), labels, {"seconds": 1.0, "worker": "a", **(time or {})}
+    )
+
+
+@pytest.fixture(params=["local", "memory"])
+def address(request, tmp_path):
+    return tmp_path / "sweep" if request.param == "local" else f"memory://{tmp_path.name}/sweep"
+
+
+def test_what_is_written_is_read_again(address):
+    filled(address)
+    store = Store(address)
+    assert store.cells() == [CELL] and store.cell(CELL.id) == CELL
+    assert [(s.first, s.count) for s in store.shards(CELL)] == ranges(5, 2) == [(0, 2), (2, 2), (4, 1)]
+    for shard in store.shards(CELL):
+        found = store.pictures(CELL, shard)
+        assert np.array_equal(found, pictures(shard.first, shard.count)) and shard.sha256 == sha256(found)
+        assert store.labels(CELL, shard).tolist() == list(range(shard.first, shard.first + shard.count))
+        assert store.complete(CELL, shard)
+    assert {first: t["count"] for first, t in store.times(CELL).items()} == {0: 2, 2: 2, 4: 1}
+    sizes = store.folder.sizes(f"cells/{CELL.id}")
+    assert {n: s for n, s in sizes.items() if n.endswith(".npz")} == {
+        f"{s.stem}.npz": s.bytes for s in store.shards(CELL)
+    }
+    row = store.table().splitlines()[2].split("|")
+    assert [c.strip() for c in row[1:3] + row[4:8]] == [CELL.id, "5", "3.00", "", "4.00", "50.00 %"]
+
+
+def test_repeated_work_gives_the_same_bytes(tmp_path):
+    for name, seconds in (("a", 1.0), ("b", 2.0)):
+        store = Store(tmp_path / name)
+        store.write_manifest({"batch": 2}, [CELL])
+        draw(store, 0, 2, {"seconds": seconds})
+    for found in (tmp_path / "a").rglob("*"):
+        if found.is_file() and not found.name.endswith(".time.json"):
+            assert found.read_bytes() == (tmp_path / "b" / found.relative_to(tmp_path / "a")).read_bytes()
+    assert to_npz(arr_0=pictures(0, 2)) == to_npz(arr_0=pictures(0, 2))
+
+
+def test_the_npz_is_the_adm_evaluators_form(tmp_path):
+    store = filled(tmp_path)
+    with np.load(tmp_path / "cells" / CELL.id / f"{store.shards(CELL)[0].stem}.npz") as file:
+        assert file["arr_0"].dtype == np.uint8 and file["arr_0"].shape == (2, 8, 6, 3)
+
+
+def test_a_shard_is_complete_only_with_its_record(tmp_path):
+    store = filled(tmp_path)
+    folder = tmp_path / "cells" / CELL.id
+    (folder / "shard-0000002-0000003.json").unlink()
+    (folder / f"shard-0000002-0000003.json{PART}1").write_text("{}")
+    assert [s.first for s in store.shards(CELL)] == [0, 4]
+    assert "| 3 " in store.table()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "other", "text"])
+def test_damaged_pictures_are_found(tmp_path, damage):
+    store = filled(tmp_path)
+    shard = store.shards(CELL)[0]
+    path = tmp_path / "cells" / CELL.id / f"{shard.stem}.npz"
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(data[:-50])
+    elif damage == "flipped":
+        data[len(data) // 3] ^= 1
+        path.write_bytes(data)
+        assert path.stat().st_size == shard.bytes, "the size is the same"
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "other":
+        path.write_bytes(to_npz(arr_0=pictures(0, 2)[:, :4], labels=np.arange(2)))
+    else:
+        path.write_bytes(b"x" * len(data))
+    assert not store.complete(CELL, shard)
+    with pytest.raises(UserError, match=f"{shard.stem}.npz"):
+        store.pictures(CELL, shard)
+
+
+def hostile(shape: str, kind: int = zipfile.ZIP_STORED, data: bytes = b"\0" * 288) -> bytes:
+    """An npz file whose header states a shape."""
+    out = io.BytesIO()
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    with zipfile.ZipFile(out, "w", kind) as file:
+        file.writestr("arr_0.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        hostile("(1000000000000, 8, 6, 3)"),
+        hostile("(-1, 8, 6, 3)"),
+        hostile("(-2, -8, 6, 3)"),
+        hostile("(True, 8, 6, 3)"),
+        hostile("(2, 8, 6, 3)", zipfile.ZIP_DEFLATED),
+        hostile("(2, 8, 6, 3)", data=b""),
+        hostile("(" * 90),
+        hostile("(2, 8, 6, 3)").replace(b"|u1", b"|O1"),
+    ],
+    ids=range(8),
+)
+def test_hostile_files_take_no_memory(tmp_path, data):
+    store = filled(tmp_path)
+    shard = store.shards(CELL)[0]
+    path = tmp_path / "cells" / CELL.id / f"{shard.stem}.npz"
+    path.write_bytes(data)
+    record = path.with_suffix(".json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "bytes": 1 << 30}))
+    shard = store.shards(CELL)[0]
+    tracemalloc.start()
+    with pytest.raises(UserError, match="missing or damaged"):
+        store.pictures(CELL, shard)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    path.write_bytes(hostile("(2, 8, 6, 3)"))
+    assert not store.pictures(CELL, shard).any(), "the form itself is read"
+
+
+@pytest.mark.parametrize("record", [b"", b"{", b"[]", b"{}", b'{"key": 1}', b"null", b"\xff"])
+def test_damaged_records_do_not_count(tmp_path, record):
+    store = filled(tmp_path)
+    (tmp_path / "cells" / CELL.id / "shard-0000000-0000001.json").write_bytes(record)
+    assert [s.first for s in store.shards(CELL)] == [2, 4]
+
+
+def test_a_record_of_another_cell_does_not_count(tmp_path):
+    store = filled(tmp_path)
+    other = replace(CELL, key="j" * 32)
+    assert store.shards(other) == []
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"{",
+        b"[]",
+        b'{"format": 99}',
+        b'{"format": 1}',
+        b'{"format": 1, "cells": ["../../etc"]}',
+        b'{"format": 1, "cells": [7]}',
+        b'{"format": 1, "cells": [], "batch": 2}',
+        b'{"format": 1, "cells": ["mar-0000"], "batch": 0}',
+        b'{"format": 1, "cells": ["mar-0000"], "batch": true}',
+    ],
+)
+def test_damaged_manifests_are_refused_in_a_sentence(tmp_path, manifest):
+    filled(tmp_path)
+    (tmp_path / "manifest.json").write_bytes(manifest)
+    with pytest.raises(UserError):
+        Store(tmp_path).cells()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": [8]},
+        {"size": [0, 8]},
+        {"images": "5"},
+        {"images": 10**30},
+        {"seed": -1},
+        {"id": None},
+        {"id": "other"},
+        {"id": "../mar-0000"},
+        {"baseline": "elsewhere"},
+        {"settings": 3},
+    ],
+)
+def test_damaged_cells_are_refused_in_a_sentence(tmp_path, change):
+    filled(tmp_path)
+    path = tmp_path / "cells" / CELL.id / "cell.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match=r"cell.json .* is missing or damaged"):
+        Store(tmp_path).cells()
+
+
+def test_a_folder_without_a_sweep_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="holds no sweep"):
+        Store(tmp_path / "none").cells()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file"):
+        Store(tmp_path / "file")
+    with pytest.raises(UserError, match="cannot be opened"):
+        Store("nonsense://x")
+
+
+def test_a_full_disk_leaves_nothing_half(tmp_path, monkeypatch):
+    store = filled(tmp_path)
+    (tmp_path / "cells" / CELL.id / "shard-0000000-0000001.json").unlink()
+    before = sorted(p.name for p in tmp_path.rglob("*"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store.folder._fs, "mv", full)
+    with pytest.raises(UserError, match="no space left"):
+        draw(store, 0, 2)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == before
+    monkeypatch.undo()
+    draw(store, 0, 2)
+    assert len(store.shards(CELL)) == 3
+
+
+def test_a_writer_that_is_overtaken_does_not_fail(tmp_path, monkeypatch):
+    """Another writer of the same file finishes first and removes what seems left behind."""
+    folder, calls = Folder(tmp_path), []
+    move = folder._fs.mv
+
+    def overtaken(part: str, path: str) -> None:
+        calls.append(part)
+        if len(calls) == 1:
+            folder.write("x", b"1234")
+            assert not os.path.exists(part)
+        move(part, path)
+
+    monkeypatch.setattr(folder._fs, "mv", overtaken)
+    folder.write("x", b"1234")
+    assert len(calls) == 2 and folder.read("x", 99) == b"1234" and os.listdir(tmp_path) == ["x"]
+
+
+def test_parts_of_killed_writers_are_removed_with_the_next_shard(tmp_path):
+    store = filled(tmp_path)
+    folder = tmp_path / "cells" / CELL.id
+    left = folder / f"shard-0000000-0000001.npz{PART}99-1-host"
+    left.write_bytes(b"half")
+    (folder / "shard-0000000-0000001.npz").unlink()
+    assert not any(PART in name for name in store.folder.sizes(f"cells/{CELL.id}"))
+    draw(store, 0, 2)
+    assert not left.exists()

@@ -1,0 +1,97 @@
+"""Sweeps on tiny random models in files, for tests in this process and in others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from fastar_nodes.assembly import Source, find_file
+from fastar_nodes.bench.plan import manifest, plan
+from fastar_nodes.bench.records import Cell
+from fastar_nodes.bench.spec import Spec, from_table
+from fastar_nodes.bench.store import Store
+from fastar_nodes.bench.work import Conditions, Models, Worker, numerics, use
+from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.mar import MAR
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq  # noqa: E402, F401
+
+SETTINGS = {"ar_steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "fasthybrid.threshold": [0.5, 0.9]}
+
+
+class Files(NamedTuple):
+    mar: Path
+    kl: Path
+    llamagen: Path
+    vq: Path
+
+
+def write_mar(path: Path, seed: int) -> Path:
+    about = {"latent_scale": 1.0, "t_max": 950, "label_set": "picture-book", "name": f"tiny mar {seed}"}
+    return write(MAR(MAR_SIZE), path, seed, heads=2, **about)
+
+
+def write_files(folder: Path) -> Files:
+    """A MAR and a LlamaGen with their decoders."""
+    kl = KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4))
+    return Files(
+        write_mar(folder / "tiny.safetensors", 1),
+        write(kl, folder / "tiny-kl.safetensors", 2, groups=4, name="tiny kl"),
+        write_gpt(folder / "llamagen.safetensors", 3, 8),
+        write_vq(folder / "vq.safetensors"),
+    )
+
+
+def table(files: Files, **more: Any) -> dict[str, Any]:
+    """Three cells on the MAR: the plain sampler and two thresholds, 8 images of each in shards of 2."""
+    usual = {"model": str(files.mar), "decoder": str(files.kl), "samplers": ["mar", "fasthybrid"], "set": SETTINGS}
+    return {**usual, "images": 8, "batch": 2, "threads": 1, **more}
+
+
+def tokens(files: Files, **more: Any) -> dict[str, Any]:
+    """Two cells on the LlamaGen."""
+    own = {"model": str(files.llamagen), "decoder": str(files.vq), "samplers": ["llamagen", "zipar"]}
+    return table(files, **{**own, "set": {"zipar.window": 2}, **more})
+
+
+def write_spec(path: Path, **table_: Any) -> Path:
+    path.write_text(json.dumps(table_), encoding="utf-8")
+    return path
+
+
+def source(spec: Spec, folder: Path = Path("/nowhere")) -> Source:
+    return Source(lambda choice, family: find_file(choice, family, folder), torch.device("cpu"), spec.dtype)
+
+
+def begin(address: object, entries: dict[str, Any]) -> tuple[Store, list[Cell], Worker]:
+    """A planned sweep and a worker for it."""
+    spec = from_table(entries)
+    files = source(spec)
+    numbers = numerics(spec, files)
+    use(numbers)
+    models = Models(spec, files)
+    conditions = Conditions(spec, models)
+    cells = plan(spec, models, conditions, numbers)
+    store = Store(address)
+    store.write_manifest(manifest(spec, numbers), cells)
+    return store, cells, Worker(store, models, conditions)
+
+
+def lasting(folder: Path) -> dict[str, bytes]:
+    """The files of a sweep that do not differ from run to run, by name."""
+    found = (p for p in sorted((folder / "cells").rglob("*")) if p.is_file() and not p.name.endswith(".time.json"))
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
+
+
+def command(*argv: object) -> list[str]:
+    return [sys.executable, "-m", "fastar_nodes", "sweep", *map(str, argv)]
+
+
+def run(*argv: object, **about: Any) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(command(*argv), capture_output=True, text=True, timeout=300, **about)

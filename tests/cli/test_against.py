@@ -1,0 +1,167 @@
+"""The command against, with checkouts written for the tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+
+import pytest
+from fastar_nodes.bench import against, references, sizes
+from fastar_nodes.model_loaders.networks.mar import MARConfig
+
+# A checkout in LlamaGen's layout whose network is ours; the cache is not used.
+GPT_MODULE = """
+from dataclasses import dataclass
+from torch import nn
+from fastar_nodes.bench.sizes import official_gpt
+from fastar_nodes.model_loaders.networks.llama import Llama
+
+@dataclass
+class ModelArgs:
+    dim: int
+    n_layer: int
+    n_head: int
+    vocab_size: int
+    num_classes: int
+    block_size: int
+
+class Transformer(Llama):
+    def __init__(self, args):
+        super().__init__(official_gpt("tiny"))
+"""
+GENERATE_MODULE = """
+import torch
+
+def generate(model, labels, count, cfg_scale, sample_logits):
+    assert not sample_logits
+    labels = labels.cuda()  # without effect
+    tokens = torch.zeros(len(labels), 0, dtype=torch.int64)
+    side = int(count**0.5)
+    for i in range(count):
+        halves = []
+        for condition in (labels, torch.full_like(labels, model.config.condition_size)):
+            x = torch.cat([model.prefix(condition), model.embed(tokens)], 1)
+            halves.append(model(x, torch.arange(-1, i), model.positions(side, 1))[:, -1])
+        cond, null = halves
+        tokens = torch.cat([tokens, (null + cfg_scale * (cond - null)).argmax(-1, keepdim=True)], 1)
+    return tokens
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """Gives the folder of a checkout; LlamaGen-B is tiny."""
+    monkeypatch.setitem(sizes.TOKEN_SIZES, "tiny", (16, 1, 2, 4))
+    monkeypatch.setitem(sizes.TOKEN_SIZES, "LlamaGen-B", (16, 1, 2, 4))
+    folder = tmp_path / "autoregressive" / "models"
+    folder.mkdir(parents=True)
+    (folder / "gpt.py").write_text(textwrap.dedent(GPT_MODULE), encoding="utf-8")
+    (folder / "generate.py").write_text(textwrap.dedent(GENERATE_MODULE), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_reference_is_timed_and_compared(cli, checkout, tmp_path):
+    before, path = set(sys.modules), list(sys.path)
+    numbers = tmp_path / "out.json"
+    done = cli("against", checkout, "--batch", "1,2", "--repeats", "2", "--json", numbers)
+    assert done.code == 0, done
+    assert "| LlamaGen-B, 4 x 4, batch 2 |" in done.out and done.out.count("| yes ") == 2
+    first, second = json.loads(numbers.read_text(encoding="utf-8"))["against"]
+    assert first["difference"] == second["difference"] == 0
+    assert len(first["ours"]) == len(first["reference"]) == 2 and first["ratio"] > 0 and first["floor"] > 0
+    assert first["operations"] > 16 and first["waits"] == 0
+    local = {n for n in set(sys.modules) - before if n.split(".")[0] == "autoregressive"}
+    assert not local and sys.path == path, "the checkout's modules are forgotten"
+
+
+def test_results_that_differ_are_no_comparison(cli, sentence, checkout):
+    file = checkout / "autoregressive" / "models" / "generate.py"
+    file.write_text(file.read_text(encoding="utf-8").replace("return tokens", "return tokens + 1"), encoding="utf-8")
+    message = sentence(cli("against", checkout, "--repeats", "1"))
+    assert "differ" in message and "LlamaGen-B" in message
+
+
+def test_a_checkout_that_cannot_be_used_is_named(cli, sentence, checkout, tmp_path):
+    assert "no checkout of MAR" in sentence(cli("against", tmp_path / "nowhere"))
+    assert "no size MAR-B" in sentence(cli("against", checkout, "--random", "MAR-B"))
+    for malformed in ("cfg", "cfg=", "=4", ""):
+        assert f"set: {malformed!r} is not of the form" in sentence(cli("against", checkout, "--set", malformed))
+    assert "window: no such setting" in sentence(cli("against", checkout, "--set", "window=3"))
+    (checkout / "autoregressive" / "models" / "gpt.py").write_text("import no_such_module", encoding="utf-8")
+    assert "no_such_module" in sentence(cli("against", checkout))
+
+
+def test_checkouts_are_recognised(tmp_path):
+    files = {
+        "mar": "models/mar.py",
+        "lazymar": "models/mar_cache.py",
+        "zipar": "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py",
+        "tar": "tok/ar_dtok/ar_model.py",
+    }
+    for name, path in files.items():
+        (tmp_path / name / path).parent.mkdir(parents=True)
+        (tmp_path / name / path).touch()
+        inside = "LlamaGen-ZipAR" if name == "zipar" else ""
+        assert references.identify(tmp_path / name) == (name, tmp_path / name / inside)
+
+
+@pytest.mark.parametrize("floor", [0.0, 3e-5])
+def test_a_floor_near_nothing_is_printed(floor):
+    found = {"work": "a model", "ours": [0.03], "reference": [0.02], "ratio": 1.5, "ratio_range": [1.5, 1.5]}
+    text = against.to_table([found | {"floor": floor, "operations": 7, "difference": 0.0}])
+    row = [cell.strip() for cell in text.splitlines()[-1].split("|")]
+    assert row[6:10] == ["0.00", "1000.0" if floor else "", "7", "yes"]
+
+
+# A checkout in MAR's layout whose network and sampler are ours: the test is of how both programs are called and compared.
+MAR_MODULE = """
+from dataclasses import replace
+import torch
+from fastar_nodes.bench.sizes import official
+from fastar_nodes.model_loaders.networks.mar import MAR as Ours, MARModel
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import MARSettings
+
+class Noise:
+    def __init__(self, orders, first, steps):
+        self.orders, self.first = lambda tokens: orders, lambda stream, tokens, channels: first
+        self.steps = lambda stream, count, tokens, channels: steps(count)
+
+class MAR(Ours):
+    def __init__(self, encoder_depth, decoder_depth, diffloss_d, num_sampling_steps, **_):
+        depths = {"encoder_depth": encoder_depth, "decoder_depth": decoder_depth, "head_depth": diffloss_d}
+        super().__init__(replace(official("MAR-B"), **depths))
+        self.count = int(num_sampling_steps)
+
+    def sample_orders(self, bsz):
+        return torch.rand(bsz, self.config.tokens).argsort(1)
+
+    def drawn(self, batch, steps):
+        c = self.config
+        return MARModel(self, "theirs"), Noise(
+            self.sample_orders(batch), torch.randn(batch, c.tokens, c.channels, device="cuda").cuda(), steps
+        )
+
+    def sample_tokens(self, batch, ar_steps, cfg, schedule, labels, temperature):
+        c, s = self.config, MARSettings(ar_steps, self.count, cfg, schedule, temperature, t_max=999)
+        model, noise = self.drawn(
+            batch, lambda n: torch.stack([torch.randn_like(torch.zeros(batch, c.tokens, c.channels)) for _ in range(n)], 1)
+        )
+        return finish(mar(model, from_ids(labels.tolist()), s, noise)).latents * model.latent_scale
+"""
+
+
+def test_mar_is_called_and_compared(cli, sentence, tmp_path, monkeypatch):
+    small = MARConfig(16, 2, 2, 2, 4, 16, 4, 1000, 2, 16)
+    monkeypatch.setattr(sizes, "official", lambda size: small)
+    file = tmp_path / "models" / "mar.py"
+    file.parent.mkdir()
+    file.write_text(MAR_MODULE, encoding="utf-8")
+    asked = ["against", tmp_path, "--repeats", "1", "--set", "diffusion_steps=8", "--set", "ar_steps=8"]
+    done = cli(*asked)
+    assert done.code == 0 and done.out.count("| yes ") == 1, done
+    file.write_text(MAR_MODULE.replace("latents *", "latents * 1.1 *"), encoding="utf-8")
+    assert "differ" in sentence(cli(*asked))
