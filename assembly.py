@@ -95,15 +95,12 @@ class Source:
 
 
 def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
-    """The path of a catalogue entry (downloaded if necessary) or of a file named by its path.
+    """The path of a catalogue entry (downloaded if necessary) or of a file named by its path; a UserError if there is none.
 
     Args:
         family: file family, a key of :data:`.families.KINDS`.
         folder: folder of weight files and downloads.
         progress: called with (bytes so far, bytes in total or 0).
-
-    Raises:
-        UserError: there is no such file, or the download failed.
     """
     path = Path(choice).expanduser()
     # Catalogue entries take precedence: a checkout contains a folder named demo.
@@ -171,7 +168,7 @@ class Ready:
     @property
     def tokens(self) -> int:
         """Tokens per image."""
-        return _tokens(self.model)
+        return self.config.tokens if self.masked else cast(TokenModel, self.model).tokens
 
     @property
     def classes(self) -> int:
@@ -195,19 +192,11 @@ class Ready:
         return next(self.model.net.parameters()).device
 
 
-def _tokens(model: Any) -> int:
-    return model.net.config.tokens if isinstance(model, MARModel) else model.tokens
-
-
 # ------------------------------------------------------------------------------------------------ models
 
 
 def listed_family(choice: str) -> str | None:
-    """Family of a catalogue entry; None for a file.
-
-    Raises:
-        UserError: the entry is Tar's language model, which draws no pictures.
-    """
+    """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no pictures."""
     if choice in _ids("tar"):
         raise UserError(
             f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer with --model, for "
@@ -217,11 +206,7 @@ def listed_family(choice: str) -> str | None:
 
 
 def identify(path: Path) -> str:
-    """What a model file or folder holds: "mar", "hybrid", "llamagen", "par" or "tar"; "" for anything else.
-
-    Raises:
-        UserError: the file is missing or cannot be read.
-    """
+    """What a model file or folder holds: "mar", "hybrid", "llamagen", "par" or "tar"; "" for anything else."""
     if path.is_dir():
         files = weight_files(path, "model", "a model")
         state = ck.read_all(files, path, "model", lambda name: name not in _HYBRID_NAMES).state
@@ -292,11 +277,7 @@ def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str
 
 
 def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel | None:
-    """Load the TA-Tok that turns semantic codes into a de-tokenizer's features; None if the de-tokenizer reads codes.
-
-    Raises:
-        UserError: the file is missing or does not fit.
-    """
+    """Load the TA-Tok that turns semantic codes into a de-tokenizer's features; None if the de-tokenizer reads codes."""
     if choice == AUTO and ready.config.condition != "features":
         return None
     path = cast(Path, ready.path)
@@ -347,11 +328,7 @@ class Drafts:
 
 
 def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
-    """Raise a UserError if two tokenizers have different codebooks.
-
-    Args:
-        model: name of the target model, for the message.
-    """
+    """Raise a UserError if two tokenizers have different codebooks; ``model`` names the target model."""
     a, b = (vq.net.quantize.embedding.weight.detach().cpu().float() for vq in (target, draft))
     if a.shape != b.shape or not torch.allclose(
         F.normalize(a, dim=-1), F.normalize(b, dim=-1), rtol=0, atol=_SAME_CODE
@@ -403,12 +380,8 @@ def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> Tar
 class _Loader(NamedTuple):
     """How models of a family are loaded.
 
-    Attributes:
-        load: (path, dtype, device), and where it has them (grid) and (tokenizer folder), to the model.
-        dtype: (name, device) to the dtype.
-        defaults: the published settings of a model.
-        sized: whether ``load`` takes a grid.
-        tokenizer: whether ``load`` takes the folder of a tokenizer, None where the model's folder has one.
+    ``load`` takes (path, dtype, device), and where it has them (``sized``) a grid and (``tokenizer``) the folder of a tokenizer, None
+    where the model's folder has one. ``dtype`` is from (name, device), ``defaults`` gives the published settings of a model.
     """
 
     load: Callable[..., Model]

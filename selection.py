@@ -25,14 +25,11 @@ from .samplers.tokens.upsampling import UpSampling
 def choose_models(
     model: str, entries: Sequence[Entry], files: Source, prompted: bool = False, labelled: bool = False
 ) -> dict[str, tuple[str, str]]:
-    """The model of each sampler: the one named, or of the demo the one of the sampler's family.
+    """(family, choice) of the model of each sampler: the one named, or of the demo the one of the sampler's family.
 
     Args:
         model: "demo", a catalogue entry or a file.
         prompted, labelled: whether the run has prompts, or class labels.
-
-    Returns:
-        (family, choice) by sampler name.
 
     Raises:
         UserError: a sampler is for another family.
@@ -49,11 +46,7 @@ def identified(choice: str, files: Source) -> str:
 
 
 def _family_of_model(choice: str, entries: Sequence[Entry], files: Source) -> str:
-    """Family of a named model.
-
-    Raises:
-        UserError: a sampler is for another family.
-    """
+    """Family of a named model; a UserError if a sampler is for another one."""
     found = listed_family(choice) or identified(choice, files) or entries[0].family
     found = LLAMAGEN if found == PAR else found
     other = next((e for e in entries if found not in e.families), None)
@@ -93,14 +86,7 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
 
 
 def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
-    """The sampler with its draft model and up-sampler bound to ``run``.
-
-    Args:
-        drafts: needed if the sampler has a draft model.
-
-    Raises:
-        UserError: a draft model is needed and none is named, or there is no decoder.
-    """
+    """The sampler with its draft model and up-sampler bound to ``run``; a UserError if it lacks a draft model or a decoder."""
     more: dict[str, Any] = {}
     if entry.needs_codes and ready.decoder is None:
         raise UserError(
@@ -117,12 +103,9 @@ def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
 def begin(
     entry: Entry, ready: Ready, settings: Any, condition: AnyCondition, seed: int, first: int, part: range
 ) -> Generator[Any, float | None, Any]:
-    """Begin a sampler on some of the images of a condition; with ``part`` left open, what ``samplers.batches.in_parts`` takes.
+    """Begin a sampler, from :func:`complete`, on some of the images of a condition; with ``part`` open, for ``batches.in_parts``.
 
-    Args:
-        entry: completed by :func:`complete`.
-        first: index of the condition's first image; image i of the condition uses (seed, first + i).
-        part: the images, by their place in the condition.
+    Image i of the condition uses the noise of (seed, first + i).
     """
     images = range(first + part.start, first + part.stop)
     noise = PairedNoise(seed, images) if entry.masked else PairedDraws(seed, images)

@@ -104,11 +104,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(planned: list[Planned]) -> int:
-    """Print what ``--check`` finds in the models; the number of failed lines.
-
-    Raises:
-        UserError: a model is no Harmon or UniPic.
-    """
+    """Print what ``--check`` finds in the models, which must be Harmon or UniPic; the number of failed lines."""
     models = list({id(p.on.model): p.on.model for p in planned}.values())
     if not all(isinstance(model, HybridModel) for model in models):
         raise UserError("check: it is for Harmon and UniPic; name one with --model, or leave --check out.")

@@ -90,11 +90,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _import(name: str) -> ModuleType:
-    """The module of a command.
-
-    Raises:
-        UserError: a command of ``bench/`` or ``tools/``, which this installation does not contain.
-    """
+    """The module of a command; a UserError if this installation does not contain it."""
     return _module(COMMANDS[name][0], f"{name}: this command")
 
 

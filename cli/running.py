@@ -13,11 +13,7 @@ from .progress import Bar
 
 
 def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Any:
-    """Run a sampler to its end; the batch is sampled in parts if memory is insufficient. Returns the sampler's result.
-
-    Args:
-        first: index of the first image; image i of the batch uses (seed, first + i).
-    """
+    """Run a sampler to its end, in parts if memory is insufficient; image i of the batch uses (seed, first + i)."""
     p = planned
     start = partial(selection.begin, p.entry, p.on, p.settings, condition, seed, first)
     return drive(in_parts(start, len(condition)), p.entry.title, "AR steps" if p.on.masked else "steps")

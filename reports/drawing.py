@@ -148,30 +148,13 @@ def ticks(values: Sequence[float]) -> list[float]:
     return [round(k * step, 12) for k in range(first, max(last, first + 1) + 1)]
 
 
-def centred(draw: ImageDraw.ImageDraw, x: float, y: float, text: str, size: int = TAG_SIZE) -> None:
-    """Write a line whose centre is at ``x`` and whose top is at ``y``."""
-    draw.text((x - text_width(text, size) / 2, y), text, QUIET, font=font(size))
-
-
-def annotate(
-    draw: ImageDraw.ImageDraw,
-    text: str,
-    x: float,
-    y: float,
-    taken: list[tuple[float, float, float, float]],
-    gap: float = 8,
-) -> None:
+def annotate(canvas: Canvas, text: str, x: float, y: float, taken: list[tuple[float, float, float, float]]) -> None:
     """Write a dot's label right, left, above or below its centre, where no box of ``taken`` is, and add its box; else nothing."""
     text = shorten(text, TAG_SIZE, 110)
     w, h = text_width(text, TAG_SIZE), line_height(TAG_SIZE)
-    for left, top in (
-        (x + gap, y - h / 2),
-        (x - gap - w, y - h / 2),
-        (x - w / 2, y - h - gap + 3),
-        (x - w / 2, y + gap - 3),
-    ):
+    for left, top in ((x + 8, y - h / 2), (x - 8 - w, y - h / 2), (x - w / 2, y - h - 5), (x - w / 2, y + 5)):
         box = (left, top, left + w, top + h)
         if all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken):
-            draw.text((left, top), text, TEXT, font=font(TAG_SIZE))
+            canvas.write(left, top, text)
             taken.append(box)
             return

@@ -64,11 +64,7 @@ def _same(run: Any, other: Mapping[str, Any]) -> bool:
 
 
 def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
-    """The picture of a PNG, its reports and their labels ("" where there is none).
-
-    Raises:
-        UserError: not a readable picture of at most 2^28 pixels, no reports in it, or reports that are not well-formed.
-    """
+    """The picture of a PNG, its reports and their labels, "" where there is none; a UserError if it has none that is well-formed."""
     try:
         _check_chunks(path)
         # No other format: Pillow's reader of EPS, for example, starts a program.

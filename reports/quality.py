@@ -133,11 +133,7 @@ def difference(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
 
 
 def measure(pictures: np.ndarray, baseline: np.ndarray, word: str = "") -> Quality:
-    """Distance of two batches, uint8 [N, H, W, 3].
-
-    Args:
-        word: takes the place of the figures unless the pictures are equal; see :data:`WORDS`.
-    """
+    """Distance of two batches, uint8 [N, H, W, 3]; ``word`` takes the place of the figures unless the pictures are equal."""
     if pictures.shape != baseline.shape:
         return Quality(word=OTHER_SIZE)
     if np.array_equal(pictures, baseline):

@@ -38,11 +38,7 @@ _SAMPLED = 4096
 
 
 def digest(*parts: Any) -> str:
-    """32 hexadecimal digits that depend on the content of the parts: numbers, text, tensors, mappings, sequences, dataclasses.
-
-    Raises:
-        TypeError: a part of another type.
-    """
+    """32 hexadecimal digits by content; a TypeError for other than numbers, text, tensors, mappings, sequences and dataclasses."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=_plain).encode()).hexdigest()[:32]
 
 
@@ -82,11 +78,7 @@ class CellStore:
         return self.folder / f"{key}.png"
 
     def write(self, key: str, pictures: np.ndarray, report: Report) -> None:
-        """Write a cell: uint8 [N, H, W, 3], one below the other. The file appears complete or not at all.
-
-        Raises:
-            UserError: the disk is full or read-only, the name is too long, or a folder has the file's name.
-        """
+        """Write a cell: uint8 [N, H, W, 3], one below the other. The file appears complete, or not at all with a UserError."""
         n, h, w, _ = check_batch(pictures, "pictures").shape
         metadata: dict[str, Any] = {}
         add_runs(metadata, described([report]))
@@ -241,9 +233,6 @@ def completed(
     """Index, pictures and report without maps of every cell in order; one cell is in memory at a time.
 
     What is on disk under its key is read; the others are made by ``make``, which takes an index, and written.
-
-    Raises:
-        UserError: a cell cannot be written.
     """
     for i, key in enumerate(keys):
         found = store.read(key)

@@ -208,7 +208,7 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
         for p, (x, y) in places.items():
             if p.y == j:
                 draw.ellipse((x - 5, y - 5, x + 5, y + 5), inside, edge, 2)
-                annotate(draw, sweep.x.values[p.x], x, y, taken)
+                annotate(canvas, sweep.x.values[p.x], x, y, taken)
         if legend:
             top = y0 + j * line_height(TAG_SIZE)
             draw.rectangle((_WIDTH - 150, top + 3, _WIDTH - 140, top + 13), fill=colour)
