@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from .. import assembly
-from ..assembly import AUTO, DEMO, PAR, Drafts, Ready
+from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, choose_models, complete, identified
 from ..errors import UserError
 from ..samplers.registry import FAMILIES, MAR, TAR, Entry
-from ..selection import choose_models, complete, identified
 from .options import source, whole
 from .planning import Planned
 
