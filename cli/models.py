@@ -44,11 +44,5 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
 
 def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[Planned]:
     """The samplers with their draft model and up-sampler bound to ``entry.run``; loaded only where needed."""
-    if not any(p.entry.needs_draft or p.entry.needs_codes for p in planned):
-        return list(planned)
-    files = source(options)
-    drafts = Drafts(files, options.draft, options.model)
-    return [
-        replace(p, entry=complete(p.entry, p.on, drafts)) if p.entry.needs_draft or p.entry.needs_codes else p
-        for p in planned
-    ]
+    drafts = Drafts(source(options), options.draft, options.model)
+    return [replace(p, entry=complete(p.entry, p.on, drafts)) for p in planned]

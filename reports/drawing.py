@@ -28,11 +28,8 @@ _LONGEST_LINE = 1000  # characters; measuring text takes time per character
 
 @lru_cache(maxsize=16)
 def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's default font at ``size`` pixels, or its bitmap font where no scalable font is available."""
-    try:
-        return ImageFont.load_default(size)
-    except (TypeError, OSError, ImportError):  # Pillow before 10.1, or built without FreeType
-        return ImageFont.load_default()
+    """Pillow's default font at ``size`` pixels."""
+    return ImageFont.load_default(size)
 
 
 def line_height(size: int) -> int:

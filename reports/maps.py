@@ -7,7 +7,6 @@ in OKLab (Ottosson 2020), so equal differences look equal.
 from __future__ import annotations
 
 import numpy as np
-from PIL import ImageFont
 
 from ..errors import UserError
 from .drawing import (
@@ -311,8 +310,6 @@ def _write_islands(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
 
 def _write(picture: np.ndarray, grid: np.ndarray, numbers: list[tuple[int, int, int]], size: int) -> np.ndarray:
     """Write numbers (token row, token column, number) at token centres."""
-    if not isinstance(font(size), ImageFont.FreeTypeFont):  # bitmap fonts support neither anchor nor stroke
-        return picture
     canvas = Canvas(picture.shape[1], picture.shape[0])
     canvas.paste(picture, 0, 0)
     cell = picture.shape[1] / grid.shape[1]
