@@ -191,13 +191,10 @@ def _range(grids: np.ndarray) -> tuple[int, int]:
 
 def _ramp_ends(what: str, low: int, high: int) -> tuple[str, str]:
     """Texts at the ends of the ramp."""
-    if what == "cached":
-        return f"cached {low} times", f"{high}"
-    if what == "tokens per step":
-        return f"{low} at a time", f"{high}"
-    if what == "waves":
-        return (f"wave {low + 1}", f"{high + 1}") if high >= 0 else ("no waves", "")
-    return f"step {low + 1}", f"{high + 1}"
+    if what == "waves" and high < 0:
+        return "no waves", ""
+    first = {"cached": f"cached {low} times", "tokens per step": f"{low} at a time", "waves": f"wave {low + 1}"}
+    return first.get(what, f"step {low + 1}"), f"{high if what in ('cached', 'tokens per step') else high + 1}"
 
 
 def _colour_outcomes(grid: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray, _Legend]:
