@@ -45,7 +45,7 @@ def digest(*parts: Any) -> str:
 def _plain(part: Any) -> Any:
     """What JSON has no form for, as something it has one for."""
     if isinstance(part, torch.Tensor):
-        values = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        values = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return [str(part.dtype), part.shape, hashlib.sha256(values).hexdigest()]
     if isinstance(part, (Mapping, Sequence)):
         return dict(part) if isinstance(part, Mapping) else list(part)
