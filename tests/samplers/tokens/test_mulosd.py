@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fastar_nodes.samplers.tokens import mulosd as module
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.mulosd import _Generation, draft_schedule, mulosd, resampled
+from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import (
     AT_ONCE,
     LOCAL,
@@ -644,3 +646,10 @@ def test_rows_of_the_target_are_counted():
         )
     )
     assert counts["transformer_tokens"] == 6 * GRID**2 + drafted.report.counts["transformer_tokens"]
+
+
+def test_guidance_ends_at_the_same_cell_as_in_serial_decoding():
+    """Cell c is drawn at clock c - 1, and clocks up to ``cfg_interval`` are guided."""
+    state = SimpleNamespace(settings=MuLoSDSettings(cfg_interval=3), null=True)
+    assert _Generation.guided(state, torch.arange(7)).tolist() == [True] * 5 + [False] * 2
+    assert [p.clock <= 3 for p in raster(GRID).passes[:7]] == [True] * 5 + [False] * 2
