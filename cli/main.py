@@ -108,7 +108,7 @@ def load_sizes() -> Any:
 
 
 def load_judge() -> Any:
-    """The demo's judge, a ``bench.measures.Judge``.
+    """The demo's judge.
 
     Raises:
         UserError: this installation does not contain ``tools/``, or the judge's file is missing.
