@@ -22,7 +22,6 @@ from .records import MOST_IMAGES, Cell
 from .store import Store
 
 _ENDINGS = (".png", ".jpg", ".pdf", ".svg")
-_COLOURS = 10  # of matplotlib's cycle
 _HEIGHT = "speed-up, measured: seconds an image, plain / cell\n(median of pairs of shards; bars: quartiles)"
 
 
@@ -89,7 +88,7 @@ def curve_plot(found: Curve, title: str) -> Any:
         points = [p for p in drawn if p.cell.sampler == sampler]
         names = ", ".join(name.replace("_", " ") for name in varying(p.cell for p in points))
         label = f"{sampler}\n(labels: {names})" if names else sampler
-        _series(axes, places, points, f"C{k % _COLOURS}", label)
+        _series(axes, places, points, f"C{k}", label)
     for plain in dict.fromkeys(p.plain for p in drawn):
         on = [_place(p) for p in drawn if p.front and p.plain == plain]
         along = sorted((at for at in on if at[0] is not None), key=lambda at: (at[1], at[0]))
