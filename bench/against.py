@@ -24,9 +24,8 @@ from ..errors import UserError
 from ..reports.record import VERSION
 from ..reports.table import markdown
 from ..samplers.choice import assignment
-from .checkouts import Pair
 from .operations import counted, measure_speed
-from .references import SIZES_OF, identify, pair
+from .references import SIZES_OF, Pair, identify, pair
 from .sizes import PAR_SPECIAL, random_model
 
 _HEAD = ("work", "ours, s", "reference, s", "ratio", "range", "floor, s", "ours / floor", "operations", "equal")
@@ -36,9 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("checkouts", type=Path, nargs="+", metavar="DIR", help="checkout of a reference implementation")
     parser.add_argument("--random", metavar="SIZE", help="official size; default MAR-B, LlamaGen-B or AR-DTok-B")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", dest="sets", help="a setting of the sampler"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="sets", help="a setting")
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
     parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each program; default 5")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every timing")
@@ -74,9 +71,7 @@ def measure(work: Pair, repeats: int) -> dict[str, Any]:
     """Compare the results, then time both programs in turn."""
     difference = work.compare() if work.compare else None
     if difference is not None and not difference <= work.tolerance:
-        raise UserError(
-            f"against: the results of {work.work} differ by {difference:.2g}; the times would mean nothing."
-        )
+        raise UserError(f"against: the results of {work.work} differ by {difference:.2g}, so times mean nothing.")
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     speed = measure_speed(clock)
     with counted() as ops:

@@ -5,20 +5,61 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median, quantiles
 from typing import Any
 
 from ..errors import UserError
 from ..reports.quality import IDENTICAL
+from .measures import EQUAL, MEASURES, PAIR, Result, columns, latest, read_results
 from .records import Cell, Shard
-from .results import EQUAL, MEASURES, PAIR, Result, columns, latest, read_results
 from .spec import shown
 from .store import Store
-from .times import Time, paired
 
 # Measures of the horizontal axis, the first that there is.
 USUAL = ("fid", "frechet", "judge-scene", "psnr")
+
+
+@dataclass(frozen=True)
+class Time:
+    """Measured times of a cell. A pair is two shards that one worker drew in turn, so that other load affects both."""
+
+    seconds: float  # per image, sampler only; median of the shards
+    speedup: float | None = None  # median of the pairs, without pairs ratio of the medians; 1 without a baseline
+    low: float | None = None  # first and third quartile of the pairs' ratios
+    high: float | None = None
+    pairs: int = 0  # their number
+
+
+def paired(store: Store) -> dict[str, Time]:
+    """Times of all cells that have any, by id."""
+    times = {cell.id: _whole(store.times(cell)) for cell in store.cells()}
+    out: dict[str, Time] = {}
+    for cell in store.cells():
+        own, base = times[cell.id], times.get(cell.baseline or "", {})
+        if not own:
+            continue
+        pairs = [(base[first], found) for first, found in own.items() if first in base]
+        ratios = [a["seconds"] / b["seconds"] for a, b in pairs if all(a[n] == b[n] for n in ("worker", "count"))]
+        speedup: float | None = None
+        if cell.baseline is None:
+            speedup = 1.0
+        elif base:
+            speedup = median(ratios) if ratios else _per_image(base) / _per_image(own)
+        low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (None, None, None)
+        out[cell.id] = Time(_per_image(own), speedup, low, high, len(ratios))
+    return out
+
+
+def _whole(times: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Times without partial batches where there are whole ones."""
+    most = max((t["count"] for t in times.values()), default=0)
+    return {first: t for first, t in times.items() if t["count"] == most}
+
+
+def _per_image(times: Mapping[int, Mapping[str, Any]]) -> float:
+    return median(t["seconds"] / t["count"] for t in times.values())
 
 
 @dataclass(frozen=True)
@@ -56,8 +97,6 @@ class Curve:
     """All cells of a sweep with one measure."""
 
     title: str  # of the axis: the measure, what it compares with, and which way is better
-    measure: str
-    extractor: str
     points: tuple[Point, ...]  # in the order of the sweep
 
 
@@ -77,7 +116,7 @@ def curve(store: Store, measure: str | None = None) -> Curve:
         points.append(Point(cell, label_of(cell, cells), result, times.get(cell.id), own, fewer, images))
     best = front(points)
     marked = tuple(replace(point, front=point.cell.id in best) for point in points)
-    return Curve(_title(marked, column), *column, marked)
+    return Curve(_title(marked, column), marked)
 
 
 def _title(points: Sequence[Point], column: tuple[str, str]) -> str:
@@ -95,7 +134,7 @@ def _of_itself(cell: Cell, column: tuple[str, str]) -> Result | None:
     """The result of a plain sampler in measures of pairs: its pictures equal its own. None for other cells and measures."""
     if cell.baseline is not None or MEASURES[column[0]].kind != PAIR:
         return None
-    return Result(cell.id, *column, cell.id, cell.images, "", EQUAL.get(column[0]), word=IDENTICAL)
+    return Result(cell.id, *column, cell.id, cell.images, EQUAL.get(column[0]), word=IDENTICAL)
 
 
 def _column(store: Store, results: Sequence[Result], measure: str | None) -> tuple[str, str]:

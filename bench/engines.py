@@ -7,7 +7,7 @@ interrupted, or repeated by another worker, loses only the shard in progress.
 
 from __future__ import annotations
 
-import asyncio
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,9 +84,7 @@ def run_here(worker: Worker, tasks: Sequence[Task]) -> Iterator[tuple[str, Shard
 class Cluster:
     """What to use of a cluster."""
 
-    address: str = (
-        ""  # of its head ("host:6379", "ray://host:10001"); "" for this machine's, which is started if there is none
-    )
+    address: str = ""  # of its head ("host:6379", "ray://host:10001"); "" for this machine's, started if needed
     workers: int = 0  # 0 for as many as the cluster has room for
     cpus: int = 1  # of a worker
     gpu: bool = False  # whether a worker takes a GPU
@@ -114,9 +112,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise UserError(
-            "ray: the package is not installed; run pip install 'fastar-nodes[scale]', or leave --ray out."
-        ) from None
+        raise UserError("ray: it is not installed; run pip install 'fastar-nodes[scale]', or omit --ray.") from None
     return ray
 
 
@@ -125,21 +121,13 @@ def connect(cluster: Cluster) -> Any:
     ray, address = import_ray(), cluster.address
     try:
         if ":" in address:  # Ray itself would wait for four minutes
-            asyncio.run(_probe(address.removeprefix("ray://")))
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), _REACHED).close()
         ray.init(address or None, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, asyncio.TimeoutError, OSError, SystemExit) as e:
-        raise UserError(
-            f"ray: no cluster answers at {address or 'this machine'} ({first_line(e)}); start one with ray start --head, or leave the "
-            "address out."
-        ) from None
+    except (OSError, OverflowError, RuntimeError, ValueError, SystemExit) as e:
+        at = address or "this machine"
+        raise UserError(f"ray: no cluster answers at {at} ({first_line(e)}); run ray start --head there.") from None
     return ray
-
-
-async def _probe(address: str) -> None:
-    """Open a connection to a host and port, and close it; raises OSError, TimeoutError or ValueError."""
-    host, _, port = address.rpartition(":")
-    _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), _REACHED)
-    writer.close()
 
 
 def run_on_ray(
@@ -163,10 +151,8 @@ def run_on_ray(
             raise UserError(str(e.cause)) from None
         raise
     except ray.exceptions.RayError as e:
-        raise UserError(
-            f"ray: a task failed {RETRIES + 1} times, or the cluster was lost ({first_line(e)}); finished shards are kept. Run the same "
-            "command again, or without --ray to see why."
-        ) from None
+        why = f"a task failed {RETRIES + 1} times, or the cluster was lost ({first_line(e)})"
+        raise UserError(f"ray: {why}; run the same command again, or without --ray to see why.") from None
     finally:
         for worker in workers:
             ray.kill(worker)

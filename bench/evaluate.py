@@ -2,8 +2,7 @@
 
 PSNR and SSIM compare every picture with the plain sampler's picture of the same index. FID, Inception score, KID, precision and recall
 are torch-fidelity's, of features of all pictures and of --reference, or without one of the plain sampler's. Figures have a 95 % bootstrap
-interval; those that have a plain sampler's counterpart also have the interval of the paired difference. Results are added to the folder;
-a figure of the same pictures is not computed again.
+interval; those that have a plain sampler's counterpart also have the interval of the paired difference. Results are added to the folder.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from ..cli.options import choose_device, whole
 from ..errors import UserError
 from ..reports.table import markdown
 from .features import INCEPTION, load_extractor, open_reference
-from .measures import Means, check, evaluate
-from .results import FEATURES, JUDGE, MEASURES, Result, results_table
+from .measures import FEATURES, JUDGE, MEASURES, Means, Result, check, evaluate, results_table
 from .statistics import RESAMPLES
 from .store import Store
 
@@ -35,29 +33,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measures",
         metavar="NAMES",
-        help=f"separated by commas, of {', '.join(MEASURES)}, and judge for all of the demo's judge; default psnr,ssim,identical, and with "
-        "--reference or --extractor also those of features",
+        help=f"separated by commas: {', '.join(MEASURES)}, judge (all of the demo's judge); default those of pairs, "
+        "and with --reference or --extractor those of features",
     )
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help="real pictures: an npz file with arr_0 (as the ADM evaluator reads it), or a folder of pictures; default the plain sampler's",
-    )
-    parser.add_argument(
-        "--extractor",
-        metavar="NAME",
-        help=f"of features: {INCEPTION} (default), or module:function, from uint8 [N, H, W, 3] to features [N, D]",
-    )
-    parser.add_argument(
-        "--inception", type=Path, metavar="FILE", help="weights of Inception; default where torch.hub keeps them"
-    )
-    parser.add_argument(
-        "--resamples",
-        default=str(RESAMPLES),
-        metavar="N",
-        help=f"bootstrap resamples of every interval; default {RESAMPLES}",
-    )
+    parser.add_argument("--reference", type=Path, metavar="FILE", help="npz with arr_0; default the plain sampler's")
+    what = f"{INCEPTION} (default), or module:function from uint8 [N, H, W, 3] to features [N, D]"
+    parser.add_argument("--extractor", metavar="NAME", help=what)
+    parser.add_argument("--inception", type=Path, metavar="FILE", help="weights; default where torch.hub keeps them")
+    parser.add_argument("--resamples", default=str(RESAMPLES), metavar="N", help=f"of an interval; default {RESAMPLES}")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:1 or mps")
 
 

@@ -6,12 +6,11 @@ imported when a measure needs it.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import math
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +19,6 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from ..errors import UserError, first_line
@@ -30,8 +28,7 @@ INCEPTION = "inception"
 WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"
 SOURCE = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{WEIGHTS}"
 _BATCH, _MOST_FEATURES = 50, 1 << 16
-# Reference pictures: endings, how many are in memory at a time, and limits.
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+# Reference pictures: how many are in memory at a time, and limits.
 CHUNK, _MOST, _LONGEST_SIDE = 256, 10_000_000, 16384
 
 
@@ -41,10 +38,8 @@ def fidelity() -> Any:
     try:
         found: Any = importlib.import_module("torch_fidelity")
     except Exception as e:  # its torchvision fails in several ways beside another torch
-        raise UserError(
-            f"measures: torch-fidelity cannot be imported ({first_line(e)}); pip install torch-fidelity, with the torchvision of "
-            "your torch, or choose psnr, ssim, identical or frechet."
-        ) from None
+        remedy = "pip install torch-fidelity, with the torchvision of your torch, or choose frechet"
+        raise UserError(f"measures: torch-fidelity cannot be imported ({first_line(e)}); {remedy}.") from None
 
     class Rows(found.FeatureExtractorBase):
         def __init__(self, name: str, layers: list[str], **_: Any):
@@ -117,10 +112,8 @@ class Extractor:
         features, logits = self.run(torch.from_numpy(np.ascontiguousarray(pictures)))
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(pictures):
             found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise UserError(
-                f"extractor: {self.name} returned {found} for {len(pictures)} pictures; it should return a tensor "
-                f"[{len(pictures)}, D]."
-            )
+            n = len(pictures)
+            raise UserError(f"extractor: {self.name} returned {found} for {n} pictures; return a tensor [{n}, D].")
         if features.shape[1] > _MOST_FEATURES:
             raise UserError(f"extractor: {self.name} has {features.shape[1]} features; use at most {_MOST_FEATURES}.")
         if not bool(features.isfinite().all()):
@@ -148,9 +141,7 @@ def _inception(weights: Path | None, device: torch.device) -> Extractor:
     package = fidelity()
     path = weights or Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
     if not path.is_file():
-        raise UserError(
-            f"inception: {path} is missing; download {SOURCE} (96 MB) to it, or name the file with --inception FILE."
-        )
+        raise UserError(f"inception: {path} is missing; download {SOURCE} (96 MB) to it, or name it by --inception.")
     # torch-fidelity unpickles whatever the file holds; it is given a copy with the tensors only. The file may be in the format that
     # torch wrote before 2020, which the loaders refuse.
     try:
@@ -164,9 +155,7 @@ def _inception(weights: Path | None, device: torch.device) -> Extractor:
         try:
             net = package.FeatureExtractorInceptionV3("inception-v3-compat", layers, str(copy)).eval().to(device)
         except RuntimeError as e:
-            raise UserError(
-                f"inception: {path.name} does not hold torch-fidelity's Inception ({first_line(e)})."
-            ) from None
+            raise UserError(f"inception: {path.name} holds another network ({first_line(e)}).") from None
     return Extractor(INCEPTION, lambda pictures: net(pictures.permute(0, 3, 1, 2).contiguous().to(device)))
 
 
@@ -174,32 +163,20 @@ def _inception(weights: Path | None, device: torch.device) -> Extractor:
 class Reference:
     """Pictures that cells are compared with."""
 
-    name: str  # of the file or folder
+    name: str  # of the file
     size: tuple[int, int]  # height and width
-    digest: str  # 32 hexadecimal digits of the content
     images: Callable[[], Iterator[np.ndarray]]  # the pictures in chunks, uint8 [n, H, W, 3]; raises a UserError
 
 
 def open_reference(path: Path) -> Reference:
-    """A reference: an npz file with ``arr_0`` uint8 [N, H, W, 3], as the ADM evaluator writes it, or a folder of pictures."""
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
-        if not files:
-            raise UserError(f"reference: {path} holds no pictures ({', '.join(ENDINGS)}).")
-        height, width = _picture(files[0]).shape[:2]
-        return Reference(path.name, (height, width), _digest(path, files), lambda: _of_folder(files, (height, width)))
+    """A reference: an npz file with ``arr_0`` uint8 [N, H, W, 3], as the ADM evaluator writes it."""
     if not path.is_file():
-        raise UserError(f"reference: there is no {path}; name an npz file or a folder of pictures.")
+        raise UserError(f"reference: there is no file {path}; name an npz file.")
     with _array(path) as (_, shape):
-        return Reference(path.name, (shape[1], shape[2]), _digest(path, [path]), lambda: _of_npz(path))
+        return Reference(path.name, (shape[1], shape[2]), lambda: _chunks(path))
 
 
-def _of_folder(files: Sequence[Path], size: tuple[int, int]) -> Iterator[np.ndarray]:
-    for at in range(0, len(files), CHUNK):
-        yield np.stack([_picture(path, size) for path in files[at : at + CHUNK]])
-
-
-def _of_npz(path: Path) -> Iterator[np.ndarray]:
+def _chunks(path: Path) -> Iterator[np.ndarray]:
     with _array(path) as (stream, (count, *shape)):
         for at in range(0, count, CHUNK):
             n = min(CHUNK, count - at)
@@ -225,28 +202,3 @@ def _array(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
         if not 0 < shape[0] <= _MOST or not all(0 < n <= _LONGEST_SIDE for n in shape[1:3]):
             raise UserError(f"reference: {path.name} holds pictures {list(shape)}; that is none or too many.")
         yield stream, shape
-
-
-def _picture(path: Path, size: tuple[int, int] | None = None) -> np.ndarray:
-    """A picture file as uint8 [H, W, 3]; raises a UserError if it cannot be read or has another size."""
-    try:
-        with Image.open(path) as image:
-            if max(image.size) > _LONGEST_SIDE:
-                raise ValueError(f"a side is above {_LONGEST_SIDE} pixels")
-            found = np.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
-        raise UserError(f"reference: {path.name} cannot be read ({first_line(e)}).") from None
-    if size not in (None, found.shape[:2]):
-        raise UserError(f"reference: {path.name} has another size than the others; give pictures of one size.")
-    return found
-
-
-def _digest(path: Path, files: Sequence[Path]) -> str:
-    """32 hexadecimal digits of the names below a path and the contents of files."""
-    state = hashlib.sha256()
-    for file in files:
-        state.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
-        with open(file, "rb") as stream:
-            while chunk := stream.read(1 << 20):
-                state.update(chunk)
-    return state.hexdigest()[:32]

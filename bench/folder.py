@@ -93,10 +93,7 @@ class Folder:
             self._discard(part)
             if e.errno not in _FULL:
                 raise
-            raise UserError(
-                f"out: there is no space left for {self.address}; free some and run the same command again, which goes on where "
-                "this one stopped."
-            ) from None
+            raise UserError(f"out: there is no space left for {self.address}; free some and run again.") from None
         except BaseException:  # an interruption between two writes leaves no file behind
             self._discard(part)
             raise

@@ -1,24 +1,23 @@
-"""Computes the measures of the cells of a sweep.
+"""Measures of a sweep's cells: their names, how they are computed, and their results in the sweep's folder.
 
-Pictures are read shard by shard. A figure that is there already for the same pictures, reference, extractor and resamples is not
-computed again; one of other pictures is kept, and the new one follows it.
+Pictures are read shard by shard. Every evaluation adds its results; the plot shows the last.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import UserError
 from ..reports.quality import IDENTICAL, OTHER_SIZE
+from ..reports.table import markdown
 from .features import INCEPTION, Extractor, Reference, figure
 from .records import Cell, Shard
-from .results import EQUAL, FEATURES, JUDGE, MEASURES, PAIR, Result, latest, read_results
 from .statistics import (
     RESAMPLES,
     Estimate,
@@ -33,30 +32,133 @@ from .statistics import (
 )
 from .store import Store
 
-# Part of every digest: raised when a figure of the same pictures changes.
-ALGORITHM = 2
+# Kinds of measures: of pairs of a cell's picture and its baseline's, of an extractor's features, of the demo's judge.
+PAIR, FEATURES, JUDGE = "pair", "features", "judge"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure."""
+
+    title: str  # on axes and in tables
+    kind: str
+    higher: bool  # whether a higher figure is better
+    form: str  # format of a value
+    scale: float = 1.0  # for display
+    least: float = -math.inf  # smallest value
+    share: bool = False  # whether it is a share of images, 0..1
+
+    def figure(self, found: Estimate) -> Figure:
+        """An estimate with its interval, which does not leave the range of the measure."""
+        return found.share() if self.share else found.figure(lambda value: max(self.least, value))
+
+    def show(self, value: float | None) -> str:
+        """A value for a table; "" for None."""
+        return "" if value is None else f"{value * self.scale:{self.form}}"
+
+
+MEASURES: dict[str, Measure] = {
+    "psnr": Measure("PSNR, dB", PAIR, True, ".2f"),
+    "ssim": Measure("SSIM", PAIR, True, ".4f", least=-1),
+    "identical": Measure("identical, %", PAIR, True, ".1f", 100, share=True),
+    "fid": Measure("FID", FEATURES, False, ".3f", least=0),
+    "frechet": Measure("Frechet distance", FEATURES, False, ".3f", least=0),
+    "is": Measure("Inception score", FEATURES, True, ".2f", least=1),
+    "kid": Measure("KID x 1000", FEATURES, False, ".3f", 1000),
+    "precision": Measure("precision, %", FEATURES, True, ".1f", 100, share=True),
+    "recall": Measure("recall, %", FEATURES, True, ".1f", 100, share=True),
+    "judge-class": Measure("class, %", JUDGE, True, ".1f", 100, share=True),
+    "judge-scene": Measure("scene, %", JUDGE, True, ".1f", 100, share=True),
+    "judge-whole": Measure("whole, %", JUDGE, True, ".1f", 100, share=True),
+    "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".3f", least=0),
+}
+# Figures of pictures that equal the baseline's; PSNR has none.
+EQUAL = {"ssim": 1.0, "identical": 1.0}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A measure of a cell, one line of the results. An end of an interval that is infinite is None."""
+
+    cell: str  # its id
+    measure: str
+    extractor: str  # of the features, or ""
+    against: str  # id of the baseline's cell, or name of the reference, or ""
+    images: int  # number of images of the cell
+    value: float | None = None  # None where a word takes its place
+    low: float | None = None
+    high: float | None = None
+    difference: tuple[float | None, ...] = (None, None, None)  # from the baseline's figure, paired, with its interval
+    word: str = ""  # of reports.quality, in place of the figure
+
+    @property
+    def column(self) -> tuple[str, str]:
+        """Measure and extractor: what makes two figures comparable, with the same reference."""
+        return self.measure, self.extractor
+
+    @property
+    def title(self) -> str:
+        """Name of its column."""
+        name = MEASURES[self.measure].title
+        return name if self.extractor in ("", INCEPTION, JUDGE) else f"{name} ({self.extractor})"
+
+    def show(self) -> str:
+        """The figure with its interval, or its word."""
+        show = MEASURES[self.measure].show
+        if self.value is None or self.low is None and self.high is None:
+            return self.word or show(self.value)
+        return f"{show(self.value)} [{show(self.low) or '-inf'}, {show(self.high) or 'inf'}]"
+
+
+def from_line(line: Any) -> Result:
+    """A result from a line of the results."""
+    try:
+        found = Result(**{**line, "difference": tuple(line["difference"])})
+        known = found.measure in MEASURES and len(found.difference) == 3 and type(found.images) is int
+    except (KeyError, TypeError):
+        known = False
+    if known:
+        numbers = (found.value, found.low, found.high, *found.difference)
+        texts = (found.cell, found.extractor, found.against, found.word)
+        known = all(isinstance(text, str) for text in texts)
+        known = known and all(n is None or type(n) in (int, float) and abs(n) < 1e300 for n in numbers)
+    if not known:
+        raise UserError("folder: a line of its results is damaged; delete the folder results, and evaluate again.")
+    return found
+
+
+def read_results(store: Store) -> list[Result]:
+    """All results of a sweep, oldest first."""
+    return [from_line(line) for line in store.results()]
+
+
+def latest(results: Iterable[Result]) -> dict[tuple[str, tuple[str, str]], Result]:
+    """The last result of every cell and column."""
+    return {(result.cell, result.column): result for result in results}
+
+
+def columns(results: Iterable[Result]) -> list[tuple[str, str]]:
+    """Measures and extractors of results, in the order of :data:`MEASURES`."""
+    order = list(MEASURES)
+    return sorted({result.column for result in results}, key=lambda column: (order.index(column[0]), column[1]))
+
+
+def results_table(store: Store, results: Iterable[Result]) -> str:
+    """A Markdown table with a row per cell and a column per measure; several numbers of images if its measures differ in it."""
+    found = latest(results)
+    heads, titles = columns(found.values()), {result.column: result.title for result in found.values()}
+    rows = [["cell", "images", *(titles[head] for head in heads)]]
+    for cell in store.cells():
+        own = [found.get((cell.id, head)) for head in heads]
+        images = "/".join(map(str, sorted({result.images for result in own if result is not None})))
+        rows.append([cell.title, images, *("" if result is None else result.show() for result in own)])
+    return markdown(rows)
+
+
 # KID: most images of a block, and least blocks.
 _BLOCK, _BLOCKS = 1000, 20
 # Least images: of two in every part of the Inception score and in every block of KID, and of neighbours.
 _LEAST = {"is": 20, "kid": 2 * _BLOCKS, "precision": 4, "recall": 4}
-
-
-class Judge(Protocol):
-    """The demo's judge; tools/judging.py has it."""
-
-    digest: str
-
-    def read(self, pictures: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Features [N, D] of uint8 [N, H, W, 3] of class ids [N], and by measure whether each image fulfils it, bool [N]."""
-        ...
-
-    def reference(self, images: int, side: int) -> np.ndarray:
-        """Features [images, D] of real pictures."""
-        ...
-
-    def judges(self, size: tuple[int, int], labels: np.ndarray) -> bool:
-        """Whether it is made for pictures of that height and width with these labels."""
-        ...
 
 
 @dataclass
@@ -65,7 +167,7 @@ class Means:
 
     extractor: Extractor | None = None
     reference: Reference | None = None  # that features are compared with; None for the baseline's pictures
-    judge: Judge | None = None
+    judge: Any = None  # a tools.judging.PictureBookJudge
     resamples: int = RESAMPLES
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of matrix products
 
@@ -81,28 +183,24 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
     wrong = next((cell for cell in cells if reference is not None and cell.size != reference.size), None)
     if wrong is not None and reference is not None:
         (h, w), (own_h, own_w) = reference.size, wrong.size
-        raise UserError(
-            f"reference: {reference.name} holds pictures of {w} x {h} pixels, and {wrong.id} of {own_w} x {own_h}; give a "
-            "reference of that size."
-        )
+        pixels = f"{reference.name} holds pictures of {w} x {h} pixels, and {wrong.id} of {own_w} x {own_h}"
+        raise UserError(f"reference: {pixels}; give a reference of that size.")
 
 
 def evaluate(
     store: Store, measures: Sequence[str], means: Means, log: Callable[[str], None] = lambda text: None
 ) -> list[Result]:
-    """Measure all cells; returns the results of these measures, computed now or before."""
+    """Measure all cells, add the results to the folder, and return them."""
     check(store, measures, means)
-    work, known, out = _Evaluation(store, means), latest(read_results(store)), list[Result]()
+    work, out = _Evaluation(store, means), list[Result]()
     for cell in store.cells():
-        wanted = [work.empty(cell, name) for name in measures if work.applies(cell, name)]
-        there = {r: old for r in wanted if (old := known.get((cell.id, r.column))) and old.digest == r.digest}
-        new = work.results(cell, [result for result in wanted if result not in there])
-        if new:
-            store.append_results([asdict(result) for result in new])
-        out += sorted([*there.values(), *new], key=lambda result: measures.index(result.measure))
+        results = work.results(cell, [name for name in measures if work.applies(cell, name)])
+        if results:
+            store.append_results([asdict(result) for result in results])
+        out += results
         count = work.images(cell)
         short = "" if count == cell.images else f"; {count} of its {cell.images} images are finished"
-        log(f"{cell.title}: {len(new)} measured, {len(there)} were there{short}")
+        log(f"{cell.title}: {len(results)} measured{short}")
     return out
 
 
@@ -136,27 +234,19 @@ class _Evaluation:
             return True
         return plain is not None and bool(self._pairs(cell, plain))
 
-    def empty(self, cell: Cell, measure: str) -> Result:
-        """The result of a measure without its figure."""
-        kind, plain, means = MEASURES[measure].kind, self._baseline(cell), self.means
-        extractor, against, more = "", cell.baseline or "", ""
-        if kind == JUDGE and means.judge is not None:
-            extractor, against, more = JUDGE, "picture book" if measure == "judge-frechet" else "", means.judge.digest
-        elif kind == FEATURES and means.extractor is not None:
-            extractor = means.extractor.name
-            if measure == "is":
-                against = ""
-            elif means.reference is not None:
-                against, more = means.reference.name, means.reference.digest
-        parts = [str(ALGORITHM), measure, extractor, against, more, str(means.resamples)]
-        for shards in (self._shards[cell.id], self._shards[plain.id] if plain else []):
-            parts += [str(len(shards)), *(shard.sha256 for shard in shards)]
-        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-        return Result(cell.id, measure, extractor, against, self.images(cell), digest)
+    def _compared(self, cell: Cell, measure: str) -> tuple[str, str]:
+        """The extractor of a measure, and what its figure is compared with."""
+        kind, means = MEASURES[measure].kind, self.means
+        if kind == JUDGE:
+            return JUDGE, "picture book" if measure == "judge-frechet" else ""
+        if kind == PAIR or means.extractor is None:
+            return "", cell.baseline or ""
+        against = means.reference.name if means.reference is not None else cell.baseline or ""
+        return means.extractor.name, "" if measure == "is" else against
 
-    def results(self, cell: Cell, wanted: Sequence[Result]) -> list[Result]:
-        """The results with their figures, without those that the pictures are too small for."""
-        plain, names = self._baseline(cell), [result.measure for result in wanted]
+    def results(self, cell: Cell, names: Sequence[str]) -> list[Result]:
+        """The results of measures, without those that the pictures are too small for."""
+        plain = self._baseline(cell)
         paired: dict[str, tuple[Figure, str, int]] = {}
         if plain is not None and (pairs := [name for name in names if MEASURES[name].kind == PAIR]):
             paired = self._paired(cell, plain, pairs)
@@ -165,8 +255,8 @@ class _Evaluation:
         if plain is not None and len(self._pairs(cell, plain)) == len(self._shards[cell.id]):
             base = self._of_baseline(plain, list(own))
         out = []
-        for result in wanted:
-            name, word, images, away = result.measure, "", result.images, Figure(None)
+        for name in names:
+            word, images, away = "", self.images(cell), Figure(None)
             if name in paired:
                 found, word, images = paired[name]
             elif name in own:
@@ -175,8 +265,9 @@ class _Evaluation:
                 away = difference.figure() if difference is not None else away
             else:
                 continue
+            extractor, against = self._compared(cell, name)
             values = (found.value, found.low, found.high, (away.value, away.low, away.high), word)
-            out.append(Result(cell.id, name, result.extractor, result.against, images, result.digest, *values))
+            out.append(Result(cell.id, name, extractor, against, images, *values))
         return out
 
     def _paired(self, cell: Cell, plain: Cell, measures: Sequence[str]) -> dict[str, tuple[Figure, str, int]]:
@@ -280,8 +371,7 @@ def _inception_score(logits: np.ndarray) -> Statistic:
 
 
 def _kid(rows: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """KID of blocks, float64 [blocks]; the mean is unbiased (Zaremba et al. 2013, arXiv 1307.1954). Block k takes every ``blocks``-th
-    image from image k on, so that classes in turn are spread over all blocks."""
+    """KID of blocks, float64 [blocks] (Zaremba et al. 2013, arXiv 1307.1954). Classes in turn are spread over all blocks."""
     least = min(len(rows), len(other))
     size = min(_BLOCK, least // _BLOCKS)
     blocks = least // size

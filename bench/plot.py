@@ -7,34 +7,31 @@ pictures of every cell.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ..cli.options import output, save, whole
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..reports.values import parse_values
-from .curve import curve, to_csv
-from .plots import INDICES, contact_sheet, curve_plot, save_figure
-from .records import MOST_IMAGES
+from .curve import Curve, Point, curve, label_of, lines, to_csv, varying
+from .measures import MEASURES
+from .records import MOST_IMAGES, Cell
 from .store import Store
 
 _ENDINGS = (".png", ".jpg", ".pdf", ".svg")
+_HEIGHT = "speed-up, measured: seconds an image, plain / cell\n(median of pairs of shards; bars: quartiles)"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("folder", help="folder or fsspec address of a sweep that was evaluated")
-    parser.add_argument(
-        "--measure",
-        metavar="NAME",
-        help="a measure of the command evaluate; default FID, else a Frechet distance, the judge's scene or PSNR",
-    )
+    parser.add_argument("--measure", metavar="NAME", help="default FID, else a Frechet distance, judge-scene or psnr")
     parser.add_argument("--out", type=Path, default=Path("curve.png"), help="the plot; default curve.png")
-    parser.add_argument(
-        "--sheet", type=Path, metavar="FILE", help="the contact sheet; default the plot's name with -sheet"
-    )
-    parser.add_argument(
-        "--indices", default=", ".join(map(str, INDICES)), metavar="N,N,...", help="images of the contact sheet"
-    )
+    parser.add_argument("--sheet", type=Path, metavar="FILE", help="contact sheet; default the plot's name with -sheet")
+    parser.add_argument("--indices", default="0..5", metavar="N,N,...", help="images of the contact sheet")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,9 +40,8 @@ def run(options: argparse.Namespace) -> int:
     assert out is not None
     sheet = output(options.sheet or out.with_name(f"{out.stem}-sheet{out.suffix}"), "sheet", _ENDINGS)
     assert sheet is not None
-    numbers = out.with_suffix(".csv")
-    if numbers.is_dir():
-        raise UserError(f"out: {numbers} is a folder; give another name.")
+    numbers = output(out.with_suffix(".csv"), "out", (".csv",))
+    assert numbers is not None
     texts = parse_values(options.indices, "indices", whole=True)
     indices = [whole(text, "indices", 0, MOST_IMAGES) for text in texts]
     store = Store(options.folder)
@@ -59,3 +55,114 @@ def run(options: argparse.Namespace) -> int:
     save(sheet, lambda part: save_figure(pictures, part))
     print(f"plot: {out}\nnumbers: {numbers}\ncontact sheet: {sheet}")
     return 0
+
+
+def figures() -> Any:
+    """matplotlib's Figure, which needs no screen."""
+    try:
+        from matplotlib.figure import Figure
+    except Exception as e:  # beside another numpy it fails in several ways
+        remedy = "run pip install 'fastar-nodes[scale]'"
+        raise UserError(f"plot: matplotlib cannot be imported ({first_line(e)}); {remedy}.") from None
+    return Figure
+
+
+def curve_plot(found: Curve, title: str) -> Any:
+    """Speed-up against a measure: a colour per sampler, a dot per cell with its 95 % interval, the Pareto front ringed and joined."""
+    drawn = [p for p in found.points if p.result is not None and p.speed is not None]
+    if not drawn:
+        raise UserError("measure: no cell of this sweep has it and was timed; evaluate it, or choose another.")
+    figure = figures()(figsize=(11, 6.8), layout="constrained")
+    words = list(dict.fromkeys(p.result.word for p in drawn if p.result is not None and p.result.value is None))
+    axes, *others = figure.subplots(1, 1 + len(words), sharey=True, width_ratios=[8, *[1] * len(words)], squeeze=False)[
+        0
+    ]
+    places = dict(zip(words, others, strict=True))
+    for word, place in places.items():
+        place.set_xticks([0], [word])
+        place.grid(axis="x")
+    figure.suptitle(title)
+    axes.set(xlabel=found.title, ylabel=_HEIGHT)
+    axes.grid(alpha=0.4)
+    for k, sampler in enumerate(dict.fromkeys(p.cell.sampler for p in drawn)):
+        points = [p for p in drawn if p.cell.sampler == sampler]
+        names = ", ".join(name.replace("_", " ") for name in varying(p.cell for p in points))
+        label = f"{sampler}\n(labels: {names})" if names else sampler
+        _series(axes, places, points, f"C{k}", label)
+    for plain in dict.fromkeys(p.plain for p in drawn):
+        on = [_place(p) for p in drawn if p.front and p.plain == plain]
+        along = sorted((at for at in on if at[0] is not None), key=lambda at: (at[1], at[0]))
+        axes.plot(*zip(*along, strict=True), color="0.4", linewidth=0.8, zorder=1) if len(along) > 1 else None
+    figure.legend(loc="outside right upper", title="rings: Pareto front")
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def _place(p: Point) -> tuple[float | None, float]:
+    """The measure of a point, None for a word, and its speed-up."""
+    scale = _scale(p)
+    assert p.result is not None
+    return None if p.result.value is None else p.result.value * scale, p.speed or 0.0
+
+
+def _scale(p: Point) -> float:
+    assert p.result is not None
+    return MEASURES[p.result.measure].scale
+
+
+def _series(axes: Any, places: dict[str, Any], points: Sequence[Point], colour: str, name: str) -> None:
+    """Lines, intervals, dots and rings of a sampler."""
+    for line in lines(points):
+        path = [_place(p) for p in line if _place(p)[0] is not None]
+        axes.plot([x for x, _ in path], [y for _, y in path], color=colour, linewidth=1.5)
+    axes.plot([], [], "o", color=colour, label=name)
+    for p in points:
+        x, y = _place(p)
+        assert p.result is not None
+        on, across = (axes, x) if x is not None else (places[p.result.word], 0)
+        if x is not None and p.result.low is not None and p.result.high is not None:
+            ends = [[x - p.result.low * _scale(p)], [p.result.high * _scale(p) - x]]
+            on.errorbar([x], [y], xerr=np.maximum(ends, 0), color=colour, capsize=3)
+        if p.time is not None and p.time.low is not None and p.time.high is not None:
+            ends = [[y - p.time.low], [p.time.high - y]]
+            on.errorbar([across], [y], yerr=np.maximum(ends, 0), color=colour, linewidth=0.8)
+        ring = {"markeredgecolor": "black", "markeredgewidth": 1.8} if p.front else {}
+        on.plot([across], [y], "o", color=colour, markersize=9 if p.front else 7, **ring)
+        on.annotate(p.label, (across, y), (6, 6), textcoords="offset points", fontsize=8)
+
+
+def pick(store: Store, cell: Cell, indices: Sequence[int]) -> list[np.ndarray | None]:
+    """Pictures of a cell by index, uint8 [H, W, 3]; None for those that are not finished."""
+    found: dict[int, np.ndarray] = {}
+    for shard in store.shards(cell):
+        wanted = [i for i in indices if shard.first <= i < shard.first + shard.count]
+        if wanted:
+            pictures = store.pictures(cell, shard)
+            found |= {i: pictures[i - shard.first] for i in wanted}
+    return [found.get(i) for i in indices]
+
+
+def contact_sheet(store: Store, indices: Sequence[int]) -> Any:
+    """The same pictures of every cell: a row per cell, a column per index, as a matplotlib figure."""
+    cells = store.cells()
+    least = min(cell.images for cell in cells)
+    if not 0 < len(indices) <= 64 or not all(0 <= i < least for i in indices):
+        raise UserError(f"indices: give 1 to 64 of the images 0 to {least - 1} that all cells have.")
+    rows, columns = len(cells), len(indices)
+    figure = figures()(figsize=(2.5 + columns, 0.4 + rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for cell, places in zip(cells, grid, strict=True):
+        for place, index, picture in zip(places, indices, pick(store, cell, indices), strict=True):
+            place.set(xticks=[], yticks=[], frame_on=False)
+            if cell is cells[0]:
+                place.set_title(f"image {index}", fontsize=8)
+            if picture is not None:
+                place.imshow(picture)
+        name = cell.title or f"{cell.sampler} {label_of(cell, cells)}"
+        places[0].set_ylabel("\n".join(name.split(", ")), rotation=0, ha="right", va="center", fontsize=8)
+    return figure
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure in the format of the path's suffix; pictures depend on the figure alone."""
+    figure.savefig(path, dpi=100, metadata={"Software": None} if path.suffix == ".png" else None)

@@ -1,14 +1,18 @@
 """Reference implementations for the command ``against``: each is built from a checkout, with the random weights of ours.
 
+Nothing is copied from a checkout. The packages that it imports (timm, scipy, tqdm, einops) have to be installed.
+
 When the results of token models are compared, both programs take the likeliest token. For MAR both start all tokens from the same noise and
 add none afterwards. LazyMAR's selection of rows is compared with recorded results by ``verify``.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,23 +32,87 @@ from ..samplers.registry import LLAMAGEN, TAR, find
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.par import par_schedule
-from .checkouts import Pair, checkout, load_weights, on_cpu
 from .sizes import DTOK_SIZES, SIZES, TOKEN_SIZES, llama_config, random_gpt
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """One kind of work, done by both programs with the same weights."""
+
+    work: str  # what is drawn, for the table
+    ours: Callable[[int], Any]  # draws a batch with the given seed
+    theirs: Callable[[], Any]  # the same work in the reference implementation
+    compare: Callable[[], float] | None  # the largest difference of the results, for a run that both do alike
+    tolerance: float = 0.0  # the largest difference that counts as equal
+
+
+# Top-level packages of the checkouts.
+_LOCAL = ("models", "diffusion", "util", "utils", "autoregressive", "tok")
+
+
+@contextmanager
+def checkout(root: Path, package: str = "") -> Iterator[Callable[[str], ModuleType]]:
+    """Import modules of a checkout by name, without running the ``__init__`` of ``package``. They are forgotten afterwards."""
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] in _LOCAL}
+    for name in before:
+        del sys.modules[name]
+    if package:
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(root / package)]
+    sys.path.insert(0, str(root))
+    try:
+        yield importlib.import_module
+    except ImportError as e:
+        raise UserError(f"against: {root} cannot be imported ({e}); install what the checkout needs.") from e
+    finally:
+        sys.path.remove(str(root))
+        for name in [name for name in sys.modules if name.split(".")[0] in _LOCAL]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+# Functions that references call with device="cuda".
+_FACTORIES = ("zeros", "ones", "randn", "tensor")
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Calls that move a tensor to a GPU leave it where it is, and those that make one there make it on the CPU."""
+    original, factories = Tensor.cuda, {name: getattr(torch, name) for name in _FACTORIES}
+
+    def make(name: str, *arguments: Any, device: Any = None, **named: Any) -> Tensor:
+        return factories[name](*arguments, **named)
+
+    Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment]
+    for name in _FACTORIES:
+        setattr(torch, name, partial(make, name))
+    try:
+        yield
+    finally:
+        Tensor.cuda = original  # type: ignore[method-assign]
+        for name, factory in factories.items():
+            setattr(torch, name, factory)
+
+
+def load_weights(theirs: nn.Module, ours: nn.Module) -> nn.Module:
+    """Give the reference our weights; every parameter of either must exist in the other."""
+    found = theirs.load_state_dict(ours.state_dict(), strict=False)
+    if wrong := [*found.missing_keys, *found.unexpected_keys]:
+        raise UserError(f"against: the reference's weights differ from ours: {wrong[0]}.")
+    return theirs.eval().requires_grad_(False)
+
 
 # AR-DTok: features of a picture and their width, image tokens along one side.
 FEATURES, FEATURE_WIDTH, DTOK_GRID = 729, 1152, 16
-
-
-def _greedy(name: str, sets: Mapping[str, str]) -> Any:
-    published = {"mask_undecoded": "false"} if name == "zipar" else {}
-    return make(find(name).settings, {"cfg": "4", "top_k": "0", "temperature": "0", **published, **sets})
 
 
 def _tokens(
     name: str, model: Ready, condition: Any, sets: Mapping[str, str], theirs: Callable[[Any], Tensor], order: Tensor
 ) -> Pair:
     """A pair of token samplers. ``order``: our cell of each of their tokens, int64 [N]."""
-    settings, entry, batch = _greedy(name, sets), find(name), len(condition)
+    entry, batch = find(name), len(condition)
+    published = {"mask_undecoded": "false"} if name == "zipar" else {}
+    settings: Any = make(entry.settings, {"cfg": "4", "top_k": "0", "temperature": "0", **published, **sets})
 
     def ours(seed: int) -> Any:
         return finish(entry.run(model.model, condition, settings, PairedDraws(seed, range(batch)), seed))
@@ -84,7 +152,6 @@ def llamagen(
     order = torch.arange(model.tokens)
     if c.special:
         order = torch.tensor([cell for at in par_schedule(model.grid, c.regions).passes for cell in at.cells])
-        extra = {"ar_token_num": c.regions, "spe_token_num": c.special}
 
     def theirs(settings: Any) -> Tensor:
         if name == "zipar":

@@ -39,9 +39,8 @@ class Spec:
 
     model: str = DEMO  # a catalogue entry or a file
     samplers: tuple[str, ...] = ()  # registry names, each with an optional variant ("mar:disa")
-    set: Mapping[str, tuple[Any, ...]] = field(
-        default_factory=dict
-    )  # values of "name", "sampler.name" or "prompt.name"
+    # Values of "name", "sampler.name" or "prompt.name".
+    set: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()  # class names or ids; all classes of the model if there are none
     prompts: tuple[Mapping[str, Any], ...] = ()  # objects with an entry "prompt"
     images: int = 0  # of every cell
@@ -83,8 +82,8 @@ LIMITS = {
     "grid": (2, 128),
     "threads": (0, 1024),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {"dtype": (AUTO, *DTYPES, INT8)}
-_NAMES = ("model", "decoder", "draft", "tar", "ta_tok", "encoder")
+_DTYPES = (AUTO, *DTYPES, INT8)
+_NAMES = ("dtype", "model", "decoder", "draft", "tar", "ta_tok", "encoder")
 
 
 def read_spec(path: Path) -> Spec:
@@ -165,10 +164,8 @@ def _value(name: str, value: Any) -> Any:
         if not low <= value <= high:
             raise UserError(f"spec: {name} is {value}, outside {low} to {high}.")
         return value
-    if name in _CHOICES:
-        if value not in _CHOICES[name]:
-            raise UserError(f"spec: {name} is {str(value)[:60]!r}; it is one of {', '.join(_CHOICES[name])}.")
-        return value
+    if name == "dtype" and value not in _DTYPES:
+        raise UserError(f"spec: dtype is {str(value)[:60]!r}; it is one of {', '.join(_DTYPES)}.")
     if name in _NAMES:
         if not isinstance(value, str) or not value:
             raise UserError(f"spec: {name} is {str(value)[:60]!r}; give a name.")
@@ -210,9 +207,7 @@ def _scalar(name: str, value: Any) -> Any:
 def _prompts(value: Any) -> tuple[Mapping[str, Any], ...]:
     found = [{PROMPT: p} if isinstance(p, str) else p for p in value] if isinstance(value, list) else []
     if not found or len(found) > MOST_PROMPTS:
-        raise UserError(
-            f"prompts: {len(found)} prompts; name a file, or give a list of 1 to {MOST_PROMPTS} texts, one an entry."
-        )
+        raise UserError(f"prompts: {len(found)} prompts; name a file, or give a list of 1 to {MOST_PROMPTS} texts.")
     for i, p in enumerate(found):
         if not isinstance(p, Mapping) or not isinstance(p.get(PROMPT), str) or not p[PROMPT].strip():
             raise UserError(f'prompts: entry {i + 1} has no text; write one, or an object with an entry "{PROMPT}".')

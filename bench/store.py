@@ -74,12 +74,9 @@ class Store:
             found = self.manifest()
             if found is None:
                 raise UserError(f"folder: {self.folder.address} holds no sweep; draw one with the command sweep.")
-            names = found.get("cells")
-            if (
-                not isinstance(names, list)
-                or not 0 < len(names) <= MOST_CELLS
-                or not whole(found.get("batch"), 1, MOST_BATCH)
-            ):
+            names: Any = found.get("cells")
+            right = isinstance(names, list) and whole(found.get("batch"), 1, MOST_BATCH)
+            if not right or not 0 < len(names) <= MOST_CELLS:
                 raise self._damaged(MANIFEST)
             if not all(isinstance(name, str) and ID.fullmatch(name) for name in names):
                 raise self._damaged(MANIFEST)
@@ -154,8 +151,7 @@ class Store:
             raise self._damaged(path) from None
 
     def times(self, cell: Cell) -> dict[int, dict[str, Any]]:
-        """What differs from run to run, by first image of every shard that was drawn at once: ``count``, ``seconds`` (sampler), ``wall``,
-        ``phases``, ``worker``, ``machine``, ``peak_memory_bytes``. Records without possible seconds are left out."""
+        """What a worker recorded of each shard that was drawn at once, with its count, by first image; impossible seconds are left out."""
         out = {}
         for shard in self.shards(cell):
             found = self._json(f"cells/{cell.id}/{shard.stem}.time.json") or {}
@@ -221,9 +217,7 @@ class Store:
         self.folder.write(name, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
     def _damaged(self, name: str) -> UserError:
-        return UserError(
-            f"folder: {name} in {self.folder.address} is missing or damaged; delete it and run the same command again."
-        )
+        return UserError(f"folder: {name} in {self.folder.address} is missing or damaged; delete it and run again.")
 
 
 def _row(cell: Cell, shards: Sequence[Shard]) -> list[str]:

@@ -11,15 +11,19 @@ With RANK and WORLD_SIZE set, as torchrun does, a process takes its part of the 
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from ..assembly import AUTO, Source
 from ..cli.options import models_folder, ranks, source, whole
@@ -29,22 +33,16 @@ from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.networks.speed import PLAIN
 from ..reports.table import markdown
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
-from .export import FORMATS, export
-from .plan import manifest, plan
-from .records import MOST_BATCH, MOST_IMAGES, Cell, Shard, ranges
+from .records import Cell, Shard, ranges
 from .records import whole as in_range
 from .spec import LIMITS, Spec, read_spec, with_values
 from .store import Store
-from .times import disk, duration, estimates, time_cell
-from .work import Conditions, Models, Worker, numerics, use
+from .work import Conditions, Models, Prepared, Worker, draw, manifest, numerics, plan, use
 
 # Options that replace an entry of the spec.
-_NUMBERS = {
-    "images": (1, MOST_IMAGES),
-    "batch": (1, MOST_BATCH),
-    "seed": LIMITS["seed"],
-    "threads": (1, LIMITS["threads"][1]),
-}
+_NUMBERS = ("images", "batch", "seed", "threads")
+# Images of a cell that are timed on a CPU; on other devices a whole batch, on which their speed depends.
+CPU_IMAGES = 4
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,28 +53,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="N", help="images of a shard, sampled at once; default the spec's, or 50")
     parser.add_argument("--seed", metavar="N", help="seed of the noise; default the spec's, or 0")
     parser.add_argument("--dry-run", action="store_true", help="print cells, shards, time and disk; draw nothing")
-    parser.add_argument(
-        "--format",
-        choices=FORMATS,
-        help="also write the pictures of finished cells for other programs: npz (ADM's evaluator), png (with prompts in GenEval's "
-        "folders)",
-    )
+    parser.add_argument("--png", action="store_true", help="also write PNG files, with prompts in GenEval's folders")
     parser.add_argument("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
     parser.add_argument("--dtype", choices=(AUTO, *DTYPES, INT8), help="weights; default the spec's, or auto")
     parser.add_argument("--threads", metavar="N", help="threads of a worker on a CPU; default this process's")
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="distribute the images with Ray: on the cluster at this address, or on this machine; needs fastar-nodes[scale]",
-    )
-    parser.add_argument(
-        "--workers", metavar="N", help="with --ray: workers; default as many as the cluster has room for now"
-    )
-    parser.add_argument(
-        "--cpus", metavar="N", help="with --ray: CPUs of a worker; default its threads, or 1 beside a GPU"
-    )
+    where = "distribute the images with Ray, on the cluster at this address or on this machine"
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=where)
+    parser.add_argument("--workers", metavar="N", help="with --ray: workers; default as many as there is room for now")
+    parser.add_argument("--cpus", metavar="N", help="with --ray: CPUs of a worker; default threads, 1 beside a GPU")
     parser.add_argument("--models", type=Path, metavar="DIR", help="folder of weight files, as for the other commands")
 
 
@@ -104,14 +88,14 @@ def run(options: argparse.Namespace) -> int:
         own = replace(cluster, cpus=cluster.cpus or numbers["threads"] or 1)
         _draw(tasks, run_on_ray(store, spec, tasks, own, models_folder(options.models), numbers))
     if rank == 0:
-        _finish(store, cells, spec, options.format)
+        _finish(store, cells, spec if options.png else None)
     return 0
 
 
 def _spec(options: argparse.Namespace) -> Spec:
     """The spec with the options in place of its entries."""
     given = {name: getattr(options, name) for name in _NUMBERS if getattr(options, name) is not None}
-    values: dict[str, Any] = {name: whole(text, name, *_NUMBERS[name]) for name, text in given.items()}
+    values: dict[str, Any] = {name: whole(text, name, *LIMITS[name]) for name, text in given.items()}
     spec = with_values(read_spec(options.spec), **values, dtype=options.dtype)
     if not spec.images:
         raise UserError("images: the spec names no number of images; give --images.")
@@ -134,14 +118,11 @@ def _cluster(options: argparse.Namespace, world: int) -> Cluster | None:
 
 
 def _files(options: argparse.Namespace, spec: Spec, local: int, cluster: Cluster | None) -> Source:
-    """Where models are. Of several processes on a machine each takes a CUDA device of its own; with Ray this process only plans, on
-    the CPU."""
+    """Where models are. Each process of a machine takes a CUDA device of its own; with Ray this one only plans, on the CPU."""
     settings = argparse.Namespace(models=options.models, device=options.device, dtype=spec.dtype, speed=PLAIN)
     if cluster is not None:
         if cluster.gpu and spec.dtype == AUTO and not torch.cuda.is_available():
-            raise UserError(
-                "dtype: this machine has no GPU to choose it by; name the one of the workers, for example --dtype bf16."
-            )
+            raise UserError("dtype: this machine has no GPU to choose it by; name it, for example --dtype bf16.")
         settings.device = "cpu"
         return replace(source(settings), compute=torch.device("cuda" if cluster.gpu else "cpu"))
     if local and options.device == AUTO and torch.cuda.is_available():
@@ -151,8 +132,7 @@ def _files(options: argparse.Namespace, spec: Spec, local: int, cluster: Cluster
 
 
 def _numerics(spec: Spec, files: Source, store: Store | None, cluster: Cluster | None) -> dict[str, Any]:
-    """See :func:`.work.numerics`; the threads are those of the folder's earlier run, or the CPUs of Ray's workers, unless the user names
-    a number."""
+    """See :func:`.work.numerics`; threads are the named number, else that of the folder's earlier run, else Ray's CPUs."""
     numbers = numerics(spec, files)
     if spec.threads or numbers["device"] != "cpu":
         return numbers
@@ -162,10 +142,8 @@ def _numerics(spec: Spec, files: Source, store: Store | None, cluster: Cluster |
     recorded = before.get("numerics")
     if isinstance(recorded, dict) and recorded.get("device") == "cpu":
         threads = recorded.get("threads")
-        if not in_range(threads, *_NUMBERS["threads"]):
-            raise UserError(
-                f"threads: the folder's manifest names {str(threads)[:40]!r}; name a number with --threads."
-            )
+        if not in_range(threads, 1, LIMITS["threads"][1]):
+            raise UserError(f"threads: the folder's manifest names {str(threads)[:40]!r}; give --threads.")
         numbers["threads"] = threads
     return numbers
 
@@ -215,15 +193,31 @@ def _draw(tasks: Sequence[Task], drawn: Iterator[tuple[str, Shard]]) -> None:
             raise
 
 
-def _finish(store: Store, cells: Sequence[Cell], spec: Spec, form: str | None) -> None:
-    """Print the table; export where asked."""
+def _finish(store: Store, cells: Sequence[Cell], exported: Spec | None) -> None:
+    """Print the table; export the pictures with the prompts of a spec."""
     print(store.table())
     finished = [cell for cell in cells if len(store.shards(cell)) == len(store.ranges(cell))]
     if len(finished) < len(cells):
         print(f"{len(cells) - len(finished)} cells are not finished; other processes may be at work on them")
-    if form:
+    if exported is not None:
         for cell in finished:
-            print(f"written: {export(store, cell, form, spec.prompts)}")
+            print(f"written: {export(store, cell, exported.prompts)}")
+
+
+def export(store: Store, cell: Cell, prompts: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Write all pictures of a cell below the folder ``export`` of the sweep; returns the folder."""
+    name = f"export/{cell.id}"
+    for i, about in enumerate(prompts):
+        store.folder.write(f"{name}/{i:05d}/metadata.jsonl", json.dumps(about, ensure_ascii=False).encode())
+    for shard in store.shards(cell):
+        for index, picture in enumerate(store.pictures(cell, shard), shard.first):
+            out = io.BytesIO()
+            Image.fromarray(picture).save(out, "PNG", compress_level=4)
+            path = f"{index:07d}.png"
+            if prompts:
+                path = f"{index % len(prompts):05d}/samples/{index // len(prompts):05d}.png"
+            store.folder.write(f"{name}/{path}", out.getvalue())
+    return name
 
 
 def _dry_run(spec: Spec, models: Models, conditions: Conditions, numbers: dict[str, Any], store: Store | None) -> int:
@@ -246,3 +240,37 @@ def _dry_run(spec: Spec, models: Models, conditions: Conditions, numbers: dict[s
         if done:
             print(f"{done} shards are finished already.")
     return 0
+
+
+def time_cell(prepared: Prepared, conditions: Conditions, cell: Cell, batch: int) -> float:
+    """Seconds per image of a short run, sampler and decoder, after a shorter one that is not timed."""
+    on_cpu = prepared.ready.device.type == "cpu"
+    count = min(batch, cell.images, CPU_IMAGES) if on_cpu else min(batch, cell.images)
+    condition, _ = conditions.of(prepared.ready, 0, count)
+    draw(prepared, condition.of(range(1)), cell.seed, 0)
+    began = time.perf_counter()
+    draw(prepared, condition, cell.seed, 0)
+    return (time.perf_counter() - began) / count
+
+
+def duration(seconds: float) -> str:
+    """A duration in words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def estimates(cells: Sequence[Cell], seconds: Mapping[str, float], batch: int) -> list[list[str]]:
+    """Rows of a table: shards, seconds, speed-up and disk of every cell, from its seconds per image by id."""
+    rows = [["cell", "shards", "s / image", "time", "speed-up", "MB"]]
+    for cell in cells:
+        own, base = seconds[cell.id], seconds.get(cell.baseline or "")
+        speed = "" if base is None else f"{base / own:.2f}x"
+        row = [cell.id, str(-(-cell.images // batch)), f"{own:.3f}", duration(own * cell.images), speed]
+        rows.append([*row, f"{disk(cell) / 1e6:,.0f}"])
+    return rows
+
+
+def disk(cell: Cell) -> int:
+    """Bytes of all pictures of a cell."""
+    return cell.images * cell.size[0] * cell.size[1] * 3

@@ -1,32 +1,36 @@
-"""Drawing shards: models that stay loaded, conditions by image index, and one function that draws a shard and writes it."""
+"""Planning and drawing: from a spec to cells, models that stay loaded, conditions by image index, and shards."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import platform
+import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from ..assembly import Drafts, Ready, Source, complete, decode, defaults, load
+from ..assembly import Drafts, Ready, Source, choose_models, complete, decode, defaults, load
+from ..cli.bench import machine
 from ..cli.conditions import Builder
 from ..errors import UserError
+from ..reports.quality import DISTRIBUTION
 from ..reports.record import Report
+from ..reports.sweep import digest
+from ..samplers.baseline import Run, baselines, is_lossless
 from ..samplers.batches import begin, in_parts, warm_up
 from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition
 from ..samplers.driver import finish
-from ..samplers.registry import FAMILIES, MAR, Entry, find
+from ..samplers.registry import ALGORITHM, FAMILIES, MAR, Entry, find
 from ..samplers.settings import make
 from .folder import host
 from .records import Cell, Shard, shard_key
-from .spec import Spec
+from .spec import Combination, Spec, expand
 from .store import Store
 
 
@@ -54,13 +58,6 @@ def use(numbers: Mapping[str, Any]) -> None:
         torch.set_num_threads(numbers["threads"])
 
 
-def machine(device: torch.device) -> str:
-    """What times are of: processor, and version of PyTorch."""
-    cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine()
-    return f"{name}, torch {torch.__version__}"
-
-
 _digests: dict[tuple[str, int, int], str] = {}
 
 
@@ -82,8 +79,7 @@ def file_digest(path: Path) -> str:
 
 
 class Models:
-    """Models of a process, whose files enter the digests. The last one stays loaded with its draft models; samplers on it are prepared
-    once."""
+    """Models of a process, whose files enter the digests. The last one stays loaded, with the samplers prepared on it."""
 
     def __init__(self, spec: Spec, source: Source):
         self.spec = spec
@@ -120,10 +116,8 @@ class Models:
         entry = find(cell.sampler)
         found = self._with(entry, make(entry.settings, cell.settings), *self._ready(cell.family, cell.model))
         if found.digest != cell.model_digest:
-            raise UserError(
-                f"model: the files of {cell.model} on {host()} are not those that the sweep began with; use the same ones, or name another "
-                "--out."
-            )
+            files = f"the files of {cell.model} on {host()} are not those that the sweep began with"
+            raise UserError(f"model: {files}; use the same ones, or name another --out.")
         return found
 
     def _with(self, entry: Entry, settings: Any, ready: Ready, files: list[Path]) -> Prepared:
@@ -190,6 +184,85 @@ class Conditions:
         return self._build.prompts(ready, texts, first), np.array(texts)
 
 
+def plan(
+    spec: Spec,
+    models: Models,
+    conditions: Conditions,
+    numbers: Mapping[str, Any],
+    use: Callable[[Cell, Prepared], object] = lambda cell, prepared: None,
+) -> list[Cell]:
+    """The cells of a spec, by model and in the order of its samplers. Every model is loaded once."""
+    combinations = expand(spec)
+    entries = list(dict.fromkeys(c.choice.entry for c in combinations))
+    chosen = choose_models(spec.model, entries, models.source, bool(spec.prompts), bool(spec.labels))
+    order = list(dict.fromkeys(chosen.values()))  # one model after another
+    cells: dict[str, Cell] = {}
+    for combination in sorted(combinations, key=lambda c: order.index(chosen[c.choice.entry.name])):
+        family, choice = chosen[combination.choice.entry.name]
+        prepared = models.prepare(combination.choice, family, choice)
+        numbers = {**numbers, "dtype": models.source.precision(family)}
+        cell = _cell(spec, combination, choice, prepared, conditions.about(prepared.ready), numbers)
+        if cell.key not in cells:  # two combinations may come to the same settings, by a preset and by a value
+            cells[cell.key] = cell
+            use(cell, prepared)
+    return _with_baselines(list(cells.values()))
+
+
+def _cell(
+    spec: Spec,
+    combination: Combination,
+    choice: str,
+    prepared: Prepared,
+    about: Mapping[str, Any],
+    numbers: Mapping[str, Any],
+) -> Cell:
+    """A cell without its baseline. Its key is a digest of all that its pictures depend on."""
+    settings, name, family = asdict(prepared.settings), prepared.entry.name, prepared.ready.family
+    key = digest(
+        {
+            "algorithm": ALGORITHM,
+            "model": prepared.digest,
+            "family": family,
+            "sampler": name,
+            "settings": settings,
+            "seed": spec.seed,
+            "batch": spec.batch,
+            "drawn": about,
+            "numbers": numbers,
+        }
+    )
+    words = f"{name} {combination.title.partition(', ')[2]}".strip()
+    slug = re.sub(r"[^A-Za-z0-9.+]+", "-", words).strip("-.+")[:80]
+    return Cell(
+        id=f"{slug}-{key[:8]}",
+        key=key,
+        title=combination.title,
+        model=choice,
+        model_digest=prepared.digest,
+        family=family,
+        sampler=name,
+        asked=dict(combination.asked),
+        settings=settings,
+        seed=spec.seed,
+        images=spec.images,
+        size=prepared.size,
+        baseline=None,
+        lossless=DISTRIBUTION if is_lossless(name, settings) else "",
+    )
+
+
+def _with_baselines(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells with the plain sampler's cell on the same model that has most settings in common; None for these, and without one."""
+    runs = [Run((c.family, c.model), c.sampler, c.settings, 0) for c in cells]
+    of = [b if b != i and runs[b].plain and runs[b].exact else None for i, b in enumerate(baselines(runs, alike=True))]
+    return [replace(cell, baseline=None if b is None else cells[b].id) for cell, b in zip(cells, of, strict=True)]
+
+
+def manifest(spec: Spec, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """What the store records of a spec. It is the same for every process of a sweep."""
+    return {"algorithm": ALGORITHM, "batch": spec.batch, "numerics": dict(numbers), "spec": asdict(spec)}
+
+
 class Worker:
     """Draws shards of a store whose cells are planned."""
 
@@ -198,7 +271,7 @@ class Worker:
         self.conditions = conditions or Conditions(models.spec, models)
         self.name = f"{host()}-{os.getpid()}"
         self._warm: set[tuple[str, str, str]] = set()
-        self._machine = machine(models.source.device)
+        self._machine = "{name}, torch {torch}".format_map(machine(models.source.device))
 
     def run_shard(self, cell: Cell, first: int, count: int) -> Shard:
         """Draw a shard and write it; returns its record."""

@@ -91,7 +91,7 @@ def load_sizes() -> Any:
 
 
 def load_judge() -> Any:
-    """The demo's judge, a ``bench.measures.Judge``; a UserError if this installation does not contain it, or its file is missing."""
+    """The demo's judge; a UserError if this installation does not contain it, or its file is missing."""
     return _module(JUDGE, "judge: the demo's judge").PictureBookJudge()
 
 

@@ -157,7 +157,18 @@ def shipped():
 def test_the_archive_holds_no_development_files(shipped):
     names = {path.as_posix() for path in shipped}
     assert {"__init__.py", "pyproject.toml", "demo/checkpoints/mar.safetensors", "web/docs/FastARCompare.md"} <= names
-    for word in ("bench/", "tools/", "tests/", ".github/", "CONTRIBUTING", "Makefile", "judge", "train", "ablation", "parity"):
+    for word in (
+        "bench/",
+        "tools/",
+        "tests/",
+        ".github/",
+        "CONTRIBUTING",
+        "Makefile",
+        "judge",
+        "train",
+        "ablation",
+        "parity",
+    ):
         assert not [name for name in names if word in name], word
     size, lines = release.size(shipped)
     print(f"shipped: {len(names)} files, {size / 1e6:.1f} MB, {lines} lines of Python")

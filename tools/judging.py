@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from ..errors import UserError
@@ -28,7 +26,6 @@ class PictureBookJudge:
         path = files.checkpoint("judge")
         if not path.is_file():
             raise UserError(f"judge: {path.name} is missing; make it with train-demo --only judge.")
-        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
         self._judge, self._tolerance = load_judge(path)
         self._real: dict[tuple[int, int], np.ndarray] = {}
 

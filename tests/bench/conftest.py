@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import fidelity
 import pytest
 import torch
 from fastar_nodes.bench import features
 from tiny_sweeps import write_files
+
+
+@pytest.fixture(scope="session", autouse=True)
+def importable(tmp_path_factory):
+    """Processes that a test starts import this checkout, installed or not."""
+    folder = tmp_path_factory.mktemp("path")
+    (folder / "fastar_nodes").symlink_to(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", paths)
+        yield
 
 
 @pytest.fixture(scope="module")

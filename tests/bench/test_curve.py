@@ -10,12 +10,10 @@ from dataclasses import replace
 import made_sweeps
 import numpy as np
 import pytest
-from fastar_nodes.bench.curve import Point, curve, front, label_of, lines, to_csv
-from fastar_nodes.bench.measures import Means, evaluate
-from fastar_nodes.bench.plots import contact_sheet, curve_plot, pick
-from fastar_nodes.bench.results import Result
+from fastar_nodes.bench.curve import Point, Time, curve, front, label_of, lines, to_csv
+from fastar_nodes.bench.measures import Means, Result, evaluate
+from fastar_nodes.bench.plot import contact_sheet, curve_plot, pick
 from fastar_nodes.bench.store import Store
-from fastar_nodes.bench.times import Time
 from fastar_nodes.errors import UserError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +31,6 @@ def store(tmp_path_factory) -> Store:
 
 def test_speed_is_measured_and_calls_are_counted(store, tmp_path):
     found = curve(store)
-    assert found.measure == "psnr"
     assert found.title == "PSNR, dB, against plain sampler (higher is better)"
     by_id = {p.cell.id: p for p in found.points}
     fast = by_id["fasthybrid-0.8"]
@@ -61,7 +58,7 @@ def test_the_plain_sampler_equals_itself(store, measure):
 
 def point(k: int, good: float | None, fast: float, model: str = "demo", measure: str = "psnr") -> Point:
     cell = made_sweeps.cell(f"c{k}", "fasthybrid", {"threshold": k}, 8, baseline=f"plain of {model}")
-    result = Result(cell.id, measure, "", "mar-0", 8, "", good, word="" if good is not None else "same distribution")
+    result = Result(cell.id, measure, "", "mar-0", 8, good, word="" if good is not None else "same distribution")
     return Point(cell, "", result, Time(1.0, fast), 1.0, fast, 8)
 
 

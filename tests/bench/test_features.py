@@ -14,7 +14,6 @@ from fastar_nodes.bench import features
 from fastar_nodes.bench.features import INCEPTION, WEIGHTS, figure, load_extractor, open_reference
 from fastar_nodes.errors import UserError
 from fidelity import Inception
-from PIL import Image
 
 CPU = torch.device("cpu")
 
@@ -52,7 +51,7 @@ def test_a_function_gets_all_pictures_in_parts(module):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda p: p.float(), r"returned \[2, 12, 16, 3\] for 2 pictures; it should return a tensor \[2, D\]"),
+        (lambda p: p.float(), r"returned \[2, 12, 16, 3\] for 2 pictures"),
         (lambda p: torch.zeros(1, 4), r"returned \[1, 4\] for 2 pictures"),
         (lambda p: [1, 2], "returned list for 2 pictures"),
         (lambda p: torch.full((2, 3), float("nan")), "not finite"),
@@ -111,7 +110,7 @@ def test_a_file_with_code_or_other_weights_is_refused(fake_fidelity, tmp_path, c
         load_extractor(INCEPTION, tmp_path / "code.pth", CPU)
     assert "executed" not in capsys.readouterr().out
     torch.save({"other": torch.ones(2)}, tmp_path / "other.pth")
-    with pytest.raises(UserError, match="other.pth does not hold torch-fidelity's Inception"):
+    with pytest.raises(UserError, match="other.pth holds another network"):
         load_extractor(INCEPTION, tmp_path / "other.pth", CPU)
 
 
@@ -169,25 +168,6 @@ def test_an_npz_file_is_read_in_chunks(tmp_path, save):
     assert (found.size, found.name) == ((12, 16), "r.npz")
 
 
-def test_a_folder_is_read_in_order(tmp_path):
-    pictures = random_pictures(3)
-    for name, picture in zip(("b.png", "a.png", "deep/c.png"), pictures, strict=True):
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(tmp_path / "in" / name)
-    (tmp_path / "in" / "notes.txt").write_text("no picture")
-    found = open_reference(tmp_path / "in")
-    assert np.array_equal(np.concatenate(list(found.images())), pictures[[1, 0, 2]])
-    assert found.size == (12, 16)
-
-
-def test_the_digest_is_of_the_content(tmp_path):
-    pictures = random_pictures(2)
-    first = open_reference(save_npz(tmp_path / "a.npz", arr_0=pictures)).digest
-    (tmp_path / "b.npz").write_bytes((tmp_path / "a.npz").read_bytes())
-    assert open_reference(tmp_path / "b.npz").digest == first
-    assert open_reference(save_npz(tmp_path / "a.npz", arr_0=pictures[::-1])).digest != first
-
-
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
@@ -208,7 +188,7 @@ def test_damaged_and_missing_references_are_refused(tmp_path):
     (tmp_path / "text.npz").write_text("text")
     with pytest.raises(UserError, match="text.npz is no npz file"):
         open_reference(tmp_path / "text.npz")
-    with pytest.raises(UserError, match="holds no pictures"):
+    with pytest.raises(UserError, match="there is no file"):
         open_reference(tmp_path)
     with (
         zipfile.ZipFile(tmp_path / "cut.npz", "w") as file,
@@ -217,19 +197,3 @@ def test_damaged_and_missing_references_are_refused(tmp_path):
         file.writestr("arr_0.npy", whole.read("arr_0.npy")[:-10])
     with pytest.raises(UserError, match="cut.npz ends early"):
         list(open_reference(tmp_path / "cut.npz").images())
-    (tmp_path / "in").mkdir()
-    Image.fromarray(random_pictures(1)[0]).save(tmp_path / "in" / "a.png")
-    (tmp_path / "in" / "b.png").write_bytes(b"\x89PNG")
-    with pytest.raises(UserError, match="b.png cannot be read"):
-        list(open_reference(tmp_path / "in").images())
-    Image.fromarray(random_pictures(1, 8, 8)[0]).save(tmp_path / "in" / "b.png")
-    with pytest.raises(UserError, match="b.png has another size than the others"):
-        list(open_reference(tmp_path / "in").images())
-
-
-def test_extractors_see_the_reference_as_the_cells(module, tmp_path):
-    module.f = lambda p: p.flatten(1).float()
-    pictures = random_pictures(5)
-    Image.fromarray(pictures[0]).save(tmp_path / "only.png")
-    own, _ = features.load_extractor("my_extractor:f", None, CPU)(open_reference(tmp_path).images())
-    assert np.array_equal(own[0], pictures[0].reshape(-1).astype(np.float32))

@@ -10,7 +10,7 @@ import made_sweeps
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.bench.results import read_results
+from fastar_nodes.bench.measures import read_results
 from fastar_nodes.bench.store import Store
 from fastar_nodes.cli.main import main
 from PIL import Image
@@ -58,9 +58,8 @@ def colour(monkeypatch):
 def test_evaluate_and_plot_from_the_command_line(sweep, run, tmp_path):
     code, out, err = run("evaluate", "sweep", "--resamples", 20)
     assert code == 0 and out.splitlines()[0].split("|")[3].strip() == "PSNR, dB"
-    assert "fasthybrid-0.8: 3 measured, 0 were there" in err
-    code, again, err = run("evaluate", "sweep", "--resamples", 20)
-    assert (code, again) == (0, out) and "fasthybrid-0.8: 0 measured, 3 were there" in err
+    assert "fasthybrid-0.8: 3 measured" in err
+    assert run("evaluate", "sweep", "--resamples", 20)[:2] == (0, out), "figures are deterministic"
     code, out, _ = run("plot", "sweep")
     assert code == 0 and out.splitlines()[0] == "plot: curve.png"
     assert Image.open(tmp_path / "curve.png").size == (1100, 680)
@@ -88,7 +87,7 @@ def test_evaluate_refuses_bad_input_before_any_work(sweep, refused, tmp_path, mo
     assert "there is no" not in refused("evaluate", "nowhere") and "holds no sweep" in refused("evaluate", "nowhere")
     assert "'sharpness' is not one of psnr" in refused("evaluate", "sweep", "--measures", "psnr,sharpness")
     assert "none is named" in refused("evaluate", "sweep", "--measures", " , ")
-    assert "there is no none.npz" in refused("evaluate", "sweep", "--reference", "none.npz")
+    assert "there is no file none.npz" in refused("evaluate", "sweep", "--reference", "none.npz")
     words = "holds pictures of 32 x 32 pixels, and mar-0 of 16 x 16"
     assert words in refused("evaluate", "sweep", "--reference", "large.npz")
     assert "reference: no measure of this run uses it" in refused(

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import made_sweeps
 import pytest
+from fastar_nodes.bench.measures import read_results
+from fastar_nodes.bench.sweep import export
+from fastar_nodes.errors import UserError
 
 # Runs the command on every folder; its time, and its memory in kB beyond what the process had before.
 MEASURED = """
@@ -125,14 +128,6 @@ CASES = {
     "pictures elsewhere": (lambda f: out_of(f, f"{SHARD}.npz"), "npz leads out"),
     "pictures that are encrypted": (lambda f: encrypted(f / f"{SHARD}.npz"), "npz .* damaged"),
     "pictures of another shape": (lambda f: misshapen(f / f"{SHARD}.npz"), "npz .* damaged"),
-    "results that are a FIFO": (
-        lambda f: ((f / "results").mkdir(), os.mkfifo(f / "results" / "0.jsonl")),
-        None,  # it is no result
-    ),
-    "a deep result": (
-        lambda f: ((f / "results").mkdir(), (f / "results" / "0.jsonl").write_text("[" * 100_000)),
-        "results/0.jsonl .* damaged",
-    ),
 }
 
 
@@ -147,14 +142,13 @@ def found(tmp_path_factory) -> dict[str, list]:
         made_sweeps.write(folders[name])
         if name in CASES:
             CASES[name][0](folders[name])
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, str(Path(__file__).parents[1]), *EVALUATE],
         input=json.dumps(list(map(str, folders.values()))),
         capture_output=True,
         text=True,
         timeout=240,
-        env=environment,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == len(folders), done.stderr
@@ -166,11 +160,22 @@ def test_a_strangers_folder_ends_in_one_line(found, name):
     words = CASES[name][1]
     (sound_seconds, sound_grown, sound_code, *_), (seconds, grown, code, out, err) = found["sound"], found[name]
     assert sound_code == 0 and seconds <= sound_seconds + 1 and grown <= sound_grown + (64 << 10)
-    lines = [line for line in err.splitlines() if " measured, " not in line]  # of cells before the damaged one
-    if words is None:
-        assert code == 0 and lines == []
-    else:
-        assert code == 2 and out == "" and len(lines) == 1 and re.search(words, lines[0]), lines
+    lines = [line for line in err.splitlines() if " measured" not in line]  # of cells before the damaged one
+    assert code == 2 and out == "" and len(lines) == 1 and re.search(words, lines[0]), lines
+
+
+def test_results_of_a_stranger_are_bounded(tmp_path):
+    store = made_sweeps.write(tmp_path, images=8)
+    folder = tmp_path / "results"
+    folder.mkdir()
+    os.mkfifo(folder / "fifo.jsonl")
+    assert read_results(store) == [], "a FIFO is no result"
+    (folder / "deep.jsonl").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="results/deep.jsonl .* damaged"):
+        read_results(store)
+    sparse(folder / "deep.jsonl")
+    with pytest.raises(UserError, match="results/deep.jsonl .* has 42,949,672,960 bytes"):
+        read_results(store)
 
 
 @pytest.mark.parametrize("values", [{"seconds": "x"}, {"seconds": 1e999}, {"seconds": -1}, {"worker": 3}])
@@ -186,11 +191,8 @@ def test_nothing_is_written_outside(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     for name in ("results", "export"):
         (tmp_path / "sweep" / name).symlink_to(tmp_path / "elsewhere")
-    from fastar_nodes.bench.export import export
-    from fastar_nodes.errors import UserError
-
     with pytest.raises(UserError, match="leads out of"):
         store.append_results([{}])
     with pytest.raises(UserError, match="leads out of"):
-        export(store, store.cells()[0], "npz")
+        export(store, store.cells()[0])
     assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -10,11 +10,12 @@ import time
 
 import numpy as np
 import pytest
-from fastar_nodes.bench import plan, work
+from fastar_nodes.bench import work
+from fastar_nodes.bench.curve import paired
 from fastar_nodes.bench.engines import run_here, tasks_of, unfinished
 from fastar_nodes.bench.records import shard_key, stem
 from fastar_nodes.bench.store import Store
-from fastar_nodes.bench.times import estimates, paired, time_cell
+from fastar_nodes.bench.sweep import estimates, time_cell
 from fastar_nodes.bench.work import Worker
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import registry
@@ -56,7 +57,7 @@ def test_all_that_pictures_depend_on_is_in_the_key(files, tmp_path, change):
 
 def test_the_algorithms_number_and_the_models_file_are_in_the_key(files, tmp_path, monkeypatch):
     keys = [{c.key for c in begin(tmp_path, table(files))[1]}]
-    monkeypatch.setattr(plan, "ALGORITHM", registry.ALGORITHM + 1)
+    monkeypatch.setattr(work, "ALGORITHM", registry.ALGORITHM + 1)
     keys.append({c.key for c in begin(tmp_path, table(files))[1]})
     monkeypatch.undo()
     model, decoder = (shutil.copy(path, tmp_path) for path in (files.mar, files.kl))
@@ -291,7 +292,7 @@ def test_estimates_follow_from_the_seconds_of_an_image(files, tmp_path):
         seconds[cell.id] = time_cell(prepared, worker.conditions, cell, 2)
 
     spec = worker.models.spec
-    plan.plan(spec, worker.models, worker.conditions, work.numerics(spec, worker.models.source), measure)
+    work.plan(spec, worker.models, worker.conditions, work.numerics(spec, worker.models.source), measure)
     assert list(seconds) == [c.id for c in cells] and min(seconds.values()) > 0
     _, *rows = estimates(cells, {c.id: 0.5 * (i + 1) for i, c in enumerate(cells)}, 2)
     assert [row[1:5] for row in rows] == [

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -25,14 +24,10 @@ from tiny_sweeps import begin, lasting, table
 def ray():
     if os.name != "posix":
         pytest.skip("these tests end processes by signals of POSIX: the engine on Ray is NOT tested")
-    code = "import ray, fastar_nodes.bench.engines"
-    if subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120).returncode:
-        pytest.skip("ray is not installed here, or this package is not: the engine on Ray is NOT tested")
+    ray = pytest.importorskip("ray", reason="ray is not installed here: the engine on Ray is NOT tested")
     settings = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
-    import ray
-
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
     yield ray
     ray.shutdown()

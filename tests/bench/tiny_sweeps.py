@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from fastar_nodes.assembly import Source, find_file
-from fastar_nodes.bench.plan import manifest, plan
 from fastar_nodes.bench.records import Cell
 from fastar_nodes.bench.spec import Spec, from_table
 from fastar_nodes.bench.store import Store
-from fastar_nodes.bench.work import Conditions, Models, Worker, numerics, use
+from fastar_nodes.bench.work import Conditions, Models, Worker, manifest, numerics, plan, use
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.mar import MAR
 
