@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..assembly import Drafts, Ready, Source, decode, defaults, load
+from ..assembly import Drafts, Ready, Source, choose_models, complete, decode, defaults, load
 from ..cli.bench import machine
 from ..cli.conditions import Builder
 from ..errors import UserError
@@ -22,13 +22,12 @@ from ..reports.quality import DISTRIBUTION
 from ..reports.record import Report
 from ..reports.sweep import digest
 from ..samplers.baseline import Run, baselines, is_lossless
-from ..samplers.batches import in_parts
+from ..samplers.batches import begin, in_parts, warm_up
 from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition
 from ..samplers.driver import finish
 from ..samplers.registry import ALGORITHM, FAMILIES, MAR, Entry, find
 from ..samplers.settings import make
-from ..selection import begin, choose_models, complete, warm_up
 from .folder import host
 from .records import Cell, Shard, shard_key
 from .spec import Combination, Spec, expand
@@ -298,14 +297,14 @@ class Worker:
         name = (cell.family, cell.model, "" if prepared.entry.masked else cell.sampler)
         if name not in self._warm:
             self._warm.add(name)
-            warm_up(prepared.entry, prepared.ready, prepared.settings, condition.of(range(1)))
+            warm_up(prepared.entry, prepared.ready.model, prepared.settings, condition.of(range(1)))
 
 
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:
     """Pictures uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
 
     def start(part: range) -> Any:
-        return begin(prepared.entry, prepared.ready, prepared.settings, condition, seed, first, part)
+        return begin(prepared.entry, prepared.ready.model, prepared.settings, condition, seed, first, part)
 
     made: Any = finish(in_parts(start, len(condition)))
     if prepared.entry.masked and not bool(made.latents.isfinite().all()):

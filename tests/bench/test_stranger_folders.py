@@ -22,6 +22,8 @@ from fastar_nodes.errors import UserError
 # Runs the command on every folder; its time, and its memory in kB beyond what the process had before.
 MEASURED = """
 import contextlib, io, json, sys, time
+sys.path.insert(0, sys.argv.pop(1))
+import conftest  # the package under its name
 from fastar_nodes.cli.main import main
 
 def status(name):
@@ -141,7 +143,7 @@ def found(tmp_path_factory) -> dict[str, list]:
         if name in CASES:
             CASES[name][0](folders[name])
     done = subprocess.run(
-        [sys.executable, "-c", MEASURED, *EVALUATE],
+        [sys.executable, "-c", MEASURED, str(Path(__file__).parents[1]), *EVALUATE],
         input=json.dumps(list(map(str, folders.values()))),
         capture_output=True,
         text=True,

@@ -1,15 +1,17 @@
-"""How many AR steps CSpD drafts, by hand."""
+"""How many AR steps CSpD drafts, what it keeps and what it counts, by hand."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.loop import FullTransformer
-from fastar_nodes.samplers.mar.settings import CSpDSettings
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
+from tiny_hybrids import tiny_hybrid
 
 
 class Wrong(FullTransformer):
@@ -61,3 +63,22 @@ def test_segments_are_never_longer_than_the_setting(model):
 def test_the_target_makes_the_first_steps_alone(model, ratio, first):
     """AR steps s <= S ratio, of 16."""
     assert drafted(model, Wrong(), prefill_ratio=ratio)[0][0] == first
+
+
+def test_accepted_drafts_stay_as_they_are(model):
+    """Mode ``published`` with the target as its own draft, from the same noise: the ratio is 1, and all tokens are plain MAR's."""
+    few, noise, labels = {"ar_steps": 4, "diffusion_steps": 4, "cfg": 2.0}, PairedNoise(5, (0, 1)), from_ids((1, 2))
+    settings = CSpDSettings(**few, mode="published", cfg_schedule="constant", draft_length=1, prefill_ratio=0.0)
+    made = finish(cspd(model, labels, settings, noise, draft=model))
+    plain = finish(mar(model, labels, MARSettings(**few, cfg_schedule="constant"), noise))
+    assert made.report.counts["rejected"] == 0 < made.report.counts["accepted"]
+    torch.testing.assert_close(made.latents, plain.latents, rtol=1e-4, atol=1e-4)
+
+
+def test_the_rows_of_both_models_are_counted():
+    """Every prompt is read by each of them, and all rows of a transformer are the encoder's, the language model's or the decoder's."""
+    target, draft, prompt = tiny_hybrid(), tiny_hybrid(1), PromptCondition(("a boat",))
+    settings = CSpDSettings(ar_steps=4, diffusion_steps=4, cfg=1.0, draft_length=2, prefill_ratio=0.0)
+    counts = finish(cspd(target, prompt, settings, PairedNoise(5, (0,)), draft=draft)).report.counts
+    assert counts["prompt_rows"] == 2 * len(target.prompt("a boat")) and counts["draft_passes"]
+    assert counts["transformer_tokens"] == sum(counts[f"{part}_rows"] for part in ("encoder", "llm", "decoder"))

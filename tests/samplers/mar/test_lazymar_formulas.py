@@ -81,3 +81,8 @@ def test_rows_that_did_not_change_are_left_out_from_the_last_position_on():
         left_out[[s, s - 1, 0, 1, 2, 3, 4]] = 0
         cached += left_out
     assert report.maps["cached"].flatten().tolist() == cached.tolist()
+
+
+def test_only_blocks_before_the_last_leave_rows_out():
+    model = tiny_mar(3, decoder_depth=4)
+    assert [run(model, block=b).report.counts["cached_tokens"] > 0 for b in (1, 2, 3, 4)] == [True, True, True, False]

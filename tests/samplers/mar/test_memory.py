@@ -169,3 +169,20 @@ def test_the_language_models_rows_are_estimated_by_their_tensors():
     c = model.hybrid.config.llm
     per_row = [c.hidden] * 3 + [c.dim] * 6 + [c.heads * c.head_dim] * 6
     assert model.working_bytes(10)["language model"] == 10 * 4 * sum(per_row)
+
+
+def test_noise_and_the_head_by_hand():
+    """16 tokens of 4 channels; a head of width 16 with 2 blocks has 16 x (3 x 2 + 2) modulations of a row."""
+    model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))
+    # Start noise, 5 steps, and one more.
+    assert memory.noise_bytes(model, 3, 5) == 4 * 3 * 7 * 16 * 4
+    # floor(16 cos(pi/8 (s + 1))) of 16 tokens are left after AR step s: 14, 11, 6 and 0. The largest step decides 6 tokens.
+    steps = {"ar_steps": 4, "diffusion_steps": 5}
+    for settings, tokens in (
+        (MARSettings(**steps), 6),
+        (FastHybridSettings(**steps, lookahead=0), 6),
+        (FastHybridSettings(**steps, lookahead=2), 12),
+        (FastHybridSettings(**steps, lookahead=3), 16),
+    ):
+        # Both branches of 2 images at all steps, three times in fp32.
+        assert memory.estimate(model, condition, settings)[memory.HEAD] == 3 * 4 * 5 * (2 * 2 * tokens) * 16 * 8

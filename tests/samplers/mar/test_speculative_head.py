@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from fastar_nodes.samplers.mar.lazymar import LazyTransformer
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
-from fastar_nodes.samplers.mar.speculative import Paths
+from fastar_nodes.samplers.mar.speculative import Drafts, Paths, expect_full_head
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
 from fastar_nodes.tools.statistics.two_samples import energy, least_ks
@@ -163,3 +164,36 @@ def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
         made = Paths(run, batch, 3, rng)
         assert (made._modulations is not None) == kept
         assert not kept or sum(t.numel() for t in made._modulations) == budget
+
+
+def test_every_diffusion_step_redraws_from_two_lanes_of_its_own(monkeypatch):
+    """Step k: normals from lane 2 k, uniforms from lane 2 k + 1. The drafts of rows at steps 0, 1 and 3 are all rejected."""
+    table, asked = tables(5, 950), []
+    run = begin("mar", tiny_mar(), from_ids([1]), FEW, PairedNoise(5, (0,)), None, None, FullTransformer())
+    batch = HeadBatch(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
+    paths = Paths(run, batch, 1, CounterRNG(torch.tensor([3, 4, 5])))
+    paths.at = torch.tensor([0, 1, 3])
+
+    def watched(name):
+        inner = getattr(CounterRNG, name)
+
+        def draw(self, lane, *rest):
+            asked.append((name, dict(zip(self.keys.tolist(), lane.tolist(), strict=True))))
+            return inner(self, lane, *rest)
+
+        return draw
+
+    for name in ("normal", "uniform"):
+        monkeypatch.setattr(CounterRNG, name, watched(name))
+    path, far = torch.zeros(3, 2, 4), Gaussian(torch.zeros(3, 1, 4), torch.full((3, 1, 4), 3.0))
+    path[:, 1] = 60.0
+    assert paths.verify(torch.arange(3), Drafts(path, far, torch.ones(3, dtype=torch.int64))).tolist() == [0, 0, 0]
+    assert asked[:2] == [("normal", {3: 0, 4: 2, 5: 6}), ("uniform", {3: 1, 4: 3, 5: 7})]
+
+
+def test_one_ar_step_with_a_cached_head_is_enough_to_refuse():
+    run = SimpleNamespace(head_period=lambda steps: 2 if steps > 10 else 1)
+    expect_full_head(run, 4, [tables(5, 950)] * 2)
+    expect_full_head(run, 0, [tables(20, 950)])
+    with pytest.raises(UserError, match="^speculation: .*head_cache"):
+        expect_full_head(run, 4, [tables(20, 950), tables(5, 950)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from fastar_nodes.reports.record import PLAIN
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -20,3 +21,13 @@ def test_every_call_decides_one_token_without_a_guess(parallel):
     assert report.counts["accepted"] > 0 and (step == 1).sum() > 3, "the first call must accept a guess"
     for image in range(3):
         assert sorted(step[image][outcome[image] == PLAIN]) == sorted(set(step[image]))
+
+
+@pytest.mark.parametrize("cfg_interval", [0, 5, -1])
+def test_a_window_guides_the_same_tokens_as_serial_decoding(cfg_interval):
+    few = {"cfg": 3.0, "temperature": 0.5, "cfg_interval": cfg_interval}
+    draws, condition = PairedDraws(5, (0, 1, 2)), condition_of("class")
+    serial, windowed = (
+        finish(llamagen(tiny_gpt(), condition, LlamaGenSettings(**few, parallel=n), draws)).codes for n in (0, 4)
+    )
+    assert torch.equal(serial, windowed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fastar_nodes.samplers.tokens import mulosd as module
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.mulosd import _Generation, draft_schedule, mulosd, resampled
+from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import (
     AT_ONCE,
     LOCAL,
@@ -644,3 +646,37 @@ def test_rows_of_the_target_are_counted():
         )
     )
     assert counts["transformer_tokens"] == 6 * GRID**2 + drafted.report.counts["transformer_tokens"]
+
+
+def test_guidance_ends_at_the_same_cell_as_in_serial_decoding():
+    """Cell c is drawn at clock c - 1, and clocks up to ``cfg_interval`` are guided."""
+    state = SimpleNamespace(settings=MuLoSDSettings(cfg_interval=3), null=True)
+    assert _Generation.guided(state, torch.arange(7)).tolist() == [True] * 5 + [False] * 2
+    assert [p.clock <= 3 for p in raster(GRID).passes[:7]] == [True] * 5 + [False] * 2
+
+
+@pytest.mark.parametrize(("rows", "total"), [(0, 9 + 1), (1, 9 + 3), (2, 9 + 2)])
+def test_the_first_step_tells_the_passes_that_are_planned(rows, total):
+    """One pass for each of the draft's 3 x 3 cells, and one to verify each block of rows."""
+    steps = mulosd(
+        TARGETS["class"],
+        condition_of("class", (0,)),
+        MuLoSDSettings(**{**FEW, "draft_rows": rows, "draft_window": 0}),
+        PairedDraws(5, (0,)),
+        draft=DRAFTS["class", 3],
+        up_sampler=UP,
+    )
+    first = next(steps)
+    assert (first.done, first.total) == (1, total)
+
+
+@pytest.mark.parametrize(("images", "calls"), [(2, 1), (4, 2), (5, 3)])
+def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, images, calls):
+    """Two pictures of 6 x 6 codes of 2 x 2 pixels, 144 pixels each, fit in 288; so do two that are enlarged from 3 x 3 codes."""
+    monkeypatch.setattr("fastar_nodes.samplers.tokens.upsampling._PIXELS", 288)
+    decode, seen = UP.vq.decode_codes, []
+    monkeypatch.setattr(UP.vq, "decode_codes", lambda codes: seen.append(len(codes)) or decode(codes))
+    UP.down(torch.zeros(images, 6, 6, dtype=torch.int64), 2)
+    assert len(seen) == calls and max(seen) == 2
+    UP.up(torch.zeros(images, 3, 3, dtype=torch.int64), 2)
+    assert len(seen) == 2 * calls and max(seen) == 2

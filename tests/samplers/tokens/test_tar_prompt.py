@@ -321,3 +321,8 @@ def test_every_call_of_the_network_is_counted(loaded: TarModel, window: int, mon
     report = run(loaded, ["cat"], replace(DRAWN, parallel=window)).report
     assert report.counts["transformer_passes"] == len(calls) and (window == 0) == (len(calls) == 16)
     assert report.counts["transformer_tokens"] >= len(calls)
+
+
+def test_a_single_code_needs_no_window() -> None:
+    one, windowed = (run(tiny_tar(sides=(1,)), settings=replace(DRAWN, parallel=n)) for n in (0, 4))
+    assert torch.equal(one.codes, windowed.codes) and one.report.counts == windowed.report.counts

@@ -88,3 +88,12 @@ def test_settings_begin_alike_and_every_default_is_allowed(kind):
 def test_codes_that_are_none_are_refused(entries):
     with pytest.raises(UserError, match="^condition: (it is empty|an image has no rows)"):
         _check_codes(CodeCondition(entries, ("",) * len(entries)), 10, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("codes", "found"), [(([1], [10]), 10), (([10], [1]), 10), (([-1], [3]), -1), (([3], [-1]), -1)]
+)
+def test_a_code_out_of_range_is_refused_in_any_image(codes, found):
+    with pytest.raises(UserError, match=f"^condition: code {found} is outside tiny's 0 to 9"):
+        _check_codes(CodeCondition(tuple(map(torch.tensor, codes)), ("", "")), 10, "tiny")
+    _check_codes(CodeCondition((torch.tensor([0]), torch.tensor([9])), ("", "")), 10, "tiny")

@@ -339,3 +339,18 @@ def test_exact_settings_give_the_tokens_of_llamagen(sampler, chosen, exact):
 
 def test_the_groups_of_a_par_are_never_exact():
     assert not PARSettings(group=1).exact(4)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("class", "llamagen"), ("text", "llamagen"), ("features", "tar")])
+def test_reports_of_a_detokenizer_have_a_name_of_their_own(kind, name):
+    settings = LlamaGenSettings(**FEW)
+    done = finish(llamagen(tiny_gpt(kind, grid=2), condition_of(kind, (0,)), settings, PairedDraws(5, (0,)), 5))
+    assert done.report.sampler == name
+
+
+def test_a_group_may_be_the_whole_picture_and_no_more():
+    chosen = PARSettings(**FEW, grouping=ADJACENT, sequential_start=False)
+    whole = run((par, PLAIN, chosen, None), group=16)
+    assert not whole.report.maps["step"].any() and whole.report.counts["transformer_passes"] == 1
+    with pytest.raises(UserError, match="^group: 17 is more than the picture's 16 tokens"):
+        run((par, PLAIN, chosen, None), group=17)

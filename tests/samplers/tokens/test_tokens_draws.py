@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.samplers.tokens.draws import PairedDraws, allowed, draw
+from fastar_nodes.samplers.tokens.draws import PairedDraws, ahead, allowed, draw
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -168,3 +168,17 @@ def test_temperature_divides_the_logits():
     logits, gumbel = torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[1.5, 0.0]]])
     for temperature, token in ((1.0, 0), (0.5, 1), (0.7, 0), (0.0, 1)):
         assert int(draw(logits, LlamaGenSettings(temperature=temperature, top_k=0, top_p=1.0), gumbel)) == token
+
+
+def test_draws_ahead_are_one_call_and_those_of_other_cells_their_own():
+    calls, cells = [], [torch.tensor([0]), torch.tensor([1, 2]), torch.tensor([3])]
+
+    class Counted(PairedDraws):
+        def gumbel(self, stream, cells, values):
+            calls.append(cells.tolist())
+            return super().gumbel(stream, cells, values)
+
+    draws, plain = ahead(Counted(5, (0, 1)), cells), PairedDraws(5, (0, 1))
+    for part in (*cells, torch.tensor([2, 0])):
+        assert torch.equal(draws.gumbel("token", part, 7), plain.gumbel("token", part, 7))
+    assert calls == [[0, 1, 2, 3], [2, 0]]

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from fastar_nodes.errors import UserError
+from fastar_nodes.samplers.tokens.mulosd import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_groups, par_schedule
 from fastar_nodes.samplers.tokens.schedule import Schedule, _stand_in, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
@@ -184,3 +185,8 @@ def test_a_stand_in_is_from_the_row_above_or_the_nearest_of_all():
         (15, {0, 3}, 3),
     ):
         assert _stand_in(position, decided, 4) == wanted, (position, decided)
+
+
+def test_known_cells_belong_to_no_pass():
+    """One row of three is known; the first pass is empty."""
+    assert draft_schedule(3, 0, 1).fixed_at.tolist() == [[-1, -1, -1], [1, 2, 3], [4, 5, 6]]

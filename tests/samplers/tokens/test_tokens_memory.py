@@ -1,0 +1,58 @@
+"""Estimated working memory of the token samplers, computed by hand.
+
+A tiny model in fp32 (width 16, inner width 24, 2 blocks of 2 heads of 8, 23 codes) keeps 2 x 2 x 2 x 8 numbers, 256 bytes, of every row;
+a fed row takes 8 x 16 + 3 x 24 numbers, 800 bytes, and twice as many rows are counted as cells are decided; a decided cell takes
+23 logits of 4 bytes, 10 times with guidance and 9 times without.
+"""
+
+from __future__ import annotations
+
+import pytest
+from fastar_nodes.samplers.tokens.memory import estimate
+from fastar_nodes.samplers.tokens.settings import (
+    ADJACENT,
+    LlamaGenSettings,
+    MuLoSDSettings,
+    PARSettings,
+    ZipARSettings,
+)
+from tokens_reference import condition_of, tiny_gpt
+
+# 3 images with guidance behind one condition row, on a grid of 4 x 4: cache, fed rows and logits.
+CACHE, ROW, CELL = 256 * 2 * 3 * (1 + 16), 800 * 2 * 3, 4 * 23 * 3 * 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "cells"),
+    [
+        (LlamaGenSettings(cfg=2.0), 1),
+        (LlamaGenSettings(cfg=2.0, parallel=5), 5),
+        (LlamaGenSettings(cfg=2.0, parallel=40), 16),
+        (ZipARSettings(cfg=2.0, window=3), 2),
+        (PARSettings(cfg=2.0, grouping=ADJACENT, group=3), 3),
+    ],
+    ids=["one by one", "window", "window of all", "zipar", "par"],
+)
+def test_a_pass_is_as_large_as_the_cells_that_it_decides(settings, cells):
+    assert estimate(tiny_gpt(), condition_of("class"), settings) == CACHE + ROW * 2 * cells + CELL * cells
+
+
+def test_without_guidance_there_is_one_branch():
+    found = estimate(tiny_gpt(), condition_of("class"), LlamaGenSettings(cfg=1.0))
+    assert found == CACHE // 2 + ROW // 2 * 2 + 4 * 23 * 3 * 9
+
+
+def test_the_prefix_is_the_longest_condition():
+    """Texts of 3, 7 and 1 rows."""
+    found = estimate(tiny_gpt("text"), condition_of("text"), LlamaGenSettings(cfg=2.0))
+    assert found == 256 * 2 * 3 * (7 + 16) + ROW * 7 + CELL
+
+
+@pytest.mark.parametrize(("parallel", "drafted"), [(0, 3), (2, 6), (4, 9)])
+def test_mulosd_verifies_a_picture_and_drafts_rows(parallel, drafted):
+    """The target's 6 x 6 cells in one pass, of which a wave draws 9 again; a column of the draft's 3 x 3, or of a window each."""
+    settings = MuLoSDSettings(cfg=2.0, draft_parallel=parallel, neighbours=5)
+    verifying = 256 * 2 * 3 * (1 + 36) + ROW * (1 + 36) + CELL * 9
+    drafting = 256 * 2 * 3 * (1 + 9) + ROW * 2 * drafted + CELL * drafted
+    found = estimate(tiny_gpt(grid=6), condition_of("class"), settings, tiny_gpt(grid=3))
+    assert found == verifying + drafting + 4 * 23 * (5 + 4096)
