@@ -11,8 +11,8 @@ from ..reports.record import Report
 from ..samplers.advice import AdviceSettings, calibrate, candidates
 from ..samplers.choice import Choice, choose
 from ..samplers.settings import make
-from .samplers import baseline_of, draw_pictures, expect_any, run_choice, warm_up_choice
-from .schema import ANY_DRAFT, ANY_SOCKETS, checked_seed, schema, seed_widget, widgets
+from .samplers import baseline_of, draw_pictures, expect_any, warm_up
+from .schema import ANY_DRAFT, ANY_SOCKETS, checked_seed, output, schema, seed_widget, widgets
 from .status import hidden, show
 
 
@@ -33,14 +33,12 @@ class Advisor(io.ComfyNode):
             widgets=[*widgets(AdviceSettings), seed_widget()],
             optional=[ANY_DRAFT],
             outputs=[
-                io.String.Output(
+                output(
+                    io.String,
                     "sampler",
-                    display_name="sampler",
-                    tooltip="The answer as a line for Any Sampler.",
+                    "The answer as a line for Any Sampler.",
                 ),
-                io.String.Output(
-                    "table", display_name="table", tooltip="The answer and all candidates as a Markdown table."
-                ),
+                output(io.String, "table", "The answer and all candidates as a Markdown table."),
             ],
         )
 
@@ -53,7 +51,7 @@ class Advisor(io.ComfyNode):
         def draw(choice: Choice, at: int) -> tuple[np.ndarray, Report]:
             return draw_pictures(choice, loaded, condition, at, small)
 
-        run_choice(warm_up_choice(loaded), loaded, condition, number)
+        warm_up(loaded, condition)
         tried = candidates(baseline_of(loaded), small is not None)
         steps = calibrate(choose(baseline_of(loaded), {}), tried, draw, settings, number)
         while True:

@@ -21,10 +21,10 @@ from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_tab
 from ..reports.summary import no_gain, one_line
 from ..samplers.baseline import baselines, lossless, of_report
 from ..samplers.registry import SAMPLERS, TAR, family_of
-from ..samplers.settings import knob, make
+from ..samplers.settings import knob, knobs, make
 from . import host
 from .preview import to_bytes
-from .schema import REPORT, expect, expect_image, schema, widgets
+from .schema import REPORT, expect, expect_image, output, schema, widgets
 from .status import hidden, show, taken, write_reports
 
 PAIRS = 8  # image and report sockets of Compare
@@ -37,9 +37,6 @@ SHEET = "image: memory is insufficient to draw these pictures; connect fewer or 
 def to_image(pictures: np.ndarray) -> Tensor:
     """uint8 [B, H, W, 3] to an IMAGE."""
     return host.to_output(torch.from_numpy(np.array(pictures)).float() / 255)
-
-
-# ------------------------------------------------------------------------------------------------ Compare
 
 
 @dataclass(frozen=True)
@@ -137,26 +134,17 @@ class Compare(io.ComfyNode):
             sockets=pairs,
             widgets=[labels, *widgets(CompareSettings)],
             outputs=[
-                io.Image.Output("image", display_name="image", tooltip="All cells as one picture."),
-                io.String.Output(
-                    "table", display_name="table", tooltip="The numbers of all reports as a Markdown table."
-                ),
+                output(io.Image, "image", "All cells as one picture."),
+                output(io.String, "table", "The numbers of all reports as a Markdown table."),
             ],
         )
 
     @classmethod
-    def execute(
-        cls,
-        labels: list[str],
-        columns: list[int],
-        baseline: list[int],
-        differences: Sequence[bool] = (False,),
-        **pairs: list[Any],
-    ) -> io.NodeOutput:
-        given = {"columns": columns, "baseline": baseline, "differences": differences}
-        settings = make(CompareSettings, {field: _first(value, field) for field, value in given.items()})
+    def execute(cls, labels: list[str], **inputs: list[Any]) -> io.NodeOutput:
+        given = {field: _first(value, field) for field, value in inputs.items() if field in knobs(CompareSettings)}
+        settings = make(CompareSettings, given)
         with enough_memory(SHEET):
-            pictures, reports = _cells(pairs)
+            pictures, reports = _cells(inputs)
         base = _baselines(settings.baseline, reports)
         typed = [line.strip() for text in labels for line in str(text).split("\n")]
         names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
@@ -168,8 +156,7 @@ class Compare(io.ComfyNode):
                 pictures, names, reports, settings.columns, base, marked=measured, explained=True, **about
             )
             image = to_image(grid[None])
-        _tell(cls, reports, names, base, quality)
-        return io.NodeOutput(image, _table(reports, names, base, quality))
+        return io.NodeOutput(image, _tell(cls, reports, names, base, quality))
 
 
 def _first(values: Any, field: str) -> Any:
@@ -180,20 +167,30 @@ def _first(values: Any, field: str) -> Any:
 
 
 def _tell(
-    node: Any, reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None], quality: Qualities
-) -> None:
-    """Show a line for each run that has a baseline, and write all reports to the metadata of saved pictures."""
-    known = [(i, r) for i, r in enumerate(reports) if r is not None]
-    place = {i: k for k, (i, _) in enumerate(known)}
-    lines = []
-    for i, r in known:
-        base = bases[i]
-        if base is not None and base != i:
-            lines.append(f"{names[i]}: {one_line(r, reports[base], quality[i])}")
+    node: Any, cells: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None], quality: Qualities
+) -> str:
+    """Write all reports to the metadata of saved pictures, and show a line for each run that has a baseline.
+
+    Returns:
+        Table of the cells that have a report, a line that explains its columns, and a sentence for each run without a gain.
+    """
+    order = [i for i in cell_order(bases) if cells[i] is not None]
+    if not order:
+        return "No reports: connect a sampler's report beside its picture."
+    reports = [report for report in (cells[i] for i in order) if report is not None]
+    labels, found = [names[i] for i in order], [quality[i] for i in order]
+    within = [None if bases[i] is None else order.index(bases[i]) for i in order]
+    write_reports(node, reports, labels, within, found)
+    lines, bare = [], []
+    for k, (report, label, base) in enumerate(zip(reports, labels, within, strict=True)):
+        if base is not None and base != k:
+            lines.append(f"{label}: {one_line(report, reports[base], found[k])}")
+            sentence = no_gain(report, reports[base])
+            bare += [f"{label}: {sentence}"] if sentence else []
     if not taken(node, 1):  # the table has the same figures
         show(node, lines)
-    within = [None if bases[i] is None else place.get(bases[i]) for i, _ in known]
-    write_reports(node, [r for _, r in known], [names[i] for i, _ in known], within, [quality[i] for i, _ in known])
+    words = "; ".join(filter(None, (explain(reports), explain_quality(found))))
+    return "\n\n".join([to_table(reports, labels, within, found), f"{words}.", *bare])
 
 
 def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
@@ -244,29 +241,6 @@ def _family(report: Report, reports: Sequence[Report | None]) -> str:
     return family_of(report.sampler, of_tar)
 
 
-def _table(
-    reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None], quality: Qualities
-) -> str:
-    """Table of the cells that have a report, a line that explains its columns, and a sentence for each run without a gain."""
-    order = [i for i in cell_order(bases) if reports[i] is not None]
-    if not order:
-        return "No reports: connect a sampler's report beside its picture."
-    known = [report for report in (reports[i] for i in order) if report is not None]
-    within = [None if bases[i] is None else order.index(bases[i]) for i in order]
-    found = [quality[i] for i in order]
-    table = to_table(known, [names[i] for i in order], within, found)
-    words = "; ".join(filter(None, (explain(known), explain_quality(found))))
-    bare = []
-    for i, report in zip(order, known, strict=True):
-        base = bases[i]
-        sentence = no_gain(report, reports[base]) if base is not None and base != i else ""
-        bare += [f"{names[i]}: {sentence}"] if sentence else []
-    return "\n\n".join([table, f"{words}.", *bare])
-
-
-# ------------------------------------------------------------------------------------------------ Token Map
-
-
 @dataclass(frozen=True)
 class TokenMapSettings:
     """Widgets of Token Map."""
@@ -308,7 +282,7 @@ class TokenMap(io.ComfyNode):
                 io.Image.Input("image", optional=True, tooltip="The decoded pictures of that run, as backdrop."),
             ],
             widgets=widgets(TokenMapSettings),
-            outputs=[io.Image.Output("image", display_name="image", tooltip="One map a picture.")],
+            outputs=[output(io.Image, "image", "One map a picture.")],
         )
 
     @classmethod
@@ -319,9 +293,6 @@ class TokenMap(io.ComfyNode):
             backdrop = None if image is None else to_bytes(expect_image(image, "image"))
             side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
             return io.NodeOutput(to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
-
-
-# ------------------------------------------------------------------------------------------------ Report
 
 
 @dataclass(frozen=True)
@@ -350,7 +321,7 @@ class ReportToText(io.ComfyNode):
             search_aliases=["statistics", "report to json", "report to text", "csv", "numbers"],
             sockets=[REPORT.Input("report", tooltip="A sampler's report.")],
             widgets=widgets(ReportSettings),
-            outputs=[io.String.Output("text", display_name="text", tooltip="The report in the chosen format.")],
+            outputs=[output(io.String, "text", "The report in the chosen format.")],
         )
 
     @classmethod

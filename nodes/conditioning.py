@@ -49,6 +49,7 @@ from .schema import (
     expect,
     expect_image,
     expect_model,
+    output,
     schema,
     seed_widget,
     widgets,
@@ -137,11 +138,7 @@ class ClassLabel(io.ComfyNode):
                     "(which may then be empty) and must be of the same label_set.",
                 ),
             ],
-            outputs=[
-                LABEL.Output(
-                    "condition", display_name="condition", tooltip="For the samplers of MAR, LlamaGen and PAR models."
-                )
-            ],
+            outputs=[output(LABEL, "condition", "For the samplers of MAR, LlamaGen and PAR models.")],
         )
 
     @classmethod
@@ -176,14 +173,12 @@ class ClassLabel(io.ComfyNode):
         return io.NodeOutput(resolve_labels(text, set_, settings.images_per_label, field="labels"))
 
 
-# ------------------------------------------------------------------------------------------------ Text Prompt
-
 ENCODER = "flan-t5-xl"
 # T5 overflows in fp16.
 ENCODER_DTYPES = (AUTO, *(name for name in DTYPES if name != "fp16"))
 # Upper estimate of an encoder's activations.
 _ENCODER_BYTES = 256 << 20
-_encoder = host.ModelCache()
+_encoder = host.ModelCache(host.text_device, host.text_offload_device)
 
 
 @dataclass(frozen=True)
@@ -243,11 +238,7 @@ class TextPrompt(io.ComfyNode):
                 allow_download(),
                 *widgets(PromptSettings),
             ],
-            outputs=[
-                TEXT.Output(
-                    "condition", display_name="condition", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler."
-                )
-            ],
+            outputs=[output(TEXT, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -267,9 +258,6 @@ class TextPrompt(io.ComfyNode):
             host.load_to_device(loaded, _ENCODER_BYTES)
             features = loaded.model.encode([prompt])[0]
         return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
-
-
-# ------------------------------------------------------------------------------------------------ Harmon and UniPic
 
 
 @dataclass(frozen=True)
@@ -308,11 +296,7 @@ class Prompt(io.ComfyNode):
                     f"were trained with: {UNCONDITIONAL}",
                 ),
             ],
-            outputs=[
-                PROMPT.Output(
-                    "condition", display_name="condition", tooltip="For the MAR samplers, with Harmon or UniPic."
-                )
-            ],
+            outputs=[output(PROMPT, "condition", "For the MAR samplers, with Harmon or UniPic.")],
         )
 
     @classmethod
@@ -323,9 +307,7 @@ class Prompt(io.ComfyNode):
         return io.NodeOutput(PromptCondition((prompt,) * settings.images, away))
 
 
-# ------------------------------------------------------------------------------------------------ Tar
-
-_ta_tok = host.ModelCache((host.device, host.offload_device))
+_ta_tok = host.ModelCache(host.device, host.offload_device)
 # Pictures per batch of TA-Tok's encoder; the codebook is projected once per batch.
 _BATCH = 8
 
@@ -364,9 +346,7 @@ class TarPrompt(io.ComfyNode):
                 *widgets(TarPromptSettings, automatic_names(TarPromptSettings)),
                 *widgets(PromptImages),
             ],
-            outputs=[
-                CODES.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
-            ],
+            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
         )
 
     @classmethod
@@ -436,9 +416,7 @@ class ImageToCodes(io.ComfyNode):
                 allow_download(),
                 *widgets(ImageToCodesSettings),
             ],
-            outputs=[
-                CODES.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
-            ],
+            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 

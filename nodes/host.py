@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import comfy.model_management as mm
 import comfy.ops
@@ -68,16 +68,12 @@ def input_pictures() -> list[str]:
 
 def input_picture(name: str) -> Path:
     """The file of a picture in the input folder, or in the folder that the name ends with ("[output]", say)."""
-    # Not all supported versions of ComfyUI check that the name stays inside the folder.
-    folders = (
-        folder_paths.get_input_directory(),
-        folder_paths.get_output_directory(),
-        folder_paths.get_temp_directory(),
-    )
+    places = (getattr(folder_paths, f"get_{kind}_directory")() for kind in ("input", "output", "temp"))
     try:
         name = name[:_LONGEST_PATH]
         path = Path(os.path.abspath(folder_paths.get_annotated_filepath(name)))
-        inside = any(path.is_relative_to(os.path.abspath(folder)) for folder in folders) and path.is_file()
+        # Not all supported versions of ComfyUI check that the name stays inside the folder.
+        inside = any(path.is_relative_to(os.path.abspath(place)) for place in places) and path.is_file()
     except (OSError, ValueError):  # a name that no file can have
         inside = False
     if not inside:
@@ -117,9 +113,8 @@ class Loaded:
     """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference.
 
     Attributes:
-        model: the model.
         patcher, further: ComfyUI's handles for moving the weights: of ``net``, or one for each of the model's ``parts``.
-        vae: decoder of the same loader, for live previews; or None.
+        vae: decoder of the same loader, for live previews.
         parts: further networks of the same loader by name. Each has its own patcher and is on the device only while needed.
         recommended: settings that the model's file recommends, for widgets at auto.
         speed: how the model runs, a choice of the loader.
@@ -144,16 +139,8 @@ class Loaded:
         return Loaded(model, patcher, vae, parts or {}, recommended or {}, further, speed)
 
 
-class Managed(Protocol):
-    """A network that ComfyUI manages: a model, a decoder, an upscaler."""
-
-    patcher: ModelPatcher
-
-
-def to_device(
-    loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Managed] = ()
-) -> None:
-    """Load a model, ``others`` and the decoder for previews of ``latents`` [B, C, h, w], with ``memory`` bytes free to work in."""
+def to_device(loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Any] = ()) -> None:
+    """Load a model, other models and decoders, and the decoder for previews of ``latents`` [B, C, h, w], with ``memory`` bytes free."""
     patchers = [p for one in (loaded, *others) for p in (one.patcher, *getattr(one, "further", ()))]
     if loaded.vae is not None and previews_wanted():
         patchers.append(loaded.vae.patcher)
@@ -164,13 +151,10 @@ def to_device(
 class ModelCache:
     """Holds one model that is expensive to load, until another one is stored or ComfyUI unloads its weights.
 
-    ``devices`` return the compute and the offload device; by default those of a text encoder.
+    ``devices`` return the compute and the offload device.
     """
 
-    def __init__(
-        self,
-        devices: tuple[Callable[[], torch.device], Callable[[], torch.device]] = (text_device, text_offload_device),
-    ) -> None:
+    def __init__(self, *devices: Callable[[], torch.device]) -> None:
         self._devices = devices
         self._key: Any = None
         self._loaded: Loaded | None = None
@@ -242,8 +226,7 @@ def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], T
         latents: from a yielded object to latents [B, C, h, w]; called only for a preview.
     """
     canvas = Canvas(vae.decode_now) if vae is not None and previews_wanted() else None
-    bar: comfy.utils.ProgressBar | None = None
-    spent: float | None = None
+    bar, spent = comfy.utils.ProgressBar(1), None
     try:
         while True:
             # ProgressBar checks too, but it is throttled, which would delay a cancellation by several steps.
@@ -257,7 +240,6 @@ def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], T
                 torch.cuda.synchronize(step.decided.device)  # queued work must not count as the preview's
             began = time.perf_counter()
             picture = _preview(canvas, step, latents) if wanted else None
-            bar = bar or comfy.utils.ProgressBar(step.total)
             bar.update_absolute(step.done, step.total, picture)
             spent = time.perf_counter() - began
     finally:
@@ -284,13 +266,12 @@ def show_text(text: str, node_id: str | None) -> None:
 
 def progress() -> Callable[[int, int], None]:
     """A callback (done, total) for downloads and other long work; it raises when the run is cancelled."""
-    bar: list[comfy.utils.ProgressBar] = []
+    bar = comfy.utils.ProgressBar(1)
 
     def report(done: int, total: int) -> None:
         mm.throw_exception_if_processing_interrupted()
         if total > 0:
-            bar.extend([] if bar else [comfy.utils.ProgressBar(total)])
-            bar[0].update_absolute(min(done, total), total)
+            bar.update_absolute(min(done, total), total)
 
     return report
 
@@ -383,7 +364,6 @@ class FastARVAE:
         self.latent_channels, self.latent_dim, self.output_channels = channels, 2, 3
         self.device, self.output_device = mm.vae_device(), mm.intermediate_device()
         self.vae_dtype = next(net.parameters()).dtype
-        # The streaming patcher needs ComfyUI's own layers.
         self.patcher = ModelPatcher(net, self.device, mm.vae_offload_device())
 
     def spacial_compression_decode(self) -> int:
@@ -413,12 +393,9 @@ class FastARVAE:
     def decode(self, samples_in: Tensor, vae_options: dict[str, Any] | None = None) -> Tensor:
         """Latents [B, C, h, w] to pictures [B, H, W, 3] in 0..1."""
         latents = _checked_latents(samples_in, self.latent_channels, self.name, self.kind)
-        try:
-            return self._in_chunks(latents, self._decode, self.memory_used_decode).movedim(1, -1)
-        except RuntimeError as problem:
-            if not out_of_memory(problem):
-                raise
-        mm.soft_empty_cache()
+        pictures = self._in_chunks(latents, self._decode, self.memory_used_decode)
+        if pictures is not None:
+            return pictures.movedim(1, -1)
         tile = max(1, 256 // self.upscale_ratio)
         return self.decode_tiled(latents, tile, tile, tile // 4)
 
@@ -427,13 +404,7 @@ class FastARVAE:
         return self._decode(latents).movedim(1, -1)
 
     def decode_tiled(
-        self,
-        samples: Tensor,
-        tile_x: int = 64,
-        tile_y: int = 64,
-        overlap: int = 16,
-        tile_t: int | None = None,
-        overlap_t: int | None = None,
+        self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16, **of_videos: Any
     ) -> Tensor:
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
         latents = _checked_latents(samples, self.latent_channels, self.name, self.kind)
@@ -451,22 +422,11 @@ class FastARVAE:
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """Pictures [B, H, W, 3] in 0..1 to latents; cropped to whole strides around the centre, as core does."""
         pixels = _whole_strides(pixel_samples, self.downscale_ratio)
-        try:
-            return self._in_chunks(pixels, self._encode, self.memory_used_encode)
-        except RuntimeError as problem:
-            if not out_of_memory(problem):
-                raise
-        mm.soft_empty_cache()
-        return self.encode_tiled(pixel_samples, 256, 256, 64)
+        latents = self._in_chunks(pixels, self._encode, self.memory_used_encode)
+        return self.encode_tiled(pixel_samples, 256, 256, 64) if latents is None else latents
 
     def encode_tiled(
-        self,
-        pixel_samples: Tensor,
-        tile_x: int = 512,
-        tile_y: int = 512,
-        overlap: int = 64,
-        tile_t: int | None = None,
-        overlap_t: int | None = None,
+        self, pixel_samples: Tensor, tile_x: int = 512, tile_y: int = 512, overlap: int = 64, **of_videos: Any
     ) -> Tensor:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         stride = self.downscale_ratio
@@ -483,7 +443,8 @@ class FastARVAE:
 
     def _in_chunks(
         self, x: Tensor, work: Callable[[Tensor], Tensor], memory: Callable[[Any, torch.dtype], float]
-    ) -> Tensor:
+    ) -> Tensor | None:
+        """The result for a batch; None if memory is insufficient for one entry."""
         need = memory(x.shape, self.vae_dtype)
         _load([self.patcher], need)
         chunk = max(1, int(mm.get_free_memory(self.device) / max(1.0, need)))
@@ -492,7 +453,13 @@ class FastARVAE:
             mm.throw_exception_if_processing_interrupted()
             return work(x).to(self.output_device)
 
-        return torch.cat(in_chunks(part, x, chunk, mm.soft_empty_cache))
+        try:
+            return torch.cat(in_chunks(part, x, chunk, mm.soft_empty_cache))
+        except RuntimeError as problem:
+            if not out_of_memory(problem):
+                raise
+        mm.soft_empty_cache()
+        return None
 
     def _tiled(
         self, x: Tensor, work: Callable[[Tensor], Tensor], tile: Any, overlap: int, scale: float, channels: int

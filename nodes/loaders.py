@@ -23,7 +23,7 @@ from ..model_loaders.networks.autoencoder import KLAutoencoder, KLModel, VQModel
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..samplers import registry
 from . import host
-from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, schema
+from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
 from .status import show
 
 # Model folders of each file family; the first takes downloads. Core's diffusion models are left out, because most of them are not MARs.
@@ -157,28 +157,18 @@ class KLDecoder(host.FastARVAE):
 
 
 class _Loader(io.ComfyNode):
-    """Loads a model and its decoder. The classes below hold texts and menus.
-
-    Attributes:
-        node_id, title, description, aliases: of the schema.
-        family: of the registry.
-        usual: entries of which the first on the menu is the default.
-        widgets: names, in order.
-        dtypes: choices of the widget dtype.
-        tooltips: of widgets, where they differ from those of other loaders.
-        output: of the model socket.
-    """
+    """Loads a model and its decoder. The classes below hold texts and menus."""
 
     node_id: ClassVar[str]
     title: ClassVar[str]
     description: ClassVar[str]
     aliases: ClassVar[list[str]]
-    family: ClassVar[str]
-    usual: ClassVar[tuple[str, ...]]
+    family: ClassVar[str]  # of the registry
+    usual: ClassVar[tuple[str, ...]]  # the first of these entries that is on the menu is the default
     widgets: ClassVar[tuple[str, ...]] = ("checkpoint", "decoder", "dtype", "allow_download", "speed")
     dtypes: ClassVar[tuple[str, ...]] = (AUTO, *DTYPES, INT8)
-    tooltips: ClassVar[dict[str, str]] = {}
-    output: ClassVar[io.Output]
+    tooltips: ClassVar[dict[str, str]] = {}  # where they differ from those of other loaders
+    output: ClassVar[io.Output]  # the model socket
 
     @classmethod
     def options(cls, widget: str) -> list[str]:
@@ -213,7 +203,7 @@ class _Loader(io.ComfyNode):
             description=cls.description,
             search_aliases=cls.aliases,
             widgets=widgets,
-            outputs=[cls.output, io.Vae.Output("vae", display_name="vae", tooltip="For VAE Decode and VAE Encode.")],
+            outputs=[cls.output, output(io.Vae, "vae", "For VAE Decode and VAE Encode.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -256,12 +246,10 @@ class _Loader(io.ComfyNode):
 
 
 _KL = "The autoencoder that turns latents into pictures. auto takes the one the checkpoint was trained with."
-_MAR_OUTPUT = MAR.Output("model", display_name="model", tooltip="For MAR Sampler and its accelerated relatives.")
+_MAR_OUTPUT = output(MAR, "model", "For MAR Sampler and its accelerated relatives.")
 
 
 class LoadMAR(_Loader):
-    """A MAR and its decoder."""
-
     node_id, title, family, usual = "FastARLoadMAR", "Load MAR", registry.MAR, ("demo",)
     description = (
         "Loads a MAR and the decoder that turns its latents into pictures. The demo is built in; official models can be "
@@ -277,8 +265,6 @@ class LoadMAR(_Loader):
 
 
 class LoadHybrid(_Loader):
-    """A Harmon or UniPic and its decoder."""
-
     node_id, title, family = "FastARLoadHybrid", "Load Harmon / UniPic", registry.HYBRID
     usual = ("demo-hybrid", "harmon-0.5b")
     description = (
@@ -299,8 +285,6 @@ class LoadHybrid(_Loader):
 
 
 class LoadLlamaGen(_Loader):
-    """A LlamaGen or PAR and its decoder."""
-
     node_id, title, family, usual = "FastARLoadLlamaGen", "Load LlamaGen / PAR", registry.LLAMAGEN, ("demo-llamagen",)
     description = (
         "Loads a LlamaGen (for classes or text) or a PAR, and the VQ tokenizer that turns its tokens into pictures. The demo is built in; "
@@ -308,12 +292,10 @@ class LoadLlamaGen(_Loader):
     )
     aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
-    output = TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
+    output = output(TOKEN_MODEL, "model", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
 
 
 class LoadTarDetokenizer(_Loader):
-    """A de-tokenizer of Tar, with the TA-Tok and the decoder that belong to it."""
-
     node_id, title, family = "FastARLoadTarDetokenizer", "Load Tar De-tokenizer", registry.TAR
     usual = ("demo-dtok", "demo-dtok-low", "ar-dtok-512")
     description = (
@@ -326,7 +308,7 @@ class LoadTarDetokenizer(_Loader):
         "checkpoint": "The number is the side of the picture in pixels; larger is sharper and slower: 256, 1024 and 4096 tokens. "
         "Entries that begin with demo are built in. Your own files go into models/fastar (.pth, .safetensors).",
     }
-    output = TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
+    output = output(TOKEN_MODEL, "model", "For LlamaGen, ZipAR and MuLo-SD Sampler.")
 
 
 class LoadTar(io.ComfyNode):
@@ -360,7 +342,7 @@ class LoadTar(io.ComfyNode):
                 ),
                 allow_download(),
             ],
-            outputs=[TAR.Output("tar", display_name="tar", tooltip="For Tar Prompt.")],
+            outputs=[output(TAR, "tar", "For Tar Prompt.")],
             hidden=[io.Hidden.unique_id],
         )
 

@@ -16,21 +16,18 @@ Decode = Callable[[Tensor], Tensor]
 GREY = 128
 LEAST = 256  # smaller pictures are enlarged by an integer factor, so that single tokens are visible
 MOST_IMAGES = 4  # of a batch
+INTERVAL = 0.5  # in seconds
 
 
 class Canvas:
     """Draws previews of a sampler's steps at a bounded cost.
 
-    The interval between previews is at least ``every`` seconds and at least ten times the duration of the last one.
-
-    Args:
-        decode: decoder of the sampled model.
-        every: minimum interval in seconds.
+    The interval between previews is at least half a second and at least ten times the duration of the last one.
     """
 
-    def __init__(self, decode: Decode, every: float = 0.5):
-        self.decode, self.every = decode, every
-        self._next = time.perf_counter() + every
+    def __init__(self, decode: Decode):
+        self.decode = decode
+        self._next = time.perf_counter() + INTERVAL
 
     def due(self) -> bool:
         """Whether the next preview is due."""
@@ -49,7 +46,7 @@ class Canvas:
         known = decided[:MOST_IMAGES].cpu().numpy()  # synchronises, so that only the decoder is timed
         began = time.perf_counter()
         pictures = to_bytes(self.decode(latents[:MOST_IMAGES]))
-        self._next = time.perf_counter() + max(self.every, 10 * (time.perf_counter() - began))
+        self._next = time.perf_counter() + max(INTERVAL, 10 * (time.perf_counter() - began))
         n, height, width, _ = pictures.shape
         rows, columns = np.arange(height) * known.shape[1] // height, np.arange(width) * known.shape[2] // width
         pictures = np.where(known[:, rows][:, :, columns, None], pictures, np.uint8(GREY))

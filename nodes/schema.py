@@ -59,6 +59,11 @@ def schema(
     return io.Schema(inputs=[*sockets, *widgets, *optional], **about)
 
 
+def output(kind: Any, name: str, tooltip: str, **about: Any) -> io.Output:
+    """An output of the class ``kind``."""
+    return kind.Output(name, display_name=name, tooltip=tooltip, **about)
+
+
 def widgets(settings: type, automatic: Collection[str] = ()) -> list[io.Input]:
     """One widget per setting; those named in ``automatic`` have the value auto, which is their default."""
     return [widget(name, default, about, name in automatic) for name, (default, about) in knobs(settings).items()]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any
 
 from comfy_api.latest import io
@@ -21,22 +20,16 @@ def hidden() -> list[Any]:
     return [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
 
 
-def reported(execute: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOutput]:
-    """Decorator, below ``classmethod``, of a sampler's ``execute``: write its report, the second output, to saved pictures.
+def reported(node: Any, output: io.NodeOutput) -> io.NodeOutput:
+    """Write a sampler's report, the second output, to saved pictures; returns ``output``.
 
     The report is shown on the node unless another node takes it: Compare then shows it beside the others.
     """
-
-    @wraps(execute)
-    def run(cls: Any, *args: Any, **inputs: Any) -> io.NodeOutput:
-        output = execute(cls, *args, **inputs)
-        report: Report = output.result[1]
-        if not taken(cls, 1):
-            show(cls, [one_line(report), no_gain(report)])
-        write_reports(cls, [report])
-        return output
-
-    return run
+    report: Report = output.result[1]
+    if not taken(node, 1):
+        show(node, [one_line(report), no_gain(report)])
+    write_reports(node, [report])
+    return output
 
 
 def show(node: Any, lines: Sequence[str]) -> None:

@@ -102,7 +102,7 @@ OURS = {
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
     "selection": {"assembly", "model_loaders", "samplers"},
-    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
+    "nodes": {"nodes", "selection", "assembly", "samplers", "model_loaders", "reports"},
     "nodes.host": {"nodes.preview", "nodes.weights"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
