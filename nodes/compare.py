@@ -23,9 +23,8 @@ from ..samplers.baseline import baselines, lossless, of_report
 from ..samplers.registry import SAMPLERS, TAR, family_of
 from ..samplers.settings import knob, knobs, make
 from . import host
-from .preview import to_bytes
-from .schema import REPORT, expect, expect_image, output, schema, widgets
-from .status import hidden, show, taken, write_reports
+from .samplers import write_reports
+from .schema import HIDDEN, REPORT, expect, expect_image, output, schema, widgets
 
 PAIRS = 8  # image and report sockets of Compare
 MOST_CELLS = 64
@@ -72,9 +71,8 @@ def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
         if report is None:
             labels.append(f"picture {i + 1}")
             continue
-        same = [r for r in reports if r is not None and r.sampler == report.sampler]
         own = {"seed": report.seed, **report.settings}
-        others = [{"seed": r.seed, **r.settings} for r in same]
+        others = [{"seed": r.seed, **r.settings} for r in reports if r is not None and r.sampler == report.sampler]
         varied = [k for k, v in own.items() if any(o.get(k) != v for o in others)]
         named = ", ".join(f"{k.replace('_', ' ')} {own[k]}" for k in varied)
         labels.append(f"{_title(report.sampler)} {named}".strip())
@@ -130,7 +128,7 @@ class Compare(io.ComfyNode):
             "baseline, seconds, transformer passes, head calls, acceptance, PSNR and SSIM. Also gives the numbers as a table.",
             search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
             is_input_list=True,
-            hidden=hidden(),
+            hidden=HIDDEN,
             sockets=pairs,
             widgets=[labels, *widgets(CompareSettings)],
             outputs=[
@@ -187,8 +185,8 @@ def _tell(
             lines.append(f"{label}: {one_line(report, reports[base], found[k])}")
             sentence = no_gain(report, reports[base])
             bare += [f"{label}: {sentence}"] if sentence else []
-    if not taken(node, 1):  # the table has the same figures
-        show(node, lines)
+    if not host.taken(node, 1):  # the table has the same figures
+        host.show(node, lines)
     words = "; ".join(filter(None, (explain(reports), explain_quality(found))))
     return "\n\n".join([to_table(reports, labels, within, found), f"{words}.", *bare])
 
@@ -205,7 +203,7 @@ def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report |
                 "one sampler, or no report."
             )
         for k, image in enumerate(images):
-            pictures.append(to_bytes(expect_image(image, f"image_{i}")))
+            pictures.append(host.to_bytes(expect_image(image, f"image_{i}")))
             reports.append(expect(given[k], Report, f"report_{i}", _REPORTED) if given else None)
     if not pictures:
         raise UserError("image_1: there is nothing to compare; connect at least one image.")
@@ -266,8 +264,6 @@ class TokenMapSettings:
 
 
 class TokenMap(io.ComfyNode):
-    """A map of the tokens over the picture."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -290,7 +286,7 @@ class TokenMap(io.ComfyNode):
         settings = make(TokenMapSettings, values)
         checked = expect(report, Report, "report", _REPORTED)
         with enough_memory(SHEET):
-            backdrop = None if image is None else to_bytes(expect_image(image, "image"))
+            backdrop = None if image is None else host.to_bytes(expect_image(image, "image"))
             side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
             return io.NodeOutput(to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
 
@@ -308,8 +304,6 @@ class ReportSettings:
 
 
 class ReportToText(io.ComfyNode):
-    """A report as text."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(

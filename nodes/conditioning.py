@@ -90,12 +90,7 @@ def _found() -> dict[str, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class LabelText:
-    """Labels whose label set is the one of the model that samples them.
-
-    Attributes:
-        text: see :func:`samplers.conditioning.resolve_labels`.
-        repeat: images per label.
-    """
+    """Labels, ``repeat`` images of each, whose label set is the one of the model that samples them."""
 
     text: str
     repeat: int
@@ -109,8 +104,6 @@ def as_labels(value: Any, label_set: str) -> Condition:
 
 
 class ClassLabel(io.ComfyNode):
-    """Class labels by name or id."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -195,20 +188,7 @@ class PromptSettings:
     )
 
 
-def _cleaned(text: str) -> str:
-    """A prompt in one line, of which something is left when it is cleaned as captions are."""
-    prompt = " ".join(text.split())
-    if not clean(prompt):
-        left = (
-            "it is empty" if not prompt else "addresses, file names and signs are left out, and nothing else is there"
-        )
-        raise UserError(f"text: {left}; say in words what to draw.")
-    return prompt
-
-
 class TextPrompt(io.ComfyNode):
-    """A prompt for LlamaGen's text-to-image models."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         encoders = menu("t5")
@@ -245,7 +225,12 @@ class TextPrompt(io.ComfyNode):
     @classmethod
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
-        prompt = _cleaned(expect(text, str, "text", "a text node, or type it"))
+        prompt = " ".join(expect(text, str, "text", "a text node, or type it").split())
+        if not clean(prompt):  # as captions are cleaned
+            only = (
+                "addresses, file names and signs are left out, and nothing else is there" if prompt else "it is empty"
+            )
+            raise UserError(f"text: {only}; say in words what to draw.")
         name = dtype_name(choose_dtype(settings.dtype, host.text_device()))
         path = finder(cls, allow_download)(listed(encoder, "t5"), "t5")
 
@@ -268,8 +253,6 @@ class PromptImages:
 
 
 class Prompt(io.ComfyNode):
-    """A prompt for Harmon and UniPic."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -321,8 +304,6 @@ def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images:
 
 
 class TarPrompt(io.ComfyNode):
-    """A prompt for Tar, as semantic codes for a de-tokenizer of any size."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -387,8 +368,6 @@ class ImageToCodesSettings:
 
 
 class ImageToCodes(io.ComfyNode):
-    """The semantic codes of a picture."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         readers = menu("ta-tok")

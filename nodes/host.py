@@ -5,18 +5,21 @@ The only module that imports ``comfy.*`` or ``folder_paths``. It handles network
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import comfy.model_management as mm
 import comfy.ops
 import comfy.utils
 import folder_paths
+import numpy as np
 import torch
 import torch.nn.functional as F
 from comfy.cli_args import LatentPreviewMethod, args
@@ -27,11 +30,13 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import enough_memory, in_chunks, out_of_memory
-from . import weights
-from .preview import MOST_IMAGES, Canvas
+from ..model_loaders.networks.ops import streamed_layers
 
 FOLDER = "fastar"
 EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt"}
+# Of live previews: colour of undecided tokens; least side, to which smaller pictures are enlarged by an integer factor; images of a
+# batch; seconds between two.
+GREY, LEAST, MOST_IMAGES, INTERVAL = 128, 256, 4, 0.5
 
 
 # ------------------------------------------------------------------------------------------------ model folders
@@ -58,6 +63,7 @@ def folders(*kinds: str) -> list[Path]:
 # ------------------------------------------------------------------------------------------------ pictures
 
 SWEEPS, _LONGEST_PATH = "fastar_sweeps", 4096
+MOST_LINES = 8  # on a node
 
 
 def input_pictures() -> list[str]:
@@ -89,7 +95,6 @@ def sweep_folder(name: str) -> Path:
 # ------------------------------------------------------------------------------------------------ memory
 
 
-_SOURCE = weights.HostWeights(comfy.ops.cast_bias_weight, comfy.ops.uncast_bias_weight)
 # Functions that return the compute device and the device of networks not in use; of image networks, and of text encoders.
 device, offload_device = mm.get_torch_device, mm.unet_offload_device
 text_device, text_offload_device = mm.text_encoder_device, mm.text_encoder_offload_device
@@ -134,7 +139,7 @@ class Loaded:
     ) -> Loaded:
         """Place a model under ComfyUI's memory management: its ``parts`` one by one if it names any, else ``net``."""
         nets = getattr(model, "parts", {"": model.net})
-        managed = [weights.manage(net, _SOURCE, device()) for net in nets.values()]
+        managed = [allow_streaming(net, device()) for net in nets.values()]
         patcher, *further = (_NotifyingPatcher(net, device(), offload_device()) for net in managed)
         return Loaded(model, patcher, vae, parts or {}, recommended or {}, further, speed)
 
@@ -197,15 +202,64 @@ def load_to_device(loaded: Loaded, memory: float) -> None:
 
 
 def _load(patchers: list[ModelPatcher], memory: float) -> None:
-    """Load networks; large layers of a network may stay on the offload device where memory is insufficient, see ``weights.py``."""
-    streaming = [p for p in patchers if weights.may_stream(p.model)]
-    memory += sum(t.nbytes for p in streaming for t in weights.always_loaded(p.model))
+    """Load networks; large layers of a network may stay on the offload device where memory is insufficient, see :class:`_Streamed`."""
+    streaming = [p for p in patchers if any(layer.source is not None for layer in streamed_layers(p.model))]
+    memory += sum(t.nbytes for p in streaming for t in always_loaded(p.model))
     patchers = [*streaming, *(p for p in patchers if p not in streaming)]  # ComfyUI loads the last one first
     with enough_memory("dtype: the weights do not fit into memory; choose bf16 or fp16, or a smaller model."):
         mm.load_models_gpu(patchers, memory_required=memory, force_full_load=not streaming)
         # A dynamic patcher (an upscale model's may be) places its weights itself.
         for patcher in (p for p in patchers if not getattr(p, "is_dynamic", bool)()):
-            weights.place(patcher.model, patcher.load_device)
+            place(patcher.model, patcher.load_device)
+
+
+class _Streamed:
+    """The source of weights that stay on the offload device and are copied for every call; see ``networks/ops.py``.
+
+    ComfyUI recognises layers that can do without their weight by attributes (``comfy_cast_weights`` and the functions of patches),
+    and sets ``comfy_cast_weights`` on those that it leaves out.
+    """
+
+    def is_offloaded(self, layer: Any) -> bool:
+        return bool(layer.comfy_cast_weights)
+
+    @contextmanager
+    def stream_weight(
+        self, layer: Any, x: Tensor, rows: tuple[int, int] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        if rows is not None:  # ComfyUI would copy all rows, of an embedding ten times as many
+            yield layer.weight[slice(*rows)].to(x.device, x.dtype), None
+            return
+        weight, bias, stream = comfy.ops.cast_bias_weight(layer, x, offloadable=True)
+        try:
+            yield weight, bias
+        finally:
+            comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
+
+    def look_up(self, layer: Any, ids: Tensor) -> Tensor:
+        return F.embedding(ids.to(layer.weight.device), layer.weight).to(ids.device)
+
+
+def allow_streaming(net: nn.Module, device: torch.device) -> nn.Module:
+    """Allow ComfyUI to load a network partially, unless it computes on a CPU; returns ``net``."""
+    if device.type != "cpu":
+        for layer in streamed_layers(net):
+            about = {"source": _Streamed(), "comfy_cast_weights": False, "weight_function": [], "bias_function": []}
+            vars(layer).update(about)
+    return net
+
+
+def always_loaded(net: nn.Module) -> list[Tensor]:
+    """Parameters and buffers that cannot be left out."""
+    left = {id(t) for layer in streamed_layers(net) if layer.source is not None for t in layer.tensors()}
+    return [t for t in (*net.parameters(), *net.buffers()) if id(t) not in left]
+
+
+def place(net: nn.Module, device: torch.device) -> None:
+    """Move to the device what cannot be left out. ComfyUI's partial loading skips parameters of modules that have children."""
+    for module in net.modules():
+        if getattr(module, "source", None) is None:
+            module._apply(lambda t: t if t.device.type == device.type else t.to(device), recurse=False)
 
 
 # ------------------------------------------------------------------------------------------------ driving a sampler
@@ -214,6 +268,54 @@ def _load(patchers: list[ModelPatcher], memory: float) -> None:
 def previews_wanted() -> bool:
     """Whether previews are on (command line, or the setting of this run)."""
     return args.preview_method != LatentPreviewMethod.NoPreviews
+
+
+class Canvas:
+    """Draws previews of a sampler's steps at a bounded cost.
+
+    The interval between previews is at least half a second and at least ten times the duration of the last one.
+    """
+
+    def __init__(self, decode: Callable[[Tensor], Tensor]):
+        self.decode = decode
+        self._next = time.perf_counter() + INTERVAL
+
+    def due(self) -> bool:
+        """Whether the next preview is due."""
+        return time.perf_counter() >= self._next
+
+    def draw(self, latents: Tensor, decided: Tensor) -> np.ndarray:
+        """Draw a partial result; undecided tokens are grey.
+
+        Args:
+            latents: decoder latents [B, C, h, w]; values of undecided tokens are ignored.
+            decided: bool [B, gh, gw], token grid.
+
+        Returns:
+            uint8 [H, W, 3]; of a batch the first four images, two by two.
+        """
+        known = decided[:MOST_IMAGES].cpu().numpy()  # synchronises, so that only the decoder is timed
+        began = time.perf_counter()
+        pictures = to_bytes(self.decode(latents[:MOST_IMAGES]))
+        self._next = time.perf_counter() + max(INTERVAL, 10 * (time.perf_counter() - began))
+        n, height, width, _ = pictures.shape
+        rows, columns = np.arange(height) * known.shape[1] // height, np.arange(width) * known.shape[2] // width
+        pictures = np.where(known[:, rows][:, :, columns, None], pictures, np.uint8(GREY))
+        across = math.ceil(math.sqrt(n))
+        down = math.ceil(n / across)
+        sheet = np.full((down * height, across * width, 3), 0, np.uint8)
+        for i, picture in enumerate(pictures):
+            y, x = i // across * height, i % across * width
+            sheet[y : y + height, x : x + width] = picture
+        factor = max(1, LEAST // max(sheet.shape[:2]))
+        return sheet.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def to_bytes(pictures: Tensor) -> np.ndarray:
+    """Pictures [B, H, W, C] in 0..1 to uint8 [B, H, W, 3]; grey is repeated, alpha dropped, NaN black."""
+    x = pictures.detach().float().nan_to_num(0.0).clamp(0, 1)
+    x = x.expand(*x.shape[:3], 3) if x.shape[3] == 1 else x[..., :3]
+    return (x * 255).round().to(torch.uint8).cpu().numpy()
 
 
 def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], Tensor] = attrgetter("latents")) -> Any:
@@ -258,10 +360,23 @@ def _preview(canvas: Canvas | None, step: Any, latents: Callable[[Any], Tensor])
         return None
 
 
-def show_text(text: str, node_id: str | None) -> None:
-    """Show text on a node, as core's API nodes do; without a node id, nothing."""
-    if node_id is not None:
-        PromptServer.instance.send_progress_text(text, node_id)
+def show(node: Any, lines: Sequence[str]) -> None:
+    """Show lines of text on a node, the class that executes, as core's API nodes do; empty ones are left out."""
+    text, number = "\n".join([line for line in lines if line][:MOST_LINES]), hidden(node, "unique_id")
+    if text and number is not None:
+        PromptServer.instance.send_progress_text(text, number)
+
+
+def hidden(node: Any, name: str) -> Any:
+    """A hidden input of a node; None outside of ComfyUI's execution."""
+    return getattr(getattr(node, "hidden", None), name, None)
+
+
+def taken(node: Any, output: int) -> bool:
+    """Whether an output of the node is connected in the prompt that runs."""
+    prompt, number = hidden(node, "prompt"), str(hidden(node, "unique_id"))
+    nodes = prompt.values() if isinstance(prompt, dict) else ()
+    return any([number, output] == value for other in nodes for value in other.get("inputs", {}).values())
 
 
 def progress() -> Callable[[int, int], None]:
@@ -351,7 +466,6 @@ class FastARVAE:
 
     Args:
         net: ``decode(z)`` -> pictures in about -1..1, ``encode(x)`` -> (latents, ...) for x in -1..1.
-        name: display name.
         stride: pixels per latent position and side.
         channels: latent channels.
         width: channels of the widest full-resolution layer, for the memory estimate.
@@ -382,7 +496,10 @@ class FastARVAE:
         """Weights, for core's Save VAE."""
         return self.first_stage_model.state_dict()
 
-    def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:  # of one picture, as core estimates it
+    def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:  # of one picture
+        if self.kind == KL:
+            return cast(Any, self.first_stage_model).decode_bytes(1, shape[2], shape[3])
+        # As core estimates it; a KL autoencoder needs less.
         return 17 * self.width * shape[2] * shape[3] * self.upscale_ratio**2 * mm.dtype_size(dtype)
 
     def memory_used_encode(self, shape: Any, dtype: torch.dtype) -> float:

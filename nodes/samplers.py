@@ -5,7 +5,7 @@ A run checks its inputs, makes room on the device and drives one generator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -21,7 +21,9 @@ from ..memory import enough_memory
 from ..model_loaders.networks.autoencoder import VQModel
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
-from ..reports.record import Report
+from ..reports.exchange import add_runs, described
+from ..reports.record import Baseline, Qualities, Report
+from ..reports.summary import no_gain, one_line
 from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.choice import Choice, choose
@@ -48,9 +50,9 @@ from ..selection import run_beginning, short
 from . import host
 from .conditioning import READING, LabelText, as_labels
 from .loaders import TA_TOK
-from .preview import to_bytes
 from .schema import (
     CACHE,
+    HIDDEN,
     MAR,
     MAR_CONDITION,
     REPORT,
@@ -70,7 +72,6 @@ from .schema import (
     settings_of,
     widgets,
 )
-from .status import hidden, reported
 
 MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
 TOKEN_LOADERS = "Load LlamaGen / PAR or Load Tar De-tokenizer"
@@ -82,9 +83,6 @@ _READER_BYTES = 256 << 20
 _PIXELS = 1 << 21
 # Samplers that run here: all but the comparison that needs a codebook, and the second name of LlamaGen.
 RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if name != registry.TAR}
-
-
-# ------------------------------------------------------------------------------------------------ models and choices
 
 
 def expect_mar(value: Any, field: str) -> host.Loaded:
@@ -154,7 +152,7 @@ def draw_pictures(
     """Pictures uint8 [N, H, W, 3] and the report of :func:`run_choice`."""
     latent, report = run_choice(choice, loaded, condition, seed, draft).result
     assert loaded.vae is not None
-    return to_bytes(loaded.vae.decode(latent["samples"])), report
+    return host.to_bytes(loaded.vae.decode(latent["samples"])), report
 
 
 def warm_up(loaded: host.Loaded, condition: Any) -> None:
@@ -171,10 +169,7 @@ def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: 
         loaded: a model of the sampler's family, checked.
         sockets: values of optional inputs by name: draft; cache, latent and mask of a MAR; upscale_model of MuLo-SD.
     """
-    given = {name: value for name, value in sockets.items() if value is not None}
-    if not entry.needs_draft:
-        given.pop("draft", None)
-    steps, latents = _begin(entry, loaded, settings, condition, checked_seed(seed), **given)
+    steps, latents = _begin(entry, loaded, settings, condition, checked_seed(seed), **sockets)
     done = host.drive(steps, loaded.vae, latents)
     with enough_memory(READING):
         made = host.to_output(latents(done))
@@ -183,12 +178,37 @@ def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: 
     return io.NodeOutput({"samples": host.mark(made, host.KL if entry.masked else host.VQ)}, done.report)
 
 
+def reported(node: Any, output: io.NodeOutput) -> io.NodeOutput:
+    """Write a sampler's report, the second output, to saved pictures; returns ``output``.
+
+    The report is shown on the node unless another node takes it: Compare then shows it beside the others.
+    """
+    report: Report = output.result[1]
+    if not host.taken(node, 1):
+        host.show(node, [one_line(report), no_gain(report)])
+    write_reports(node, [report])
+    return output
+
+
+def write_reports(
+    node: Any,
+    reports: Sequence[Report],
+    labels: Sequence[str] = (),
+    baseline: Baseline | None = None,
+    quality: Qualities = (),
+) -> None:
+    """Add reports to the metadata that core's Save Image writes to the PNG files of this run.
+
+    ComfyUI gives every node of a run the same dictionary. A run whose pictures are queued without a workflow has none.
+    """
+    metadata = host.hidden(node, "extra_pnginfo")
+    if isinstance(metadata, dict):
+        add_runs(metadata, described(reports, str(host.hidden(node, "unique_id") or ""), labels, baseline, quality))
+
+
 def _begin(entry: Entry, *args: Any, **sockets: Any) -> tuple[Any, Callable[[Any], Tensor]]:
     """Check the inputs of a run and make room for it; returns its steps, and from a step, or the result, to latents [B, C, h, w]."""
     return (_begin_mar if entry.masked else _begin_tokens)(entry, *args, **sockets)
-
-
-# ------------------------------------------------------------------------------------------------ MAR
 
 
 @dataclass(frozen=True)
@@ -199,29 +219,19 @@ class CachePlan:
 
 
 def _begin_mar(
-    entry: Entry,
-    loaded: host.Loaded,
-    settings: Any,
-    condition: Any,
-    seed: int,
-    draft: Any = None,
-    cache: Any = None,
-    latent: Any = None,
-    mask: Any = None,
+    entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: int, **sockets: Any
 ) -> tuple[Any, Callable[[Any], Tensor]]:
     model: MARModel = loaded.model
     what = _mar_condition(condition, model)
     images, steps = len(what), settings.diffusion_steps
-    edit = _edit_of(latent, mask)
+    edit, cache = _edit_of(sockets.get("latent"), sockets.get("mask")), sockets.get("cache")
     if noise_bytes(model, images, steps) > NOISE_LIMIT:
         raise UserError(
             f"condition: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; ask for fewer images "
             "at once, or lower diffusion_steps."
         )
-    more: dict[str, Any] = {}
-    small = [expect_mar(draft, "draft")] if entry.needs_draft else []
-    if small:
-        more["draft"] = small[0].model
+    small = [expect_mar(sockets["draft"], "draft")] if entry.needs_draft else []
+    more = {"draft": small[0].model} if small else {}
     if isinstance(cache, CachePlan):
         cache = settings_of(
             CacheSettings, cache.values, {}, is_demo(model), model.net.config.dim, ar_steps=settings.ar_steps
@@ -270,20 +280,11 @@ def _edit_of(latent: Any, mask: Any) -> Edit | None:
     return Edit(latent["samples"], area[None] if area.ndim == 2 else area[:, 0] if area.ndim == 4 else area)
 
 
-# ------------------------------------------------------------------------------------------------ tokens
-
-
 def _begin_tokens(
-    entry: Entry,
-    loaded: host.Loaded,
-    settings: Any,
-    condition: Any,
-    seed: int,
-    draft: Any = None,
-    upscale_model: Any = None,
+    entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: int, **sockets: Any
 ) -> tuple[Any, Callable[[Any], Tensor]]:
     model: TokenModel = loaded.model
-    vae = loaded.vae
+    vae, upscale_model = loaded.vae, sockets.get("upscale_model") if entry.needs_draft else None
     assert vae is not None  # checked by expect_tokens
     if entry.name == "par" and model.net.config.condition in ("features", "codes"):
         raise UserError(
@@ -291,7 +292,7 @@ def _begin_tokens(
             "ZipAR Sampler."
         )
     what, settings = _token_condition(condition, loaded), resolve(settings, model)
-    small = expect_tokens(draft, "draft") if entry.needs_draft else None
+    small = expect_tokens(sockets["draft"], "draft") if entry.needs_draft else None
     if small is not None:
         expect_same_codes(_vq(loaded), _vq(small), model.name)
     if upscale_model is not None and not _is_upscale_model(upscale_model):
@@ -360,9 +361,6 @@ def _is_upscale_model(value: Any) -> bool:
 def _name_of(upscale_model: Any) -> str:
     kind = getattr(getattr(upscale_model, "architecture", None), "name", None) or type(upscale_model.model).__name__
     return f"{kind} x{upscale_model.scale:g}"
-
-
-# ------------------------------------------------------------------------------------------------ nodes
 
 
 def sampled(vae: str = "the same loader") -> list[io.Output]:
@@ -444,7 +442,7 @@ class _Sampler(io.ComfyNode):
             widgets=[*first, *widgets(entry.settings, automatic_names(entry.settings)), *last],
             optional=cls.optional(),
             outputs=sampled(cls.vae),
-            hidden=hidden(),
+            hidden=HIDDEN,
         )
 
     @classmethod
@@ -461,8 +459,7 @@ class _Sampler(io.ComfyNode):
             plain = SAMPLERS[entry.family]
             asked = chosen(entry.settings, inputs, automatic_names(entry.settings))
             inputs = {k: v for k, v in asked.items() if k in knobs(plain.settings)}
-            entry, draft = plain, None
-            sockets.pop("upscale_model", None)
+            entry = plain
         settings = settings_of(entry.settings, inputs, loaded.recommended, is_demo(loaded.model), _width(loaded))
         return reported(cls, run(entry, loaded, settings, condition, seed, draft=draft, **sockets))
 
@@ -509,8 +506,6 @@ class CSpDSampler(_Sampler):
 
 
 class LazyMARCache(io.ComfyNode):
-    """LazyMAR's settings for another sampler."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(

@@ -42,6 +42,8 @@ ANY_SOCKETS = [
 ]
 ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")
 
+# Hidden inputs of nodes that show text and write reports to saved pictures.
+HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
 SEED_LIMIT = 0xFFFFFFFFFFFFFFFF
 
 
@@ -165,9 +167,6 @@ def seed_widget() -> io.Input:
         tooltip="Decides all randomness: token order and noise. With one seed, any difference between samplers comes from the "
         "method. Image i of a batch uses (seed, i), so it is the same picture as in a batch of its own.",
     )
-
-
-# ------------------------------------------------------------------------------------------------ checks
 
 
 def checked_seed(value: Any) -> int:

@@ -15,14 +15,11 @@ from ..samplers.choice import Choice, parse_choice
 from ..samplers.registry import find
 from . import host
 from .compare import to_image
-from .samplers import expect_any, run_choice, sampled
-from .schema import ANY_DRAFT, ANY_SOCKETS, REPORT, output, schema, seed_widget
-from .status import hidden, reported
+from .samplers import expect_any, reported, run_choice, sampled
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, output, schema, seed_widget
 
 
 class LoadReport(io.ComfyNode):
-    """The reports in a picture's metadata."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         names = host.input_pictures()
@@ -87,8 +84,6 @@ def _line(sampler: str, settings: dict[str, Any]) -> str:
 
 
 class AnySampler(io.ComfyNode):
-    """A sampler that a text names."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -98,7 +93,7 @@ class AnySampler(io.ComfyNode):
             description="Runs a sampler written as text, with its settings: fasthybrid: preset=fast, threshold=0.9. "
             "The line comes from Advisor or Load Report, or is typed.",
             search_aliases=["sampler from text", "apply settings", "advised sampler"],
-            hidden=hidden(),
+            hidden=HIDDEN,
             sockets=ANY_SOCKETS,
             widgets=[
                 io.String.Input(

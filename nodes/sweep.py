@@ -32,8 +32,7 @@ from .samplers import (
     settings_for,
     warm_up,
 )
-from .schema import ANY_DRAFT, ANY_SOCKETS, SEED_LIMIT, expect, output, schema, widgets
-from .status import hidden, show
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect, output, schema, widgets
 
 SWEEP = io.Custom("FASTAR_SWEEP")
 NONE = "none"
@@ -65,8 +64,6 @@ _VALUES = "Values, separated by commas. 0.8..1 x 5 are five evenly spaced ones, 
 
 
 class SweepNode(io.ComfyNode):
-    """A sweep."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -76,7 +73,7 @@ class SweepNode(io.ComfyNode):
             description="Runs a sampler for every combination of values of one or two settings and of seeds, and the plain sampler once a "
             "seed. Cells are written to the output folder as they are made: an interrupted sweep goes on where it stopped.",
             search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
-            hidden=hidden(),
+            hidden=HIDDEN,
             sockets=ANY_SOCKETS,
             widgets=[
                 *widgets(SweepSettings),
@@ -126,7 +123,7 @@ class SweepNode(io.ComfyNode):
             if not sampled:  # takes the initialisation of libraries out of the first cell's seconds
                 warm_up(loaded, condition)
             sampled.append(k)
-            show(cls, [f"cell {k + 1} of {len(jobs)}"])
+            host.show(cls, [f"cell {k + 1} of {len(jobs)}"])
             return draw_pictures(choice, loaded, condition, seed, small)
 
         made: list[Cell] = []
@@ -142,7 +139,7 @@ class SweepNode(io.ComfyNode):
             quality = None if reference is None else measure(pictures, reference[0], word)
             made.append(Cell(i, j, seed, keys[k], report, reports[first], quality))
         found = len(keys) - len(sampled)
-        show(cls, [f"{len(sampled)} of {len(keys)} cells sampled, {found} were in {store.folder.name}"])
+        host.show(cls, [f"{len(sampled)} of {len(keys)} cells sampled, {found} were in {store.folder.name}"])
         title = f"{base.entry.title}: {base.text.partition(': ')[2]}".removesuffix(": ")
         sweep = Sweep(title, store, x_axis, y_axis, tuple(numbers), tuple(made))
         return io.NodeOutput(sweep, sweep_table(sweep))
@@ -229,8 +226,6 @@ class GridSettings:
 
 
 class SweepGrid(io.ComfyNode):
-    """The cells of a sweep as one picture."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return _of_sweep(
@@ -261,8 +256,6 @@ class PlotSettings:
 
 
 class SweepPlot(io.ComfyNode):
-    """The figures of a sweep as a plot."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return _of_sweep(

@@ -103,7 +103,7 @@ OURS = {
     "assembly": {"model_loaders", "samplers", "reports"},
     "selection": {"assembly", "model_loaders", "samplers"},
     "nodes": {"nodes", "selection", "assembly", "samplers", "model_loaders", "reports"},
-    "nodes.host": {"nodes.preview", "nodes.weights"},
+    "nodes.host": {"model_loaders.networks"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
