@@ -6,35 +6,28 @@ names below. Modules are imported when a name is first used.
 
 WEB_DIRECTORY = "./web"
 
-# Public names outside the registry, with their modules.
-_PUBLIC = {
-    "load_mar": "model_loaders.mar",
-    "load_kl": "model_loaders.autoencoders",
-    "load_llamagen": "model_loaders.llamagen",
-    "load_vq": "model_loaders.autoencoders",
-    "load_tar": "model_loaders.tar",
-    "load_ta_tok": "model_loaders.tar",
-    "load_detokenizer": "model_loaders.tar",
-    "load_text_encoder": "model_loaders.text",
-    "resolve": "model_loaders.hub",
-    "finish": "samplers.driver",
-    "UpSampling": "samplers.tokens.upsampling",
-    "tar_prompt": "samplers.tokens.tar",
-    "finish_prompt": "samplers.tokens.tar",
-    "TarPromptSettings": "samplers.tokens.settings",
-    "CacheSettings": "samplers.mar.settings",
-    "LazyTransformer": "samplers.mar.lazymar",
-    "Edit": "samplers.mar.editing",
-    "PairedNoise": "samplers.noise",
-    "PairedDraws": "samplers.tokens.draws",
-    "Condition": "samplers.conditioning",
-    "TextCondition": "samplers.conditioning",
-    "CodeCondition": "samplers.conditioning",
-    "FeatureCondition": "samplers.conditioning",
-    "resolve_labels": "samplers.conditioning",
-    "SAMPLERS": "samplers.registry",
-    "UserError": "errors",
+# Modules and their public names, besides the registry's.
+_MODULES = {
+    "model_loaders.mar": ("load_mar",),
+    "model_loaders.llamagen": ("load_llamagen",),
+    "model_loaders.tar": ("load_tar", "load_ta_tok", "load_detokenizer"),
+    "model_loaders.autoencoders": ("load_kl", "load_vq"),
+    "model_loaders.text": ("load_text_encoder",),
+    "model_loaders.hub": ("resolve",),
+    "samplers.driver": ("finish",),
+    "samplers.tokens.upsampling": ("UpSampling",),
+    "samplers.tokens.tar": ("tar_prompt", "finish_prompt"),
+    "samplers.tokens.settings": ("TarPromptSettings",),
+    "samplers.tokens.draws": ("PairedDraws",),
+    "samplers.mar.settings": ("CacheSettings",),
+    "samplers.mar.lazymar": ("LazyTransformer",),
+    "samplers.mar.editing": ("Edit",),
+    "samplers.noise": ("PairedNoise",),
+    "samplers.conditioning": ("Condition", "TextCondition", "CodeCondition", "FeatureCondition", "resolve_labels"),
+    "samplers.registry": ("SAMPLERS",),
+    "errors": ("UserError",),
 }
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
 
 
 async def comfy_entrypoint():

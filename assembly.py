@@ -7,8 +7,9 @@ they accept the same files and report the same errors.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -36,10 +37,11 @@ from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, l
 from .model_loaders.tokenizer import has_tokenizer
 from .reports.record import Clock, Report
 from .samplers.mar.memory import DECODE
-from .samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
+from .samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR, UP_SAMPLER, Entry
 from .samplers.settings import knobs, make
 from .samplers.tokens.loop import published
 from .samplers.tokens.settings import TarPromptSettings
+from .samplers.tokens.upsampling import UpSampling
 
 AUTO = "auto"
 DEMO = "demo"
@@ -95,15 +97,12 @@ class Source:
 
 
 def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
-    """The path of a catalogue entry (downloaded if necessary) or of a file named by its path.
+    """The path of a catalogue entry (downloaded if necessary) or of a file named by its path; a UserError if there is none.
 
     Args:
         family: file family, a key of :data:`.families.KINDS`.
         folder: folder of weight files and downloads.
         progress: called with (bytes so far, bytes in total or 0).
-
-    Raises:
-        UserError: there is no such file, or the download failed.
     """
     path = Path(choice).expanduser()
     # Catalogue entries take precedence: a checkout contains a folder named demo.
@@ -171,7 +170,7 @@ class Ready:
     @property
     def tokens(self) -> int:
         """Tokens per image."""
-        return _tokens(self.model)
+        return self.config.tokens if self.masked else cast(TokenModel, self.model).tokens
 
     @property
     def classes(self) -> int:
@@ -195,19 +194,11 @@ class Ready:
         return next(self.model.net.parameters()).device
 
 
-def _tokens(model: Any) -> int:
-    return model.net.config.tokens if isinstance(model, MARModel) else model.tokens
-
-
 # ------------------------------------------------------------------------------------------------ models
 
 
 def listed_family(choice: str) -> str | None:
-    """Family of a catalogue entry; None for a file.
-
-    Raises:
-        UserError: the entry is Tar's language model, which draws no pictures.
-    """
+    """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no pictures."""
     if choice in _ids("tar"):
         raise UserError(
             f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer with --model, for "
@@ -217,11 +208,7 @@ def listed_family(choice: str) -> str | None:
 
 
 def identify(path: Path) -> str:
-    """What a model file or folder holds: "mar", "hybrid", "llamagen", "par" or "tar"; "" for anything else.
-
-    Raises:
-        UserError: the file is missing or cannot be read.
-    """
+    """What a model file or folder holds: "mar", "hybrid", "llamagen", "par" or "tar"; "" for anything else."""
     if path.is_dir():
         files = weight_files(path, "model", "a model")
         state = ck.read_all(files, path, "model", lambda name: name not in _HYBRID_NAMES).state
@@ -292,11 +279,7 @@ def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str
 
 
 def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel | None:
-    """Load the TA-Tok that turns semantic codes into a de-tokenizer's features; None if the de-tokenizer reads codes.
-
-    Raises:
-        UserError: the file is missing or does not fit.
-    """
+    """Load the TA-Tok that turns semantic codes into a de-tokenizer's features; None if the de-tokenizer reads codes."""
     if choice == AUTO and ready.config.condition != "features":
         return None
     path = cast(Path, ready.path)
@@ -305,6 +288,72 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel 
     reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False)
     expect_features(reader, cast(TokenModel, ready.model))
     return reader
+
+
+# ------------------------------------------------------------------------------------------------ models of a run
+
+
+def choose_models(
+    model: str, entries: Sequence[Entry], files: Source, prompted: bool = False, labelled: bool = False
+) -> dict[str, tuple[str, str]]:
+    """(family, choice) of the model of each sampler: the one named, or of the demo the one of the sampler's family.
+
+    Args:
+        model: "demo", a catalogue entry or a file.
+        prompted, labelled: whether the run has prompts, or class labels.
+
+    Raises:
+        UserError: a sampler is for another family.
+    """
+    if model != DEMO:
+        return dict.fromkeys((e.name for e in entries), (_family_of_model(model, entries, files), model))
+    families = _families(entries, prompted, labelled)
+    return {e.name: (families[e.name], _demo_model(e, entries, families, files)) for e in entries}
+
+
+def identified(choice: str, files: Source) -> str:
+    """What the file of a model holds, see :func:`identify`."""
+    return identify(files.find(choice, FAMILIES[listed_family(choice) or MAR].files))
+
+
+def _family_of_model(choice: str, entries: Sequence[Entry], files: Source) -> str:
+    """Family of a named model; a UserError if a sampler is for another one."""
+    found = listed_family(choice) or identified(choice, files) or entries[0].family
+    found = LLAMAGEN if found == PAR else found
+    other = next((e for e in entries if found not in e.families), None)
+    if other:
+        raise UserError(
+            f"samplers: {other.name} samples {other.models}, but {Path(choice).name} is not one; leave it out, "
+            "or name another model."
+        )
+    return found
+
+
+def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[str, str]:
+    """Sampler name to the family of its demo model. A token sampler of two families follows the samplers of one; with a prompt it uses
+    Tar, and a MAR sampler without a label the demo that reads prompts."""
+    settled = {e.family for e in entries if len(e.families) == 1}
+    tar = prompted or TAR in settled and LLAMAGEN not in settled
+    out = {e.name: TAR if tar and TAR in e.families else e.family for e in entries}
+    if prompted and not labelled and any(e.built_in and not e.missing for e in hub.entries(FAMILIES[HYBRID].files)):
+        out |= {e.name: HYBRID for e in entries if HYBRID in e.families}
+    return out
+
+
+def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, str], files: Source) -> str:
+    """The built-in model that a sampler uses for "demo".
+
+    A sampler with a single model fixes the picture size for its family, because seconds are comparable only at one size.
+    """
+    family = families[entry.name]
+    fixed = [e.demos(family)[0] for e in entries if families[e.name] == family and len(e.demos(family)) == 1]
+    own = entry.demos(family)
+    if len(own) == 1 or not fixed:
+        return own[0]
+    sizes = {
+        choice: ck.read_metadata(files.find(choice, FAMILIES[family].files)).get("grid") for choice in (fixed[0], *own)
+    }
+    return next((choice for choice in own if sizes[choice] == sizes[fixed[0]]), own[0])
 
 
 # ------------------------------------------------------------------------------------------------ draft models
@@ -346,12 +395,23 @@ class Drafts:
         return self._loaded[key]
 
 
-def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
-    """Raise a UserError if two tokenizers have different codebooks.
+def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
+    """The sampler with its draft model and up-sampler bound to ``run``; a UserError if it lacks a draft model or a decoder."""
+    more: dict[str, Any] = {}
+    if entry.needs_codes and ready.decoder is None:
+        raise UserError(
+            f"random: {entry.name} needs a tokenizer, and random weights come without; name a --model instead."
+        )
+    if entry.needs_draft:
+        assert drafts is not None, "a sampler with a draft model"
+        more["draft"] = drafts.load(entry.name, ready)
+    if entry.needs_codes == UP_SAMPLER:
+        more["up_sampler"] = UpSampling(ready.vq)
+    return replace(entry, run=partial(entry.run, **more)) if more else entry
 
-    Args:
-        model: name of the target model, for the message.
-    """
+
+def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
+    """Raise a UserError if two tokenizers have different codebooks; ``model`` names the target model."""
     a, b = (vq.net.quantize.embedding.weight.detach().cpu().float() for vq in (target, draft))
     if a.shape != b.shape or not torch.allclose(
         F.normalize(a, dim=-1), F.normalize(b, dim=-1), rtol=0, atol=_SAME_CODE
@@ -403,12 +463,8 @@ def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> Tar
 class _Loader(NamedTuple):
     """How models of a family are loaded.
 
-    Attributes:
-        load: (path, dtype, device), and where it has them (grid) and (tokenizer folder), to the model.
-        dtype: (name, device) to the dtype.
-        defaults: the published settings of a model.
-        sized: whether ``load`` takes a grid.
-        tokenizer: whether ``load`` takes the folder of a tokenizer, None where the model's folder has one.
+    ``load`` takes (path, dtype, device), and where it has them (``sized``) a grid and (``tokenizer``) the folder of a tokenizer, None
+    where the model's folder has one. ``dtype`` is from (name, device), ``defaults`` gives the published settings of a model.
     """
 
     load: Callable[..., Model]

@@ -29,16 +29,9 @@ def enough_memory(sentence: str) -> Iterator[None]:
 
 
 def in_chunks(work: Callable[[Any], Any], x: Any, size: int, release: Callable[[], None]) -> list[Any]:
-    """Results of ``work`` for consecutive chunks of a batch; if memory is insufficient, of chunks of half the size.
+    """Results of ``work`` for consecutive chunks of a tensor; if memory is insufficient, of chunks of half the size, and then raises.
 
-    Args:
-        work: from a part of the batch to its result.
-        x: the batch, a tensor.
-        size: entries of a chunk, at least 1.
-        release: called before a chunk is repeated.
-
-    Raises:
-        RuntimeError, MemoryError: memory is insufficient for a single entry.
+    ``release`` is called before a chunk is repeated.
     """
     out: list[Any] = []
     at = 0

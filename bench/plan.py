@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from ..assembly import choose_models
 from ..reports.quality import DISTRIBUTION
 from ..reports.sweep import digest
 from ..samplers.baseline import Run, baselines, is_lossless
 from ..samplers.registry import ALGORITHM
-from ..selection import choose_models
 from .records import Cell
 from .spec import Combination, Spec, expand
 from .work import Conditions, Models, Prepared

@@ -14,17 +14,16 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ..assembly import Drafts, Ready, Source, decode, defaults, load
+from ..assembly import Drafts, Ready, Source, complete, decode, defaults, load
 from ..cli.conditions import Builder
 from ..errors import UserError
 from ..reports.record import Report
-from ..samplers.batches import in_parts
+from ..samplers.batches import begin, in_parts, warm_up
 from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition
 from ..samplers.driver import finish
 from ..samplers.registry import FAMILIES, MAR, Entry, find
 from ..samplers.settings import make
-from ..selection import begin, complete, warm_up
 from .folder import host
 from .records import Cell, Shard, shard_key
 from .spec import Spec
@@ -225,14 +224,14 @@ class Worker:
         name = (cell.family, cell.model, "" if prepared.entry.masked else cell.sampler)
         if name not in self._warm:
             self._warm.add(name)
-            warm_up(prepared.entry, prepared.ready, prepared.settings, condition.of(range(1)))
+            warm_up(prepared.entry, prepared.ready.model, prepared.settings, condition.of(range(1)))
 
 
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:
     """Pictures uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
 
     def start(part: range) -> Any:
-        return begin(prepared.entry, prepared.ready, prepared.settings, condition, seed, first, part)
+        return begin(prepared.entry, prepared.ready.model, prepared.settings, condition, seed, first, part)
 
     made: Any = finish(in_parts(start, len(condition)))
     if prepared.entry.masked and not bool(made.latents.isfinite().all()):

@@ -20,9 +20,8 @@ from ..errors import UserError
 from ..model_loaders.networks.prompts import HybridModel
 from ..reports.grid import compare_grid
 from ..reports.maps import token_map
-from ..reports.paired import qualities
 from ..reports.record import PLAIN, Report, to_json, to_table
-from ..samplers.baseline import lossless
+from ..samplers.baseline import qualities
 from .conditions import conditions, of_prompt
 from .hybrids import check, check_tokens, to_line
 from .models import load, usual_samplers, with_draft
@@ -84,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         reports.append(made.report)
         failed += _say(check_tokens(cast(HybridModel, p.on.model), made.latents)) if options.check else 0
     labels, base = [p.label for p in planned], measured_against(planned)
-    quality = qualities(pictures, reports, base, lossless)
+    quality = qualities(pictures, reports, base)
     print(to_table(reports, labels, base, quality))
     for note in dict.fromkeys(report.note for report in reports if report.note):
         print(f"note: {note}")
@@ -105,11 +104,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(planned: list[Planned]) -> int:
-    """Print what ``--check`` finds in the models; the number of failed lines.
-
-    Raises:
-        UserError: a model is no Harmon or UniPic.
-    """
+    """Print what ``--check`` finds in the models, which must be Harmon or UniPic; the number of failed lines."""
     models = list({id(p.on.model): p.on.model for p in planned}.values())
     if not all(isinstance(model, HybridModel) for model in models):
         raise UserError("check: it is for Harmon and UniPic; name one with --model, or leave --check out.")
@@ -132,7 +127,7 @@ def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], 
         for what in (name for name, show in shown.items() if show):
             cells.append(token_map(report, what, picture))
             names.append(f"{label}: {what}")
-    return compare_grid(cells, names, [None] * len(cells), marked=False, title=title)
+    return compare_grid(cells, names, [None] * len(cells), title=title)
 
 
 def _write(picture: np.ndarray, path: Path) -> None:

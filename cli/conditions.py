@@ -78,11 +78,7 @@ class Builder:
         return condition
 
     def prompts(self, on: Ready, texts: Sequence[str], first: int = 0) -> AnyCondition:
-        """One prompt an image; image i of Tar's codes uses (seed, first + i).
-
-        Raises:
-            UserError: a prompt that the model cannot read, or a missing file.
-        """
+        """One prompt an image; image i of Tar's codes uses (seed, first + i)."""
         if on.condition == "prompt":
             return self._instructions(cast(HybridModel, on.model), texts)
         if on.condition == "text":
@@ -137,11 +133,10 @@ def conditions(
     seed: int = 0,
     asked: Mapping[str, str] | None = None,
 ) -> list[AnyCondition]:
-    """The condition of each sampler. Tar's codes are generated once for all samplers.
+    """The condition of each sampler, ``repeat`` images per label or text. Tar's codes are generated once for all samplers.
 
     Args:
         label, texts: the options; None if not given.
-        repeat: images per label or text.
         seed: seed of Tar's codes.
         asked: settings of Tar's language model, see :func:`of_prompt`.
 

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     lines = "\n".join(f"  {name:<12}{help}" for name, (_, help) in COMMANDS.items())
-    note = f"Each has its own --help. {_listed(DEVELOPMENT)} need a checkout of the repository."
+    note = f"Each has its own --help. {', '.join(DEVELOPMENT[:-1])} and {DEVELOPMENT[-1]} need a checkout of the repository."
     top = Parser(
         PROGRAM,
         description=f"FastAR without ComfyUI. Commands:\n{lines}\n\n{note}",
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     top.add_argument("command", choices=list(COMMANDS), metavar="command", help="one of the above")
     try:
         name = top.parse_args(args[:1]).command
-        module = _import(name)
+        module = _module(COMMANDS[name][0], f"{name}: this command")
         parser = Parser(
             f"{PROGRAM} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -85,34 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _import(name: str) -> ModuleType:
-    """The module of a command.
-
-    Raises:
-        UserError: a command of ``bench/`` or ``tools/``, which this installation does not contain.
-    """
-    return _module(COMMANDS[name][0], f"{name}: this command")
-
-
 def load_sizes() -> Any:
-    """The module ``bench.sizes``.
-
-    Raises:
-        UserError: this installation does not contain ``bench/``.
-    """
+    """The module ``bench.sizes``; a UserError if this installation does not contain it."""
     return _module("..bench.sizes", "random: an official size")
 
 
 def load_judge() -> Any:
-    """The demo's judge, a ``bench.measures.Judge``.
-
-    Raises:
-        UserError: this installation does not contain ``tools/``, or the judge's file is missing.
-    """
+    """The demo's judge, a ``bench.measures.Judge``; a UserError if this installation does not contain it, or its file is missing."""
     return _module(JUDGE, "judge: the demo's judge").PictureBookJudge()
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from .. import assembly
-from ..assembly import AUTO, DEMO, PAR, Drafts, Ready
+from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, choose_models, complete, identified
 from ..errors import UserError
 from ..samplers.registry import FAMILIES, MAR, TAR, Entry
-from ..selection import choose_models, complete, identified
 from .options import source, whole
 from .planning import Planned
 
@@ -30,14 +29,7 @@ def usual_samplers(options: argparse.Namespace) -> str:
 
 
 def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Ready]:
-    """Load the model of each sampler: the model of the options, or of the demo the one of the sampler's family.
-
-    Returns:
-        Models by sampler name.
-
-    Raises:
-        UserError: a file is missing or does not fit, or a sampler is for another family.
-    """
+    """Load the model of each sampler, by its name: the model of the options, or of the demo the one of the sampler's family."""
     entries, files = list(dict.fromkeys(entries)), source(options)
     labelled = getattr(options, "label", None) is not None
     chosen = choose_models(options.model, entries, files, bool(options.text), labelled)
@@ -51,16 +43,6 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
 
 
 def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[Planned]:
-    """The samplers with their draft model and up-sampler bound to ``entry.run``; loaded only where needed.
-
-    Raises:
-        UserError: a draft model is needed and none is named, or there is no decoder.
-    """
-    if not any(p.entry.needs_draft or p.entry.needs_codes for p in planned):
-        return list(planned)
-    files = source(options)
-    drafts = Drafts(files, options.draft, options.model)
-    return [
-        replace(p, entry=complete(p.entry, p.on, drafts)) if p.entry.needs_draft or p.entry.needs_codes else p
-        for p in planned
-    ]
+    """The samplers with their draft model and up-sampler bound to ``entry.run``; loaded only where needed."""
+    drafts = Drafts(source(options), options.draft, options.model)
+    return [replace(p, entry=complete(p.entry, p.on, drafts)) for p in planned]

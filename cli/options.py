@@ -95,11 +95,7 @@ def sampler_options(parser: argparse.ArgumentParser) -> None:
 
 
 def whole(text: str, name: str, low: int, high: int) -> int:
-    """Parse an integer from ``low`` to ``high``.
-
-    Raises:
-        UserError: the text is not an integer or out of range.
-    """
+    """Parse an integer from ``low`` to ``high``; a UserError names the option."""
     try:
         number = int(text)
     except ValueError:
@@ -110,11 +106,7 @@ def whole(text: str, name: str, low: int, high: int) -> int:
 
 
 def output(path: Path | None, name: str, endings: Sequence[str]) -> Path | None:
-    """Check an output file before the run starts, and create its folder.
-
-    Raises:
-        UserError: an unknown file extension, a folder, or a name that no file can have.
-    """
+    """Check an output file before the run starts, and create its folder; a UserError if it cannot be one."""
     if path is None:
         return None
     if "\0" in str(path) or len(os.fsencode(path.name)) > 200:
@@ -128,11 +120,7 @@ def output(path: Path | None, name: str, endings: Sequence[str]) -> Path | None:
 
 
 def save(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside ``path``, then rename it, so that an interruption leaves no half-written file.
-
-    Args:
-        write: writes the path it is given, which has the suffix of ``path``.
-    """
+    """Write a file by ``write`` beside ``path``, with its suffix, then rename it: an interruption leaves no half-written file."""
     part = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
         write(part)
@@ -142,11 +130,7 @@ def save(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" selects CUDA, then MPS, then the CPU.
-
-    Raises:
-        UserError: the device is not available.
-    """
+    """The device of that name; "auto" selects CUDA, then MPS, then the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -189,11 +173,7 @@ def ranks() -> tuple[int, int, int]:
 
 
 def source(options: argparse.Namespace) -> Source:
-    """How this run finds files and where it places weights.
-
-    Raises:
-        UserError: the device is not available.
-    """
+    """How this run finds files and where it places weights."""
     folder = models_folder(options.models)
 
     def find(choice: str, family: str) -> Path:

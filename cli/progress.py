@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import TextIO
 
 _APPEARS = 0.7  # seconds before the bar is shown
@@ -13,14 +12,7 @@ _WIDTH = 28
 
 
 class Bar:
-    """A line that is redrawn on a terminal, or a line every 15 seconds elsewhere.
-
-    Use as a context manager. Nothing is written in the first 0.7 seconds.
-
-    Args:
-        title: text in front of the bar.
-        stream: where to write; stderr by default.
-    """
+    """A line that is redrawn on a terminal, or a line every 15 seconds elsewhere; nothing in the first 0.7 seconds."""
 
     def __init__(self, title: str, stream: TextIO | None = None):
         self.title, self.stream = title, stream or sys.stderr
@@ -36,21 +28,16 @@ class Bar:
         now = time.monotonic()
         if now - self._began < _APPEARS or now - self._printed < (_REDRAWN if self.live else _PRINTED):
             return
-        self._printed = now
+        self._printed, self._shown = now, True
         share = min(1.0, done / total) if total else 0.0
         left = (now - self._began) * (1 / share - 1) if share else 0.0
         numbers = f"{done:,.0f}" + (f"/{total:,.0f}" if total else "") + f" {unit}".rstrip()
-        if self.live:
-            bar = ("#" * round(share * _WIDTH)).ljust(_WIDTH, ".")
-            self.stream.write(f"\r{self.title}  [{bar}]  {numbers}  {left:.0f} s left \x1b[K")
-        else:
-            self.stream.write(f"{self.title}  {numbers}  {left:.0f} s left\n")
+        bar = f"[{('#' * round(share * _WIDTH)).ljust(_WIDTH, '.')}]  " if self.live else ""
+        line = f"{self.title}  {bar}{numbers}  {left:.0f} s left"
+        self.stream.write(f"\r{line} \x1b[K" if self.live else f"{line}\n")
         self.stream.flush()
-        self._shown = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._shown and self.live:
             self.stream.write("\r\x1b[K")
             self.stream.flush()

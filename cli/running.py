@@ -5,22 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from .. import selection
-from ..samplers.batches import in_parts
+from ..samplers import batches
 from ..samplers.conditioning import AnyCondition
 from .planning import Planned
 from .progress import Bar
 
 
 def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Any:
-    """Run a sampler to its end; the batch is sampled in parts if memory is insufficient. Returns the sampler's result.
-
-    Args:
-        first: index of the first image; image i of the batch uses (seed, first + i).
-    """
+    """Run a sampler to its end, in parts if memory is insufficient; image i of the batch uses (seed, first + i)."""
     p = planned
-    start = partial(selection.begin, p.entry, p.on, p.settings, condition, seed, first)
-    return drive(in_parts(start, len(condition)), p.entry.title, "AR steps" if p.on.masked else "steps")
+    start = partial(batches.begin, p.entry, p.on.model, p.settings, condition, seed, first)
+    return drive(batches.in_parts(start, len(condition)), p.entry.title, "AR steps" if p.on.masked else "steps")
 
 
 def drive(sampler: Any, title: str, unit: str) -> Any:
@@ -35,5 +30,5 @@ def drive(sampler: Any, title: str, unit: str) -> Any:
 
 
 def warm_up(planned: Planned, condition: AnyCondition) -> None:
-    """See :func:`selection.warm_up`."""
-    selection.warm_up(planned.entry, planned.on, planned.settings, condition)
+    """See :func:`samplers.batches.warm_up`."""
+    batches.warm_up(planned.entry, planned.on.model, planned.settings, condition)

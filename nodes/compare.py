@@ -15,11 +15,10 @@ from ..errors import UserError
 from ..memory import enough_memory
 from ..reports.grid import cell_order, compare_grid
 from ..reports.maps import WHAT, token_map
-from ..reports.paired import qualities
 from ..reports.quality import explain_quality
 from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_table, to_text
 from ..reports.summary import no_gain, one_line
-from ..samplers.baseline import baselines, lossless, of_report
+from ..samplers.baseline import baselines, of_report, qualities
 from ..samplers.registry import SAMPLERS, TAR, family_of
 from ..samplers.settings import knob, knobs, make
 from . import host
@@ -146,13 +145,10 @@ class Compare(io.ComfyNode):
         base = _baselines(settings.baseline, reports)
         typed = [line.strip() for text in labels for line in str(text).split("\n")]
         names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
-        measured = any(report is not None for report in reports)
         with enough_memory(SHEET):
-            quality = qualities(pictures, reports, base, lossless)
+            quality = qualities(pictures, reports, base)
             about: dict[str, Any] = {"quality": quality, "differences": settings.differences}
-            grid = compare_grid(
-                pictures, names, reports, settings.columns, base, marked=measured, explained=True, **about
-            )
+            grid = compare_grid(pictures, names, reports, settings.columns, base, explained=True, **about)
             image = to_image(grid[None])
         return io.NodeOutput(image, _tell(cls, reports, names, base, quality))
 

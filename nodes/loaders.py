@@ -318,7 +318,7 @@ class LoadTar(_Loader):
         return menu("tar") if widget == "checkpoint" else super().options(widget)
 
     @classmethod
-    def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:
+    def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:  # type: ignore[override]
         source = Source(finder(cls, allow_download), host.offload_device(), dtype, host.device())
         with enough_memory(
             "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."

@@ -25,7 +25,7 @@ from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
 from ..reports.summary import no_gain, one_line
 from ..samplers import registry
-from ..samplers.batches import in_parts
+from ..samplers.batches import in_parts, run_beginning, short
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import (
     AnyCondition,
@@ -46,7 +46,6 @@ from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.loop import resolve
 from ..samplers.tokens.upsampling import UpSampling
-from ..selection import run_beginning, short
 from . import host
 from .conditioning import READING, LabelText, as_labels
 from .loaders import TA_TOK
@@ -156,7 +155,7 @@ def draw_pictures(
 
 
 def warm_up(loaded: host.Loaded, condition: Any) -> None:
-    """Begin the plain sampler, untimed, as :func:`selection.warm_up`."""
+    """Begin the plain sampler, untimed, as :func:`samplers.batches.warm_up`."""
     plain = choose(baseline_of(loaded), {})
     steps, _ = _begin(plain.entry, loaded, short(plain.entry, settings_for(plain, loaded)), condition, 0)
     run_beginning(steps)

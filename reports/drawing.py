@@ -1,7 +1,4 @@
-"""Shared drawing for grids and token maps: colours, text layout and image helpers.
-
-Requires numpy and Pillow only. Images are uint8 RGB arrays.
-"""
+"""Shared drawing for grids, plots and token maps: colours, text layout and image helpers. Images are uint8 RGB arrays."""
 
 from __future__ import annotations
 
@@ -31,11 +28,8 @@ _LONGEST_LINE = 1000  # characters; measuring text takes time per character
 
 @lru_cache(maxsize=16)
 def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's default font at ``size`` pixels, or its bitmap font where no scalable font is available."""
-    try:
-        return ImageFont.load_default(size)
-    except (TypeError, OSError, ImportError):  # Pillow before 10.1, or built without FreeType
-        return ImageFont.load_default()
+    """Pillow's default font at ``size`` pixels."""
+    return ImageFont.load_default(size)
 
 
 def line_height(size: int) -> int:
@@ -71,12 +65,39 @@ def wrap(text: str, size: int, max_width: float, lines: int) -> list[str]:
     return [*out, shorten(" ".join(words), size, max_width)] if words else out
 
 
-def check_batch(pictures: np.ndarray, name: str) -> np.ndarray:
-    """Return ``pictures`` if it is a non-empty uint8 array [N, H, W, 3].
+class Canvas:
+    """An image that is drawn on."""
 
-    Raises:
-        UserError: wrong type, shape or dtype, or an empty array.
-    """
+    def __init__(self, width: int, height: int, colour: Colour = BACKGROUND):
+        self.image = Image.new("RGB", (width, height), colour)
+        self.draw = ImageDraw.Draw(self.image)
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The image, uint8 [H, W, 3]."""
+        return np.asarray(self.image)
+
+    def write(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: int = TAG_SIZE,
+        colour: Colour = TEXT,
+        room: float | None = None,
+        before: float = 0.0,
+    ) -> None:
+        """Write a line whose top is at ``y``, shortened to ``room`` pixels; the share ``before`` of its width is left of ``x``."""
+        text = text if room is None else shorten(text, size, room)
+        self.draw.text((x - before * text_width(text, size), y), text, colour, font=font(size))
+
+    def paste(self, picture: np.ndarray, x: int, y: int) -> None:
+        """Paste uint8 [H, W, 3] with its top left corner at (x, y)."""
+        self.image.paste(Image.fromarray(picture), (x, y))
+
+
+def check_batch(pictures: np.ndarray, name: str) -> np.ndarray:
+    """Return ``pictures`` if it is a non-empty uint8 array [N, H, W, 3], else raise a UserError."""
     if not isinstance(pictures, np.ndarray):
         raise UserError(f"{name}: it holds a {type(pictures).__name__}, not uint8 pictures [N, H, W, 3].")
     if pictures.ndim != 4 or pictures.shape[3] != 3 or pictures.dtype != np.uint8:
@@ -98,19 +119,7 @@ def resize(picture: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def contact_sheet(pictures: np.ndarray, columns: int = 0, gap: int = 2) -> np.ndarray:
-    """Tile a batch into one image in row-major order.
-
-    Args:
-        pictures: uint8 [N, H, W, 3].
-        columns: images per row; 0 for a near-square sheet.
-        gap: pixels between neighbours.
-
-    Returns:
-        uint8 [H', W', 3].
-
-    Raises:
-        UserError: ``pictures`` is not a non-empty uint8 batch.
-    """
+    """Tile a batch uint8 [N, H, W, 3] into one image in row-major order; ``columns`` 0 is a near-square sheet."""
     n, h, w, _ = check_batch(pictures, "pictures").shape
     columns = min(n, columns) if columns > 0 else math.ceil(math.sqrt(n))
     rows = math.ceil(n / columns)
@@ -136,36 +145,13 @@ def ticks(values: Sequence[float]) -> list[float]:
     return [round(k * step, 12) for k in range(first, max(last, first + 1) + 1)]
 
 
-def centred(draw: ImageDraw.ImageDraw, x: float, y: float, text: str, size: int = TAG_SIZE) -> None:
-    """Write a line whose centre is at ``x`` and whose top is at ``y``."""
-    draw.text((x - text_width(text, size) / 2, y), text, QUIET, font=font(size))
-
-
-def annotate(
-    draw: ImageDraw.ImageDraw,
-    text: str,
-    x: float,
-    y: float,
-    taken: list[tuple[float, float, float, float]],
-    gap: float = 8,
-) -> None:
-    """Write a dot's label where no other label is: right, left, above or below; none if all are taken.
-
-    Args:
-        x, y: centre of the dot.
-        taken: boxes (left, top, right, bottom) of labels; the new one is added.
-        gap: pixels between the centre and the label.
-    """
+def annotate(canvas: Canvas, text: str, x: float, y: float, taken: list[tuple[float, float, float, float]]) -> None:
+    """Write a dot's label right, left, above or below its centre, where no box of ``taken`` is, and add its box; else nothing."""
     text = shorten(text, TAG_SIZE, 110)
     w, h = text_width(text, TAG_SIZE), line_height(TAG_SIZE)
-    for left, top in (
-        (x + gap, y - h / 2),
-        (x - gap - w, y - h / 2),
-        (x - w / 2, y - h - gap + 3),
-        (x - w / 2, y + gap - 3),
-    ):
+    for left, top in ((x + 8, y - h / 2), (x - 8 - w, y - h / 2), (x - w / 2, y - h - 5), (x - w / 2, y + 5)):
         box = (left, top, left + w, top + h)
         if all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken):
-            draw.text((left, top), text, TEXT, font=font(TAG_SIZE))
+            canvas.write(left, top, text)
             taken.append(box)
             return

@@ -64,11 +64,7 @@ def _same(run: Any, other: Mapping[str, Any]) -> bool:
 
 
 def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
-    """The picture of a PNG, its reports and their labels ("" where there is none).
-
-    Raises:
-        UserError: not a readable picture of at most 2^28 pixels, no reports in it, or reports that are not well-formed.
-    """
+    """The picture of a PNG, its reports and their labels, "" where there is none; a UserError if it has none that is well-formed."""
     try:
         _check_chunks(path)
         # No other format: Pillow's reader of EPS, for example, starts a program.
@@ -102,12 +98,7 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
 
 
 def _check_chunks(path: Path) -> None:
-    """Check the sizes of a PNG's chunks: Pillow reads every chunk but the picture's own as a whole.
-
-    Raises:
-        UserError: they are too large.
-        OSError: it is no PNG file.
-    """
+    """Raise an error for no PNG file, or for large chunks: Pillow reads every chunk but the picture's own as a whole."""
     if not path.is_file():  # a pipe would never end
         raise OSError("it is no file")
     total = 0
@@ -123,43 +114,35 @@ def _check_chunks(path: Path) -> None:
 
 
 def from_dict(run: Any) -> Report:
-    """The report of one entry of the JSON, without maps.
-
-    Raises:
-        UserError: a value is missing or of another type; the message names it.
-    """
+    """The report of one entry of the JSON, without maps; a UserError names a value that is missing or of another type."""
     if not isinstance(run, Mapping):
         raise UserError("run: it is no object.")
-    settings = run.get("settings")
+    settings, counts, phases = run.get("settings"), run.get("counts", {}), run.get("phases", {})
     if not isinstance(settings, Mapping) or len(settings) > _MOST_SETTINGS:
         raise UserError("settings: they are no object.")
-    if not all(
-        isinstance(k, str) and isinstance(v, (str, int, float, bool)) and _short(v) for k, v in settings.items()
-    ):
+    if not all(isinstance(name, str) and _usual(value) for name, value in settings.items()):
         raise UserError("settings: a value is neither text nor a number.")
-    counts, phases = run.get("counts", {}), run.get("phases", {})
     if not isinstance(counts, Mapping) or not isinstance(phases, Mapping) or len(phases) > len(COUNTS):
         raise UserError("counts: they are no object.")
-    seed = run.get("seed")
     return Report(
         sampler=_text(run, "sampler"),
         model=_text(run, "model"),
         settings=dict(settings),
-        seed=None if seed is None else int(_number(run, "seed", whole=True)),
+        seed=None if run.get("seed") is None else int(_number(run, "seed", whole=True)),
         images=max(1, int(_number(run, "images", whole=True))),
         device=str(run.get("device", ""))[:_MOST_NAME],
         seconds=_number(run, "seconds"),
-        phases={str(k)[:_MOST_NAME]: _number(phases, k) for k in phases},
-        counts={k: int(_number(counts, k, whole=True)) for k in COUNTS if k in counts},
+        phases={str(name)[:_MOST_NAME]: _number(phases, name) for name in phases},
+        counts={name: int(_number(counts, name, whole=True)) for name in COUNTS if name in counts},
         note=str(run.get("note", ""))[: 4 * _MOST_NAME],
     )
 
 
-def _short(value: Any) -> bool:
-    """Whether a setting's text or number has a usual size."""
+def _usual(value: Any) -> bool:
+    """Whether a setting is text or a number of a usual size."""
     if isinstance(value, str):
         return len(value) <= _MOST_NAME
-    return math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 64
+    return isinstance(value, float) and math.isfinite(value) or isinstance(value, int) and abs(value) < 1 << 64
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from ..errors import UserError
 from .drawing import (
     ACCENT,
-    BACKGROUND,
     BODY_SIZE,
     EDGE,
     LABEL_SIZE,
@@ -21,17 +20,17 @@ from .drawing import (
     QUIET,
     TAG_SIZE,
     TEXT,
+    Canvas,
     check_batch,
     contact_sheet,
-    font,
     line_height,
     resize,
-    shorten,
     text_width,
     wrap,
 )
 from .quality import IDENTICAL, Quality, difference, explain_quality
 from .record import Baseline, Qualities, Report, against, explain
+from .table import figure
 
 _GAP = 20  # pixels between cells and around them
 _TARGET_WIDTH = 352  # small images are enlarged by the integer factor closest to this width
@@ -46,7 +45,6 @@ def compare_grid(
     reports: Sequence[Report | None],
     columns: int = 0,
     baseline: Baseline = 0,
-    marked: bool = True,
     title: str = "",
     explained: bool = False,
     quality: Qualities = (),
@@ -60,8 +58,8 @@ def compare_grid(
         reports: one per cell, None where no report exists.
         columns: cells per row, at most 22; 0 chooses (at most four).
         baseline: index of the cell that speed-ups refer to, or one index per cell, None for no speed-up. Each baseline
-            is followed by the cells that refer to it; cells without a baseline come last.
-        marked: whether baseline cells get a tag and a coloured outline.
+            is followed by the cells that refer to it; cells without a baseline come last. If there are reports, baselines get a tag and
+            a coloured outline.
         title: one line above the grid, for example the settings all cells share.
         explained: whether a line under the grid says what the numbers mean.
         quality: of each cell against its baseline, None where there is none; () leaves it out.
@@ -86,46 +84,62 @@ def compare_grid(
         raise UserError(
             f"baseline: {len(bases) if wrong is None else wrong} is outside 0 to {n - 1}, the pictures given."
         )
-    order = cell_order(bases)
-    measured = against(reports, bases)
+    order, measured, found = cell_order(bases), against(reports, bases), list(quality) or [None] * n
     columns = min(n, columns, _MOST_COLUMNS) if columns > 0 else math.ceil(n / math.ceil(n / 4))
     limit = _cell_limit(columns, math.ceil(n / columns), title, 7 if quality else 5)
-    found = list(quality) or [None] * n
-    sheets = []
+    sheets = {}
     for i in order:
         batch, own = check_batch(pictures[i], f"picture {i + 1}"), bases[i]
-        below = pictures[own] if differences and own is not None and own != i else None
-        sheets.append(_cell_picture(batch, limit, below))
-    numbers = [_numbers(reports[i], measured[i], found[i]) for i in order]
-    inner = max(_MIN_WIDTH, *(s.shape[1] for s in sheets), 0)
-    width = inner + 2 * PAD
-    tagged = [marked and n > 1 and i in bases for i in order]
-    # The baseline tag is drawn to the right of its label.
-    label_width = [inner - (text_width("baseline", TAG_SIZE) + PAD if tag else 0) for tag in tagged]
-    titles = [wrap(labels[i], LABEL_SIZE, label_width[k], 2) for k, i in enumerate(order)]
-    rows = []
-    for start in range(0, n, columns):
-        cells = range(start, min(n, start + columns))
-        label_height = max(len(titles[k]) for k in cells) * line_height(LABEL_SIZE) + 6
-        sheet_height = max(sheets[k].shape[0] for k in cells)
-        lines = max(len(numbers[k]) for k in cells)
-        height = PAD + label_height + sheet_height + PAD + (lines * line_height(BODY_SIZE) + PAD // 2 if lines else 0)
-        rows.append(
-            [
-                _draw_cell(sheets[k], titles[k], numbers[k], tagged[k], (width, height), label_height, sheet_height)
-                for k in cells
-            ]
-        )
-    below_all = "; ".join(filter(None, (explain(reports), explain_quality(found)))) if explained else ""
-    return _arrange(rows, columns * (width + _GAP) + _GAP, title, below_all)
+        sheets[i] = _cell_picture(batch, limit, pictures[own] if differences and own is not None and own != i else None)
+    inner = max(_MIN_WIDTH, *(sheet.shape[1] for sheet in sheets.values()))
+    marked = n > 1 and any(report is not None for report in reports)
+    cells = []
+    for i in order:
+        tagged = marked and i in bases
+        room = inner - (text_width("baseline", TAG_SIZE) + PAD if tagged else 0)  # the tag is at the right of the label
+        numbers = _numbers(reports[i], measured[i], found[i])
+        cells.append(_Cell(sheets[i], wrap(labels[i], LABEL_SIZE, room, 2), numbers, tagged))
+    rows = [_Row(cells[start : start + columns]) for start in range(0, n, columns)]
+    width = columns * (inner + 2 * PAD + _GAP) + _GAP
+    below = "; ".join(filter(None, (explain(reports), explain_quality(found)))) if explained else ""
+    lines = wrap(below, TAG_SIZE, width - 2 * _GAP, 4)
+    y = _GAP + (line_height(BODY_SIZE) + PAD if title else 0)
+    bottom = len(lines) * line_height(TAG_SIZE) + (PAD if lines else 0)
+    canvas = Canvas(width, y + sum(row.height + _GAP for row in rows) + bottom)
+    if title:
+        canvas.write(_GAP, _GAP - 4, title, BODY_SIZE, QUIET, width - 2 * _GAP)
+    for row in rows:
+        for k, cell in enumerate(row.cells):
+            _draw_cell(canvas, cell, row, _GAP + k * (inner + 2 * PAD + _GAP), y, inner)
+        y += row.height + _GAP
+    for k, line in enumerate(lines):
+        canvas.write(_GAP, y + k * line_height(TAG_SIZE), line, colour=QUIET)
+    return canvas.pixels
+
+
+class _Cell(NamedTuple):
+    """A cell: its picture, the lines of its label, its numbers, and whether it is tagged as a baseline."""
+
+    sheet: np.ndarray
+    label: list[str]
+    numbers: list[tuple[str, str]]
+    tagged: bool
+
+
+class _Row:
+    """Cells side by side, and heights in pixels: of the tallest label and picture, and of the row."""
+
+    def __init__(self, cells: list[_Cell]):
+        self.cells = cells
+        self.label = max(len(cell.label) for cell in cells) * line_height(LABEL_SIZE) + 6
+        self.sheet = max(cell.sheet.shape[0] for cell in cells)
+        lines = max(len(cell.numbers) for cell in cells)
+        numbers = lines * line_height(BODY_SIZE) + PAD // 2 if lines else 0
+        self.height = PAD + self.label + self.sheet + PAD + numbers
 
 
 def cell_order(bases: Sequence[int | None]) -> list[int]:
-    """Order of the cells: each baseline followed by the cells that refer to it, cells without a baseline last.
-
-    Args:
-        bases: for each cell the index of its baseline, or None.
-    """
+    """Order of the cells, by the index of each one's baseline: baselines followed by the cells that refer to them, None last."""
     out = []
     for base in sorted(dict.fromkeys(bases), key=lambda b: b is None):
         out += [*([] if base is None else [base]), *(i for i, b in enumerate(bases) if b == base and i != base)]
@@ -133,11 +147,7 @@ def cell_order(bases: Sequence[int | None]) -> list[int]:
 
 
 def _cell_limit(columns: int, rows: int, title: str, lines: int) -> tuple[int, int]:
-    """Largest width and height in pixels of a cell's picture; ``lines`` of numbers are below it.
-
-    Raises:
-        UserError: the cells do not fit into a sheet of :data:`.drawing.LONGEST_SIDE`.
-    """
+    """Largest width and height in pixels of a cell's picture, above ``lines`` of numbers; a UserError if the cells do not fit."""
     around = _GAP + 2 * PAD
     text = 2 * line_height(LABEL_SIZE) + 6 + lines * line_height(BODY_SIZE) + PAD // 2
     top = _GAP + (line_height(BODY_SIZE) + PAD if title else 0)
@@ -148,19 +158,14 @@ def _cell_limit(columns: int, rows: int, title: str, lines: int) -> tuple[int, i
 
 
 def _cell_picture(batch: np.ndarray, limit: tuple[int, int], baseline: np.ndarray | None = None) -> np.ndarray:
-    """A batch as one sheet, enlarged by an integer factor, or reduced to ``limit`` (width, height).
-
-    Args:
-        baseline: the difference from it is drawn below, if its shape is the same.
-    """
+    """A batch as one sheet, enlarged by an integer factor or reduced to ``limit``, above its difference from a baseline of its shape."""
     if baseline is not None and baseline.shape == batch.shape:
         half = (limit[0], (limit[1] - 2) // 2)
         parts = [_cell_picture(part, half) for part in (batch, difference(batch, baseline))]
         return np.concatenate([parts[0], np.zeros_like(parts[0][:2]), parts[1]])
     n, h, w, _ = batch.shape
     columns = math.ceil(math.sqrt(n))
-    factor = min(round(_TARGET_WIDTH / (columns * w)), _TARGET_HEIGHT // (math.ceil(n / columns) * h))
-    factor = max(1, factor)
+    factor = max(1, min(round(_TARGET_WIDTH / (columns * w)), _TARGET_HEIGHT // (math.ceil(n / columns) * h)))
     sheet = contact_sheet(batch.repeat(factor, axis=1).repeat(factor, axis=2), columns, gap=2 * (n > 1))
     h, w = sheet.shape[:2]
     if w <= limit[0] and h <= limit[1]:
@@ -174,65 +179,30 @@ def _numbers(report: Report | None, baseline: Report | None, quality: Quality | 
     distance = quality.lines() if quality is not None else []
     if report is None:
         return distance
-    counts = report.counts
-    ratio = report.speedup(baseline) if baseline is not None else None
     lines = [
-        ("speed-up", f"{ratio:.2f}x" if ratio is not None else None),
-        ("seconds", f"{report.seconds:.2f}" if report.seconds else None),
-        ("transformer passes", f"{counts['transformer_passes']:,}" if "transformer_passes" in counts else None),
-        ("head calls", f"{counts['head_calls']:,}" if "head_calls" in counts else None),
-        ("acceptance", f"{100 * report.acceptance:.1f} %" if report.acceptance is not None else None),
+        ("speed-up", figure(report.speedup(baseline), ".2f", "x")),
+        ("seconds", figure(report.seconds or None, ".2f")),
+        ("transformer passes", figure(report.counts.get("transformer_passes"), ",")),
+        ("head calls", figure(report.counts.get("head_calls"), ",")),
+        ("acceptance", figure(report.acceptance, ".1f", " %", 100)),
     ]
-    return [*((name, value) for name, value in lines if value is not None), *distance]
+    return [*((name, value) for name, value in lines if value), *distance]
 
 
-def _draw_cell(
-    sheet: np.ndarray,
-    label: list[str],
-    numbers: list[tuple[str, str]],
-    tagged: bool,
-    shape: tuple[int, int],
-    label_height: int,
-    sheet_height: int,
-) -> Image.Image:
-    """One cell of ``shape`` (width, height); heights in pixels are those of the tallest label and sheet of its row."""
-    width, height = shape
-    cell = Image.new("RGB", shape, PANEL)
-    draw = ImageDraw.Draw(cell)
-    draw.rectangle((0, 0, width - 1, height - 1), outline=ACCENT if tagged else EDGE)
-    for i, line in enumerate(label):
-        draw.text((PAD, PAD + i * line_height(LABEL_SIZE)), line, TEXT, font=font(LABEL_SIZE))
-    if tagged:
-        x = width - PAD - text_width("baseline", TAG_SIZE)
-        draw.text((x, PAD + (LABEL_SIZE - TAG_SIZE) * 0.8), "baseline", ACCENT, font=font(TAG_SIZE))
-    cell.paste(Image.fromarray(sheet), ((width - sheet.shape[1]) // 2, PAD + label_height))
-    top = PAD + label_height + sheet_height + PAD
-    for i, (name, value) in enumerate(numbers):
-        y = top + i * line_height(BODY_SIZE)
+def _draw_cell(canvas: Canvas, cell: _Cell, row: _Row, x: int, y: int, inner: int) -> None:
+    """Draw a cell with its top left corner at (x, y) and ``inner`` pixels for its content."""
+    left, right = x + PAD, x + PAD + inner
+    frame = (x, y, right + PAD - 1, y + row.height - 1)
+    canvas.draw.rectangle(frame, PANEL, ACCENT if cell.tagged else EDGE)
+    for k, line in enumerate(cell.label):
+        canvas.write(left, y + PAD + k * line_height(LABEL_SIZE), line, LABEL_SIZE)
+    if cell.tagged:
+        canvas.write(right, y + PAD + (LABEL_SIZE - TAG_SIZE) * 0.8, "baseline", colour=ACCENT, before=1)
+    canvas.paste(cell.sheet, x + (inner + 2 * PAD - cell.sheet.shape[1]) // 2, y + PAD + row.label)
+    for k, (name, value) in enumerate(cell.numbers):
+        top = y + PAD + row.label + row.sheet + PAD + k * line_height(BODY_SIZE)
         strong = name == "speed-up" or value == IDENTICAL
-        draw.text((PAD, y), name, TEXT if strong else QUIET, font=font(BODY_SIZE))
-        x = width - PAD - text_width(value, BODY_SIZE)
-        draw.text((x, y), value, ACCENT if strong else TEXT, font=font(BODY_SIZE))
-        if i:
-            draw.line((PAD, y - 2, width - PAD, y - 2), fill=EDGE)
-    return cell
-
-
-def _arrange(rows: list[list[Image.Image]], width: int, title: str, below: str) -> np.ndarray:
-    """Paste rows of cells below the title and above another text; uint8 [H, width, 3]."""
-    top = line_height(BODY_SIZE) + PAD if title else 0
-    lines = wrap(below, TAG_SIZE, width - 2 * _GAP, 4) if below else []
-    bottom = len(lines) * line_height(TAG_SIZE) + (PAD if lines else 0)
-    height = top + sum(row[0].height + _GAP for row in rows) + _GAP + bottom
-    canvas = Image.new("RGB", (width, height), BACKGROUND)
-    if title:
-        line = shorten(title, BODY_SIZE, width - 2 * _GAP)
-        ImageDraw.Draw(canvas).text((_GAP, _GAP - 4), line, QUIET, font=font(BODY_SIZE))
-    y = _GAP + top
-    for row in rows:
-        for k, cell in enumerate(row):
-            canvas.paste(cell, (_GAP + k * (cell.width + _GAP), y))
-        y += row[0].height + _GAP
-    for i, line in enumerate(lines):
-        ImageDraw.Draw(canvas).text((_GAP, y + i * line_height(TAG_SIZE)), line, QUIET, font=font(TAG_SIZE))
-    return np.asarray(canvas)
+        canvas.write(left, top, name, BODY_SIZE, TEXT if strong else QUIET)
+        canvas.write(right, top, value, BODY_SIZE, ACCENT if strong else TEXT, before=1)
+        if k:
+            canvas.draw.line((left, top - 2, right, top - 2), fill=EDGE)

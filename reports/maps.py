@@ -7,7 +7,6 @@ in OKLab (Ottosson 2020), so equal differences look equal.
 from __future__ import annotations
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import UserError
 from .drawing import (
@@ -16,6 +15,7 @@ from .drawing import (
     PAD,
     TAG_SIZE,
     TEXT,
+    Canvas,
     Colour,
     check_batch,
     font,
@@ -52,6 +52,8 @@ OUTCOMES: dict[int, tuple[str, Colour]] = {
     PLAIN: ("plain", (74, 74, 82)),
     GIVEN: ("given", (40, 40, 46)),
 }
+# Maps of numbers, drawn with the ramp, and the map of the report that each is made of.
+_NUMERIC = {"fixed at step": "step", "order": "step", "cached": "cached", "tokens per step": "step", "waves": "waves"}
 _LARGEST, _MOST_BYTES = 4096, 1 << 28
 _BLANK: Colour = OUTCOMES[GIVEN][1]  # tokens without a value in a numeric map
 
@@ -81,7 +83,7 @@ def token_map(
 
     Args:
         report: report of the sampler run.
-        what: one of :data:`WHAT`. "fixed at step" (or "step") colours the AR step at which a token was fixed; "order"
+        what: one of :data:`WHAT`. "fixed at step" colours the AR step at which a token was fixed; "order"
             also writes its number, from 1. "cached" colours the number of AR steps at which the token's rows came from a
             cache, "tokens per step" the number of tokens fixed at the same step. "outcome" shows all outcomes, the name
             of an outcome only that one. "islands" gives each island of resampled tokens a hue and a number, "waves"
@@ -109,7 +111,7 @@ def token_map(
         raise UserError(f"size: {batch} maps of {size}x{height} pixels exceed 256 MB; choose a smaller size.")
     # Token row of every pixel row, token column of every pixel column.
     ys, xs = np.arange(height) * h // height, np.arange(size) * w // size
-    numeric = what in ("step", "fixed at step", "order", "cached", "tokens per step", "waves")
+    numeric = what in _NUMERIC
     low, high = _range(grids)
 
     def colour(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Legend]:
@@ -161,17 +163,10 @@ def _oklch(lightness: np.ndarray, chroma: np.ndarray, degrees: np.ndarray) -> np
 
 
 def _select_map(report: Report, what: str) -> np.ndarray:
-    """The array [B, h, w] that ``what`` draws.
-
-    Raises:
-        UserError: unknown name, or the report has no such map.
-    """
-    if what == "step":
-        what = "fixed at step"
+    """The array [B, h, w] that ``what`` draws; a UserError for an unknown name, or if the report has no such map."""
     if what not in WHAT:
         raise UserError(f"what: {what!r} is no token map; there are {', '.join(WHAT)}.")
-    stepwise = what in ("fixed at step", "order", "tokens per step")
-    name = "step" if stepwise else what if what in ("cached", "islands", "waves") else "outcome"
+    name = _NUMERIC[what] if what in _NUMERIC else "islands" if what == "islands" else "outcome"
     if name not in report.maps:
         have = ", ".join(sorted(report.maps)) or "none at all"
         raise UserError(f"what: the {report.sampler} report has no map for {what!r}; its maps: {have}.")
@@ -196,13 +191,10 @@ def _range(grids: np.ndarray) -> tuple[int, int]:
 
 def _ramp_ends(what: str, low: int, high: int) -> tuple[str, str]:
     """Texts at the ends of the ramp."""
-    if what == "cached":
-        return f"cached {low} times", f"{high}"
-    if what == "tokens per step":
-        return f"{low} at a time", f"{high}"
-    if what == "waves":
-        return (f"wave {low + 1}", f"{high + 1}") if high >= 0 else ("no waves", "")
-    return f"step {low + 1}", f"{high + 1}"
+    if what == "waves" and high < 0:
+        return "no waves", ""
+    first = {"cached": f"cached {low} times", "tokens per step": f"{low} at a time", "waves": f"wave {low + 1}"}
+    return first.get(what, f"step {low + 1}"), f"{high if what in ('cached', 'tokens per step') else high + 1}"
 
 
 def _colour_outcomes(grid: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray, _Legend]:
@@ -271,30 +263,27 @@ def _legend_rows(legend: _Legend, width: int) -> list[_Legend]:
 
 def _legend_strip(width: int, height: int, rows: list[_Legend]) -> np.ndarray:
     """Legend of an outcome or island map, uint8 [height, width, 3]."""
-    strip = Image.new("RGB", (width, height), BACKGROUND)
-    draw = ImageDraw.Draw(strip)
+    canvas = Canvas(width, height)
     for k, row in enumerate(rows):
         x, y = float(PAD), 8 + k * line_height(TAG_SIZE)
         for text, colour in row:
             if colour != BACKGROUND:
-                draw.rectangle((x, y + 1, x + TAG_SIZE - 1, y + TAG_SIZE), fill=colour, outline=EDGE)
+                canvas.draw.rectangle((x, y + 1, x + TAG_SIZE - 1, y + TAG_SIZE), fill=colour, outline=EDGE)
                 x += TAG_SIZE + 6
-            draw.text((x, y), text, TEXT, font=font(TAG_SIZE))
+            canvas.write(x, y, text)
             x += text_width(text, TAG_SIZE) + 14
-    return np.asarray(strip)
+    return canvas.pixels
 
 
 def _ramp_strip(width: int, height: int, left: str, right: str) -> np.ndarray:
     """Legend of a numeric map: the ramp between its end texts, uint8 [height, width, 3]."""
-    strip = Image.new("RGB", (width, height), BACKGROUND)
-    draw = ImageDraw.Draw(strip)
+    canvas = Canvas(width, height)
     a, b = round(PAD + text_width(left, TAG_SIZE) + 8), round(width - PAD - text_width(right, TAG_SIZE) - 8)
-    draw.text((PAD, 8), left, TEXT, font=font(TAG_SIZE))
-    draw.text((b + 8, 8), right, TEXT, font=font(TAG_SIZE))
-    out = np.array(strip)
+    canvas.write(PAD, 8, left)
+    canvas.write(b + 8, 8, right)
     if b > a:
-        out[10 : 8 + TAG_SIZE + 1, a:b] = ramp(np.linspace(0, 1, b - a))[None]
-    return out
+        canvas.paste(np.repeat(ramp(np.linspace(0, 1, b - a))[None], TAG_SIZE - 1, axis=0), a, 10)
+    return canvas.pixels
 
 
 def _write_steps(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
@@ -318,12 +307,10 @@ def _write_islands(picture: np.ndarray, grid: np.ndarray) -> np.ndarray:
 
 def _write(picture: np.ndarray, grid: np.ndarray, numbers: list[tuple[int, int, int]], size: int) -> np.ndarray:
     """Write numbers (token row, token column, number) at token centres."""
-    if not isinstance(font(size), ImageFont.FreeTypeFont):  # bitmap fonts support neither anchor nor stroke
-        return picture
-    image = Image.fromarray(picture)
-    draw = ImageDraw.Draw(image)
+    canvas = Canvas(picture.shape[1], picture.shape[0])
+    canvas.paste(picture, 0, 0)
     cell = picture.shape[1] / grid.shape[1]
     for y, x, number in numbers:
         centre = ((x + 0.5) * cell, (y + 0.5) * picture.shape[0] / grid.shape[0])
-        draw.text(centre, str(number), TEXT, font=font(size), anchor="mm", stroke_width=1, stroke_fill=(0, 0, 0))
-    return np.asarray(image)
+        canvas.draw.text(centre, str(number), TEXT, font(size), "mm", stroke_width=1, stroke_fill=(0, 0, 0))
+    return canvas.pixels

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from .table import figure
 
 PEAK = 255.0
 WINDOW, SIGMA, K1, K2 = 11, 1.5, 0.01, 0.03
@@ -70,11 +71,7 @@ class Quality:
         """(name, value) lines for a cell of a grid."""
         if self.word:
             return [("picture", self.word)]
-        numbers = (
-            ("PSNR", None if self.psnr is None else f"{self.psnr:.1f} dB"),
-            ("SSIM", None if self.ssim is None else f"{self.ssim:.3f}"),
-        )
-        return [(name, value) for name, value in numbers if value is not None]
+        return [(name, text) for name, text in zip(("PSNR", "SSIM"), closeness(self), strict=True) if text]
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
@@ -123,29 +120,32 @@ def _smooth_along(x: Tensor, dim: int) -> Tensor:
     return out
 
 
-def difference(pictures: np.ndarray, baseline: np.ndarray, gain: int = GAIN) -> np.ndarray:
-    """Absolute difference of two uint8 batches of one shape, multiplied by ``gain`` and cut at 255; black is equal."""
+def difference(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
+    """Absolute difference of two uint8 batches of one shape, multiplied by 4 and cut at 255; black is equal."""
     if pictures.shape != baseline.shape:
         raise UserError(
             f"differences: pictures of {list(pictures.shape)} and {list(baseline.shape)} have no difference."
         )
     out = np.empty_like(pictures)
     for i, (a, b) in enumerate(zip(pictures, baseline, strict=True)):
-        out[i] = np.minimum(np.abs(a.astype(np.int16) - b) * gain, 255)
+        out[i] = np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255)
     return out
 
 
 def measure(pictures: np.ndarray, baseline: np.ndarray, word: str = "") -> Quality:
-    """Distance of two batches, uint8 [N, H, W, 3].
-
-    Args:
-        word: takes the place of the figures unless the pictures are equal; see :data:`WORDS`.
-    """
+    """Distance of two batches, uint8 [N, H, W, 3]; ``word`` takes the place of the figures unless the pictures are equal."""
     if pictures.shape != baseline.shape:
         return Quality(word=OTHER_SIZE)
     if np.array_equal(pictures, baseline):
         return Quality(None, 1.0, IDENTICAL)
     return Quality(word=word) if word else Quality(psnr(pictures, baseline), ssim(pictures, baseline))
+
+
+def closeness(found: Any) -> list[str]:
+    """PSNR and SSIM of a :class:`Quality` or of a point of a sweep as text; a word takes the place of the first, "" is unknown."""
+    if found is None or found.word:
+        return [found.word if found else "", ""]
+    return [figure(found.psnr, ".1f", " dB"), figure(found.ssim, ".3f")]
 
 
 def explain_quality(found: Sequence[Quality | None]) -> str:

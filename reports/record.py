@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .quality import Quality
-from .table import markdown
+from .quality import Quality, closeness
+from .table import figure, markdown
 
 # Outcomes of a token: the values of the map "outcome".
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
@@ -115,39 +115,36 @@ class Report:
         passes, step = self.counts.get("transformer_passes", 0), self.maps.get("step")
         return float((step >= 0).sum()) / len(step) / passes if passes and step is not None and len(step) else None
 
-    def speedup(self, baseline: Report) -> float | None:
+    def speedup(self, baseline: Report | None) -> float | None:
         """Seconds per image of ``baseline`` over seconds per image of this run, or None if either has no time."""
-        if not (self.seconds and baseline.seconds):
+        if baseline is None or not (self.seconds and baseline.seconds):
             return None
         return (baseline.seconds / baseline.images) / (self.seconds / self.images)
 
     def to_dict(self, baseline: Report | None = None, quality: Quality | None = None) -> dict[str, Any]:
         """The stable JSON form of one run (docs/report.md)."""
-        out: dict[str, Any] = {
+        out = {
             "sampler": self.sampler,
             "model": self.model,
             "settings": self.settings,
             "seed": self.seed,
             "images": self.images,
             "seconds": round(self.seconds, 6),
+            "speedup": _rounded(self.speedup(baseline), 4),
+            "counts": {k: self.counts[k] for k in COUNTS if k in self.counts},
+            "acceptance": _rounded(self.acceptance, 6),
+            "tokens_per_pass": _rounded(self.tokens_per_pass, 4),
+            "phases": {k: round(v, 6) for k, v in self.phases.items()},
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "memory_estimate_bytes": dict(self.memory) or None,
+            "quality": quality.to_dict() if quality else None,
+            "note": self.note or None,
         }
-        ratio = self.speedup(baseline) if baseline else None
-        if ratio is not None:
-            out["speedup"] = round(ratio, 4)
-        out["counts"] = {k: self.counts[k] for k in COUNTS if k in self.counts}
-        if self.acceptance is not None:
-            out["acceptance"] = round(self.acceptance, 6)
-        if self.tokens_per_pass is not None:
-            out["tokens_per_pass"] = round(self.tokens_per_pass, 4)
-        out["phases"] = {k: round(v, 6) for k, v in self.phases.items()}
-        out["peak_memory_bytes"] = self.peak_memory_bytes
-        if self.memory:
-            out["memory_estimate_bytes"] = dict(self.memory)
-        if quality is not None:
-            out["quality"] = quality.to_dict()
-        if self.note:
-            out["note"] = self.note
-        return out
+        return {k: v for k, v in out.items() if v is not None or k in ("seed", "peak_memory_bytes")}
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def joined(reports: Sequence[Report], note: str = "") -> Report:
@@ -240,70 +237,54 @@ def against(reports: Sequence[Report | None], baseline: Baseline) -> list[Report
     return [None if i is None else reports[i] for i in indices]
 
 
-_COLUMNS = (
-    ("sampler", "sampler"),
-    ("speedup", "speed-up"),
-    ("seconds", "seconds"),
-    ("transformer_passes", "passes"),
-    ("head_calls", "head calls"),
-    ("head_rows", "head rows"),
-    ("acceptance", "accepted"),
-    ("restarts", "restarts"),
-    ("psnr", "PSNR"),
-    ("ssim", "SSIM"),
-)
-
-
 # Quality of every run against its baseline's pictures, None where there is none; or () for no such columns.
 Qualities = Sequence[Quality | None]
 
+# Columns of a table, by their names in CSV.
+_COLUMNS = {
+    "sampler": "sampler",
+    "speedup": "speed-up",
+    "seconds": "seconds",
+    "transformer_passes": "passes",
+    "head_calls": "head calls",
+    "head_rows": "head rows",
+    "acceptance": "accepted",
+    "restarts": "restarts",
+    "psnr": "PSNR",
+    "ssim": "SSIM",
+}
 
-def _cells(
+
+def _rows(
     reports: Sequence[Report], labels: Sequence[str] | None, baseline: Baseline, quality: Qualities = ()
-) -> list[dict[str, str]]:
-    rows = []
-    for i, (r, base) in enumerate(zip(reports, against(reports, baseline), strict=True)):
-        ratio = r.speedup(base) if base else None
-        row = {
-            "sampler": labels[i] if labels else r.sampler,
-            "speedup": f"{ratio:.2f}x" if ratio is not None else "",
-            "seconds": f"{r.seconds:.2f}",
-            "acceptance": f"{100 * r.acceptance:.1f} %" if r.acceptance is not None else "",
-        }
-        for name in ("transformer_passes", "head_calls", "head_rows", "restarts"):
-            row[name] = str(r.counts[name]) if name in r.counts else ""
-        row |= _quality_cells(quality[i] if quality else None)
-        rows.append(row)
-    return rows
-
-
-def _quality_cells(quality: Quality | None) -> dict[str, str]:
-    """Cells of the columns PSNR and SSIM; a word, if there is one, is in the first."""
-    if quality is None:
-        return {"psnr": "", "ssim": ""}
-    found = dict(quality.lines())
-    return {"psnr": quality.word or found.get("PSNR", ""), "ssim": found.get("SSIM", "")}
+) -> list[list[str]]:
+    """The cells of :data:`_COLUMNS` of every run."""
+    names, found = labels or [r.sampler for r in reports], quality or [None] * len(reports)
+    return [
+        [
+            name,
+            figure(r.speedup(base), ".2f", "x"),
+            figure(r.seconds, ".2f"),
+            *(figure(r.counts.get(count), "d") for count in ("transformer_passes", "head_calls", "head_rows")),
+            figure(r.acceptance, ".1f", " %", 100),
+            figure(r.counts.get("restarts"), "d"),
+            *closeness(q),
+        ]
+        for name, r, base, q in zip(names, reports, against(reports, baseline), found, strict=True)
+    ]
 
 
 def to_table(
-    reports: Sequence[Report],
-    labels: Sequence[str] | None = None,
-    baseline: Baseline = 0,
-    quality: Qualities = (),
+    reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0, quality: Qualities = ()
 ) -> str:
     """A Markdown table with one row per run; empty columns are omitted."""
-    rows = _cells(reports, labels, baseline, quality)
-    return markdown(
-        [[title for _, title in _COLUMNS], *([row[key] for key, _ in _COLUMNS] for row in rows)], empty=False
-    )
+    return markdown([list(_COLUMNS.values()), *_rows(reports, labels, baseline, quality)], empty=False)
 
 
 def to_csv(reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0) -> str:
     """The table of :func:`to_table` as CSV, with all columns."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, [key for key, _ in _COLUMNS], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_cells(reports, labels, baseline))
+    csv.writer(out, lineterminator="\n").writerows([_COLUMNS, *_rows(reports, labels, baseline)])
     return out.getvalue()
 
 
@@ -317,20 +298,19 @@ def to_json(reports: Sequence[Report], baseline: Baseline = 0, quality: Qualitie
 
 def to_text(report: Report) -> str:
     """One run as text: seconds, phases, counts and settings, one per line."""
+    told = report.counts
     lines = [
-        f"{report.sampler} on {report.model}, {report.images} image{'s' * (report.images != 1)}, seed {report.seed}"
+        f"{report.sampler} on {report.model}, {report.images} image{'s' * (report.images != 1)}, seed {report.seed}",
+        f"seconds: {report.seconds:.3f} on {report.device}",
+        *(f"  {name}: {seconds:.3f} s" for name, seconds in report.phases.items()),
+        *(f"{name.replace('_', ' ')}: {told[name]}" for name in COUNTS if name in told),
     ]
-    lines.append(f"seconds: {report.seconds:.3f} on {report.device}")
-    lines += [f"  {name}: {seconds:.3f} s" for name, seconds in report.phases.items()]
-    lines += [f"{name.replace('_', ' ')}: {report.counts[name]}" for name in COUNTS if name in report.counts]
-    if report.tokens_per_pass is not None:
-        lines.append(f"tokens per pass: {report.tokens_per_pass:.2f}")
-    if report.acceptance is not None:
-        lines.append(f"acceptance: {100 * report.acceptance:.1f} %")
-    if report.peak_memory_bytes is not None:
-        lines.append(f"peak memory: {report.peak_memory_bytes / 2**20:.0f} MiB")
-    if report.memory:
-        lines.append("memory, estimated: " + ", ".join(f"{k} {v / 2**20:.0f} MiB" for k, v in report.memory.items()))
-    lines += [f"note: {report.note}"] * bool(report.note)
-    lines.append("settings: " + ", ".join(f"{k}={v}" for k, v in report.settings.items()))
-    return "\n".join(lines)
+    more = {
+        "tokens per pass": figure(report.tokens_per_pass, ".2f"),
+        "acceptance": figure(report.acceptance, ".1f", " %", 100),
+        "peak memory": figure(report.peak_memory_bytes, ".0f", " MiB", 2**-20),
+        "memory, estimated": ", ".join(f"{k} {v / 2**20:.0f} MiB" for k, v in report.memory.items()),
+        "note": report.note,
+    }
+    lines += [f"{name}: {text}" for name, text in more.items() if text]
+    return "\n".join([*lines, "settings: " + ", ".join(f"{k}={v}" for k, v in report.settings.items())])

@@ -4,39 +4,29 @@ from __future__ import annotations
 
 from .quality import Quality
 from .record import Report
+from .table import figure
 
 # Relative loss of speed that is not reported: below the variation of two equal runs.
 _TOLERANCE = 0.02
 
 
 def one_line(report: Report, baseline: Report | None = None, quality: Quality | None = None) -> str:
-    """Speed-up, seconds, passes, acceptance and distance from the baseline, without what is not known: "1.9x, 0.8 s, 97 % kept".
-
-    Args:
-        baseline: the run that the speed-up refers to.
-        quality: of the pictures against the baseline's.
-    """
-    ratio = report.speedup(baseline) if baseline is not None else None
-    passes = report.counts.get("transformer_passes")
+    """Speed-up, seconds, passes, acceptance and distance from the baseline, without what is not known: "1.9x, 0.8 s, 97 % kept"."""
     parts = [
-        f"{ratio:.2f}x" if ratio is not None else "",
-        f"{report.seconds:.2f} s" if report.seconds else "",
-        f"{passes:,} passes" if passes else "",
-        f"{100 * report.acceptance:.0f} % of drafts kept" if report.acceptance is not None else "",
+        figure(report.speedup(baseline), ".2f", "x"),
+        figure(report.seconds or None, ".2f", " s"),
+        figure(report.counts.get("transformer_passes") or None, ",", " passes"),
+        figure(report.acceptance, ".0f", " % of drafts kept", 100),
         *(value if name == "picture" else f"{name} {value}" for name, value in (quality.lines() if quality else ())),
     ]
     return ", ".join(filter(None, parts))
 
 
 def no_gain(report: Report, baseline: Report | None = None) -> str:
-    """One sentence that says why a run was not faster than plain sampling; "" if it was, or if that is not known.
-
-    Args:
-        baseline: the run to compare the seconds with; without one only the counts decide.
-    """
+    """Why a run was not faster than plain sampling, by its counts and the baseline's seconds; "" if it was or that is not known."""
     counts, settings = report.counts, report.settings
     parts = report.sampler.split("+")
-    ratio = report.speedup(baseline) if baseline is not None else None
+    ratio = report.speedup(baseline)
     slower = f" It took {1 / ratio:.2f} times the baseline's seconds." if ratio and ratio < 1 - _TOLERANCE else ""
     if counts.get("rejected") and not counts.get("accepted"):
         return (

@@ -25,52 +25,33 @@ from PIL.PngImagePlugin import PngInfo
 from ..errors import UserError
 from .drawing import check_batch
 from .exchange import KEY, add_runs, described, read_runs
-from .quality import Quality
+from .quality import Quality, closeness
 from .record import Report
 from .table import figure, markdown
 
 MOST_CELLS = 1024
 # Values of a weight that its digest reads.
 _SAMPLED = 4096
-_VERSION = "1"
 
 
 # ------------------------------------------------------------------------------------------------ digests
 
 
 def digest(*parts: Any) -> str:
-    """32 hexadecimal digits that depend on the content of the parts: numbers, text, tensors, mappings, sequences, dataclasses.
-
-    Raises:
-        TypeError: a part of another type.
-    """
-    state = hashlib.sha256(_VERSION.encode())
-    for part in parts:
-        _feed(state, part)
-    return state.hexdigest()[:32]
+    """32 hexadecimal digits by content; a TypeError for other than numbers, text, tensors, mappings, sequences and dataclasses."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=_plain).encode()).hexdigest()[:32]
 
 
-def _feed(state: Any, part: Any) -> None:
-    """Add a value to a digest: its kind, its size and its content."""
-    if part is None or isinstance(part, (bool, int, float, str)):
-        state.update(f"{type(part).__name__}:{part!r};".encode())
-    elif isinstance(part, torch.Tensor):
-        state.update(f"tensor:{part.dtype}:{list(part.shape)};".encode())
-        state.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(part, Mapping):
-        state.update(f"mapping:{len(part)};".encode())
-        for name in sorted(part):
-            _feed(state, name)
-            _feed(state, part[name])
-    elif isinstance(part, Sequence):
-        state.update(f"sequence:{len(part)};".encode())
-        for item in part:
-            _feed(state, item)
-    elif is_dataclass(part) and not isinstance(part, type):
-        _feed(state, type(part).__name__)
-        _feed(state, {f.name: getattr(part, f.name) for f in fields(part)})
-    else:
-        raise TypeError(f"no digest of a {type(part).__name__}")
+def _plain(part: Any) -> Any:
+    """What JSON has no form for, as something it has one for."""
+    if isinstance(part, torch.Tensor):
+        values = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return [str(part.dtype), part.shape, hashlib.sha256(values).hexdigest()]
+    if isinstance(part, (Mapping, Sequence)):
+        return dict(part) if isinstance(part, Mapping) else list(part)
+    if is_dataclass(part) and not isinstance(part, type):
+        return [type(part).__name__, {f.name: getattr(part, f.name) for f in fields(part)}]
+    raise TypeError(f"no digest of a {type(part).__name__}")
 
 
 def weights_digest(net: torch.nn.Module) -> str:
@@ -78,12 +59,9 @@ def weights_digest(net: torch.nn.Module) -> str:
 
     Reading all values of a large model would take longer than many cells.
     """
-    state = hashlib.sha256()
-    for name, tensor in net.state_dict().items():
-        flat = tensor.detach().reshape(-1)
-        kept = flat[:: max(1, -(-len(flat) // _SAMPLED))]
-        _feed(state, [name, list(tensor.shape), kept])
-    return state.hexdigest()[:32]
+    tensors = {name: tensor.detach().reshape(-1) for name, tensor in net.state_dict().items()}
+    kept = {name: flat[:: max(1, -(-len(flat) // _SAMPLED))] for name, flat in tensors.items()}
+    return digest({name: tensor.shape for name, tensor in net.state_dict().items()}, kept)
 
 
 # ------------------------------------------------------------------------------------------------ cells on disk
@@ -100,11 +78,7 @@ class CellStore:
         return self.folder / f"{key}.png"
 
     def write(self, key: str, pictures: np.ndarray, report: Report) -> None:
-        """Write a cell: uint8 [N, H, W, 3], one below the other. The file appears complete or not at all.
-
-        Raises:
-            UserError: the disk is full or read-only, the name is too long, or a folder has the file's name.
-        """
+        """Write a cell: uint8 [N, H, W, 3], one below the other. The file appears complete, or not at all with a UserError."""
         n, h, w, _ = check_batch(pictures, "pictures").shape
         metadata: dict[str, Any] = {}
         add_runs(metadata, described([report]))
@@ -227,7 +201,7 @@ class Point:
 
 def summary(cells: Sequence[Cell]) -> Point:
     """Figures over the seeds of one combination of values, at least one cell."""
-    ratios = [r for c in cells if c.baseline and (r := c.report.speedup(c.baseline)) is not None]
+    ratios = [r for c in cells if (r := c.report.speedup(c.baseline)) is not None]
     found = [c.quality for c in cells if c.quality is not None]
     accepted = [c.report.acceptance for c in cells if c.report.acceptance is not None]
     near = [q.psnr for q in found if q.psnr is not None]
@@ -246,11 +220,7 @@ def summary(cells: Sequence[Cell]) -> Point:
 
 
 def combinations(x: Axis, y: Axis, seeds: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(index of x, index of y, seed) of all cells, by y, seed, x.
-
-    Raises:
-        UserError: more than 1024.
-    """
+    """(index of x, index of y, seed) of all cells, by y, seed, x; a UserError if they are more than 1024."""
     count = len(x.values) * len(y.values) * len(seeds)
     if count > MOST_CELLS:
         raise UserError(f"x_values: {count} cells are more than {MOST_CELLS}; give fewer values or seeds.")
@@ -260,18 +230,9 @@ def combinations(x: Axis, y: Axis, seeds: Sequence[int]) -> list[tuple[int, int,
 def completed(
     store: CellStore, keys: Sequence[str], make: Callable[[int], tuple[np.ndarray, Report]]
 ) -> Iterator[tuple[int, np.ndarray, Report]]:
-    """The cells in order: what is on disk is read, the others are made and written. One cell is in memory at a time.
+    """Index, pictures and report without maps of every cell in order; one cell is in memory at a time.
 
-    Args:
-        store: the folder.
-        keys: of the cells.
-        make: draws the cell of an index.
-
-    Yields:
-        Index, pictures, and report without maps.
-
-    Raises:
-        UserError: a cell cannot be written.
+    What is on disk under its key is read; the others are made by ``make``, which takes an index, and written.
     """
     for i, key in enumerate(keys):
         found = store.read(key)
@@ -290,19 +251,18 @@ _HEAD = ("speed-up", "seconds", "passes", "accepted", "PSNR", "SSIM")
 
 def sweep_table(sweep: Sweep) -> str:
     """A Markdown table with one row per combination of values; empty columns are omitted."""
-    rows = [[sweep.x.name, *([sweep.y.name] if sweep.y.name else []), *_HEAD]]
+    second = bool(sweep.y.name)
+    rows = [[sweep.x.name, *([sweep.y.name] if second else []), *_HEAD]]
     for p in sweep.points():
-        accepted = None if p.acceptance is None else 100 * p.acceptance
         rows.append(
             [
                 sweep.x.values[p.x],
-                *([sweep.y.values[p.y]] if sweep.y.name else []),
+                *([sweep.y.values[p.y]] if second else []),
                 figure(p.speedup, ".2f", "x"),
                 figure(p.seconds, ".2f"),
                 figure(p.passes, "g"),
-                figure(accepted, ".1f", " %"),
-                p.word or figure(p.psnr, ".1f", " dB"),
-                "" if p.word else figure(p.ssim, ".3f"),
+                figure(p.acceptance, ".1f", " %", 100),
+                *closeness(p),
             ]
         )
     return markdown(rows, empty=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from ..errors import UserError
 
 MOST_VALUES = 256
 _MOST_TEXT = 4096
-_RANGE = re.compile(r"^(?P<low>[^x]+?)\.\.(?P<high>[^x]+?)(?:x\s*(?P<count>\d{1,9}))?$", re.IGNORECASE)
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,3})?)"
+_RANGE = re.compile(rf"{_NUMBER}\s*\.\.\s*{_NUMBER}(?:\s*x\s*(\d{{1,9}}))?", re.IGNORECASE)
 
 
 def parse_values(text: str, field: str, whole: bool = False) -> tuple[str, ...]:
@@ -41,19 +42,13 @@ def parse_values(text: str, field: str, whole: bool = False) -> tuple[str, ...]:
 
 def _range(part: str, field: str, whole: bool) -> list[str]:
     """The numbers of ``a..b`` or ``a..b x n``."""
-    match = _RANGE.match(part)
-    try:
-        low, high = (Decimal(match[name].strip()) for name in ("low", "high")) if match else (Decimal("nan"),) * 2
-    except InvalidOperation:
-        low = high = Decimal("nan")
-    if match is None or not (low.is_finite() and high.is_finite()) or max(abs(low), abs(high)) > 10**12:
+    match = _RANGE.fullmatch(part)
+    low, high = (Decimal(match[1]), Decimal(match[2])) if match else (Decimal("inf"),) * 2
+    if match is None or max(abs(low), abs(high)) > 10**12:
         raise UserError(f"{field}: {part[:60]!r} is no range; write a..b or a..b x n with numbers a and b.")
-    if match["count"] is None:
-        if low != low.to_integral_value() or high != high.to_integral_value():
-            raise UserError(f"{field}: {part[:60]!r} has no number of values; write {low}..{high} x 5, say.")
-        count = int(abs(high - low)) + 1
-    else:
-        count = int(match["count"])
+    if match[3] is None and (low % 1 or high % 1):
+        raise UserError(f"{field}: {part[:60]!r} has no number of values; write {low}..{high} x 5, say.")
+    count = int(abs(high - low)) + 1 if match[3] is None else int(match[3])
     if not 1 <= count <= MOST_VALUES or count == 1 and low != high:
         raise UserError(f"{field}: {part[:60]!r} has {count} values; 2 to {MOST_VALUES} are possible.")
     steps = max(1, count - 1)

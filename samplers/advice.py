@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..errors import UserError
-from ..reports.quality import DISTRIBUTION, IDENTICAL, measure
+from ..reports.quality import DISTRIBUTION, IDENTICAL, closeness, measure
 from ..reports.record import Report
 from ..reports.sweep import Cell, Point, summary
 from ..reports.table import figure, markdown
@@ -116,9 +116,8 @@ class Measured:
         if not self.cells:
             return False
         words = {cell.quality.word for cell in self.cells if cell.quality is not None}
-        if words == {IDENTICAL}:
-            return True
-        if words <= {IDENTICAL, DISTRIBUTION} and settings.measure not in (EXACT, ACCEPTANCE):
+        good = {IDENTICAL} if settings.measure in (EXACT, ACCEPTANCE) else {IDENTICAL, DISTRIBUTION}
+        if words and words <= good:
             return True
         value = self.value(settings.measure)
         return value is not None and value >= settings.least - margin
@@ -158,15 +157,13 @@ class Advice:
             if not m.cells:
                 rows.append([m.choice.text, *[""] * 5, "not run"])
                 continue
-            p = m.point
             rows.append(
                 [
                     m.choice.text,
                     figure(m.ratio, ".2f", "x"),
                     f"{min(m.ratios):.2f} to {max(m.ratios):.2f}",
                     figure(m.value(ACCEPTANCE), ".0f", " %"),
-                    p.word or figure(p.psnr, ".1f", " dB"),
-                    "" if p.word else figure(p.ssim, ".3f"),
+                    *closeness(m.point),
                     "yes" if m.passes(self.settings) else "no",
                 ]
             )

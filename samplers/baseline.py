@@ -6,11 +6,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..errors import UserError
-from ..reports.record import Report
+from ..reports.drawing import check_batch
+from ..reports.quality import DISTRIBUTION, OTHER_MODEL, OTHER_SEED, Quality, measure
+from ..reports.record import Baseline, Report, against
 from .registry import SAMPLERS
 from .settings import knobs, make
 
+# Between a target's name and its draft model's in the model name of a report.
+DRAFTED_BY = ", drafted by "
 # Above the window of any grid.
 _UNKNOWN_SIDE = 1 << 16
 
@@ -102,3 +108,38 @@ def baselines(runs: Sequence[Run], alike: bool = False) -> list[int]:
         return max(found, key=lambda i: sum(run.settings.get(k) == v for k, v in runs[i].settings.items()))
 
     return [choose(run) for run in runs]
+
+
+def qualities(
+    pictures: Sequence[np.ndarray], reports: Sequence[Report | None], baseline: Baseline
+) -> list[Quality | None]:
+    """Quality of every cell against its baseline; None for baselines and for cells without one.
+
+    Args:
+        pictures: one uint8 batch [N, H, W, 3] per cell.
+        reports: one per cell, None where no report exists.
+        baseline: as in :func:`reports.record.against`.
+
+    Raises:
+        UserError: a cell is not a uint8 batch.
+    """
+    bases = [baseline] * len(pictures) if isinstance(baseline, int) else baseline
+    out: list[Quality | None] = []
+    for i, (base, report, other) in enumerate(zip(bases, reports, against(reports, bases), strict=True)):
+        if base is None or base == i:
+            out.append(None)
+            continue
+        own, first = (check_batch(pictures[k], f"picture {k + 1}") for k in (i, base))
+        out.append(measure(own, first, _word(report, other)))
+    return out
+
+
+def _word(report: Report | None, baseline: Report | None) -> str:
+    """The word in place of the figures, "" if they apply."""
+    if report is None or baseline is None:
+        return ""
+    if report.model.partition(DRAFTED_BY)[0] != baseline.model.partition(DRAFTED_BY)[0]:
+        return OTHER_MODEL
+    if report.seed != baseline.seed:
+        return OTHER_SEED
+    return DISTRIBUTION if lossless(report) or lossless(baseline) else ""

@@ -1,4 +1,4 @@
-"""Sampling a batch in parts if memory is insufficient for all of it at once.
+"""Sampling a batch of a model, in parts if memory is insufficient for all of it at once.
 
 An image does not depend on its batch, so the pictures are the same; only the time differs.
 """
@@ -9,6 +9,8 @@ import gc
 import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import fields, replace
+from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -17,12 +19,44 @@ from torch import Tensor
 from ..errors import UserError
 from ..memory import out_of_memory
 from ..reports.record import Report, joined
+from .conditioning import AnyCondition
+from .noise import PairedNoise
+from .registry import Entry
+from .settings import make
+from .tokens.draws import PairedDraws
 
 # First words of the note of a batch that was sampled in parts.
 SPLIT = "Memory was insufficient for"
 
 S = TypeVar("S")
 R = TypeVar("R", bound=tuple)
+
+
+def begin(
+    entry: Entry, model: Any, settings: Any, condition: AnyCondition, seed: int, first: int, part: range
+) -> Generator[Any, float | None, Any]:
+    """Begin a sampler on some of the images of a condition; image i of the condition uses the noise of (seed, first + i)."""
+    images = range(first + part.start, first + part.stop)
+    noise = PairedNoise(seed, images) if entry.masked else PairedDraws(seed, images)
+    return entry.run(model, condition.of(part), settings, noise, seed)
+
+
+def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) -> None:
+    """Run one AR step with two diffusion steps, or three passes of a token model: the first calls in a process initialise libraries."""
+    settings = short(entry, settings)
+    run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition)))
+
+
+def short(entry: Entry, settings: Any) -> Any:
+    """Settings of a masked sampler for one AR step with two diffusion steps; of a token sampler as they are."""
+    return make(entry.settings, {"ar_steps": 1, "diffusion_steps": 2}) if entry.masked else settings
+
+
+def run_beginning(steps: Generator[Any, Any, Any]) -> None:
+    """Run three steps of a sampler and close it."""
+    for _ in islice(steps, 3):
+        pass
+    steps.close()
 
 
 def in_parts(start: Callable[[range], Generator[S, float | None, R]], images: int) -> Generator[S, float | None, R]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ("assembly.py", "selection.py", "errors.py", "__init__.py", "__main__.py")
+SHIPPED = ("assembly.py", "errors.py", "__init__.py", "__main__.py")
 PACKAGES = ("cli", "model_loaders", "nodes", "reports", "samplers")
 
 DOWNLOADER = {"model_loaders/download.py", "model_loaders/hub.py"}

@@ -101,16 +101,15 @@ OURS = {
     "errors": set(),
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
-    "selection": {"assembly", "model_loaders", "samplers"},
-    "nodes": {"nodes", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
     "nodes.host": {"model_loaders.networks"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},
     "model_loaders.networks": {"model_loaders.networks"},
-    "cli": {"cli", "selection", "assembly", "samplers", "model_loaders", "reports"},
-    "bench": {"bench", "cli", "selection", "assembly", "samplers", "model_loaders", "reports"},
-    "tools": {"tools", "nodes", "bench", "cli", "selection", "assembly", "samplers", "model_loaders", "reports"},
+    "cli": {"cli", "assembly", "samplers", "model_loaders", "reports"},
+    "bench": {"bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
+    "tools": {"tools", "nodes", "bench", "cli", "assembly", "samplers", "model_loaders", "reports"},
 }
 # Within these packages, the other one is excluded.
 APART = {"samplers.mar": "samplers.tokens", "samplers.tokens": "samplers.mar"}
@@ -121,7 +120,6 @@ OTHERS = {
     "errors": set(),
     "memory": set(),
     "assembly": {"torch"},
-    "selection": set(),
     "nodes": {"torch", "numpy", "PIL", "comfy_api"},
     "nodes.host": {
         "torch",

@@ -56,7 +56,7 @@ def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray
     for name in maps:
         cells.append(token_map(made[-1].report, name, cells[len(made) - 1], size=MAP))
         labels.append(f"{labels[len(made) - 1]}: {name}")
-    return compare_grid(cells, labels, [None] * len(cells), columns=len(cells), marked=False)
+    return compare_grid(cells, labels, [None] * len(cells), columns=len(cells))
 
 
 def icon(side: int = 256) -> Image.Image:

@@ -108,7 +108,7 @@ class TokenRun:
 
     def codes(self) -> Tensor:
         """The tokens so far, int64 [B, G, G]; 0 where undecided."""
-        return self.tokens.masked_fill(~self.decided, 0)[:, :-1].reshape(-1, self.grid, self.grid)
+        return torch.where(self.decided[:, :-1], self.tokens[:, :-1], 0).view(-1, self.grid, self.grid)
 
     def step(self, done: int, total: int) -> TokenStep:
         """The partial result."""

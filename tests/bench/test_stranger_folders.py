@@ -19,6 +19,8 @@ import pytest
 # Runs the command on every folder; its time, and its memory in kB beyond what the process had before.
 MEASURED = """
 import contextlib, io, json, sys, time
+sys.path.insert(0, sys.argv.pop(1))
+import conftest  # the package under its name
 from fastar_nodes.cli.main import main
 
 def status(name):
@@ -147,7 +149,7 @@ def found(tmp_path_factory) -> dict[str, list]:
             CASES[name][0](folders[name])
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", MEASURED, *EVALUATE],
+        [sys.executable, "-c", MEASURED, str(Path(__file__).parents[1]), *EVALUATE],
         input=json.dumps(list(map(str, folders.values()))),
         capture_output=True,
         text=True,

@@ -79,8 +79,3 @@ def test_the_negative_prompt_changes_the_picture(cli, files, hybrid, tmp_path):
         assert answer.code == 0, answer
     a, b = (np.array(Image.open(tmp_path / f"{name}.png")) for name in "ab")
     assert not np.array_equal(a, b)
-
-
-def test_bench_counts_operations(cli, files, hybrid):
-    answer = cli("bench", "--model", hybrid, "--decoder", files.kl, *QUICK[:-2], "--samplers", "mar", "--repeats", "1")
-    assert answer.code == 0 and "TFLOP / image" in answer.out, answer

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, samplers
+from fastar_nodes.reports.drawing import ACCENT
 from tiny import NODES, a_drawer, a_gpt, a_prompt, a_report, a_vae, dropped, models, sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -88,15 +89,14 @@ def test_pictures_of_every_sampler_are_compared():
         assert image.shape[0] == 2, record.sampler
 
 
-def test_nothing_is_marked_where_nothing_is_measured(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        compare, "compare_grid", lambda *a, **k: seen.append(k["marked"]) or np.zeros((8, 8, 3), np.uint8)
-    )
-    image = torch.rand(1, 8, 8, 3)
-    compared(image_1=[image], image_2=[image])
-    compared(image_1=[image], image_2=[image], report_2=[a_report("mar")])
-    assert seen == [False, True]
+def test_nothing_is_marked_where_nothing_is_measured():
+    image = torch.zeros(1, 8, 8, 3)
+
+    def marked(**pairs):
+        grid = compared(image_1=[image], image_2=[image + 1], **pairs)[0]
+        return bool(((grid * 255).round() == torch.tensor(ACCENT)).all(-1).any())
+
+    assert not marked() and marked(report_2=[a_report("mar")])
 
 
 def test_token_map_and_a_report():

@@ -7,7 +7,6 @@ import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import drawing
 from fastar_nodes.reports import grid as p
-from fastar_nodes.reports.maps import token_map
 from fastar_nodes.reports.record import Report
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,7 +98,7 @@ def test_the_baseline_is_first_and_marked():
     assert where(second, GREEN)[2] < where(second, RED)[2]
     edge = np.array(p.ACCENT)
     assert (first[20, 30:200] == edge).all() and not (first[20, -200:-30] == edge).any()
-    unmarked = p.compare_grid(*args, [None, None], marked=False)
+    unmarked = p.compare_grid(*args, [None, None])
     assert not (unmarked[20] == edge).all(-1).any()
 
 
@@ -170,31 +169,6 @@ def test_long_labels_wrap_and_are_shortened():
 def test_grid_errors(args, words):
     with pytest.raises(UserError, match=words):
         p.compare_grid(*args)
-
-
-def test_an_old_pillow_draws_with_its_one_small_font(monkeypatch):
-    scalable = drawing.ImageFont.load_default
-
-    def old(*size):
-        if size:
-            raise TypeError("load_default() takes no arguments")
-        return (
-            drawing.ImageFont.load_default_imagefont()
-            if hasattr(drawing.ImageFont, "load_default_imagefont")
-            else scalable()
-        )
-
-    monkeypatch.setattr(drawing.ImageFont, "load_default", old)
-    drawing.font.cache_clear()
-    try:
-        grid = p.compare_grid([flat(RED)], ["a rather long label " * 9], [report(head_calls=3)])
-        assert where(grid, RED)[3] - where(grid, RED)[2] == 384 and _ink(grid) > 20
-        steps = report()
-        steps.maps["step"] = np.arange(4).reshape(1, 2, 2)
-        maps = token_map(steps, "order", size=64)
-        assert maps.shape[2] == 64
-    finally:
-        drawing.font.cache_clear()
 
 
 # ------------------------------------------------------------------------------------------------ bounds

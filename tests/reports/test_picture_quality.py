@@ -10,9 +10,8 @@ import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import quality as q
 from fastar_nodes.reports.grid import compare_grid
-from fastar_nodes.reports.paired import qualities
 from fastar_nodes.reports.record import Report, to_json, to_table
-from fastar_nodes.samplers.baseline import lossless
+from fastar_nodes.samplers.baseline import qualities
 
 
 def noise(seed, n=1, side=24) -> np.ndarray:
@@ -99,10 +98,10 @@ CASES = {
 def test_where_numbers_mean_nothing_a_word_takes_their_place(name):
     other, word = CASES[name]
     first, second = noise(0), noise(1)
-    base, found = qualities([first, second], [report(), other], 0, lossless)
+    base, found = qualities([first, second], [report(), other], 0)
     assert base is None and found.word == word and (found.psnr is None) == bool(word)
     # Equal pictures are identical, whatever the method.
-    assert qualities([first, first], [report(), other], 0, lossless)[1].identical
+    assert qualities([first, first], [report(), other], 0)[1].identical
 
 
 def test_other_sizes_and_cells_without_a_baseline():
@@ -113,7 +112,7 @@ def test_other_sizes_and_cells_without_a_baseline():
 def test_tables_and_json_have_the_figures():
     runs = [report(), report("zipar"), report("cspd", mode="lossless"), report("lazymar")]
     pictures = [noise(0), noise(1), noise(2), noise(0)]
-    found = qualities(pictures, runs, 0, lossless)
+    found = qualities(pictures, runs, 0)
     table = to_table(runs, quality=found)
     assert "PSNR" in table and f"{found[1].psnr:.1f} dB" in table and f"{found[1].ssim:.3f}" in table
     assert q.DISTRIBUTION in table.splitlines()[4] and q.IDENTICAL in table.splitlines()[5]
