@@ -11,14 +11,12 @@ from ..reports.record import Report
 from ..samplers.advice import AdviceSettings, calibrate, candidates
 from ..samplers.choice import Choice, choose
 from ..samplers.settings import make
-from .samplers import baseline_of, draw_pictures, expect_any, run_choice, warm_up_choice
-from .schema import ANY_DRAFT, ANY_SOCKETS, checked_seed, schema, seed_widget, widgets
-from .status import hidden, show
+from . import host
+from .samplers import baseline_of, draw_pictures, expect_any, warm_up
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, checked_seed, output, schema, seed_widget, widgets
 
 
 class Advisor(io.ComfyNode):
-    """A short calibration."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -28,19 +26,17 @@ class Advisor(io.ComfyNode):
             description="Runs the plain sampler and every accelerator that suits the model on your device, batch and prompt, with the same "
             "seeds, and answers which is fastest within the loss that you choose.",
             search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
-            hidden=hidden(),
+            hidden=HIDDEN,
             sockets=ANY_SOCKETS,
             widgets=[*widgets(AdviceSettings), seed_widget()],
             optional=[ANY_DRAFT],
             outputs=[
-                io.String.Output(
+                output(
+                    io.String,
                     "sampler",
-                    display_name="sampler",
-                    tooltip="The answer as a line for Any Sampler.",
+                    "The answer as a line for Any Sampler.",
                 ),
-                io.String.Output(
-                    "table", display_name="table", tooltip="The answer and all candidates as a Markdown table."
-                ),
+                output(io.String, "table", "The answer and all candidates as a Markdown table."),
             ],
         )
 
@@ -53,7 +49,7 @@ class Advisor(io.ComfyNode):
         def draw(choice: Choice, at: int) -> tuple[np.ndarray, Report]:
             return draw_pictures(choice, loaded, condition, at, small)
 
-        run_choice(warm_up_choice(loaded), loaded, condition, number)
+        warm_up(loaded, condition)
         tried = candidates(baseline_of(loaded), small is not None)
         steps = calibrate(choose(baseline_of(loaded), {}), tried, draw, settings, number)
         while True:
@@ -62,8 +58,8 @@ class Advisor(io.ComfyNode):
             except StopIteration as end:
                 advice = end.value
                 break
-            show(cls, [f"run {done + 1} of about {planned}: {line}"])
-        show(cls, [advice.sentence])
+            host.show(cls, [f"run {done + 1} of about {planned}: {line}"])
+        host.show(cls, [advice.sentence])
         return io.NodeOutput(advice.best.text, advice.table)
 
 

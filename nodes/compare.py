@@ -20,11 +20,10 @@ from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_tab
 from ..reports.summary import no_gain, one_line
 from ..samplers.baseline import baselines, of_report, qualities
 from ..samplers.registry import SAMPLERS, TAR, family_of
-from ..samplers.settings import knob, make
+from ..samplers.settings import knob, knobs, make
 from . import host
-from .preview import to_bytes
-from .schema import REPORT, expect, expect_image, schema, widgets
-from .status import hidden, show, taken, write_reports
+from .samplers import write_reports
+from .schema import HIDDEN, REPORT, expect, expect_image, output, schema, widgets
 
 PAIRS = 8  # image and report sockets of Compare
 MOST_CELLS = 64
@@ -36,9 +35,6 @@ SHEET = "image: memory is insufficient to draw these pictures; connect fewer or 
 def to_image(pictures: np.ndarray) -> Tensor:
     """uint8 [B, H, W, 3] to an IMAGE."""
     return host.to_output(torch.from_numpy(np.array(pictures)).float() / 255)
-
-
-# ------------------------------------------------------------------------------------------------ Compare
 
 
 @dataclass(frozen=True)
@@ -74,9 +70,8 @@ def automatic_labels(reports: Sequence[Report | None]) -> list[str]:
         if report is None:
             labels.append(f"picture {i + 1}")
             continue
-        same = [r for r in reports if r is not None and r.sampler == report.sampler]
         own = {"seed": report.seed, **report.settings}
-        others = [{"seed": r.seed, **r.settings} for r in same]
+        others = [{"seed": r.seed, **r.settings} for r in reports if r is not None and r.sampler == report.sampler]
         varied = [k for k, v in own.items() if any(o.get(k) != v for o in others)]
         named = ", ".join(f"{k.replace('_', ' ')} {own[k]}" for k in varied)
         labels.append(f"{_title(report.sampler)} {named}".strip())
@@ -132,30 +127,21 @@ class Compare(io.ComfyNode):
             "baseline, seconds, transformer passes, head calls, acceptance, PSNR and SSIM. Also gives the numbers as a table.",
             search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
             is_input_list=True,
-            hidden=hidden(),
+            hidden=HIDDEN,
             sockets=pairs,
             widgets=[labels, *widgets(CompareSettings)],
             outputs=[
-                io.Image.Output("image", display_name="image", tooltip="All cells as one picture."),
-                io.String.Output(
-                    "table", display_name="table", tooltip="The numbers of all reports as a Markdown table."
-                ),
+                output(io.Image, "image", "All cells as one picture."),
+                output(io.String, "table", "The numbers of all reports as a Markdown table."),
             ],
         )
 
     @classmethod
-    def execute(
-        cls,
-        labels: list[str],
-        columns: list[int],
-        baseline: list[int],
-        differences: Sequence[bool] = (False,),
-        **pairs: list[Any],
-    ) -> io.NodeOutput:
-        given = {"columns": columns, "baseline": baseline, "differences": differences}
-        settings = make(CompareSettings, {field: _first(value, field) for field, value in given.items()})
+    def execute(cls, labels: list[str], **inputs: list[Any]) -> io.NodeOutput:
+        given = {field: _first(value, field) for field, value in inputs.items() if field in knobs(CompareSettings)}
+        settings = make(CompareSettings, given)
         with enough_memory(SHEET):
-            pictures, reports = _cells(pairs)
+            pictures, reports = _cells(inputs)
         base = _baselines(settings.baseline, reports)
         typed = [line.strip() for text in labels for line in str(text).split("\n")]
         names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
@@ -164,8 +150,7 @@ class Compare(io.ComfyNode):
             about: dict[str, Any] = {"quality": quality, "differences": settings.differences}
             grid = compare_grid(pictures, names, reports, settings.columns, base, explained=True, **about)
             image = to_image(grid[None])
-        _tell(cls, reports, names, base, quality)
-        return io.NodeOutput(image, _table(reports, names, base, quality))
+        return io.NodeOutput(image, _tell(cls, reports, names, base, quality))
 
 
 def _first(values: Any, field: str) -> Any:
@@ -176,20 +161,30 @@ def _first(values: Any, field: str) -> Any:
 
 
 def _tell(
-    node: Any, reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None], quality: Qualities
-) -> None:
-    """Show a line for each run that has a baseline, and write all reports to the metadata of saved pictures."""
-    known = [(i, r) for i, r in enumerate(reports) if r is not None]
-    place = {i: k for k, (i, _) in enumerate(known)}
-    lines = []
-    for i, r in known:
-        base = bases[i]
-        if base is not None and base != i:
-            lines.append(f"{names[i]}: {one_line(r, reports[base], quality[i])}")
-    if not taken(node, 1):  # the table has the same figures
-        show(node, lines)
-    within = [None if bases[i] is None else place.get(bases[i]) for i, _ in known]
-    write_reports(node, [r for _, r in known], [names[i] for i, _ in known], within, [quality[i] for i, _ in known])
+    node: Any, cells: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None], quality: Qualities
+) -> str:
+    """Write all reports to the metadata of saved pictures, and show a line for each run that has a baseline.
+
+    Returns:
+        Table of the cells that have a report, a line that explains its columns, and a sentence for each run without a gain.
+    """
+    order = [i for i in cell_order(bases) if cells[i] is not None]
+    if not order:
+        return "No reports: connect a sampler's report beside its picture."
+    reports = [report for report in (cells[i] for i in order) if report is not None]
+    labels, found = [names[i] for i in order], [quality[i] for i in order]
+    within = [None if bases[i] is None else order.index(bases[i]) for i in order]
+    write_reports(node, reports, labels, within, found)
+    lines, bare = [], []
+    for k, (report, label, base) in enumerate(zip(reports, labels, within, strict=True)):
+        if base is not None and base != k:
+            lines.append(f"{label}: {one_line(report, reports[base], found[k])}")
+            sentence = no_gain(report, reports[base])
+            bare += [f"{label}: {sentence}"] if sentence else []
+    if not host.taken(node, 1):  # the table has the same figures
+        host.show(node, lines)
+    words = "; ".join(filter(None, (explain(reports), explain_quality(found))))
+    return "\n\n".join([to_table(reports, labels, within, found), f"{words}.", *bare])
 
 
 def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
@@ -204,7 +199,7 @@ def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report |
                 "one sampler, or no report."
             )
         for k, image in enumerate(images):
-            pictures.append(to_bytes(expect_image(image, f"image_{i}")))
+            pictures.append(host.to_bytes(expect_image(image, f"image_{i}")))
             reports.append(expect(given[k], Report, f"report_{i}", _REPORTED) if given else None)
     if not pictures:
         raise UserError("image_1: there is nothing to compare; connect at least one image.")
@@ -240,29 +235,6 @@ def _family(report: Report, reports: Sequence[Report | None]) -> str:
     return family_of(report.sampler, of_tar)
 
 
-def _table(
-    reports: Sequence[Report | None], names: Sequence[str], bases: Sequence[int | None], quality: Qualities
-) -> str:
-    """Table of the cells that have a report, a line that explains its columns, and a sentence for each run without a gain."""
-    order = [i for i in cell_order(bases) if reports[i] is not None]
-    if not order:
-        return "No reports: connect a sampler's report beside its picture."
-    known = [report for report in (reports[i] for i in order) if report is not None]
-    within = [None if bases[i] is None else order.index(bases[i]) for i in order]
-    found = [quality[i] for i in order]
-    table = to_table(known, [names[i] for i in order], within, found)
-    words = "; ".join(filter(None, (explain(known), explain_quality(found))))
-    bare = []
-    for i, report in zip(order, known, strict=True):
-        base = bases[i]
-        sentence = no_gain(report, reports[base]) if base is not None and base != i else ""
-        bare += [f"{names[i]}: {sentence}"] if sentence else []
-    return "\n\n".join([table, f"{words}.", *bare])
-
-
-# ------------------------------------------------------------------------------------------------ Token Map
-
-
 @dataclass(frozen=True)
 class TokenMapSettings:
     """Widgets of Token Map."""
@@ -288,8 +260,6 @@ class TokenMapSettings:
 
 
 class TokenMap(io.ComfyNode):
-    """A map of the tokens over the picture."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -304,7 +274,7 @@ class TokenMap(io.ComfyNode):
                 io.Image.Input("image", optional=True, tooltip="The decoded pictures of that run, as backdrop."),
             ],
             widgets=widgets(TokenMapSettings),
-            outputs=[io.Image.Output("image", display_name="image", tooltip="One map a picture.")],
+            outputs=[output(io.Image, "image", "One map a picture.")],
         )
 
     @classmethod
@@ -312,12 +282,9 @@ class TokenMap(io.ComfyNode):
         settings = make(TokenMapSettings, values)
         checked = expect(report, Report, "report", _REPORTED)
         with enough_memory(SHEET):
-            backdrop = None if image is None else to_bytes(expect_image(image, "image"))
+            backdrop = None if image is None else host.to_bytes(expect_image(image, "image"))
             side = 384 if backdrop is None else max(384, min(1024, backdrop.shape[2]))
             return io.NodeOutput(to_image(token_map(checked, settings.what, backdrop, settings.opacity, side)))
-
-
-# ------------------------------------------------------------------------------------------------ Report
 
 
 @dataclass(frozen=True)
@@ -333,8 +300,6 @@ class ReportSettings:
 
 
 class ReportToText(io.ComfyNode):
-    """A report as text."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -346,7 +311,7 @@ class ReportToText(io.ComfyNode):
             search_aliases=["statistics", "report to json", "report to text", "csv", "numbers"],
             sockets=[REPORT.Input("report", tooltip="A sampler's report.")],
             widgets=widgets(ReportSettings),
-            outputs=[io.String.Output("text", display_name="text", tooltip="The report in the chosen format.")],
+            outputs=[output(io.String, "text", "The report in the chosen format.")],
         )
 
     @classmethod

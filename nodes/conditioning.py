@@ -49,6 +49,7 @@ from .schema import (
     expect,
     expect_image,
     expect_model,
+    output,
     schema,
     seed_widget,
     widgets,
@@ -89,12 +90,7 @@ def _found() -> dict[str, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class LabelText:
-    """Labels whose label set is the one of the model that samples them.
-
-    Attributes:
-        text: see :func:`samplers.conditioning.resolve_labels`.
-        repeat: images per label.
-    """
+    """Labels, ``repeat`` images of each, whose label set is the one of the model that samples them."""
 
     text: str
     repeat: int
@@ -108,8 +104,6 @@ def as_labels(value: Any, label_set: str) -> Condition:
 
 
 class ClassLabel(io.ComfyNode):
-    """Class labels by name or id."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -137,11 +131,7 @@ class ClassLabel(io.ComfyNode):
                     "(which may then be empty) and must be of the same label_set.",
                 ),
             ],
-            outputs=[
-                LABEL.Output(
-                    "condition", display_name="condition", tooltip="For the samplers of MAR, LlamaGen and PAR models."
-                )
-            ],
+            outputs=[output(LABEL, "condition", "For the samplers of MAR, LlamaGen and PAR models.")],
         )
 
     @classmethod
@@ -176,14 +166,12 @@ class ClassLabel(io.ComfyNode):
         return io.NodeOutput(resolve_labels(text, set_, settings.images_per_label, field="labels"))
 
 
-# ------------------------------------------------------------------------------------------------ Text Prompt
-
 ENCODER = "flan-t5-xl"
 # T5 overflows in fp16.
 ENCODER_DTYPES = (AUTO, *(name for name in DTYPES if name != "fp16"))
 # Upper estimate of an encoder's activations.
 _ENCODER_BYTES = 256 << 20
-_encoder = host.ModelCache()
+_encoder = host.ModelCache(host.text_device, host.text_offload_device)
 
 
 @dataclass(frozen=True)
@@ -200,20 +188,7 @@ class PromptSettings:
     )
 
 
-def _cleaned(text: str) -> str:
-    """A prompt in one line, of which something is left when it is cleaned as captions are."""
-    prompt = " ".join(text.split())
-    if not clean(prompt):
-        left = (
-            "it is empty" if not prompt else "addresses, file names and signs are left out, and nothing else is there"
-        )
-        raise UserError(f"text: {left}; say in words what to draw.")
-    return prompt
-
-
 class TextPrompt(io.ComfyNode):
-    """A prompt for LlamaGen's text-to-image models."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         encoders = menu("t5")
@@ -243,18 +218,19 @@ class TextPrompt(io.ComfyNode):
                 allow_download(),
                 *widgets(PromptSettings),
             ],
-            outputs=[
-                TEXT.Output(
-                    "condition", display_name="condition", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler."
-                )
-            ],
+            outputs=[output(TEXT, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
-        prompt = _cleaned(expect(text, str, "text", "a text node, or type it"))
+        prompt = " ".join(expect(text, str, "text", "a text node, or type it").split())
+        if not clean(prompt):  # as captions are cleaned
+            only = (
+                "addresses, file names and signs are left out, and nothing else is there" if prompt else "it is empty"
+            )
+            raise UserError(f"text: {only}; say in words what to draw.")
         name = dtype_name(choose_dtype(settings.dtype, host.text_device()))
         path = finder(cls, allow_download)(listed(encoder, "t5"), "t5")
 
@@ -269,9 +245,6 @@ class TextPrompt(io.ComfyNode):
         return io.NodeOutput(TextCondition((host.to_output(features),) * settings.images, (prompt,) * settings.images))
 
 
-# ------------------------------------------------------------------------------------------------ Harmon and UniPic
-
-
 @dataclass(frozen=True)
 class PromptImages:
     """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
@@ -280,8 +253,6 @@ class PromptImages:
 
 
 class Prompt(io.ComfyNode):
-    """A prompt for Harmon and UniPic."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -308,11 +279,7 @@ class Prompt(io.ComfyNode):
                     f"were trained with: {UNCONDITIONAL}",
                 ),
             ],
-            outputs=[
-                PROMPT.Output(
-                    "condition", display_name="condition", tooltip="For the MAR samplers, with Harmon or UniPic."
-                )
-            ],
+            outputs=[output(PROMPT, "condition", "For the MAR samplers, with Harmon or UniPic.")],
         )
 
     @classmethod
@@ -323,9 +290,7 @@ class Prompt(io.ComfyNode):
         return io.NodeOutput(PromptCondition((prompt,) * settings.images, away))
 
 
-# ------------------------------------------------------------------------------------------------ Tar
-
-_ta_tok = host.ModelCache((host.device, host.offload_device))
+_ta_tok = host.ModelCache(host.device, host.offload_device)
 # Pictures per batch of TA-Tok's encoder; the codebook is projected once per batch.
 _BATCH = 8
 
@@ -339,8 +304,6 @@ def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images:
 
 
 class TarPrompt(io.ComfyNode):
-    """A prompt for Tar, as semantic codes for a de-tokenizer of any size."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -364,9 +327,7 @@ class TarPrompt(io.ComfyNode):
                 *widgets(TarPromptSettings, automatic_names(TarPromptSettings)),
                 *widgets(PromptImages),
             ],
-            outputs=[
-                CODES.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
-            ],
+            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
         )
 
     @classmethod
@@ -407,8 +368,6 @@ class ImageToCodesSettings:
 
 
 class ImageToCodes(io.ComfyNode):
-    """The semantic codes of a picture."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         readers = menu("ta-tok")
@@ -436,9 +395,7 @@ class ImageToCodes(io.ComfyNode):
                 allow_download(),
                 *widgets(ImageToCodesSettings),
             ],
-            outputs=[
-                CODES.Output("condition", display_name="condition", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
-            ],
+            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
             hidden=[io.Hidden.unique_id],
         )
 

@@ -5,18 +5,21 @@ The only module that imports ``comfy.*`` or ``folder_paths``. It handles network
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, cast
 
 import comfy.model_management as mm
 import comfy.ops
 import comfy.utils
 import folder_paths
+import numpy as np
 import torch
 import torch.nn.functional as F
 from comfy.cli_args import LatentPreviewMethod, args
@@ -27,11 +30,13 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import enough_memory, in_chunks, out_of_memory
-from . import weights
-from .preview import MOST_IMAGES, Canvas
+from ..model_loaders.networks.ops import streamed_layers
 
 FOLDER = "fastar"
 EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt"}
+# Of live previews: colour of undecided tokens; least side, to which smaller pictures are enlarged by an integer factor; images of a
+# batch; seconds between two.
+GREY, LEAST, MOST_IMAGES, INTERVAL = 128, 256, 4, 0.5
 
 
 # ------------------------------------------------------------------------------------------------ model folders
@@ -58,6 +63,7 @@ def folders(*kinds: str) -> list[Path]:
 # ------------------------------------------------------------------------------------------------ pictures
 
 SWEEPS, _LONGEST_PATH = "fastar_sweeps", 4096
+MOST_LINES = 8  # on a node
 
 
 def input_pictures() -> list[str]:
@@ -68,16 +74,12 @@ def input_pictures() -> list[str]:
 
 def input_picture(name: str) -> Path:
     """The file of a picture in the input folder, or in the folder that the name ends with ("[output]", say)."""
-    # Not all supported versions of ComfyUI check that the name stays inside the folder.
-    folders = (
-        folder_paths.get_input_directory(),
-        folder_paths.get_output_directory(),
-        folder_paths.get_temp_directory(),
-    )
+    places = (getattr(folder_paths, f"get_{kind}_directory")() for kind in ("input", "output", "temp"))
     try:
         name = name[:_LONGEST_PATH]
         path = Path(os.path.abspath(folder_paths.get_annotated_filepath(name)))
-        inside = any(path.is_relative_to(os.path.abspath(folder)) for folder in folders) and path.is_file()
+        # Not all supported versions of ComfyUI check that the name stays inside the folder.
+        inside = any(path.is_relative_to(os.path.abspath(place)) for place in places) and path.is_file()
     except (OSError, ValueError):  # a name that no file can have
         inside = False
     if not inside:
@@ -93,7 +95,6 @@ def sweep_folder(name: str) -> Path:
 # ------------------------------------------------------------------------------------------------ memory
 
 
-_SOURCE = weights.HostWeights(comfy.ops.cast_bias_weight, comfy.ops.uncast_bias_weight)
 # Functions that return the compute device and the device of networks not in use; of image networks, and of text encoders.
 device, offload_device = mm.get_torch_device, mm.unet_offload_device
 text_device, text_offload_device = mm.text_encoder_device, mm.text_encoder_offload_device
@@ -117,9 +118,8 @@ class Loaded:
     """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference.
 
     Attributes:
-        model: the model.
         patcher, further: ComfyUI's handles for moving the weights: of ``net``, or one for each of the model's ``parts``.
-        vae: decoder of the same loader, for live previews; or None.
+        vae: decoder of the same loader, for live previews.
         parts: further networks of the same loader by name. Each has its own patcher and is on the device only while needed.
         recommended: settings that the model's file recommends, for widgets at auto.
         speed: how the model runs, a choice of the loader.
@@ -139,21 +139,13 @@ class Loaded:
     ) -> Loaded:
         """Place a model under ComfyUI's memory management: its ``parts`` one by one if it names any, else ``net``."""
         nets = getattr(model, "parts", {"": model.net})
-        managed = [weights.manage(net, _SOURCE, device()) for net in nets.values()]
+        managed = [allow_streaming(net, device()) for net in nets.values()]
         patcher, *further = (_NotifyingPatcher(net, device(), offload_device()) for net in managed)
         return Loaded(model, patcher, vae, parts or {}, recommended or {}, further, speed)
 
 
-class Managed(Protocol):
-    """A network that ComfyUI manages: a model, a decoder, an upscaler."""
-
-    patcher: ModelPatcher
-
-
-def to_device(
-    loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Managed] = ()
-) -> None:
-    """Load a model, ``others`` and the decoder for previews of ``latents`` [B, C, h, w], with ``memory`` bytes free to work in."""
+def to_device(loaded: Loaded, memory: float, latents: tuple[int, int, int, int], others: Sequence[Any] = ()) -> None:
+    """Load a model, other models and decoders, and the decoder for previews of ``latents`` [B, C, h, w], with ``memory`` bytes free."""
     patchers = [p for one in (loaded, *others) for p in (one.patcher, *getattr(one, "further", ()))]
     if loaded.vae is not None and previews_wanted():
         patchers.append(loaded.vae.patcher)
@@ -164,13 +156,10 @@ def to_device(
 class ModelCache:
     """Holds one model that is expensive to load, until another one is stored or ComfyUI unloads its weights.
 
-    ``devices`` return the compute and the offload device; by default those of a text encoder.
+    ``devices`` return the compute and the offload device.
     """
 
-    def __init__(
-        self,
-        devices: tuple[Callable[[], torch.device], Callable[[], torch.device]] = (text_device, text_offload_device),
-    ) -> None:
+    def __init__(self, *devices: Callable[[], torch.device]) -> None:
         self._devices = devices
         self._key: Any = None
         self._loaded: Loaded | None = None
@@ -213,15 +202,64 @@ def load_to_device(loaded: Loaded, memory: float) -> None:
 
 
 def _load(patchers: list[ModelPatcher], memory: float) -> None:
-    """Load networks; large layers of a network may stay on the offload device where memory is insufficient, see ``weights.py``."""
-    streaming = [p for p in patchers if weights.may_stream(p.model)]
-    memory += sum(t.nbytes for p in streaming for t in weights.always_loaded(p.model))
+    """Load networks; large layers of a network may stay on the offload device where memory is insufficient, see :class:`_Streamed`."""
+    streaming = [p for p in patchers if any(layer.source is not None for layer in streamed_layers(p.model))]
+    memory += sum(t.nbytes for p in streaming for t in always_loaded(p.model))
     patchers = [*streaming, *(p for p in patchers if p not in streaming)]  # ComfyUI loads the last one first
     with enough_memory("dtype: the weights do not fit into memory; choose bf16 or fp16, or a smaller model."):
         mm.load_models_gpu(patchers, memory_required=memory, force_full_load=not streaming)
         # A dynamic patcher (an upscale model's may be) places its weights itself.
         for patcher in (p for p in patchers if not getattr(p, "is_dynamic", bool)()):
-            weights.place(patcher.model, patcher.load_device)
+            place(patcher.model, patcher.load_device)
+
+
+class _Streamed:
+    """The source of weights that stay on the offload device and are copied for every call; see ``networks/ops.py``.
+
+    ComfyUI recognises layers that can do without their weight by attributes (``comfy_cast_weights`` and the functions of patches),
+    and sets ``comfy_cast_weights`` on those that it leaves out.
+    """
+
+    def is_offloaded(self, layer: Any) -> bool:
+        return bool(layer.comfy_cast_weights)
+
+    @contextmanager
+    def stream_weight(
+        self, layer: Any, x: Tensor, rows: tuple[int, int] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        if rows is not None:  # ComfyUI would copy all rows, of an embedding ten times as many
+            yield layer.weight[slice(*rows)].to(x.device, x.dtype), None
+            return
+        weight, bias, stream = comfy.ops.cast_bias_weight(layer, x, offloadable=True)
+        try:
+            yield weight, bias
+        finally:
+            comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
+
+    def look_up(self, layer: Any, ids: Tensor) -> Tensor:
+        return F.embedding(ids.to(layer.weight.device), layer.weight).to(ids.device)
+
+
+def allow_streaming(net: nn.Module, device: torch.device) -> nn.Module:
+    """Allow ComfyUI to load a network partially, unless it computes on a CPU; returns ``net``."""
+    if device.type != "cpu":
+        for layer in streamed_layers(net):
+            about = {"source": _Streamed(), "comfy_cast_weights": False, "weight_function": [], "bias_function": []}
+            vars(layer).update(about)
+    return net
+
+
+def always_loaded(net: nn.Module) -> list[Tensor]:
+    """Parameters and buffers that cannot be left out."""
+    left = {id(t) for layer in streamed_layers(net) if layer.source is not None for t in layer.tensors()}
+    return [t for t in (*net.parameters(), *net.buffers()) if id(t) not in left]
+
+
+def place(net: nn.Module, device: torch.device) -> None:
+    """Move to the device what cannot be left out. ComfyUI's partial loading skips parameters of modules that have children."""
+    for module in net.modules():
+        if getattr(module, "source", None) is None:
+            module._apply(lambda t: t if t.device.type == device.type else t.to(device), recurse=False)
 
 
 # ------------------------------------------------------------------------------------------------ driving a sampler
@@ -230,6 +268,54 @@ def _load(patchers: list[ModelPatcher], memory: float) -> None:
 def previews_wanted() -> bool:
     """Whether previews are on (command line, or the setting of this run)."""
     return args.preview_method != LatentPreviewMethod.NoPreviews
+
+
+class Canvas:
+    """Draws previews of a sampler's steps at a bounded cost.
+
+    The interval between previews is at least half a second and at least ten times the duration of the last one.
+    """
+
+    def __init__(self, decode: Callable[[Tensor], Tensor]):
+        self.decode = decode
+        self._next = time.perf_counter() + INTERVAL
+
+    def due(self) -> bool:
+        """Whether the next preview is due."""
+        return time.perf_counter() >= self._next
+
+    def draw(self, latents: Tensor, decided: Tensor) -> np.ndarray:
+        """Draw a partial result; undecided tokens are grey.
+
+        Args:
+            latents: decoder latents [B, C, h, w]; values of undecided tokens are ignored.
+            decided: bool [B, gh, gw], token grid.
+
+        Returns:
+            uint8 [H, W, 3]; of a batch the first four images, two by two.
+        """
+        known = decided[:MOST_IMAGES].cpu().numpy()  # synchronises, so that only the decoder is timed
+        began = time.perf_counter()
+        pictures = to_bytes(self.decode(latents[:MOST_IMAGES]))
+        self._next = time.perf_counter() + max(INTERVAL, 10 * (time.perf_counter() - began))
+        n, height, width, _ = pictures.shape
+        rows, columns = np.arange(height) * known.shape[1] // height, np.arange(width) * known.shape[2] // width
+        pictures = np.where(known[:, rows][:, :, columns, None], pictures, np.uint8(GREY))
+        across = math.ceil(math.sqrt(n))
+        down = math.ceil(n / across)
+        sheet = np.full((down * height, across * width, 3), 0, np.uint8)
+        for i, picture in enumerate(pictures):
+            y, x = i // across * height, i % across * width
+            sheet[y : y + height, x : x + width] = picture
+        factor = max(1, LEAST // max(sheet.shape[:2]))
+        return sheet.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def to_bytes(pictures: Tensor) -> np.ndarray:
+    """Pictures [B, H, W, C] in 0..1 to uint8 [B, H, W, 3]; grey is repeated, alpha dropped, NaN black."""
+    x = pictures.detach().float().nan_to_num(0.0).clamp(0, 1)
+    x = x.expand(*x.shape[:3], 3) if x.shape[3] == 1 else x[..., :3]
+    return (x * 255).round().to(torch.uint8).cpu().numpy()
 
 
 def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], Tensor] = attrgetter("latents")) -> Any:
@@ -242,8 +328,7 @@ def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], T
         latents: from a yielded object to latents [B, C, h, w]; called only for a preview.
     """
     canvas = Canvas(vae.decode_now) if vae is not None and previews_wanted() else None
-    bar: comfy.utils.ProgressBar | None = None
-    spent: float | None = None
+    bar, spent = comfy.utils.ProgressBar(1), None
     try:
         while True:
             # ProgressBar checks too, but it is throttled, which would delay a cancellation by several steps.
@@ -257,7 +342,6 @@ def drive(sampler: Any, vae: FastARVAE | None = None, latents: Callable[[Any], T
                 torch.cuda.synchronize(step.decided.device)  # queued work must not count as the preview's
             began = time.perf_counter()
             picture = _preview(canvas, step, latents) if wanted else None
-            bar = bar or comfy.utils.ProgressBar(step.total)
             bar.update_absolute(step.done, step.total, picture)
             spent = time.perf_counter() - began
     finally:
@@ -276,21 +360,33 @@ def _preview(canvas: Canvas | None, step: Any, latents: Callable[[Any], Tensor])
         return None
 
 
-def show_text(text: str, node_id: str | None) -> None:
-    """Show text on a node, as core's API nodes do; without a node id, nothing."""
-    if node_id is not None:
-        PromptServer.instance.send_progress_text(text, node_id)
+def show(node: Any, lines: Sequence[str]) -> None:
+    """Show lines of text on a node, the class that executes, as core's API nodes do; empty ones are left out."""
+    text, number = "\n".join([line for line in lines if line][:MOST_LINES]), hidden(node, "unique_id")
+    if text and number is not None:
+        PromptServer.instance.send_progress_text(text, number)
+
+
+def hidden(node: Any, name: str) -> Any:
+    """A hidden input of a node; None outside of ComfyUI's execution."""
+    return getattr(getattr(node, "hidden", None), name, None)
+
+
+def taken(node: Any, output: int) -> bool:
+    """Whether an output of the node is connected in the prompt that runs."""
+    prompt, number = hidden(node, "prompt"), str(hidden(node, "unique_id"))
+    nodes = prompt.values() if isinstance(prompt, dict) else ()
+    return any([number, output] == value for other in nodes for value in other.get("inputs", {}).values())
 
 
 def progress() -> Callable[[int, int], None]:
     """A callback (done, total) for downloads and other long work; it raises when the run is cancelled."""
-    bar: list[comfy.utils.ProgressBar] = []
+    bar = comfy.utils.ProgressBar(1)
 
     def report(done: int, total: int) -> None:
         mm.throw_exception_if_processing_interrupted()
         if total > 0:
-            bar.extend([] if bar else [comfy.utils.ProgressBar(total)])
-            bar[0].update_absolute(min(done, total), total)
+            bar.update_absolute(min(done, total), total)
 
     return report
 
@@ -370,7 +466,6 @@ class FastARVAE:
 
     Args:
         net: ``decode(z)`` -> pictures in about -1..1, ``encode(x)`` -> (latents, ...) for x in -1..1.
-        name: display name.
         stride: pixels per latent position and side.
         channels: latent channels.
         width: channels of the widest full-resolution layer, for the memory estimate.
@@ -383,7 +478,6 @@ class FastARVAE:
         self.latent_channels, self.latent_dim, self.output_channels = channels, 2, 3
         self.device, self.output_device = mm.vae_device(), mm.intermediate_device()
         self.vae_dtype = next(net.parameters()).dtype
-        # The streaming patcher needs ComfyUI's own layers.
         self.patcher = ModelPatcher(net, self.device, mm.vae_offload_device())
 
     def spacial_compression_decode(self) -> int:
@@ -402,7 +496,10 @@ class FastARVAE:
         """Weights, for core's Save VAE."""
         return self.first_stage_model.state_dict()
 
-    def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:  # of one picture, as core estimates it
+    def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:  # of one picture
+        if self.kind == KL:
+            return cast(Any, self.first_stage_model).decode_bytes(1, shape[2], shape[3])
+        # As core estimates it; a KL autoencoder needs less.
         return 17 * self.width * shape[2] * shape[3] * self.upscale_ratio**2 * mm.dtype_size(dtype)
 
     def memory_used_encode(self, shape: Any, dtype: torch.dtype) -> float:
@@ -413,12 +510,9 @@ class FastARVAE:
     def decode(self, samples_in: Tensor, vae_options: dict[str, Any] | None = None) -> Tensor:
         """Latents [B, C, h, w] to pictures [B, H, W, 3] in 0..1."""
         latents = _checked_latents(samples_in, self.latent_channels, self.name, self.kind)
-        try:
-            return self._in_chunks(latents, self._decode, self.memory_used_decode).movedim(1, -1)
-        except RuntimeError as problem:
-            if not out_of_memory(problem):
-                raise
-        mm.soft_empty_cache()
+        pictures = self._in_chunks(latents, self._decode, self.memory_used_decode)
+        if pictures is not None:
+            return pictures.movedim(1, -1)
         tile = max(1, 256 // self.upscale_ratio)
         return self.decode_tiled(latents, tile, tile, tile // 4)
 
@@ -427,13 +521,7 @@ class FastARVAE:
         return self._decode(latents).movedim(1, -1)
 
     def decode_tiled(
-        self,
-        samples: Tensor,
-        tile_x: int = 64,
-        tile_y: int = 64,
-        overlap: int = 16,
-        tile_t: int | None = None,
-        overlap_t: int | None = None,
+        self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16, **of_videos: Any
     ) -> Tensor:
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
         latents = _checked_latents(samples, self.latent_channels, self.name, self.kind)
@@ -451,22 +539,11 @@ class FastARVAE:
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """Pictures [B, H, W, 3] in 0..1 to latents; cropped to whole strides around the centre, as core does."""
         pixels = _whole_strides(pixel_samples, self.downscale_ratio)
-        try:
-            return self._in_chunks(pixels, self._encode, self.memory_used_encode)
-        except RuntimeError as problem:
-            if not out_of_memory(problem):
-                raise
-        mm.soft_empty_cache()
-        return self.encode_tiled(pixel_samples, 256, 256, 64)
+        latents = self._in_chunks(pixels, self._encode, self.memory_used_encode)
+        return self.encode_tiled(pixel_samples, 256, 256, 64) if latents is None else latents
 
     def encode_tiled(
-        self,
-        pixel_samples: Tensor,
-        tile_x: int = 512,
-        tile_y: int = 512,
-        overlap: int = 64,
-        tile_t: int | None = None,
-        overlap_t: int | None = None,
+        self, pixel_samples: Tensor, tile_x: int = 512, tile_y: int = 512, overlap: int = 64, **of_videos: Any
     ) -> Tensor:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         stride = self.downscale_ratio
@@ -483,7 +560,8 @@ class FastARVAE:
 
     def _in_chunks(
         self, x: Tensor, work: Callable[[Tensor], Tensor], memory: Callable[[Any, torch.dtype], float]
-    ) -> Tensor:
+    ) -> Tensor | None:
+        """The result for a batch; None if memory is insufficient for one entry."""
         need = memory(x.shape, self.vae_dtype)
         _load([self.patcher], need)
         chunk = max(1, int(mm.get_free_memory(self.device) / max(1.0, need)))
@@ -492,7 +570,13 @@ class FastARVAE:
             mm.throw_exception_if_processing_interrupted()
             return work(x).to(self.output_device)
 
-        return torch.cat(in_chunks(part, x, chunk, mm.soft_empty_cache))
+        try:
+            return torch.cat(in_chunks(part, x, chunk, mm.soft_empty_cache))
+        except RuntimeError as problem:
+            if not out_of_memory(problem):
+                raise
+        mm.soft_empty_cache()
+        return None
 
     def _tiled(
         self, x: Tensor, work: Callable[[Tensor], Tensor], tile: Any, overlap: int, scale: float, channels: int

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-import torch
 from comfy_api.latest import io
 
 from .. import assembly
@@ -19,12 +18,11 @@ from ..model_loaders import hub
 from ..model_loaders.checkpoint import DTYPES, INT8
 from ..model_loaders.download import readable_size
 from ..model_loaders.families import KINDS
-from ..model_loaders.networks.autoencoder import KLAutoencoder, KLModel, VQModel
+from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.speed import PLAIN, SPEEDS
 from ..samplers import registry
 from . import host
-from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, schema
-from .status import show
+from .schema import MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
 
 # Model folders of each file family; the first takes downloads. Core's diffusion models are left out, because most of them are not MARs.
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -40,9 +38,6 @@ GRIDS = (8, 12, 16, 24, 32, 48, 64)
 SIZES, PIXELS = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 1024), 16
 # Parts of a loaded token model, see ``host.Loaded``.
 TA_TOK = "ta_tok"
-
-
-# ------------------------------------------------------------------------------------------------ files and downloads
 
 
 class Menu(list[str]):
@@ -89,7 +84,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
                     "choose another."
                 )
             logging.info("FastAR: downloading %s", what)
-            show(node, [f"Downloading {what}"])
+            host.show(node, [f"Downloading {what}"])
         return hub.resolve(choice, family, folders, download_to, host.progress())
 
     return find
@@ -110,8 +105,6 @@ def usual(choices: list[str], *ids: str) -> str:
     """The first of these entries in a menu, downloaded or not; else the first choice."""
     return next((choice for name in ids for choice in choices if choice.partition(" (")[0] == name), choices[0])
 
-
-# ------------------------------------------------------------------------------------------------ widgets
 
 # Tooltips of the widgets that several loaders have; a loader's own replace them.
 _TOOLTIPS = {
@@ -142,43 +135,22 @@ def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
 def make_vae(model: KLModel | VQModel, channels: int) -> host.FastARVAE:
     """An autoencoder, of ``channels`` latent channels, for core's VAE nodes."""
     about = (model.net, model.name, model.net.config.stride, channels, model.net.config.ch)
-    return host.FastARVAE(*about, host.VQ) if isinstance(model, VQModel) else KLDecoder(*about, host.KL)
-
-
-class KLDecoder(host.FastARVAE):
-    """A KL autoencoder, which needs less memory than core's estimate."""
-
-    def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
-        net = cast(KLAutoencoder, self.first_stage_model)
-        return net.decode_bytes(1, shape[2], shape[3])
-
-
-# ------------------------------------------------------------------------------------------------ nodes
+    return host.FastARVAE(*about, host.VQ if isinstance(model, VQModel) else host.KL)
 
 
 class _Loader(io.ComfyNode):
-    """Loads a model and its decoder. The classes below hold texts and menus.
-
-    Attributes:
-        node_id, title, description, aliases: of the schema.
-        family: of the registry.
-        usual: entries of which the first on the menu is the default.
-        widgets: names, in order.
-        dtypes: choices of the widget dtype.
-        tooltips: of widgets, where they differ from those of other loaders.
-        output: of the model socket.
-    """
+    """Loads a model and its decoder. The classes below hold texts and menus."""
 
     node_id: ClassVar[str]
     title: ClassVar[str]
     description: ClassVar[str]
     aliases: ClassVar[list[str]]
-    family: ClassVar[str]
-    usual: ClassVar[tuple[str, ...]]
+    family: ClassVar[str]  # of the registry
+    usual: ClassVar[tuple[str, ...]]  # the first of these entries that is on the menu is the default
     widgets: ClassVar[tuple[str, ...]] = ("checkpoint", "decoder", "dtype", "allow_download", "speed")
     dtypes: ClassVar[tuple[str, ...]] = (AUTO, *DTYPES, INT8)
-    tooltips: ClassVar[dict[str, str]] = {}
-    output: ClassVar[io.Output]
+    tooltips: ClassVar[dict[str, str]] = {}  # where they differ from those of other loaders
+    socket: ClassVar[io.Output]  # of the model
 
     @classmethod
     def options(cls, widget: str) -> list[str]:
@@ -206,6 +178,9 @@ class _Loader(io.ComfyNode):
             default = {"checkpoint": usual(options, *cls.usual), "speed": PLAIN}.get(name, AUTO)
             about = {"options": options, "default": default, "tooltip": (_TOOLTIPS | cls.tooltips)[name]}
             widgets.append(io.Combo.Input(name, **about, advanced=name in ("grid", "size", "speed") or None))
+        outputs = [cls.socket]
+        if "decoder" in cls.widgets:
+            outputs.append(output(io.Vae, "vae", "For VAE Decode and VAE Encode."))
         return schema(
             node_id=cls.node_id,
             display_name=cls.title,
@@ -213,7 +188,7 @@ class _Loader(io.ComfyNode):
             description=cls.description,
             search_aliases=cls.aliases,
             widgets=widgets,
-            outputs=[cls.output, io.Vae.Output("vae", display_name="vae", tooltip="For VAE Decode and VAE Encode.")],
+            outputs=outputs,
             hidden=[io.Hidden.unique_id],
         )
 
@@ -256,12 +231,10 @@ class _Loader(io.ComfyNode):
 
 
 _KL = "The autoencoder that turns latents into pictures. auto takes the one the checkpoint was trained with."
-_MAR_OUTPUT = MAR.Output("model", display_name="model", tooltip="For MAR Sampler and its accelerated relatives.")
+_MAR_OUTPUT = output(MAR, "model", "For MAR Sampler and its accelerated relatives.")
 
 
 class LoadMAR(_Loader):
-    """A MAR and its decoder."""
-
     node_id, title, family, usual = "FastARLoadMAR", "Load MAR", registry.MAR, ("demo",)
     description = (
         "Loads a MAR and the decoder that turns its latents into pictures. The demo is built in; official models can be "
@@ -273,12 +246,10 @@ class LoadMAR(_Loader):
         "dtype": "Precision of the MAR. auto: fp16 on a graphics card made for it, else fp32. fp32 is exact and needs twice the memory; "
         "bf16 is coarser and may show. The diffusion arithmetic and the decoder are fp32.",
     }
-    output = _MAR_OUTPUT
+    socket = _MAR_OUTPUT
 
 
 class LoadHybrid(_Loader):
-    """A Harmon or UniPic and its decoder."""
-
     node_id, title, family = "FastARLoadHybrid", "Load Harmon / UniPic", registry.HYBRID
     usual = ("demo-hybrid", "harmon-0.5b")
     description = (
@@ -295,12 +266,10 @@ class LoadHybrid(_Loader):
         "dtype": "Precision of the model. auto: bf16 on a graphics card made for it, else fp32. fp32 is exact and needs twice the memory. "
         "fp16 is not offered, because the language model overflows in it.",
     }
-    output = _MAR_OUTPUT
+    socket = _MAR_OUTPUT
 
 
 class LoadLlamaGen(_Loader):
-    """A LlamaGen or PAR and its decoder."""
-
     node_id, title, family, usual = "FastARLoadLlamaGen", "Load LlamaGen / PAR", registry.LLAMAGEN, ("demo-llamagen",)
     description = (
         "Loads a LlamaGen (for classes or text) or a PAR, and the VQ tokenizer that turns its tokens into pictures. The demo is built in; "
@@ -308,12 +277,10 @@ class LoadLlamaGen(_Loader):
     )
     aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
-    output = TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
+    socket = output(TOKEN_MODEL, "model", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
 
 
 class LoadTarDetokenizer(_Loader):
-    """A de-tokenizer of Tar, with the TA-Tok and the decoder that belong to it."""
-
     node_id, title, family = "FastARLoadTarDetokenizer", "Load Tar De-tokenizer", registry.TAR
     usual = ("demo-dtok", "demo-dtok-low", "ar-dtok-512")
     description = (
@@ -326,46 +293,32 @@ class LoadTarDetokenizer(_Loader):
         "checkpoint": "The number is the side of the picture in pixels; larger is sharper and slower: 256, 1024 and 4096 tokens. "
         "Entries that begin with demo are built in. Your own files go into models/fastar (.pth, .safetensors).",
     }
-    output = TOKEN_MODEL.Output("model", display_name="model", tooltip="For LlamaGen, ZipAR and MuLo-SD Sampler.")
+    socket = output(TOKEN_MODEL, "model", "For LlamaGen, ZipAR and MuLo-SD Sampler.")
 
 
-class LoadTar(io.ComfyNode):
-    """Tar's language model."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        models = menu("tar")
-        return schema(
-            node_id="FastARLoadTar",
-            display_name="Load Tar",
-            category="FastAR/load",
-            description="Loads the language model of Tar, which turns a prompt into the semantic codes of a picture. De-tokenizers of all "
-            "sizes take them. The demo is built in; official models can be downloaded.",
-            search_aliases=["tar loader", "text to image", "language model", "qwen", "load checkpoint"],
-            widgets=[
-                io.Combo.Input(
-                    "checkpoint",
-                    options=models,
-                    default=usual(models, "demo-tar", "tar-1.5b"),
-                    tooltip="Entries that begin with demo are built in and need no network. Your own go into models/fastar, as a folder "
-                    "with config.json and tokenizer. Entries with a size are downloads. 7b follows prompts better than 1.5b, takes five "
-                    "times the memory and is slower.",
-                ),
-                io.Combo.Input(
-                    "dtype",
-                    options=[AUTO, *DTYPES, INT8],
-                    default=AUTO,
-                    tooltip="Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 "
-                    "or fp32. fp32 is exact and takes twice the memory.",
-                ),
-                allow_download(),
-            ],
-            outputs=[TAR.Output("tar", display_name="tar", tooltip="For Tar Prompt.")],
-            hidden=[io.Hidden.unique_id],
-        )
+class LoadTar(_Loader):
+    node_id, title, family, usual = "FastARLoadTar", "Load Tar", registry.TAR, ("demo-tar", "tar-1.5b")
+    description = (
+        "Loads the language model of Tar, which turns a prompt into the semantic codes of a picture. De-tokenizers of all "
+        "sizes take them. The demo is built in; official models can be downloaded."
+    )
+    aliases = ["tar loader", "text to image", "language model", "qwen", "load checkpoint"]
+    widgets = ("checkpoint", "dtype", "allow_download")
+    tooltips = {
+        "checkpoint": "Entries that begin with demo are built in and need no network. Your own go into models/fastar, as a folder "
+        "with config.json and tokenizer. Entries with a size are downloads. 7b follows prompts better than 1.5b, takes five "
+        "times the memory and is slower.",
+        "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 "
+        "or fp32. fp32 is exact and takes twice the memory.",
+    }
+    socket = output(TAR, "tar", "For Tar Prompt.")
 
     @classmethod
-    def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:
+    def options(cls, widget: str) -> list[str]:
+        return menu("tar") if widget == "checkpoint" else super().options(widget)
+
+    @classmethod
+    def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:  # type: ignore[override]
         source = Source(finder(cls, allow_download), host.offload_device(), dtype, host.device())
         with enough_memory(
             "dtype: memory is insufficient to load this model; choose bf16 or fp16, a smaller model, or unload others."

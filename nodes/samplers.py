@@ -5,9 +5,10 @@ A run checks its inputs, makes room on the device and drives one generator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,9 +21,11 @@ from ..memory import enough_memory
 from ..model_loaders.networks.autoencoder import VQModel
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
-from ..reports.record import Report
+from ..reports.exchange import add_runs, described
+from ..reports.record import Baseline, Qualities, Report
+from ..reports.summary import no_gain, one_line
 from ..samplers import registry
-from ..samplers.batches import in_parts
+from ..samplers.batches import in_parts, run_beginning, short
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import (
     AnyCondition,
@@ -46,9 +49,9 @@ from ..samplers.tokens.upsampling import UpSampling
 from . import host
 from .conditioning import READING, LabelText, as_labels
 from .loaders import TA_TOK
-from .preview import to_bytes
 from .schema import (
     CACHE,
+    HIDDEN,
     MAR,
     MAR_CONDITION,
     REPORT,
@@ -61,13 +64,13 @@ from .schema import (
     describe,
     expect,
     expect_model,
+    output,
     preset_widget,
     schema,
     seed_widget,
     settings_of,
     widgets,
 )
-from .status import hidden, reported
 
 MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
 TOKEN_LOADERS = "Load LlamaGen / PAR or Load Tar De-tokenizer"
@@ -79,9 +82,6 @@ _READER_BYTES = 256 << 20
 _PIXELS = 1 << 21
 # Samplers that run here: all but the comparison that needs a codebook, and the second name of LlamaGen.
 RUNNABLE = {name: entry for name, entry in SAMPLERS.items() if name != registry.TAR}
-
-
-# ------------------------------------------------------------------------------------------------ models and choices
 
 
 def expect_mar(value: Any, field: str) -> host.Loaded:
@@ -116,14 +116,6 @@ def baseline_choice(choice: Choice, loaded: host.Loaded) -> Choice:
     return Choice(plain, values={k: v for k, v in choice.values.items() if k in knobs(plain.settings)})
 
 
-def warm_up_choice(loaded: host.Loaded) -> Choice:
-    """A short run of a model: one AR step of two diffusion steps, or for token models ZipAR's narrowest window."""
-    name = baseline_of(loaded)
-    if name == registry.MAR:
-        return choose(name, {"ar_steps": 1, "diffusion_steps": 2})
-    return choose(name, {}) if name == "par" else choose("zipar", {"window": 1})
-
-
 def settings_for(choice: Choice, loaded: host.Loaded) -> Any:
     """The settings of a choice on a model: its values, the preset's, the file's recommendations, the defaults."""
     return choice.settings(loaded.recommended, is_demo(loaded.model), _width(loaded))
@@ -134,14 +126,14 @@ def _width(loaded: host.Loaded) -> int:
     return loaded.model.net.config.dim if isinstance(loaded.model, MARModel) else 0
 
 
-def check(choice: Choice, loaded: host.Loaded, draft: Any, field: str = "sampler") -> None:
-    """Check that a sampler, chosen in the input ``field``, runs here, suits the model and has its draft model."""
+def check(choice: Choice, loaded: host.Loaded, draft: Any) -> None:
+    """Check that a sampler runs here, suits the model and has its draft model."""
     entry = choice.entry
     if entry.name not in RUNNABLE:
-        raise UserError(f"{field}: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
+        raise UserError(f"sampler: {entry.name} does not run here; choose one of {', '.join(RUNNABLE)}.")
     if isinstance(loaded.model, MARModel) != entry.masked:
         raise UserError(
-            f"{field}: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
+            f"sampler: {entry.name} samples {entry.models}, and {loaded.model.name} is none; choose another."
         )
     if entry.needs_draft and draft is None:
         raise UserError(f"draft: {entry.name} needs a draft model; connect one of the same family.")
@@ -159,7 +151,14 @@ def draw_pictures(
     """Pictures uint8 [N, H, W, 3] and the report of :func:`run_choice`."""
     latent, report = run_choice(choice, loaded, condition, seed, draft).result
     assert loaded.vae is not None
-    return to_bytes(loaded.vae.decode(latent["samples"])), report
+    return host.to_bytes(loaded.vae.decode(latent["samples"])), report
+
+
+def warm_up(loaded: host.Loaded, condition: Any) -> None:
+    """Begin the plain sampler, untimed, as :func:`samplers.batches.warm_up`."""
+    plain = choose(baseline_of(loaded), {})
+    steps, _ = _begin(plain.entry, loaded, short(plain.entry, settings_for(plain, loaded)), condition, 0)
+    run_beginning(steps)
 
 
 def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: Any, **sockets: Any) -> io.NodeOutput:
@@ -169,14 +168,46 @@ def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: 
         loaded: a model of the sampler's family, checked.
         sockets: values of optional inputs by name: draft; cache, latent and mask of a MAR; upscale_model of MuLo-SD.
     """
-    family = _run_mar if entry.masked else _run_tokens
-    given = {name: value for name, value in sockets.items() if value is not None}
-    if "draft" in given and not entry.needs_draft:
-        del given["draft"]
-    return family(entry, loaded, settings, condition, checked_seed(seed), **given)
+    steps, latents = _begin(entry, loaded, settings, condition, checked_seed(seed), **sockets)
+    done = host.drive(steps, loaded.vae, latents)
+    with enough_memory(READING):
+        made = host.to_output(latents(done))
+    if entry.masked and loaded.vae is not None:
+        done.report.memory[DECODE] = int(loaded.vae.memory_used_decode(made.shape, loaded.vae.vae_dtype))
+    return io.NodeOutput({"samples": host.mark(made, host.KL if entry.masked else host.VQ)}, done.report)
 
 
-# ------------------------------------------------------------------------------------------------ MAR
+def reported(node: Any, output: io.NodeOutput) -> io.NodeOutput:
+    """Write a sampler's report, the second output, to saved pictures; returns ``output``.
+
+    The report is shown on the node unless another node takes it: Compare then shows it beside the others.
+    """
+    report: Report = output.result[1]
+    if not host.taken(node, 1):
+        host.show(node, [one_line(report), no_gain(report)])
+    write_reports(node, [report])
+    return output
+
+
+def write_reports(
+    node: Any,
+    reports: Sequence[Report],
+    labels: Sequence[str] = (),
+    baseline: Baseline | None = None,
+    quality: Qualities = (),
+) -> None:
+    """Add reports to the metadata that core's Save Image writes to the PNG files of this run.
+
+    ComfyUI gives every node of a run the same dictionary. A run whose pictures are queued without a workflow has none.
+    """
+    metadata = host.hidden(node, "extra_pnginfo")
+    if isinstance(metadata, dict):
+        add_runs(metadata, described(reports, str(host.hidden(node, "unique_id") or ""), labels, baseline, quality))
+
+
+def _begin(entry: Entry, *args: Any, **sockets: Any) -> tuple[Any, Callable[[Any], Tensor]]:
+    """Check the inputs of a run and make room for it; returns its steps, and from a step, or the result, to latents [B, C, h, w]."""
+    return (_begin_mar if entry.masked else _begin_tokens)(entry, *args, **sockets)
 
 
 @dataclass(frozen=True)
@@ -186,30 +217,20 @@ class CachePlan:
     values: Mapping[str, Any]
 
 
-def _run_mar(
-    entry: Entry,
-    loaded: host.Loaded,
-    settings: Any,
-    condition: Any,
-    seed: int,
-    draft: Any = None,
-    cache: Any = None,
-    latent: Any = None,
-    mask: Any = None,
-) -> io.NodeOutput:
+def _begin_mar(
+    entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: int, **sockets: Any
+) -> tuple[Any, Callable[[Any], Tensor]]:
     model: MARModel = loaded.model
     what = _mar_condition(condition, model)
     images, steps = len(what), settings.diffusion_steps
-    edit = _edit_of(latent, mask)
+    edit, cache = _edit_of(sockets.get("latent"), sockets.get("mask")), sockets.get("cache")
     if noise_bytes(model, images, steps) > NOISE_LIMIT:
         raise UserError(
             f"condition: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; ask for fewer images "
             "at once, or lower diffusion_steps."
         )
-    more: dict[str, Any] = {}
-    small = [expect_mar(draft, "draft")] if entry.needs_draft else []
-    if small:
-        more["draft"] = small[0].model
+    small = [expect_mar(sockets["draft"], "draft")] if entry.needs_draft else []
+    more = {"draft": small[0].model} if small else {}
     if isinstance(cache, CachePlan):
         cache = settings_of(
             CacheSettings, cache.values, {}, is_demo(model), model.net.config.dim, ar_steps=settings.ar_steps
@@ -227,10 +248,7 @@ def _run_mar(
         area = None if edit is None else edit.of(part) if len(part) < images else edit
         return entry.run(model, what.of(part), settings, PairedNoise(seed, part), seed, edit=area, **more, **own)
 
-    done = host.drive(in_parts(start, images), loaded.vae)
-    if loaded.vae is not None:
-        done.report.memory[DECODE] = int(loaded.vae.memory_used_decode(shape, loaded.vae.vae_dtype))
-    return io.NodeOutput({"samples": host.mark(host.to_output(done.latents), host.KL)}, done.report)
+    return in_parts(start, images), attrgetter("latents")
 
 
 def _mar_condition(value: Any, model: MARModel) -> MaskedCondition:
@@ -261,20 +279,11 @@ def _edit_of(latent: Any, mask: Any) -> Edit | None:
     return Edit(latent["samples"], area[None] if area.ndim == 2 else area[:, 0] if area.ndim == 4 else area)
 
 
-# ------------------------------------------------------------------------------------------------ tokens
-
-
-def _run_tokens(
-    entry: Entry,
-    loaded: host.Loaded,
-    settings: Any,
-    condition: Any,
-    seed: int,
-    draft: Any = None,
-    upscale_model: Any = None,
-) -> io.NodeOutput:
+def _begin_tokens(
+    entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: int, **sockets: Any
+) -> tuple[Any, Callable[[Any], Tensor]]:
     model: TokenModel = loaded.model
-    vae = loaded.vae
+    vae, upscale_model = loaded.vae, sockets.get("upscale_model") if entry.needs_draft else None
     assert vae is not None  # checked by expect_tokens
     if entry.name == "par" and model.net.config.condition in ("features", "codes"):
         raise UserError(
@@ -282,7 +291,7 @@ def _run_tokens(
             "ZipAR Sampler."
         )
     what, settings = _token_condition(condition, loaded), resolve(settings, model)
-    small = expect_tokens(draft, "draft") if entry.needs_draft else None
+    small = expect_tokens(sockets["draft"], "draft") if entry.needs_draft else None
     if small is not None:
         expect_same_codes(_vq(loaded), _vq(small), model.name)
     if upscale_model is not None and not _is_upscale_model(upscale_model):
@@ -307,9 +316,7 @@ def _run_tokens(
     def start(part: range) -> Any:
         return entry.run(model, what.of(part), settings, PairedDraws(seed, part), seed, **more)
 
-    done = host.drive(in_parts(start, images), vae, lambda step: _vectors(vae, step.codes))
-    with enough_memory(READING):
-        return io.NodeOutput({"samples": host.mark(host.to_output(_vectors(vae, done.codes)), host.VQ)}, done.report)
+    return in_parts(start, images), lambda step: _vectors(vae, step.codes)
 
 
 def _token_condition(value: Any, loaded: host.Loaded) -> AnyCondition:
@@ -355,73 +362,54 @@ def _name_of(upscale_model: Any) -> str:
     return f"{kind} x{upscale_model.scale:g}"
 
 
-# ------------------------------------------------------------------------------------------------ nodes
-
-
 def sampled(vae: str = "the same loader") -> list[io.Output]:
     """Outputs of a sampler; ``vae`` is the loader whose VAE decodes the latent."""
     return [
-        io.Latent.Output("latent", display_name="latent", tooltip=f"Decode it with VAE Decode and the vae of {vae}."),
-        REPORT.Output(
-            "report", display_name="report", tooltip="What the sampler did; for Compare, Token Map and Report."
-        ),
+        output(io.Latent, "latent", f"Decode it with VAE Decode and the vae of {vae}."),
+        output(REPORT, "report", "What the sampler did; for Compare, Token Map and Report."),
     ]
 
 
-def _cache() -> io.Input:
-    return CACHE.Input(
-        "cache",
+_CACHE = CACHE.Input(
+    "cache",
+    optional=True,
+    tooltip="From LazyMAR Cache: reuse most of the transformer's work from step to step. Unconnected: everything is computed.",
+)
+_EDIT = [
+    io.Latent.Input(
+        "latent",
         optional=True,
-        tooltip="From LazyMAR Cache: reuse most of the transformer's work from step to step. Unconnected: everything is computed.",
-    )
-
-
-def _edit() -> list[io.Input]:
-    return [
-        io.Latent.Input(
-            "latent",
-            optional=True,
-            tooltip="A picture to change, from VAE Encode with the vae of the same loader. Needs a mask, here or on the latent itself.",
-        ),
-        io.Mask.Input(
-            "mask",
-            optional=True,
-            tooltip="Where the picture is sampled again; the rest comes back unchanged. A token is replaced if any of it is painted over.",
-        ),
-    ]
-
-
+        tooltip="A picture to change, from VAE Encode with the vae of the same loader. Needs a mask, here or on the latent itself.",
+    ),
+    io.Mask.Input(
+        "mask",
+        optional=True,
+        tooltip="Where the picture is sampled again; the rest comes back unchanged. A token is replaced if any of it is painted over.",
+    ),
+]
 _MAR_MODEL = "The MAR to sample, from Load MAR, or a Harmon or UniPic from its loader."
 _LLAMAGEN_MODEL = "The model to sample: a LlamaGen from Load LlamaGen / PAR, or Load Tar De-tokenizer's."
 _SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding, one token after another,"}
 
 
 class _Sampler(io.ComfyNode):
-    """A sampler of the registry. The classes below hold texts.
+    """A sampler of the registry. The classes below hold texts."""
 
-    Attributes:
-        sampler: name in the registry.
-        node_id, description, aliases: of the schema.
-        models: model sockets by name, with their tooltips.
-        preset: what the preset's tooltip adds; None for a baseline, which has neither preset nor switch.
-        vae: loader whose VAE decodes the latent.
-    """
-
-    sampler: ClassVar[str]
+    sampler: ClassVar[str]  # name in the registry
     node_id: ClassVar[str]
     description: ClassVar[str]
     aliases: ClassVar[list[str]]
-    models: ClassVar[dict[str, str]] = {"model": _MAR_MODEL}
-    preset: ClassVar[str | None] = ""
-    vae: ClassVar[str] = "the same loader"
+    models: ClassVar[dict[str, str]] = {"model": _MAR_MODEL}  # sockets with their tooltips
+    preset: ClassVar[str | None] = ""  # what its tooltip adds; None for a baseline, which has neither preset nor switch
+    vae: ClassVar[str] = "the same loader"  # whose VAE decodes the latent
 
     @classmethod
     def optional(cls) -> list[io.Input]:
         """Optional sockets."""
-        if SAMPLERS[cls.sampler].masked:
-            cached = issubclass(SAMPLERS[cls.sampler].settings, CacheSettings)
-            return _edit() if cached else [_cache(), *_edit()]
-        return []
+        entry = SAMPLERS[cls.sampler]
+        if not entry.masked:
+            return []
+        return _EDIT if issubclass(entry.settings, CacheSettings) else [_CACHE, *_EDIT]
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -438,7 +426,8 @@ class _Sampler(io.ComfyNode):
         first, last = [seed_widget()], list[io.Input]()
         if cls.preset is not None:
             first = [preset_widget(cls.preset), *first]
-            last = [_enabled(_SWITCHED_OFF[entry.family])]
+            about = f"Off runs {_SWITCHED_OFF[entry.family]} with the same seed and settings, the baseline. Bypassing breaks the graph; "
+            last = [io.Boolean.Input("enabled", default=True, tooltip=f"{about}use this switch.")]
         return schema(
             node_id=cls.node_id,
             display_name=f"{entry.title} Sampler",
@@ -452,11 +441,10 @@ class _Sampler(io.ComfyNode):
             widgets=[*first, *widgets(entry.settings, automatic_names(entry.settings)), *last],
             optional=cls.optional(),
             outputs=sampled(cls.vae),
-            hidden=hidden(),
+            hidden=HIDDEN,
         )
 
     @classmethod
-    @reported
     def execute(cls, condition: Any, seed: Any, enabled: Any = True, **inputs: Any) -> io.NodeOutput:
         entry = SAMPLERS[cls.sampler]
         field = "target" if entry.needs_draft else "model"
@@ -470,23 +458,12 @@ class _Sampler(io.ComfyNode):
             plain = SAMPLERS[entry.family]
             asked = chosen(entry.settings, inputs, automatic_names(entry.settings))
             inputs = {k: v for k, v in asked.items() if k in knobs(plain.settings)}
-            entry, draft = plain, None
-            sockets.pop("upscale_model", None)
+            entry = plain
         settings = settings_of(entry.settings, inputs, loaded.recommended, is_demo(loaded.model), _width(loaded))
-        return run(entry, loaded, settings, condition, seed, draft=draft, **sockets)
-
-
-def _enabled(baseline: str) -> io.Input:
-    return io.Boolean.Input(
-        "enabled",
-        default=True,
-        tooltip=f"Off runs {baseline} with the same seed and settings, the baseline. Bypassing breaks the graph; use this switch.",
-    )
+        return reported(cls, run(entry, loaded, settings, condition, seed, draft=draft, **sockets))
 
 
 class MARSampler(_Sampler):
-    """Plain MAR."""
-
     sampler, node_id, preset = "mar", "FastARMARSampler", None
     description = (
         "Plain MAR, as published: at every AR step the transformer predicts a condition per token and a full diffusion makes each. The "
@@ -496,8 +473,6 @@ class MARSampler(_Sampler):
 
 
 class FastHybridSampler(_Sampler):
-    """FastHybrid."""
-
     sampler, node_id = "fasthybrid", "FastARFastHybridSampler"
     description = (
         "Drafts the tokens of several AR steps in one diffusion pass, checks each draft against its real condition when its step comes, "
@@ -507,8 +482,6 @@ class FastHybridSampler(_Sampler):
 
 
 class LazyMARSampler(_Sampler):
-    """LazyMAR."""
-
     sampler, node_id = "lazymar", "FastARLazyMARSampler"
     description = (
         "Plain MAR that computes only what changed since the last step: rows of the transformer that hardly move, the null branch of "
@@ -519,8 +492,6 @@ class LazyMARSampler(_Sampler):
 
 
 class CSpDSampler(_Sampler):
-    """CSpD."""
-
     sampler, node_id = "cspd", "FastARCSpDSampler"
     description = (
         "Continuous speculative decoding: a small MAR drafts the tokens of several AR steps, the target verifies them together. lossless "
@@ -534,8 +505,6 @@ class CSpDSampler(_Sampler):
 
 
 class LazyMARCache(io.ComfyNode):
-    """LazyMAR's settings for another sampler."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -546,7 +515,7 @@ class LazyMARCache(io.ComfyNode):
             "samplers.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(""), *widgets(CacheSettings, automatic_names(CacheSettings))],
-            outputs=[CACHE.Output("cache", display_name="cache", tooltip="For the cache input of a MAR sampler.")],
+            outputs=[output(CACHE, "cache", "For the cache input of a MAR sampler.")],
         )
 
     @classmethod
@@ -556,8 +525,6 @@ class LazyMARCache(io.ComfyNode):
 
 
 class LlamaGenSampler(_Sampler):
-    """Plain LlamaGen."""
-
     sampler, node_id, preset = "llamagen", "FastARLlamaGenSampler", None
     description = (
         "Plain LlamaGen, as published: one token after another, row by row. The baseline that PAR and ZipAR are compared with. Also takes "
@@ -568,8 +535,6 @@ class LlamaGenSampler(_Sampler):
 
 
 class PARSampler(_Sampler):
-    """PAR."""
-
     sampler, node_id, preset = "par", "FastARPAR", None
     description = (
         "Cuts the picture into regions and decides one token per region in parallel: distant tokens depend little on each other "
@@ -580,8 +545,6 @@ class PARSampler(_Sampler):
 
 
 class ZipARSampler(_Sampler):
-    """ZipAR."""
-
     sampler, node_id = "zipar", "FastARZipARSampler"
     description = (
         "Starts a row as soon as the row above is a window of tokens ahead, so that several rows grow in one pass: nearby tokens matter "
@@ -593,8 +556,6 @@ class ZipARSampler(_Sampler):
 
 
 class MuLoSDSampler(_Sampler):
-    """MuLo-SD."""
-
     sampler, node_id, vae = "mulosd", "FastARMuLoSDSampler", "the target's loader"
     description = (
         "Drafts the picture small, enlarges it, checks all of it in one pass of the large model, and resamples only what is unlikely, with "

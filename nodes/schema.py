@@ -42,6 +42,8 @@ ANY_SOCKETS = [
 ]
 ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model of CSpD and MuLo-SD.")
 
+# Hidden inputs of nodes that show text and write reports to saved pictures.
+HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
 SEED_LIMIT = 0xFFFFFFFFFFFFFFFF
 
 
@@ -57,6 +59,11 @@ def schema(
     """
     widgets = sorted(widgets, key=lambda widget: bool(widget.advanced))
     return io.Schema(inputs=[*sockets, *widgets, *optional], **about)
+
+
+def output(kind: Any, name: str, tooltip: str, **about: Any) -> io.Output:
+    """An output of the class ``kind``."""
+    return kind.Output(name, display_name=name, tooltip=tooltip, **about)
 
 
 def widgets(settings: type, automatic: Collection[str] = ()) -> list[io.Input]:
@@ -160,9 +167,6 @@ def seed_widget() -> io.Input:
         tooltip="Decides all randomness: token order and noise. With one seed, any difference between samplers comes from the "
         "method. Image i of a batch uses (seed, i), so it is the same picture as in a batch of its own.",
     )
-
-
-# ------------------------------------------------------------------------------------------------ checks
 
 
 def checked_seed(value: Any) -> int:

@@ -15,14 +15,11 @@ from ..samplers.choice import Choice, parse_choice
 from ..samplers.registry import find
 from . import host
 from .compare import to_image
-from .samplers import expect_any, run_choice, sampled
-from .schema import ANY_DRAFT, ANY_SOCKETS, REPORT, schema, seed_widget
-from .status import hidden, reported
+from .samplers import expect_any, reported, run_choice, sampled
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, output, schema, seed_widget
 
 
 class LoadReport(io.ComfyNode):
-    """The reports in a picture's metadata."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         names = host.input_pictures()
@@ -43,19 +40,14 @@ class LoadReport(io.ComfyNode):
             search_aliases=["png info", "read metadata", "image metadata", "drop image"],
             widgets=[picture],
             outputs=[
-                io.Image.Output("image", display_name="image", tooltip="The picture."),
-                REPORT.Output(
-                    "reports",
-                    display_name="reports",
-                    is_output_list=True,
-                    tooltip="One report a run, without token maps.",
-                ),
-                io.String.Output("table", display_name="table", tooltip="The figures of all runs as a Markdown table."),
-                io.String.Output(
+                output(io.Image, "image", "The picture."),
+                output(REPORT, "reports", "One report a run, without token maps.", is_output_list=True),
+                output(io.String, "table", "The figures of all runs as a Markdown table."),
+                output(
+                    io.String,
                     "samplers",
-                    display_name="samplers",
+                    "Each run's sampler and settings as a line for Any Sampler.",
                     is_output_list=True,
-                    tooltip="Each run's sampler and settings as a line for Any Sampler.",
                 ),
             ],
         )
@@ -92,8 +84,6 @@ def _line(sampler: str, settings: dict[str, Any]) -> str:
 
 
 class AnySampler(io.ComfyNode):
-    """A sampler that a text names."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -103,7 +93,7 @@ class AnySampler(io.ComfyNode):
             description="Runs a sampler written as text, with its settings: fasthybrid: preset=fast, threshold=0.9. "
             "The line comes from Advisor or Load Report, or is typed.",
             search_aliases=["sampler from text", "apply settings", "advised sampler"],
-            hidden=hidden(),
+            hidden=HIDDEN,
             sockets=ANY_SOCKETS,
             widgets=[
                 io.String.Input(
@@ -130,11 +120,11 @@ class AnySampler(io.ComfyNode):
         return True
 
     @classmethod
-    @reported
     def execute(cls, model: Any, condition: Any, sampler: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
         choice = parse_choice(str(sampler), "sampler")
         loaded = expect_any(model, "model")
-        return run_choice(choice, loaded, condition, seed, None if draft is None else expect_any(draft, "draft"))
+        small = None if draft is None else expect_any(draft, "draft")
+        return reported(cls, run_choice(choice, loaded, condition, seed, small))
 
 
 NODES: list[type[io.ComfyNode]] = [LoadReport, AnySampler]

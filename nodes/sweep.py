@@ -29,12 +29,10 @@ from .samplers import (
     check,
     draw_pictures,
     expect_any,
-    run_choice,
     settings_for,
-    warm_up_choice,
+    warm_up,
 )
-from .schema import ANY_DRAFT, ANY_SOCKETS, SEED_LIMIT, expect, schema, widgets
-from .status import hidden, show
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect, output, schema, widgets
 
 SWEEP = io.Custom("FASTAR_SWEEP")
 NONE = "none"
@@ -66,8 +64,6 @@ _VALUES = "Values, separated by commas. 0.8..1 x 5 are five evenly spaced ones, 
 
 
 class SweepNode(io.ComfyNode):
-    """A sweep."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -77,7 +73,7 @@ class SweepNode(io.ComfyNode):
             description="Runs a sampler for every combination of values of one or two settings and of seeds, and the plain sampler once a "
             "seed. Cells are written to the output folder as they are made: an interrupted sweep goes on where it stopped.",
             search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
-            hidden=hidden(),
+            hidden=HIDDEN,
             sockets=ANY_SOCKETS,
             widgets=[
                 *widgets(SweepSettings),
@@ -100,27 +96,16 @@ class SweepNode(io.ComfyNode):
             ],
             optional=[ANY_DRAFT],
             outputs=[
-                SWEEP.Output("sweep", display_name="sweep", tooltip="For Sweep Grid and Sweep Plot."),
-                io.String.Output("table", display_name="table", tooltip="The figures as a Markdown table."),
+                output(SWEEP, "sweep", "For Sweep Grid and Sweep Plot."),
+                output(io.String, "table", "The figures as a Markdown table."),
             ],
         )
 
     @classmethod
     def execute(
-        cls,
-        model: Any,
-        condition: Any,
-        sampler: str,
-        x: str,
-        y: str,
-        x_values: str,
-        y_values: str,
-        seeds: str,
-        settings: str,
-        folder: str = "sweep",
-        draft: Any = None,
+        cls, model: Any, condition: Any, folder: str = "sweep", draft: Any = None, **plan: str
     ) -> io.NodeOutput:
-        base, x_axis, y_axis, numbers = _plan(sampler, x, y, x_values, y_values, seeds, settings)
+        base, x_axis, y_axis, numbers = _plan(**plan)
         loaded = expect_any(model, "model")
         small = None if draft is None else expect_any(draft, "draft")
         check(base, loaded, small)
@@ -136,9 +121,9 @@ class SweepNode(io.ComfyNode):
             """Pictures and report of a cell."""
             choice, seed = jobs[k]
             if not sampled:  # takes the initialisation of libraries out of the first cell's seconds
-                run_choice(warm_up_choice(loaded), loaded, condition, 0)
+                warm_up(loaded, condition)
             sampled.append(k)
-            show(cls, [f"cell {k + 1} of {len(jobs)}"])
+            host.show(cls, [f"cell {k + 1} of {len(jobs)}"])
             return draw_pictures(choice, loaded, condition, seed, small)
 
         made: list[Cell] = []
@@ -153,10 +138,8 @@ class SweepNode(io.ComfyNode):
             word = DISTRIBUTION if lossless(report) else ""
             quality = None if reference is None else measure(pictures, reference[0], word)
             made.append(Cell(i, j, seed, keys[k], report, reports[first], quality))
-        show(
-            cls,
-            [f"{len(sampled)} of {len(keys)} cells sampled, {len(keys) - len(sampled)} were in {store.folder.name}"],
-        )
+        found = len(keys) - len(sampled)
+        host.show(cls, [f"{len(sampled)} of {len(keys)} cells sampled, {found} were in {store.folder.name}"])
         title = f"{base.entry.title}: {base.text.partition(': ')[2]}".removesuffix(": ")
         sweep = Sweep(title, store, x_axis, y_axis, tuple(numbers), tuple(made))
         return io.NodeOutput(sweep, sweep_table(sweep))
@@ -207,14 +190,11 @@ def _keys(
     assert loaded.vae is not None
     if isinstance(condition, LabelText):
         condition = as_labels(condition, loaded.model.label_set)
-    models = [loaded, *([draft] if draft else [])]
+    models = [loaded, draft] if draft else [loaded]
     nets = [loaded.vae.first_stage_model, *(one.model.net for one in models)]
     how = [host.device_name(), *(one.speed for one in models)]
     shared = digest([loaded.model.name, *map(weights_digest, nets)], condition, how)
     return [digest(shared, c.entry.name, asdict(settings_for(c, loaded)), seed) for c, seed in jobs]
-
-
-# ------------------------------------------------------------------------------------------------ pictures
 
 
 def _of_sweep(name: str, settings: type, description: str, aliases: list[str], tooltip: str) -> io.Schema:
@@ -227,7 +207,7 @@ def _of_sweep(name: str, settings: type, description: str, aliases: list[str], t
         search_aliases=aliases,
         sockets=[SWEEP.Input("sweep", tooltip="The sweep, from Sweep.")],
         widgets=widgets(settings),
-        outputs=[io.Image.Output("image", display_name="image", tooltip=tooltip)],
+        outputs=[output(io.Image, "image", tooltip)],
     )
 
 
@@ -246,8 +226,6 @@ class GridSettings:
 
 
 class SweepGrid(io.ComfyNode):
-    """The cells of a sweep as one picture."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return _of_sweep(
@@ -278,8 +256,6 @@ class PlotSettings:
 
 
 class SweepPlot(io.ComfyNode):
-    """The figures of a sweep as a plot."""
-
     @classmethod
     def define_schema(cls) -> io.Schema:
         return _of_sweep(

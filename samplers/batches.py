@@ -43,9 +43,17 @@ def begin(
 
 def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) -> None:
     """Run one AR step with two diffusion steps, or three passes of a token model: the first calls in a process initialise libraries."""
-    if entry.masked:
-        settings = make(entry.settings, {"ar_steps": 1, "diffusion_steps": 2})
-    steps = in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition))
+    settings = short(entry, settings)
+    run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition)))
+
+
+def short(entry: Entry, settings: Any) -> Any:
+    """Settings of a masked sampler for one AR step with two diffusion steps; of a token sampler as they are."""
+    return make(entry.settings, {"ar_steps": 1, "diffusion_steps": 2}) if entry.masked else settings
+
+
+def run_beginning(steps: Generator[Any, Any, Any]) -> None:
+    """Run three steps of a sampler and close it."""
     for _ in islice(steps, 3):
         pass
     steps.close()

@@ -102,7 +102,7 @@ OURS = {
     "memory": set(),
     "assembly": {"model_loaders", "samplers", "reports"},
     "nodes": {"nodes", "assembly", "samplers", "model_loaders", "reports"},
-    "nodes.host": {"nodes.preview", "nodes.weights"},
+    "nodes.host": {"model_loaders.networks"},
     "samplers": {"samplers", "reports", "model_loaders.networks"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders"},

@@ -1,6 +1,6 @@
 """Small hostile files. Each function writes one into a folder, returns its path, and its docstring states what it tries.
 
-Attacks that are no files are in other tests: on widgets and sockets in ``tests/nodes/hostile_values.py``, on a server in
+Attacks that are no files are in other tests: on widgets and sockets in ``tests/nodes/test_hostile_values.py``, on a server in
 ``tests/comfyui/test_hostile.py`` and ``test_load.py``, on the command line in ``tests/cli/test_hostile_options.py``, on downloads in
 ``tests/model_loaders/test_download_faults.py``, elongated pictures in ``tests/reports/test_grid.py``, lack of memory in
 ``tests/samplers/test_batches.py`` and ``tests/nodes/test_node_memory.py``.

@@ -291,7 +291,10 @@ class Events:
             elif kind & 15 == 8:
                 return
 
-    def close(self) -> None:
+    def __enter__(self) -> Events:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.stream.close()
         self.socket.close()
 

@@ -36,15 +36,15 @@ def module(name):
     return importlib.import_module(f"fastar.{name}")
 
 
-host, weights, loaders = (module(f"nodes.{name}") for name in ("host", "weights", "loaders"))
+host, loaders = (module(f"nodes.{name}") for name in ("host", "loaders"))
 conditioning, samplers = (module(f"nodes.{name}") for name in ("conditioning", "samplers"))
 ops = module("model_loaders.networks.ops")
 host.register_folders()
 
 # A card: ComfyUI does not load partially on a CPU.
 mm.is_device_cpu, mm.MIN_WEIGHT_MEMORY_RATIO, mm.lowvram_available = (lambda device: False), 0, True
-manage = weights.manage
-weights.manage = lambda net, source, device: manage(net, source, torch.device("cuda"))
+allow_streaming = host.allow_streaming
+host.allow_streaming = lambda net, device: allow_streaming(net, torch.device("cuda"))
 share, load, casts = 1.0, mm.load_models_gpu, 0
 cast = comfy.ops.cast_bias_weight
 
@@ -55,7 +55,7 @@ def counted(*args, **about):
     return cast(*args, **about)
 
 
-host._SOURCE._cast = counted
+comfy.ops.cast_bias_weight = counted
 
 
 def low(models, memory_required=0, **about):

@@ -92,8 +92,7 @@ def test_reports_are_in_saved_pictures_and_come_back(comfy):
 
 def test_a_sampler_shows_a_line_on_its_node(comfy):
     client = uuid.uuid4().hex
-    events = Events(comfy, client)
-    try:
+    with Events(comfy, client) as events:
         prompt = comfy.queue(graph(n3={"seed": 4343}, n4={"seed": 4343}, n7={"report_1": None}), client)
         shown = {}
         for kind, data in events:
@@ -102,8 +101,6 @@ def test_a_sampler_shows_a_line_on_its_node(comfy):
                 shown[data[0]] = data[1]
             if kind == "execution_success" and data["prompt_id"] == prompt:
                 break
-    finally:
-        events.close()
     assert "passes" in shown["3"] and "4" not in shown, "FastHybrid's report goes to Compare, which shows it"
 
 

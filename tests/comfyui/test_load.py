@@ -222,8 +222,7 @@ def test_interrupt_within_a_step(comfy, info, name):
         inputs |= {k: v for k, v in changes.items() if k in inputs}
     reseed(prompt, random.Random())
     client = uuid.uuid4().hex
-    events = Events(comfy, client)
-    try:
+    with Events(comfy, client) as events:
         queued = comfy.queue(prompt, client)
         steps: list[tuple[int, float]] = []
         asked = 0.0
@@ -237,8 +236,6 @@ def test_interrupt_within_a_step(comfy, info, name):
                 took = time.monotonic() - asked
                 break
             assert kind not in ("execution_success", "execution_error"), (kind, data)
-    finally:
-        events.close()
     late = [at for _, at in steps if asked and at > asked]
     # A step may end between the reading of its event and the arrival of the request, and one is under way.
     assert len(late) <= 2, f"{name}: {len(late)} steps after the request"

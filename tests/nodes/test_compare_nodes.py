@@ -53,44 +53,6 @@ def test_compare_measures_against_the_plain_sampler():
         compared(**pairs, baseline=[4])
 
 
-@pytest.mark.parametrize(
-    "cells, best",
-    [
-        # A sweep of thresholds: the exact one, wherever it is; without one the slowest.
-        ([("fasthybrid", 2.0, {"threshold": t, "lookahead": 4}) for t in (0.8, 0.9, 1.01)], 2),
-        ([("fasthybrid", s, {"threshold": t, "lookahead": 4}) for t, s in ((0.8, 2.0), (0.95, 3.0), (0.9, 2.5))], 1),
-        ([("lazymar", 1.0, {"refresh_period": n}) for n in (9, 1, 4)], 1),
-        ([("cspd", 2.0, {"prefill_ratio": r}) for r in (0.1, 1.0)], 1),
-        ([("zipar", 1.0, {"window": n}) for n in (1, 4, 8)], 2),
-        ([("mulosd", 1.0, {"tau": 1.01, "resample_window": 0}), ("mulosd", 3.0, {"tau": 0.1})], 0),
-        # The plain sampler comes before an accelerator at its exact setting, and does not have to be the slowest.
-        ([("fasthybrid", 9.0, {"lookahead": 0}), ("mar", 4.0, {})], 1),
-        ([("mar", 4.0, {"speculation": 8}), ("mar", 3.0, {"speculation": 0})], 1),
-        ([("mar", 4.0, {"diffusion_steps_end": 5}), ("mar", 3.0, {})], 1),
-        ([("par", 2.0, {"group": 4}), ("llamagen", 2.0, {})], 1),
-        (
-            [
-                ("fasthybrid+lazymar", 1.0, {"lookahead": 0, "refresh_period": 9}),
-                ("lazymar", 0.5, {"refresh_period": 1}),
-            ],
-            1,
-        ),
-    ],
-)
-def test_the_baseline_of_a_sweep(cells, best):
-    reports = [a_report(name, seconds, **settings) for name, seconds, settings in cells]
-    for one in reports:
-        one.maps["step"] = np.zeros((1, 8, 8), np.int32)
-    assert compare._baselines(0, reports) == [best] * len(reports)
-
-
-def test_of_several_plain_samplers_the_one_with_most_work_is_the_baseline():
-    reports = [a_report("mar", seconds) for seconds in (1.0, 2.0, 3.0)]
-    for one, passes in zip(reports, (16, 64, 32), strict=True):
-        one.counts = {"transformer_passes": passes, "head_calls": 100 * passes}
-    assert compare._baselines(0, reports) == [1, 1, 1]
-
-
 def test_compare_without_reports_and_with_none_in_lists():
     grid, table = compared(image_1=[torch.rand(2, 8, 8, 1)], image_2=[None], report_2=[None], labels=["one\n"])
     assert grid.ndim == 4 and table.startswith("No reports")
@@ -105,13 +67,8 @@ def test_compare_needs_as_many_reports_as_pictures():
 
 def test_automatic_labels_tell_what_differs():
     fast = [a_report("fasthybrid", threshold=t, k=1) for t in (0.8, 0.9)]
-    names = compare.automatic_labels([a_report("mar"), None, *fast])
-    assert names == ["MAR", "picture 2", "FastHybrid threshold 0.8", "FastHybrid threshold 0.9"]
-
-
-def test_combinations_have_a_title():
-    names = compare.automatic_labels([a_report(name) for name in ("lazymar", "fasthybrid+lazymar", "mar+other")])
-    assert names == ["LazyMAR", "FastHybrid + LazyMAR", "MAR + other"]
+    names = compare.automatic_labels([a_report("mar"), None, *fast, a_report("fasthybrid+lazymar")])
+    assert names == ["MAR", "picture 2", "FastHybrid threshold 0.8", "FastHybrid threshold 0.9", "FastHybrid + LazyMAR"]
 
 
 def test_pictures_of_every_sampler_are_compared():
@@ -198,11 +155,3 @@ def test_maps_and_texts_of_token_reports(node):
     assert "cache bytes: " in compare.ReportToText.execute(report=report, format="text").result[0]
     (record,) = json.loads(compare.ReportToText.execute(report=report, format="json").result[0])["runs"]
     assert record["settings"] == report.settings
-
-
-def test_maps_of_mulosd():
-    large = a_drawer()
-    samples, report = sample(samplers.MuLoSDSampler, target=large, top_k=0, acceptance_target=0.6)
-    for what in ("islands", "waves", "expanded", "outcome"):
-        about = {"report": report, "image": large.vae.decode(samples), "what": what, "opacity": 0.5}
-        assert compare.TokenMap.execute(**about).result[0].std() > 0.01

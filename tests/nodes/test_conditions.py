@@ -118,7 +118,7 @@ def encoders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
         return SimpleNamespace(net=torch.nn.Linear(1, 1), encode=encode.encode)
 
     monkeypatch.setattr(conditioning, "load_text_encoder", load_text_encoder)
-    monkeypatch.setattr(conditioning, "_encoder", host.ModelCache())
+    monkeypatch.setattr(conditioning, "_encoder", host.ModelCache(host.text_device, host.text_offload_device))
     monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
     monkeypatch.setattr(host, "local_files", lambda *kinds: ["one.safetensors", "folder/model.safetensors"])
     monkeypatch.setattr(host, "t5_tokenizer", lambda: "ComfyUI's")
@@ -229,7 +229,7 @@ def readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "seer.safetensors", seer, encoder_heads=3, input_size=16, name="seer")
     monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
     monkeypatch.setattr(host, "local_files", lambda *kinds: ["reader.safetensors", "seer.safetensors"])
-    monkeypatch.setattr(conditioning, "_ta_tok", host.ModelCache((host.device, host.offload_device)))
+    monkeypatch.setattr(conditioning, "_ta_tok", host.ModelCache(host.device, host.offload_device))
 
 
 def codes_of(image, ta_tok="seer.safetensors", **changes):

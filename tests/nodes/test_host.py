@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake_comfy import Interrupted, Preview, Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import host, loaders, preview
+from fastar_nodes.nodes import host, loaders
 from tiny import a_vae, a_vq
 
 
@@ -80,10 +80,10 @@ def test_latents_of_another_kind_or_shape_are_refused():
 
 def test_vae_falls_back_to_tiles_when_memory_is_insufficient(monkeypatch):
     vae, asked = a_vae(), []
-    monkeypatch.setattr(vae, "_in_chunks", lambda *a: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    monkeypatch.setattr(vae, "_decode", lambda *a: (_ for _ in ()).throw(RuntimeError("out of memory")))
     monkeypatch.setattr(vae, "decode_tiled", lambda *a: asked.append(a[1:]) or "tiles")
     assert vae.decode(torch.zeros(1, 2, 2, 2)) == "tiles" and asked == [(64, 64, 16)]
-    monkeypatch.setattr(vae, "_in_chunks", lambda *a: (_ for _ in ()).throw(RuntimeError("something else")))
+    monkeypatch.setattr(vae, "_decode", lambda *a: (_ for _ in ()).throw(RuntimeError("something else")))
     with pytest.raises(RuntimeError, match="something else"):
         vae.decode(torch.zeros(1, 2, 2, 2))
 
@@ -104,29 +104,29 @@ def test_networks_that_comfyui_left_behind_are_moved():
 def test_a_kl_decoder_asks_for_less_than_core_estimates():
     vae = loaders.LoadMAR.execute("demo", "auto", "fp32", False, "plain").result[1]
     for shape in ((1, 8, 8, 8), (1, 8, 256, 256)):
-        core = host.FastARVAE.memory_used_decode(vae, shape, torch.float32)
+        core = 17 * vae.width * shape[2] * shape[3] * vae.upscale_ratio**2 * 4
         assert core / 4 < vae.memory_used_decode(shape, torch.float32) < core
 
 
 def test_undecided_tokens_are_grey_and_batches_a_sheet():
-    canvas = preview.Canvas(lambda z: z[:, :1, :, :].movedim(1, -1).repeat_interleave(8, 1).repeat_interleave(8, 2))
+    canvas = host.Canvas(lambda z: z[:, :1, :, :].movedim(1, -1).repeat_interleave(8, 1).repeat_interleave(8, 2))
     decided = torch.zeros(5, 2, 2, dtype=torch.bool)
     decided[:, 0, 0] = True
     sheet = canvas.draw(torch.ones(5, 1, 2, 2), decided)
     assert sheet.shape == (256, 256, 3)
     one = sheet[:128, :128]
-    assert (one[:64, :64] == 255).all() and (one[64:] == preview.GREY).all() and (one[:, 64:] == preview.GREY).all()
+    assert (one[:64, :64] == 255).all() and (one[64:] == host.GREY).all() and (one[:, 64:] == host.GREY).all()
 
 
 def test_previews_are_seldom_when_they_are_expensive(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(preview.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(host.time, "perf_counter", lambda: now[0])
 
     def slow(latents):
         now[0] += 2.0
         return torch.zeros(1, 4, 4, 3)
 
-    canvas = preview.Canvas(slow)
+    canvas = host.Canvas(slow)
     now[0] = 0.6
     assert canvas.due()
     canvas.draw(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, dtype=torch.bool))

@@ -23,18 +23,12 @@ if __name__ == "__main__":
 
     fake_comfy.install()
 
-from fastar_nodes.nodes import advisor, compare, conditioning, loaders, samplers, schema, sharing, sweep
-from fastar_nodes.samplers.mar.settings import CacheSettings
-from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.samplers.settings import Knob, knobs
-from fastar_nodes.samplers.tokens.settings import TarPromptSettings
+from fastar_nodes.nodes import advisor, compare, conditioning, loaders, samplers, sharing, sweep
 from graphs import WIDGETS
 
 MODULES = (loaders, conditioning, samplers, compare, sweep, sharing, advisor)
 CLASSES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
 NODES = {name: node.define_schema() for name, node in CLASSES.items()}
-SETTINGS = {name: SAMPLERS[node.sampler].settings for name, node in CLASSES.items() if hasattr(node, "sampler")}
-SETTINGS |= {"FastARLazyMARFeatureCache": CacheSettings, "FastARTarPrompt": TarPromptSettings}
 GOLDEN = Path(__file__).with_name("schemas.json")
 
 
@@ -72,42 +66,6 @@ def test_help_pages_explain_every_input(root, node):
     for part in NODES[node].inputs:
         name = re.sub(r"_[1-8]$", "", part.id) if node == "FastARCompare" else part.id
         assert f"**{name}" in page, f"web/docs/{node}.md does not explain {part.id}: '- **{name}**: ...'"
-
-
-@pytest.mark.parametrize("node", SETTINGS)
-def test_widgets_agree_with_the_settings(node):
-    inputs = {i.id: i for i in NODES[node].inputs}
-    for name, (default, about) in knobs(SETTINGS[node]).items():
-        widget = inputs[name]
-        if name in schema.automatic_names(SETTINGS[node]):
-            is_automatic(widget, default, about)
-            continue
-        assert widget.about["default"] == default and widget.about["tooltip"] == about.tooltip
-        assert bool(widget.about["advanced"]) == about.advanced
-        if about.choices:
-            assert widget.kind == "COMBO" and widget.about["options"] == list(about.choices)
-        elif isinstance(default, bool):
-            assert widget.kind == "BOOLEAN"
-        else:
-            assert widget.kind == ("INT" if isinstance(default, int) else "FLOAT")
-            assert (widget.about["min"], widget.about["max"], widget.about["step"]) == (
-                about.low,
-                about.high,
-                about.step,
-            )
-
-
-def is_automatic(widget, default, about: Knob) -> None:
-    """A widget with the value auto: -1 or "auto", which is its default, and then the settings' own range or choices."""
-    assert (
-        widget.about["tooltip"].startswith(about.tooltip) and "auto: the value of the preset" in widget.about["tooltip"]
-    )
-    if about.choices or isinstance(default, bool):
-        assert widget.kind == "COMBO" and widget.about["default"] == "auto"
-        assert widget.about["options"] == ["auto", *(about.choices or ("on", "off"))]
-    else:
-        assert widget.kind == ("INT" if isinstance(default, int) else "FLOAT")
-        assert (widget.about["default"], widget.about["min"], widget.about["max"]) == (-1, -1, about.high)
 
 
 def test_the_editor_and_the_server_agree_on_the_pairs_of_compare():

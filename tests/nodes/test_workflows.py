@@ -25,34 +25,16 @@ FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 GRAPHS = sorted(path.name for path in FOLDER.glob("*.json"))
 # In core since 0.27 (Seed) or before, or drawn by the editor alone.
 CORE = {
-    "SeedNode",
-    "VAEDecode",
-    "VAEEncode",
-    "SaveImage",
-    "PreviewImage",
-    "PreviewAny",
-    "PrimitiveInt",
-    "LoadImage",
-    "MarkdownNote",
-    "SolidMask",
-    "MaskComposite",
-    "EmptyImage",
-    "ImageCompositeMasked",
+    *("SeedNode", "VAEDecode", "VAEEncode", "SaveImage", "PreviewImage", "PreviewAny", "PrimitiveInt", "LoadImage"),
+    *("MarkdownNote", "SolidMask", "MaskComposite", "EmptyImage", "ImageCompositeMasked", "ImageCompare"),
     "PrimitiveStringMultiline",
-    "ImageCompare",
 }
 # Nodes that run samplers by name, with the settings of the model's file.
 BY_NAME = {"FastARSweep", "FastARAnySampler"}
 # What has to be equal for two runs to be compared: steps and guidance of a MAR; guidance, temperature and top-k of tokens.
 SAMPLERS = {
-    "MAR": (
-        "FastARMARSampler",
-        *("FastARFastHybridSampler", "FastARLazyMARSampler", "FastARCSpDSampler"),
-    ),
-    "tokens": (
-        "FastARLlamaGenSampler",
-        *("FastARPAR", "FastARZipARSampler", "FastARMuLoSDSampler"),
-    ),
+    "MAR": ("FastARMARSampler", "FastARFastHybridSampler", "FastARLazyMARSampler", "FastARCSpDSampler"),
+    "tokens": ("FastARLlamaGenSampler", "FastARPAR", "FastARZipARSampler", "FastARMuLoSDSampler"),
 }
 SHARED = {"MAR": ("ar_steps", "diffusion_steps", "cfg"), "tokens": ("cfg", "temperature", "top_k")}
 AUTO = -1
