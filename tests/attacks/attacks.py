@@ -2,7 +2,7 @@
 
 Attacks that are no files are in other tests: on widgets and sockets in ``tests/nodes/test_hostile_values.py``, on a server in
 ``tests/comfyui/test_hostile.py`` and ``test_load.py``, on the command line in ``tests/cli/test_hostile_options.py``, on downloads in
-``tests/model_loaders/test_download_faults.py``, elongated pictures in ``tests/reports/test_grid.py``, lack of memory in
+``tests/model_loaders/test_download.py``, elongated pictures in ``tests/reports/test_grid.py``, lack of memory in
 ``tests/samplers/test_batches.py`` and ``tests/nodes/test_node_memory.py``.
 """
 
@@ -301,7 +301,6 @@ for _loader, _name in (
     ("gpt", "layers.{}.x"),
     ("kl", "encoder.down.{}.block.0.conv1.weight"),
     ("vq", "encoder.conv_blocks.0.res.{}.conv1.weight"),
-    ("up", "blocks.{}.x"),
     ("ta_tok", "encoder.encoder.layers.{}.x"),
     ("dtok", "layers.{}.x"),
     ("hybrid", "llm.model.layers.{}.x"),
@@ -332,7 +331,6 @@ for _loader, _name in (
     ("mar", "mask_token"),
     ("gpt", "layers.0.attention.wqkv.weight"),
     ("vq", "decoder.conv_blocks.0.attn.0.k.weight"),
-    ("up", "blocks.0.conv1.weight"),
     ("ta_tok", "bottleneck.in_linear.weight"),
     ("dtok", "abs_pe"),
     ("hybrid", "mar.mask_token"),
