@@ -26,6 +26,7 @@ from fastar_nodes.samplers.choice import choose
 from fastar_nodes.samplers.registry import ALGORITHM, LLAMAGEN, MAR, SAMPLERS
 from tiny_sweeps import GPT_SIZE, source, write_files, write_gpt, write_mar
 
+pytestmark = pytest.mark.slow
 RECORDED = Path(__file__).with_name("algorithm.json")
 STEPS = {"ar_steps": 6, "diffusion_steps": 6}
 LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.3, "head_cache": True, "head_period": 2}

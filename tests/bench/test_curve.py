@@ -18,6 +18,8 @@ from fastar_nodes.errors import UserError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Store:

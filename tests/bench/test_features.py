@@ -15,6 +15,8 @@ from fastar_nodes.bench.features import INCEPTION, WEIGHTS, figure, load_extract
 from fastar_nodes.errors import UserError
 from fidelity import Inception
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -11,6 +11,8 @@ from fastar_nodes.bench.statistics import Estimate, estimate, mean
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import quality
 
+pytestmark = pytest.mark.slow
+
 
 def normal(n: int, d: int, seed: int, shift: float = 0.0, scale: float = 1.0) -> np.ndarray:
     return (np.random.default_rng(seed).normal(size=(n, d)) * scale + shift).astype(np.float32)

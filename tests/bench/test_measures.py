@@ -28,6 +28,8 @@ from fastar_nodes.bench.store import Store
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import quality
 
+pytestmark = pytest.mark.slow
+
 
 def averages(pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean colour as features, and logits of it."""

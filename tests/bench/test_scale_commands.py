@@ -15,6 +15,8 @@ from fastar_nodes.bench.store import Store
 from fastar_nodes.cli.main import main
 from PIL import Image
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def sweep(tmp_path) -> Store:

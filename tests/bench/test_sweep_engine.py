@@ -21,6 +21,8 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import registry
 from tiny_sweeps import begin, command, lasting, table, tokens, write_files, write_spec
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def whole(files, tmp_path_factory):
@@ -237,7 +239,6 @@ def test_token_models_draw_the_same_in_any_order(files, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are ended by signals of POSIX")
-@pytest.mark.slow
 def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
     """SIGKILL at other moments, then SIGTERM, then to the end; the files equal those of an undisturbed run."""
     entries = table(files, images=40, batch=2)

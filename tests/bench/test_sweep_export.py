@@ -12,6 +12,8 @@ from fastar_nodes.bench.store import Store
 from fastar_nodes.bench.sweep import export
 from PIL import Image
 
+pytestmark = pytest.mark.slow
+
 
 def filled(address, images=5, batch=2, size=(8, 6), prompts=()):
     cell = Cell("mar-0000", "k" * 32, "MAR", "demo", "d", "mar", "mar", {}, {}, 0, images, size, None, "")

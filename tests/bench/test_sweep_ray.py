@@ -19,6 +19,8 @@ from fastar_nodes.bench.work import numerics
 from fastar_nodes.errors import UserError
 from tiny_sweeps import begin, lasting, table
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ray():
@@ -57,14 +59,12 @@ def on_ray(folder, entries, workers):
     return store, [(name, shard.first) for name, shard in drawn]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_any_number_of_workers_gives_the_same_files(ray, files, whole, tmp_path, workers):
     store, drawn = on_ray(tmp_path, table(files), workers)
     assert (lasting(tmp_path), store.table()) == whole and len(drawn) == len(set(drawn)) == 12
 
 
-@pytest.mark.slow
 def test_workers_killed_at_random_moments_lose_only_what_they_were_drawing(ray, files, tmp_path):
     entries = table(files, images=24)
     entries["set"] = {**entries["set"], "ar_steps": 16, "diffusion_steps": 60}
@@ -92,7 +92,6 @@ def test_workers_killed_at_random_moments_lose_only_what_they_were_drawing(ray, 
     assert (lasting(tmp_path / "sweep"), store.table()) == alone(tmp_path / "alone", entries)
 
 
-@pytest.mark.slow
 def test_what_a_worker_reports_stops_the_sweep_in_a_sentence(ray, files, tmp_path):
     store, cells, worker = begin(tmp_path, table(files))
     numbers = numerics(worker.models.spec, worker.models.source)
@@ -101,7 +100,6 @@ def test_what_a_worker_reports_stops_the_sweep_in_a_sentence(ray, files, tmp_pat
         list(run_on_ray(store, worker.models.spec, tasks_of(store, cells), Cluster(workers=1), Path("/x"), numbers))
 
 
-@pytest.mark.slow
 def test_a_task_that_ends_every_worker_stops_the_sweep(ray, files, tmp_path, monkeypatch):
     class Fatal(engines.Drawer):
         def run(self, task):

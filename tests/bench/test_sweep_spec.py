@@ -9,6 +9,8 @@ import pytest
 from fastar_nodes.bench.spec import expand, from_table, read_prompts, read_spec, with_values
 from fastar_nodes.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 BASE = {"samplers": ["mar", "fasthybrid", "zipar"]}
 
 

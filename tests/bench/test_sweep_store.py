@@ -17,6 +17,8 @@ from fastar_nodes.bench.records import Cell, Shard, ranges, sha256, shard_key, t
 from fastar_nodes.bench.store import Store
 from fastar_nodes.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 CELL = Cell("mar-0000", "k" * 32, "MAR", "demo", "d", "mar", "mar", {}, {"cfg": 2.0}, 0, 5, (8, 6), None, "")
 
 

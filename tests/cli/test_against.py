@@ -10,6 +10,8 @@ import pytest
 from fastar_nodes.bench import against, references, sizes
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 
+pytestmark = pytest.mark.slow
+
 # A checkout in LlamaGen's layout whose network is ours; the cache is not used.
 GPT_MODULE = """
 from dataclasses import dataclass

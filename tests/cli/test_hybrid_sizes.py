@@ -21,6 +21,8 @@ from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import find
 
+pytestmark = pytest.mark.slow
+
 # TFLOP of a picture in the authors' code, as computed for the specification by hand.
 PUBLISHED = {"Harmon-0.5B": 95, "Harmon-1.5B": 380, "UniPic-1.5B": 934}
 TINY = ((24, 2, 4, 2, 32), (16, 1, 1, 16), 4, 4, 0.999, 4)

@@ -17,6 +17,8 @@ from fastar_nodes.bench.sweep import arguments
 from fastar_nodes.cli import options
 from fastar_nodes.cli.main import Parser
 
+pytestmark = pytest.mark.slow
+
 SPEC = {
     "samplers": ["mar", "fasthybrid", "llamagen", "zipar"],
     "images": 5,
@@ -133,7 +135,6 @@ def test_a_dry_run_draws_nothing(cli, tiny_demo, spec, tmp_path):
     assert "15 shards are finished already" in answer.out and sorted((tmp_path / "sweep").rglob("*")) == before
 
 
-@pytest.mark.slow
 def test_threads_are_those_of_the_folders_first_run(cli, tiny_demo, spec, tmp_path):
     before = cli("sweep", spec(), "--out", "sweep", "--threads", 2).out
     torch.set_num_threads(1)

@@ -137,7 +137,7 @@ def test_a_region_is_plain_while_weights_are_off_the_device(counters):
     assert net.region(_doubled) is not _doubled
 
     class Source:
-        def away(self, layer):
+        def is_offloaded(self, layer):
             return True
 
     net.decoder_blocks[0].mlp.fc1.source = Source()

@@ -21,6 +21,7 @@ from fastar_nodes.tools.ablations import mar as ablations
 from fastar_nodes.tools.ablations import tables
 from fastar_nodes.tools.ablations.command import BENCHES
 from fastar_nodes.tools.ablations.tables import bench_of
+from fastar_nodes.tools.lantern import find
 from fastar_nodes.tools.training import recipes
 from fastar_nodes.tools.training.judge import Judge
 from fastar_nodes.tools.training.token_recipes import RECIPES
@@ -90,7 +91,7 @@ def test_every_table_has_valid_settings(kind, name):
     assert len({row.title for row in rows}) == len(rows)
     assert bench_of(name, BENCHES) is kind, "a name is one bench's"
     for row in rows:
-        make(SAMPLERS[row.sampler].settings, {**common, **row.settings})
+        make(find(row.sampler).settings, {**common, **row.settings})
         make(TarPromptSettings, {k: v for k, v in row.prompt.items() if k != "codes"})
         if row.model in RECIPES:  # a PAR has fixed groups; their ablations run on LlamaGen
             assert (row.model == "par") == (row.sampler == "par" and "grouping" not in row.settings)
