@@ -209,7 +209,8 @@ def schedule_cases(prefix: str, recorded: dict[str, dict[str, list[int]]]) -> It
         yield exact(torch.tensor(sizes), torch.tensor(about["n_pred"]))
 
     for key, about in recorded.items():
-        yield Case(f"{prefix}.{key}", partial(checks, *(int(n) for n in key.removeprefix("L").split("_n")), about))
+        tokens, steps = key.removeprefix("L").split("_n")
+        yield Case(f"{prefix}.{key}", partial(checks, int(tokens), int(steps), about))
 
 
 # ------------------------------------------------------------------------------------------------ sampling
