@@ -25,6 +25,7 @@ from .model_loaders import hybrid as hybrids
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
 from .model_loaders.folders import weight_files
 from .model_loaders.hybrid import load_hybrid
+from .model_loaders.janus import load_janus, load_janus_vq
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
 from .model_loaders.networks.autoencoder import KLModel, VQModel
@@ -37,7 +38,7 @@ from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, l
 from .model_loaders.tokenizer import has_tokenizer
 from .reports.record import Clock, Report
 from .samplers.mar.memory import DECODE
-from .samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR, UP_SAMPLER, Entry
+from .samplers.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, UP_SAMPLER, Entry
 from .samplers.settings import knobs, make
 from .samplers.tokens.loop import published
 from .samplers.tokens.settings import TarPromptSettings
@@ -48,9 +49,14 @@ DEMO = "demo"
 DEMO_LABELS = "picture-book"
 PAR = "par"
 
-# Tokenizer of Harmon and UniPic files that come without one (a catalogue entry), and parameter names that identify their folder.
+# Tokenizer of Harmon and UniPic files that come without one (a catalogue entry), and small parameters that identify a model folder.
 _TOKENIZER = "qwen2.5-tokenizer"
-_HYBRID_NAMES = ("mar.fake_latent", "llm.model.embed_tokens.weight")
+_IDENTIFYING = (
+    "mar.fake_latent",
+    "llm.model.embed_tokens.weight",
+    "gen_head.vision_head.bias",
+    "model.generation_head.vision_head.bias",
+)
 # Published settings of Harmon; UniPic, whose largest beta is lower, takes half the AR steps.
 _HYBRID_DEFAULTS = {"diffusion_steps": 100, "cfg": 3.0, "cfg_schedule": "constant", "temperature": 1.0}
 _HARMON_STEPS, _UNIPIC_STEPS, _HYBRID_BETA = 64, 32, 0.5
@@ -208,10 +214,10 @@ def listed_family(choice: str) -> str | None:
 
 
 def identify(path: Path) -> str:
-    """What a model file or folder holds: "mar", "hybrid", "llamagen", "par" or "tar"; "" for anything else."""
+    """What a model file or folder holds: "mar", "hybrid", "llamagen", "par", "tar" or "janus"; "" for anything else."""
     if path.is_dir():
         files = weight_files(path, "model", "a model")
-        state = ck.read_all(files, path, "model", lambda name: name not in _HYBRID_NAMES).state
+        state = ck.read_all(files, path, "model", lambda name: name not in _IDENTIFYING).state
     else:
         state = ck.read(path).state
     # A de-tokenizer's file may also hold its TA-Tok and decoder.
@@ -238,11 +244,12 @@ def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: in
     about = FAMILIES[family]
     path = source.find(choice, about.files)
     model: Any = _load_model(family, path, source, grid)
-    inside = decoder == AUTO and family == TAR and "vq" in parts_inside(path)
+    inside = decoder == AUTO and (family == JANUS or family == TAR and "vq" in parts_inside(path))
     if decoder == AUTO and not inside:
         from_text = None if about.masked else model.net.config.condition == "text"
         decoder = hub.decoder_for(choice, path, about.files, from_text)
     kind, loader, expect = ("kl", load_kl, _expect_latents) if about.masked else ("vq", load_vq, expect_codes)
+    loader = load_janus_vq if inside and family == JANUS else loader
     net: Any = loader(path if inside else source.find(decoder, kind), AUTO, source.device)
     expect(net, model)
     return Ready(family, model, net, ck.read_metadata(path), choice, decoder, path)
@@ -332,7 +339,7 @@ def _family_of_model(choice: str, entries: Sequence[Entry], files: Source) -> st
 def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[str, str]:
     """Sampler name to the family of its demo model. A token sampler of two families follows the samplers of one; with a prompt it uses
     Tar, and a MAR sampler without a label the demo that reads prompts."""
-    settled = {e.family for e in entries if len(e.families) == 1}
+    settled = {e.family for e in entries if sum(bool(FAMILIES[name].demo) for name in e.families) == 1}
     tar = prompted or TAR in settled and LLAMAGEN not in settled
     out = {e.name: TAR if tar and TAR in e.families else e.family for e in entries}
     if prompted and not labelled and any(e.built_in and not e.missing for e in hub.entries(FAMILIES[HYBRID].files)):
@@ -496,6 +503,7 @@ _LOADERS = {
     LLAMAGEN: _Loader(load_llamagen, _token_dtype, _token_defaults),
     TAR: _Loader(load_detokenizer, _token_dtype, _token_defaults),
     HYBRID: _Loader(load_hybrid, hybrids.precision, _hybrid_defaults, tokenizer=True),
+    JANUS: _Loader(load_janus, _token_dtype, _token_defaults),
 }
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
 from ..assembly import AUTO, Ready, Source, language_model_for, load_language_model, load_reader, prompt_settings
 from ..errors import UserError
-from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
+from ..model_loaders.networks.prompts import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
 from ..samplers.batches import in_parts
 from ..samplers.choice import assignment
@@ -80,16 +80,20 @@ class Builder:
     def prompts(self, on: Ready, texts: Sequence[str], first: int = 0) -> AnyCondition:
         """One prompt an image; image i of Tar's codes uses (seed, first + i)."""
         if on.condition == "prompt":
-            return self._instructions(cast(HybridModel, on.model), texts)
+            return self._instructions(on, texts)
         if on.condition == "text":
             return TextCondition(tuple(self._encoded(on, text) for text in texts), tuple(texts))
         return self.read(self.codes(on, texts, first), on)
 
-    def _instructions(self, model: HybridModel, texts: Sequence[str]) -> PromptCondition:
+    def _instructions(self, on: Ready, texts: Sequence[str]) -> PromptCondition:
+        model: Any = on.model
         for text in dict.fromkeys(texts):
             model.prompt(text)
         more = () if self.unconditional is None else (self.unconditional,)
-        model.instruction(*more or (UNCONDITIONAL,))
+        if on.masked:
+            model.instruction(*more or (UNCONDITIONAL,))
+        elif more:
+            raise UserError(f"negative: {model.name} has a null prompt of its own; leave the option out.")
         return PromptCondition(tuple(texts), *more)
 
     def _encoded(self, on: Ready, text: str) -> Tensor:

@@ -58,8 +58,12 @@ def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = 
     Raises:
         UserError: the file cannot be read, is not a VQ tokenizer, does not fit, or has invalid metadata.
     """
+    return build_vq(ck.read(path, "decoder").section("vq."), dtype, device)
+
+
+def build_vq(file: ck.Checkpoint, dtype: str, device: str | torch.device) -> VQModel:
+    """The VQ tokenizer of a file; arguments and errors as :func:`load_vq`."""
     compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
-    file = ck.read(path, "decoder").section("vq.")
     expect(file, "vq")
     file = file.filter(lambda name: name != HISTORY)
     groups = file.number("groups", 32, 1, 1024, int)

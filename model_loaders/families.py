@@ -14,20 +14,28 @@ class Kind(NamedTuple):
     Attributes:
         noun: what messages call a file of the family.
         field: the input that selects its files; messages begin with it.
-        prefixes: beginnings of parameter names that a file of the family has, each at least once; () if it is not identified.
+        prefixes: beginnings of parameter names that a file of the family has, each at least once (of a tuple any); () if it is not
+            identified.
         folder: whether it may be a model folder.
         loader: the node that loads it, if it has one of its own.
     """
 
     noun: str
     field: str
-    prefixes: tuple[str, ...] = ()
+    prefixes: tuple[str | tuple[str, ...], ...] = ()
     folder: bool = False
     loader: str = ""
 
 
 # In order of identification: a file is of the first family whose prefixes are all there.
 KINDS = {
+    "janus": Kind(
+        "a Janus",
+        "checkpoint",
+        (("gen_head.vision_head.", "model.generation_head.vision_head."),),
+        folder=True,
+        loader="Load Janus",
+    ),
     "hybrid": Kind(
         "a Harmon or UniPic",
         "checkpoint",

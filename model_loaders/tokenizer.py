@@ -1,7 +1,8 @@
 """Tokenizers of language models and of T5: Hugging Face's ``tokenizer.json``, or ``vocab.json`` and ``merges.txt``.
 
 Added tokens are removed from the tokenizer, so that "<|im_end|>" in a prompt is encoded as ten characters and cannot end the
-prompt. Callers insert special tokens by id. This also avoids searching every prompt for 65,536 image codes.
+prompt. Callers insert special tokens by id. This also avoids searching every prompt for 65,536 image codes. Janus' added tokens are kept,
+because some are letters of its vocabulary; those of several characters are encoded as characters too.
 
 The package ``tokenizers``, a requirement of ComfyUI, is imported when a tokenizer is read.
 """
@@ -23,12 +24,31 @@ from .folders import parse_json, read_json, read_text
 _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Pre-tokenization patterns of DeepSeek-LLM; the second lists the cased letters. Written as escapes, because tools that normalise Unicode
+# turn U+2126 and U+212A into other letters.
+_DEEPSEEK = (
+    "[\r\n]",
+    "\\s?[A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377"
+    "\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-"
+    "\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-"
+    "\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80"
+    "-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
+    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d"
+    "\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a"
+    "\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-"
+    "\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    "\\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+)
 # Qwen2.5: tokens of its vocabulary, and ids of the special tokens of a chat turn.
 _QWEN_SIZE, _QWEN_CHAT = 151_643, (151_644, 151_645)
 _LONGEST_CHARSMAP = 500_000  # T5's has 320,000; it may map one character to as much
 _MOST_PARTS = 8  # of a sequence of components
+_MOST_KEPT, _FLAGS = 4096, ("single_word", "lstrip", "rstrip", "normalized")  # added tokens, and their flags
 _PROBE = "A small red boat, 2 cats & 1 moon: caf\u00e9 \u6708 \U0001f319.\n"
-# Components of the tokenizers of Qwen2 and T5 and of simpler ones, each with the arguments it may have (... accepts every value).
+# Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, each with the arguments it may have (... accepts every value).
 # Other normalizers and patterns can turn a short prompt into gigabytes or run for minutes, and some abort the process.
 _COMPONENTS: dict[str, dict[str | None, dict[str, Any]]] = {
     "model": {
@@ -45,7 +65,8 @@ _COMPONENTS: dict[str, dict[str | None, dict[str, Any]]] = {
     "pre_tokenizer": {
         **dict.fromkeys((None, "Whitespace", "WhitespaceSplit"), {}),
         "ByteLevel": {"add_prefix_space": (True,), "trim_offsets": (True,), "use_regex": (True,)},
-        "Split": {"pattern": ({"Regex": _QWEN},), "behavior": ("Isolated",)},
+        "Split": {"pattern": tuple({"Regex": p} for p in (_QWEN, *_DEEPSEEK)), "behavior": ("Isolated",)},
+        "Digits": {"individual_digits": (True,)},
         "Metaspace": {
             "replacement": ("\u2581",),
             "add_prefix_space": (True,),
@@ -62,7 +83,7 @@ class Tokenizer:
     """A tokenizer for text.
 
     Attributes:
-        encode: text to token ids, without added tokens.
+        encode: text to token ids, without special tokens.
         special_tokens: names of added tokens to ids.
         size: vocabulary size without added tokens.
     """
@@ -89,7 +110,9 @@ def _files(stem: str) -> list[str]:
     return ([f"{stem}.tokenizer.json"] if stem else []) + ["tokenizer.json"]
 
 
-def load_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str], field: str = "checkpoint") -> Tokenizer:
+def load_tokenizer(
+    folder: Path, stem: str, metadata: Mapping[str, str], field: str = "checkpoint", letters: bool = False
+) -> Tokenizer:
     """Load the tokenizer of a model.
 
     The first source found is used: the metadata entry ``tokenizer`` (the content of a ``tokenizer.json``), then the files
@@ -100,16 +123,17 @@ def load_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str], field: 
         stem: stem of the weight file, or "".
         metadata: metadata of the weight file.
         field: name of the input, for messages.
+        letters: whether an added token of one character is encoded as itself, rather than as its bytes.
 
     Raises:
         UserError: there is no tokenizer, it is damaged, or ``tokenizers`` is missing.
     """
     if "tokenizer" in metadata:
         where = "the tokenizer within the file"
-        return _build(parse_json(metadata["tokenizer"], where, field), where, field)
+        return _build(parse_json(metadata["tokenizer"], where, field), where, field, letters)
     for name in _files(stem):
         if (folder / name).is_file():
-            return _build(read_json(folder / name, field), f"{name} in {folder}", field)
+            return _build(read_json(folder / name, field), f"{name} in {folder}", field, letters)
     if not has_tokenizer(folder, stem, metadata):
         raise UserError(f"{field}: {folder} has no tokenizer (tokenizer.json); put the one of the same model there")
     merges = read_text(folder / "merges.txt", field).split("\n")
@@ -133,7 +157,7 @@ def load_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str], field: 
     return _build(spec, f"vocab.json in {folder}", field)
 
 
-def _build(spec: dict[str, Any], where: str, field: str) -> Tokenizer:
+def _build(spec: dict[str, Any], where: str, field: str, letters: bool = False) -> Tokenizer:
     """Construct a tokenizer from the content of a ``tokenizer.json``.
 
     Raises:
@@ -141,6 +165,12 @@ def _build(spec: dict[str, Any], where: str, field: str) -> Tokenizer:
     """
     with library_errors(f"{field}: {where} is no tokenizer"):
         special_tokens = {str(entry["content"]): _id(entry["id"]) for entry in spec.get("added_tokens") or []}
+        kept = [
+            {"id": n, "content": name, "special": len(name) > 1, **dict.fromkeys(_FLAGS, False)}
+            for name, n in (special_tokens.items() if letters else ())
+        ]
+        if len(kept) > _MOST_KEPT:
+            raise ValueError(f"it has {len(kept)} added tokens")
         model = dict(spec["model"])
         if model.get("type") == "WordLevel":  # its vocabulary also contains the added tokens
             unknown, words = model.get("unk_token"), model["vocab"].items()
@@ -153,7 +183,10 @@ def _build(spec: dict[str, Any], where: str, field: str) -> Tokenizer:
     except (ImportError, RuntimeError) as e:
         raise import_error("tokenizers", field, e) from e
     with library_errors(f"{field}: {where} is no tokenizer"):
-        library = Library.from_str(json.dumps({**spec, "added_tokens": []}))
+        library = Library.from_str(json.dumps({**spec, "added_tokens": kept}))
+        library.encode_special_tokens = True
+        if any(library.token_to_id(entry["content"]) != entry["id"] for entry in kept):
+            raise ValueError("its added tokens are not numbered in order")  # the library numbers them itself
         library.encode(_PROBE, add_special_tokens=False)
 
     @lru_cache(maxsize=64)  # a run estimates its memory and samples with the same prompts

@@ -38,7 +38,7 @@ from .tokens.zipar import zipar
 # count its work differently, so that images of two versions are not mixed in one sweep. tests/bench/test_algorithm.py records digests.
 ALGORITHM = 1
 
-MAR, LLAMAGEN, TAR, HYBRID = "mar", "llamagen", "tar", "hybrid"
+MAR, LLAMAGEN, TAR, HYBRID, JANUS = "mar", "llamagen", "tar", "hybrid", "janus"
 # What needs_codes of an entry may be: the tokenizer argument of its function.
 UP_SAMPLER = "up_sampler"
 
@@ -50,7 +50,7 @@ class Family:
     Attributes:
         words: its models in messages.
         files: family of its files in the catalogue.
-        demo: catalogue entries that "demo" means, the preferred one first.
+        demo: catalogue entries that "demo" means, the preferred one first; () if there is no demo.
         usual: samplers of a run that names none.
         masked: whether it is sampled by the masked loop, to latents; otherwise token by token, to codes.
     """
@@ -68,6 +68,7 @@ FAMILIES = {
     # Tar's models are its de-tokenizers.
     TAR: Family("a Tar de-tokenizer", "dtok", ("demo-dtok", "demo-dtok-low"), "tar,zipar"),
     HYBRID: Family("a Harmon or UniPic", "hybrid", ("demo-hybrid",), "mar,fasthybrid", masked=True),
+    JANUS: Family("a Janus", "janus", (), "llamagen,zipar"),
 }
 
 
@@ -158,10 +159,10 @@ SAMPLERS: dict[str, Entry] = {
             _MASKED,
             needs_draft=True,
         ),
-        Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, (LLAMAGEN,), baseline=True),
+        Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, (LLAMAGEN, JANUS), baseline=True),
         Entry("par", "PAR", par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
         Entry("tar", "Tar", llamagen, LlamaGenSettings, (TAR,), baseline=True),
-        Entry("zipar", "ZipAR", zipar, ZipARSettings, _TOKENS),
+        Entry("zipar", "ZipAR", zipar, ZipARSettings, (*_TOKENS, JANUS)),
         Entry("mulosd", "MuLo-SD", mulosd, MuLoSDSettings, _TOKENS, needs_draft=True, needs_codes=UP_SAMPLER),
     )
 }

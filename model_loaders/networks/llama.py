@@ -467,7 +467,15 @@ class Llama(Regional):
         if not c.tied:
             self.output = Linear(c.dim, c.vocab)
         if c.condition == PROMPT:
-            official_names(self, _language_model_name)
+            official_names(self, self.official_name)
+
+    @staticmethod
+    def official_name(name: str) -> str:
+        """The name of a parameter in a language model's file."""
+        for ours, theirs in _NAMES.items():
+            if name.startswith(ours) or ours[0] == "." and ours in name:
+                name = name.replace(ours, theirs, 1)
+        return name
 
     @property
     def compute_device(self) -> torch.device:
@@ -663,14 +671,6 @@ class Llama(Regional):
         for block, kv in zip(self.layers, cache.blocks, strict=True):
             x = run(block, x, rope, kv, slot, end, mask, causal)
         return x
-
-
-def _language_model_name(name: str) -> str:
-    """The name of a parameter in a language model's file."""
-    for ours, theirs in _NAMES.items():
-        if name.startswith(ours) or ours[0] == "." and ours in name:
-            name = name.replace(ours, theirs, 1)
-    return name
 
 
 def initialise(net: Llama) -> Llama:

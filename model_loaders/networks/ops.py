@@ -25,7 +25,7 @@ from torch import Tensor, nn
 # Containers whose linear layers may be int8; those that may be off the device, and further ones by their last name. Embeddings,
 # norms, input and output layers keep their dtype, because their errors are visible first; the diffusion head is always loaded.
 _INT8_BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "res_blocks", "layers"))
-_STREAMED_BLOCKS, _STREAMED_NAMES = _INT8_BLOCKS - {"res_blocks"}, frozenset(("tok_embeddings", "output"))
+_STREAMED_BLOCKS, _STREAMED_NAMES = _INT8_BLOCKS - {"res_blocks"}, frozenset(("tok_embeddings", "words", "output"))
 _LARGEST = 127.0
 
 N = TypeVar("N", bound=nn.Module)

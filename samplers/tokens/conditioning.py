@@ -9,16 +9,27 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import TokenModel
 from ...model_loaders.networks.ta_tok import TATokModel
-from ..conditioning import KINDS, AnyCondition, CodeCondition, Condition, FeatureCondition, TextCondition, expect_kind
+from ..conditioning import (
+    KINDS,
+    AnyCondition,
+    CodeCondition,
+    Condition,
+    FeatureCondition,
+    PromptCondition,
+    TextCondition,
+    expect_kind,
+)
 
 
 class PreparedCondition(NamedTuple):
     """A condition as an argument of :meth:`Llama.prefix`.
 
     Attributes:
-        condition: labels int64 [B], features [B, n, E], codes int64 [B, n] or token ids int64 [P, n] of P distinct prompts.
+        condition: labels int64 [B], features [B, n, E], codes int64 [B, n], token ids int64 [B, n] of Janus' prompts, or int64 [P, n] of
+            Tar's P distinct ones.
         lengths: int64 [B] or [P], valid rows of each; None if all have the same number.
         images: int64 [B], index of every image's prompt; None: an entry an image.
     """
@@ -82,6 +93,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     if kind == "class":
         labels = cast(Condition, condition)
         return PreparedCondition(labels.class_ids(model.net.config.condition_size, model.label_set, device))
+    if kind == "prompt":
+        return _pack(model, tuple(torch.tensor(ids) for ids in prompt_ids(model, condition)), device)
     if kind == "codes":
         codes = cast(CodeCondition, condition)
         _check_codes(codes, model.net.config.condition_size, model.name)
@@ -89,6 +102,14 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     rows = cast("TextCondition | FeatureCondition", condition).features
     _check_features(rows, model)
     return _pack(model, rows, device)
+
+
+def prompt_ids(model: TokenModel, condition: AnyCondition) -> list[list[int]]:
+    """Token ids of every prompt in Janus' template. Raises UserError if there is none, or one that the model cannot read."""
+    texts = cast(PromptCondition, condition).texts
+    if not texts:
+        raise UserError("condition: it holds no prompt; write at least one.")
+    return [cast(JanusModel, model).prompt(text) for text in texts]
 
 
 def _check_not_empty(entries: tuple[Tensor, ...]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks import ops
+from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import Cache, Llama, TokenModel
 from ...reports.record import Clock, Report
 from ..conditioning import AnyCondition
@@ -233,8 +234,8 @@ def sample(run: TokenRun, logits: Tensor, cells: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------ settings of a model
 
-# Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for codes and features.
-_PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "codes": (4.0, 0)}
+# Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for codes and features, Janus' for prompts.
+_PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "codes": (4.0, 0), "prompt": (5.0, 0)}
 # PAR's guidance by width and regions (XL-4x, XXL-4x, 3B-4x, 3B-16x); all values can be drawn.
 _PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}
 
@@ -262,4 +263,13 @@ def raster_only(name: str, *models: TokenModel) -> None:
         if model.regions > 1:
             raise UserError(
                 f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler."
+            )
+
+
+def not_janus(name: str, why: str, *models: TokenModel) -> None:
+    """Raises UserError if one of the models is a Janus; ``why`` says what speaks against it."""
+    for model in models:
+        if isinstance(model, JanusModel):
+            raise UserError(
+                f"model: {model.name} is a Janus, and {name} {why}; use the LlamaGen Sampler or the ZipAR Sampler."
             )

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from ...model_loaders.networks.llama import TokenModel
-from ..conditioning import AnyCondition, CodeCondition, Condition
+from ..conditioning import AnyCondition, CodeCondition, Condition, PromptCondition
+from .conditioning import prompt_ids
 from .settings import PARSettings, ZipARSettings, neighbours_of
 
 # Places that a wave of MuLo-SD decides in one pass, at most.
@@ -15,7 +16,7 @@ _WAVE = 256
 
 def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: TokenModel | None = None) -> float:
     """Bytes of KV caches, rows of the largest pass and logits; with a draft model, those of both, and the neighbour table."""
-    images, prefix = len(condition), _prefix(condition)
+    images, prefix = len(condition), _prefix(model, condition)
     if draft is None:
         cells = min(model.tokens, _together(model, settings) * max(1, settings.parallel))
         return _decoding(model, images, settings, prefix, cells)
@@ -28,8 +29,10 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     return verifying + drafting + 4.0 * vocab * (neighbours_of(settings, vocab) + 4096)
 
 
-def _prefix(condition: AnyCondition) -> int:
+def _prefix(model: TokenModel, condition: AnyCondition) -> int:
     """Condition rows of an image, at most."""
+    if isinstance(condition, PromptCondition):
+        return max(map(len, prompt_ids(model, condition)))
     if isinstance(condition, Condition):
         return 1
     entries = condition.codes if isinstance(condition, CodeCondition) else condition.features  # type: ignore[union-attr]

@@ -54,6 +54,7 @@ from .loop import (
     begin,
     feed,
     guide,
+    not_janus,
     prefill,
     raster_only,
     resolve,
@@ -131,6 +132,7 @@ def mulosd(
 def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
     """Raises UserError unless both models generate the ``codes`` codes of one tokenizer, in raster order."""
     raster_only(sampler, target, draft)
+    not_janus(sampler, "needs a model of a smaller picture, which no Janus draws", target, draft)
     a, b = target.net.config.vocab, draft.net.config.vocab
     if a != b:
         raise UserError(

@@ -18,7 +18,7 @@ from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition
 from .draws import Draws
 from .llamagen import decode
-from .loop import TokenSampler, begin
+from .loop import TokenSampler, begin, not_janus
 from .schedule import Pass, Schedule, group_clocks, next_token_passes, sequential_start
 from .settings import ADJACENT, NON_LOCAL, TRAINED, PARSettings
 
@@ -98,6 +98,7 @@ def par(
     Raises:
         UserError: a grouping that the network was not trained for, or regions that do not tile its grid.
     """
+    not_janus("PAR", "needs a model that was trained in its order", model)
     trained = model.regions > 1
     if trained and settings.grouping != TRAINED:
         raise UserError(

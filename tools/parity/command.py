@@ -1,7 +1,7 @@
 """Compare this code with recorded results of the reference implementations.
 
-DIR has the layout of tests/parity: one folder per family (mar, llamagen, tar, vq, harmon, unipic), or the files of one family. Every case
-prints a line: name, largest absolute error, tolerance, and ok, FAIL or "not yet" (recorded, but not implemented in this
+DIR has the layout of tests/parity: one folder per family (mar, llamagen, tar, vq, harmon, unipic, janus), or the files of one family.
+Every case prints a line: name, largest absolute error, tolerance, and ok, FAIL or "not yet" (recorded, but not implemented in this
 version). Exit code 0 if no case failed, 1 if one did, 2 if the folder cannot be read.
 """
 
@@ -37,7 +37,7 @@ def collect(root: Path) -> list[Case]:
     Raises:
         UserError: no such folder, or no case in it.
     """
-    from . import hybrid, llamagen, mar, mulosd, tar, vq
+    from . import hybrid, janus, llamagen, mar, mulosd, tar, vq
 
     if not root.is_dir():
         what = "no folder" if root.exists() else "not there"
@@ -48,7 +48,7 @@ def collect(root: Path) -> list[Case]:
             out += tar.cases(folder)
         else:
             out += mar.cases(folder) + llamagen.cases(folder) + vq.cases(folder)
-        out += mulosd.cases(folder) + hybrid.cases(folder)
+        out += mulosd.cases(folder) + hybrid.cases(folder) + janus.cases(folder)
     if not out:
         raise UserError(f"DIR: {root} holds no parity case known here; name a folder laid out like tests/parity.")
     return out

@@ -1,0 +1,183 @@
+"""Loader of Janus-Pro and Janus 1.3B: the network that draws, its tokenizer, and the VQ tokenizer in the same file.
+
+The authors' parameter names and those of transformers are accepted. What understands pictures, and the output layer for words, are not
+read. Sources: see ``networks/janus.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import UserError
+from . import checkpoint as ck
+from .autoencoders import build_vq
+from .families import expect
+from .folders import read_json, weight_files
+from .llamagen import LARGEST_GRID
+from .networks.autoencoder import HISTORY, VQModel
+from .networks.janus import Janus, JanusConfig, JanusModel, Template
+from .networks.ops import quantize
+from .tar import json_entry
+from .tokenizer import Tokenizer, load_tokenizer
+
+_WHAT = "a Janus"
+# Tokens along one side of the picture, of 16 pixels each, in all official models.
+_GRID = 24
+# Parts of transformers' names, which begin with "model.", and the authors'. The order matters.
+_RENAMED = {
+    "model.language_model.": "language_model.model.",
+    "model.generation_embeddings.": "gen_embed.",
+    "model.generation_aligner.fc1.": "gen_aligner.layers.0.",
+    "model.generation_aligner.hidden_layers.0.": "gen_aligner.layers.2.",
+    "model.generation_head.proj_out.": "gen_head.output_mlp_projector.",
+    "model.generation_head.": "gen_head.",
+    "model.vqmodel.": "gen_vision_model.",
+    ".encoder.down.": ".encoder.conv_blocks.",
+    ".decoder.up.": ".decoder.conv_blocks.",
+    ".block.": ".res.",
+    ".mid.block_1.": ".mid.0.",
+    ".mid.attn_1.": ".mid.1.",
+    ".mid.block_2.": ".mid.2.",
+}
+_VQ = "gen_vision_model."
+# What pictures do not need: the encoder of pictures to understand, the output layer for words, recomputed RoPE frequencies.
+_UNUSED = ("vision_model.", "model.vision_model.", "aligner.", "model.aligner.", "language_model.lm_head.", "lm_head.")
+_ROPE = ".rotary_emb.inv_freq"
+# Special tokens by their names in the tokenizer. Janus 1.3B was trained with the roles as words.
+_BEGIN, _PAD, _IMAGE = "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5c\u2581pad\u2581\uff5c>", "<begin_of_image>"
+_USER, _ASSISTANT = "<|User|>", "<|Assistant|>"
+_FIRST_GENERATION = re.compile(r"(?<!\d)1[._]3b", re.IGNORECASE)
+
+
+def load_janus(
+    path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", grid: int | None = None
+) -> JanusModel:
+    """Load a Janus-Pro of any size, or Janus 1.3B, with its tokenizer; what does not serve to draw is never read.
+
+    The shape is derived from the weights; ``config.json`` may state the head count (else heads of width 128), norm epsilon and RoPE
+    base, and is checked. Ids of special tokens come from the tokenizer. Roles are words, as Janus 1.3B has them, if the tokenizer has no
+    tokens for them or the name contains "1.3b". Metadata entries of a safetensors file: ``config`` and ``tokenizer`` (contents of the
+    JSON files), ``name``, and ``grid`` (24).
+
+    Args:
+        path: a model folder, one of its shards, or a weight file, in the authors' or in transformers' layout.
+        dtype: "auto", "fp32", "bf16", "fp16" or "int8", see :func:`.checkpoint.choose_dtype` (with bf16, as upstream).
+        device: device of the weights.
+        grid: tokens per side; None, or the only one that the model draws.
+
+    Returns:
+        The model in eval mode, without gradients.
+
+    Raises:
+        UserError: a file is missing, damaged or of another network; the weights do not fit; the tokenizer lacks a special token;
+            another grid is asked for.
+    """
+    compute = ck.choose_dtype(dtype, device, bf16=True)
+    file, folder = _read(path, "checkpoint", lambda name: not name.startswith(_VQ))
+    if any(name.startswith("vision_gen_") for name in file.state):
+        raise file.error("is a JanusFlow, which draws by another method", "choose a Janus-Pro")
+    expect(file, "janus")
+    settings = json_entry(file, "config") or read_json(folder / "config.json", "checkpoint")
+    tokenizer = load_tokenizer(folder, file.path.stem, file.metadata, letters=True)
+    whole = file.path == folder
+    name = file.text("name", folder.name if whole or file.path.stem in ("model", "pytorch_model") else file.path.stem)
+    template, pad = _template(file, tokenizer, plain=bool(_FIRST_GENERATION.search(f"{name} {file.path.stem}")))
+    config = _config(file, settings, pad)
+    side = file.number("grid", _GRID, 2, LARGEST_GRID, int)
+    if grid not in (None, side):
+        raise UserError(
+            f"grid: a Janus draws {side}x{side} tokens and no other size; choose auto, and enlarge the picture"
+        )
+    net = ck.build(file, _WHAT, lambda: Janus(config))
+    ck.load_strictly(net, file, _WHAT, dtype=compute, device=device).fold()
+    return JanusModel(
+        net=quantize(net) if dtype == ck.INT8 else net,
+        name=name,
+        grid=side,
+        tokenize=tokenizer.encode,
+        template=template,
+    )
+
+
+def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
+    """Load the VQ tokenizer of a Janus; arguments as :func:`load_janus`, the dtype as for :func:`.autoencoders.load_vq`.
+
+    Raises:
+        UserError: see :func:`.autoencoders.load_vq`.
+    """
+    file, _ = _read(path, "decoder", lambda name: name.startswith(_VQ) and name != _VQ + HISTORY)
+    first = file.state.get(f"{_VQ}decoder.conv_in.weight")
+    if first is not None and first.shape[2:] != (3, 3):
+        raise file.error("stores convolutions in MLX's order", "choose a copy for PyTorch")
+    return build_vq(file.section(_VQ), dtype, device)
+
+
+def _read(path: str | Path, field: str, keep: Callable[[str], bool]) -> tuple[ck.Checkpoint, Path]:
+    """The weights that ``keep`` selects by the authors' names, and the folder of the files beside them."""
+    path = Path(path)
+    files = weight_files(path, field, _WHAT)
+    folder = files[0].parent
+    file = ck.read_all(files, path if files == [path] else folder, field, lambda n: _is_unused(n) or not keep(_name(n)))
+    return replace(file, state={_name(name): tensor for name, tensor in file.state.items()}), folder
+
+
+def _is_unused(name: str) -> bool:
+    return name.startswith(_UNUSED) or name.endswith(_ROPE)
+
+
+def _name(name: str) -> str:
+    """The authors' name of a parameter of either layout."""
+    if name.startswith("model."):
+        for theirs, ours in _RENAMED.items():
+            name = name.replace(theirs, ours, 1)
+    return name
+
+
+def _config(file: ck.Checkpoint, settings: Mapping[str, Any], pad: int) -> JanusConfig:
+    stated = settings.get("language_config", settings.get("text_config"))
+    stated = stated if isinstance(stated, dict) else {}
+    if stated.get("rope_scaling"):
+        raise file.error("uses RoPE scaling, which no Janus does", "choose an official one")
+    with ck.shape_errors(file, _WHAT):
+        config = JanusConfig.of_janus(
+            file.state,
+            heads=file.setting(stated, "num_attention_heads", None, 1, 4096),
+            pad=pad,
+            positions=file.setting(stated, "max_position_embeddings", 16384, 1, 1 << 24),
+            theta=file.setting(stated, "rope_theta", 1e4, 1.0, 1e12),
+            eps=file.setting(stated, "rms_norm_eps", 1e-6, 0.0, 1.0),
+        )
+    derived = {
+        "hidden_size": config.dim,
+        "num_hidden_layers": config.depth,
+        "num_key_value_heads": config.kv_heads,
+        "intermediate_size": config.hidden,
+        "vocab_size": config.words,
+    }
+    for key, value in derived.items():
+        if file.setting(stated, key, value, 0, 1 << 30) != value:
+            raise file.error(
+                f"has {key} = {stated[key]} in its configuration, and weights of {value}",
+                "put the configuration of the same model there",
+            )
+    return config
+
+
+def _template(file: ck.Checkpoint, tokenizer: Tokenizer, plain: bool) -> tuple[Template, int]:
+    """Ids of the special tokens around a prompt, and of the padding token.
+
+    Raises:
+        UserError: the tokenizer lacks one.
+    """
+    named = tokenizer.special_tokens
+    missing = [name for name in (_BEGIN, _PAD, _IMAGE) if name not in named]
+    if missing:
+        raise file.error(f"has a tokenizer without {missing[0]}", "put the tokenizer of the same model there")
+    roles = (None, None) if plain else (named.get(_USER), named.get(_ASSISTANT))
+    return Template(named[_BEGIN], named[_IMAGE], *roles), named[_PAD]

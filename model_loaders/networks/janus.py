@@ -1,0 +1,195 @@
+"""Janus: a language model that generates the codes of LlamaGen's VQ tokenizer, with its prompt template.
+
+Sources: Wu et al. 2024, "Janus: Decoupling Visual Encoding for Unified Multimodal Understanding and Generation" (arXiv 2410.13848), and
+Chen et al. 2025, "Janus-Pro: Unified Multimodal Understanding and Generation with Data and Model Scaling" (arXiv 2501.17811). The
+transformer is a Llama; words and image tokens have separate tables, and the output layer is an MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...errors import UserError
+from .llama import Llama, LlamaConfig, TokenModel
+from .ops import Embedding, Linear
+
+# Prefix of the transformer's official names.
+_TRUNK = "language_model."
+# Our names of the other parameters, and the official ones.
+_NAMES = {
+    "words.": f"{_TRUNK}model.embed_tokens.",
+    "tok_embeddings.table.": "gen_embed.",
+    "tok_embeddings.fc1.": "gen_aligner.layers.0.",
+    "tok_embeddings.fc2.": "gen_aligner.layers.2.",
+    "projector.": "gen_head.output_mlp_projector.",
+    "output.": "gen_head.vision_head.",
+}
+# Rows of the folded table that are computed at once.
+_ROWS = 1024
+# Token ids of a prompt with its template; the prefill of more costs time and memory.
+MOST_IDS = 2048
+
+
+@dataclass(frozen=True)
+class JanusConfig(LlamaConfig):
+    """Shape of a Janus; ``vocab`` are the codes of its VQ tokenizer.
+
+    Attributes:
+        words: rows of the table of words.
+        narrow: width of the table of image tokens, before its MLP.
+        projected: width E between the two output layers.
+        pad: id of the padding token, of which a null prompt consists.
+    """
+
+    words: int = 0
+    narrow: int = 0
+    projected: int = 0
+    pad: int = 0
+
+    @staticmethod
+    def of_janus(
+        state: Mapping[str, Tensor],
+        heads: int | None = None,
+        pad: int = 0,
+        positions: int = 16384,
+        theta: float = 1e4,
+        eps: float = 1e-6,
+    ) -> JanusConfig:
+        """Derive the shape from official parameter names.
+
+        Args:
+            state: parameter names to tensors.
+            heads: attention heads; None: heads of width 128.
+            pad, positions, theta, eps: see the attributes.
+
+        Raises:
+            KeyError: the state dict is not one of a Janus.
+            ValueError: the head count does not fit the weights.
+        """
+        trunk = {name.removeprefix(_TRUNK): tensor for name, tensor in state.items() if name.startswith(_TRUNK)}
+        shape = vars(LlamaConfig.of_qwen(trunk, heads, positions, theta, eps))
+        vocab, narrow = state["gen_embed.weight"].shape
+        about = {"bias": False, "tied": False, "vocab": vocab, "words": shape["vocab"], "narrow": narrow, "pad": pad}
+        return JanusConfig(**{**shape, **about}, projected=len(state["gen_head.output_mlp_projector.weight"]))
+
+
+class ImageTokens(nn.Module):
+    """Rows of image tokens int64 [...] to [..., C]: a narrow table and an MLP."""
+
+    def __init__(self, c: JanusConfig):
+        super().__init__()
+        self.table = nn.Embedding(c.vocab, c.narrow)
+        self.fc1, self.fc2 = Linear(c.narrow, c.dim, bias=True), Linear(c.dim, c.dim, bias=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(self.table(tokens))))
+
+
+class Janus(Llama):
+    """The transformer with its tables and its output MLP. Prompts are token ids of the table of words."""
+
+    config: JanusConfig
+
+    def __init__(self, config: JanusConfig):
+        super().__init__(config)
+        self.words = Embedding(config.words, config.dim)
+        self.tok_embeddings = ImageTokens(config)
+        self.projector = Linear(config.dim, config.projected, bias=True)
+        self.output = Linear(config.projected, config.vocab, bias=True)
+
+    @staticmethod
+    def official_name(name: str) -> str:
+        """The name of a parameter in the authors' files."""
+        for ours, theirs in _NAMES.items():
+            if name.startswith(ours):
+                return name.replace(ours, theirs, 1)
+        return _TRUNK + Llama.official_name(name)
+
+    def fold(self) -> Janus:
+        """Compute the rows of all image tokens once, in place; a row depends on its token alone. Returns the network."""
+        c, device = self.config, self.compute_device
+        table = torch.empty(c.vocab, c.dim, dtype=self.norm.weight.dtype, device=device)
+        with torch.no_grad():
+            for tokens in torch.arange(c.vocab, device=device).split(_ROWS):
+                table[tokens[0] : tokens[-1] + 1] = self.tok_embeddings(tokens)
+        self.tok_embeddings = Embedding.from_pretrained(table)
+        return self
+
+    def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
+        """Prefix rows of prompts int64 [B, n]; the null prompt has the same length, and only its first and last token."""
+        if guided:
+            place, n = torch.arange(condition.shape[1], device=condition.device), condition.shape[1]
+            last = n - 1 if lengths is None else lengths[:, None] - 1
+            kept = (place == 0) | (place == last)
+            condition = torch.cat([condition, torch.where(kept, condition, self.config.pad)])
+        return self.words(condition)
+
+    def logits(self, x: Tensor, span: tuple[int, int] | None = None) -> Tensor:
+        """Predictions fp32 [..., V] of hidden rows [..., C]."""
+        assert span is None, "all values of a Janus are image codes"
+        return self.output(F.gelu(self.projector(self.norm(x)))).float()
+
+
+@dataclass(frozen=True)
+class Template:
+    """Ids of the tokens around a prompt.
+
+    Attributes:
+        begin: start of the text.
+        image: start of the picture.
+        user, assistant: of the two roles; None: they are words of the text, as in Janus 1.3B.
+    """
+
+    begin: int
+    image: int
+    user: int | None = None
+    assistant: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class JanusModel(TokenModel):
+    """A Janus with the metadata of its files.
+
+    Attributes:
+        tokenize: text to token ids, without special tokens.
+        template: ids of the special tokens.
+    """
+
+    net: Janus
+    tokenize: Callable[[str], list[int]] = field(kw_only=True)
+    template: Template = field(kw_only=True)
+
+    def prompt(self, text: Any) -> list[int]:
+        """Token ids of a prompt in its template, up to the special token that the picture follows.
+
+        Spaces around the text are removed. Names of special tokens within it are encoded as plain text. It may be empty; the template
+        then has neither space nor line feeds, as the authors'.
+
+        Raises:
+            UserError: not a text, too long, or encoded outside the vocabulary.
+        """
+        if not isinstance(text, str):
+            raise UserError(f"text: a prompt must be text, not {type(text).__name__}.")
+        t, text = self.template, text.strip()
+        said = f": {text}\n\n" if text else ":"
+        if t.user is None or t.assistant is None:
+            middle = self.tokenize(f"User{said}Assistant:")
+        else:
+            middle = [t.user, *self.tokenize(said), t.assistant, *self.tokenize(":")]
+        ids = [t.begin, *middle, t.image]
+        if len(ids) > MOST_IDS:
+            raise UserError(
+                f"text: the prompt takes {len(ids)} tokens with its template, {MOST_IDS} are the most; shorten it."
+            )
+        wrong = next((i for i in ids if not 0 <= i < self.net.config.words), None)
+        if wrong is not None:
+            raise UserError(
+                f"text: the tokenizer makes token {wrong} of it, {self.name} has {self.net.config.words}; use the tokenizer of the model."
+            )
+        return ids

@@ -1,0 +1,303 @@
+"""Parity cases of Janus, recorded with the authors' code: the network, sampling, the VQ tokenizer, prompts and parameter names.
+
+A folder holds ``janus_config.json`` with the sizes, the recorded files named below, and the model folders ``original``, ``transformers``
+and ``sharded``. Row 0 of a recorded pair is the conditional one, row 1 the null one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...model_loaders import janus as loader
+from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
+from ...model_loaders.networks.janus import Janus, JanusConfig, JanusModel
+from ...model_loaders.networks.llama import attend
+from ...samplers.conditioning import PromptCondition
+from ...samplers.driver import finish
+from ...samplers.tokens.draws import Draws
+from ...samplers.tokens.llamagen import decode
+from ...samplers.tokens.loop import begin
+from ...samplers.tokens.schedule import raster
+from ...samplers.tokens.settings import TokenSettings
+from .cases import Case, Check, Known, empty_state, exact, from_files, read_json, read_tensors, relative, same_shapes
+from .llamagen import MultinomialDraws, replay
+
+CONFIG, IO, VQ, SHARDED = (
+    "janus_config.json",
+    "janus_io.safetensors",
+    "janus_vq_io.safetensors",
+    "janus_sharded_io.safetensors",
+)
+WORDS, KEYS = "janus_prompts.json", re.compile(r"janus_keys_(\w+)_(?:original|transformers)\.json")
+TOLERANCE = 1e-5
+_SAMPLED = re.compile(r"j4\.(\w+)\.cfg([\d.]+)_t([\d.]+)\.tokens")
+# The prompt that the reference encodes otherwise than this package: names of special tokens are plain text here.
+_PLAIN = "tag inside"
+
+
+def cases(folder: Path) -> list[Case]:
+    """The cases whose files are in ``folder``; weights are read when a case runs."""
+    known: Known = {
+        IO: ((CONFIG, "original/config.json"), _recorded),
+        VQ: ((CONFIG, "original/config.json"), _tokenizer),
+        SHARDED: ((CONFIG, "sharded/config.json"), _sharded),
+        WORDS: ((CONFIG,), _prompts),
+    }
+    out = from_files(folder, known, "janus")
+    return out + [_names(path) for path in sorted(folder.iterdir()) if KEYS.fullmatch(path.name)]
+
+
+@lru_cache(maxsize=4)
+def _model(folder: Path, part: str) -> JanusModel:
+    sizes = read_json(folder / CONFIG)
+    grid = sizes["original" if part == "transformers" else part]["grid"][0]
+    return replace(loader.load_janus(folder / part, "fp32"), grid=grid)
+
+
+@lru_cache(maxsize=4)
+def _vq(folder: Path, part: str) -> VQAutoencoder:
+    return loader.load_janus_vq(folder / part, "fp32").net
+
+
+def _prompted(model: JanusModel, *prompts: Tensor) -> tuple[JanusModel, PromptCondition]:
+    """The model with a tokenizer that gives these very prompts, int64 [n] each, and their condition."""
+    inside = {f"User: {i}\n\nAssistant:": ids[1:-1].tolist() for i, ids in enumerate(prompts)}
+    template = replace(model.template, user=None, assistant=None)
+    texts = tuple(str(i) for i in range(len(prompts)))
+    return replace(model, tokenize=inside.__getitem__, template=template), PromptCondition(texts)
+
+
+def _both(model: JanusModel, prompts: Sequence[Tensor], tokens: Tensor) -> Tensor:
+    """Teacher-forced logits [B, 2, N, V] of both rows of every prompt, by the passes of serial decoding."""
+    model, condition = _prompted(model, *prompts)
+    return torch.stack([replay(model, condition, raster(model.grid), tokens, null=half) for half in (False, True)], 1)
+
+
+def _guided(both: Tensor, cfg: float) -> Tensor:
+    return both[:, 1] + cfg * (both[:, 0] - both[:, 1])
+
+
+def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSettings, draws: Draws) -> Tensor:
+    """Generated tokens int64 [B, N]."""
+    model, condition = _prompted(model, *prompts)
+    run = begin("verify", model, condition, settings, draws, None)
+    return finish(decode(run, raster(model.grid))).codes.flatten(1)
+
+
+class _Gumbel:
+    """Recorded Gumbel numbers fp32 [B, N, V]; zeros for greedy runs."""
+
+    def __init__(self, table: Tensor):
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def of(self, images: Sequence[int]) -> Draws:
+        return _Gumbel(self.table[list(images)])
+
+    def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
+        return self.table[:, cells]
+
+
+def _greedy(cfg: float) -> TokenSettings:
+    return TokenSettings(cfg=cfg, top_k=1)
+
+
+# ------------------------------------------------------------------------------------------------ network and sampling
+
+
+def _recorded(folder: Path) -> Iterator[Case]:
+    io = read_tensors(folder / IO)
+
+    def inside() -> Iterator[Check]:
+        net, ids = _model(folder, "original").net, io["j1.ids"][None]
+        x = net.prefix(ids, guided=True)
+        yield relative(x, io["j1.embeds"], TOLERANCE)
+        place = torch.arange(ids.shape[1])[None]
+        layers, rope = [x], net.rope(place).unsqueeze(-3).unbind(-2)
+        for block in net.layers:
+            layers.append(block(layers[-1], rope, partial(attend, causal=True)))
+        layers[-1] = net.norm(layers[-1])
+        yield relative(torch.stack(layers), io["j1.layers"], TOLERANCE)
+        hidden = net.hidden(x, place, lambda i, q, k, v: attend(q, k, v, causal=True))
+        yield relative(hidden, io["j1.hidden_all"], TOLERANCE)
+        last, _ = net.prefill(x, 2, 4)
+        yield relative(net.norm(last)[:, -1], io["j1.hidden"], TOLERANCE)
+        yield relative(net.logits(last)[:, -1], io["j1.logits"], TOLERANCE)
+
+    def rotations() -> Iterator[Check]:
+        net = _model(folder, "original").net
+        cos, sin = net.rope(torch.arange(len(io["rope.cos"]))).unbind(-2)
+        half = cos.shape[-1] // 2
+        yield relative(cos, io["rope.cos"], TOLERANCE)
+        yield relative(torch.cat([-sin[:, :half], sin[:, half:]], -1), io["rope.sin"], TOLERANCE)
+
+    def forced(part: str, key: str, ids: str, tokens: str) -> Iterator[Check]:
+        yield relative(_both(_model(folder, part), [io[ids]], io[tokens][None])[0], io[key], TOLERANCE)
+
+    def greedy(cfg: str) -> Iterator[Check]:
+        model, prompt, name = _model(folder, "original"), [io["j3.ids"]], f"j3.cfg{cfg}"
+        words = model.net.words
+        yield exact(model.net.prefix(io["j3.ids"][None], guided=True)[1], words(io["j3.null"]))
+        zeros = _Gumbel(torch.zeros(1, model.tokens, model.net.config.vocab))
+        tokens = _tokens(model, prompt, _greedy(float(cfg)), zeros)
+        yield exact(tokens[0], io[f"{name}.tokens"])
+        both = _both(model, prompt, tokens)
+        yield relative(both[0], io[f"{name}.logits"], TOLERANCE)
+        yield relative(_guided(both, float(cfg))[0], io[f"{name}.guided"], TOLERANCE)
+        if f"{name}.image" in io:
+            yield from _pictures(folder, "original", tokens, io, name)
+
+    def sampled(how: str, cfg: float, temperature: float, name: str) -> Iterator[Check]:
+        model, expected = _model(folder, "original"), io[f"{name}.tokens"]
+        prompts = [io["j3.ids"]] * len(expected)
+        settings = TokenSettings(cfg=cfg, temperature=temperature, top_k=0)
+        guided = _guided(_both(model, prompts, expected), cfg) / temperature
+        if f"{name}.guided_over_t" in io:
+            yield relative(guided, io[f"{name}.guided_over_t"], TOLERANCE)
+        if how == "uniform":  # another way to draw: the logits alone are this package's
+            total = guided.double().softmax(-1).cumsum(-1)
+            yield exact((total / total[..., -1:] <= io["j4.uniform"][..., None]).sum(-1), expected)
+            return
+        draws: Draws = _Gumbel(io["j4.gumbel"])
+        if how.startswith("seed"):
+            draws = MultinomialDraws(int(how.removeprefix("seed")), len(expected), together=False)
+        yield exact(_tokens(model, prompts, settings, draws), expected)
+
+    def null(name: str) -> Iterator[Check]:
+        net, ids = _model(folder, "original").net, io[f"{name}.ids"]
+        x = net.prefix(ids[None], guided=True)
+        yield exact(x[1], net.words(io[f"{name}.null"]))
+        yield relative(net.logits(net.prefill(x, 2, 4)[0])[:, -1], io[f"{name}.logits"], TOLERANCE)
+
+    def together() -> Iterator[Check]:
+        model, names = _model(folder, "original"), ("j6.a", "j6.b")
+        prompts = [io[f"{name}.ids"] for name in names]
+        for key, settings, draws in (
+            ("tokens", _greedy(5.0), _Gumbel(torch.zeros_like(io["j4.gumbel"]))),
+            ("gumbel_tokens", TokenSettings(cfg=5.0, top_k=0), _Gumbel(io["j4.gumbel"])),
+        ):
+            tokens = _tokens(model, prompts, settings, draws)
+            yield exact(tokens, torch.stack([io[f"{name}.{key}"] for name in names]))
+        both = _both(model, prompts, torch.stack([io[f"{name}.tokens"] for name in names]))
+        for i, name in enumerate(names):
+            yield relative(both[i], io[f"{name}.logits"], TOLERANCE)
+            yield relative(_guided(both, 5.0)[i], io[f"{name}.guided"], TOLERANCE)
+
+    def embedding() -> Iterator[Check]:
+        net = _model(folder, "original").net
+        yield relative(net.embed(torch.arange(net.config.vocab)), io["j7.embedding"], TOLERANCE)
+
+    yield Case("janus/j1", inside)
+    yield Case("janus/rope", rotations)
+    yield Case("janus/j2", partial(forced, "original", "j2.logits", "j2.ids", "j2.tokens"))
+    for cfg in ("5", "1"):
+        yield Case(f"janus/j3.cfg{cfg}", partial(greedy, cfg))
+    for m in filter(None, map(_SAMPLED.fullmatch, sorted(io))):
+        name = m[0].removesuffix(".tokens")
+        yield Case(f"janus/{name}", partial(sampled, m[1], float(m[2]), float(m[3]), name))
+    for key in sorted(io):
+        if key.startswith("j5.") and key.endswith(".ids"):
+            name = key.removesuffix(".ids")
+            yield Case(f"janus/{name}", partial(null, name))
+    yield Case("janus/j6", together)
+    yield Case("janus/j7", embedding)
+    second = "transformers" if (folder / "transformers" / "config.json").is_file() else "original"
+    yield Case("janus/j9", partial(forced, second, "j9.logits", "j2.ids", "j2.tokens"))
+
+
+def _pictures(folder: Path, part: str, tokens: Tensor, io: Mapping[str, Tensor], name: str) -> Iterator[Check]:
+    net, grid = _vq(folder, part), _model(folder, part).grid
+    image = net.decode_codes(tokens.view(-1, grid, grid))
+    yield relative(image, io[f"{name}.image"], TOLERANCE)
+    if f"{name}.image_u8" in io:  # the reference cuts fractions off
+        whole = ((image + 1) / 2 * 255).clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+        yield exact(whole, io[f"{name}.image_u8"])
+
+
+def _sharded(folder: Path) -> Iterator[Case]:
+    io = read_tensors(folder / SHARDED)
+
+    def checks() -> Iterator[Check]:
+        model = _model(folder, "sharded")
+        yield relative(_both(model, [io["s.ids"]], io["s.tokens"][None])[0], io["s.logits"], TOLERANCE)
+        zeros = _Gumbel(torch.zeros(1, model.tokens, model.net.config.vocab))
+        tokens = _tokens(model, [io["s.prompt_ids"]], _greedy(5.0), zeros)
+        yield exact(tokens[0], io["s.greedy.cfg5.tokens"])
+        both = _both(model, [io["s.prompt_ids"]], tokens)
+        yield relative(_guided(both, 5.0)[0], io["s.greedy.cfg5.guided"], TOLERANCE)
+        yield from _pictures(folder, "sharded", tokens, io, "s.greedy.cfg5")
+
+    yield Case("janus/sharded", checks)
+
+
+# ------------------------------------------------------------------------------------------------ VQ, prompts, names
+
+
+def _tokenizer(folder: Path) -> Iterator[Case]:
+    io = read_tensors(folder / VQ)
+
+    def decoded(name: str) -> Iterator[Check]:
+        net, codes = _vq(folder, "original"), io[f"{name}.tokens"]
+        vectors = net.vectors(codes)
+        yield relative(vectors, io[f"{name}.zq"], TOLERANCE)
+        yield relative(net.post_quant_conv(vectors), io[f"{name}.post_quant"], TOLERANCE)
+        yield relative(net.decode_codes(codes), io[f"{name}.image"], TOLERANCE)
+
+    def encoded() -> Iterator[Check]:
+        net = _vq(folder, "original")
+        features = net.features(io["j8.pixels"])
+        yield relative(features, io["j8.encoded"], TOLERANCE)
+        yield exact(net.codes(features), io["j8.codes"])
+        yield relative(net.decode_codes(io["j8.codes"]), io["j8.recon"], TOLERANCE)
+
+    for key in sorted(io):
+        if key.endswith(".tokens"):
+            name = key.removesuffix(".tokens")
+            yield Case(f"janus/{name}", partial(decoded, name))
+    yield Case("janus/j8.encoded", encoded)
+
+
+def _prompts(folder: Path) -> Iterator[Case]:
+    def checks(part: str, prompts: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+        model = _model(folder, part)
+        words = replace(model, template=replace(model.template, user=None, assistant=None))
+        for prompt in prompts:
+            tagged = prompt["name"] == _PLAIN
+            expected = prompt["ids_plain" if tagged else "ids"]
+            yield exact(torch.tensor(model.prompt(prompt["prompt"])), torch.tensor(expected))
+            if not tagged:
+                yield exact(torch.tensor(words.prompt(prompt["prompt"])), torch.tensor(prompt["ids_1_3b"]))
+
+    for part, recorded in read_json(folder / WORDS).items():
+        if (folder / part / "config.json").is_file():
+            yield Case(f"janus/j11.{part}", partial(checks, part, recorded["prompts"]))
+
+
+def _names(path: Path) -> Case:
+    """Names and shapes of an official file, compared with networks of that size on the meta device."""
+
+    def checks() -> Iterator[Check]:
+        shapes = read_json(path)["keys"]
+        kept = {loader._name(name): tuple(shape) for name, shape in shapes.items() if not loader._is_unused(name)}
+        mine = {name: shape for name, shape in kept.items() if not name.startswith(loader._VQ)}
+        vq = {n.removeprefix(loader._VQ): shape for n, shape in kept.items() if n not in mine}
+        vq.pop(HISTORY, None)
+        with torch.device("meta"):
+            nets = (
+                Janus(JanusConfig.of_janus(empty_state(mine))),
+                VQAutoencoder(VQConfig.from_state_dict(empty_state(vq))),
+            )
+        yield same_shapes(nets[0], mine)
+        yield same_shapes(nets[1], vq)
+
+    return Case(f"janus/j10.{path.stem.removeprefix('janus_keys_')}", checks)
