@@ -148,6 +148,8 @@ def _expect_compiler(device: torch.device) -> None:
     elif _backend == "inductor" and device.type == "cpu":
         from torch._inductor import cpp_builder, exc
 
+        if " " in torch.__file__:  # the compiler's command has PyTorch's folder without quotes
+            lacks = "torch.compile builds nothing on a CPU while PyTorch is in a folder with a blank in its name"
         try:
             cpp_builder.get_cpp_compiler()
         except exc.InvalidCxxCompiler:
