@@ -310,13 +310,7 @@ def _probabilities(logits: Tensor, s: LanternSettings) -> Tensor:
 
 
 LANTERN = Entry(
-    "lantern",
-    "LANTERN-style comparison",
-    lantern,
-    LanternSettings,
-    (LLAMAGEN, TAR),
-    needs_draft=True,
-    needs_codes="vq",
+    "lantern", "LANTERN-style comparison", lantern, LanternSettings, (LLAMAGEN, TAR), needs_draft=True, needs_codes="vq"
 )
 
 

@@ -16,13 +16,7 @@ from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import finish_prompt, tar_prompt
-from fastar_nodes.tools.training import (
-    captions,
-    picture_book,
-    ta_tok_recipe,
-    tar_recipes,
-    token_recipes,
-)
+from fastar_nodes.tools.training import captions, picture_book, ta_tok_recipe, tar_recipes, token_recipes
 from fastar_nodes.tools.training.training import Job, generator
 
 pytestmark = pytest.mark.slow
@@ -44,10 +38,7 @@ def small_language() -> torch.nn.Module:
 def test_the_files_fit_the_parcel() -> None:
     """At most 6.8 MB in fp16 for all five files of Tar, their headers included."""
     ta_tok = ta_tok_recipe.build_ta_tok().net
-    nets = [
-        ta_tok,
-        tar_recipes.build_language(),
-    ]
+    nets = [ta_tok, tar_recipes.build_language()]
     nets += [Llama(tar_recipes.detokenizer_config(recipe.grid)) for recipe in tar_recipes.DETOKENIZERS.values()]
     numbers, names = (
         sum(f(t) for net in nets for t in net.state_dict().values()) for f in (torch.Tensor.numel, lambda _: 1)

@@ -173,12 +173,7 @@ def _words(path: Path) -> Case:
         opening, closing = (tokenizer.special_tokens[f"<|im_{end}|>"] for end in ("start", "end"))
         tiny = _model(path.parent, 2, 2)
         model = HybridModel(
-            tiny.net,
-            "recorded",
-            hybrid=tiny.hybrid,
-            tokenize=tokenizer.encode,
-            turn=(opening, closing),
-            trained=2,
+            tiny.net, "recorded", hybrid=tiny.hybrid, tokenize=tokenizer.encode, turn=(opening, closing), trained=2
         )
         assert recorded["prefix"] == INSTRUCTION, "the instruction differs"
         for case in recorded["conditional"]:

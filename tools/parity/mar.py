@@ -51,14 +51,8 @@ def cases(folder: Path) -> list[Case]:
         "mask_schedule.json": ((), lambda f: schedule_cases("mar/mask_schedule", read_json(f / "mask_schedule.json"))),
         "sample_tokens.safetensors": ((MODEL,), _sampling),
         "vae.safetensors": ((DECODER,), _autoencoder),
-        parity_lazymar.DATA: (
-            (parity_lazymar.MODEL,),
-            lambda f: parity_lazymar.cases(f, MODEL_CONFIG, RecordedNoise),
-        ),
-        parity_cspd.DATA: (
-            (parity_cspd.DRAFT, MODEL),
-            lambda f: parity_cspd.cases(f, MODEL, MODEL_CONFIG),
-        ),
+        parity_lazymar.DATA: ((parity_lazymar.MODEL,), lambda f: parity_lazymar.cases(f, MODEL_CONFIG, RecordedNoise)),
+        parity_cspd.DATA: ((parity_cspd.DRAFT, MODEL), lambda f: parity_cspd.cases(f, MODEL, MODEL_CONFIG)),
     }
     return [*from_files(folder, known, "mar"), *(_key_list(path) for path in sorted(folder.glob("*_keys.json")))]
 
