@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ from tiny_models import tiny_mar
 BASE = {"ar_steps": 10, "diffusion_steps": 3, "cfg": 2.0}
 QUICK = {"refresh_period": 4, "start_step": 1, "computed_ratio": 0.05}
 NO_HEAD = {**QUICK, "head_cache": False}
-ALL_OFF = {"encoder_cache": False, "token_cache": False, "condition_cache": False, "head_cache": False}
+CACHES = "encoder_cache", "token_cache", "condition_cache"
+ALL_OFF = dict.fromkeys((*CACHES, "head_cache"), False)
 LABELS, NOISE = from_ids((1, 4)), PairedNoise(5, (0, 1))
 FEW = settings(max_examples=8, deadline=None)
 
@@ -90,9 +92,7 @@ def as_slow(model, changed, edit=None):
 
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
-@pytest.mark.parametrize(
-    "exact", [{"refresh_period": 1}, ALL_OFF, {"start_step": 9, "head_cache": False}], ids=("period", "off", "start")
-)
+@pytest.mark.parametrize("exact", [ALL_OFF, {"start_step": 9, "head_cache": False}], ids=("off", "start"))
 def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
     base = {**BASE, "cfg": cfg, "diffusion_steps": 20}
     plain, ours = finish(mar(deep, LABELS, MARSettings(**base), NOISE)), lazy(deep, base, **exact)
@@ -124,22 +124,6 @@ def test_equals_the_slow_reference(deep, cfg):
     assert np.array_equal(got.report.maps["cached"], left_out) and left_out.any()
     plain = finish(mar(deep, LABELS, MARSettings(**{**BASE, "cfg": cfg}), NOISE))
     assert (plain.latents - got.latents).abs().max() > 1e-3, "the caches must matter for this to say anything"
-
-
-@pytest.mark.parametrize(
-    "off",
-    [
-        ("encoder_cache",),
-        ("condition_cache",),
-        ("token_cache",),
-        ("encoder_cache", "condition_cache"),
-        ("encoder_cache", "token_cache"),
-        ("condition_cache", "token_cache"),
-    ],
-    ids=str,
-)
-def test_each_cache_alone_equals_the_slow_reference(deep, off):
-    as_slow(deep, LazyMARSettings(**BASE, **NO_HEAD, **dict.fromkeys(off, False)))
 
 
 def test_an_edit_equals_the_slow_reference(deep):
@@ -205,20 +189,20 @@ caches = st.fixed_dictionaries(
 )
 
 
-@FEW
-@given(st.integers(1, 20), st.integers(0, 20), st.sets(st.integers(0, 15), min_size=1))
-def test_skipped_calls_skip_no_refresh(deep, period, start, calls):
-    base = LazyMARSettings(ar_steps=16, cfg=2.0, refresh_period=period, start_step=start)
-    plug = Watched(base)
-    _, got = drive(deep, plug, base, sorted(calls))
-    slow = SlowLazy(base, 1, spare=1, follow=plug.kept)
-    _, want = drive(deep, slow, base, sorted(calls))
-    due = [t for t in range(16) if t < start or (t - start) % period == 0]
-    last = -1
-    for step in sorted(calls):
-        if last < 0 or any(last < t <= step for t in due):
-            assert step in plug.refreshed and step in slow.refreshed
-        last = step
+@pytest.mark.parametrize("off", [subset for n in range(4) for subset in combinations(CACHES, n)], ids=str)
+@settings(max_examples=5, deadline=None)
+@given(
+    st.integers(1, 20), st.integers(0, 9), st.sets(st.integers(0, 15), min_size=1), st.integers(1, 6), st.integers(1, 5)
+)
+def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, reach, block):
+    """Whichever caches are switched off and AR steps skipped; what is wanted or new is always computed."""
+    period = {"refresh_period": period, "start_step": start, "block": block}
+    base, calls = LazyMARSettings(ar_steps=16, cfg=2.0, **period, **dict.fromkeys(off, False)), sorted(calls)
+    fast = Watched(base)
+    _, got = drive(deep, fast, base, calls, reach)
+    slow = SlowLazy(base, block - 1, spare=1, follow=fast.kept)
+    _, want = drive(deep, slow, base, calls, reach)
+    assert set(slow.refreshed) <= set(fast.refreshed)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
 
@@ -252,14 +236,8 @@ def test_rows_that_did_not_change_are_left_out_from_the_last_position_on():
     net = copy.deepcopy(model.net)
     for block in net.decoder_blocks:
         block.attn.proj.weight.zero_()
-    report = one(
-        dataclasses.replace(model, net=net),
-        order="raster",
-        ar_steps=16,
-        start_step=10,
-        refresh_period=6,
-        computed_ratio=0.5,
-    ).report
+    settings = {"order": "raster", "ar_steps": 16, "start_step": 10, "refresh_period": 6, "computed_ratio": 0.5}
+    report = one(dataclasses.replace(model, net=net), **settings).report
     # AR step s decides position s. Steps 0 to 10 compute all 18 rows, steps 11 to 15 half of them: the token decided now,
     # the one decided last, the 2 class rows, and 5 further ones, positions 0 to 4. The others come from the cache.
     cached = torch.zeros(16, dtype=torch.int32)
@@ -294,22 +272,6 @@ def test_nothing_is_read_before_it_was_written(deep, cache, cfg, steps, reach, e
     assert all(torch.isfinite(z).all() and len(z) == 1 + (cfg != 1) for z in out)
 
 
-@FEW
-@given(caches, st.lists(st.integers(0, 15), min_size=1, max_size=10, unique=True), st.integers(1, 6))
-def test_what_is_asked_for_and_what_is_new_is_always_computed(deep, cache, calls, reach):
-    base, calls = LazyMARSettings(ar_steps=16, cfg=2.0, **cache), sorted(calls)
-    plug = Watched(base)
-    run, _ = drive(deep, plug, base, calls, reach)
-    before = dict(zip(calls[1:], calls[:-1], strict=True))
-    for step, keep, wanted, new in plug.chosen:
-        decided = run.plan.reveal[:, run.plan.starts[before[step]] : run.plan.starts[step]]
-        assert torch.equal(new[:2], decided) and torch.equal(wanted[:2], run.plan.ahead(step, reach))
-        if keep is None:
-            continue
-        for must, kept in zip((torch.cat([wanted, new], 1) + 3).tolist(), keep.tolist(), strict=True):
-            assert set(must) <= set(kept) and len(set(kept)) == len(kept) < 28 and 0 <= min(kept) and max(kept) < 28
-
-
 def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep, monkeypatch):
     """The published code gives mandatory rows the score 0, which loses against negative cosines."""
     monkeypatch.setattr(LazyTransformer, "similarity", lambda self, values: torch.full(values.shape[::2][:2], -0.9))
@@ -320,13 +282,11 @@ def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep,
             self.spare = 0
 
     plug = Sparing(LazyMARSettings(**BASE, **QUICK))
-    drive(deep, plug, LazyMARSettings(**BASE, **QUICK), range(10))
+    drive(deep, plug, plug.settings, range(10))
     assert plug.kept
-    for step, keep, wanted, new in plug.chosen:
-        if step not in plug.kept:
-            continue
+    for _, keep, wanted, new in plug.chosen:
         must = torch.cat([wanted, new], 1) + 3
-        assert (keep[:, :, None] == must[:, None]).any(1).all()
+        assert keep is None or (keep[:, :, None] == must[:, None]).any(1).all()
 
 
 @pytest.mark.slow
@@ -367,9 +327,6 @@ def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
         numbers = live * c.dim * (rows * (2 * 3 + 1 + 1) + 2 * c.encoder_depth * (c.buffer + run.plan.starts[8]))
         numbers += 2 * c.tokens * c.dim if kept.residual is not None else 0
         assert kept.bytes == 4 * numbers == run.report.counts["cache_bytes"]
-        assert kept.bytes <= 4 * live * c.dim * 2 * rows * (c.encoder_depth + c.decoder_depth), (
-            "specification B's least"
-        )
 
 
 def test_the_report_adds_up(deep):
