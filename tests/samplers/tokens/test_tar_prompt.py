@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,23 +76,6 @@ def test_codes_are_those_of_the_plain_loop(settings: TarPromptSettings) -> None:
     model = tiny_tar(penalty=1.3)
     got = run(model, settings=settings)
     assert got.codes.tolist() == [plain(model, text, settings, 5, i) for i, text in enumerate(PROMPTS)]
-
-
-def test_an_image_does_not_depend_on_its_neighbours() -> None:
-    model = tiny_tar()
-    together = run(model)
-    for i, text in enumerate(PROMPTS):
-        assert torch.equal(run(model, [text], images=[i]).codes[0], together.codes[i])
-    assert not torch.equal(together.codes[0], together.codes[2]), "one prompt, two images"
-    assert not torch.equal(run(model, seed=6).codes, together.codes)
-    assert torch.equal(run(model).codes, together.codes)
-
-
-def test_global_randomness_is_left_alone() -> None:
-    model = tiny_tar()
-    before = torch.random.get_rng_state(), random.getstate()
-    run(model)
-    assert torch.equal(before[0], torch.random.get_rng_state()) and before[1] == random.getstate()
 
 
 def test_steps_and_report() -> None:
@@ -307,11 +288,6 @@ def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
         match="^condition: it holds semantic codes, d is conditioned on semantic features; load it with the TA-Tok",
     ):
         prepare(load_detokenizer(path), run(tiny_tar()).condition, torch.device("cpu"))
-
-
-def test_reports_are_json(tmp_path: Path) -> None:
-    report = run(tiny_tar()).report.to_dict()
-    assert json.loads(json.dumps(report)) == report
 
 
 @pytest.mark.parametrize("window", [0, 4])
