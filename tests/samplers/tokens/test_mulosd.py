@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -471,38 +472,87 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
 # ------------------------------------------------------------------------------------------------ up-samplers
 
 
-def test_pixels_are_decoded_enlarged_and_encoded():
-    codes = torch.randint(CODES, (2, 2, 3), generator=torch.Generator().manual_seed(0))
-    small = VQ.net.decode_codes(codes)
-    large = torch.nn.functional.interpolate(small, scale_factor=2, mode="bicubic", antialias=True).clamp(-1, 1)
-    assert torch.equal(UP.up(codes, 2), VQ.net.encode(large)[1])
-    given_pictures = []
+class Pixels:
+    """A tokenizer of 4 x 4 pixels a code: a code's pixels are its number less 1, and what is encoded is recorded."""
+
+    def __init__(self):
+        weight = torch.zeros(1)
+        self.config = SimpleNamespace(stride=4)
+        self.quantize = SimpleNamespace(embedding=SimpleNamespace(weight=weight))
+        self.quant_conv = SimpleNamespace(weight=weight)
+        self.decoded, self.encoded = [], []
+
+    def decode_codes(self, codes):
+        self.decoded.append(len(codes))
+        large = (codes - 1.0).repeat_interleave(4, 1).repeat_interleave(4, 2)
+        return large[:, None].expand(-1, 3, -1, -1)
+
+    def encode(self, images):
+        self.encoded.append(images)
+        return None, images[:, 0, ::4, ::4].round().long()
+
+
+def pixels(enlarge=None) -> tuple[Pixels, UpSampling]:
+    vq = Pixels()
+    return vq, UpSampling(SimpleNamespace(net=vq), enlarge, "model x")
+
+
+# Pixels -1, 0, 1 and 4; an autoencoder sees -1 to 1.
+FOUR = torch.tensor([[[0, 1], [2, 5]]])
+
+
+def test_codes_are_decoded_enlarged_bicubically_and_encoded():
+    vq, sampling = pixels()
+    assert sampling.up(FOUR, 3).shape == (1, 6, 6)
+    small = torch.tensor([[-1.0, 0.0], [1.0, 4.0]]).repeat_interleave(4, 0).repeat_interleave(4, 1)
+    large = torch.nn.functional.interpolate(small[None, None], scale_factor=3, mode="bicubic", antialias=True)
+    torch.testing.assert_close(vq.encoded[0], large.clamp(-1, 1).expand(-1, 3, -1, -1))
+
+
+@pytest.mark.parametrize("times", [2, 4])
+def test_a_model_enlarges_pixels_of_0_to_1(times):
+    """Other sizes than the one that is asked for are brought to it."""
+    seen = []
 
     def enlarge(x):
-        given_pictures.append(x)
-        return x.repeat_interleave(4, 2).repeat_interleave(4, 3)  # twice as large as asked for
+        seen.append(x)
+        return x.repeat_interleave(times, 2).repeat_interleave(times, 3)
 
-    other = UpSampling(VQ, enlarge, "model x")
-    assert other.up(codes, 2).shape == (2, 4, 6) and other.name == "model x"
-    assert (
-        given_pictures[0].shape == small.shape
-        and 0 <= float(given_pictures[0].min())
-        and float(given_pictures[0].max()) <= 1
-    )
-    for bad in (lambda x: x[:, :1], lambda x: x[0]):
-        with pytest.raises(UserError, match="upscale_model: it made .* of pictures"):
-            UpSampling(VQ, bad).up(codes, 2)
-    fine = torch.randint(CODES, (2, 4, 6), generator=torch.Generator().manual_seed(0))
-    shrunk = torch.nn.functional.avg_pool2d(VQ.net.decode_codes(fine), 2)
-    assert torch.equal(UP.down(fine, 2), VQ.net.encode(shrunk.clamp(-1, 1))[1])
-    assert UP.up(codes, 3).shape == (2, 6, 9) and UP.down(UP.up(codes, 3), 3).shape == (2, 2, 3)
+    vq, sampling = pixels(enlarge)
+    assert sampling.up(FOUR, 2).shape == (1, 4, 4) and sampling.name == "model x"
+    assert seen[0][0, :, ::4, ::4].tolist() == [[[0.0, 0.5], [1.0, 1.0]]] * 3
+    assert vq.encoded[0].shape == (1, 3, 16, 16)
+    # The middle of every code's 8 x 8 pixels, where nothing mixes.
+    assert vq.encoded[0][0, 0, 3::8, 3::8].tolist() == [
+        pytest.approx([-1, 0], abs=1e-5),
+        pytest.approx([1, 1], abs=1e-5),
+    ]
 
 
-def test_a_batch_is_enlarged_piece_by_piece_to_the_same_codes(monkeypatch):
-    codes = torch.randint(CODES, (3, 2, 2), generator=torch.Generator().manual_seed(0))
-    whole = UP.up(codes, 2), UP.down(codes, 2)
-    monkeypatch.setattr("fastar_nodes.samplers.tokens.upsampling._PIXELS", 1)
-    assert torch.equal(UP.up(codes, 2), whole[0]) and torch.equal(UP.down(codes, 2), whole[1])
+@pytest.mark.parametrize("enlarge", [lambda x: x[:, :1], lambda x: x[0]])
+def test_what_enlarges_to_no_rgb_pictures_is_refused(enlarge):
+    with pytest.raises(UserError, match="^upscale_model: "):
+        pixels(enlarge)[1].up(FOUR, 2)
+
+
+def test_reduction_averages_areas():
+    vq, sampling = pixels()
+    codes = torch.tensor([[[0, 0, 1, 2], [0, 0, 1, 2]]])
+    assert sampling.down(codes, 2).shape == (1, 1, 2)
+    # An area of 2 x 2 pixels lies in one code.
+    assert vq.encoded[0][0, 0, 0].tolist() == [-1.0] * 4 + [0.0] * 2 + [1.0] * 2
+    assert sampling.down(codes[:, :, ::2].contiguous() * 4, 8).shape == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("room", "images", "parts"), [(1152, 4, [2, 2]), (1152, 5, [2, 2, 1]), (1, 3, [1, 1, 1])])
+def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images, parts):
+    """A picture of 6 x 6 codes of 4 x 4 pixels, or one that is enlarged to it, takes 576 pixels."""
+    monkeypatch.setattr("fastar_nodes.samplers.tokens.upsampling._PIXELS", room)
+    vq, sampling = pixels()
+    down = sampling.down(torch.arange(images * 36).view(images, 6, 6) % 3, 2)
+    up = sampling.up(torch.arange(images * 9).view(images, 3, 3) % 3, 2)
+    assert vq.decoded == parts * 2 and down.shape == (images, 3, 3) and up.shape == (images, 6, 6)
+    assert [len(x) for x in vq.encoded] == parts * 2
 
 
 # ------------------------------------------------------------------------------------------------ what does not fit
@@ -597,15 +647,3 @@ def test_the_first_step_tells_the_passes_that_are_planned(rows, total):
     )
     first = next(steps)
     assert (first.done, first.total) == (1, total)
-
-
-@pytest.mark.parametrize(("images", "calls"), [(2, 1), (4, 2), (5, 3)])
-def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, images, calls):
-    """Two pictures of 6 x 6 codes of 2 x 2 pixels, 144 pixels each, fit in 288; so do two that are enlarged from 3 x 3 codes."""
-    monkeypatch.setattr("fastar_nodes.samplers.tokens.upsampling._PIXELS", 288)
-    decode, seen = UP.vq.decode_codes, []
-    monkeypatch.setattr(UP.vq, "decode_codes", lambda codes: seen.append(len(codes)) or decode(codes))
-    UP.down(torch.zeros(images, 6, 6, dtype=torch.int64), 2)
-    assert len(seen) == calls and max(seen) == 2
-    UP.up(torch.zeros(images, 3, 3, dtype=torch.int64), 2)
-    assert len(seen) == 2 * calls and max(seen) == 2
