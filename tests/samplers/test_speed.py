@@ -45,15 +45,14 @@ NAMES += ("llamagen, text", "par, text", "zipar", *DRAFTED)
 
 
 @pytest.fixture
-def counters():
+def counters(monkeypatch):
     """The compiler's counters, from zero; regions are compiled by the "eager" backend."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     counters.clear()
-    before = speed.set_backend("eager")
+    monkeypatch.setattr(speed, "BACKEND", "eager")
     yield counters
-    speed.set_backend(before)
     torch._dynamo.reset()
 
 
