@@ -44,7 +44,7 @@ class Regional(nn.Module):
 
     def region(self, function: Callable[P, R]) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device."""
-        if not self.compiles or not self.on_device():
+        if self.speed != COMPILE or not self.on_device():
             return function
         if (function, _backend) not in self._regions:
             self._regions[function, _backend] = _Compiled(function)
