@@ -457,7 +457,7 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     run, _ = drive(deep, plug, made, [0])
     plug.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
-    assert {span: plug._prunes(run, *span) for span in wanted} == wanted
+    assert {span: plug._prunes(*span) for span in wanted} == wanted
 
 
 def test_spans_of_head_steps_fit_the_budget():
