@@ -10,6 +10,7 @@ WEB_DIRECTORY = "./web"
 _MODULES = {
     "model_loaders.mar": ("load_mar",),
     "model_loaders.llamagen": ("load_llamagen",),
+    "model_loaders.janus": ("load_janus", "load_janus_vq"),
     "model_loaders.tar": ("load_tar", "load_ta_tok", "load_detokenizer"),
     "model_loaders.autoencoders": ("load_kl", "load_vq"),
     "model_loaders.text": ("load_text_encoder",),
@@ -23,7 +24,14 @@ _MODULES = {
     "samplers.mar.lazymar": ("LazyTransformer",),
     "samplers.mar.editing": ("Edit",),
     "samplers.noise": ("PairedNoise",),
-    "samplers.conditioning": ("Condition", "TextCondition", "CodeCondition", "FeatureCondition", "resolve_labels"),
+    "samplers.conditioning": (
+        "Condition",
+        "PromptCondition",
+        "TextCondition",
+        "CodeCondition",
+        "FeatureCondition",
+        "resolve_labels",
+    ),
     "samplers.registry": ("SAMPLERS",),
     "errors": ("UserError",),
 }

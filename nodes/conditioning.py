@@ -252,6 +252,17 @@ class PromptImages:
     images: int = _images("Pictures of the prompt")
 
 
+@dataclass(frozen=True)
+class PromptLines:
+    """The last widget of Prompt."""
+
+    lines: bool = knob(
+        False,
+        "On: every line is a prompt of its own, and one batch draws them all; empty lines are left out. Off: the text is one prompt.",
+        advanced=True,
+    )
+
+
 class Prompt(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -259,8 +270,8 @@ class Prompt(io.ComfyNode):
             node_id="FastARPrompt",
             display_name="Prompt",
             category="FastAR/condition",
-            description="What to draw, in words, for Harmon and UniPic. The model that samples reads the prompt itself.",
-            search_aliases=["text prompt", "harmon prompt", "unipic prompt", "positive", "negative"],
+            description="What to draw, in words, for Harmon, UniPic and Janus. The model that samples reads the prompt itself.",
+            search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
             widgets=[
                 io.String.Input(
                     "text",
@@ -275,19 +286,32 @@ class Prompt(io.ComfyNode):
                     default=UNCONDITIONAL,
                     multiline=True,
                     advanced=True,
-                    tooltip="What guidance leads away from: a whole instruction, not a list of words. Usual, and what the models "
-                    f"were trained with: {UNCONDITIONAL}",
+                    tooltip="What guidance leads away from, in Harmon and UniPic: a whole instruction, not a list of words. "
+                    f"Usual, and what the models were trained with: {UNCONDITIONAL} Janus ignores it.",
                 ),
+                *widgets(PromptLines),
             ],
-            outputs=[output(PROMPT, "condition", "For the MAR samplers, with Harmon or UniPic.")],
+            outputs=[
+                output(
+                    PROMPT,
+                    "condition",
+                    "For the MAR samplers with Harmon or UniPic, and LlamaGen and ZipAR Sampler with Janus.",
+                )
+            ],
         )
 
     @classmethod
-    def execute(cls, text: Any, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
+    def execute(cls, text: Any, negative: Any = UNCONDITIONAL, lines: Any = False, **values: Any) -> io.NodeOutput:
         settings = make(PromptImages, values)
-        prompt = expect(text, str, "text", "a text node, or type it")
+        prompts = [expect(text, str, "text", "a text node, or type it")]
         away = expect(negative, str, "negative", "a text node, or type it")
-        return io.NodeOutput(PromptCondition((prompt,) * settings.images, away))
+        if make(PromptLines, {"lines": lines}).lines:
+            prompts = [line for line in prompts[0].splitlines() if line.strip()] or [""]
+        if len(prompts) * settings.images > MOST_IMAGES:
+            raise UserError(
+                f"images: {len(prompts)} prompts {settings.images} times are more than {MOST_IMAGES} at once; ask for fewer."
+            )
+        return io.NodeOutput(PromptCondition(tuple(p for p in prompts for _ in range(settings.images)), away))
 
 
 _ta_tok = host.ModelCache(host.device, host.offload_device)

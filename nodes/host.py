@@ -33,7 +33,7 @@ from ..memory import enough_memory, in_chunks, out_of_memory
 from ..model_loaders.networks.ops import streamed_layers
 
 FOLDER = "fastar"
-EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt"}
+EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt", ".bin"}
 # Of live previews: colour of undecided tokens; least side, to which smaller pictures are enlarged by an integer factor; images of a
 # batch; seconds between two.
 GREY, LEAST, MOST_IMAGES, INTERVAL = 128, 256, 4, 0.5

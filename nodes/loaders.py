@@ -151,6 +151,7 @@ class _Loader(io.ComfyNode):
     dtypes: ClassVar[tuple[str, ...]] = (AUTO, *DTYPES, INT8)
     tooltips: ClassVar[dict[str, str]] = {}  # where they differ from those of other loaders
     socket: ClassVar[io.Output]  # of the model
+    decodes: ClassVar[bool] = True  # whether it also loads a decoder
 
     @classmethod
     def options(cls, widget: str) -> list[str]:
@@ -179,7 +180,7 @@ class _Loader(io.ComfyNode):
             about = {"options": options, "default": default, "tooltip": (_TOOLTIPS | cls.tooltips)[name]}
             widgets.append(io.Combo.Input(name, **about, advanced=name in ("grid", "size", "speed") or None))
         outputs = [cls.socket]
-        if "decoder" in cls.widgets:
+        if cls.decodes:
             outputs.append(output(io.Vae, "vae", "For VAE Decode and VAE Encode."))
         return schema(
             node_id=cls.node_id,
@@ -196,10 +197,10 @@ class _Loader(io.ComfyNode):
     def execute(
         cls,
         checkpoint: Any,
-        decoder: Any,
         dtype: Any,
         allow_download: Any,
         speed: Any,
+        decoder: Any = AUTO,
         ta_tok: Any = AUTO,
         grid: Any = AUTO,
         size: Any = AUTO,
@@ -311,7 +312,7 @@ class LoadTar(_Loader):
         "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 "
         "or fp32. fp32 is exact and takes twice the memory.",
     }
-    socket = output(TAR, "tar", "For Tar Prompt.")
+    socket, decodes = output(TAR, "tar", "For Tar Prompt."), False
 
     @classmethod
     def options(cls, widget: str) -> list[str]:
@@ -327,4 +328,23 @@ class LoadTar(_Loader):
         return io.NodeOutput(host.Loaded.of(model, recommended=stated))
 
 
-NODES: list[type[io.ComfyNode]] = [LoadMAR, LoadLlamaGen, LoadTar, LoadTarDetokenizer, LoadHybrid]
+class LoadJanus(_Loader):
+    node_id, title, family = "FastARLoadJanus", "Load Janus", registry.JANUS
+    usual = ("janus-pro-1b",)
+    description = (
+        "Loads a Janus-Pro (1B or 7B), which takes a prompt, and the VQ tokenizer in the same file that turns its tokens into pictures of "
+        "384 pixels. Only what draws is read."
+    )
+    aliases = ["janus pro", "deepseek", "text to image", "autoregressive", "load checkpoint"]
+    widgets = ("checkpoint", "dtype", "allow_download", "speed")
+    tooltips = {
+        "checkpoint": "Your own files go into models/fastar: a folder with its tokenizer.json, in the layout of deepseek-ai or of "
+        "transformers. Entries with a size are downloads. Memory in bf16 for one picture: 1B 3.6 GB, 7B 14.2 GB. A card of 8 GB holds "
+        "1B, one of 16 GB or more 7B; on 8 or 12 GB a part of 7B stays in main memory, which is slower.",
+        "dtype": "Precision of the model. auto: bf16 on a graphics card that has it, which is what it was made with, else fp16 or fp32. "
+        "fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
+    }
+    socket = output(TOKEN_MODEL, "model", "For LlamaGen and ZipAR Sampler, with Prompt.")
+
+
+NODES: list[type[io.ComfyNode]] = [LoadMAR, LoadLlamaGen, LoadTar, LoadTarDetokenizer, LoadHybrid, LoadJanus]

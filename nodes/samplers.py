@@ -73,8 +73,8 @@ from .schema import (
 )
 
 MAR_LOADERS = "Load MAR or Load Harmon / UniPic"
-TOKEN_LOADERS = "Load LlamaGen / PAR or Load Tar De-tokenizer"
-CONDITIONS = "Class Label, Text Prompt (LlamaGen), Tar Prompt or Image to Codes"
+TOKEN_LOADERS = "Load LlamaGen / PAR, Load Tar De-tokenizer or Load Janus"
+CONDITIONS = "Class Label, Prompt, Text Prompt (LlamaGen), Tar Prompt or Image to Codes"
 NOISE_LIMIT = 4 << 30
 # Upper estimate of a TA-Tok's activations for the codes of one picture; pictures are read one at a time.
 _READER_BYTES = 256 << 20
@@ -388,7 +388,9 @@ _EDIT = [
     ),
 ]
 _MAR_MODEL = "The MAR to sample, from Load MAR, or a Harmon or UniPic from its loader."
-_LLAMAGEN_MODEL = "The model to sample: a LlamaGen from Load LlamaGen / PAR, or Load Tar De-tokenizer's."
+_LLAMAGEN_MODEL = (
+    "The model to sample: a LlamaGen from Load LlamaGen / PAR, or Load Tar De-tokenizer's or Load Janus' model."
+)
 _SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding, one token after another,"}
 
 
@@ -420,8 +422,8 @@ class _Sampler(io.ComfyNode):
         else:
             model, condition = TOKEN_MODEL, TOKEN_CONDITION
             what = (
-                "What to draw, one entry an image: from Class Label; for text-to-image models from Text Prompt (LlamaGen); for Tar's "
-                "de-tokenizers from Tar Prompt or Image to Codes."
+                "What to draw, one entry an image: from Class Label; for LlamaGen's text-to-image models from Text Prompt (LlamaGen); for "
+                "Janus from Prompt; for Tar's de-tokenizers from Tar Prompt or Image to Codes."
             )
         first, last = [seed_widget()], list[io.Input]()
         if cls.preset is not None:
@@ -527,8 +529,8 @@ class LazyMARCache(io.ComfyNode):
 class LlamaGenSampler(_Sampler):
     sampler, node_id, preset = "llamagen", "FastARLlamaGenSampler", None
     description = (
-        "Plain LlamaGen, as published: one token after another, row by row. The baseline that PAR and ZipAR are compared with. Also takes "
-        "the codes of Tar."
+        "Plain LlamaGen, as published: one token after another, row by row. The baseline that PAR and ZipAR are compared with. Also for "
+        "Janus and for the codes of Tar."
     )
     aliases = ["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"]
     models = {"model": _LLAMAGEN_MODEL}
@@ -548,7 +550,7 @@ class ZipARSampler(_Sampler):
     sampler, node_id = "zipar", "FastARZipARSampler"
     description = (
         "Starts a row as soon as the row above is a window of tokens ahead, so that several rows grow in one pass: nearby tokens matter "
-        "most (ICML 2025). Works with any LlamaGen and with Tar, untrained."
+        "most (ICML 2025). Works with any LlamaGen, with Janus and with Tar, untrained."
     )
     aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
     models = {"model": _LLAMAGEN_MODEL}

@@ -16,12 +16,12 @@ class TokenSettings:
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
     cfg: float = knob(0.0, "Guidance towards the condition; higher is more typical and less varied. Usual: 0, the model's published "
-        "value: 4 for classes and for Tar, 7.5 for text, 1.3 to 1.5 for PAR. At 1 there is no guidance and half the work.",
+        "value: 4 for classes and for Tar, 5 for Janus, 7.5 for text, 1.3 to 1.5 for PAR. At 1 there is no guidance and half the work.",
         low=0.0, high=20.0, step=0.05, symbol="cfg scale")
     temperature: float = knob(1.0, "Scale of the randomness in every token; lower is safer and less varied. Usual: 1. At 0 the "
         "likeliest token is taken.", low=0.0, high=2.0, step=0.01, symbol="temperature")
     top_k: int = knob(-1, "Only this many of the likeliest values of a token can be drawn; fewer is cleaner and less varied. Usual: -1, "
-        "the model's published value: 2000 for classes, 1000 for text, all for Tar and PAR. 0 allows all; 1 takes the likeliest.",
+        "the model's published value: 2000 for classes, 1000 for text, all for Tar, Janus and PAR. 0 allows all; 1 takes the likeliest.",
         low=-1, high=65536, step=1, symbol="top-k")
     top_p: float = knob(1.0, "Only the likeliest values that together reach this probability can be drawn; lower is cleaner and less "
         "varied. Usual: 1, which allows all.", low=0.0, high=1.0, step=0.01, symbol="top-p", advanced=True)

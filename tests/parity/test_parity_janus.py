@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 from pathlib import Path
 
@@ -11,9 +9,8 @@ import pytest
 import torch
 from fastar_nodes.tools.parity import janus as parity_janus
 from fastar_nodes.tools.parity.cases import judge
+from janus_files import FOLDER, in_transformers_layout
 from safetensors.torch import load_file, save_file
-
-FOLDER = Path(__file__).with_name("janus")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,22 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def verdicts(folder: Path) -> dict[str, str]:
     """Case to ok or FAIL."""
     return {outcome.name: outcome.verdict for outcome in map(judge, parity_janus.cases(folder))}
-
-
-def in_transformers_layout(folder: Path) -> Path:
-    """The weights of ``original`` under transformers' names, with what pictures do not need."""
-    rules = json.loads((FOLDER / "janus_rename.json").read_text())["rules"]
-    state = {}
-    for name, tensor in load_file(FOLDER / "original/model.safetensors").items():
-        rule = next(rule for rule in rules if re.fullmatch(rule["from"], name))
-        if rule["op"] == "copy":
-            state[re.sub(rule["from"], rule["to"], name)] = tensor
-    folder.mkdir()
-    save_file(state, folder / "model.safetensors")
-    text = json.loads((FOLDER / "original/config.json").read_text())["language_config"]
-    (folder / "config.json").write_text(json.dumps({"model_type": "janus", "text_config": text}))
-    shutil.copyfile(FOLDER / "transformers/tokenizer.json", folder / "tokenizer.json")
-    return folder
 
 
 def test_all_recorded_cases_agree():

@@ -27,7 +27,7 @@ from ...samplers.tokens.llamagen import decode
 from ...samplers.tokens.loop import begin
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings
-from .cases import Case, Check, Known, empty_state, exact, from_files, read_json, read_tensors, relative, same_shapes
+from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .llamagen import MultinomialDraws, replay
 
 CONFIG, IO, VQ, SHARDED = (
@@ -123,12 +123,12 @@ def _recorded(folder: Path) -> Iterator[Case]:
         x = net.prefix(ids, guided=True)
         yield relative(x, io["j1.embeds"], TOLERANCE)
         place = torch.arange(ids.shape[1])[None]
-        layers, rope = [x], net.rope(place).unsqueeze(-3).unbind(-2)
-        for block in net.layers:
-            layers.append(block(layers[-1], rope, partial(attend, causal=True)))
-        layers[-1] = net.norm(layers[-1])
-        yield relative(torch.stack(layers), io["j1.layers"], TOLERANCE)
+        layers = [x]
+        hooks = [block.register_forward_hook(lambda *args: layers.append(args[-1])) for block in net.layers]
         hidden = net.hidden(x, place, lambda i, q, k, v: attend(q, k, v, causal=True))
+        for hook in hooks:
+            hook.remove()
+        yield relative(torch.stack([*layers[:-1], hidden]), io["j1.layers"], TOLERANCE)
         yield relative(hidden, io["j1.hidden_all"], TOLERANCE)
         last, _ = net.prefill(x, 2, 4)
         yield relative(net.norm(last)[:, -1], io["j1.hidden"], TOLERANCE)
@@ -291,13 +291,7 @@ def _names(path: Path) -> Case:
         kept = {loader._name(name): tuple(shape) for name, shape in shapes.items() if not loader._is_unused(name)}
         mine = {name: shape for name, shape in kept.items() if not name.startswith(loader._VQ)}
         vq = {n.removeprefix(loader._VQ): shape for n, shape in kept.items() if n not in mine}
-        vq.pop(HISTORY, None)
-        with torch.device("meta"):
-            nets = (
-                Janus(JanusConfig.of_janus(empty_state(mine))),
-                VQAutoencoder(VQConfig.from_state_dict(empty_state(vq))),
-            )
-        yield same_shapes(nets[0], mine)
-        yield same_shapes(nets[1], vq)
+        yield same_shapes(mine, lambda state: Janus(JanusConfig.of_janus(state)))
+        yield same_shapes(vq, lambda state: VQAutoencoder(VQConfig.from_state_dict(state)), (HISTORY,))
 
     return Case(f"janus/j10.{path.stem.removeprefix('janus_keys_')}", checks)

@@ -1,0 +1,88 @@
+"""Janus with the token samplers: exactness, batches of different prompts, and the samplers that do not apply."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.janus import JanusModel
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.tokens import memory
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.mulosd import check_pair
+from janus_files import tiny_janus
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = ("a red apple on a white table", "cat", "", "zw\u00f6lf Boxk\u00e4mpfer", "the moon at night")
+
+
+@pytest.fixture(scope="module")
+def model() -> JanusModel:
+    return tiny_janus()
+
+
+def codes(model: JanusModel, sampler: str, condition: Any, images: Any, seed: int = 5, **values: Any) -> torch.Tensor:
+    entry = SAMPLERS[sampler]
+    draws = PairedDraws(seed, tuple(images))
+    return finish(entry.run(model, condition, entry.settings(**values), draws, seed)).codes
+
+
+def test_200_pictures_are_the_same_in_windows_in_a_batch_and_alone(model):
+    for start in range(0, 200, 50):
+        condition = PromptCondition(tuple(PROMPTS[i % len(PROMPTS)] for i in range(50)))
+        images = range(start, start + 50)
+        serial = codes(model, "llamagen", condition, images)
+        assert torch.equal(codes(model, "llamagen", condition, images, parallel=4), serial)
+        assert len(serial.flatten(1).unique(dim=0)) == 50
+        for i in range(0, 50, 5 if start else 1):
+            assert torch.equal(codes(model, "llamagen", condition.of([i]), images[i : i + 1])[0], serial[i])
+
+
+def test_zipar(model):
+    condition = PromptCondition(PROMPTS)
+    serial = codes(model, "llamagen", condition, range(5))
+    assert torch.equal(codes(model, "zipar", condition, range(5), window=4), serial)
+    narrow = codes(model, "zipar", condition, range(5), window=2)
+    assert torch.equal(codes(model, "zipar", condition, range(5), window=2, parallel=3), narrow)
+    assert not torch.equal(narrow, serial)
+
+
+def test_guidance_is_towards_the_prompt(model):
+    condition = PromptCondition(PROMPTS[:2])
+    plain = codes(model, "llamagen", condition, range(2), cfg=1.0)
+    assert not torch.equal(plain, codes(model, "llamagen", condition, range(2)))
+    assert torch.equal(
+        codes(model, "llamagen", condition, range(2), cfg=5.0), codes(model, "llamagen", condition, range(2))
+    )
+
+
+def test_published_settings_and_the_report(model):
+    entry = SAMPLERS["llamagen"]
+    report = finish(entry.run(model, PromptCondition(("cat",)), entry.settings(), PairedDraws(0, (0,)), 0)).report
+    assert (report.settings["cfg"], report.settings["top_k"], report.settings["temperature"]) == (5.0, 0, 1.0)
+    assert report.counts["transformer_passes"] == 16
+
+
+def test_memory_counts_the_longest_prompt(model):
+    settings = SAMPLERS["llamagen"].settings(cfg=5.0)
+    short, long = (memory.estimate(model, PromptCondition((text,)), settings) for text in ("cat", "cat " * 50))
+    extra = len(model.prompt("cat " * 50)) - len(model.prompt("cat"))
+    assert long - short >= model.cache_bytes(1, True, extra) - model.cache_bytes(1, True, 0)
+
+
+def test_samplers_that_do_not_apply(model):
+    with pytest.raises(UserError, match="^model: .*Janus.*its order"):
+        codes(model, "par", PromptCondition(("cat",)), range(1))
+    with pytest.raises(UserError, match="^model: .*Janus.*smaller picture"):
+        check_pair(model, model, 128, "MuLo-SD")
+
+
+def test_conditions_that_do_not_fit(model):
+    for condition in (from_ids([0]), PromptCondition(())):
+        with pytest.raises(UserError, match="^condition: "):
+            codes(model, "llamagen", condition, range(len(condition)))
