@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from fastar_nodes.bench import statistics
 from fastar_nodes.bench.statistics import Estimate, estimate, mean
-from fastar_nodes.errors import UserError
-from fastar_nodes.reports import quality
 
 pytestmark = pytest.mark.slow
 
@@ -83,22 +81,13 @@ def test_shares_have_an_interval_where_all_images_agree():
     assert (half.low, half.high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))
 
 
-def test_one_image_has_no_figure():
-    with pytest.raises(UserError, match="images: 1 is too few"):
-        estimate(mean(np.ones(1)), 1)
-
-
 # ------------------------------------------------------------------------------------------------ pairs
 
 
-def test_pairs_agree_with_the_quality_of_compare():
-    generator = np.random.default_rng(5)
-    a, b = generator.integers(0, 256, (2, 3, 16, 16, 3), dtype=np.uint8)
+def test_equal_and_small_pictures():
+    a, b = np.random.default_rng(5).integers(0, 256, (2, 3, 16, 16, 3), dtype=np.uint8)
     a[1] = b[1]
-    errors = statistics.squared_errors(a, b)
-    assert errors[1] == 0 and statistics.to_psnr(float(errors.mean())) == pytest.approx(quality.psnr(a, b))
-    assert statistics.similarities(a, b).mean() == pytest.approx(quality.ssim(a, b))
-    assert statistics.similarities(a, b)[1] == 1
+    assert statistics.squared_errors(a, b)[1] == 0 and statistics.similarities(a, b)[1] == 1
     assert np.isnan(statistics.similarities(a[:1, :8], b[:1, :8])).all()
     assert statistics.to_psnr(0.0) == math.inf
 
