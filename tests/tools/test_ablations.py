@@ -68,11 +68,12 @@ def test_the_hybrid_s_tables_run_on_held_out_prompts(bench, monkeypatch, tmp_pat
     """The shipped demo in few steps: every sampler of its tables, judged by what the prompts say."""
     for path in (bench.ground.file("judge"), files.checkpoint("hybrid"), files.checkpoint("kl")):
         shutil.copy(path, tmp_path)
-    rows = hybrid_tables.TABLES["hybrid"][1]
+    rows = hybrid_tables.TABLES["hybrid"]
     few = {"ar_steps": 6, "diffusion_steps": 2, "cfg": 3.0}
     kinds = {row.sampler: row for row in reversed(rows)}
-    monkeypatch.setitem(hybrid_tables.TABLES, "small", (few, tuple(reversed(kinds.values()))))
+    monkeypatch.setitem(hybrid_tables.TABLES, "small", tuple(reversed(kinds.values())))
     made = hybrid_tables.HybridBench(tables.Ground(100, tmp_path, seed=777))
+    made.common = few
     made.expect("hybrid-presets")
     results = tables.run_table(made, "small", log=lambda text: None)
     assert [r.sampler for r in results] == ["mar", "fasthybrid", "lazymar", "fasthybrid+lazymar"]
@@ -87,11 +88,11 @@ def test_floors_see_that_real_pictures_are_real(bench):
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind in BENCHES for name in kind.tables])
 def test_every_table_has_valid_settings(kind, name):
-    common, rows = kind.tables[name]
+    rows = kind.tables[name]
     assert len({row.title for row in rows}) == len(rows)
     assert bench_of(name, BENCHES) is kind, "a name is one bench's"
     for row in rows:
-        make(find(row.sampler).settings, {**common, **row.settings})
+        make(find(row.sampler).settings, {**kind.common, **row.settings})
         make(TarPromptSettings, {k: v for k, v in row.prompt.items() if k != "codes"})
         if row.model in RECIPES:  # a PAR has fixed groups; their ablations run on LlamaGen
             assert (row.model == "par") == (row.sampler == "par" and "grouping" not in row.settings)
@@ -103,7 +104,8 @@ def cells_of(text):
 
 def test_a_table_is_printed_with_its_floors(bench, monkeypatch):
     rows = (tables.Row("plain", "mar", {}), tables.Row("fast", "fasthybrid", {"threshold": 0.5}))
-    monkeypatch.setitem(ablations.TABLES, "small", (FEW, rows))
+    monkeypatch.setitem(ablations.TABLES, "small", rows)
+    monkeypatch.setattr(bench, "common", FEW)
     kept: list[np.ndarray] = []
     results = tables.run_table(bench, "small", log=lambda text: None, keep=kept)
     lines = cells_of(tables.to_markdown(results, bench.floors("small")))

@@ -55,7 +55,7 @@ def test_the_thing_is_there_in_its_colour_and_place(label):
     centre = (cover * ((np.arange(64) + 0.5) / 32 - 1)).sum((1, 2)) / cover.sum((1, 2))
     assert np.corrcoef(centre, s.x)[0, 1] > 0.9
     # The object's colour covers a part of it: within 40 of 255 in every channel.
-    ink = (book._RGB[s.colour] * 255)[:, None, None]
+    ink = (book.RGB[s.colour] * 255)[:, None, None]
     near = (np.abs(rgb - ink).max(-1) < 40) & (mask > 200)
     assert (near.sum((1, 2)) / (mask > 200).sum((1, 2))).min() > 0.12
 

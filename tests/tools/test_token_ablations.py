@@ -69,10 +69,8 @@ def test_par_decides_a_cell_of_every_region_in_a_pass(bench):
 
 
 def test_a_window_of_a_whole_row_is_the_raster(bench):
-    common, rows = token_ablations.TABLES["zipar"]
-    made = {
-        row.title: bench.row(row, common) for row in (rows[0], rows[1], next(r for r in rows if r.title == "window 2"))
-    }
+    rows = token_ablations.TABLES["zipar"]
+    made = {row.title: bench.row(row, {}) for row in (rows[0], rows[1], next(r for r in rows if r.title == "window 2"))}
     (raster, a), (whole, b), (narrow, c) = made.values()
     assert np.array_equal(a, b) and whole.figures == raster.figures and whole.more["steps"] == 256
     assert not np.array_equal(a, c) and narrow.more["steps"] == 2 * 16 + 14 * 2
@@ -114,7 +112,7 @@ def test_only_the_files_that_a_table_needs_have_to_be_there(folder, tmp_path):
         shutil.copy(folder / f"{name}.safetensors", tmp_path)
     bench = token_ablations.TokenBench(Ground(100, tmp_path))
     bench.expect("llamagen-settings")
-    assert bench.row(token_ablations.TABLES["llamagen-settings"][1][0], {})[0].more["steps"] == 64
+    assert bench.row(token_ablations.TABLES["llamagen-settings"][0], {})[0].more["steps"] == 64
     for name, file in (("zipar", "llamagen"), ("par", "par")):
         with pytest.raises(
             UserError, match=rf"^tables: the demo's {file}.safetensors is missing.*train-demo --only {file}\.$"
@@ -133,7 +131,7 @@ def test_models_of_another_tokenizer_are_refused(folder, tmp_path):
 def test_the_command_runs_tables_of_both_families(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tables.files, "checkpoint", lambda name, _=None: folder / f"{name}.safetensors")
     rows = (Row("plain", "llamagen", {}, LOW), Row("together", "par", {}, PAR))
-    monkeypatch.setitem(token_ablations.TABLES, "small", ({}, rows))
+    monkeypatch.setitem(token_ablations.TABLES, "small", rows)
     files = [
         "--out",
         str(tmp_path / "f.json"),

@@ -53,28 +53,19 @@ def _tar(title: str, model: str = DTOK_LOW.name, prompt: dict[str, Any] | None =
 
 
 TABLES: dict[str, Table] = {
-    "tar": (
-        {},
-        tuple(
-            _tar(f"{what}{name} codes, {size}", model, {"detail": detail, **more})
-            for what, more in (("", {}), ("a picture's own ", {"codes": OF_PICTURES}))
-            for size, model in (("8 x 8", DTOK_LOW.name), ("16 x 16", DTOK_HIGH.name))
-            for name, detail in zip(("all", "fewer", "fewest"), DETAILS, strict=True)
-        ),
+    "tar": tuple(
+        _tar(f"{what}{name} codes, {size}", model, {"detail": detail, **more})
+        for what, more in (("", {}), ("a picture's own ", {"codes": OF_PICTURES}))
+        for size, model in (("8 x 8", DTOK_LOW.name), ("16 x 16", DTOK_HIGH.name))
+        for name, detail in zip(("all", "fewer", "fewest"), DETAILS, strict=True)
     ),
     "tar-settings": (
-        {},
-        (
-            *(_tar(f"prompt: temperature {t:g}", prompt={"temperature": t}) for t in (0.0, 0.5, 0.7, 0.9, 1.0)),
-            *(_tar(f"prompt: top-p {p:g}", prompt={"top_p": p}) for p in (0.8, 0.9, 0.95, 1.0)),
-            *(
-                _tar(f"prompt: repetition penalty {r:g}", prompt={"repetition_penalty": r})
-                for r in (1.0, 1.05, 1.1, 1.3)
-            ),
-            *(_tar(f"cfg {c:g}", cfg=c) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
-            *(_tar(f"temperature {t:g}", temperature=t) for t in (0.7, 0.9, 1.0)),
-            *(_tar(f"top-p {p:g}", top_p=p) for p in (0.7, 0.8, 0.9, 1.0)),
-        ),
+        *(_tar(f"prompt: temperature {t:g}", prompt={"temperature": t}) for t in (0.0, 0.5, 0.7, 0.9, 1.0)),
+        *(_tar(f"prompt: top-p {p:g}", prompt={"top_p": p}) for p in (0.8, 0.9, 0.95, 1.0)),
+        *(_tar(f"prompt: repetition penalty {r:g}", prompt={"repetition_penalty": r}) for r in (1.0, 1.05, 1.1, 1.3)),
+        *(_tar(f"cfg {c:g}", cfg=c) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
+        *(_tar(f"temperature {t:g}", temperature=t) for t in (0.7, 0.9, 1.0)),
+        *(_tar(f"top-p {p:g}", top_p=p) for p in (0.7, 0.8, 0.9, 1.0)),
     ),
 }
 
@@ -90,11 +81,7 @@ def fulfilling_scenes(wanted: Wishes, seed: int) -> Scenes:
 
 
 class PromptGround(Ground):
-    """Shared by all rows of a run: held-out prompts, the judge, and real images that fulfil the prompts.
-
-    Args:
-        ground: provides the number of images and the folder of the checkpoints.
-    """
+    """Shared by all rows of a run: held-out prompts, the judge, and real images that fulfil the prompts."""
 
     def __init__(self, ground: Ground):
         super().__init__(ground.images, ground.checkpoints, ground.seed)
@@ -146,11 +133,7 @@ class TarBench(TokenBench):
         return self._models[name]
 
     def prompt_settings(self, row: Row) -> TarPromptSettings:
-        """Settings of the language model: the defaults of its checkpoint, updated by the row.
-
-        Raises:
-            UserError: an unknown or invalid setting.
-        """
+        """Settings of the language model: the defaults of its checkpoint, updated by the row."""
         names = knobs(TarPromptSettings)
         defaults = (
             {} if "codes" in row.prompt else json.loads(read_metadata(self.ground.file(LANGUAGE)).get("defaults", "{}"))
@@ -211,5 +194,5 @@ class TarBench(TokenBench):
 class TarRepairBench(RepairBench, TarBench):
     """Rows of the demo's Tar, with the small de-tokenizer as the draft model of the large one."""
 
-    tables = {"mulosd": ({}, rows(Row("Tar", "tar", {}, DTOK_HIGH.name)))}
+    tables = {"mulosd": rows(Row("Tar", "tar", {}, DTOK_HIGH.name))}
     drafter, small = DTOK_LOW.name, DTOK_LOW.grid

@@ -143,11 +143,7 @@ class _RecordedNoise:
 
 
 def _schedule(tokens: int, rows: list[int], images: int) -> tuple[int, int]:
-    """AR steps and draft length whose verifications have the recorded numbers of rows.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """AR steps and draft length whose verifications have the recorded numbers of rows."""
     for steps in range(1, tokens + 1):
         ends = [tokens - left for left in masked_after(tokens, steps)]
         first = int(steps * PREFILL) + 1
@@ -168,12 +164,7 @@ def _models(folder: Path, target: str, config: str) -> tuple[MARModel, MARModel]
 
 
 def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
-    """The cases of a folder.
-
-    Args:
-        folder: holds :data:`DATA`, :data:`DRAFT` and the target.
-        target, config: the target's file and its JSON.
-    """
+    """The cases of a folder; ``target`` and ``config`` are the target's file and its JSON."""
     data = read_tensors(folder / DATA)
     inter = next(key.split(".")[0] for key in data if key.endswith(".inter_noise_f16"))
 
