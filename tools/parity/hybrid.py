@@ -19,7 +19,6 @@ from ...model_loaders import checkpoint as ck
 from ...model_loaders.hybrid import config_of, load_network
 from ...model_loaders.networks.hybrid import TABLES, Hybrid, HybridConfig, PromptBatch
 from ...model_loaders.networks.prompts import INSTRUCTION, HybridModel, PromptRows
-from ...model_loaders.networks.rows import Rows
 from ...model_loaders.tokenizer import load_tokenizer
 from ...samplers.mar.diffusion import HeadBatch, denoise
 from ...samplers.mar.loop import FullTransformer, begin
@@ -107,7 +106,7 @@ def _inside(folder: Path) -> Iterator[Case]:
             for kind in ("key", "value"):
                 recorded = found.get(f"prompt_{kind}_{name}")
                 for row, prompt in zip(recorded if recorded is not None else (), read, strict=False):
-                    yield Check(getattr(prompt, f"{kind}s")[layer], row[:, : prompt.length])
+                    yield Check(getattr(prompt, f"{kind}s")[layer], row[:, : prompt.keys.shape[2]])
         prompts, batch = PromptBatch(read), len(mask)
         encoded = net.mar.encode(found["tokens_f16"], known, net.mar.class_rows(None, batch))
         yield Check(encoded, found["enc_out"])
@@ -208,7 +207,7 @@ class _Recorded:
     def prompt_tokens(self, model: Any, guided: bool) -> int:
         return sum(len(ids) for ids in self.ids[: self.images + guided])
 
-    def rows(self, model: Any, guided: bool) -> Rows:
+    def rows(self, model: Any, guided: bool) -> PromptRows:
         read = [model.hybrid.read(ids) for ids in self.ids[: self.images + guided]]
         return PromptRows(model.hybrid, read[: self.images], read[self.images] if guided else None)
 
@@ -282,7 +281,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             yield Check(z.flatten(0, 1), recorded)
             first, noise = draws.take(n)
             table = tables(counts[step], t_max, model.max_beta) if lower else _table(len(noise), t_max, model.max_beta)
-            (made,) = denoise(run, HeadBatch(z, run.cfg(step), first, noise.float(), table))
+            (made,) = denoise(run, HeadBatch(z, plan.scale.gather(1, where).view(-1, 1), first, noise.float(), table))
             run.write(where, made)
         yield relative(run.tokens, found["tokens"])
         if model.net.config.grid**2 == model.net.config.tokens:

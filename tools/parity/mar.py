@@ -18,8 +18,7 @@ from torch import Tensor
 from ...model_loaders.autoencoders import load_kl
 from ...model_loaders.mar import load_mar
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, KLModel
-from ...model_loaders.networks.mar import MAR, MARConfig, MARModel
-from ...model_loaders.networks.rows import ClassRows
+from ...model_loaders.networks.mar import MAR, ClassRows, MARConfig, MARModel
 from ...reports.record import Clock, Report
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
