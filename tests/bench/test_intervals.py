@@ -19,14 +19,6 @@ def normal(n: int, d: int, seed: int, shift: float = 0.0, scale: float = 1.0) ->
 # ------------------------------------------------------------------------------------------------ intervals
 
 
-def test_resamples_are_counts_and_repeatable():
-    drawn = list(statistics.resamples(20, 5))
-    assert all(w.sum() == 20 and (w >= 0).all() and (w == w.astype(int)).all() for w in drawn)
-    again = list(statistics.resamples(20, 5))
-    assert all(np.array_equal(a, b) for a, b in zip(drawn, again, strict=True))
-    assert not np.array_equal(drawn[0], drawn[1])
-
-
 def test_interval_of_a_mean_is_that_of_the_normal_distribution():
     values = np.random.default_rng(1).normal(3, 2, 400)
     found = estimate(mean(values), 400, 2000).figure()
@@ -93,13 +85,6 @@ def test_equal_and_small_pictures():
 
 
 # ------------------------------------------------------------------------------------------------ features
-
-
-def test_frechet_distance_of_known_gaussians():
-    """Of N(0, 1) and N(m, s^2) in one dimension it is m^2 + (1 - s)^2."""
-    x, y = normal(200_000, 1, 6), normal(200_000, 1, 7, shift=2.0, scale=3.0)
-    assert statistics.frechet(x, y)(np.ones(len(x))) == pytest.approx(4 + 4, rel=0.02)
-    assert statistics.frechet(x, x)(np.ones(len(x))) == pytest.approx(0, abs=1e-9)
 
 
 def test_frechet_distance_against_the_definition():

@@ -8,7 +8,6 @@ import json
 import os
 import tracemalloc
 import zipfile
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,17 +65,6 @@ def test_what_is_written_is_read_again(address):
     }
     row = store.table().splitlines()[2].split("|")
     assert [c.strip() for c in row[1:3] + row[4:8]] == [CELL.id, "5", "3.00", "", "4.00", "50.00 %"]
-
-
-def test_repeated_work_gives_the_same_bytes(tmp_path):
-    for name, seconds in (("a", 1.0), ("b", 2.0)):
-        store = Store(tmp_path / name)
-        store.write_manifest({"batch": 2}, [CELL])
-        draw(store, 0, 2, {"seconds": seconds})
-    for found in (tmp_path / "a").rglob("*"):
-        if found.is_file() and not found.name.endswith(".time.json"):
-            assert found.read_bytes() == (tmp_path / "b" / found.relative_to(tmp_path / "a")).read_bytes()
-    assert to_npz(arr_0=pictures(0, 2)) == to_npz(arr_0=pictures(0, 2))
 
 
 def test_the_npz_is_the_adm_evaluators_form(tmp_path):
@@ -154,12 +142,6 @@ def test_damaged_records_do_not_count(tmp_path, record):
     store = filled(tmp_path)
     (tmp_path / "cells" / CELL.id / "shard-0000000-0000001.json").write_bytes(record)
     assert [s.first for s in store.shards(CELL)] == [2, 4]
-
-
-def test_a_record_of_another_cell_does_not_count(tmp_path):
-    store = filled(tmp_path)
-    other = replace(CELL, key="j" * 32)
-    assert store.shards(other) == []
 
 
 @pytest.mark.parametrize(

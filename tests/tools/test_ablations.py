@@ -98,24 +98,20 @@ def test_every_table_has_valid_settings(kind, name):
             assert (row.model == "par") == (row.sampler == "par" and "grouping" not in row.settings)
 
 
-def cells_of(text):
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-
-
 def test_a_table_is_printed_with_its_floors(bench, monkeypatch):
     rows = (tables.Row("plain", "mar", {}), tables.Row("fast", "fasthybrid", {"threshold": 0.5}))
     monkeypatch.setitem(ablations.TABLES, "small", rows)
     monkeypatch.setattr(bench, "common", FEW)
     kept: list[np.ndarray] = []
     results = tables.run_table(bench, "small", log=lambda text: None, keep=kept)
-    lines = cells_of(tables.to_markdown(results, bench.floors("small")))
+    lines = tiny.cells_of(tables.to_markdown(results, bench.floors("small")))
     heads = ["setting", "class %", "scene %", "whole %", "Frechet", "accepted %", "transformer rows an image"]
     assert lines[0] == [*heads, "head rows an image", "s an image", "head calls a batch"]
     assert [line[0] for line in lines[2:]] == ["*real pictures*", "*rebuilt pictures*", "plain", "fast"]
     assert lines[4][5] == "" and float(lines[5][5]) > 0 and float(lines[4][7]) == 64 * 3 * 2
     assert [k.shape for k in kept] == [(10, 64, 64, 3)] * 2
     cached = bench.row(tables.Row("cached", "lazymar", {"start_step": 1, "refresh_period": 2}), FEW)[0]
-    heads, _, plain, cached = cells_of(tables.to_markdown([results[0], cached], {}))
+    heads, _, plain, cached = tiny.cells_of(tables.to_markdown([results[0], cached], {}))
     assert heads[-1] == "cache kB an image" and plain[-1] == "" and int(cached[-1]) > 0
 
 
