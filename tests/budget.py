@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
 from fastar_nodes.errors import UserError
 
 MEMORY = 64 << 20  # bytes beyond the size of the file and what a valid file takes
