@@ -52,7 +52,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
         layer: owner of the weight, whose packed copy is kept; None: without packing.
     """
     rows = x.numel() // x.shape[-1]
-    if not rows or not _is_large(x, weight):
+    # Other products than F.linear apply to large fp32 weights on a CPU; fake and traced tensors are left to the compiler.
+    if not rows or x.dtype is not torch.float32 or weight.dtype is not torch.float32 or weight.numel() < LARGE_WEIGHT:
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
+    if not weight.is_cpu or not weight.is_contiguous():
         return F.linear(x, weight, bias)
     flat, shape = x.reshape(rows, -1), (*x.shape[:-1], len(weight))
     if rows > 2 and _has_onednn():
@@ -67,15 +72,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
         out = torch.bmm(halves, columns) if bias is None else torch.baddbmm(bias.view(2, -1, 1), halves, columns)
         return out.view(shape)
     return F.linear(x, weight, bias)
-
-
-def _is_large(x: Tensor, weight: Tensor) -> bool:
-    """Whether other products than F.linear apply. It runs before every product, so it is kept short."""
-    if x.dtype is not torch.float32 or weight.dtype is not torch.float32 or weight.numel() < LARGE_WEIGHT:
-        return False
-    if torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():  # fake and traced tensors
-        return False
-    return weight.is_cpu and weight.is_contiguous()
 
 
 @lru_cache(maxsize=1)
@@ -153,8 +149,8 @@ class Linear(Streamed, nn.Linear):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        if self.is_offloaded():
-            with self.stream_weight(x) as (weight, bias):
+        if self.source is not None and self.source.is_offloaded(self):
+            with self.source.stream_weight(self, x) as (weight, bias):
                 return linear(x, weight, bias)
         return linear(x, self.weight, self.bias, self)
 

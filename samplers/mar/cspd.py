@@ -158,8 +158,8 @@ def lossless_steps(
             with run.clock.phase("head"):
                 group = range(done, done + len(zs))
                 b, p = (torch.cat(x) for x in zip(*(rows_at(plan.ahead(t)) for t in group), strict=True))
-                cfg = torch.cat([run.cfg(t) for t in group])
-                batch = HeadBatch(torch.cat([z.flatten(1, 2) for z in zs], 1), cfg, start[b, p], noise[:, b, p], table)
+                z = torch.cat([z.flatten(1, 2) for z in zs], 1)
+                batch = HeadBatch(z, plan.scale[b, p, None], start[b, p], noise[:, b, p], table)
                 paths = Paths(run, batch, s.speculation, CounterRNG(keys[b, p]))
                 traces = drafted[done - step : done - step + len(zs)]
                 path = torch.cat([trace.path for trace in traces])
@@ -369,7 +369,7 @@ def draft_step(run: Run, draft_run: Run, transformer: Transformer, step: int, st
         b, p = rows_at(here)
         draft_run.tokens = run.tokens
         z = transformer(draft_run, step, here)
-        batch = HeadBatch(z.flatten(1, 2), run.cfg(step), start[b, p], noise[:, b, p], run.tables)
+        batch = HeadBatch(z.flatten(1, 2), run.plan.scale[b, p, None], start[b, p], noise[:, b, p], run.tables)
         trace = traced(draft_run, batch)
         run.write(here, trace.path[:, -1])
         return trace

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.diffusion_head import BUDGET, DiffusionHead
+from ...model_loaders.networks.mar import BUDGET, DiffusionHead
 from ..noise import copied
 from .lazymar_head import cached_head
 from .loop import Run
@@ -97,8 +97,8 @@ def ancestral_step(
 
 def step_numbers(batch: HeadBatch, compiled: bool) -> Sequence[Numbers]:
     """The numbers of :func:`ancestral_step` at every step; tensors for the compiler, which treats other numbers as constants."""
-    gamma = batch.gamma or [0.0] * len(batch.table)
-    numbers = [(*step, g) for step, g in zip(batch.table.steps, gamma, strict=True)]
+    steps = batch.table.steps
+    numbers = [(*step, g) for step, g in zip(steps, batch.gamma or [0.0] * len(steps), strict=True)]
     return [row.unbind() for row in copied(torch.tensor(numbers), batch.x.device)] if compiled else numbers
 
 
@@ -112,11 +112,6 @@ def step_modulations(head: DiffusionHead, z: Tensor, table: Tables) -> Iterator[
     at_once = max(1, BUDGET // max(1, condition.numel() * (3 * len(head.res_blocks) + 2)))
     for some in times.split(at_once):
         yield from zip(*head.modulations(some + condition), strict=True)
-
-
-def head_output(head: DiffusionHead, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-    """One evaluation of the head, as a function for the compiler."""
-    return head.denoise(x, modulations)
 
 
 def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Tensor]] | None = None) -> list[Tensor]:
@@ -133,27 +128,35 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
     Returns:
         Tokens fp32 [N, channels] of each batch.
     """
-    cached = [trace is None and run.head_period(len(b.table)) > 1 for b in batches]
-    if any(cached):  # LazyMAR's head cache belongs to one table
-        return [_denoise_cached(run, b) if c else denoise(run, b)[0] for b, c in zip(batches, cached, strict=True)]
-    net, xs, noises = run.model.net, [b.x for b in batches], [scaled_noise(run, b) for b in batches]
-    evaluate, advance = net.region(head_output), net.region(ancestral_step)
-    numbers = [step_numbers(b, net.compiles) for b in batches]
-    modulations = [step_modulations(net.head, b.z.flatten(0, 1), b.table) for b in batches]
-    longest, calls, rows = max(len(b.table) for b in batches), 0, 0
+    net, head, xs = run.model.net, run.model.net.head, [b.x for b in batches]
+    evaluate, advance = net.region(type(head).denoise), net.region(ancestral_step)
+    noises = [b.noise * run.settings.temperature for b in batches]
+    for noise in noises:
+        noise[-1] = 0  # the last step adds none
+    numbers = [step_numbers(b, advance is not ancestral_step) for b in batches]
+    cached, modulations = {}, {}
+    for i, b in enumerate(batches):
+        period = 1 if trace is not None else run.head_period(len(b.noise))
+        if period > 1:
+            cached[i] = cached_head(head, b.z, b.cfg, b.table.timestep_map, period, BUDGET)
+            next(cached[i])
+        else:
+            modulations[i] = step_modulations(head, b.z.flatten(0, 1), b.table)
+    longest, calls, rows = max(map(len, noises)), 0, 0
     for call in range(longest):
-        due = [(i, b, call - longest + len(b.table)) for i, b in enumerate(batches) if call >= longest - len(b.table)]
-        # 1. The head, once for all batches whose step depends on it.
-        inputs = {i: (torch.cat([xs[i]] * len(b.z)), next(modulations[i])) for i, b, _ in due}
-        asked = [i for i, b, k in due if not b.gamma or b.gamma[k] != 1]
-        outs = {}
+        due = [(i, b, call - longest + len(b.noise)) for i, b in enumerate(batches) if call >= longest - len(b.noise)]
+        # 1. The head, once for all batches whose step depends on it; LazyMAR's head cache belongs to one batch.
+        outs = {i: cached[i].send(xs[i]) for i, _, _ in due if i in cached}
+        calls, rows = calls + len(outs), rows + sum(len(out) * out.shape[1] for out in outs.values())
+        inputs = {i: (torch.cat([xs[i]] * len(b.z)), next(modulations[i])) for i, b, _ in due if i in modulations}
+        asked = [i for i, b, k in due if i in inputs and not (b.gamma and b.gamma[k] == 1)]
         if asked:
             x, modulation = inputs[asked[0]]
             if len(asked) > 1:
                 x = torch.cat([inputs[i][0] for i in asked])
                 modulation = tuple(torch.cat(m) for m in zip(*(inputs[i][1] for i in asked), strict=True))
-            parts = evaluate(net.head, x, modulation).split([len(inputs[i][0]) for i in asked])
-            outs = {i: out.view(len(batches[i].z), len(xs[i]), -1) for i, out in zip(asked, parts, strict=True)}
+            parts = evaluate(head, x, modulation).split([len(inputs[i][0]) for i in asked])
+            outs |= {i: out.view(len(batches[i].z), len(xs[i]), -1) for i, out in zip(asked, parts, strict=True)}
             calls, rows = calls + 1, rows + len(x)
         # 2. The ancestral step of every batch.
         for i, b, k in due:
@@ -166,28 +169,9 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
     return xs
 
 
-def _denoise_cached(run: Run, b: HeadBatch) -> Tensor:
-    """Tokens fp32 [N, channels] of a batch with LazyMAR's head cache."""
-    head, x, noise, rows = run.model.net.head, b.x, scaled_noise(run, b), 0
-    outputs = cached_head(head, b.z, b.cfg, b.table.timestep_map, run.head_period(len(b.table)), BUDGET)
-    next(outputs)
-    for numbers, eps in zip(step_numbers(b, False), noise, strict=True):
-        out = outputs.send(x)
-        rows += len(out) * len(x)
-        x, _, _ = ancestral_step(numbers, x, out, b.cfg, eps, b.draft, b.space)
-    run.report.add(head_calls=len(b.table), head_rows=rows)
-    return x
-
-
-def scaled_noise(run: Run, batch: HeadBatch) -> Tensor:
-    """Step noise [S, N, channels] times the temperature; 0 in the last step."""
-    noise = batch.noise * run.settings.temperature
-    noise[-1] = 0
-    return noise
-
-
-def spaced(noise: Tensor, steps: int) -> Tensor:
+def spaced(noise: Tensor, table: Tables) -> Tensor:
     """Step noise [S, ...] for a table of at most S steps: evenly spaced entries, so that pictures stay comparable."""
+    steps = len(table.steps)
     if steps == len(noise):
         return noise
     return noise[copied(torch.arange(steps) * len(noise) // steps, noise.device)]

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...model_loaders.networks.diffusion_head import DiffusionHead, HeadBlock, modulated
+from ...model_loaders.networks.mar import DiffusionHead, HeadBlock, modulated
 from ...model_loaders.networks.ops import outputs
 from ..noise import copied
 
@@ -91,13 +91,11 @@ def cached_head(
         full = zip(*head.modulations(embedded([s.full for s in span], condition)), strict=True)
         edge_steps, reused_steps = [k for s in span for k in s.edge], [k for s in span for k in s.reused]
         if edge_steps:
-            active = F.silu(embedded(edge_steps, condition[:n]))
-            layers = (*(blocks[j] for j in own), head.final_layer)
-            edges = zip(*(part for layer in layers for part in layer.modulation(active)), strict=True)
+            edges = zip(*head.modulations(embedded(edge_steps, condition[:n]), (blocks[j] for j in own)), strict=True)
         if reused_steps:
-            active = F.silu(embedded(reused_steps, condition[:n]))
-            gates = [layer(active) for layer in gate_layers]
-            shifts, scales = (part.unbind(0) for part in head.final_layer.modulation(active))
+            embedding = embedded(reused_steps, condition[:n])
+            gates = [layer(F.silu(embedding)) for layer in gate_layers]
+            shifts, scales = head.modulations(embedding, ())
         done = 0
         for segment in span:
             # 2. A full evaluation of all branches; what the next steps reuse is kept.
@@ -105,7 +103,7 @@ def cached_head(
             h = before = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
             for j, block in enumerate(blocks):
                 shift, scale, gate = modulations[3 * j : 3 * j + 3]
-                out = block.branch(h, shift, scale)
+                out = block(h, shift, scale)
                 before = h[:n] if j == 1 else before
                 h = torch.addcmul(h, gate, out)
                 if j in own:
@@ -122,7 +120,7 @@ def cached_head(
                 h = head.input_proj(x.to(head.input_proj.weight.dtype))
                 for i, j in enumerate(own):
                     shift, scale, gate = modulations[3 * i : 3 * i + 3]
-                    mlps.append(blocks[j].branch(h, shift, scale))
+                    mlps.append(blocks[j](h, shift, scale))
                     h = torch.addcmul(h, gate, mlps[-1])
                     h = h + middle if j == 0 else h
                 x = yield _last_layer(head, h, modulations[-2], modulations[-1], bias)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...model_loaders.networks.diffusion_head import BUDGET
-from ...model_loaders.networks.mar import MARModel
+from ...model_loaders.networks.mar import BUDGET, MARModel
 from ...model_loaders.networks.ops import offloaded_bytes
 from ..conditioning import MaskedCondition
 from .schedule import masked_after

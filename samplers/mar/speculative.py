@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.diffusion_head import BUDGET
+from ...model_loaders.networks.mar import BUDGET
 from ..noise import CounterRNG
 from .coupling import Gaussian, acceptable, couple
 from .diffusion import HeadBatch, guide

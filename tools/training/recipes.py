@@ -18,8 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from ...model_loaders.networks.diffusion_head import DiffusionHead
-from ...model_loaders.networks.mar import MAR, MARConfig, initialise
+from ...model_loaders.networks.mar import MAR, DiffusionHead, MARConfig, initialise
 from ...samplers.mar.tables import Tables, tables
 from . import picture_book
 from .picture_book import Scenes
