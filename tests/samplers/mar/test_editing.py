@@ -142,7 +142,7 @@ def test_a_mask_of_any_size_covers_every_token_it_touches(height, width, spot):
     """And every token that is drawn has some of the mask over it."""
     model, (y, x) = tiny_mar(), (spot % height, spot // height % width)
     mask = torch.zeros(1, height, width)
-    mask[0, y, x] = 1
+    mask[0, y, x] = 0.6
     _, drawn = Edit(picture(), mask).tokens(model, 1, torch.device("cpu"))
     rows, columns = drawn.view(4, 4).nonzero(as_tuple=True)
     # The cells a mask's value lies over, by area.
