@@ -18,7 +18,6 @@ from ...errors import UserError
 from ...model_loaders.networks.tar import TarModel
 from ...reports.record import Report
 from ..conditioning import CodeCondition
-from ..driver import finish
 from .conditioning import PreparedCondition
 from .draws import Draws
 from .llamagen import decode
@@ -53,8 +52,6 @@ class TarPrompted(NamedTuple):
 
 # A driver may send the seconds it spent since the last step; see ``driver.timed``.
 TarPrompt = Generator[CodeStep, "float | None", TarPrompted]
-# Public name of ``driver.finish`` for this sampler.
-finish_prompt = finish
 
 
 def tar_prompt(
