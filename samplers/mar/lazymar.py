@@ -7,7 +7,7 @@ Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via
   that block on (equations 8 and 9; the paper writes argmax there, but the least similar rows are computed);
 * condition cache (section 3.2.2): the null branch is the conditional branch plus the difference at the last refresh (eq. 10);
 * encoder cache: keys and values of tokens decided earlier. In the published code, not in the paper;
-* head cache (``lazymar_head.py``): reuse within the diffusion head. In the published code and in the paper's speed-ups.
+* head cache (``diffusion.py``): reuse within the diffusion head. In the published code and in the paper's speed-ups.
 
 All are a way to evaluate the transformer and the head, so they combine with plain MAR, FastHybrid and CSpD.
 Differences from the published code: rows that must be computed always are (there, rows of negative similarity can displace

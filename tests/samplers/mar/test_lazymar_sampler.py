@@ -17,7 +17,6 @@ from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
 from fastar_nodes.samplers.mar.editing import Edit
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
-from fastar_nodes.samplers.mar.lazymar_head import segments, spans
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
@@ -501,16 +500,3 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     plug.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     assert {span: plug._prunes(*span) for span in wanted} == wanted
-
-
-def test_spans_of_head_steps_fit_the_budget():
-    whole, sizes = segments(20, 3), (26, 8, 3)
-    assert spans(whole, *sizes, 1 << 40) == [whole] and len(whole) > 4
-    size = [sizes[0] + len(edge) * sizes[1] + len(rest) * sizes[2] for _, edge, rest in whole]
-    for most in (1, max(size), 2 * max(size), sum(size) - 1, sum(size)):
-        found = spans(whole, *sizes, most)
-        assert [s for span in found for s in span] == whole
-        held = [sum(size[whole.index(s)] for s in span) for span in found]
-        assert all(n <= most or len(span) == 1 for n, span in zip(held, found, strict=True))
-        # A span ends only where the next segment does not fit.
-        assert all(n + size[whole.index(b[0])] > most for n, b in zip(held, found[1:], strict=False))
