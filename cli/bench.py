@@ -35,7 +35,7 @@ from ..samplers.conditioning import (
 )
 from ..samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, TAR
 from .conditions import conditions, of_prompt
-from .main import load_sizes
+from .main import load_module
 from .models import load, usual_samplers, with_draft
 from .options import MOST_IMAGES, choose_device, model_options, output, sampler_options, save, whole
 from .planning import Planned, measured_against, plan
@@ -105,7 +105,8 @@ def prepare(options: argparse.Namespace) -> tuple[list[Planned], dict[str, str]]
     entries = [p.entry for p in plan(samplers, sets, options.steps, {})]
     if not options.random:
         return plan(samplers, sets, options.steps, load(options, entries)), asked
-    ready = load_sizes().random_models(options.random, entries, options.dtype, choose_device(options.device))
+    sizes = load_module("..bench.sizes", "random: an official size")
+    ready = sizes.random_models(options.random, entries, options.dtype, choose_device(options.device))
     for made in ready.values():
         choose(made.model.net, options.speed, made.device)
     return plan(samplers, sets, options.steps, ready), asked

@@ -74,12 +74,7 @@ class CUDATensor(torch.Tensor):
     @staticmethod
     def __new__(cls, host: torch.Tensor) -> CUDATensor:
         out = torch.Tensor._make_wrapper_subclass(
-            cls,
-            host.size(),
-            strides=host.stride(),
-            storage_offset=host.storage_offset(),
-            dtype=host.dtype,
-            device=CUDA,
+            cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CUDA
         )
         out.host = host
         MEMORY.add(host)

@@ -83,7 +83,7 @@ def test_readme_names_commands_that_ci_runs():
 def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
     """pytest imports ``__init__.py`` as a module of its own where the folder's name is no identifier."""
     folder, stub = tmp_path / name, tmp_path / "stub"
-    for file in ("__init__.py", "errors.py", "pyproject.toml", "tests/conftest.py"):
+    for file in ("__init__.py", "errors.py", "pyproject.toml", "tests/conftest.py", "tests/timeouts.py"):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / file, folder / file)
     test = "import fastar_nodes\ndef test():\n    assert issubclass(fastar_nodes.UserError, ValueError)\n"

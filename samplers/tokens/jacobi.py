@@ -124,7 +124,7 @@ def iterate(run: TokenRun, history: History, cache: Cache, shrink: bool = True) 
             # 5. Finished images leave the batch.
             left = np.flatnonzero(at < t.passes)
             if shrink and 0 < len(left) < len(at):
-                index, halves = _copied(left, device), len(cache.blocks[0].keys) // len(at)
+                index, halves = _copied(left, device), len(cache.blocks[0]) // len(at)
                 cache.keep(torch.cat([index + half * len(at) for half in range(halves)]))
                 tokens, of, at = live.tokens[index], of[left], at[left]
                 live = replace(run, draws=run.draws.of(of.tolist()))

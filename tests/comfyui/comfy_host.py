@@ -70,7 +70,9 @@ def find_python(core: Path) -> str:
     for candidate in [os.environ.get("COMFYUI_PYTHON"), *map(str, filter(Path.exists, own)), sys.executable]:
         if (
             candidate
-            and not subprocess.run([candidate, "-c", "import aiohttp, torchsde"], capture_output=True).returncode
+            and not subprocess.run(
+                [candidate, "-c", "import aiohttp, torchsde"], capture_output=True, timeout=60
+            ).returncode
         ):
             return candidate
     raise Missing(f"no interpreter for {core}; set COMFYUI_PYTHON")
@@ -153,7 +155,7 @@ class Comfy:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            self.process.wait(20)
         shutil.rmtree(self.base, ignore_errors=True)
 
     @property

@@ -1,6 +1,6 @@
 """What every MAR sampler must do, whatever it accelerates. A new sampler is added to CASES and passes all of it.
 
-Samplers of discrete tokens have a contract of their own in test_tokens_decoding.py.
+Samplers of discrete tokens have a contract of their own in tokens/test_token_contract.py.
 """
 
 from __future__ import annotations

@@ -45,15 +45,14 @@ NAMES += ("llamagen, text", "par, text", "zipar", *DRAFTED)
 
 
 @pytest.fixture
-def counters():
+def counters(monkeypatch):
     """The compiler's counters, from zero; regions are compiled by the "eager" backend."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     counters.clear()
-    before = speed.set_backend("eager")
+    monkeypatch.setattr(speed, "BACKEND", "eager")
     yield counters
-    speed.set_backend(before)
     torch._dynamo.reset()
 
 
@@ -165,4 +164,10 @@ def test_a_missing_compiler_is_reported(monkeypatch):
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
     with pytest.raises(UserError, match=r"^speed: torch.compile needs a C\+\+ compiler .* finds none; choose plain"):
+        speed.choose(speed.Regional(), speed.COMPILE, CPU)
+
+
+def test_a_blank_in_the_path_is_reported(monkeypatch):
+    monkeypatch.setattr(torch, "__file__", "/home/a b/torch/__init__.py")
+    with pytest.raises(UserError, match="^speed: .* a blank in its name; choose plain"):
         speed.choose(speed.Regional(), speed.COMPILE, CPU)

@@ -39,10 +39,10 @@ def bench(folder):
 
 def test_a_row_takes_its_settings_from_the_models_file(bench):
     plain, rgb = bench.row(Row("x", "llamagen", {}, LOW), {})
-    assert plain.settings == {"cfg": 1.5, "top_k": 20} and plain.model == LOW
+    assert plain.settings == {"cfg": 1.5, "top_k": 20} and plain.more["model"] == LOW
     assert rgb.shape == (100, 64, 64, 3) and plain.figures.images == 100
     # One pass per token, both branches of guidance.
-    assert (plain.steps, plain.tokens_a_step) == (64, 1.0)
+    assert (plain.more["steps"], plain.more["tokens_a_step"]) == (64, 1.0)
     assert plain.counts["transformer_tokens"] == 64 * 2 * 100
     free, other = bench.row(Row("x", "llamagen", {"cfg": 1.0}, LOW), {"cfg": 3.0, "temperature": 0.5})
     assert free.settings == {"cfg": 1.0, "top_k": 20, "temperature": 0.5}, (
@@ -55,7 +55,7 @@ def test_the_same_settings_on_two_models_are_two_rows(bench):
     same = {"cfg": 1.0, "top_k": 0}
     low, small = bench.row(Row("x", "llamagen", same, LOW), {})
     high, large = bench.row(Row("x", "llamagen", same, HIGH), {})
-    assert (low.steps, high.steps) == (64, 256)
+    assert (low.more["steps"], high.more["steps"]) == (64, 256)
     assert large.shape == small.shape and not np.array_equal(small, large)
     again, pictures = bench.row(Row("y", "llamagen", {}, HIGH), {})
     assert pictures is large and again.title == "y", "the same in other words is drawn once"
@@ -64,8 +64,8 @@ def test_the_same_settings_on_two_models_are_two_rows(bench):
 def test_par_decides_a_cell_of_every_region_in_a_pass(bench):
     par, _ = bench.row(Row("x", "par", {}, PAR), {})
     hasty, _ = bench.row(Row("x", "par", {"sequential_start": False}, PAR), {})
-    assert (par.steps, hasty.steps) == (4 + 15, 1 + 15)
-    assert par.tokens_a_step == pytest.approx(64 / 19)
+    assert (par.more["steps"], hasty.more["steps"]) == (4 + 15, 1 + 15)
+    assert par.more["tokens_a_step"] == pytest.approx(64 / 19)
 
 
 def test_a_window_of_a_whole_row_is_the_raster(bench):
@@ -74,8 +74,8 @@ def test_a_window_of_a_whole_row_is_the_raster(bench):
         row.title: bench.row(row, common) for row in (rows[0], rows[1], next(r for r in rows if r.title == "window 2"))
     }
     (raster, a), (whole, b), (narrow, c) = made.values()
-    assert np.array_equal(a, b) and whole.figures == raster.figures and whole.steps == 256
-    assert not np.array_equal(a, c) and narrow.steps == 2 * 16 + 14 * 2
+    assert np.array_equal(a, b) and whole.figures == raster.figures and whole.more["steps"] == 256
+    assert not np.array_equal(a, c) and narrow.more["steps"] == 2 * 16 + 14 * 2
 
 
 def test_every_size_has_its_floors(bench):
@@ -91,7 +91,7 @@ def test_every_size_has_its_floors(bench):
 
 def test_every_row_of_pars_table_can_be_drawn(bench):
     results = tables.run_table(bench, "par", log=lambda text: None)
-    steps = {r.title: r.steps for r in results}
+    steps = {r.title: r.more["steps"] for r in results}
     ours, nearby = steps["PAR, 4 regions"], steps["ablation on LlamaGen: adjacent"]
     assert ours == nearby == steps["ablation on LlamaGen: non-local"] == 19, "compared at as many passes"
     assert steps["LlamaGen"] == 64 and steps["ablation on LlamaGen: adjacent, n = 2"] == 2 + 31
@@ -114,7 +114,7 @@ def test_only_the_files_that_a_table_needs_have_to_be_there(folder, tmp_path):
         shutil.copy(folder / f"{name}.safetensors", tmp_path)
     bench = token_ablations.TokenBench(Ground(100, tmp_path))
     bench.expect("llamagen-settings")
-    assert bench.row(token_ablations.TABLES["llamagen-settings"][1][0], {})[0].steps == 64
+    assert bench.row(token_ablations.TABLES["llamagen-settings"][1][0], {})[0].more["steps"] == 64
     for name, file in (("zipar", "llamagen"), ("par", "par")):
         with pytest.raises(
             UserError, match=rf"^tables: the demo's {file}.safetensors is missing.*train-demo --only {file}\.$"
@@ -156,6 +156,8 @@ def test_the_command_runs_tables_of_both_families(folder, tmp_path, monkeypatch,
         "VQ-rebuilt",
     }
     first, second = figures["tables"]["small"]
-    assert (first["model"], first["steps"], second["steps"]) == (LOW, 64, 19) and first["figures"]["images"] == 100
+    assert (first["more"]["model"], first["more"]["steps"], second["more"]["steps"]) == (LOW, 64, 19) and first[
+        "figures"
+    ]["images"] == 100
     with Image.open(tmp_path / "s.png") as sheet:
         assert sheet.size == (10 * 66 - 2, 2 * 66 - 2), "ten pictures a row, a line a row"

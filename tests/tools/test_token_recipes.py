@@ -20,7 +20,6 @@ from fastar_nodes.tools.training.training import Job, Schedule
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 TINY_GPT = replace(tiny.GPT_CONFIG, dim=32, depth=2, hidden=32)
 
 

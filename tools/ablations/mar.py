@@ -19,8 +19,9 @@ from ...samplers.driver import finish
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.noise import PairedNoise
 from ...samplers.registry import find
+from ..training.quality import Figures, percent
 from ..training.recipes import DEFAULTS, to_rgb
-from .tables import BATCH, TEST_SEED, Bench, Judged, Row, Table, from_rgb
+from .tables import BATCH, TEST_SEED, Bench, Result, Row, Table, from_rgb
 
 _LAMBDAS = (0.0, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99)
 _COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
@@ -193,7 +194,7 @@ class MARBench(Bench):
         return load_kl(self.ground.file("kl"), device=self.device)
 
     @cached_property
-    def _floors(self) -> dict[str, Judged]:
+    def _floors(self) -> dict[str, Figures]:
         # Scenes that the reference does not contain.
         real = self.ground.real(TEST_SEED + 1)
         with torch.no_grad():
@@ -201,7 +202,7 @@ class MARBench(Bench):
             rebuilt = np.concatenate([to_rgb(self.kl.net.decode(mean)) for mean in means])
         return {"real": self.ground.figures(real), "rebuilt": self.ground.figures(rebuilt)}
 
-    def floors(self, name: str) -> dict[str, Judged]:
+    def floors(self, name: str) -> dict[str, Figures]:
         return self._floors
 
     def condition(self, images: range) -> MaskedCondition:
@@ -216,3 +217,14 @@ class MARBench(Bench):
             entry.run(self.mar, self.condition(images), settings, PairedNoise(seed, images), seed, **more)
         )
         return to_rgb(self.kl.net.decode(latents)), report
+
+    def work(self, result: Result) -> dict[str, str]:
+        calls = result.counts.get("head_calls", 0)
+        return {
+            "accepted %": percent(result.acceptance),
+            "transformer rows an image": result.count("transformer_tokens"),
+            "head rows an image": result.count("head_rows"),
+            "s an image": result.seconds_an_image,
+            "head calls a batch": f"{calls / result.batches:.0f}" if calls else "",
+            "cache kB an image": result.cache,
+        }

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,13 +19,14 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...reports.record import Report
+from ...reports.table import markdown
 from ...samplers.conditioning import Condition
 from ...samplers.settings import make
 from .. import files
 from ..lantern import find
 from ..training import picture_book
 from ..training.judge import load_judge, read
-from ..training.quality import figures, shrunk
+from ..training.quality import Figures, figures, shrunk
 from ..training.recipes import RESOLUTION, to_signed
 
 SEED, TEST_SEED = 2026, 2
@@ -56,48 +57,40 @@ class Row:
 Table = tuple[dict[str, Any], tuple[Row, ...]]
 
 
-class Judged(Protocol):
-    """Quality figures of a row, a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def images(self) -> int:
-        """Number of images."""
-        ...
-
-    def cells(self) -> dict[str, str]:
-        """Cells by column heading."""
-        ...
-
-
 @dataclass(frozen=True)
 class Result:
-    """Figures of a row; counts and seconds are sums over batches."""
+    """Figures of a row; counts and seconds are sums over batches.
+
+    Attributes:
+        figures: quality of its images.
+        batches: their number.
+        more: figures of the family, by name.
+        work: cells of the cost columns, by heading.
+    """
 
     title: str
     sampler: str
     settings: dict[str, Any]
-    figures: Judged
+    figures: Figures
     counts: dict[str, int]
     acceptance: float | None
     seconds: float
     batches: int
+    more: dict[str, Any] = field(default_factory=dict)
+    work: dict[str, str] = field(default_factory=dict)
 
-    def work(self) -> dict[str, str]:
-        """Cells of the cost columns by heading."""
-        images = self.figures.images
-        out = {
-            "accepted %": "" if self.acceptance is None else f"{100 * self.acceptance:.1f}",
-            "transformer rows an image": f"{self.counts['transformer_tokens'] / images:.0f}",
-            "head rows an image": f"{self.counts['head_rows'] / images:.0f}",
-            "s an image": f"{self.seconds / images:.3f}",
-        }
-        if "head_calls" in self.counts:
-            out["head calls a batch"] = f"{self.counts['head_calls'] / self.batches:.0f}"
-        if "cache_bytes" in self.counts:
-            out["cache kB an image"] = f"{self.counts['cache_bytes'] / images / 1000:.0f}"
-        return out
+    def count(self, name: str) -> str:
+        """A count an image; "" if the report lacks it."""
+        return f"{self.counts[name] / self.figures.images:.0f}" if name in self.counts else ""
+
+    @property
+    def seconds_an_image(self) -> str:
+        return f"{self.seconds / self.figures.images:.3f}"
+
+    @property
+    def cache(self) -> str:
+        """kB of cache an image; "" without a cache."""
+        return f"{self.counts['cache_bytes'] / self.figures.images / 1000:.0f}" if "cache_bytes" in self.counts else ""
 
 
 def from_rgb(rgb: np.ndarray) -> Tensor:
@@ -161,7 +154,7 @@ class Ground:
             self._references[side] = read(self.judge, shrunk(self.real(TEST_SEED, side))).features
         return self._references[side]
 
-    def figures(self, rgb: np.ndarray) -> Judged:
+    def figures(self, rgb: np.ndarray) -> Figures:
         """Figures of images uint8 [images, S, S, 3] of all labels."""
         return figures(self.judge, self.tolerance, shrunk(rgb), self.labels, self.reference(rgb.shape[1]))
 
@@ -187,7 +180,7 @@ class Bench(ABC):
         """Names of the checkpoints of a row."""
 
     @abstractmethod
-    def floors(self, name: str) -> Mapping[str, Judged]:
+    def floors(self, name: str) -> dict[str, Figures]:
         """Figures of real images and of their reconstructions: the floors of a table."""
 
     @abstractmethod
@@ -202,12 +195,13 @@ class Bench(ABC):
         """All settings of a row, by name."""
         return {**common, **row.settings}
 
-    def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
-        """Result of a row from the reports of its batches."""
-        total = merged(reports)
-        return Result(
-            row.title, row.sampler, settings, judged, total.counts, total.acceptance, total.seconds, len(reports)
-        )
+    def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
+        """Figures of the family, from the reports of all batches; ``made``: instance of the sampler's settings class."""
+        return {}
+
+    @abstractmethod
+    def work(self, result: Result) -> dict[str, str]:
+        """Cells of the cost columns, by heading; "": none."""
 
     def expect(self, name: str) -> None:
         """Check that all checkpoints of a table exist.
@@ -235,10 +229,15 @@ class Bench(ABC):
         """Result of a row and its images at the judge's input size, uint8 [images, 64, 64, 3]. Rows of several tables are sampled
         once."""
         settings = self.settings(row, common)
-        key = f"{row.sampler} {row.model} {make(find(row.sampler).settings, settings)} {row.prompt}"
+        made = make(find(row.sampler).settings, settings)
+        key = f"{row.sampler} {row.model} {made} {row.prompt}"
         if key not in self._rows:
             rgb, reports = self.pictures(row, settings)
-            self._rows[key] = self.result(row, settings, self.ground.figures(rgb), reports), shrunk(rgb)
+            judged, total = self.ground.figures(rgb), merged(reports)
+            numbers = total.counts, total.acceptance, total.seconds, len(reports)
+            result = Result(row.title, row.sampler, settings, judged, *numbers)
+            result = replace(result, more=self.more(row, made, reports, result))
+            self._rows[key] = replace(result, work=self.work(result)), shrunk(rgb)
         result, rgb = self._rows[key]
         return replace(result, title=row.title), rgb
 
@@ -293,14 +292,10 @@ def run_table(
     return out
 
 
-def to_markdown(results: Sequence[Result], floors: Mapping[str, Judged]) -> str:
+def to_markdown(results: Sequence[Result], floors: Mapping[str, Figures]) -> str:
     """Markdown table of docs/benchmarks.md; seconds refer to batches of 100, without the decoder."""
     rows = [(f"*{name} pictures*", f.cells()) for name, f in floors.items()]
-    rows += [(r.title, {**r.figures.cells(), **r.work()}) for r in results]
-    # Quality columns come first, because the floors have no cost columns. Empty columns are omitted.
-    every = dict.fromkeys(heading for _, cells in rows for heading in cells)
-    heads = [heading for heading in every if any(cells.get(heading) for _, cells in rows)]
-    lines = [f"| {' | '.join(['setting', *heads])} |", "|---" * (1 + len(heads)) + "|"]
-    return "\n".join(
-        lines + [f"| {' | '.join([title, *(cells.get(heading, '') for heading in heads)])} |" for title, cells in rows]
-    )
+    rows += [(r.title, {**r.figures.cells(), **r.work}) for r in results]
+    # Quality columns come first, because the floors have no cost columns.
+    heads = list(dict.fromkeys(heading for _, cells in rows for heading in cells))
+    return markdown([["setting", *heads], *([t, *(c.get(h, "") for h in heads)] for t, c in rows)], empty=False)

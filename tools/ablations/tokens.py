@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -32,9 +31,10 @@ from ...samplers.settings import knobs
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import ADJACENT, NON_LOCAL
 from ..lantern import find
+from ..training.quality import Figures
 from ..training.recipes import RESOLUTION, to_rgb
 from ..training.token_recipes import GPT_HIGH, GPT_LOW, PAR
-from .tables import BATCH, TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb
+from .tables import BATCH, TEST_SEED, Bench, Ground, Result, Row, Table, from_rgb
 
 VQ = "vq"
 # Batch size of the tokenizer.
@@ -98,32 +98,6 @@ TABLES: dict[str, Table] = {
 }
 
 
-@dataclass(frozen=True)
-class TokenResult(Result):
-    """Figures of a row of a token model.
-
-    Attributes:
-        model: name of the checkpoint.
-        steps: transformer passes per batch.
-        tokens_a_step: tokens of an image per pass.
-    """
-
-    model: str
-    steps: int
-    tokens_a_step: float
-
-    def work(self) -> dict[str, str]:
-        """Cells of the cost columns by heading."""
-        images = self.figures.images
-        return {
-            "steps (forwards)": str(self.steps),
-            "tokens a forward": f"{self.tokens_a_step:.2f}",
-            "transformer rows an image": f"{self.counts['transformer_tokens'] / images:.0f}",
-            "s an image": f"{self.seconds / images:.3f}",
-            "cache kB an image": f"{self.counts['cache_bytes'] / images / 1000:.0f}",
-        }
-
-
 class TokenBench(Bench):
     """Rows of the demo's LlamaGens and PAR."""
 
@@ -132,7 +106,7 @@ class TokenBench(Bench):
     def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32", batch: int = BATCH):
         super().__init__(ground, device, dtype, batch)
         self._models: dict[str, TokenModel] = {}
-        self._floors: dict[int, dict[str, Judged]] = {}
+        self._floors: dict[int, dict[str, Figures]] = {}
 
     def needs(self, row: Row) -> tuple[str, ...]:
         return VQ, row.model
@@ -160,9 +134,9 @@ class TokenBench(Bench):
         return {**{name: value for name, value in defaults.items() if name in names}, **common, **row.settings}
 
     @torch.no_grad()
-    def floors(self, name: str) -> dict[str, Judged]:
+    def floors(self, name: str) -> dict[str, Figures]:
         """Figures of real images and of their reconstructions, for every image size of a table."""
-        out: dict[str, Judged] = {}
+        out: dict[str, Figures] = {}
         for row in self.tables[name][1]:
             side = self.model(row.model).grid * self.vq.net.config.stride
             if side not in self._floors:
@@ -194,8 +168,16 @@ class TokenBench(Bench):
         )
         return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes.split(_CHUNK)]), report
 
-    def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
-        plain = super().result(row, settings, judged, reports)
-        steps, tokens_per_pass = reports[0].counts["transformer_passes"], reports[0].tokens_per_pass
-        assert tokens_per_pass is not None
-        return TokenResult(**vars(plain), model=row.model, steps=steps, tokens_a_step=tokens_per_pass)
+    def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
+        first = reports[0]
+        steps = first.counts["transformer_passes"]
+        return {"model": row.model, "steps": steps, "tokens_a_step": first.tokens_per_pass}
+
+    def work(self, result: Result) -> dict[str, str]:
+        return {
+            "steps (forwards)": str(result.more["steps"]),
+            "tokens a forward": f"{result.more['tokens_a_step']:.2f}",
+            "transformer rows an image": result.count("transformer_tokens"),
+            "s an image": result.seconds_an_image,
+            "cache kB an image": result.cache,
+        }

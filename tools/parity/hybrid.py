@@ -26,7 +26,7 @@ from ...samplers.mar.mar import annealed_steps
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import Tables, tables
 from ...samplers.noise import PairedNoise
-from .cases import Case, Check, Known, empty_state, exact, from_files, read_json, read_tensors, relative, same_shapes
+from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .mar import CLIPPED, schedule_cases, table_cases
 
 MODEL, CONFIG = "hybrid_model_f16.safetensors", "hybrid_config.json"
@@ -148,13 +148,13 @@ def _shapes(path: Path) -> Case:
     """Names and shapes of an official file, compared with a network of that size on the meta device."""
 
     def checks() -> Iterator[Check]:
-        shapes = {name: tuple(shape) for name, shape in read_json(path).items()}
-        file = ck.Checkpoint(empty_state(shapes), {}, path)
-        settings = read_json(path.parent / CONFIG) if path.stem.endswith("tiny") else {}
-        with torch.device("meta"):
-            net = Hybrid(config_of(file, settings))
-        unread = ("llm.lm_head.", "siglip2", "mar.class_emb.")
-        yield same_shapes(net, {name: shape for name, shape in shapes.items() if not name.startswith(unread)})
+        shapes, settings = read_json(path), read_json(path.parent / CONFIG) if path.stem.endswith("tiny") else {}
+        unread = [name for name in shapes if name.startswith(("llm.lm_head.", "siglip2", "mar.class_emb."))]
+
+        def make(state: dict[str, Tensor]) -> Hybrid:
+            return Hybrid(config_of(ck.Checkpoint(state, {}, path), settings))
+
+        yield same_shapes(shapes, make, unread)
 
     return Case(f"{_family(path.parent)}/shapes.{path.stem.removeprefix('hybrid_shapes_')}", checks)
 
@@ -172,12 +172,7 @@ def _words(path: Path) -> Case:
         opening, closing = (tokenizer.special_tokens[f"<|im_{end}|>"] for end in ("start", "end"))
         tiny = _model(path.parent, 2, 2)
         model = HybridModel(
-            tiny.net,
-            "recorded",
-            hybrid=tiny.hybrid,
-            tokenize=tokenizer.encode,
-            turn=(opening, closing),
-            trained=2,
+            tiny.net, "recorded", hybrid=tiny.hybrid, tokenize=tokenizer.encode, turn=(opening, closing), trained=2
         )
         assert recorded["prefix"] == INSTRUCTION, "the instruction differs"
         for case in recorded["conditional"]:

@@ -25,17 +25,7 @@ from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
 from ...samplers.mar.tables import Tables, tables
 from . import captions, recipes
-from .recipes import (
-    NULL_LABELS,
-    T_MAX,
-    TARGET,
-    book,
-    divided,
-    head_loss,
-    inexact,
-    latents,
-    save_checkpoint,
-)
+from .recipes import NULL_LABELS, T_MAX, TARGET, book, divided, head_loss, inexact, latents, save_checkpoint
 from .tar_recipes import language_config
 from .training import Job, Schedule, generator, seeded, train
 
@@ -133,12 +123,7 @@ def batch_of(
 
 
 def hybrid_loss(
-    net: Hybrid,
-    tokens: Tensor,
-    ids: Tensor,
-    lengths: Tensor,
-    full: Tables,
-    g: torch.Generator,
+    net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, full: Tables, g: torch.Generator
 ) -> tuple[Tensor, dict[str, float]]:
     """MAR's loss of masked tokens of a batch of :func:`batch_of`; ``full``: the 1000-step tables."""
     hidden, known = (places.to(tokens.device) for places in divided(tokens.shape[1], len(tokens), g, POWER))

@@ -83,12 +83,7 @@ class TokenRecipe:
 _SMALL = Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45)
 GPT_LOW = TokenRecipe("llamagen-low", "picture book GPT, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES)
 GPT_HIGH = TokenRecipe(
-    "llamagen",
-    "picture book GPT, 16x16",
-    GRID,
-    replace(_SMALL, steps=30000, batch=24),
-    LARGE_PICTURES,
-    reinforced=True,
+    "llamagen", "picture book GPT, 16x16", GRID, replace(_SMALL, steps=30000, batch=24), LARGE_PICTURES, reinforced=True
 )
 PAR = TokenRecipe(
     "par", "picture book PAR, 4 regions, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES, replace(TokenRecipe.config, special=3)
