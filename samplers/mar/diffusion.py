@@ -144,7 +144,7 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
     numbers = [step_numbers(b, advance is not ancestral_step) for b in batches]
     cached, modulations = {}, {}
     for i, b in enumerate(batches):
-        period = 1 if trace is not None else run.head_period(len(b.noise))
+        period = run.head_period(len(b.noise)) if run.head_share and trace is None else 1
         if period > 1:
             cached[i] = cached_head(head, b.z, b.cfg, b.table, period)
             next(cached[i])

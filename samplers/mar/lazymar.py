@@ -86,8 +86,7 @@ class FeatureCache:
     Attributes:
         live: decoder rows: images, or images times two branches without the condition cache.
         encoded: encoder rows: as many, or images where the branches of guidance do not differ in the encoder.
-        between: what is kept between encoder and decoder; with the encoder cache.
-        canvas: the decoder's input [live, N, C]; stored with the encoder cache, so that old tokens are not embedded again.
+        between, canvas: with the encoder cache, what is kept between encoder and decoder, and the decoder's input [live, N, C].
         encoder: keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call.
         values: of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are always computed.
         decoder: keys and values of the decoder blocks after it.
