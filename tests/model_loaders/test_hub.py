@@ -45,7 +45,8 @@ def test_catalogue_is_sound() -> None:
     )
     none = ("Epiphqny/PAR", "Skywork/Skywork-UniPic-1.5B")
     harmon = dict.fromkeys(("wusize/Harmon-0_5B", "wusize/harmon"), "LicenseRef-S-Lab-1.0")
-    licences = {**dict.fromkeys(none, "NOASSERTION"), **harmon, **dict.fromkeys(apache, "Apache-2.0")}
+    janus = {f"deepseek-ai/Janus-Pro-{n}B": "LicenseRef-DeepSeek-Model-1.0" for n in (1, 7)}
+    licences = {**dict.fromkeys(none, "NOASSERTION"), **harmon, **janus, **dict.fromkeys(apache, "Apache-2.0")}
     for e in everything:
         # The first two do not state the precision.
         unknown = e.repo in ("Epiphqny/PAR", "csuhan/TA-Tok", "Skywork/Skywork-UniPic-1.5B") or e.family == "tokenizer"
