@@ -15,10 +15,12 @@ import pytest
 import torch
 from fake_comfy import Preview
 from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.download import readable_size
 from fastar_nodes.nodes import host
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.tools.training import recipes, token_recipes
 from graphs import WIDGETS, Run, widget_values
+from janus_files import one_file
 from test_schemas import CLASSES, NODES
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
@@ -44,6 +46,7 @@ LOADERS = {
     "FastARLoadTar": "tar",
     "FastARLoadTarDetokenizer": "dtok",
     "FastARLoadHybrid": "hybrid",
+    "FastARLoadJanus": "janus",
 }
 STARTERS = sorted(name for name in GRAPHS if name.endswith(".app.json"))
 # Height by which the live preview and the status line enlarge a sampler in the classic renderer, by family.
@@ -114,7 +117,7 @@ def apart(a, b) -> bool:
 
 
 def test_every_graph_has_a_thumbnail_and_every_family_a_starter():
-    assert GRAPHS and len(STARTERS) == 4
+    assert GRAPHS and len(STARTERS) == 5
     for name in GRAPHS:
         picture = (FOLDER / name).with_suffix(".jpg").read_bytes()
         assert picture[:2] == b"\xff\xd8" and len(picture) < 200_000
@@ -183,12 +186,16 @@ def test_seeds_are_core_seed_nodes(graph):
 
 
 def test_a_new_graph_needs_no_file_and_no_download(graph):
+    """Janus has no demo: its loader says how large the download is, and does not begin it."""
     loaders = graph.of(*LOADERS)
     assert loaders
     for node in loaders:
         choice, *others = node["widgets_values"]
-        entry = next(entry for entry in hub.entries(LOADERS[node["type"]]) if entry.id == choice)
-        assert entry.built_in and not entry.missing, f"{choice} does not come with the package"
+        entry = next(entry for entry in hub.entries(LOADERS[node["type"]]) if choice in (entry.id, entry.label))
+        if node["type"] == "FastARLoadJanus":
+            assert choice == entry.label and readable_size(entry.size) in choice
+        else:
+            assert entry.built_in and not entry.missing, f"{choice} does not come with the package"
         assert set(others) <= {"auto", "plain", False}
 
 
@@ -299,9 +306,18 @@ def run():
     return Run(CLASSES, STEPS)
 
 
+@pytest.fixture(scope="module")
+def janus(tmp_path_factory):
+    """The file that stands for Janus-Pro."""
+    return one_file(tmp_path_factory.mktemp("janus") / "janus.safetensors")
+
+
 @pytest.mark.parametrize("path", [*RUN, *RELEASED])
-def test_it_runs(path, run, monkeypatch):
+def test_it_runs(path, run, janus, monkeypatch):
     monkeypatch.setattr(host.args, "preview_method", Preview.NoPreviews)
+    resolve = hub.resolve
+    monkeypatch.setattr(hub, "absent", lambda *_: None)
+    monkeypatch.setattr(hub, "resolve", lambda *a: janus if a[1] == "janus" else resolve(*a))
     with torch.inference_mode():  # as ComfyUI runs nodes
         outputs = run.graph(json.loads(path.read_text(encoding="utf-8")))
     latents = [out[0]["samples"] for out in outputs.values() if len(out) == 2 and hasattr(out[1], "counts")]

@@ -93,7 +93,9 @@ def test_samplers_by_name():
     for name, entry in SAMPLERS.items():
         assert find(f" {name.upper()} ") is entry and entry.name == name
         assert knobs(entry.settings)
-        assert set(entry.families) <= set(FAMILIES) and all(entry.demos(family) for family in entry.families if FAMILIES[family].demo)
+        assert set(entry.families) <= set(FAMILIES) and all(
+            entry.demos(family) for family in entry.families if FAMILIES[family].demo
+        )
     assert [(e.family, e.name) for e in SAMPLERS.values() if e.baseline] == [
         (MAR, "mar"),
         (LLAMAGEN, "llamagen"),

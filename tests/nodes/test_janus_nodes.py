@@ -1,0 +1,76 @@
+"""Load Janus and Prompt with the samplers of tokens, on the fake ComfyUI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders import hub
+from fastar_nodes.nodes.conditioning import Prompt
+from fastar_nodes.nodes.loaders import LoadJanus
+from fastar_nodes.nodes.samplers import LlamaGenSampler, MuLoSDSampler, PARSampler, ZipARSampler
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from janus_files import one_file
+
+CHOICE = "janus-pro-1b (download 4.18 GB, not pinned)"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return one_file(tmp_path_factory.mktemp("janus") / "janus.safetensors")
+
+
+@pytest.fixture
+def loaded(path, monkeypatch):
+    monkeypatch.setattr(hub, "absent", lambda *_: None)
+    monkeypatch.setattr(hub, "resolve", lambda *_: path)
+    return LoadJanus.execute(checkpoint=CHOICE, dtype="fp32", allow_download=False, speed="plain").result
+
+
+def prompts(text: str, **values) -> object:
+    return Prompt.execute(text=text, images=values.pop("images", 1), **values).result[0]
+
+
+def test_a_prompt_becomes_a_picture(loaded):
+    model, vae = loaded
+    latent, report = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3).result
+    assert latent["samples"].shape == (1, 8, 4, 4) and vae.decode(latent["samples"]).shape == (1, 8, 8, 3)
+    assert (report.model, report.settings["cfg"], report.settings["top_k"]) == ("Tiny Janus", 5.0, 0)
+    same, _ = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3, parallel=4).result
+    assert torch.equal(same["samples"], latent["samples"])
+
+
+def test_every_line_is_a_prompt(loaded):
+    model, _ = loaded
+    batch = prompts("a cat\n\n the moon over the sea ", lines=True, images=2)
+    assert batch.texts == ("a cat", "a cat", " the moon over the sea ", " the moon over the sea ")
+    assert prompts("a cat\nthe moon").texts == ("a cat\nthe moon",) and prompts(" \n", lines=True).texts == ("",)
+    together = ZipARSampler.execute(model=model, condition=batch, seed=3).result[0]["samples"]
+    first = ZipARSampler.execute(model=model, condition=prompts("a cat"), seed=3).result[0]["samples"]
+    assert torch.equal(together[:1], first)
+    with pytest.raises(UserError, match="^images: 3 prompts 100 times"):
+        prompts("a\nb\nc", lines=True, images=100)
+
+
+def test_samplers_that_do_not_apply(loaded):
+    model, _ = loaded
+    with pytest.raises(UserError, match="^model: .*Janus.*its order"):
+        PARSampler.execute(model=model, condition=prompts("a cat"), seed=0)
+    with pytest.raises(UserError, match="^model: .*Janus.*smaller picture"):
+        MuLoSDSampler.execute(target=model, draft=model, condition=prompts("a cat"), seed=0)
+
+
+def test_a_missing_file_is_not_fetched_unasked(monkeypatch):
+    monkeypatch.setattr(hub, "resolve", lambda *_: pytest.fail("a download"))
+    with pytest.raises(
+        UserError, match="^checkpoint: .*janus-pro-1b .4.18 GB. .*deepseek-ai/Janus-Pro-1B.*allow_download"
+    ):
+        LoadJanus.execute(checkpoint=CHOICE, dtype="auto", allow_download=False, speed="plain")
+
+
+def test_settings_of_the_widgets_reach_the_sampler(loaded):
+    model, _ = loaded
+    _, report = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=0, cfg=1.5, top_k=3).result
+    assert LlamaGenSettings(cfg=1.5, top_k=3) == LlamaGenSettings(**report.settings)
