@@ -1,6 +1,6 @@
 """A real ComfyUI for the tests: found on this machine, started in a folder of its own, spoken to over HTTP and websocket.
 
-Standard library and Pillow only, so that the tests run in the pack's own environment, not ComfyUI's.
+Standard library, Pillow and the pack's own requirements, so that the tests run in the pack's own environment, not ComfyUI's.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK = "fastar-nodes"
+JANUS = ROOT / "tests" / "parity" / "janus" / "original"
 # On SIGUSR1 the server prints the stack of every thread into its log.
 # SIGUSR2: free what only the allocator and reference cycles hold. Without this, resident memory depends on how blocks came to lie.
 _STACKS = """import faulthandler, signal
@@ -89,6 +92,10 @@ class Comfy:
             shutil.copytree(ROOT, self.base / "custom_nodes" / PACK, ignore=shutil.ignore_patterns(".*", "tests"))
         (self.base / "startup").mkdir()
         (self.base / "startup" / "sitecustomize.py").write_text(_STACKS)
+        # Stands for Janus-Pro-1B: the recorded tiny network on the grid of the real one.
+        weights = self.base / "models" / "fastar" / "Janus-Pro-1B"
+        shutil.copytree(JANUS, weights, ignore=shutil.ignore_patterns("*.safetensors"))
+        torch.save(load_file(JANUS / "model.safetensors"), weights / "pytorch_model.bin")
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]

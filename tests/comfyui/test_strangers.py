@@ -21,6 +21,7 @@ LARGE = {
     "FastARLoadTar": ("checkpoint", "tar-7b"),
     "FastARLoadTarDetokenizer": ("checkpoint", "ar-dtok-1024"),
     "FastARLoadHybrid": ("checkpoint", "harmon-1.5b"),
+    "FastARLoadJanus": ("checkpoint", "janus-pro-7b"),
     "FastARTextPrompt": ("encoder", "flan-t5-xl"),
     "FastARImageToCodes": ("ta_tok", "ta-tok"),
 }
