@@ -15,17 +15,12 @@ from ..conditioning import KINDS, AnyCondition, CodeCondition, Condition, Featur
 
 
 class PreparedCondition(NamedTuple):
-    """A condition as an argument of :meth:`Llama.prefix`.
+    """A condition as an argument of :meth:`Llama.prefix`."""
 
-    Attributes:
-        condition: labels int64 [B], features [B, n, E], codes int64 [B, n] or token ids int64 [P, n] of P distinct prompts.
-        lengths: int64 [B] or [P], valid rows of each; None if all have the same number.
-        images: int64 [B], index of every image's prompt; None: an entry an image.
-    """
-
+    # labels int64 [B], features [B, n, E], codes int64 [B, n] or token ids int64 [P, n] of P distinct prompts
     condition: Tensor
-    lengths: Tensor | None = None
-    images: Tensor | None = None
+    lengths: Tensor | None = None  # int64 [B] or [P], valid rows of each; None if all have the same number
+    images: Tensor | None = None  # int64 [B], index of every image's prompt; None: an entry an image
 
 
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:

@@ -156,15 +156,12 @@ def neighbour_count(settings: MuLoSDSettings, codes: int) -> int:
 
 
 class Block(NamedTuple):
-    """The rows of one cycle.
+    """The rows of one cycle."""
 
-    Attributes:
-        row, rows: first row and number of rows on the draft's grid.
-        first, last: first cell, and the cell after the last one, on the target's grid.
-    """
-
+    # row, rows: first row and number of rows on the draft's grid
     row: int
     rows: int
+    # first, last: first cell, and the cell after the last one, on the target's grid
     first: int
     last: int
 
@@ -429,20 +426,14 @@ def draft_schedule(grid: int, window: int, first: int = 0, rows: int | None = No
 
 
 class Wave(NamedTuple):
-    """Cells that are resampled in one pass: int64 arrays [B, .], each image's entries left-aligned.
+    """Cells that are resampled in one pass: int64 arrays [B, .], each image's entries left-aligned."""
 
-    Attributes:
-        cells: cells to draw; padded with the number of cells of the grid.
-        fed: cells fed before; padded with the last cell, which no row attends to. Empty in the first wave, whose predictions
-            come from the verification.
-        rows: for each of ``cells`` the index in ``fed`` of the cell that predicts it.
-        end: cells below this one are attended to.
-    """
-
-    cells: np.ndarray
+    cells: np.ndarray  # cells to draw; padded with the number of cells of the grid
+    # cells fed before; padded with the last cell, which no row attends to. Empty in the first wave, whose predictions
+    # come from the verification.
     fed: np.ndarray
-    rows: np.ndarray
-    end: int
+    rows: np.ndarray  # for each of cells the index in fed of the cell that predicts it
+    end: int  # cells below this one are attended to
 
 
 def resampled(wave: np.ndarray, first: int, count: int) -> list[Wave]:
