@@ -24,16 +24,9 @@ class PreparedCondition(NamedTuple):
 
 
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
-    """Semantic codes to the features that condition a de-tokenizer.
+    """Semantic codes to the features that condition a de-tokenizer, on TA-Tok's device and in its dtype.
 
     Images are computed one at a time, so that the features do not depend on the batch; equal codes share one tensor.
-
-    Args:
-        condition: codes on any device.
-        ta_tok: the TA-Tok that the codes belong to.
-
-    Returns:
-        Features on TA-Tok's device and in its dtype.
 
     Raises:
         UserError: codes of another codebook, not a square grid, or none.

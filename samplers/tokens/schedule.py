@@ -104,9 +104,7 @@ def _table(schedule: Schedule, ahead: bool) -> Table:
         for row in range(first, last):
             seen = holder[: last_visible[row] + 1]
             visible[row, seen[seen >= 0]] = True
-    ends = (
-        np.where(visible.any(1), slots - np.argmax(visible[:, ::-1], axis=1), 0) if slots else np.zeros(len(fed), int)
-    )
+    ends = np.max(np.where(visible, np.arange(1, slots + 1), 0), axis=1, initial=0)
     cells = np.array([c for p in passes for c in p.cells] + [count])
     cell_pass = np.repeat(np.arange(len(passes) + 1), [*(len(p.cells) for p in passes), 1])
     cell_row = np.array([int(row_start[k]) + r for k, p in enumerate(passes) for r in p.rows] + [0])
@@ -176,11 +174,9 @@ def next_token_passes(
     stand-in's slot.
 
     Args:
-        groups: cells of each pass; the first group holds cell 0 and is drawn from the prefill's prediction.
-        grid: side of the grid.
+        groups: cells of each pass; without ``start`` the first group holds cell 0 and is drawn from the prefill's prediction.
         clocks: see :class:`Pass`, one per group; None counts groups.
-        start: number of cells, from the first in raster order, that are decided already; the first pass is then empty and
-            ``groups`` follow it.
+        start: number of cells that are decided already; the first pass is then empty.
         again: number of these cells, the last ones, that are fed once more with the first group.
     """
     passes = [Pass((), ())] if start else []
