@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..model_loaders.networks.mar import MARModel
+from ..model_loaders.networks.mar import ClassRows, MARModel
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
-from ..model_loaders.networks.rows import ClassRows, Rows
 
 E = TypeVar("E", bound="_Entries")
 
@@ -74,7 +73,7 @@ class Condition(_Entries):
         """Tokens of prompts that the model keeps: none."""
         return 0
 
-    def rows(self, model: MARModel, guided: bool) -> Rows:
+    def rows(self, model: MARModel, guided: bool) -> ClassRows:
         """The condition as the network reads it; raises as :meth:`class_ids`."""
         device = next(model.net.parameters()).device
         return ClassRows(model.net, self.class_ids(model.net.config.classes, model.label_set, device))
@@ -99,7 +98,7 @@ class PromptCondition(_Entries):
         null = hybrid.instruction(self.unconditional) if guided else []
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
-    def rows(self, model: MARModel, guided: bool) -> Rows:
+    def rows(self, model: MARModel, guided: bool) -> ClassRows:
         """The condition as the network reads it.
 
         Raises:

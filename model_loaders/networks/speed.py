@@ -46,16 +46,11 @@ class Regional(nn.Module):
 
     def region(self, function: Callable[P, R]) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device."""
-        if not self.compiles or any(layer.is_offloaded() for layer in self._streamed):
+        if self.speed != COMPILE or any(layer.is_offloaded() for layer in self._streamed):
             return function
         if function not in self._regions:
             self._regions[function] = _Compiled(function)
         return cast(Callable[P, R], self._regions[function])
-
-    @property
-    def compiles(self) -> bool:
-        """Whether regions are compiled."""
-        return self.speed == COMPILE
 
 
 class _Compiled:
@@ -116,6 +111,8 @@ def _expect_compiler(device: torch.device) -> None:
     elif BACKEND == "inductor" and device.type == "cpu":
         from torch._inductor import cpp_builder, exc
 
+        if " " in torch.__file__:  # the compiler's command has PyTorch's folder without quotes
+            lacks = "torch.compile builds nothing on a CPU while PyTorch is in a folder with a blank in its name"
         try:
             cpp_builder.get_cpp_compiler()
         except exc.InvalidCxxCompiler:

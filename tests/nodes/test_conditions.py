@@ -222,13 +222,19 @@ def test_tar_prompts_that_cannot_be(field, value):
 # ------------------------------------------------------------------------------------------------ Image to Codes
 
 
-@pytest.fixture
-def readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A TA-Tok with and one without a picture encoder."""
-    write(tmp_path / "reader.safetensors", tiny_ta_tok(READER), name="tiny reader")
+    folder = tmp_path_factory.mktemp("models")
+    write(folder / "reader.safetensors", tiny_ta_tok(READER), name="tiny reader")
     seer = tiny_ta_tok(replace(TA_TOK, codes=20))
-    write(tmp_path / "seer.safetensors", seer, encoder_heads=3, input_size=16, name="seer")
-    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
+    write(folder / "seer.safetensors", seer, encoder_heads=3, input_size=16, name="seer")
+    return folder
+
+
+@pytest.fixture
+def readers(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "folders", lambda *kinds: [written])
     monkeypatch.setattr(host, "local_files", lambda *kinds: ["reader.safetensors", "seer.safetensors"])
     monkeypatch.setattr(conditioning, "_ta_tok", host.ModelCache(host.device, host.offload_device))
 
@@ -254,17 +260,10 @@ def test_pictures_become_codes_each_for_itself(readers):
         codes_of(torch.rand(20, 8, 8, 3))
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("image", 5),
-        ("ta_tok", "reader.safetensors"),
-        ("ta_tok", "gone"),
-        ("ta_tok", None),
-        ("images", 200),
-        ("detail", "5"),
-    ],
-)
+BAD_PICTURES = [("image", 5), ("ta_tok", "reader.safetensors"), ("ta_tok", "gone"), ("ta_tok", None), ("images", 200)]
+
+
+@pytest.mark.parametrize("field, value", [*BAD_PICTURES, ("detail", "5")])
 def test_pictures_that_cannot_be_read(readers, field, value):
     with pytest.raises(UserError, match=f"^{field}: "):
         codes_of(**{"image": torch.rand(2, 8, 8, 3), field: value})
