@@ -80,18 +80,8 @@ def read(judge: Judge, rgb: np.ndarray) -> Verdict:
     x, y, scale = (out["where"] * _SPREAD + _CENTRE).numpy().T
     place = np.clip(np.round(x / picture_book.PLACE_STEP) + 1, 0, 2).astype(np.int64)
     size = (scale > sum(picture_book.SCALES) / 2).astype(np.int64)
-    scenes = Scenes(
-        best["label"],
-        best["colour"],
-        place,
-        size,
-        best["time"],
-        best["parts"],
-        x,
-        y,
-        scale,
-        np.full(len(x), 0.5, np.float32),
-    )
+    drift = np.full(len(x), 0.5, np.float32)
+    scenes = Scenes(**best, place=place, size=size, x=x, y=y, scale=scale, drift=drift)
     return Verdict(torch.cat(features).numpy(), scenes, out["whole"].sigmoid().numpy()[:, 0])
 
 
