@@ -15,7 +15,7 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import finish_prompt, tar_prompt
+from fastar_nodes.samplers.tokens.tar import tar_prompt
 from fastar_nodes.tools.training import picture_book, ta_tok_recipe, tar_recipes
 from fastar_nodes.tools.training.training import Job, generator
 
@@ -105,7 +105,7 @@ def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
     net = tiny.sharp(small_language())
     model = tar_recipes.tar_model(net, TINY.codes)
     settings = TarPromptSettings(detail=DETAILS[scale], top_k=1, top_p=1.0)
-    codes = finish_prompt(tar_prompt(model, PROMPTS, settings, PairedDraws(0, range(3)))).codes
+    codes = finish(tar_prompt(model, PROMPTS, settings, PairedDraws(0, range(3)))).codes
     assert len({tuple(row) for row in codes.tolist()}) == 3
     rows = [model.prompt(text, 0) for text in PROMPTS]
     lengths = torch.tensor([len(row) for row in rows])

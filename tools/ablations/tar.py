@@ -25,11 +25,12 @@ from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from ...reports.record import Report
 from ...reports.table import figure
 from ...samplers.conditioning import AnyCondition, CodeCondition
+from ...samplers.driver import finish
 from ...samplers.settings import knobs, make
 from ...samplers.tokens.conditioning import features_of
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import DETAILS, TarPromptSettings
-from ...samplers.tokens.tar import finish_prompt, tar_prompt
+from ...samplers.tokens.tar import tar_prompt
 from ..training import picture_book
 from ..training.captions import UNSAID, Wishes, wishes
 from ..training.judge import read
@@ -157,7 +158,7 @@ class TarBench(TokenBench):
             for at in range(0, len(prompts), BATCH):
                 part, seed = prompts[at : at + BATCH], self.ground.seed
                 draws = PairedDraws(seed, range(at, at + len(part)))
-                done = finish_prompt(tar_prompt(self.language, part, settings, draws, seed))
+                done = finish(tar_prompt(self.language, part, settings, draws, seed))
                 parts += list(done.condition.codes)
                 seconds += done.report.seconds
         size = self.ta_tok.net.config.codes if real else self.language.special.codes

@@ -22,6 +22,7 @@ from ...samplers.mar.coupling import Gaussian
 from ...samplers.mar.cspd import (
     TRIES,
     LastStep,
+    RejectionDraws,
     draft_of,
     prefill_steps,
     published_keep,
@@ -98,7 +99,7 @@ def _decided(data: dict[str, Tensor], tag: str) -> tuple[list[_Verification], li
     return found, ours
 
 
-class _RecordedDraws:
+class _RecordedDraws(RejectionDraws):
     """Recorded rejection draws by image and position."""
 
     def __init__(self, tokens: int, places: list[tuple[Tensor, Tensor]], found: list[_Verification]):
