@@ -10,7 +10,7 @@ from dataclasses import replace
 import made_sweeps
 import numpy as np
 import pytest
-from fastar_nodes.bench.curve import Point, Time, curve, front, label_of, lines, to_csv
+from fastar_nodes.bench.curve import Point, Time, curve, front, lines, to_csv
 from fastar_nodes.bench.measures import Means, Result, evaluate
 from fastar_nodes.bench.plot import contact_sheet, curve_plot, pick
 from fastar_nodes.bench.store import Store
@@ -88,11 +88,6 @@ def test_words_are_not_on_the_front_unless_equal():
     points[2] = replace(points[2], result=replace(points[2].result, word="identical"))
     assert front(points) == {"c1", "c3"}
     assert front([replace(points[0], result=None)]) == set()
-
-
-def test_labels_are_the_settings_that_differ(store):
-    cells = store.cells()
-    assert [label_of(cell, cells) for cell in cells] == ["", "0.8", "0.9", "1", ""]
 
 
 def test_lines_follow_the_setting_with_most_values():

@@ -55,9 +55,7 @@ def test_real_pictures_show_what_the_prompts_ask_for():
     for name in ("colour", "place", "size", "time"):
         left = getattr(wanted, name) == UNSAID
         assert name == "colour" or 0 < left.sum() < 200
-        assert np.array_equal(getattr(shown, name)[left], getattr(own, name)[left]), (
-            "what is left open is the book's own"
-        )
+        assert np.array_equal(getattr(shown, name)[left], getattr(own, name)[left])
     # Places are those of the book, within its jitter.
     assert np.abs(shown.x - (shown.place - 1) * picture_book.PLACE_STEP).max() <= picture_book.JITTER + 1e-6
     assert np.abs(shown.scale - np.array(picture_book.SCALES)[shown.size]).max() <= picture_book.JITTER + 1e-6
