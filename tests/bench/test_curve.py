@@ -28,9 +28,6 @@ def store(tmp_path_factory) -> Store:
     return made
 
 
-# ------------------------------------------------------------------------------------------------ figures
-
-
 def test_speed_is_measured_and_calls_are_counted(store, tmp_path):
     found = curve(store)
     assert found.title == "PSNR, dB, against plain sampler (higher is better)"
@@ -107,8 +104,6 @@ def test_the_csv_holds_every_cell(store):
     assert float(own["value_low"]) < float(own["value"]) < float(own["value_high"])
     assert rows[3]["word"] == "identical" and rows[3]["value"] == "" and rows[0]["word"] == "identical"
 
-
-# ------------------------------------------------------------------------------------------------ plots
 
 pytest.importorskip("matplotlib")
 

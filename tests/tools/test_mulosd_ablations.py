@@ -36,9 +36,6 @@ def row(sampler="mulosd", **settings):
     return Row("x", sampler, {**usual, **settings}, HIGH)
 
 
-# ------------------------------------------------------------------------------------------------ what a picture takes
-
-
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -96,6 +93,3 @@ def test_lantern_drafts_with_the_target_itself(bench):
     forwards = done.more["forwards"]
     assert forwards > 2 + 255 and done.more["draft_forwards"] == pytest.approx((forwards - 2) * 4 / 5 + 1, rel=0.02)
     assert done.more["again"] is None and 0 < done.acceptance < 1
-
-
-# ------------------------------------------------------------------------------------------------ the table and its files

@@ -45,9 +45,6 @@ def row(model: str = LOW, prompt=FEWEST, sampler="tar", **settings):
     return Row("x", sampler, {"cfg": 1.0, **settings}, model, prompt)
 
 
-# ------------------------------------------------------------------------------------------------ what was asked for
-
-
 def test_real_pictures_show_what_the_prompts_ask_for():
     wanted = wishes(200, 3)
     shown, own = fulfilling_scenes(wanted, 5), picture_book.scenes(5, 200, labels=wanted.label.tolist())
@@ -70,9 +67,6 @@ def test_figures_are_of_prompts_beside_real_pictures_of_them(bench):
     names = ["thing", "colour", "both", "place", "size", "time", "all", "whole"]
     assert list(same.cells()) == [*(f"{name} %" for name in names), "Frechet"]
     assert list(bench.floors("tar")) == ["real", "VQ-rebuilt", "real 128-pixel", "VQ-rebuilt 128-pixel"]
-
-
-# ------------------------------------------------------------------------------------------------ codes
 
 
 def test_codes_are_written_once_for_all_that_draw_them(bench, monkeypatch):

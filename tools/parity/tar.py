@@ -64,9 +64,6 @@ def _own(data: Tensors) -> Tensors:
     return {name.removeprefix("sd."): t for name, t in data.items() if name.startswith("sd.")}
 
 
-# ------------------------------------------------------------------------------------------------ AR-DTok
-
-
 @lru_cache(maxsize=2)
 def _loaded(path: Path) -> TokenModel:
     return load_detokenizer(path, "fp32")
@@ -114,9 +111,6 @@ def _detokenizer(path: Path) -> Iterator[Case]:
             top_p = float(f"{m[3][0]}.{m[3][1:]}") if m[3] else 1.0  # topp095 is 0.95
             settings = TokenSettings(cfg=float(m[1]), top_k=int(m[2] or 0), top_p=top_p)
             yield Case(case, partial(generated, key, False, settings, int(m[4])))
-
-
-# ------------------------------------------------------------------------------------------------ VQ, TA-Tok
 
 
 def _vq(path: Path) -> Iterator[Case]:
@@ -199,9 +193,6 @@ def _ta_tok(path: Path) -> Iterator[Case]:
         yield Case(f"tar/{name}.decode.pool{pool}", partial(decoded, pool))
     if "img_big" in io:
         yield Case(f"tar/{name}.encode.resized", other_size)
-
-
-# ------------------------------------------------------------------------------------------------ sampling
 
 
 def _filters(path: Path) -> Iterator[Case]:

@@ -85,9 +85,6 @@ def read(judge: Judge, rgb: np.ndarray) -> Verdict:
     return Verdict(torch.cat(features).numpy(), scenes, out["whole"].sigmoid().numpy()[:, 0])
 
 
-# ------------------------------------------------------------------------------------------------ redraw error
-
-
 def _soften(x: np.ndarray) -> np.ndarray:
     """3 x 3 box filter of [N, H, W, C]; tolerates a misplacement of half a pixel."""
     p = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
@@ -108,9 +105,6 @@ def redraw_error(rgb: np.ndarray, scenes: Scenes) -> np.ndarray:
     """Mean redraw error over the object's pixels, 0 to 1, float [N]; arguments as in :func:`redraw_map`."""
     error, weight = redraw_map(rgb, scenes)
     return error.sum((1, 2)) / np.maximum(weight.sum((1, 2)), 1)
-
-
-# ------------------------------------------------------------------------------------------------ training
 
 
 def _corrupted(z: Tensor, label: Tensor, g: torch.Generator) -> Tensor:
