@@ -20,7 +20,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not shutil.which("g++"), reason="NOT TESTED: torch.compile needs a C++ compiler; install g++"),
-    pytest.mark.skipif(" " in torch.__file__, reason="NOT TESTED: torch.compile cannot build below a folder with a blank"),
+    pytest.mark.skipif(
+        " " in torch.__file__, reason="NOT TESTED: torch.compile cannot build below a folder with a blank"
+    ),
 ]
 TOKENS = 6
 # A call of a generated loop or of a library's matrix product.
