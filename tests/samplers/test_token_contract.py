@@ -29,9 +29,10 @@ from fastar_nodes.samplers.tokens.settings import (
     ZipARSettings,
 )
 from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.zipar import zipar
 from qwen_reference import tiny_tar
-from tiny_tokens import UP
+from tiny_tokens import VQ
 from tokens_reference import condition_of, tiny_gpt
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,10 +50,10 @@ PROMPTS = ("a red boat", "cat", "a red boat")
 def scaled(kind="class", small=3, **changes):
     """MuLo-SD from a draft of 2 x 2 or 3 x 3 to 6 x 6."""
     chosen = MuLoSDSettings(**{**FEW, "tau": 0.2, "draft_window": 2, "resample_window": 2, **changes})
-    return functools.partial(mulosd, draft=SMALL[kind, small], up_sampler=UP), LARGE[kind], chosen
+    return mulosd, LARGE[kind], chosen, SMALL[kind, small]
 
 
-# Name to sampler, model and settings.
+# Name to sampler, model, settings and draft model.
 CASES = {
     "llamagen": (llamagen, PLAIN, LlamaGenSettings(**FEW)),
     "llamagen, no guidance": (llamagen, PLAIN, LlamaGenSettings(**FEW | {"cfg": 1.0})),
@@ -60,6 +61,7 @@ CASES = {
     "llamagen, text": (llamagen, TEXT, LlamaGenSettings(**FEW)),
     "llamagen, features, grouped heads": (llamagen, FEATURES, LlamaGenSettings(**FEW)),
     "par": (par, TRAINED, PARSettings(**FEW)),
+    "par, text": (par, tiny_gpt("text", special=3), PARSettings(**FEW)),
     "par, at once": (par, TRAINED, PARSettings(**FEW, sequential_start=False)),
     "par, non-local": (par, PLAIN, PARSettings(**FEW, grouping=NON_LOCAL)),
     "par, adjacent": (par, PLAIN, PARSettings(**FEW, grouping=ADJACENT, group=3)),
@@ -97,10 +99,12 @@ def case(request):
     return request.param
 
 
-def start(case, images=(0, 1, 2), seed=5):
-    sampler, model, chosen = CASES[case]
+def start(case, images=(0, 1, 2), seed=5, move=lambda m: m):
+    """The steps of a case; ``move`` changes every model."""
+    sampler, model, chosen, *drafts = CASES[case]
+    more = {"draft": move(drafts[0]), "up_sampler": UpSampling(move(VQ))} if drafts else {}
     what = [PROMPTS[i] for i in images] if model is TAR else condition_of(model.net.config.condition, images)
-    return sampler(model, what, chosen, PairedDraws(seed, images), seed)
+    return sampler(move(model), what, chosen, PairedDraws(seed, images), seed, **more)
 
 
 def run(steps):
@@ -118,8 +122,7 @@ whole = functools.cache(lambda case: run(start(case)))
 
 def test_every_registered_sampler_is_in_the_contract():
     entries = [e for e in SAMPLERS.values() if e.family != MAR]
-    assert {e.run for e in entries} <= {getattr(sampler, "func", sampler) for sampler, _, _ in CASES.values()}
-    assert {e.settings for e in entries} <= {type(chosen) for _, _, chosen in CASES.values()}
+    assert {(e.run, e.settings) for e in entries} <= {(c[0], type(c[2])) for c in CASES.values()}
     assert [e.name for e in entries if e.baseline] == ["llamagen", "tar"]
 
 
@@ -138,7 +141,7 @@ def test_another_seed_another_picture(case):
 
 
 def test_repeats_itself_changes_nothing_global_and_never_waits_for_the_device(case):
-    _, model, _ = CASES[case]
+    model = CASES[case][1]
 
     def state():
         return (
@@ -196,7 +199,7 @@ def test_yields_after_every_pass(case):
 
 
 def test_report_adds_up(case):
-    _, model, chosen = CASES[case]
+    _, model, chosen, *_ = CASES[case]
     _, (codes, report, *_) = whole(case)
     vocab = model.special.codes if model is TAR else model.net.config.vocab
     assert codes.dtype == torch.int64 and 0 <= int(codes.min()) and int(codes.max()) < vocab
@@ -222,7 +225,8 @@ def test_report_adds_up(case):
 
 
 def test_wrong_input_says_so(case):
-    sampler, model, chosen = CASES[case]
+    sampler, model, chosen, *drafts = CASES[case]
+    more = {"draft": drafts[0], "up_sampler": UpSampling(VQ)} if drafts else {}
     if model is TAR:  # see test_tar_prompt.py
         return
     kind, one = model.net.config.condition, PairedDraws(1, (0,))
@@ -231,4 +235,4 @@ def test_wrong_input_says_so(case):
     wrong += [(from_ids((5,)), one), (Condition((), ()), PairedDraws(1, ()))] if kind == "class" else []
     for what, draws in wrong:
         with pytest.raises(UserError, match="^(condition|label)"):
-            next(sampler(model, what, chosen, draws))
+            next(sampler(model, what, chosen, draws, **more))
