@@ -69,9 +69,10 @@ def test_stale_predictions_that_never_change_are_always_right(model, monkeypatch
 
 
 def test_fewer_rows_than_the_budget_change_nothing(model, monkeypatch):
-    whole = run(model, speculation=4)
+    short = {"labels": (1,), "images": (0,), "ar_steps": 1, "diffusion_steps": 5, "speculation": 4}
+    whole = run(model, **short)
     monkeypatch.setattr(speculative, "BUDGET", 1)
-    parts = run(model, speculation=4)
+    parts = run(model, **short)
     torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
     assert parts.report.counts["head_rows"] == whole.report.counts["head_rows"]
     assert parts.report.counts["head_calls"] > whole.report.counts["head_calls"]
