@@ -22,36 +22,16 @@ _VOCAB, _TEXT, _TURN = 151_936, 151_643, (151_644, 151_645)
 
 
 def official(size: str, grid: int | None = None) -> HybridConfig:
-    """Configuration of an official size.
-
-    Args:
-        size: one of :data:`SIZES`.
-        grid: tokens per side; None for those of the stored position tables.
-    """
+    """Configuration of an official size; ``grid``: tokens per side, None for those of the stored position tables."""
     (dim, depth, heads, keys, hidden), (width, blocks, head_depth, head_width), stored, *_ = SIZES[size]
     mar = MARConfig(
-        dim=width,
-        encoder_depth=blocks,
-        decoder_depth=blocks,
-        heads={768: 12, 1280: 16}[width],
-        buffer=64,
-        tokens=(grid or stored) ** 2,
-        channels=16,
-        classes=0,
-        head_depth=head_depth,
-        head_width=head_width,
-    )
+        dim=width, encoder_depth=blocks, decoder_depth=blocks, heads={768: 12, 1280: 16}[width], buffer=64,
+        tokens=(grid or stored) ** 2, channels=16, classes=0, head_depth=head_depth, head_width=head_width,
+    )  # fmt: skip
     llm = qwen_config(
-        dim=dim,
-        depth=depth,
-        heads=heads,
-        kv_heads=keys,
-        head_dim=dim // heads,
-        hidden=hidden,
-        vocab=_VOCAB,
-        tied=True,
+        dim=dim, depth=depth, heads=heads, kv_heads=keys, head_dim=dim // heads, hidden=hidden, vocab=_VOCAB, tied=True,
         positions=32768,
-    )
+    )  # fmt: skip
     return HybridConfig(mar, llm)
 
 
@@ -74,11 +54,5 @@ def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> 
     net.to(device, dtype)
     last.float()
     return HybridModel(
-        net.mar,
-        f"{size}, random weights",
-        max_beta=max_beta,
-        hybrid=net,
-        tokenize=_words,
-        turn=_TURN,
-        trained=side,
+        net.mar, f"{size}, random weights", max_beta=max_beta, hybrid=net, tokenize=_words, turn=_TURN, trained=side
     )

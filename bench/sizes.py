@@ -39,17 +39,9 @@ def official(size: str) -> MARConfig:
     """Configuration of an official size of MAR."""
     dim, depth, heads, head_depth, head_width = SIZES[size]
     return MARConfig(
-        dim=dim,
-        encoder_depth=depth,
-        decoder_depth=depth,
-        heads=heads,
-        buffer=64,
-        tokens=256,
-        channels=16,
-        classes=1000,
-        head_depth=head_depth,
-        head_width=head_width,
-    )
+        dim=dim, encoder_depth=depth, decoder_depth=depth, heads=heads, buffer=64, tokens=256, channels=16, classes=1000,
+        head_depth=head_depth, head_width=head_width,
+    )  # fmt: skip
 
 
 def llama_config(dim: int, depth: int, heads: int, **more: object) -> LlamaConfig:

@@ -66,11 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _ranks() -> tuple[int, int, int]:
-    """(RANK, WORLD_SIZE, LOCAL_RANK) of this process, as torchrun sets them; (0, 1, 0) without them.
-
-    Raises:
-        UserError: one of them is no number, or the rank is not below the number of processes.
-    """
+    """(RANK, WORLD_SIZE, LOCAL_RANK) of this process, as torchrun sets them; (0, 1, 0) without them."""
     found = {}
     for name, usual in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         text = os.environ.get(name, usual)
@@ -248,11 +244,9 @@ def _dry_run(spec: Spec, models: Models, conditions: Conditions, numbers: dict[s
     cells = plan(spec, models, conditions, numbers, measure)
     print(markdown(estimates(cells, seconds, spec.batch)))
     shards, images = sum(-(-cell.images // spec.batch) for cell in cells), sum(cell.images for cell in cells)
-    print(
-        f"\n{len(cells)} cells, {shards} shards of at most {spec.batch} images, {images:,} images, "
-        f"{sum(map(disk, cells)) / 1e6:,.0f} MB on disk; about "
-        f"{duration(sum(seconds[cell.id] * cell.images for cell in cells))} with one worker like this machine."
-    )
+    total = duration(sum(seconds[cell.id] * cell.images for cell in cells))
+    print(f"\n{len(cells)} cells, {shards} shards of at most {spec.batch} images, {images:,} images, ", end="")
+    print(f"{sum(map(disk, cells)) / 1e6:,.0f} MB on disk; about {total} with one worker like this machine.")
     if store is not None:
         done = sum(store.shard(cell, *part) is not None for cell in cells for part in ranges(cell.images, spec.batch))
         if done:

@@ -33,7 +33,7 @@ from ..samplers.conditioning import (
     TextCondition,
     from_ids,
 )
-from ..samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, TAR
+from ..samplers.registry import FAMILIES, LLAMAGEN, MAR
 from .conditions import conditions, of_prompt
 from .main import load_module
 from .models import load, usual_samplers, with_draft
@@ -116,13 +116,13 @@ def _condition(on: Ready, batch: int) -> AnyCondition:
     """A condition without a prompt: consecutive classes, or random rows."""
     if not on.draws_from_text:
         return from_ids([i % on.classes for i in range(batch)])
-    if on.family == HYBRID:
+    if on.condition == "prompt":
         return PromptCondition((_PROMPT,) * batch)
     g, names = torch.Generator().manual_seed(0), ("",) * batch
-    if on.family != TAR:
+    if on.condition == "text":
         return TextCondition((torch.randn(TEXT_ROWS, on.classes, generator=g).to(on.device),) * batch, names)
     count = min(CODES, on.config.absolute - on.tokens + 1)
-    if on.config.condition == "codes":
+    if on.condition == "codes":
         return CodeCondition((torch.randint(on.classes, (count,), generator=g),) * batch, names)
     return FeatureCondition((torch.randn(count, on.classes, generator=g).to(on.device),) * batch, names)
 

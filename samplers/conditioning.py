@@ -33,6 +33,9 @@ KINDS = {
 class _Entries:
     """A condition whose tuples have one entry per image."""
 
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
     def of(self: E, images: Sequence[int]) -> E:
         """The condition of some of the images, by their place in the batch."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -53,9 +56,6 @@ class Condition(_Entries):
     labels: tuple[int, ...]
     names: tuple[str, ...]
     label_set: str = ""
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
         """int64 [B] on ``device``, checked against a model of ``classes`` classes.
@@ -98,9 +98,6 @@ class PromptCondition(_Entries):
     texts: tuple[str, ...]
     unconditional: str = UNCONDITIONAL
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
     @property
     def names(self) -> tuple[str, ...]:
         """Captions."""
@@ -124,37 +121,28 @@ class PromptCondition(_Entries):
 
 
 @dataclass(frozen=True, eq=False)
-class TextCondition(_Entries):
-    """Encoded text of a batch.
+class _Features(_Entries):
+    """Rows that condition a batch.
 
     Attributes:
-        features: one float tensor [n_i, E] per image: the encoder's output for the prompt's tokens, without padding.
-        names: the prompts, same length; used as captions.
-    """
-
-    kind: ClassVar[str] = "text"
-    features: tuple[Tensor, ...]
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureCondition(_Entries):
-    """Semantic features of a batch (Tar's TA-Tok).
-
-    Attributes:
-        features: one float tensor [n, E] per image, all of one length.
+        features: one float tensor [n_i, E] per image.
         names: captions, same length.
     """
 
-    kind: ClassVar[str] = "features"
     features: tuple[Tensor, ...]
     names: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.features)
+
+class TextCondition(_Features):
+    """Encoded text: the encoder's output for the tokens of each prompt, without padding; the captions are the prompts."""
+
+    kind: ClassVar[str] = "text"
+
+
+class FeatureCondition(_Features):
+    """Semantic features (Tar's TA-Tok), all of one length."""
+
+    kind: ClassVar[str] = "features"
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,9 +159,6 @@ class CodeCondition(_Entries):
     codes: tuple[Tensor, ...]
     names: tuple[str, ...]
     size: int = 0
-
-    def __len__(self) -> int:
-        return len(self.codes)
 
 
 # Conditions of masked models (MAR, Harmon, UniPic).

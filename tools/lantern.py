@@ -86,19 +86,11 @@ class LanternSettings(TokenSettings):
 
 
 def relaxed(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-    """Relaxed probability of draft tokens: their own plus that of their nearest neighbours.
+    """Relaxed probabilities fp32 [...] of draft tokens x int64 [...], and whether any neighbour was added, bool [...].
 
-    Neighbours are added, the nearest first, while their sum is at most ``delta`` (a bound on the total variation distance);
-    above 1, while it is at most delta - 1 times the token's own probability (LANTERN++'s lambda).
-
-    Args:
-        p: the target's probabilities fp32 [..., V].
-        x: draft tokens int64 [...].
-        nearest: int [V, k], neighbours of every code without itself, nearest first.
-        delta: see above.
-
-    Returns:
-        Relaxed probabilities fp32 [...], and bool [...]: whether any neighbour was added.
+    The probabilities p fp32 [..., V] of the neighbours in ``nearest``, int [V, k], are added, the nearest first, while
+    their sum is at most ``delta``; above 1, while it is at most delta - 1 times the token's own probability
+    (LANTERN++'s lambda).
     """
     own = p.gather(-1, x[..., None])
     if not nearest.shape[1]:
@@ -110,19 +102,11 @@ def relaxed(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> tuple[Tensor
 
 
 def certain_rest(p: Tensor, x: Tensor, pooled: Tensor, nearest: Tensor) -> Tensor:
-    """Residual distribution after a rejection if the draft distribution was concentrated on x.
+    """Residual distribution fp32 [..., V] after a rejection if the draft distribution was concentrated on x; uniform
+    where nothing is left.
 
-    It is p without x and, where neighbours were added, without all of ``nearest`` (the published code removes one neighbour
-    more than those that may be added).
-
-    Args:
-        p: fp32 [..., V].
-        x: int64 [...].
-        pooled: bool [...], from :func:`relaxed`.
-        nearest: int [V, k + 1].
-
-    Returns:
-        Probabilities fp32 [..., V]; uniform where nothing is left.
+    It is p without x and, where neighbours were added (``pooled`` of :func:`relaxed`), without all of ``nearest``, int
+    [V, k + 1]: the published code removes one neighbour more than those that may be added.
     """
     out = p.scatter(-1, x[..., None], 0.0)
     return _normalised(_without_neighbours(out, x, pooled, nearest))
@@ -164,26 +148,11 @@ def lantern(
     draft: TokenModel,
     vq: VQModel,
 ) -> TokenSampler:
-    """Speculative decoding as described above.
+    """Speculative decoding as described above; arguments as :func:`samplers.tokens.mulosd.mulosd`'s, and ``vq``, the
+    tokenizer of both models. ``draft`` may be the target. With ``neighbours`` 0 the images have exactly the target's
+    distribution.
 
-    With ``neighbours`` 0 the images have exactly the target's distribution, and at temperature 0 they are the target's.
-
-    Args:
-        target, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`; both models get the condition.
-        settings: see :class:`LanternSettings`.
-        draft: a model of the same codes and grid; may be the target.
-        vq: the tokenizer of both, whose codebook defines the neighbours of a code.
-
-    Yields:
-        :class:`TokenStep` after every verification; ``total`` is an estimate.
-
-    Returns:
-        :class:`TokenSampled`. The report counts all passes, the draft's among them, and the accepted and rejected draft
-        tokens of those that were tested.
-
-    Raises:
-        UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR, or so
-            many neighbours that nothing can be rejected.
+    Raises: UserError: inputs that do not belong together, or so many neighbours that nothing can be rejected.
     """
     check_pair(target, draft, vq.net.config.codes, "the LANTERN-style comparison")
     if draft.grid != target.grid:

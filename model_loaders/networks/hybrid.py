@@ -49,12 +49,11 @@ class HybridConfig:
         theta: float = 1e6,
         eps: float = 1e-6,
     ) -> HybridConfig:
-        """Derive the shape from official parameter names.
+        """Derive the shape from official parameter names; class labels and an output matrix are ignored.
 
         Args:
-            state: parameter names to tensors; class labels and an output matrix are ignored.
-            heads: attention heads of the language model; None looks the width up in :data:`OFFICIAL_HEADS`.
-            mar_heads: attention heads of the MAR; None for those of the official MAR of the same width.
+            state: parameter names to tensors.
+            heads, mar_heads: attention heads of the language model and of the MAR; None: the official models' of the same width.
             positions, theta, eps: of the language model, see :class:`.llama.LlamaConfig`.
 
         Raises:
@@ -222,17 +221,13 @@ class Hybrid(nn.Module):
     def forward(
         self, tokens: Tensor, known: Tensor, ids: Tensor, lengths: Tensor, wanted: Tensor | None = None
     ) -> Tensor:
-        """Conditions z for the head, prompts included in the sequence; differentiable, for training and tests.
+        """z as ``MAR.decode``'s, prompts included in the sequence; differentiable, for training and tests.
 
         Args:
             tokens: fp32 [B, L, channels]; only the known positions are read.
             known: int64 [B, K], known positions, ascending.
-            ids: int64 [B, P], prompts, padded at the end.
-            lengths: int64 [B], tokens of each prompt.
+            ids, lengths: prompts int64 [B, P], padded at the end, and their tokens, int64 [B].
             wanted: int64 [B, M], positions whose z is needed; None for all L.
-
-        Returns:
-            z [B, M, C] (or [B, L, C]).
         """
         encoded = self.mar.encode(tokens, known, self.mar.class_rows(None, len(tokens)))
         return self.mar.decode(self.fuse_ids(encoded, known, ids, lengths), known, wanted)
@@ -268,14 +263,9 @@ class Hybrid(nn.Module):
         return PromptCache(torch.stack(keys), torch.stack(values))
 
     def llm_order(self, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Encoder rows in the language model's order: known tokens by position, buffer rows, padding.
+        """Indices of the encoder's rows in the language model's order, int64 [B, buffer + K]: tokens by position, buffer rows, padding.
 
-        Args:
-            known: int64 [B, K], in any order.
-            padding_mask: bool [B, K], False for padding; None for none.
-
-        Returns:
-            int64 [B, buffer + K], indices of the encoder's rows.
+        ``known`` int64 [B, K], in any order; ``padding_mask`` bool [B, K], False for padding, None for none.
         """
         c, (batch, count) = self.config.mar, known.shape
         last = c.tokens + c.buffer
@@ -292,17 +282,12 @@ class Hybrid(nn.Module):
         padding_mask: Tensor | None = None,
         cache: TokenCache | None = None,
     ) -> Tensor:
-        """The decoder's input rows: encoder output plus what the language model adds to it.
+        """The decoder's input rows [R, buffer + K, C]: encoder output plus what the language model adds to it.
 
         Args:
-            encoded: [B, buffer + K, C] from ``mar.encode``.
-            known: int64 [B, K], the same positions.
+            encoded, known, padding_mask: as for ``mar.encode``, and its output [B, buffer + K, C].
             prompts: of R rows, a multiple of B; rows b, B + b, ... belong to image b.
-            padding_mask: bool [B, K], as for ``mar.encode``.
             cache: receives the known tokens' keys and values.
-
-        Returns:
-            [R, buffer + K, C].
         """
         branches = len(prompts.lengths) // len(encoded)
         order = self.llm_order(known, padding_mask)
@@ -318,16 +303,12 @@ class Hybrid(nn.Module):
         return encoded.repeat(branches, 1, 1) + self.proj_out(pick(h, back))
 
     def extend(self, encoded: Tensor, prompts: PromptBatch, cache: TokenCache, at: int) -> Tensor:
-        """:meth:`fuse` for new tokens and the buffer rows only; the new tokens' keys and values are appended to the cache.
+        """:meth:`fuse` for new tokens and the buffer rows only, [R, N + buffer, C]; the tokens' keys and values go to the cache.
 
         Args:
             encoded: [B, N + buffer, C], encoder output of N new tokens, then the buffer rows.
-            prompts: of R rows, a multiple of B.
-            cache: of R rows.
+            prompts, cache: of R rows, a multiple of B.
             at: tokens in the cache. The new ones get the positions behind them, not those of their raster order.
-
-        Returns:
-            [R, N + buffer, C].
         """
         branches = len(prompts.lengths) // len(encoded)
         y, end = self.proj_in(encoded).repeat(branches, 1, 1), at + encoded.shape[1]

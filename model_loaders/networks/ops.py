@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -91,28 +91,15 @@ def _is_amd() -> bool:
 # ------------------------------------------------------------------------------------------------ layers
 
 
-class WeightSource(Protocol):
-    """Provides weights that are not on the compute device."""
-
-    def is_offloaded(self, layer: Streamed) -> bool:
-        """Whether the layer's weight is off the device now."""
-        ...
-
-    def stream_weight(
-        self, layer: Streamed, x: Tensor, rows: tuple[int, int] | None = None
-    ) -> AbstractContextManager[tuple[Tensor, Tensor | None]]:
-        """Weight and bias on the device and in the dtype of ``x`` for the duration of the context; ``rows``: without bias."""
-        ...
-
-    def look_up(self, layer: Streamed, ids: Tensor) -> Tensor:
-        """Rows ``ids`` int64 [...] of an embedding's weight [n, C], on the device of ``ids``; [..., C]."""
-        ...
-
-
 class Streamed:
-    """Mixin of layers with ``weight`` and ``bias``, which ``source`` provides while they are off the device."""
+    """Mixin of layers with ``weight`` and ``bias``, which a host's ``source`` provides while they are off the device.
 
-    source: WeightSource | None = None
+    A source has three methods: ``is_offloaded(layer)``; ``stream_weight(layer, x, rows=None)``, a context manager that gives weight and
+    bias on the device and in the dtype of ``x`` (some rows of the weight without bias); and ``look_up(layer, ids)``, rows ``ids`` int64
+    [...] of an embedding's weight, on the device of ``ids``.
+    """
+
+    source: Any = None
 
     def is_offloaded(self) -> bool:
         """Whether the weight is off the device now."""
@@ -121,8 +108,7 @@ class Streamed:
     def stream_weight(
         self, x: Tensor, rows: tuple[int, int] | None = None
     ) -> AbstractContextManager[tuple[Tensor, Tensor | None]]:
-        """The weight while it is off the device, see :meth:`WeightSource.stream_weight`."""
-        assert self.source is not None
+        """Weight and bias while they are off the device."""
         return self.source.stream_weight(self, x, rows)
 
     def tensors(self) -> list[Tensor]:

@@ -19,8 +19,6 @@ from .mar import ClassRows, Kept, MARModel, Work
 
 INSTRUCTION = "Generate an image: "
 UNCONDITIONAL = "Generate an image."
-# Unconditional prompts whose keys and values a model keeps.
-_KEPT = 4
 # With the full cosine schedule and fewer diffusion steps, the first step multiplies errors by more than 300 (samplers/mar/tables.py).
 _SAFE_BETA, _SAFE_STEPS, _SAFE_START = 0.5, 100, 950
 
@@ -41,7 +39,6 @@ class HybridModel(MARModel):
     turn: tuple[int, int] = field(kw_only=True)
     trained: int = field(kw_only=True)
     condition: ClassVar[str] = "prompt"
-    _unconditional: dict[str, PromptCache] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def parts(self) -> Mapping[str, nn.Module]:
@@ -110,7 +107,7 @@ class HybridModel(MARModel):
         return self.hybrid.config.llm.positions - self.net.config.tokens - self.net.config.buffer
 
     def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptRows:
-        """The condition of one image per text. Equal texts are read once, the unconditional one once per model.
+        """The condition of one image per text; equal texts are read once.
 
         Args:
             texts: prompts without the instruction.
@@ -122,19 +119,11 @@ class HybridModel(MARModel):
         """
         device = next(self.hybrid.parameters()).device
         ids = {text: self.prompt(text) for text in dict.fromkeys(texts)}
-        null = self.instruction(unconditional) if guided else []
-        read, none = sum(map(len, ids.values())), None
-        caches = {text: self.hybrid.read(torch.tensor(row, device=device)) for text, row in ids.items()}
-        if guided:
-            kept = self._unconditional
-            if unconditional not in kept:
-                if len(kept) >= _KEPT:
-                    kept.pop(next(iter(kept)))
-                made, read = self.hybrid.read(torch.tensor(null, device=device)), read + len(null)
-                # On the CPU, because the weights may leave the device between runs.
-                kept[unconditional] = PromptCache(*(t.cpu() for t in made))
-            none = PromptCache(*(t.to(device) for t in kept[unconditional]))
-        return PromptRows(self.hybrid, [caches[text] for text in texts], none, read)
+        null = [self.instruction(unconditional)] if guided else []
+        caches = [self.hybrid.read(torch.tensor(row, device=device)) for row in (*ids.values(), *null)]
+        of = dict(zip(ids, caches, strict=False))
+        read = sum(len(row) for row in (*ids.values(), *null))
+        return PromptRows(self.hybrid, [of[text] for text in texts], caches[-1] if guided else None, read)
 
     def prompt_bytes(self, tokens: int) -> int:
         """Memory of the keys and values of that many tokens."""

@@ -6,15 +6,17 @@ Everything is plain fp32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ...model_loaders.networks.mar import BUDGET, DiffusionHead
+from ...model_loaders.networks.mar import BUDGET, DiffusionHead, HeadBlock, modulated
+from ...model_loaders.networks.ops import outputs
 from ..noise import copied
-from .lazymar_head import cached_head
 from .loop import Run
 from .tables import Tables
 
@@ -102,16 +104,22 @@ def step_numbers(batch: HeadBatch, compiled: bool) -> Sequence[Numbers]:
     return [row.unbind() for row in copied(torch.tensor(numbers), batch.x.device)] if compiled else numbers
 
 
-def step_modulations(head: DiffusionHead, z: Tensor, table: Tables) -> Iterator[tuple[Tensor, ...]]:
-    """The head's modulations at every step, highest timestep first, for conditions z [R, C].
+def step_modulations(
+    modulations: Callable[[Tensor], list[Tensor]], times: Tensor, condition: Tensor, size: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """The head's modulations at every diffusion step.
 
     They do not depend on the tokens, so those of many steps are one product: most of the head's weights are then read once.
+
+    Args:
+        modulations: of embeddings [..., w], such as ``head.modulations``.
+        times: time embeddings [S, w].
+        condition: condition embeddings [R, w].
+        size: tensors [..., w] that ``modulations`` makes.
     """
-    condition = head.cond_embed(z)
-    times = head.time_embed(table.timestep_map.flip(0).to(z.device))[:, None]
-    at_once = max(1, BUDGET // max(1, condition.numel() * (3 * len(head.res_blocks) + 2)))
-    for some in times.split(at_once):
-        yield from zip(*head.modulations(some + condition), strict=True)
+    at_once = max(1, BUDGET // max(1, condition.numel() * size))
+    for some in times[:, None].split(at_once):
+        yield from zip(*modulations(some + condition), strict=True)
 
 
 def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Tensor]] | None = None) -> list[Tensor]:
@@ -136,12 +144,13 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
     numbers = [step_numbers(b, advance is not ancestral_step) for b in batches]
     cached, modulations = {}, {}
     for i, b in enumerate(batches):
-        period = 1 if trace is not None else run.head_period(len(b.noise))
+        period = run.head_period(len(b.noise)) if run.head_share and trace is None else 1
         if period > 1:
-            cached[i] = cached_head(head, b.z, b.cfg, b.table.timestep_map, period, BUDGET)
+            cached[i] = cached_head(head, b.z, b.cfg, b.table, period)
             next(cached[i])
         else:
-            modulations[i] = step_modulations(head, b.z.flatten(0, 1), b.table)
+            times, size = head.time_embed(b.table.timestep_map.flip(0).to(b.z.device)), 3 * len(head.res_blocks) + 2
+            modulations[i] = step_modulations(head.modulations, times, head.cond_embed(b.z.flatten(0, 1)), size)
     longest, calls, rows = max(map(len, noises)), 0, 0
     for call in range(longest):
         due = [(i, b, call - longest + len(b.noise)) for i, b in enumerate(batches) if call >= longest - len(b.noise)]
@@ -175,3 +184,86 @@ def spaced(noise: Tensor, table: Tables) -> Tensor:
     if steps == len(noise):
         return noise
     return noise[copied(torch.arange(steps) * len(noise) // steps, noise.device)]
+
+
+# ------------------------------------------------------------------------------------------------ LazyMAR's head cache
+
+
+def cached_head(
+    head: DiffusionHead, z: Tensor, cfg: Tensor, table: Tables, period: int
+) -> Generator[Tensor, Tensor, None]:
+    """The head with LazyMAR's cache: is sent the state fp32 [N, channels] of every diffusion step and yields the head's output.
+
+    The cache is in the published code and in the paper's speed-ups, but not in its text (Yan et al. 2025, arXiv 2503.12450). Diffusion
+    steps are counted down to 0. The first one and every multiple of the period are evaluated in full. The others evaluate the conditional
+    rows only and reuse from the last full step: the sum of blocks 1 to 4; the MLP outputs of the other blocks ("own"), with the current
+    gate, except in the first tenth of the diffusion, where these MLPs are computed; and the difference between the conditional and the
+    null branch's noise.
+
+    Args:
+        z, cfg, table: see :class:`HeadBatch`.
+        period: diffusion steps from one full evaluation to the next.
+
+    Yields:
+        [P, N, 2 channels] at a full step, else [1, N, 2 channels] with the guidance in it; nothing of use before the first state.
+    """
+    blocks, last = cast(list[HeadBlock], list(head.res_blocks)), head.final_layer.linear
+    (branches, n), channels, width = z.shape[:2], head.channels, head.input_proj.out_features
+    own = [0, *range(5, len(blocks))]
+    # 1. What every diffusion step does, highest timestep first.
+    left = range(len(table.steps) - 1, -1, -1)
+    full = [k for k, t in enumerate(left) if k == 0 or t % period == 0]
+    edge = [k for k, t in enumerate(left) if k not in full and t > 0.9 * len(left)]
+    reused = [k for k in range(len(left)) if k not in full and k not in edge]
+    # 2. The modulations of each kind of step; the reused ones need gates and the last layer's only.
+    gates = [outputs(blocks[j].adaLN_modulation[1], 2 * width, 3 * width) for j in own]
+
+    def of_own(embedding: Tensor) -> list[Tensor]:
+        return head.modulations(embedding, (blocks[j] for j in own))
+
+    def of_gates(embedding: Tensor) -> list[Tensor]:
+        return [*(gate(F.silu(embedding)) for gate in gates), *head.modulations(embedding, ())]
+
+    condition = head.cond_embed(z.flatten(0, 1))
+    times = head.time_embed(table.timestep_map.flip(0).to(z.device))
+
+    def at(steps: list[int]) -> Tensor:
+        return times[copied(torch.tensor(steps, dtype=torch.int64), z.device)]
+
+    fulls = step_modulations(head.modulations, at(full), condition, 3 * len(blocks) + 2)
+    edges = step_modulations(of_own, at(edge), condition[:n], 3 * len(own) + 2)
+    others = step_modulations(of_gates, at(reused), condition[:n], len(own) + 2)
+    bias = last.bias.expand(n, -1).clone()  # the last layer's, plus the guidance term
+    x = yield bias  # the first state
+    for k in range(len(left)):
+        if k in full:
+            # 3. A full evaluation of all branches; what the next steps reuse is kept.
+            modulations, mlps, middle = next(fulls), [], 0.0
+            h = before = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
+            for j, block in enumerate(blocks):
+                shift, scale, gate = modulations[3 * j : 3 * j + 3]
+                out = block(h, shift, scale)
+                before = h[:n] if j == 1 else before
+                h = torch.addcmul(h, gate, out)
+                if j in own:
+                    mlps.append(out[:n])
+                elif j == 4 or j + 1 == len(blocks):
+                    middle = h[:n] - before  # what blocks 1 to 4 added
+            out = head.final_layer(h, *modulations[-2:]).view(branches, n, -1)
+            if branches == 2:
+                bias[:, :channels] = last.bias[:channels] + (cfg - 1) * (out[0] - out[1])[:, :channels]
+        else:
+            # 4. Only the conditional rows; the own MLPs are computed in the first tenth of the diffusion.
+            modulations = next(edges if k in edge else others)
+            h = head.input_proj(x.to(head.input_proj.weight.dtype))
+            for i, j in enumerate(own):
+                gate = modulations[i]
+                if k in edge:
+                    shift, scale, gate = modulations[3 * i : 3 * i + 3]
+                    mlps[i] = blocks[j](h, shift, scale)
+                h = torch.addcmul(h, gate, mlps[i])
+                if j == 0:
+                    h = h + middle
+            h = modulated(h, modulations[-2], modulations[-1])
+            out = torch.addmm(bias, h.to(bias.dtype), last.weight.t())[None]
+        x = yield out

@@ -7,7 +7,7 @@ Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via
   that block on (equations 8 and 9; the paper writes argmax there, but the least similar rows are computed);
 * condition cache (section 3.2.2): the null branch is the conditional branch plus the difference at the last refresh (eq. 10);
 * encoder cache: keys and values of tokens decided earlier. In the published code, not in the paper;
-* head cache (``lazymar_head.py``): reuse within the diffusion head. In the published code and in the paper's speed-ups.
+* head cache (``diffusion.py``): reuse within the diffusion head. In the published code and in the paper's speed-ups.
 
 All are a way to evaluate the transformer and the head, so they combine with plain MAR, FastHybrid and CSpD.
 Differences from the published code: rows that must be computed always are (there, rows of negative similarity can displace
@@ -86,8 +86,7 @@ class FeatureCache:
     Attributes:
         live: decoder rows: images, or images times two branches without the condition cache.
         encoded: encoder rows: as many, or images where the branches of guidance do not differ in the encoder.
-        between: what is kept between encoder and decoder; with the encoder cache.
-        canvas: the decoder's input [live, N, C]; stored with the encoder cache, so that old tokens are not embedded again.
+        between, canvas: with the encoder cache, what is kept between encoder and decoder, and the decoder's input [live, N, C].
         encoder: keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call.
         values: of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are always computed.
         decoder: keys and values of the decoder blocks after it.

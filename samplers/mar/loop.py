@@ -71,11 +71,8 @@ class Plan:
 
     Args:
         orders: int64 [B, L], a permutation per image; positions are revealed from its end.
-        settings: number of AR steps and guidance.
+        settings: number of AR steps (at most the tokens of the picture; an edit of fewer tokens decides one per step) and guidance.
         edit_mask: bool [B, L], positions to decide, equally many in every image; None for all.
-
-    Raises:
-        UserError: more steps than the picture has tokens. An edit with fewer tokens than steps decides one per step.
     """
 
     def __init__(self, orders: Tensor, settings: MARBase, edit_mask: Tensor | None = None):

@@ -165,5 +165,5 @@ def test_bench_of_random_weights_takes_one_family(cli, sentence):
 
 def test_bench_checks_before_it_loads(cli, sentence):
     assert "batch" in sentence(cli("bench", "--batch", "1,x"))
-    assert "does not have fasthybrid+cspd yet" in sentence(cli("bench", "--samplers", "mar,fasthybrid+cspd"))
+    assert "there is no sampler 'fasthybrid+cspd'" in sentence(cli("bench", "--samplers", "mar,fasthybrid+cspd"))
     assert "repeats" in sentence(cli("bench", "--repeats", "0"))

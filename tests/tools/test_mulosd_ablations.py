@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
-from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.tools.ablations.mulosd import LlamaGenRepairBench, forwards_alone
 from fastar_nodes.tools.ablations.tables import Ground, Row, to_markdown
@@ -104,14 +101,3 @@ def test_lantern_drafts_with_the_target_itself(bench):
 
 
 # ------------------------------------------------------------------------------------------------ the table and its files
-
-
-def test_the_draft_model_is_loaded_only_where_it_is_needed(folder, tmp_path):
-    for name in ("vq", "judge", LOW, HIGH):
-        shutil.copy(folder / f"{name}.safetensors", tmp_path)
-    here = LlamaGenRepairBench(Ground(100, tmp_path))
-    assert here.needs(row(tau=0.0)) == ("vq", HIGH, LOW)
-    assert here.needs(row("llamagen")) == here.needs(row("lantern")) == ("vq", HIGH)
-    (here.ground.checkpoints / f"{LOW}.safetensors").unlink()
-    with pytest.raises(UserError, match=f"^tables: the demo's {LOW}.safetensors is missing"):
-        here.row(row(tau=0.0), {})

@@ -186,21 +186,3 @@ def test_real_pictures_are_not_forgotten(tmp_path, vq, monkeypatch: pytest.Monke
         return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), book.long().flatten()))
 
     assert nats(net) < nats(start) - 0.3
-
-
-def test_variety_is_counted_on_pictures_drawn_as_the_file_asks(tmp_path, vq, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn_with, noted = [], []
-    monkeypatch.setattr(
-        reinforce, "llamagen", lambda model, what, s, draws: drawn_with.append(s) or llamagen(model, what, s, draws)
-    )
-    monkeypatch.setattr(reinforce.Learner, "count", lambda self, labels, s: noted.append((len(labels), len(s))) or 0.0)
-    monkeypatch.setattr(reinforce, "SCHEDULE", Schedule(steps=1, batch=10, lr=1e-3))
-    job = Job(tmp_path, images=64)
-    reinforce.reinforce(job, tmp_path / "gpt.safetensors", TINY, gpt(), vq, Judge().eval())
-    asked, plain = drawn_with
-    wanted = token_recipes.defaults(8)
-    assert {name: getattr(asked, name) for name in ("cfg", "temperature", "top_k", "top_p")} == {
-        name: value for name, value in wanted.items() if name != "window"
-    }
-    assert (plain.cfg, plain.temperature, plain.top_k, plain.top_p) == (1.0, 1.0, 0, 1.0)
-    assert noted == [(reinforce.COUNTED, reinforce.COUNTED)]

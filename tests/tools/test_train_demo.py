@@ -23,7 +23,7 @@ from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import finish_prompt, tar_prompt
+from fastar_nodes.samplers.tokens.tar import tar_prompt
 from fastar_nodes.tools import files
 from fastar_nodes.tools.training import hybrid_recipe, reinforce, tar_recipes, training
 from fastar_nodes.tools.training.command import PROGRAMS
@@ -79,7 +79,7 @@ def test_every_checkpoint_loads(made):
 def test_a_prompt_becomes_a_picture(made):
     ta_tok = load_ta_tok(made.out / "ta-tok.safetensors", "fp32")
     tar, draws = load_tar(made.out / "tar.safetensors", "fp32"), PairedDraws(1, range(3))
-    prompted = finish_prompt(tar_prompt(tar, PROMPTS, TarPromptSettings(detail=DETAILS[1]), draws))
+    prompted = finish(tar_prompt(tar, PROMPTS, TarPromptSettings(detail=DETAILS[1]), draws))
     assert prompted.codes.shape == (3, 9)
     model = load_detokenizer(made.out / "dtok-low.safetensors", "fp32", ta_tok=ta_tok)
     codes = finish(llamagen(model, prompted.condition, LlamaGenSettings(cfg=2.0), draws)).codes

@@ -31,26 +31,6 @@ def fresh():
     return nn.Linear(4, 1)
 
 
-def test_a_stopped_run_goes_on_as_if_never_stopped(tmp_path):
-    class Stop(Exception):
-        pass
-
-    def stopping(module, step):
-        if step == 25 and not (tmp_path / "stopped").exists():
-            (tmp_path / "stopped").touch()
-            raise Stop
-        return regression(module, step)
-
-    schedule, job = Schedule(steps=40, batch=16, lr=0.05, warmup=5), Job(tmp_path, log=lambda line: None)
-    whole = train(job, "a", fresh(), regression, schedule)
-    with pytest.raises(Stop):
-        train(job, "b", fresh(), stopping, schedule, save_every=0.0)
-    resumed = train(job, "b", fresh(), stopping, schedule)
-    assert torch.equal(whole.weight, resumed.weight) and torch.equal(whole.bias, resumed.bias)
-    again = train(job, "b", fresh(), regression, schedule)
-    assert torch.equal(again.weight, resumed.weight), "a finished run is only read back"
-
-
 def test_training_learns_and_returns_the_average(tmp_path):
     net = train(Job(tmp_path), "r", fresh(), regression, Schedule(steps=400, batch=16, lr=0.05, ema=0.9))
     torch.testing.assert_close(net.weight.detach(), torch.arange(4.0)[None], atol=0.05, rtol=0)

@@ -35,11 +35,7 @@ _NEIGHBOURS = (0, 1, 4, 16, 64)
 
 
 def rows(serial: Row) -> tuple[Row, ...]:
-    """The rows of a table.
-
-    Args:
-        serial: the first row, serial decoding; the others use its model.
-    """
+    """The rows of a table, on the model of ``serial``, the first one."""
 
     def mulosd(title: str, **settings: Any) -> Row:
         return Row(title, "mulosd", {"tau": TAU, **settings}, serial.model)
@@ -69,16 +65,8 @@ def rows(serial: Row) -> tuple[Row, ...]:
 
 
 def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
-    """Transformer passes of each image of a batch if it is sampled alone, of draft and target together.
-
-    Args:
-        report: report of a token sampler, with maps.
-        settings: settings of the sampler.
-        small: side of MuLo-SD's draft grid.
-
-    Returns:
-        int64 [B].
-    """
+    """Transformer passes of each image of a batch if it is sampled alone, int64 [B], of draft (``small`` cells a
+    side) and target."""
     passes, step = report.counts["transformer_passes"], report.maps["step"]
     if isinstance(settings, LanternSettings):
         return np.array(
@@ -157,5 +145,5 @@ class RepairBench(TokenBench):
 class LlamaGenRepairBench(RepairBench):
     """Rows of the demo's two LlamaGens."""
 
-    tables = {"mulosd-llamagen": ({}, rows(Row("LlamaGen", "llamagen", {}, GPT_HIGH.name)))}
+    tables = {"mulosd-llamagen": rows(Row("LlamaGen", "llamagen", {}, GPT_HIGH.name))}
     drafter, small = GPT_LOW.name, GPT_LOW.grid

@@ -170,11 +170,7 @@ PLOTS = (
 
 
 def tables(text: str, section: str) -> list[list[dict[str, str]]]:
-    """Tables below a heading of a Markdown page, as rows of heading to cell.
-
-    Raises:
-        UserError: the page has no such heading.
-    """
+    """Tables below a heading of a Markdown page, as rows of heading to cell. Raises UserError without that heading."""
     parts = re.split(r"^#+ +", text, flags=re.MULTILINE)
     body = next((part for part in parts if part.split("\n", 1)[0].strip() == section), None)
     if body is None:
@@ -194,11 +190,7 @@ def tables(text: str, section: str) -> list[list[dict[str, str]]]:
 
 
 def points(plot: Plot, text: str) -> list[Point]:
-    """Points of a plot, read from its page. Rows without both values are left out.
-
-    Raises:
-        UserError: no table of the section has both columns, or no row is selected.
-    """
+    """Points of a plot, read from its page, without the rows that lack a value. Raises UserError if there is none."""
     section, axes = plot.source.partition("#")[2], [heading.partition("#") for heading, _ in (plot.x, plot.y)]
     needed = {"setting", *(heading for heading, _, _ in axes)}
     rows = next((t for t in tables(text, section) if t and needed <= set(t[0])), None)

@@ -36,15 +36,8 @@ BATCH = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table.
-
-    Attributes:
-        title: first cell.
-        sampler: name in the registry.
-        settings: settings in addition to those of the table.
-        model: name of the checkpoint, where the sampler has several.
-        prompt: settings of Tar's language model, where it is used.
-    """
+    """One row of a table: first cell, sampler, settings in addition to the table's, checkpoint where the sampler has
+    several, and settings of Tar's language model where it is used."""
 
     title: str
     sampler: str
@@ -53,20 +46,13 @@ class Row:
     prompt: dict[str, Any] = field(default_factory=dict)
 
 
-# Settings of all rows, and the rows.
-Table = tuple[dict[str, Any], tuple[Row, ...]]
+Table = tuple[Row, ...]
 
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of a row; counts and seconds are sums over batches.
-
-    Attributes:
-        figures: quality of its images.
-        batches: their number.
-        more: figures of the family, by name.
-        work: cells of the cost columns, by heading.
-    """
+    """Figures of a row: quality of its images, the report of all batches, and by name what the family adds;
+    ``work``: cells by heading."""
 
     title: str
     sampler: str
@@ -106,16 +92,8 @@ def balanced_labels(images: int) -> np.ndarray:
 class Ground:
     """Shared by all rows of a run: the labels, the judge, and the real images that the rows are compared with.
 
-    The judge has an input size of 64 x 64 pixels. Larger images are averaged to that size, and so are the real and reconstructed
-    images they are compared with.
-
-    Args:
-        images: images per row, 100 or more.
-        checkpoints: folder of the checkpoints, the judge's included; None selects the repository's own.
-        seed: sampling seed. 2026 chose presets and checkpoints, so report figures of another seed.
-
-    Raises:
-        UserError: fewer images, or no judge.
+    Images above the judge's 64 x 64 pixels are averaged to that size, and so are the real ones. ``checkpoints``:
+    folder, None for the repository's own. Seed 2026 chose presets and checkpoints, so report figures of another seed.
     """
 
     def __init__(self, images: int, checkpoints: Path | None = None, seed: int = SEED):
@@ -127,11 +105,7 @@ class Ground:
         self._references: dict[int, np.ndarray] = {}
 
     def file(self, name: str) -> Path:
-        """Path of a checkpoint.
-
-        Raises:
-            UserError: the file is missing.
-        """
+        """Path of a checkpoint. Raises UserError if it is missing."""
         path = files.checkpoint(name, self.checkpoints)
         if not path.is_file():
             raise UserError(
@@ -160,16 +134,11 @@ class Ground:
 
 
 class Bench(ABC):
-    """The models of a family, loaded on first use, and its tables.
-
-    Args:
-        ground: labels, judge and reference.
-        device: device of the models.
-        dtype: dtype of the models, see :func:`model_loaders.checkpoint.choose_dtype`.
-        batch: images sampled at once.
-    """
+    """The models of a family, loaded on first use, and its tables; ``batch``: images sampled at once."""
 
     tables: ClassVar[dict[str, Table]]
+    # Settings of all rows.
+    common: Mapping[str, Any] = {}
 
     def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32", batch: int = BATCH):
         self.ground, self.device, self.dtype, self.batch = ground, torch.device(device), dtype, batch
@@ -185,13 +154,10 @@ class Bench(ABC):
 
     @abstractmethod
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
-        """Images uint8 [n, S, S, 3] with these indices, and the sampler's report.
+        """Images uint8 [n, S, S, 3] with these indices, and the report; ``settings``: instance of the sampler's
+        settings class."""
 
-        Args:
-            settings: instance of the sampler's settings class.
-        """
-
-    def settings(self, row: Row, common: dict[str, Any]) -> dict[str, Any]:
+    def settings(self, row: Row, common: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of a row, by name."""
         return {**common, **row.settings}
 
@@ -204,28 +170,20 @@ class Bench(ABC):
         """Cells of the cost columns, by heading; "": none."""
 
     def expect(self, name: str) -> None:
-        """Check that all checkpoints of a table exist.
-
-        Raises:
-            UserError: one is missing.
-        """
-        for row in self.tables[name][1]:
+        """Check that all checkpoints of a table exist."""
+        for row in self.tables[name]:
             for file in self.needs(row):
                 self.ground.file(file)
 
     @torch.no_grad()
     def pictures(self, row: Row, settings: dict[str, Any]) -> tuple[np.ndarray, list[Report]]:
-        """All images of a row, uint8 [images, S, S, 3], and the reports of all batches.
-
-        Raises:
-            UserError: an unknown or invalid setting.
-        """
+        """All images of a row, uint8 [images, S, S, 3], and the reports of all batches."""
         made = make(find(row.sampler).settings, settings)
         every = range(self.ground.images)
         parts = [self.draw(row, made, every[at : at + self.batch]) for at in range(0, len(every), self.batch)]
         return np.concatenate([rgb for rgb, _ in parts]), [report for _, report in parts]
 
-    def row(self, row: Row, common: dict[str, Any]) -> tuple[Result, np.ndarray]:
+    def row(self, row: Row, common: Mapping[str, Any]) -> tuple[Result, np.ndarray]:
         """Result of a row and its images at the judge's input size, uint8 [images, 64, 64, 3]. Rows of several tables are sampled
         once."""
         settings = self.settings(row, common)
@@ -253,11 +211,7 @@ def merged(reports: Sequence[Report]) -> Report:
 
 
 def bench_of(name: str, kinds: Sequence[type[Bench]]) -> type[Bench]:
-    """The class of benches that has a table.
-
-    Raises:
-        UserError: there is no such table.
-    """
+    """The class of benches that has a table. Raises UserError if there is none."""
     for kind in kinds:
         if name in kind.tables:
             return kind
@@ -269,22 +223,11 @@ def bench_of(name: str, kinds: Sequence[type[Bench]]) -> type[Bench]:
 def run_table(
     bench: Bench, name: str, log: Callable[[str], None] = print, keep: list[np.ndarray] | None = None
 ) -> list[Result]:
-    """Results of all rows of a table.
-
-    Args:
-        bench: a bench that has the table.
-        name: the table.
-        log: receives one line per row.
-        keep: receives the first ten images of every row, uint8 [10, 64, 64, 3].
-
-    Raises:
-        UserError: no such table, or a checkpoint is missing.
-    """
-    common, rows = bench_of(name, [type(bench)]).tables[name]
+    """Results of all rows of a table; ``keep`` receives the first ten images of every row, uint8 [10, 64, 64, 3]."""
     out = []
-    for row in rows:
+    for row in bench_of(name, [type(bench)]).tables[name]:
         began = time.monotonic()
-        result, rgb = bench.row(row, common)
+        result, rgb = bench.row(row, bench.common)
         if keep is not None:
             keep.append(rgb[:10])
         log(f"{name}: {row.title}: {result.figures} in {time.monotonic() - began:.0f} s")

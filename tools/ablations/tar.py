@@ -25,11 +25,12 @@ from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from ...reports.record import Report
 from ...reports.table import figure
 from ...samplers.conditioning import AnyCondition, CodeCondition
+from ...samplers.driver import finish
 from ...samplers.settings import knobs, make
 from ...samplers.tokens.conditioning import features_of
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import DETAILS, TarPromptSettings
-from ...samplers.tokens.tar import finish_prompt, tar_prompt
+from ...samplers.tokens.tar import tar_prompt
 from ..training import picture_book
 from ..training.captions import UNSAID, Wishes, wishes
 from ..training.judge import read
@@ -53,28 +54,19 @@ def _tar(title: str, model: str = DTOK_LOW.name, prompt: dict[str, Any] | None =
 
 
 TABLES: dict[str, Table] = {
-    "tar": (
-        {},
-        tuple(
-            _tar(f"{what}{name} codes, {size}", model, {"detail": detail, **more})
-            for what, more in (("", {}), ("a picture's own ", {"codes": OF_PICTURES}))
-            for size, model in (("8 x 8", DTOK_LOW.name), ("16 x 16", DTOK_HIGH.name))
-            for name, detail in zip(("all", "fewer", "fewest"), DETAILS, strict=True)
-        ),
+    "tar": tuple(
+        _tar(f"{what}{name} codes, {size}", model, {"detail": detail, **more})
+        for what, more in (("", {}), ("a picture's own ", {"codes": OF_PICTURES}))
+        for size, model in (("8 x 8", DTOK_LOW.name), ("16 x 16", DTOK_HIGH.name))
+        for name, detail in zip(("all", "fewer", "fewest"), DETAILS, strict=True)
     ),
     "tar-settings": (
-        {},
-        (
-            *(_tar(f"prompt: temperature {t:g}", prompt={"temperature": t}) for t in (0.0, 0.5, 0.7, 0.9, 1.0)),
-            *(_tar(f"prompt: top-p {p:g}", prompt={"top_p": p}) for p in (0.8, 0.9, 0.95, 1.0)),
-            *(
-                _tar(f"prompt: repetition penalty {r:g}", prompt={"repetition_penalty": r})
-                for r in (1.0, 1.05, 1.1, 1.3)
-            ),
-            *(_tar(f"cfg {c:g}", cfg=c) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
-            *(_tar(f"temperature {t:g}", temperature=t) for t in (0.7, 0.9, 1.0)),
-            *(_tar(f"top-p {p:g}", top_p=p) for p in (0.7, 0.8, 0.9, 1.0)),
-        ),
+        *(_tar(f"prompt: temperature {t:g}", prompt={"temperature": t}) for t in (0.0, 0.5, 0.7, 0.9, 1.0)),
+        *(_tar(f"prompt: top-p {p:g}", prompt={"top_p": p}) for p in (0.8, 0.9, 0.95, 1.0)),
+        *(_tar(f"prompt: repetition penalty {r:g}", prompt={"repetition_penalty": r}) for r in (1.0, 1.05, 1.1, 1.3)),
+        *(_tar(f"cfg {c:g}", cfg=c) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
+        *(_tar(f"temperature {t:g}", temperature=t) for t in (0.7, 0.9, 1.0)),
+        *(_tar(f"top-p {p:g}", top_p=p) for p in (0.7, 0.8, 0.9, 1.0)),
     ),
 }
 
@@ -90,11 +82,7 @@ def fulfilling_scenes(wanted: Wishes, seed: int) -> Scenes:
 
 
 class PromptGround(Ground):
-    """Shared by all rows of a run: held-out prompts, the judge, and real images that fulfil the prompts.
-
-    Args:
-        ground: provides the number of images and the folder of the checkpoints.
-    """
+    """Shared by all rows of a run: held-out prompts, the judge, and real images that fulfil the prompts."""
 
     def __init__(self, ground: Ground):
         super().__init__(ground.images, ground.checkpoints, ground.seed)
@@ -146,11 +134,7 @@ class TarBench(TokenBench):
         return self._models[name]
 
     def prompt_settings(self, row: Row) -> TarPromptSettings:
-        """Settings of the language model: the defaults of its checkpoint, updated by the row.
-
-        Raises:
-            UserError: an unknown or invalid setting.
-        """
+        """Settings of the language model: the defaults of its checkpoint, updated by the row."""
         names = knobs(TarPromptSettings)
         defaults = (
             {} if "codes" in row.prompt else json.loads(read_metadata(self.ground.file(LANGUAGE)).get("defaults", "{}"))
@@ -174,7 +158,7 @@ class TarBench(TokenBench):
             for at in range(0, len(prompts), BATCH):
                 part, seed = prompts[at : at + BATCH], self.ground.seed
                 draws = PairedDraws(seed, range(at, at + len(part)))
-                done = finish_prompt(tar_prompt(self.language, part, settings, draws, seed))
+                done = finish(tar_prompt(self.language, part, settings, draws, seed))
                 parts += list(done.condition.codes)
                 seconds += done.report.seconds
         size = self.ta_tok.net.config.codes if real else self.language.special.codes
@@ -211,5 +195,5 @@ class TarBench(TokenBench):
 class TarRepairBench(RepairBench, TarBench):
     """Rows of the demo's Tar, with the small de-tokenizer as the draft model of the large one."""
 
-    tables = {"mulosd": ({}, rows(Row("Tar", "tar", {}, DTOK_HIGH.name)))}
+    tables = {"mulosd": rows(Row("Tar", "tar", {}, DTOK_HIGH.name))}
     drafter, small = DTOK_LOW.name, DTOK_LOW.grid

@@ -12,7 +12,7 @@ without its sequential start measures the effect of the start for a network trai
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -49,51 +49,35 @@ _WINDOWS = (8, 6, 4, 3, 2, 1)
 
 TABLES: dict[str, Table] = {
     "llamagen": (
-        {},
-        (
-            Row("LlamaGen, 8 x 8", "llamagen", {}, GPT_LOW.name),
-            Row("LlamaGen, 16 x 16", "llamagen", {}, GPT_HIGH.name),
-            Row(f"PAR, {_N} regions, 8 x 8", "par", {}, PAR.name),
-        ),
+        Row("LlamaGen, 8 x 8", "llamagen", {}, GPT_LOW.name),
+        Row("LlamaGen, 16 x 16", "llamagen", {}, GPT_HIGH.name),
+        Row(f"PAR, {_N} regions, 8 x 8", "par", {}, PAR.name),
     ),
     "llamagen-settings": (
-        {},
-        (
-            *(Row(f"cfg {c:g}", "llamagen", {"cfg": c}, GPT_LOW.name) for c in (1.0, 1.5, 2.0, 3.0)),
-            *(Row(f"top-p {p:g}", "llamagen", {"top_p": p}, GPT_LOW.name) for p in (0.7, 0.8, 0.9, 1.0)),
-            # One truncation of the distribution at a time.
-            *(
-                Row(f"temperature {t:g}, top-p 1", "llamagen", {**_ALL, "temperature": t}, GPT_LOW.name)
-                for t in (0.6, 0.7, 0.8, 0.9)
-            ),
-            *(Row(f"top-k {k}, top-p 1", "llamagen", {**_ALL, "top_k": k}, GPT_LOW.name) for k in (100, 20)),
+        *(Row(f"cfg {c:g}", "llamagen", {"cfg": c}, GPT_LOW.name) for c in (1.0, 1.5, 2.0, 3.0)),
+        *(Row(f"top-p {p:g}", "llamagen", {"top_p": p}, GPT_LOW.name) for p in (0.7, 0.8, 0.9, 1.0)),
+        # One truncation of the distribution at a time.
+        *(
+            Row(f"temperature {t:g}, top-p 1", "llamagen", {**_ALL, "temperature": t}, GPT_LOW.name)
+            for t in (0.6, 0.7, 0.8, 0.9)
         ),
+        *(Row(f"top-k {k}, top-p 1", "llamagen", {**_ALL, "top_k": k}, GPT_LOW.name) for k in (100, 20)),
     ),
     "par": (
-        {},
-        (
-            _PLAIN,
-            Row(f"PAR, {_N} regions", "par", {}, PAR.name),
-            Row("PAR, no sequential start", "par", _NO_START, PAR.name),
-            Row("ablation on LlamaGen: non-local", "par", _SCATTERED, GPT_LOW.name),
-            Row(
-                "ablation on LlamaGen: non-local, no sequential start", "par", {**_SCATTERED, **_NO_START}, GPT_LOW.name
-            ),
-            Row("ablation on LlamaGen: adjacent", "par", _NEIGHBOURS, GPT_LOW.name),
-            Row(
-                "ablation on LlamaGen: adjacent, no sequential start", "par", {**_NEIGHBOURS, **_NO_START}, GPT_LOW.name
-            ),
-            Row("ablation on LlamaGen: adjacent, n = 2", "par", {**_NEIGHBOURS, "group": 2}, GPT_LOW.name),
-        ),
+        _PLAIN,
+        Row(f"PAR, {_N} regions", "par", {}, PAR.name),
+        Row("PAR, no sequential start", "par", _NO_START, PAR.name),
+        Row("ablation on LlamaGen: non-local", "par", _SCATTERED, GPT_LOW.name),
+        Row("ablation on LlamaGen: non-local, no sequential start", "par", {**_SCATTERED, **_NO_START}, GPT_LOW.name),
+        Row("ablation on LlamaGen: adjacent", "par", _NEIGHBOURS, GPT_LOW.name),
+        Row("ablation on LlamaGen: adjacent, no sequential start", "par", {**_NEIGHBOURS, **_NO_START}, GPT_LOW.name),
+        Row("ablation on LlamaGen: adjacent, n = 2", "par", {**_NEIGHBOURS, "group": 2}, GPT_LOW.name),
     ),
     "zipar": (
-        {},
-        (
-            Row("LlamaGen", "llamagen", {}, GPT_HIGH.name),
-            Row(f"window {GPT_HIGH.grid} (a whole row: exact)", "zipar", {"window": GPT_HIGH.grid}, GPT_HIGH.name),
-            *(Row(f"window {w}", "zipar", {"window": w}, GPT_HIGH.name) for w in _WINDOWS),
-            Row("window 4, blanks seen (as published)", "zipar", {"window": 4, "mask_undecoded": False}, GPT_HIGH.name),
-        ),
+        Row("LlamaGen", "llamagen", {}, GPT_HIGH.name),
+        Row(f"window {GPT_HIGH.grid} (a whole row: exact)", "zipar", {"window": GPT_HIGH.grid}, GPT_HIGH.name),
+        *(Row(f"window {w}", "zipar", {"window": w}, GPT_HIGH.name) for w in _WINDOWS),
+        Row("window 4, blanks seen (as published)", "zipar", {"window": 4, "mask_undecoded": False}, GPT_HIGH.name),
     ),
 }
 
@@ -117,18 +101,15 @@ class TokenBench(Bench):
         return load_vq(self.ground.file(VQ), device=self.device)
 
     def model(self, name: str) -> TokenModel:
-        """A token model by the name of its checkpoint.
-
-        Raises:
-            UserError: the checkpoint is missing, or belongs to another tokenizer.
-        """
+        """A token model by the name of its checkpoint. Raises UserError if it is missing, or belongs to another
+        tokenizer."""
         if name not in self._models:
             model = load_llamagen(self.ground.file(name), self.dtype, self.device)
             expect_codes(self.vq, model)
             self._models[name] = model
         return self._models[name]
 
-    def settings(self, row: Row, common: dict[str, Any]) -> dict[str, Any]:
+    def settings(self, row: Row, common: Mapping[str, Any]) -> dict[str, Any]:
         defaults = json.loads(read_metadata(self.ground.file(row.model)).get("defaults", "{}"))
         names = knobs(find(row.sampler).settings)
         return {**{name: value for name, value in defaults.items() if name in names}, **common, **row.settings}
@@ -137,7 +118,7 @@ class TokenBench(Bench):
     def floors(self, name: str) -> dict[str, Figures]:
         """Figures of real images and of their reconstructions, for every image size of a table."""
         out: dict[str, Figures] = {}
-        for row in self.tables[name][1]:
+        for row in self.tables[name]:
             side = self.model(row.model).grid * self.vq.net.config.stride
             if side not in self._floors:
                 real = self.ground.real(TEST_SEED + 1, side)  # scenes that the reference does not contain

@@ -79,12 +79,7 @@ def gathered(name: str, make: Callable[[], Iterable[Case]]) -> list[Case]:
 
 
 def from_files(folder: Path, known: Known, prefix: str) -> list[Case]:
-    """The cases of the files that are in ``folder``.
-
-    Args:
-        known: file to the files it needs beside it, and what makes its cases.
-        prefix: of the names of failed cases.
-    """
+    """The cases of the files that are in ``folder``; ``prefix``: of the names of failed cases."""
 
     def of(others: Sequence[str], make: Callable[[Path], Iterable[Case]]) -> Iterable[Case]:
         for name in others:
@@ -101,12 +96,8 @@ def from_files(folder: Path, known: Known, prefix: str) -> list[Case]:
 def same_shapes(
     shapes: Mapping[str, Sequence[int]], make: Callable[[dict[str, Tensor]], nn.Module], unread: Collection[str] = ()
 ) -> Check:
-    """Whether a network on the meta device has the tensors of an official file, these names and shapes.
-
-    Args:
-        make: the network from a state dict of these shapes.
-        unread: tensors that the network lacks.
-    """
+    """Whether a network on the meta device, made from a state dict, has the tensors of an official file but the
+    ``unread`` ones."""
     with torch.device("meta"):
         net = make({name: torch.empty(tuple(shape)) for name, shape in shapes.items()})
     ours = {(name, *t.shape) for name, t in net.state_dict().items()}
@@ -138,11 +129,7 @@ def judge(case: Case) -> Outcome:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of a case file; fp16 tensors are converted to fp32.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Tensors of a case file; fp16 tensors are converted to fp32. Raises UserError if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -154,11 +141,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_json(path: Path) -> Any:
-    """Content of a JSON case file.
-
-    Raises:
-        UserError: the file is not JSON.
-    """
+    """Content of a JSON case file. Raises UserError if it is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as e:

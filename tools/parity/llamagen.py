@@ -199,13 +199,9 @@ def _filters(folder: Path, stem: str) -> Iterator[Case]:
 
 
 class MultinomialDraws:
-    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers and takes the maximum.
-
-    Args:
-        seed: of the global generator.
-        images: batch size.
-        together: whether one call draws all cells of a pass (PAR), instead of one call per cell.
-    """
+    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers of the global
+    generator and takes the maximum. ``together``: one call draws all cells of a pass (PAR), instead of one call per
+    cell."""
 
     def __init__(self, seed: int, images: int, together: bool):
         self._generator, self._images, self._together = torch.Generator().manual_seed(seed), images, together

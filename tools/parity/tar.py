@@ -63,11 +63,7 @@ def cases(folder: Path) -> list[Case]:
 
 
 def _weights(path: Path) -> tuple[Tensors, Path]:
-    """The weights of recorded results, and their file.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-    """
+    """The weights of recorded results, and their file."""
     weights = path.with_name(path.name.replace("_io", "_state"))
     if not weights.is_file():
         raise FileNotFoundError(f"{weights.name} is not beside it")

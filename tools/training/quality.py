@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...bench import statistics
 from .captions import UNSAID, Wishes
 from .judge import Judge, read, redraw_error
 from .picture_book import Scenes
@@ -22,14 +23,8 @@ from .recipes import RESOLUTION
 
 
 def frechet(a: np.ndarray, b: np.ndarray) -> float:
-    """Squared Frechet distance of Gaussian fits to features [N, D] and [M, D] (Heusel et al. 2017), float64."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    ca, cb = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
-    # tr sqrt(ca cb) from the eigenvalues of the symmetric sqrt(ca) cb sqrt(ca).
-    values, vectors = np.linalg.eigh(ca)
-    root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
-    cross = np.sqrt(np.clip(np.linalg.eigvalsh(root @ cb @ root), 0, None)).sum()
-    return float(((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(ca) + np.trace(cb) - 2 * cross)
+    """Squared Frechet distance of Gaussian fits to features [N, D] and [M, D] (Heusel et al. 2017)."""
+    return statistics.frechet(a, b)(np.ones(len(a)))
 
 
 @dataclass(frozen=True)
@@ -61,11 +56,8 @@ def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray,
 
 
 def shrunk(rgb: np.ndarray) -> np.ndarray:
-    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to the judge's input size: uint8 [N, 64, 64, 3].
-
-    Raises:
-        ValueError: another shape.
-    """
+    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to the judge's 64 x 64 pixels. Raises ValueError for
+    another shape."""
     side = rgb.shape[1] if rgb.ndim == 4 else 0
     if side < RESOLUTION or side % RESOLUTION or rgb.shape[2:] != (side, 3):
         raise ValueError(f"rgb: images are [N, H, H, 3] with H a multiple of {RESOLUTION}, not {list(rgb.shape)}.")

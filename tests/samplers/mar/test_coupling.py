@@ -107,6 +107,23 @@ def test_equal_up_to_rounding_is_equal():
     p = Gaussian(q.mean + 0.9 * ROUNDING, q.log_std + 0.9 * ROUNDING)
     none = torch.full((N, 2), 1.0)
     assert bool(couple(y, q, p, none, retry_with(rng(), 2)).accepted.all()) and bool(acceptable(y, q, p, none).all())
+    # 1e-5 (1 + |mean|) of the mean, and 1e-5 of the log std, above which u = 1 rejects a draft at the mean.
+    for mean, distance, wider, equal in (
+        (0.0, 0.9e-5, 0.0, True),
+        (0.0, 1.2e-5, 0.0, False),
+        (-3.0, 3.8e-5, 0.0, True),
+        (-3.0, 4.3e-5, 0.0, False),
+        (0.0, 0.0, 0.9e-5, True),
+        (0.0, 0.0, 1.2e-5, False),
+    ):
+        p, ones = Gaussian(torch.full((1, 2), mean), torch.zeros(1, 2)), torch.ones(1, 2)
+        q = Gaussian(p.mean + distance, p.log_std - wider)
+        assert acceptable(q.mean, q, p, ones).tolist() == [equal]
+        assert couple(q.mean, q, p, ones, retry_with(rng(1), 2)).accepted.tolist() == [equal]
+
+
+def test_drafts_near_the_target_are_mostly_accepted():
+    y, q = drafts([0.3, -1.0], [0.006, 1.0])
     off = Gaussian(q.mean + 0.001, q.log_std)
     assert 0.8 < float(acceptable(y, q, off, rng().uniform(0, count=2)).float().mean()) < 0.97
 

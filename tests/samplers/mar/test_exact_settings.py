@@ -35,6 +35,7 @@ CASES = [
     ("cspd", {"prefill_ratio": 1.0, "mode": "published"}, EXACT),
     ("cspd", {"prefill_ratio": 1.0}, EXACT),
     ("cspd", {"prefill_ratio": 1.0, "speculation": 4}, LOSSLESS),
+    ("cspd", {"prefill_ratio": 1.0, "speculation": 4, "mode": "published"}, LOSSLESS),
     ("cspd", {"prefill_ratio": 0.2}, LOSSLESS),
     ("cspd", {"prefill_ratio": 0.2, "mode": "published"}, NEITHER),
     ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 1}, EXACT),
@@ -70,3 +71,8 @@ def test_claims_hold(sampled, name, settings, claim):
     # FastHybrid whose drafts are all redone samples the same tokens in other batches: equal up to rounding.
     if close and "threshold" not in settings:
         assert torch.equal(found.latents, plain.latents) and found.report.counts == plain.report.counts
+
+
+def test_a_threshold_of_1_may_keep_a_draft():
+    kind = SAMPLERS["fasthybrid"].settings
+    assert [kind(threshold=t).exact(4) for t in (1.0, 1.01)] == [False, True]

@@ -17,7 +17,6 @@ from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
 from fastar_nodes.samplers.mar.editing import Edit
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
-from fastar_nodes.samplers.mar.lazymar_head import segments, spans
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
@@ -338,17 +337,20 @@ def test_the_report_adds_up(deep):
     assert counts["transformer_tokens"] < full["transformer_tokens"] and counts["head_rows"] == full["head_rows"]
 
 
-def test_computed_rows_are_counted_block_by_block(deep):
-    base = LazyMARSettings(**BASE, **NO_HEAD, block=2)
-    plug = Watched(base)
-    run, _ = drive(deep, plug, base, range(1, 4))
-    c, starts = deep.net.config, run.plan.starts
-    rows = 2 * 2 * (2 * c.buffer + starts[1] + c.tokens)  # both branches, refreshed
-    for step, keep, _, new in plug.chosen:
-        rows += 2 * (c.buffer + new.shape[1])
-        rows += round(2 * (2 * 28 + 3 * (28 if keep is None else keep.shape[1])) / 5)
-        assert step in (2, 3)
-    assert run.report.counts["transformer_tokens"] == rows and len(plug.chosen) == 2
+@pytest.mark.parametrize("encoder_cache", [True, False])
+def test_computed_rows_are_counted_block_by_block(encoder_cache):
+    """A refresh and two calls after it, at which only what must be is computed, and 15 of 320 rows: 3 of 64."""
+    model = tiny_mar(2, tokens=49, decoder_depth=5, buffer=15)
+    cache = {"refresh_period": 9, "start_step": 7, "computed_ratio": 0.0, "encoder_cache": encoder_cache}
+    base = LazyMARSettings(**BASE, **cache, block=2)
+    run, _ = drive(model, LazyTransformer(base), base, (7, 8, 9))
+    starts, sizes = run.plan.starts, run.plan.sizes
+    rows = 2 * 2 * (15 + starts[7] + 64)  # both branches
+    for step in (8, 9):
+        rows += 2 * (15 + (sizes[step - 1] if encoder_cache else starts[step]))
+        # Two of five blocks compute all rows, three those that are wanted or new, and 3 more.
+        rows += round(2 * (2 * 64 + 3 * (sizes[step] + sizes[step - 1] + 3)) / 5)
+    assert run.report.counts["transformer_tokens"] == rows
 
 
 # ------------------------------------------------------------------------------------------------ the head
@@ -403,7 +405,7 @@ def test_when_the_head_is_cached(model):
         LazyTransformer(CacheSettings(**changes)).begin(run)
         return run.head_period(steps)
 
-    assert (period(6), period(20), period(30), period(100)) == (1, 2, 3, 7)
+    assert (period(6), period(20), period(43), period(100)) == (1, 2, 4, 7)
     assert period(6, head_period=1) == period(30, refresh_period=1) == period(30, head_cache=False) == 1
 
 
@@ -458,16 +460,3 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     plug.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     assert {span: plug._prunes(*span) for span in wanted} == wanted
-
-
-def test_spans_of_head_steps_fit_the_budget():
-    whole, sizes = segments(20, 3), (26, 8, 3)
-    assert spans(whole, *sizes, 1 << 40) == [whole] and len(whole) > 4
-    size = [sizes[0] + len(edge) * sizes[1] + len(rest) * sizes[2] for _, edge, rest in whole]
-    for most in (1, max(size), 2 * max(size), sum(size) - 1, sum(size)):
-        found = spans(whole, *sizes, most)
-        assert [s for span in found for s in span] == whole
-        held = [sum(size[whole.index(s)] for s in span) for span in found]
-        assert all(n <= most or len(span) == 1 for n, span in zip(held, found, strict=True))
-        # A span ends only where the next segment does not fit.
-        assert all(n + size[whole.index(b[0])] > most for n, b in zip(held, found[1:], strict=False))

@@ -62,6 +62,23 @@ def test_modulations_in_chunks_change_nothing(model, monkeypatch):
     torch.testing.assert_close(run(model).latents, whole, rtol=1e-5, atol=1e-5)
 
 
+def test_modulations_of_as_many_steps_as_fit_the_budget_are_computed_at_once(model, monkeypatch):
+    """A row and step have 3 x 2 + 2 vectors of width 16; the AR step has both branches of 2 x 16 tokens."""
+    sizes, head = [], type(model.net.head)
+    inner = head.modulations
+    monkeypatch.setattr(head, "modulations", lambda self, x: sizes.append(len(x)) or inner(self, x))
+    for budget in (4 * 64 * 8 * 16, 4 * 64 * 8 * 16 - 1):
+        monkeypatch.setattr(diffusion, "BUDGET", budget)
+        run(model, ar_steps=1)
+    assert sizes == [4, 4, 1, 3, 3, 3]
+
+
+def test_every_diffusion_step_evaluates_the_head(model):
+    """Of plain MAR, also with more than 100 steps, the unit of LazyMAR's head period: both branches of 2 x 16 tokens."""
+    counts = run(model, ar_steps=1, diffusion_steps=150, t_max=999).report.counts
+    assert (counts["head_calls"], counts["head_rows"]) == (150, 150 * 2 * 32)
+
+
 def test_labels_of_another_set_are_refused(model):
     named = MARModel(model.net, "tiny", 1.0, label_set="picture-book")
     with pytest.raises(UserError, match="imagenet-1k.*picture-book"):
