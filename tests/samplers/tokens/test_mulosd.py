@@ -559,25 +559,19 @@ def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "field"),
     [
-        (
-            {"draft": other_vocabulary(DRAFTS["class", 3], 9)},
-            "draft: other writes 9 codes, tiny 23; choose two models of one VQ tokenizer",
-        ),
-        ({"up_sampler": UpSampling(tiny_vq(31))}, "decoder: it has 31 codes, tiny writes 23"),
-        ({"draft": tiny_gpt(grid=4)}, "draft: tiny draws 4 x 4 tokens, tiny 6 x 6, which is no whole multiple above 1"),
-        ({"draft": tiny_gpt(grid=6)}, "draws 6 x 6 tokens"),
-        ({"draft": tiny_gpt(grid=12)}, "draws 12 x 12 tokens"),
-        ({"draft": tiny_gpt(grid=2, special=3)}, "model: tiny was trained in PAR's order"),
-        ({"target": tiny_gpt(grid=6, special=3)}, "model: tiny was trained in PAR's order"),
-        ({"draft": tiny_gpt("text", 3)}, "condition: it holds class labels, tiny is conditioned on text"),
-        ({"settings": MuLoSDSettings(neighbours=22)}, "neighbours: 22 is all of the 23 codes"),
-        ({"settings": MuLoSDSettings(neighbours=1000)}, "neighbours: 1000 is all of the 23 codes"),
-        ({"noise": PairedDraws(1, (0,))}, "condition: it asks for 3 images, the draws are for 1"),
+        ({"draft": other_vocabulary(DRAFTS["class", 3], 9)}, "draft: .* 9 codes"),
+        ({"up_sampler": UpSampling(tiny_vq(31))}, "decoder: .* 31 codes"),
+        *(({"draft": tiny_gpt(grid=side)}, f"draft: .* {side} x {side} tokens") for side in (4, 6, 12)),
+        ({"draft": tiny_gpt(grid=2, special=3)}, "model"),
+        ({"target": tiny_gpt(grid=6, special=3)}, "model"),
+        ({"draft": tiny_gpt("text", 3)}, "condition: .* text"),
+        *(({"settings": MuLoSDSettings(neighbours=k)}, f"neighbours: {k} ") for k in (22, 1000)),
+        ({"noise": PairedDraws(1, (0,))}, "condition: .* 3 images"),
     ],
 )
-def test_what_does_not_fit_says_so_before_any_work(change, sentence):
+def test_what_does_not_fit_is_refused_before_any_work(change, field):
     wired = {
         "target": TARGETS["class"],
         "condition": condition_of("class"),
@@ -587,7 +581,7 @@ def test_what_does_not_fit_says_so_before_any_work(change, sentence):
         "up_sampler": UP,
         **change,
     }
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=f"^{field}"):
         next(mulosd(**wired))
 
 
