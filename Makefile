@@ -39,7 +39,7 @@ comfyui: $(READY)
 
 # A real ComfyUI for 20 minutes: 200 prompts with cancels and bad values, then 500 hostile values. Linux only.
 soak: $(READY)
-	FASTAR_SOAK=1 $(PY) -m pytest -m "" -rs -s tests/comfyui/test_load.py tests/nodes/test_sweep_memory.py
+	FASTAR_SOAK=1 $(PY) -m pytest -m "" -rs -s tests/comfyui/test_load.py
 
 # Every sampler on a pretended CUDA device. Needs no GPU, but a CUDA build of PyTorch: several GB in an environment of its own.
 dry-run: .venv-cuda/.ready

@@ -16,7 +16,7 @@ _MODULES = {
     "model_loaders.hub": ("resolve",),
     "samplers.driver": ("finish",),
     "samplers.tokens.upsampling": ("UpSampling",),
-    "samplers.tokens.tar": ("tar_prompt", "finish_prompt"),
+    "samplers.tokens.tar": ("tar_prompt",),
     "samplers.tokens.settings": ("TarPromptSettings",),
     "samplers.tokens.draws": ("PairedDraws",),
     "samplers.mar.settings": ("CacheSettings",),

@@ -19,16 +19,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..cli.bench import conditions_of, prepare, shared_options
-from ..cli.hybrids import SIZES, random_hybrid
 from ..cli.options import MOST_IMAGES, whole
 from ..cli.running import draw, warm_up
+from ..model_loaders.networks.mar import Work as Rows
 from ..model_loaders.networks.prompts import HybridModel
-from ..model_loaders.networks.rows import Work as Rows
 from ..reports.table import markdown
 from ..samplers.conditioning import PromptCondition
 from ..samplers.mar import memory
 from ..samplers.mar.schedule import masked_after
 from ..samplers.mar.settings import MARBase, MARSettings
+from .hybrids import SIZES, random_hybrid
 
 # Operations after which the host waits for values of a device.
 _WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero")

@@ -11,12 +11,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -209,22 +210,11 @@ def _reference(module: ModuleType, model: MARModel, steps: int, **extra: Any) ->
     """The reference's network with our weights, for ``steps`` diffusion steps."""
     c = model.net.config
     made = module.MAR(
-        img_size=16 * c.grid,
-        encoder_embed_dim=c.dim,
-        encoder_depth=c.encoder_depth,
-        encoder_num_heads=c.heads,
-        decoder_embed_dim=c.dim,
-        decoder_depth=c.decoder_depth,
-        decoder_num_heads=c.heads,
-        norm_layer=partial(nn.LayerNorm, eps=1e-6),
-        vae_embed_dim=c.channels,
-        class_num=c.classes,
-        buffer_size=c.buffer,
-        diffloss_d=c.head_depth,
-        diffloss_w=c.head_width,
-        num_sampling_steps=str(steps),
-        **extra,
-    )
+        img_size=16 * c.grid, encoder_embed_dim=c.dim, encoder_depth=c.encoder_depth, encoder_num_heads=c.heads,
+        decoder_embed_dim=c.dim, decoder_depth=c.decoder_depth, decoder_num_heads=c.heads, vae_embed_dim=c.channels,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6), class_num=c.classes, buffer_size=c.buffer, diffloss_d=c.head_depth,
+        diffloss_w=c.head_width, num_sampling_steps=str(steps), **extra,
+    )  # fmt: skip
     return load_weights(made, model.net)
 
 
@@ -244,16 +234,10 @@ class _OneNoise:
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         return torch.zeros(len(self._orders), count, tokens, channels)
 
-    @contextmanager
-    def drawn(self) -> Iterator[None]:
+    def drawn(self) -> AbstractContextManager[Any]:
         """PyTorch's own normal numbers are this noise."""
-        originals = torch.randn, torch.randn_like
-        torch.randn = lambda *size, **_: self.row.expand(*size)  # type: ignore[assignment]
-        torch.randn_like = lambda x, **_: torch.zeros_like(x)  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            torch.randn, torch.randn_like = originals  # type: ignore[assignment]
+        randn = lambda *size, **_: self.row.expand(*size)  # noqa: E731
+        return mock.patch.multiple(torch, randn=randn, randn_like=lambda x, **_: torch.zeros_like(x))
 
 
 def mar(root: Path, model: MARModel, batch: int, sets: Mapping[str, str], lazy: bool = False) -> Pair:

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 import torch
 
 from ..assembly import Ready
-from ..cli.hybrids import SIZES as HYBRID_SIZES
-from ..cli.hybrids import random_hybrid
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
 from ..model_loaders.hybrid import precision
@@ -17,6 +15,8 @@ from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..samplers.registry import HYBRID, LLAMAGEN, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
+from .hybrids import SIZES as HYBRID_SIZES
+from .hybrids import random_hybrid
 
 # Li et al. 2024, table of models: width, depth of encoder and of decoder, attention heads, head depth and width.
 SIZES = {"MAR-B": (768, 12, 12, 6, 1024), "MAR-L": (1024, 16, 16, 8, 1280), "MAR-H": (1280, 20, 16, 12, 1536)}
@@ -39,17 +39,9 @@ def official(size: str) -> MARConfig:
     """Configuration of an official size of MAR."""
     dim, depth, heads, head_depth, head_width = SIZES[size]
     return MARConfig(
-        dim=dim,
-        encoder_depth=depth,
-        decoder_depth=depth,
-        heads=heads,
-        buffer=64,
-        tokens=256,
-        channels=16,
-        classes=1000,
-        head_depth=head_depth,
-        head_width=head_width,
-    )
+        dim=dim, encoder_depth=depth, decoder_depth=depth, heads=heads, buffer=64, tokens=256, channels=16, classes=1000,
+        head_depth=head_depth, head_width=head_width,
+    )  # fmt: skip
 
 
 def llama_config(dim: int, depth: int, heads: int, **more: object) -> LlamaConfig:

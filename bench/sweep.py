@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import signal
 import sys
 import time
@@ -26,7 +27,7 @@ import torch
 from PIL import Image
 
 from ..assembly import AUTO, Source
-from ..cli.options import models_folder, ranks, source, whole
+from ..cli.options import models_folder, source, whole
 from ..cli.progress import Bar
 from ..errors import UserError
 from ..model_loaders.checkpoint import DTYPES, INT8
@@ -64,9 +65,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=Path, metavar="DIR", help="folder of weight files, as for the other commands")
 
 
+def _ranks() -> tuple[int, int, int]:
+    """(RANK, WORLD_SIZE, LOCAL_RANK) of this process, as torchrun sets them; (0, 1, 0) without them."""
+    found = {}
+    for name, usual in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+        text = os.environ.get(name, usual)
+        if not text.isdecimal() or len(text) > 6:
+            raise UserError(f"{name}: {text[:60]!r} is not a whole number; set it as torchrun does, or unset it.")
+        found[name] = int(text)
+    if found["RANK"] >= found["WORLD_SIZE"]:
+        raise UserError(f"RANK: {found['RANK']} is not below WORLD_SIZE, {found['WORLD_SIZE']}; set both, or neither.")
+    return found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    rank, world, local = ranks()
+    rank, world, local = _ranks()
     spec = _spec(options)
     if not options.out and not options.dry_run:
         raise UserError("out: no folder is named; give --out DIR, or --dry-run to see what would be drawn.")
@@ -230,11 +244,9 @@ def _dry_run(spec: Spec, models: Models, conditions: Conditions, numbers: dict[s
     cells = plan(spec, models, conditions, numbers, measure)
     print(markdown(estimates(cells, seconds, spec.batch)))
     shards, images = sum(-(-cell.images // spec.batch) for cell in cells), sum(cell.images for cell in cells)
-    print(
-        f"\n{len(cells)} cells, {shards} shards of at most {spec.batch} images, {images:,} images, "
-        f"{sum(map(disk, cells)) / 1e6:,.0f} MB on disk; about "
-        f"{duration(sum(seconds[cell.id] * cell.images for cell in cells))} with one worker like this machine."
-    )
+    total = duration(sum(seconds[cell.id] * cell.images for cell in cells))
+    print(f"\n{len(cells)} cells, {shards} shards of at most {spec.batch} images, {images:,} images, ", end="")
+    print(f"{sum(map(disk, cells)) / 1e6:,.0f} MB on disk; about {total} with one worker like this machine.")
     if store is not None:
         done = sum(store.shard(cell, *part) is not None for cell in cells for part in ranges(cell.images, spec.batch))
         if done:

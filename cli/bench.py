@@ -33,9 +33,9 @@ from ..samplers.conditioning import (
     TextCondition,
     from_ids,
 )
-from ..samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, TAR
+from ..samplers.registry import FAMILIES, LLAMAGEN, MAR
 from .conditions import conditions, of_prompt
-from .main import load_sizes
+from .main import load_module
 from .models import load, usual_samplers, with_draft
 from .options import MOST_IMAGES, choose_device, model_options, output, sampler_options, save, whole
 from .planning import Planned, measured_against, plan
@@ -105,7 +105,8 @@ def prepare(options: argparse.Namespace) -> tuple[list[Planned], dict[str, str]]
     entries = [p.entry for p in plan(samplers, sets, options.steps, {})]
     if not options.random:
         return plan(samplers, sets, options.steps, load(options, entries)), asked
-    ready = load_sizes().random_models(options.random, entries, options.dtype, choose_device(options.device))
+    sizes = load_module("..bench.sizes", "random: an official size")
+    ready = sizes.random_models(options.random, entries, options.dtype, choose_device(options.device))
     for made in ready.values():
         choose(made.model.net, options.speed, made.device)
     return plan(samplers, sets, options.steps, ready), asked
@@ -115,13 +116,13 @@ def _condition(on: Ready, batch: int) -> AnyCondition:
     """A condition without a prompt: consecutive classes, or random rows."""
     if not on.draws_from_text:
         return from_ids([i % on.classes for i in range(batch)])
-    if on.family == HYBRID:
+    if on.condition == "prompt":
         return PromptCondition((_PROMPT,) * batch)
     g, names = torch.Generator().manual_seed(0), ("",) * batch
-    if on.family != TAR:
+    if on.condition == "text":
         return TextCondition((torch.randn(TEXT_ROWS, on.classes, generator=g).to(on.device),) * batch, names)
     count = min(CODES, on.config.absolute - on.tokens + 1)
-    if on.config.condition == "codes":
+    if on.condition == "codes":
         return CodeCondition((torch.randint(on.classes, (count,), generator=g),) * batch, names)
     return FeatureCondition((torch.randn(count, on.classes, generator=g).to(on.device),) * batch, names)
 

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from PIL import Image
 
 from ..assembly import DEMO, decode
 from ..errors import UserError
-from ..model_loaders.networks.prompts import HybridModel
 from ..reports.grid import compare_grid
 from ..reports.maps import token_map
 from ..reports.record import PLAIN, Report, to_json, to_table
 from ..samplers.baseline import qualities
 from .conditions import conditions, of_prompt
-from .hybrids import check, check_tokens, to_line
 from .models import load, usual_samplers, with_draft
 from .options import MOST_IMAGES, SEEDS, condition_options, model_options, output, sampler_options, save, whole
-from .planning import Planned, measured_against, plan
+from .planning import measured_against, plan
 from .running import draw, warm_up
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -38,12 +35,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     sampler_options(parser)
     condition_options(parser, "seed of the noise")
     add = parser.add_argument
-    add(
-        "--check",
-        action="store_true",
-        help="with Harmon and UniPic: first compare shapes, prompt ids and the sampled tokens with what is known of the official models; "
-        "exit code 1 if one differs",
-    )
     add("--out", type=Path, default=Path("compare.png"), help="the picture; default compare.png")
     add("--json", type=Path, metavar="FILE", help="also write the numbers (docs/report.md)")
     add("--maps", type=Path, metavar="FILE", help="also draw when and how each token was decided")
@@ -62,7 +53,6 @@ def run(options: argparse.Namespace) -> int:
     checked = plan(samplers, sets, options.steps, {})  # reports mistakes before anything is loaded
     ready = load(options, [p.entry for p in checked])
     planned = plan(samplers, sets, options.steps, ready)
-    failed = _check(planned) if options.check else 0
     # Conditions before drafts: Tar's language model, which is large, is freed by then.
     what = conditions(planned, options.label, options.text, batch, options, seed, asked)
     planned = with_draft(planned, options)
@@ -81,7 +71,6 @@ def run(options: argparse.Namespace) -> int:
             raise UserError(f"{p.entry.name}: it ended in numbers that are not finite; {remedy}.")
         pictures.append(decode(p.on, made).numpy())
         reports.append(made.report)
-        failed += _say(check_tokens(cast(HybridModel, p.on.model), made.latents)) if options.check else 0
     labels, base = [p.label for p in planned], measured_against(planned)
     quality = qualities(pictures, reports, base)
     print(to_table(reports, labels, base, quality))
@@ -100,20 +89,7 @@ def run(options: argparse.Namespace) -> int:
     if numbers:
         save(numbers, lambda part: part.write_text(to_json(reports, base, quality) + "\n", encoding="utf-8"))
         print(f"numbers: {numbers}")
-    return int(failed > 0)
-
-
-def _check(planned: list[Planned]) -> int:
-    """Print what ``--check`` finds in the models, which must be Harmon or UniPic; the number of failed lines."""
-    models = list({id(p.on.model): p.on.model for p in planned}.values())
-    if not all(isinstance(model, HybridModel) for model in models):
-        raise UserError("check: it is for Harmon and UniPic; name one with --model, or leave --check out.")
-    return sum(_say(line) for model in models for line in check(cast(HybridModel, model)))
-
-
-def _say(found: tuple[str, bool, str]) -> int:
-    print(to_line(*found), flush=True)
-    return int(not found[1])
+    return 0
 
 
 def _maps(pictures: list[np.ndarray], labels: list[str], reports: list[Report], title: str) -> np.ndarray:

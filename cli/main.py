@@ -7,7 +7,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, NoReturn
 
 from ..errors import UserError
@@ -27,10 +26,10 @@ COMMANDS = {
     "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
     "operations": ("..bench.operations", "count the operations of samplers, and the least time for them"),
     "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
+    "check": ("..tools.check_hybrid", "compare downloaded weights of Harmon or UniPic with the official models"),
     "ablation": ("..tools.ablations.command", "measure the demo's image quality over a table of settings"),
     "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
 }
-JUDGE = "..tools.judging"
 DEVELOPMENT = tuple(name for name, (module, _) in COMMANDS.items() if module.startswith(".."))
 
 
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     top.add_argument("command", choices=list(COMMANDS), metavar="command", help="one of the above")
     try:
         name = top.parse_args(args[:1]).command
-        module = _module(COMMANDS[name][0], f"{name}: this command")
+        module = load_module(COMMANDS[name][0], f"{name}: this command")
         parser = Parser(
             f"{PROGRAM} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -85,17 +84,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def load_sizes() -> Any:
-    """The module ``bench.sizes``; a UserError if this installation does not contain it."""
-    return _module("..bench.sizes", "random: an official size")
-
-
 def load_judge() -> Any:
     """The demo's judge; a UserError if this installation does not contain it, or its file is missing."""
-    return _module(JUDGE, "judge: the demo's judge").PictureBookJudge()
+    return load_module("..tools.judging", "judge: the demo's judge").PictureBookJudge()
 
 
-def _module(name: str, what: str) -> ModuleType:
+def load_module(name: str, what: str) -> Any:
+    """A module by its name; if it is of a folder that this installation does not contain, a UserError names ``what`` needs it."""
     folder = name.split(".")[2] if name.startswith("..") else ""
     try:
         return importlib.import_module(name, __package__)

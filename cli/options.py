@@ -155,23 +155,6 @@ def models_folder(wanted: Path | None) -> Path:
     return Path.home() / ".cache" / "fastar"
 
 
-def ranks() -> tuple[int, int, int]:
-    """(RANK, WORLD_SIZE, LOCAL_RANK) of this process, as torchrun sets them; (0, 1, 0) without them.
-
-    Raises:
-        UserError: one of them is no number, or the rank is not below the number of processes.
-    """
-    found = {}
-    for name, usual in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
-        text = os.environ.get(name, usual)
-        if not text.isdecimal() or len(text) > 6:
-            raise UserError(f"{name}: {text[:60]!r} is not a whole number; set it as torchrun does, or unset it.")
-        found[name] = int(text)
-    if found["RANK"] >= found["WORLD_SIZE"]:
-        raise UserError(f"RANK: {found['RANK']} is not below WORLD_SIZE, {found['WORLD_SIZE']}; set both, or neither.")
-    return found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]
-
-
 def source(options: argparse.Namespace) -> Source:
     """How this run finds files and where it places weights."""
     folder = models_folder(options.models)

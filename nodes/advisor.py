@@ -12,7 +12,7 @@ from ..samplers.advice import AdviceSettings, calibrate, candidates
 from ..samplers.choice import Choice, choose
 from ..samplers.settings import make
 from . import host
-from .samplers import baseline_of, draw_pictures, expect_any, warm_up
+from .samplers import baseline_of, draw_pictures, expect_pair, warm_up
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, checked_seed, output, schema, seed_widget, widgets
 
 
@@ -31,11 +31,7 @@ class Advisor(io.ComfyNode):
             widgets=[*widgets(AdviceSettings), seed_widget()],
             optional=[ANY_DRAFT],
             outputs=[
-                output(
-                    io.String,
-                    "sampler",
-                    "The answer as a line for Any Sampler.",
-                ),
+                output(io.String, "sampler", "The answer as a line for Any Sampler."),
                 output(io.String, "table", "The answer and all candidates as a Markdown table."),
             ],
         )
@@ -43,8 +39,7 @@ class Advisor(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, condition: Any, seed: Any, draft: Any = None, **values: Any) -> io.NodeOutput:
         settings, number = make(AdviceSettings, values), checked_seed(seed)
-        loaded = expect_any(model, "model")
-        small = None if draft is None else expect_any(draft, "draft")
+        loaded, small = expect_pair(model, draft)
 
         def draw(choice: Choice, at: int) -> tuple[np.ndarray, Report]:
             return draw_pictures(choice, loaded, condition, at, small)

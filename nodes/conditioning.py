@@ -49,9 +49,11 @@ from .schema import (
     expect,
     expect_image,
     expect_model,
+    expect_text,
     output,
     schema,
     seed_widget,
+    validity,
     widgets,
 )
 
@@ -136,17 +138,13 @@ class ClassLabel(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, labels: Any = None) -> bool | str:
-        """Runs on the server's event loop: bounded for every text. A text that arrives over a link is None."""
-        try:
-            check_labels(labels if isinstance(labels, str) else "")
-        except UserError as problem:
-            return str(problem).partition(": ")[2]  # ComfyUI puts the field in front
-        return True
+        """Names that no label set has."""
+        return validity(check_labels, labels, "labels")
 
     @classmethod
     def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
         settings = make(LabelSettings, values)
-        text = expect(labels, str, "labels", "a text node, or type them")
+        text = expect_text(labels, "labels")
         if add_label != NONE:
             if not isinstance(add_label, str) or add_label not in _found():
                 raise UserError(f"add_label: {add_label!r} is not in the list; choose one from it.")
@@ -225,7 +223,7 @@ class TextPrompt(io.ComfyNode):
     @classmethod
     def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
         settings = make(PromptSettings, values)
-        prompt = " ".join(expect(text, str, "text", "a text node, or type it").split())
+        prompt = " ".join(expect_text(text, "text").split())
         if not clean(prompt):  # as captions are cleaned
             only = (
                 "addresses, file names and signs are left out, and nothing else is there" if prompt else "it is empty"
@@ -285,9 +283,8 @@ class Prompt(io.ComfyNode):
     @classmethod
     def execute(cls, text: Any, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
         settings = make(PromptImages, values)
-        prompt = expect(text, str, "text", "a text node, or type it")
-        away = expect(negative, str, "negative", "a text node, or type it")
-        return io.NodeOutput(PromptCondition((prompt,) * settings.images, away))
+        prompts = (expect_text(text, "text"),) * settings.images
+        return io.NodeOutput(PromptCondition(prompts, expect_text(negative, "negative")))
 
 
 _ta_tok = host.ModelCache(host.device, host.offload_device)
@@ -333,7 +330,7 @@ class TarPrompt(io.ComfyNode):
     @classmethod
     def execute(cls, tar: Any, text: Any, seed: Any, images: Any = 1, **values: Any) -> io.NodeOutput:
         loaded = expect_model(tar, host.Loaded, TarModel, "tar", "Load Tar")
-        typed = expect(text, str, "text", "a text node, or type it").strip()
+        typed = expect_text(text, "text").strip()
         number, count = checked_seed(seed), make(PromptImages, {"images": images}).images
         asked = chosen(TarPromptSettings, values, automatic_names(TarPromptSettings))
         settings = prompt_settings(loaded.recommended, asked)

@@ -220,7 +220,7 @@ class _Loader(io.ComfyNode):
         ready = assembly.load(cls.family, checkpoint, source, decoder, side)
         assert ready.decoder is not None
         parts: dict[str, Any] = {}
-        if cls.family == registry.TAR:
+        if "ta_tok" in cls.widgets:
             parts[TA_TOK] = assembly.load_reader(ready, source, ta_tok)
             ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=parts[TA_TOK]))
         vae = make_vae(ready.decoder, ready.latent_channels)

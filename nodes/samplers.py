@@ -27,13 +27,7 @@ from ..reports.summary import no_gain, one_line
 from ..samplers import registry
 from ..samplers.batches import in_parts, run_beginning, short
 from ..samplers.choice import Choice, choose
-from ..samplers.conditioning import (
-    AnyCondition,
-    CodeCondition,
-    FeatureCondition,
-    MaskedCondition,
-    PromptCondition,
-)
+from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, MaskedCondition, PromptCondition
 from ..samplers.mar.editing import Edit
 from ..samplers.mar.lazymar import LazyTransformer
 from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, noise_bytes
@@ -101,6 +95,11 @@ def expect_any(value: Any, field: str) -> host.Loaded:
     """Check that a socket holds a MAR, or a token model with its decoder."""
     loaded = expect(value, host.Loaded, field, f"{MAR_LOADERS}, {TOKEN_LOADERS}")
     return expect_tokens(loaded, field) if isinstance(loaded.model, TokenModel) else expect_mar(loaded, field)
+
+
+def expect_pair(model: Any, draft: Any) -> tuple[host.Loaded, host.Loaded | None]:
+    """The model and the optional draft model of a node that runs any sampler."""
+    return expect_any(model, "model"), None if draft is None else expect_any(draft, "draft")
 
 
 def baseline_of(loaded: host.Loaded) -> str:

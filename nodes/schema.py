@@ -6,7 +6,7 @@ again, with the same knobs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -190,6 +190,24 @@ def expect(value: Any, kind: type[T], field: str, source: str) -> T:
     if not isinstance(value, kind):
         raise UserError(f"{field}: it got {describe(value)}; connect the output of {source}.")
     return value
+
+
+def validity(check: Callable[..., Any], text: Any, field: str) -> bool | str:
+    """The answer of ``validate_inputs`` about a typed text: True, or what is wrong without the field, which ComfyUI puts in front.
+
+    It runs on the server's event loop. A text that arrives over a link is None; it is checked when the node runs.
+    """
+    try:
+        if text is not None:
+            check(str(text))
+    except UserError as problem:
+        return str(problem).removeprefix(f"{field}: ")
+    return True
+
+
+def expect_text(value: Any, field: str) -> str:
+    """Check that a value is a text."""
+    return expect(value, str, field, "a text node, or type it")
 
 
 def expect_model(value: Any, holder: type[T], kind: type, field: str, source: str) -> T:

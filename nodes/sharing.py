@@ -15,8 +15,8 @@ from ..samplers.choice import Choice, parse_choice
 from ..samplers.registry import find
 from . import host
 from .compare import to_image
-from .samplers import expect_any, reported, run_choice, sampled
-from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, output, schema, seed_widget
+from .samplers import expect_pair, reported, run_choice, sampled
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, output, schema, seed_widget, validity
 
 
 class LoadReport(io.ComfyNode):
@@ -55,11 +55,7 @@ class LoadReport(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, image: Any) -> bool | str:
         """Uploaded files are not on the menu that was sent to the editor."""
-        try:
-            host.input_picture(str(image))
-        except UserError as problem:
-            return str(problem).partition(": ")[2]
-        return True
+        return validity(host.input_picture, image, "image")
 
     @classmethod
     def fingerprint_inputs(cls, image: Any) -> str:
@@ -69,7 +65,7 @@ class LoadReport(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: str) -> io.NodeOutput:
-        shown, reports, labels = read_runs(host.input_picture(image))
+        shown, reports, labels = read_runs(host.input_picture(str(image)))
         names = [label or report.sampler for label, report in zip(labels, reports, strict=True)]
         lines = [_line(report.sampler, report.settings) for report in reports]
         return io.NodeOutput(to_image(np.asarray(shown)[None]), reports, to_table(reports, names), lines)
@@ -111,19 +107,13 @@ class AnySampler(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, sampler: Any) -> bool | str:
-        """Check a typed line before anything runs; a line that arrives over a link is None."""
-        try:
-            if sampler is not None:
-                parse_choice(str(sampler), "sampler")
-        except UserError as problem:
-            return str(problem)
-        return True
+        """What is wrong with a typed line."""
+        return validity(lambda line: parse_choice(line, "sampler"), sampler, "sampler")
 
     @classmethod
     def execute(cls, model: Any, condition: Any, sampler: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
         choice = parse_choice(str(sampler), "sampler")
-        loaded = expect_any(model, "model")
-        small = None if draft is None else expect_any(draft, "draft")
+        loaded, small = expect_pair(model, draft)
         return reported(cls, run_choice(choice, loaded, condition, seed, small))
 
 

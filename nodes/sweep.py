@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from comfy_api.latest import io
@@ -23,15 +23,7 @@ from ..samplers.settings import knob, knobs, make
 from . import host
 from .compare import to_image
 from .conditioning import LabelText, as_labels
-from .samplers import (
-    RUNNABLE,
-    baseline_choice,
-    check,
-    draw_pictures,
-    expect_any,
-    settings_for,
-    warm_up,
-)
+from .samplers import RUNNABLE, baseline_choice, check, draw_pictures, expect_pair, settings_for, warm_up
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect, output, schema, widgets
 
 SWEEP = io.Custom("FASTAR_SWEEP")
@@ -106,8 +98,7 @@ class SweepNode(io.ComfyNode):
         cls, model: Any, condition: Any, folder: str = "sweep", draft: Any = None, **plan: str
     ) -> io.NodeOutput:
         base, x_axis, y_axis, numbers = _plan(**plan)
-        loaded = expect_any(model, "model")
-        small = None if draft is None else expect_any(draft, "draft")
+        loaded, small = expect_pair(model, draft)
         check(base, loaded, small)
         cells = combinations(x_axis, y_axis, numbers)
         plain = baseline_choice(base, loaded)
@@ -197,20 +188,6 @@ def _keys(
     return [digest(shared, c.entry.name, asdict(settings_for(c, loaded)), seed) for c, seed in jobs]
 
 
-def _of_sweep(name: str, settings: type, description: str, aliases: list[str], tooltip: str) -> io.Schema:
-    """The schema of a node that shows a sweep as one picture; ``tooltip`` is the picture's."""
-    return schema(
-        node_id=f"FastAR{name.replace(' ', '')}",
-        display_name=name,
-        category="FastAR/compare",
-        description=description,
-        search_aliases=aliases,
-        sockets=[SWEEP.Input("sweep", tooltip="The sweep, from Sweep.")],
-        widgets=widgets(settings),
-        outputs=[output(io.Image, "image", tooltip)],
-    )
-
-
 @dataclass(frozen=True)
 class GridSettings:
     """Widgets of Sweep Grid."""
@@ -225,24 +202,6 @@ class GridSettings:
     )
 
 
-class SweepGrid(io.ComfyNode):
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        return _of_sweep(
-            "Sweep Grid",
-            GridSettings,
-            "All cells of a sweep as one picture: a column per value of x, a row per value of y and seed, and under each "
-            "cell speed-up, acceptance and its distance from the plain sampler's picture.",
-            ["xy plot", "image grid", "sweep", "contact sheet"],
-            "The grid.",
-        )
-
-    @classmethod
-    def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
-        settings = make(GridSettings, values)
-        return io.NodeOutput(to_image(sweep_grid(expect(sweep, Sweep, "sweep", "Sweep"), settings.cell_size)[None]))
-
-
 @dataclass(frozen=True)
 class PlotSettings:
     """Widgets of Sweep Plot."""
@@ -255,22 +214,51 @@ class PlotSettings:
     )
 
 
-class SweepPlot(io.ComfyNode):
+class _SweepPicture(io.ComfyNode):
+    """A sweep as one picture. The classes below hold texts, the class of the widgets, and what draws."""
+
+    title: ClassVar[str]
+    description: ClassVar[str]
+    aliases: ClassVar[list[str]]
+    shown: ClassVar[str]  # tooltip of the picture
+    settings: ClassVar[type]
+    draw: ClassVar[Callable[..., np.ndarray]]
+
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return _of_sweep(
-            "Sweep Plot",
-            PlotSettings,
-            "Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line per "
-            "value of y, one dot per value of x, means over the seeds.",
-            ["xy plot", "chart", "speed quality plot", "pareto"],
-            "The plot.",
+        return schema(
+            node_id=f"FastAR{cls.title.replace(' ', '')}",
+            display_name=cls.title,
+            category="FastAR/compare",
+            description=cls.description,
+            search_aliases=cls.aliases,
+            sockets=[SWEEP.Input("sweep", tooltip="The sweep, from Sweep.")],
+            widgets=widgets(cls.settings),
+            outputs=[output(io.Image, "image", cls.shown)],
         )
 
     @classmethod
     def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
-        settings = make(PlotSettings, values)
-        return io.NodeOutput(to_image(sweep_plot(expect(sweep, Sweep, "sweep", "Sweep"), settings.measure)[None]))
+        about = asdict(make(cls.settings, values))
+        return io.NodeOutput(to_image(cls.draw(expect(sweep, Sweep, "sweep", "Sweep"), *about.values())[None]))
+
+
+class SweepGrid(_SweepPicture):
+    title, shown, settings, draw = "Sweep Grid", "The grid.", GridSettings, staticmethod(sweep_grid)
+    description = (
+        "All cells of a sweep as one picture: a column per value of x, a row per value of y and seed, and under each "
+        "cell speed-up, acceptance and its distance from the plain sampler's picture."
+    )
+    aliases = ["xy plot", "image grid", "sweep", "contact sheet"]
+
+
+class SweepPlot(_SweepPicture):
+    title, shown, settings, draw = "Sweep Plot", "The plot.", PlotSettings, staticmethod(sweep_plot)
+    description = (
+        "Speed-up of every combination of a sweep against what it costs: PSNR, SSIM, acceptance or passes. One line per "
+        "value of y, one dot per value of x, means over the seeds."
+    )
+    aliases = ["xy plot", "chart", "speed quality plot", "pareto"]
 
 
 NODES: list[type[io.ComfyNode]] = [SweepNode, SweepGrid, SweepPlot]

@@ -59,27 +59,24 @@ _MARGINS = {SSIM: 0.1, PSNR: 3.0, ACCEPTANCE: 10.0}
 Run = Callable[[Choice, int], tuple[np.ndarray, Report]]
 
 
+# A field is its default and sentence, then its range.
+# fmt: off
+
+
 @dataclass(frozen=True)
 class AdviceSettings:
     """How a calibration is made."""
 
-    measure: str = knob(
-        SSIM,
-        "How the loss is measured. SSIM and PSNR: closeness to the plain sampler's picture with the same seed; acceptance: share of drafts "
-        "kept, where there are drafts; identical: every pixel is equal; same distribution: identical, or a lossless method. Identical "
-        "pictures, and with SSIM and PSNR lossless methods too, pass whatever the limit.",
-        choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS),
-    )
-    least: float = knob(
-        0.9,
-        "The least value that is accepted: SSIM 0 to 1, PSNR in dB, acceptance in percent. Higher is closer to plain sampling and slower.",
-        low=0.0,
-        high=100.0,
-        step=0.01,
-    )
-    repeats: int = knob(
-        3, "Rounds with a seed each. More is slower and steadier. Usual: 3.", low=1, high=100, step=1, unit="rounds"
-    )
+    measure: str = knob(SSIM, "How the loss is measured. SSIM and PSNR: closeness to the plain sampler's picture with the same seed; "
+        "acceptance: share of drafts kept, where there are drafts; identical: every pixel is equal; same distribution: identical, or a "
+        "lossless method. Identical pictures, and with SSIM and PSNR lossless methods too, pass whatever the limit.",
+        choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS))
+    least: float = knob(0.9, "The least value that is accepted: SSIM 0 to 1, PSNR in dB, acceptance in percent. Higher is closer to plain "
+        "sampling and slower.", low=0.0, high=100.0, step=0.01)
+    repeats: int = knob(3, "Rounds with a seed each. More is slower and steadier. Usual: 3.", low=1, high=100, step=1, unit="rounds")
+
+
+# fmt: on
 
 
 @dataclass
@@ -157,16 +154,9 @@ class Advice:
             if not m.cells:
                 rows.append([m.choice.text, *[""] * 5, "not run"])
                 continue
-            rows.append(
-                [
-                    m.choice.text,
-                    figure(m.ratio, ".2f", "x"),
-                    f"{min(m.ratios):.2f} to {max(m.ratios):.2f}",
-                    figure(m.value(ACCEPTANCE), ".0f", " %"),
-                    *closeness(m.point),
-                    "yes" if m.passes(self.settings) else "no",
-                ]
-            )
+            speed = f"{min(m.ratios):.2f} to {max(m.ratios):.2f}"
+            kept, passes = figure(m.value(ACCEPTANCE), ".0f", " %"), "yes" if m.passes(self.settings) else "no"
+            rows.append([m.choice.text, figure(m.ratio, ".2f", "x"), speed, kept, *closeness(m.point), passes])
         failed = [f"{m.choice.text} was not run: {m.problem}" for m in self.measured if m.problem]
         return "\n".join([self.sentence, "", markdown(rows), *([""] if failed else []), *failed])
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..model_loaders.networks.mar import MARModel
+from ..model_loaders.networks.mar import ClassRows, MARModel
 from ..model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
-from ..model_loaders.networks.rows import ClassRows, Rows
 
 E = TypeVar("E", bound="_Entries")
 
@@ -33,6 +32,9 @@ KINDS = {
 @dataclass(frozen=True)
 class _Entries:
     """A condition whose tuples have one entry per image."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
 
     def of(self: E, images: Sequence[int]) -> E:
         """The condition of some of the images, by their place in the batch."""
@@ -54,9 +56,6 @@ class Condition(_Entries):
     labels: tuple[int, ...]
     names: tuple[str, ...]
     label_set: str = ""
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
         """int64 [B] on ``device``, checked against a model of ``classes`` classes.
@@ -80,7 +79,7 @@ class Condition(_Entries):
         """Tokens of prompts that the model keeps: none."""
         return 0
 
-    def rows(self, model: MARModel, guided: bool) -> Rows:
+    def rows(self, model: MARModel, guided: bool) -> ClassRows:
         """The condition as the network reads it; raises as :meth:`class_ids`."""
         device = next(model.net.parameters()).device
         return ClassRows(model.net, self.class_ids(model.net.config.classes, model.label_set, device))
@@ -99,9 +98,6 @@ class PromptCondition(_Entries):
     texts: tuple[str, ...]
     unconditional: str = UNCONDITIONAL
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
     @property
     def names(self) -> tuple[str, ...]:
         """Captions."""
@@ -113,7 +109,7 @@ class PromptCondition(_Entries):
         null = hybrid.instruction(self.unconditional) if guided else []
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
-    def rows(self, model: MARModel, guided: bool) -> Rows:
+    def rows(self, model: MARModel, guided: bool) -> ClassRows:
         """The condition as the network reads it.
 
         Raises:
@@ -125,37 +121,28 @@ class PromptCondition(_Entries):
 
 
 @dataclass(frozen=True, eq=False)
-class TextCondition(_Entries):
-    """Encoded text of a batch.
+class _Features(_Entries):
+    """Rows that condition a batch.
 
     Attributes:
-        features: one float tensor [n_i, E] per image: the encoder's output for the prompt's tokens, without padding.
-        names: the prompts, same length; used as captions.
-    """
-
-    kind: ClassVar[str] = "text"
-    features: tuple[Tensor, ...]
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureCondition(_Entries):
-    """Semantic features of a batch (Tar's TA-Tok).
-
-    Attributes:
-        features: one float tensor [n, E] per image, all of one length.
+        features: one float tensor [n_i, E] per image.
         names: captions, same length.
     """
 
-    kind: ClassVar[str] = "features"
     features: tuple[Tensor, ...]
     names: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.features)
+
+class TextCondition(_Features):
+    """Encoded text: the encoder's output for the tokens of each prompt, without padding; the captions are the prompts."""
+
+    kind: ClassVar[str] = "text"
+
+
+class FeatureCondition(_Features):
+    """Semantic features (Tar's TA-Tok), all of one length."""
+
+    kind: ClassVar[str] = "features"
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,9 +159,6 @@ class CodeCondition(_Entries):
     codes: tuple[Tensor, ...]
     names: tuple[str, ...]
     size: int = 0
-
-    def __len__(self) -> int:
-        return len(self.codes)
 
 
 # Conditions of masked models (MAR, Harmon, UniPic).

@@ -24,19 +24,7 @@ AS_SET, EXACT, BALANCED = "as set", "exact", "balanced"
 NAMES = (AS_SET, EXACT, BALANCED, "fast")
 # Settings that a model's file may recommend. t_max is not among them: its 0 takes the file's value.
 RECOMMENDED = frozenset(
-    (
-        "ar_steps",
-        "diffusion_steps",
-        "cfg",
-        "cfg_schedule",
-        "temperature",
-        "top_k",
-        "top_p",
-        "lookahead",
-        "threshold",
-        "guided_steps",
-        "window",
-    )
+    "ar_steps diffusion_steps cfg cfg_schedule temperature top_k top_p lookahead threshold guided_steps window".split()
 )
 
 Values = dict[str, dict[str, Any]]
@@ -51,14 +39,9 @@ _WINDOWS: Values = {
     "fast": {"window": 4, "mask_undecoded": True},
 }
 # Halton order: in random order the demo loses more scenes (docs/benchmarks/lazymar.md).
-_FEW_STEPS = {
-    "order": "halton",
-    "refresh_period": 3,
-    "start_step": 3,
-    "computed_ratio": 0.05,
-    "head_cache": True,
-    "head_period": 7,
-}
+_CACHES = {"refresh_period": 3, "start_step": 3, "computed_ratio": 0.05, "head_cache": True, "head_period": 7}
+_FEW_STEPS = {"order": "halton", **_CACHES, "ar_steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5}
+_SCALED = {"ar_steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10, "start_step": 6}
 # FastHybrid's k by the width of MAR-B, L and H.
 _LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
 # Settings class to (demo, full size). A combination takes the presets of all its parts.
@@ -100,25 +83,10 @@ PRESETS: dict[type, tuple[Values, Values]] = {
         },
     ),
     # Few AR steps, annealed diffusion steps and LazyMAR's caches together. A preset of LazyMAR's sampler only, since it
-    # changes the numbers of steps.
+    # changes the numbers of steps. Full size: the demo's values scaled to 64 AR steps and 256 tokens; not measured.
     LazyMARSettings: (
-        {
-            "exact": {},
-            "balanced": {},
-            "fast": {**_FEW_STEPS, "ar_steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5},
-        },
-        # The demo's values scaled to 64 AR steps and 256 tokens; not measured.
-        {
-            "exact": {},
-            "balanced": {},
-            "fast": {
-                **_FEW_STEPS,
-                "ar_steps": 24,
-                "diffusion_steps": 50,
-                "diffusion_steps_end": 10,
-                "start_step": 6,
-            },
-        },
+        {"exact": {}, "balanced": {}, "fast": _FEW_STEPS},
+        {"exact": {}, "balanced": {}, "fast": {**_FEW_STEPS, **_SCALED}},
     ),
     CSpDSettings: (
         {

@@ -25,13 +25,7 @@ from .tokens.llamagen import llamagen
 from .tokens.loop import TokenSampler
 from .tokens.mulosd import mulosd
 from .tokens.par import par
-from .tokens.settings import (
-    LlamaGenSettings,
-    MuLoSDSettings,
-    PARSettings,
-    TokenSettings,
-    ZipARSettings,
-)
+from .tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings, TokenSettings, ZipARSettings
 from .tokens.zipar import zipar
 
 # Number of the algorithms. It is raised when a change makes any sampler produce other images from the same model, settings and seed, or
@@ -127,14 +121,17 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
     """
 
     def run(model: Any, condition: Any, settings: Any, noise: Any, seed: int | None = None, **more: Any) -> Sampler:
-        return sampler(
-            model, condition, settings, noise, seed, **{name: LazyTransformer(settings) for name in models}, **more
-        )
+        lazy = {name: LazyTransformer(settings) for name in models}
+        return sampler(model, condition, settings, noise, seed, **lazy, **more)
 
     return run
 
 
 _MASKED, _TOKENS = (MAR, HYBRID), (LLAMAGEN, TAR)
+_LAZY_FASTHYBRID, _LAZY_CSPD = (
+    with_caches(fasthybrid, "transformer"),
+    with_caches(cspd, "transformer", "draft_transformer"),
+)
 
 SAMPLERS: dict[str, Entry] = {
     e.name: e
@@ -143,21 +140,8 @@ SAMPLERS: dict[str, Entry] = {
         Entry("fasthybrid", "FastHybrid", fasthybrid, FastHybridSettings, _MASKED),
         Entry("lazymar", "LazyMAR", lazymar, LazyMARSettings, _MASKED),
         Entry("cspd", "CSpD", cspd, CSpDSettings, _MASKED, needs_draft=True),
-        Entry(
-            "fasthybrid+lazymar",
-            "FastHybrid + LazyMAR",
-            with_caches(fasthybrid, "transformer"),
-            FastHybridLazyMARSettings,
-            _MASKED,
-        ),
-        Entry(
-            "cspd+lazymar",
-            "CSpD + LazyMAR",
-            with_caches(cspd, "transformer", "draft_transformer"),
-            CSpDLazyMARSettings,
-            _MASKED,
-            needs_draft=True,
-        ),
+        Entry("fasthybrid+lazymar", "FastHybrid + LazyMAR", _LAZY_FASTHYBRID, FastHybridLazyMARSettings, _MASKED),
+        Entry("cspd+lazymar", "CSpD + LazyMAR", _LAZY_CSPD, CSpDLazyMARSettings, _MASKED, needs_draft=True),
         Entry("llamagen", "LlamaGen", llamagen, LlamaGenSettings, (LLAMAGEN,), baseline=True),
         Entry("par", "PAR", par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
         Entry("tar", "Tar", llamagen, LlamaGenSettings, (TAR,), baseline=True),
@@ -173,15 +157,11 @@ def find(name: str) -> Entry:
     Raises:
         UserError: this version has no such sampler or combination; the message lists what it has.
     """
-    parts = [part.strip() for part in name.lower().split("+")]
-    key = "+".join(parts)
+    parts = sorted(part.strip() for part in name.lower().split("+"))
     for entry in SAMPLERS.values():
-        if sorted(entry.name.split("+")) == sorted(parts):
+        if sorted(entry.name.split("+")) == parts:
             return entry
-    have = ", ".join(SAMPLERS)
-    if {*parts} <= {*SAMPLERS}:
-        raise UserError(f"samplers: this version does not have {key} yet; it has {have}.")
-    raise UserError(f"samplers: there is no sampler {name.strip()!r}; this version has {have}.")
+    raise UserError(f"samplers: there is no sampler {name.strip()!r}; this version has {', '.join(SAMPLERS)}.")
 
 
 def family_of(sampler: str, with_tar: bool = False) -> str:

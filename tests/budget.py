@@ -12,9 +12,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from fastar_nodes.errors import UserError
+from timeouts import forked
 
 MEMORY = 64 << 20  # bytes beyond the size of the file and what a valid file takes
 CPU_LIMIT = 20  # seconds after which the process is killed
@@ -50,8 +49,7 @@ def _status(name: str) -> int:
 
 
 def _work(call: Callable[[], object]) -> list:
-    torch.set_num_threads(1)  # the parent's other threads do not exist here, and OpenMP would wait for them
-    signal.alarm(_WAIT_LIMIT)
+    forked(_WAIT_LIMIT)
     limit = _status("VmSize") + _ADDRESS_SPACE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))

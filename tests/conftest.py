@@ -1,4 +1,4 @@
-"""Makes ``import fastar_nodes`` load this checkout, installed or not, and limits torch to two threads."""
+"""Makes ``import fastar_nodes`` load this checkout, installed or not, limits torch to two threads, and ends tests that hang."""
 
 import importlib.util
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from timeouts import limited
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,6 +19,15 @@ if "fastar_nodes" not in sys.modules:
     spec.loader.exec_module(package)
 
 torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    with limited():
+        return (yield)
+
+
+pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
 
 @pytest.fixture(scope="module")

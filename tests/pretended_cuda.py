@@ -11,9 +11,11 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -74,12 +76,7 @@ class CUDATensor(torch.Tensor):
     @staticmethod
     def __new__(cls, host: torch.Tensor) -> CUDATensor:
         out = torch.Tensor._make_wrapper_subclass(
-            cls,
-            host.size(),
-            strides=host.stride(),
-            storage_offset=host.storage_offset(),
-            dtype=host.dtype,
-            device=CUDA,
+            cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CUDA
         )
         out.host = host
         MEMORY.add(host)
@@ -172,20 +169,9 @@ def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     return out
 
 
-class _Event:
+def _event(*args: Any, **kwargs: Any) -> SimpleNamespace:
     """A CUDA event; its times are zero."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        pass
-
-    def record(self, *args: Any) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, other: Any) -> float:
-        return 0.0
+    return SimpleNamespace(record=lambda *_: None, synchronize=lambda: None, elapsed_time=lambda other: 0.0)
 
 
 _NAMES = ("Event", "synchronize", "reset_peak_memory_stats", "max_memory_allocated")
@@ -210,26 +196,15 @@ _KERNELS = {
 def pretended_cuda() -> Iterator[Counter[str]]:
     """Device "cuda" in this block; yields a counter of what makes the host wait for it, by operation and line."""
     MEMORY.peak = MEMORY.highest = MEMORY.live
-    fakes = (_Event, lambda *a: None, lambda *a: MEMORY.reset(), lambda *a: MEMORY.peak)
-    before = {name: getattr(torch.cuda, name) for name in _NAMES}
-    device = _Device()
-    kernels = {name: getattr(bias, name) for name in _KERNELS}
-    pin = torch.Tensor.pin_memory
-    try:
-        for name, fake in _KERNELS.items():
-            setattr(bias, name, fake)
-        for name, fake in zip(_NAMES, fakes, strict=True):
-            setattr(torch.cuda, name, fake)
-        torch.Tensor.pin_memory = _pin_memory  # type: ignore[method-assign,assignment]
+    fakes = (_event, lambda *a: None, lambda *a: MEMORY.reset(), lambda *a: MEMORY.peak)
+    cuda = dict(zip(_NAMES, fakes, strict=True))
+    device, owners = _Device(), ((bias, _KERNELS), (torch.cuda, cuda), (torch.Tensor, {"pin_memory": _pin_memory}))
+    with ExitStack() as stack:
+        for owner, replacements in owners:
+            stack.enter_context(patch.multiple(owner, **replacements))
         # With a fake mode PyTorch does not initialise CUDA, which this machine may not have.
-        with FakeTensorMode(allow_non_fake_inputs=True), device:
-            yield device.waits
-    finally:
-        torch.Tensor.pin_memory = pin  # type: ignore[method-assign]
-        for name, value in before.items():
-            setattr(torch.cuda, name, value)
-        for name, value in kernels.items():
-            setattr(bias, name, value)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield stack.enter_context(device).waits
 
 
 def to_cuda(net: nn.Module, dtype: torch.dtype | None = None, keep: tuple[str, ...] = ()) -> nn.Module:

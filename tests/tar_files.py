@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.ta_tok import TATok, TATokConfig
+from fastar_nodes.tools.training import captions
 from qwen_reference import tiny_qwen
 from safetensors.torch import save_file
 
 WORDS = ["[UNK]", "a", "red", "blue", "boat", "cat", "at", "sunset", "the", "moon", ".", "!", "user", "assistant"]
-ADDED = {
-    "<im_start>": 15,
-    "<im_end>": 14,
-    **{f"<S{i}>": 16 + i for i in range(3)},
-    **{f"<I{i}>": 20 + i for i in range(20)},
-}
+SCALES, CODES = ({f"<{letter}{i}>": first + i for i in range(n)} for letter, first, n in (("S", 16, 3), ("I", 20, 20)))
+ADDED = {"<im_start>": 15, "<im_end>": 14, **SCALES, **CODES}
 IDS = {
     "image_start_tag_id": 15,
     "image_end_tag_id": 14,
@@ -69,18 +66,8 @@ OF_CODES = replace(TA_TOK, encoder_depth=0, encoder_heads=0, encoder_hidden=0, p
 def words(added: dict[str, int] = ADDED, **changes: Any) -> dict[str, Any]:
     """A tokenizer.json that looks words up."""
     entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": i, "content": name, **entry} for name, i in added.items()],
-        "normalizer": {"type": "Lowercase"},
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(WORDS)}, "unk_token": "[UNK]"},
-        **changes,
-    }
+    tokens = [{"id": i, "content": name, **entry} for name, i in added.items()]
+    return {**captions.word_level(WORDS, ()), "added_tokens": tokens, **changes}
 
 
 def language_model(folder: Path, config: dict[str, Any] | None = None, tokenizer: dict[str, Any] | None = None) -> Path:

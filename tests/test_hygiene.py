@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 from pathlib import Path
 
 import pytest
+from timeouts import limited
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("assembly.py", "errors.py", "__init__.py", "__main__.py")
@@ -110,3 +113,11 @@ def test_test_files_have_names_of_their_own():
     """pytest imports them by name, without their folder, so that two of one name stop the collection."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="a time limit is a signal of POSIX")
+def test_a_wait_without_an_end_fails(monkeypatch):
+    monkeypatch.delenv("FASTAR_SOAK", raising=False)
+    read, _ = os.pipe()
+    with pytest.raises(pytest.fail.Exception, match="no end within 1 s"), limited(1):
+        os.read(read, 1)

@@ -40,13 +40,9 @@ def test_every_package_is_listed():
 
 
 def test_every_data_file_is_installed():
-    patterns = {
-        "/".join(package.split(".")[1:]): globs
-        for package, globs in PROJECT["tool"]["setuptools"]["package-data"].items()
-    }
-    installed = [
-        f"{folder}/{glob}".lstrip("/").replace("**/", "") for folder, globs in patterns.items() for glob in globs
-    ]
+    patterns = PROJECT["tool"]["setuptools"]["package-data"].items()
+    globs = ["/".join([*package.split(".")[1:], glob]) for package, own in patterns for glob in own]
+    installed = [glob.replace("**/", "") for glob in globs]
     for folder in (*PACKAGES, "demo", "subgraphs", "web", "workflows"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_dir() or path.suffix in (".py", ".pyc") or path.name.startswith("."):
@@ -56,18 +52,11 @@ def test_every_data_file_is_installed():
 
 
 def test_names_version_and_dependencies():
-    project = PROJECT["project"]
+    project, comfy = PROJECT["project"], PROJECT["tool"]["comfy"]
     assert project["name"] == "fastar-nodes" and re.fullmatch(r"\d+\.\d+\.\d+", project["version"])
-    assert project["dependencies"] == ["huggingface-hub>=0.26"]
+    assert project["dependencies"] == ["huggingface-hub>=0.26"], "what ComfyUI brings is never installed again"
     assert (ROOT / "requirements.txt").read_text(encoding="utf-8").split() == project["dependencies"]
-    extras = {
-        name: {re.split(r"[<>=!~ ]", requirement)[0] for requirement in requirements}
-        for name, requirements in project["optional-dependencies"].items()
-    }
-    assert extras["standalone"] == {"torch", "numpy", "pillow", "safetensors", "tokenizers"}
-    assert extras["test"] >= {"pytest", "hypothesis", "transformers", "tokenizers", "ftfy"}
-    assert PROJECT["tool"]["comfy"]["DisplayName"] == "FastAR"
-    assert PROJECT["tool"]["comfy"]["requires-comfyui"] == ">=0.27.0"
+    assert comfy["DisplayName"] == "FastAR" and comfy["requires-comfyui"] == ">=0.27.0"
     assert "MIT License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
@@ -83,7 +72,7 @@ def test_readme_names_commands_that_ci_runs():
 def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
     """pytest imports ``__init__.py`` as a module of its own where the folder's name is no identifier."""
     folder, stub = tmp_path / name, tmp_path / "stub"
-    for file in ("__init__.py", "errors.py", "pyproject.toml", "tests/conftest.py"):
+    for file in ("__init__.py", "errors.py", "pyproject.toml", "tests/conftest.py", "tests/timeouts.py"):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / file, folder / file)
     test = "import fastar_nodes\ndef test():\n    assert issubclass(fastar_nodes.UserError, ValueError)\n"
@@ -157,18 +146,7 @@ def shipped():
 def test_the_archive_holds_no_development_files(shipped):
     names = {path.as_posix() for path in shipped}
     assert {"__init__.py", "pyproject.toml", "demo/checkpoints/mar.safetensors", "web/docs/FastARCompare.md"} <= names
-    for word in (
-        "bench/",
-        "tools/",
-        "tests/",
-        ".github/",
-        "CONTRIBUTING",
-        "Makefile",
-        "judge",
-        "train",
-        "ablation",
-        "parity",
-    ):
+    for word in "bench/ tools/ tests/ .github/ CONTRIBUTING Makefile judge train ablation parity".split():
         assert not [name for name in names if word in name], word
     size, lines = release.size(shipped)
     print(f"shipped: {len(names)} files, {size / 1e6:.1f} MB, {lines} lines of Python")
@@ -211,11 +189,7 @@ def test_the_release_check_names_what_is_open(capsys):
     assert "first entry is not [1.2.4]" in release.version_problems("1.2.4", dated, None)[0]
     assert "no date" in release.version_problems("1.2.3", dated.replace("2026-01-31", "unreleased"), None)[0]
     empty = {"project": {}, "tool": {"comfy": {"PublisherId": ""}}}
-    assert [line.split(":")[0] for line in release.owner_fields(empty)] == [
-        "[project.urls] Repository",
-        "[tool.comfy] PublisherId",
-        "[tool.comfy] Icon",
-    ]
+    assert len(release.owner_fields(empty)) == 3
     address = "https://raw.githubusercontent.com/someone/pack/HEAD/docs/icon.png"
     for repository in ("https://github.com/someone/pack", "https://github.com/someone/pack.git"):
         comfy = {"PublisherId": "x", "Icon": address}

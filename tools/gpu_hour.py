@@ -80,20 +80,12 @@ class Cell:
 def cells() -> list[Cell]:
     """All cells, the most important ones first; cells of one model are neighbours."""
     masked = ("mar", "fasthybrid", "lazymar", "fasthybrid+lazymar")
-    models = {
-        "MAR-B": masked,
-        "MAR-H": (*masked, "cspd"),
-        "LlamaGen-XL": ("llamagen", "zipar"),
-        "LlamaGen-XXL": ("llamagen",),
-        "PAR-XL": ("par",),
-        "AR-DTok-1024": ("llamagen", "zipar", "mulosd"),
-    }
-    out = [
-        Cell(model, name, speed=how) for model, names in models.items() for name in names for how in (PLAIN, COMPILE)
-    ]
-    out += [Cell("MAR-B", name, batch) for batch in (8, 64) for name in masked[:3]]
-    out += [Cell("LlamaGen-XL", name, batch) for batch in (8, 64) for name in ("llamagen", "zipar")]
-    return [*out, *(Cell("PAR-XL", "par", batch) for batch in (8, 64))]
+    tokens = ("llamagen", "zipar")
+    models = {"MAR-B": masked, "MAR-H": (*masked, "cspd"), "LlamaGen-XL": tokens, "LlamaGen-XXL": tokens[:1]}
+    models |= {"PAR-XL": ("par",), "AR-DTok-1024": (*tokens, "mulosd")}
+    out = [Cell(model, name, speed=s) for model, names in models.items() for name in names for s in (PLAIN, COMPILE)]
+    larger = (("MAR-B", masked[:3]), ("LlamaGen-XL", tokens), ("PAR-XL", ("par",)))
+    return out + [Cell(model, name, batch) for model, names in larger for batch in (8, 64) for name in names]
 
 
 # ------------------------------------------------------------------------------------------------ models
@@ -254,11 +246,8 @@ def measure(cell: Cell, model: Any, device: torch.device, dry: bool, seconds: fl
 
 
 def parity(device: torch.device, speeds: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Every sampler at a tiny size on the device, beside the CPU in fp32.
-
-    Returns:
-        "difference": the largest of a latent, relative to the largest latent; or "equal": the share of equal tokens.
-    """
+    """Every sampler at a tiny size on the device, beside the CPU in fp32: "difference", the largest of a latent,
+    relative to the largest latent, or "equal", the share of equal tokens."""
     out = []
     for cell in {cell.sampler: cell for cell in reversed(cells())}.values():
 
@@ -291,15 +280,12 @@ def page(found: Mapping[str, Any]) -> str:
         "model with the same batch and precision.",
         "",
     ]
-    names = {"mar", "llamagen"}  # the plain samplers
-    plain = {
-        (e["model"], e["batch"], e["dtype"]): e["median"]
-        for e in reversed(found["cells"])
-        if e["sampler"] in names and e["speed"] == PLAIN
-    }
+    key = lambda e: (e["model"].replace("PAR", "LlamaGen"), e["batch"], e["dtype"])  # noqa: E731
+    own = [e for e in found["cells"] if e["sampler"] in ("mar", "llamagen") and e["speed"] == PLAIN]
+    plain = {key(e): e["median"] for e in own}
     rows = [["model", "sampler", "batch", "dtype", "speed", "s", "ratio", "launches", "GiB", "accepted"]]
     for e in found["cells"]:
-        base, peak = plain.get((e["model"].replace("PAR", "LlamaGen"), e["batch"], e["dtype"])), e["peak_memory_bytes"]
+        base, peak = plain.get(key(e)), e["peak_memory_bytes"]
         rows.append([e["model"], e["sampler"], str(e["batch"]), e["dtype"], e["speed"]])
         rows[-1] += ["~" * e["extrapolated"] + figure(e["median"], ".3g"), figure(base and base / e["median"], ".2f")]
         rows[-1] += [figure(e["launches"], "d"), figure(peak and peak / 2**30, ".2f"), figure(e["acceptance"], ".2f")]
@@ -318,9 +304,8 @@ def page(found: Mapping[str, Any]) -> str:
 def hour(device: torch.device, dry: bool, seconds: float, out: Path, speeds: tuple[str, ...]) -> dict[str, Any]:
     """Run everything; the files are written again after every cell, so that an interruption loses one cell."""
     began = time.perf_counter()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     about = {
-        "device": name,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "date": time.strftime("%Y-%m-%d"),
         "version": VERSION,
         "torch": torch.__version__,

@@ -16,11 +16,7 @@ SEED = 2
 
 
 class PictureBookJudge:
-    """The judge of the picture book.
-
-    Raises:
-        UserError: its file is missing.
-    """
+    """The judge of the picture book. Raises UserError if its file is missing."""
 
     def __init__(self) -> None:
         path = files.checkpoint("judge")

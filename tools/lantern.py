@@ -42,7 +42,6 @@ from ..samplers.tokens.loop import (
     TokenRun,
     TokenSampled,
     TokenSampler,
-    TokenStep,
     TokenSteps,
     begin,
     feed,
@@ -87,19 +86,11 @@ class LanternSettings(TokenSettings):
 
 
 def relaxed(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-    """Relaxed probability of draft tokens: their own plus that of their nearest neighbours.
+    """Relaxed probabilities fp32 [...] of draft tokens x int64 [...], and whether any neighbour was added, bool [...].
 
-    Neighbours are added, the nearest first, while their sum is at most ``delta`` (a bound on the total variation distance);
-    above 1, while it is at most delta - 1 times the token's own probability (LANTERN++'s lambda).
-
-    Args:
-        p: the target's probabilities fp32 [..., V].
-        x: draft tokens int64 [...].
-        nearest: int [V, k], neighbours of every code without itself, nearest first.
-        delta: see above.
-
-    Returns:
-        Relaxed probabilities fp32 [...], and bool [...]: whether any neighbour was added.
+    The probabilities p fp32 [..., V] of the neighbours in ``nearest``, int [V, k], are added, the nearest first, while
+    their sum is at most ``delta``; above 1, while it is at most delta - 1 times the token's own probability
+    (LANTERN++'s lambda).
     """
     own = p.gather(-1, x[..., None])
     if not nearest.shape[1]:
@@ -111,19 +102,11 @@ def relaxed(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> tuple[Tensor
 
 
 def certain_rest(p: Tensor, x: Tensor, pooled: Tensor, nearest: Tensor) -> Tensor:
-    """Residual distribution after a rejection if the draft distribution was concentrated on x.
+    """Residual distribution fp32 [..., V] after a rejection if the draft distribution was concentrated on x; uniform
+    where nothing is left.
 
-    It is p without x and, where neighbours were added, without all of ``nearest`` (the published code removes one neighbour
-    more than those that may be added).
-
-    Args:
-        p: fp32 [..., V].
-        x: int64 [...].
-        pooled: bool [...], from :func:`relaxed`.
-        nearest: int [V, k + 1].
-
-    Returns:
-        Probabilities fp32 [..., V]; uniform where nothing is left.
+    It is p without x and, where neighbours were added (``pooled`` of :func:`relaxed`), without all of ``nearest``, int
+    [V, k + 1]: the published code removes one neighbour more than those that may be added.
     """
     out = p.scatter(-1, x[..., None], 0.0)
     return _normalised(_without_neighbours(out, x, pooled, nearest))
@@ -155,177 +138,6 @@ def likeliest(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> Tensor:
 # ------------------------------------------------------------------------------------------------ the sampler
 
 
-@dataclass(eq=False)
-class _CachedModel:
-    """Target or draft model with its cache."""
-
-    run: TokenRun
-    cache: Cache
-
-    @property
-    def null(self) -> bool:
-        return any(self.run.guided(raster(self.run.grid)))
-
-    def feed(self, cells: Tensor, end: int) -> Tensor:
-        """Guided logits [B, m, V] of the cells behind ``cells`` int64 [B, m]; cells outside the grid are padding."""
-        run, last, prefix = self.run, self.run.count - 1, self.cache.prefix
-        fed = torch.where((cells >= 0) & (cells < last), cells, last)
-        position, end, mask = fed.clamp(max=last - 1), prefix + min(end, last), None
-        if fed.numel() > 1:
-            mask = torch.arange(end, device=fed.device) <= prefix + position[..., None]
-        hidden = feed(run, self.cache, fed, position, fed + prefix, self.null, end, mask)
-        guided: bool | Tensor = self.null
-        if self.null and run.settings.cfg_interval >= 0:
-            guided = cells <= run.settings.cfg_interval
-        return guide(run, hidden, guided)
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Sampling distribution fp32 [..., V]; at temperature 0 without tempering, for the greedy acceptance test."""
-        if self.run.settings.temperature == 0:
-            return logits.softmax(-1)
-        return tempered(logits, self.run.settings).softmax(-1)
-
-
-@dataclass(eq=False)
-class _Generation:
-    """State of one generation.
-
-    Attributes:
-        target, drafter: the models; both runs have one token tensor int64 [B, N + 1] and one report.
-        nearest: int [V, k + 1], neighbours of every code without itself; k may be added to a token's probability.
-        known: int64 [B], decided tokens of each image; ``least`` and ``most`` are its extremes, on the host.
-        fixed_at: int32 [B, N], the pass that decided each token.
-        outcome: uint8 [B, N], see ``reports/record.py``.
-        judged: int64 [2], accepted and rejected draft tokens.
-        done: passes of both models.
-    """
-
-    target: _CachedModel
-    drafter: _CachedModel
-    settings: LanternSettings
-    nearest: Tensor
-    k: int
-    known: Tensor
-    fixed_at: Tensor
-    outcome: Tensor
-    judged: Tensor
-    least: int = 1
-    most: int = 1
-    done: int = 2
-
-    @property
-    def run(self) -> TokenRun:
-        return self.target.run
-
-    @property
-    def count(self) -> int:
-        return self.run.count
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return len(self.known), self.run.grid, self.run.grid
-
-    def cells(self, start: int, end: int) -> Tensor:
-        """Cells known + start to known + end - 1 of every image, int64 [B, end - start]; they may lie outside the grid."""
-        return self.known[:, None] + torch.arange(start, end, device=self.known.device)
-
-    def cycle(self) -> None:
-        """One cycle; the numbers are those of the module's description."""
-        clock = self.run.clock
-        # The draft ends at the last cell of the image with the fewest tokens; other images are padded behind their last cell.
-        gamma = min(self.settings.draft_length, self.count - self.least)
-        # Step 1: draft.
-        q = self.draft(gamma)
-        # Step 2: one pass of the target.
-        with clock.phase("transformer"):
-            logits = self.target.feed(self.cells(-1, gamma), self.most + gamma)
-        self.done += gamma + 1
-        with clock.phase("sampling"):
-            # Step 3: accept up to the first failed test.
-            accepted, rest = self.test(logits[:, :-1], q, gamma)
-            # Step 4: draw the token behind the last accepted one.
-            self.commit(accepted, torch.cat([rest, logits[:, -1:]], dim=1), gamma)
-
-    def draft(self, gamma: int) -> Tensor:
-        """Draw ``gamma`` tokens with the draft model; its distributions q fp32 [B, gamma, V]."""
-        run, clock, q = self.drafter.run, self.run.clock, []
-        for j in range(gamma):
-            with clock.phase("draft"):
-                # First also the token before the newest: it may be an accepted draft that was not fed yet.
-                logits = self.drafter.feed(self.cells(j - 1 if j else -2, j), self.most + j)[:, -1:]
-            run.report.add(draft_passes=1)
-            with clock.phase("sampling"):
-                at = (self.known + j).clamp(max=self.count)[:, None]
-                new = draw(logits, run.settings, run.draws.gumbel("draft", at, logits.shape[-1]))
-                run.tokens.scatter_(1, at, new)
-                q.append(self.drafter.probabilities(logits))
-        return torch.cat(q, dim=1)
-
-    def test(self, logits: Tensor, q: Tensor, gamma: int) -> tuple[Tensor, Tensor]:
-        """Acceptance of the draft tokens, and what follows a rejection of each.
-
-        Args:
-            logits: the target's, fp32 [B, gamma, V].
-            q: the draft model's distributions fp32 [B, gamma, V].
-
-        Returns:
-            Number of tokens before the first rejected one, int64 [B], and the logits of the residual distributions fp32
-            [B, gamma, V].
-        """
-        s, at = self.settings, self.cells(0, gamma)
-        x, inside = self.run.tokens.gather(1, at.clamp(max=self.count)), at < self.count
-        p, neighbours = self.target.probabilities(logits), self.nearest[:, : self.k]
-        if s.temperature == 0:
-            passed, rest = likeliest(p, x, neighbours, s.delta), logits
-        else:
-            ratio, pooled = relaxed(p, x, neighbours, s.delta)
-            if s.drafts == CERTAIN:
-                rest = certain_rest(p, x, pooled, self.nearest).log()
-            else:
-                ratio = ratio / q.gather(-1, x[..., None])[..., 0]
-                rest = drafted_rest(p, q, x, pooled, self.nearest).log()
-            # A uniform number, from the Gumbel noise of a single value.
-            noise = self.run.draws.gumbel("accept", at.clamp(max=self.count), 1)[..., 0]
-            passed = noise.double().neg().exp().neg().exp() <= ratio
-        return (passed & inside).cumprod(1).sum(1), rest
-
-    def commit(self, accepted: Tensor, logits: Tensor, gamma: int) -> None:
-        """Draw the token behind the accepted ones, and record the cycle.
-
-        Args:
-            accepted: int64 [B].
-            logits: fp32 [B, gamma + 1, V] of the next token, by number of accepted tokens.
-        """
-        run, s = self.run, self.settings
-        batch = torch.arange(len(accepted), device=accepted.device)
-        logits = logits[batch, accepted][:, None]
-        end = (self.known + accepted).clamp(max=self.count)[:, None]
-        all_accepted = accepted == gamma
-        gumbel = run.draws.gumbel("token", end, logits.shape[-1])
-        new = draw(logits, s, gumbel)
-        if s.temperature != 0:  # the residual distribution is tempered already
-            new = torch.where(all_accepted[:, None], new, (logits + gumbel).argmax(-1))
-        run.tokens.scatter_(1, end, new)
-
-        cells = torch.arange(self.count, device=accepted.device)
-        fresh = (cells >= self.known[:, None]) & (cells <= end)
-        self.fixed_at.masked_fill_(fresh, self.done - 1)
-        self.outcome.masked_fill_(fresh & (cells < end), ACCEPTED)
-        rejected = ~all_accepted & (end[:, 0] < self.count)
-        self.outcome.masked_fill_((cells == end) & rejected[:, None], REJECTED)
-        self.judged += torch.stack([accepted.sum(), rejected.sum()])
-        self.known = (end[:, 0] + 1).clamp(max=self.count)
-        self.least, self.most = (int(n) for n in torch.aminmax(self.known))  # the host waits here
-
-    def step(self) -> TokenStep:
-        """The partial result; ``total`` is extrapolated from the tokens so far."""
-        decided = torch.arange(self.count, device=self.known.device) < self.known[:, None]
-        codes = self.run.tokens[:, :-1].clone().masked_fill(~decided, 0)
-        done, count, least = self.done, self.count, self.least
-        total = done if least >= count else max(done + 1, round(done * count / least))
-        return TokenStep(done, total, codes.view(self.shape), decided.view(self.shape), self.run.report)
-
-
 def lantern(
     target: TokenModel,
     condition: AnyCondition,
@@ -336,26 +148,11 @@ def lantern(
     draft: TokenModel,
     vq: VQModel,
 ) -> TokenSampler:
-    """Speculative decoding as described above.
+    """Speculative decoding as described above; arguments as :func:`samplers.tokens.mulosd.mulosd`'s, and ``vq``, the
+    tokenizer of both models. ``draft`` may be the target. With ``neighbours`` 0 the images have exactly the target's
+    distribution.
 
-    With ``neighbours`` 0 the images have exactly the target's distribution, and at temperature 0 they are the target's.
-
-    Args:
-        target, condition, noise, seed: as :func:`samplers.tokens.llamagen.llamagen`; both models get the condition.
-        settings: see :class:`LanternSettings`.
-        draft: a model of the same codes and grid; may be the target.
-        vq: the tokenizer of both, whose codebook defines the neighbours of a code.
-
-    Yields:
-        :class:`TokenStep` after every verification; ``total`` is an estimate.
-
-    Returns:
-        :class:`TokenSampled`. The report counts all passes, the draft's among them, and the accepted and rejected draft
-        tokens of those that were tested.
-
-    Raises:
-        UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR, or so
-            many neighbours that nothing can be rejected.
+    Raises: UserError: inputs that do not belong together, or so many neighbours that nothing can be rejected.
     """
     check_pair(target, draft, vq.net.config.codes, "the LANTERN-style comparison")
     if draft.grid != target.grid:
@@ -368,53 +165,121 @@ def lantern(
     run = begin("lantern", target, condition, settings, noise, seed)
     drafter = begin("lantern", draft, condition, replace(settings, cfg=settings.draft_cfg), noise, seed)
     drafter.report, drafter.tokens = run.report, run.tokens
-    return (yield from timed(_generate(run, drafter, settings, vq, k), run.clock, run.report, run.device))
+    return (yield from timed(_cycles(run, drafter, settings, vq, k), run.clock, run.report, run.device))
 
 
-def _generate(run: TokenRun, drafter: TokenRun, settings: LanternSettings, vq: VQModel, k: int) -> TokenSteps:
-    report, clock, device = run.report, run.clock, run.device
-    batch, count, plan = len(run.tokens), run.count, raster(run.grid)
-    fixed_at = torch.full((batch, count), -1, dtype=torch.int32, device=device)
-    outcome = torch.full((batch, count), PLAIN, dtype=torch.uint8, device=device)
-    known = torch.ones(batch, dtype=torch.int64, device=device)
+def _cycles(run: TokenRun, drafter: TokenRun, s: LanternSettings, vq: VQModel, k: int) -> TokenSteps:
+    report, clock, device, count = run.report, run.clock, run.device, run.count
+    batch, cells = torch.arange(len(run.tokens), device=device), torch.arange(count, device=device)
+    fixed_at = torch.full((len(batch), count), -1, dtype=torch.int32, device=device)
+    outcome = torch.full_like(fixed_at, PLAIN, dtype=torch.uint8)
     judged = torch.zeros(2, dtype=torch.int64, device=device)
-    # Prefill both models, and draw the first token.
     with torch.inference_mode():
+        # The nearest neighbours of every code; the first k may be added to its probability.
         nearest = codebook_neighbours(vq.net.quantize, k + 1 if k else 0, device)[:, 1:]
+        # Prefill both models, and draw the first token.
         with clock.phase("transformer"):
-            hidden, cache = prefill(run, any(run.guided(plan)), count)
+            hidden, cache = prefill(run, _guided(run), count)
         with clock.phase("draft"):
-            draft_cache = prefill(drafter, any(drafter.guided(plan)), count)[1]
+            draft_cache = prefill(drafter, _guided(drafter), count)[1]
         with clock.phase("sampling"):
-            first = torch.arange(1, device=device)
-            logits = guide(run, hidden, any(run.guided(plan)))
-            run.tokens[:, :1] = draw(logits, settings, run.draws.gumbel("token", first, logits.shape[-1]))
-            fixed_at[:, 0] = 0
+            logits = guide(run, hidden, _guided(run))
+            run.tokens[:, :1] = draw(logits, s, run.draws.gumbel("token", cells[:1], logits.shape[-1]))
+            fixed_at[:, 0], run.decided[:, 0] = 0, True
     report.add(draft_passes=1)
-    models = _CachedModel(run, cache), _CachedModel(drafter, draft_cache)
-    state = _Generation(*models, settings, nearest, k, known, fixed_at, outcome, judged)
+    # Decided tokens of each image, and on the host the fewest and the most; passes of both models.
+    known, least, most, done = torch.ones_like(batch), 1, 1, 2
 
-    while state.least < count:
-        yield state.step()
+    while least < count:
+        yield run.step(done, max(done + 1, round(done * count / least)))
         with torch.inference_mode():  # closed before each yield, or it would apply to the driver's code
-            state.cycle()
-    yield state.step()
+            # The draft ends at the last cell of the image with the fewest tokens; other images are padded behind their last cell.
+            gamma, drafted = min(s.draft_length, count - least), list[Tensor]()
+            # 1. The draft model draws gamma tokens one after another, from its distributions q [B, gamma, V].
+            for j in range(gamma):
+                with clock.phase("draft"):
+                    # First also the token before the newest: it may be an accepted draft that was not fed yet.
+                    logits = _feed(drafter, draft_cache, _behind(known, j - 1 if j else -2, j), most + j)[:, -1:]
+                report.add(draft_passes=1)
+                with clock.phase("sampling"):
+                    at = (known + j).clamp(max=count)[:, None]
+                    run.tokens.scatter_(1, at, draw(logits, s, run.draws.gumbel("draft", at, logits.shape[-1])))
+                    drafted.append(_probabilities(logits, s))
+            # 2. One pass of the target gives the distributions p [B, gamma, V] of these tokens and of the one behind them.
+            with clock.phase("transformer"):
+                logits = _feed(run, cache, _behind(known, -1, gamma), most + gamma)
+            done += gamma + 1
+            with clock.phase("sampling"):
+                # 3. Tokens are accepted up to the first that fails the relaxed test.
+                at = _behind(known, 0, gamma)
+                x, inside, at = run.tokens.gather(1, at.clamp(max=count)), at < count, at.clamp(max=count)
+                p, q, rest = _probabilities(logits[:, :-1], s), torch.cat(drafted, dim=1), logits[:, :-1]
+                if s.temperature == 0:
+                    passed = likeliest(p, x, nearest[:, :k], s.delta)
+                else:
+                    ratio, pooled = relaxed(p, x, nearest[:, :k], s.delta)
+                    if s.drafts == CERTAIN:
+                        rest = certain_rest(p, x, pooled, nearest).log()
+                    else:
+                        ratio = ratio / q.gather(-1, x[..., None])[..., 0]
+                        rest = drafted_rest(p, q, x, pooled, nearest).log()
+                    # A uniform number, from the Gumbel noise of a single value.
+                    gumbel = run.draws.gumbel("accept", at, 1)[..., 0]
+                    passed = gumbel.double().neg().exp().neg().exp() <= ratio
+                accepted = (passed & inside).cumprod(1).sum(1)
+                # 4. The next token: after a rejection from the residual distribution, which is tempered already.
+                logits = torch.cat([rest, logits[:, -1:]], dim=1)[batch, accepted][:, None]
+                end, whole = (known + accepted).clamp(max=count)[:, None], accepted == gamma
+                gumbel = run.draws.gumbel("token", end, logits.shape[-1])
+                new = draw(logits, s, gumbel)
+                if s.temperature != 0:
+                    new = torch.where(whole[:, None], new, (logits + gumbel).argmax(-1))
+                run.tokens.scatter_(1, end, new)
 
-    accepted, rejected = judged.tolist()
-    report.add(accepted=accepted, rejected=rejected)
-    maps = {"step": fixed_at, "outcome": outcome}
-    report.maps.update({name: value.view(state.shape).cpu().numpy() for name, value in maps.items()})
-    return TokenSampled(run.tokens[:, :-1].clone().view(state.shape), report)
+                fresh, rejected = (cells >= known[:, None]) & (cells <= end), ~whole & (end[:, 0] < count)
+                run.decided[:, :-1] |= fresh
+                fixed_at.masked_fill_(fresh, done - 1)
+                outcome.masked_fill_(fresh & (cells < end), ACCEPTED)
+                outcome.masked_fill_((cells == end) & rejected[:, None], REJECTED)
+                judged += torch.stack([accepted.sum(), rejected.sum()])
+                known = (end[:, 0] + 1).clamp(max=count)
+                least, most = (int(n) for n in torch.aminmax(known))  # the host waits here
+    yield run.step(done, done)
+
+    report.add(**dict(zip(("accepted", "rejected"), judged.tolist(), strict=True)))
+    for name, value in (("step", fixed_at), ("outcome", outcome)):
+        report.maps[name] = value.view(-1, run.grid, run.grid).cpu().numpy()
+    return TokenSampled(run.codes(), report)
+
+
+def _guided(run: TokenRun) -> bool:
+    return any(run.guided(raster(run.grid)))
+
+
+def _behind(known: Tensor, start: int, end: int) -> Tensor:
+    """Cells known + start to known + end - 1 of every image, int64 [B, end - start]; they may lie outside the grid."""
+    return known[:, None] + torch.arange(start, end, device=known.device)
+
+
+def _feed(run: TokenRun, cache: Cache, cells: Tensor, end: int) -> Tensor:
+    """Guided logits [B, m, V] of the cells behind ``cells`` int64 [B, m]; cells outside the grid are padding."""
+    last, prefix, null = run.count - 1, cache.prefix, _guided(run)
+    fed = torch.where((cells >= 0) & (cells < last), cells, last)
+    position, end, mask = fed.clamp(max=last - 1), prefix + min(end, last), None
+    if fed.numel() > 1:
+        mask = torch.arange(end, device=fed.device) <= prefix + position[..., None]
+    hidden = feed(run, cache, fed, position, fed + prefix, null, end, mask)
+    interval = run.settings.cfg_interval
+    return guide(run, hidden, cells <= interval if null and interval >= 0 else null)
+
+
+def _probabilities(logits: Tensor, s: LanternSettings) -> Tensor:
+    """Sampling distribution fp32 [..., V]; at temperature 0 without tempering, for the greedy acceptance test."""
+    return (logits if s.temperature == 0 else tempered(logits, s)).softmax(-1)
 
 
 LANTERN = Entry(
-    "lantern",
-    "LANTERN-style comparison",
-    lantern,
-    LanternSettings,
-    (LLAMAGEN, TAR),
-    needs_draft=True,
-    needs_codes="vq",
+    "lantern", "LANTERN-style comparison", lantern, LanternSettings, (LLAMAGEN, TAR), needs_draft=True, needs_codes="vq"
 )
 
 

@@ -35,7 +35,7 @@ def shipped(root: Path = ROOT) -> list[Path]:
 
     def listed(*options: str) -> set[str]:
         command = ["git", "ls-files", "-z", "--cached", "--others", *options]
-        output = subprocess.run(command, cwd=root, check=True, capture_output=True).stdout
+        output = subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=60).stdout
         return set(output.decode().split("\0")) - {""}
 
     names = listed("--exclude-standard") - listed("--ignored", "--exclude-from=.comfyignore")

@@ -32,16 +32,8 @@ def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
 
 
 class Translator:
-    """Translates texts with one table.
-
-    Args:
-        table: English text to its translation.
-        symbols: of settings, which stand in front of tooltips and stay.
-        suffixes: sentences that are added to tooltips.
-
-    Attributes:
-        missing: texts that the table lacks.
-    """
+    """Translates texts with one table; ``symbols`` stand in front of tooltips and stay, ``suffixes`` are sentences
+    added to them; ``missing``: texts that the table lacks."""
 
     def __init__(self, table: dict[str, str], symbols: set[str], suffixes: tuple[str, ...]):
         self.table, self.missing = table, set[str]()

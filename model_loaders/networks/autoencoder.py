@@ -11,6 +11,7 @@ nearest code, so that rounding does not change the image and edited vectors beco
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,35 +33,44 @@ _BLOCK = 1 << 24
 
 
 @dataclass(frozen=True)
-class KLConfig:
-    """Shape of a KL autoencoder.
+class _Shape:
+    """What both autoencoders have.
 
     Attributes:
         ch: channels at full resolution.
-        ch_mult: multiple of ``ch`` at every level; the stride is ``2 ** (len(ch_mult) - 1)``.
+        ch_mult: multiple of ``ch`` at every level.
         blocks: residual blocks per level of the encoder (the decoder has one more).
-        z_channels: latent channels.
-        encoder_attention, decoder_attention: levels (0 = full resolution) whose blocks are followed by attention.
-        groups: GroupNorm groups; 32 in the official model.
+        z_channels: channels between the encoder or decoder and the 1x1 convolutions; KL: of a latent.
     """
 
     ch: int
     ch_mult: tuple[int, ...]
     blocks: int
     z_channels: int
-    encoder_attention: frozenset[int] = frozenset()
-    decoder_attention: frozenset[int] = frozenset()
-    groups: int = 32
 
     @property
     def stride(self) -> int:
-        """Pixels per latent position and side."""
+        """Pixels per latent position or code, and side: 16 for KL-16 and VQ-16, 8 for VQ-8."""
         return 2 ** (len(self.ch_mult) - 1)
 
     @property
     def widths(self) -> list[int]:
         """Channels of every level."""
         return [self.ch * m for m in self.ch_mult]
+
+
+@dataclass(frozen=True)
+class KLConfig(_Shape):
+    """Shape of a KL autoencoder.
+
+    Attributes:
+        encoder_attention, decoder_attention: levels (0 = full resolution) whose blocks are followed by attention.
+        groups: GroupNorm groups; 32 in the official model.
+    """
+
+    encoder_attention: frozenset[int] = frozenset()
+    decoder_attention: frozenset[int] = frozenset()
+    groups: int = 32
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
@@ -74,43 +84,33 @@ class KLConfig:
         levels = depth(state, "encoder.down.", MOST_LEVELS)
         mult = tuple(state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] // ch for i in range(levels))
         blocks = depth(state, "encoder.down.0.block.", MOST_LEVELS)
-
-        def attention(side: str) -> frozenset[int]:
-            return frozenset(i for i in range(levels) if f"{side}.{i}.attn.0.q.weight" in state)
-
-        z = state["post_quant_conv.weight"].shape[1]
-        return KLConfig(ch, mult, blocks, z, attention("encoder.down"), attention("decoder.up"), groups)
+        attention = (
+            frozenset(i for i in range(levels) if f"{side}.{i}.attn.0.q.weight" in state)
+            for side in ("encoder.down", "decoder.up")
+        )
+        return KLConfig(ch, mult, blocks, state["post_quant_conv.weight"].shape[1], *attention, groups)
 
 
 @dataclass(frozen=True)
-class VQConfig:
+class VQConfig(_Shape):
     """Shape of a VQ tokenizer.
 
     Attributes:
-        ch, ch_mult, blocks, groups: see :class:`KLConfig`.
-        z_channels: channels between the networks and the two 1x1 convolutions around the codebook.
         codes: entries of the codebook.
         code_channels: channels of a code vector and of a LATENT; 8 officially.
+        groups: GroupNorm groups.
     """
 
-    ch: int
-    ch_mult: tuple[int, ...]
-    blocks: int
-    z_channels: int
     codes: int
     code_channels: int = 8
     groups: int = 32
 
     @property
-    def stride(self) -> int:
-        """Pixels a code covers, per side: 16 for VQ-16, 8 for VQ-8."""
-        return 2 ** (len(self.ch_mult) - 1)
+    def encoder_attention(self) -> frozenset[int]:
+        """Levels with attention: the lowest resolution."""
+        return frozenset((len(self.ch_mult) - 1,))
 
-    @property
-    def networks(self) -> KLConfig:
-        """Shape of encoder and decoder, which have attention at the lowest resolution."""
-        lowest = frozenset((len(self.ch_mult) - 1,))
-        return KLConfig(self.ch, self.ch_mult, self.blocks, self.z_channels, lowest, lowest, self.groups)
+    decoder_attention = encoder_attention
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> VQConfig:
@@ -130,6 +130,8 @@ class VQConfig:
         codes, channels = state["quantize.embedding.weight"].shape
         return VQConfig(ch, tuple(w // ch for w in widths), blocks, z, codes, channels, groups)
 
+
+Config = KLConfig | VQConfig
 
 # ------------------------------------------------------------------------------------------------ layers
 
@@ -168,26 +170,14 @@ class _Attention(nn.Module):
         return x + self.proj_out(h.transpose(1, 2).reshape(x.shape))
 
 
-class _Down(nn.Module):
+def _down(c: int) -> nn.Module:
     """Down-sampling by 2: a 3x3 convolution of stride 2, padded at the right and at the bottom only."""
-
-    def __init__(self, c: int):
-        super().__init__()
-        self.conv = nn.Conv2d(c, c, 3, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (0, 1, 0, 1)))
+    return nn.Sequential(OrderedDict(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(c, c, 3, stride=2)))
 
 
-class _Up(nn.Module):
+def _up(c: int) -> nn.Module:
     """Up-sampling by 2: nearest neighbour, then a 3x3 convolution."""
-
-    def __init__(self, c: int):
-        super().__init__()
-        self.conv = nn.Conv2d(c, c, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+    return nn.Sequential(OrderedDict(enlarge=nn.Upsample(scale_factor=2.0), conv=nn.Conv2d(c, c, 3, padding=1)))
 
 
 class _Level(nn.Module):
@@ -209,11 +199,8 @@ class _Level(nn.Module):
 class _Mid(nn.Module):
     def __init__(self, c: int, groups: int):
         super().__init__()
-        self.block_1, self.attn_1, self.block_2 = (
-            _ResBlock(c, c, groups),
-            _Attention(c, groups),
-            _ResBlock(c, c, groups),
-        )
+        self.block_1, self.attn_1 = _ResBlock(c, c, groups), _Attention(c, groups)
+        self.block_2 = _ResBlock(c, c, groups)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.block_2(self.attn_1(self.block_1(x)))
@@ -222,14 +209,14 @@ class _Mid(nn.Module):
 class _Encoder(nn.Module):
     """Images [B, 3, H, W] to features [B, out_channels, H / stride, W / stride]."""
 
-    def __init__(self, c: KLConfig, out_channels: int):
+    def __init__(self, c: Config, out_channels: int):
         super().__init__()
         widths = c.widths
         self.conv_in = nn.Conv2d(3, c.ch, 3, padding=1)
         self.down = nn.ModuleList()
         for i, (a, b) in enumerate(zip([c.ch, *widths], widths, strict=False)):
             level = _Level(a, b, c.blocks, i in c.encoder_attention, c.groups)
-            level.downsample = _Down(b) if i + 1 < len(widths) else nn.Identity()
+            level.downsample = _down(b) if i + 1 < len(widths) else nn.Identity()
             self.down.append(level)
         self.mid, self.norm_out = _Mid(widths[-1], c.groups), _group_norm(widths[-1], c.groups)
         self.conv_out = nn.Conv2d(widths[-1], out_channels, 3, padding=1)
@@ -244,14 +231,14 @@ class _Encoder(nn.Module):
 class _Decoder(nn.Module):
     """Latents [B, z, h, w] to images [B, 3, h * stride, w * stride]; ``up.0`` is the full resolution."""
 
-    def __init__(self, c: KLConfig):
+    def __init__(self, c: Config):
         super().__init__()
         widths = c.widths
         self.conv_in, self.mid = nn.Conv2d(c.z_channels, widths[-1], 3, padding=1), _Mid(widths[-1], c.groups)
         self.up = nn.ModuleList()
         for i, (above, width) in enumerate(zip([*widths[1:], widths[-1]], widths, strict=True)):
             level = _Level(above, width, c.blocks + 1, i in c.decoder_attention, c.groups)
-            level.upsample = _Up(width) if i else nn.Identity()
+            level.upsample = _up(width) if i else nn.Identity()
             self.up.append(level)
         self.norm_out, self.conv_out = _group_norm(widths[0], c.groups), nn.Conv2d(widths[0], 3, 3, padding=1)
 
@@ -332,7 +319,7 @@ class VQAutoencoder(nn.Module):
     def __init__(self, config: VQConfig):
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = _Encoder(config.networks, config.z_channels), _Decoder(config.networks)
+        self.encoder, self.decoder = _Encoder(config, config.z_channels), _Decoder(config)
         self.quantize = Codebook(config.codes, config.code_channels)
         self.quant_conv = nn.Conv2d(config.z_channels, config.code_channels, 1)
         self.post_quant_conv = nn.Conv2d(config.code_channels, config.z_channels, 1)

@@ -20,12 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .diffusion_head import DiffusionHead
 from .llama import Llama, LlamaConfig, attend
 from .llama import initialise as initialise_llm
-from .mar import MAR, MARConfig, pick
+from .mar import MAR, DiffusionHead, MARConfig, Work, pick
 from .mar import initialise as initialise_mar
-from .rows import Work
 
 MAR_PREFIX, LLM_PREFIX = "mar.", "llm."
 # Position tables of the MAR; the first two also have buffer rows.
@@ -51,12 +49,11 @@ class HybridConfig:
         theta: float = 1e6,
         eps: float = 1e-6,
     ) -> HybridConfig:
-        """Derive the shape from official parameter names.
+        """Derive the shape from official parameter names; class labels and an output matrix are ignored.
 
         Args:
-            state: parameter names to tensors; class labels and an output matrix are ignored.
-            heads: attention heads of the language model; None looks the width up in :data:`OFFICIAL_HEADS`.
-            mar_heads: attention heads of the MAR; None for those of the official MAR of the same width.
+            state: parameter names to tensors.
+            heads, mar_heads: attention heads of the language model and of the MAR; None: the official models' of the same width.
             positions, theta, eps: of the language model, see :class:`.llama.LlamaConfig`.
 
         Raises:
@@ -120,25 +117,15 @@ def resize_table(table: Tensor, side: int, height: int, width: int) -> Tensor:
 
 
 class PromptCache(NamedTuple):
-    """Keys (rotated) and values of one prompt, [layers, kv heads, P, D]."""
+    """Keys (rotated) and values of one prompt of P tokens, [layers, kv heads, P, D]."""
 
     keys: Tensor
     values: Tensor
 
-    @property
-    def length(self) -> int:
-        """Tokens of the prompt, P."""
-        return self.keys.shape[2]
-
 
 class _Group(NamedTuple):
-    """Rows of a batch whose prompts are equally long.
-
-    Attributes:
-        rows: int64 [G], or None for all rows.
-        prompt: int64 [G], index of each row's prompt.
-        keys, values: of the distinct prompts, [layers, U, kv heads, P, D].
-    """
+    """Rows int64 [G] of a batch whose prompts are equally long (None: all rows), the index of each row's prompt, int64 [G], and
+    keys and values of the distinct prompts, [layers, U, kv heads, P, D]."""
 
     rows: Tensor | None
     prompt: Tensor
@@ -155,21 +142,17 @@ class PromptBatch:
 
     def __init__(self, prompts: Sequence[PromptCache]):
         device = prompts[0].keys.device
-        self.host_lengths = [p.length for p in prompts]
+        self.host_lengths = [p.keys.shape[2] for p in prompts]
         self.lengths = torch.tensor(self.host_lengths, device=device)
         self.groups: list[_Group] = []
-        for length in sorted({p.length for p in prompts}):
-            rows = [i for i, p in enumerate(prompts) if p.length == length]
-            distinct = list({id(prompts[i]): prompts[i] for i in rows}.values())
-            number = {id(p): j for j, p in enumerate(distinct)}
-            self.groups.append(
-                _Group(
-                    None if len(rows) == len(prompts) else torch.tensor(rows, device=device),
-                    torch.tensor([number[id(prompts[i])] for i in rows], device=device),
-                    torch.stack([p.keys for p in distinct], 1),
-                    torch.stack([p.values for p in distinct], 1),
-                )
-            )
+        for length in sorted(set(self.host_lengths)):
+            rows = [i for i, n in enumerate(self.host_lengths) if n == length]
+            distinct = {id(prompts[i]): prompts[i] for i in rows}
+            number = {key: j for j, key in enumerate(distinct)}
+            where = None if len(rows) == len(prompts) else torch.tensor(rows, device=device)
+            which = torch.tensor([number[id(prompts[i])] for i in rows], device=device)
+            keys, values = (torch.stack(t, 1) for t in zip(*distinct.values(), strict=True))
+            self.groups.append(_Group(where, which, keys, values))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention output [R, n, C] of the last n of S rows over the prompt and the rows up to their own.
@@ -179,30 +162,18 @@ class PromptBatch:
             q: queries [R, heads, n, D].
             k, v: keys and values [R, kv heads, S, D].
         """
-        parts = []
+        from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler
+
+        n, repeats = q.shape[2], q.shape[1] // k.shape[1]
+        out = q.new_empty(len(q), n, q.shape[1] * q.shape[3])
         for g in self.groups:
-            q_, k_, v_ = (q, k, v) if g.rows is None else (q[g.rows], k[g.rows], v[g.rows])
-            keys, values = (torch.cat([t[layer][g.prompt], x], 2) for t, x in ((g.keys, k_), (g.values, v_)))
-            parts.append(_behind(q_, keys, values))
-        if len(parts) == 1:
-            return parts[0]
-        out = torch.empty_like(parts[0][:1]).expand(len(q), -1, -1).clone()
-        for g, part in zip(self.groups, parts, strict=True):
-            out[g.rows] = part
+            rows = slice(None) if g.rows is None else g.rows
+            keys, values = (torch.cat([t[layer][g.prompt], x[rows]], 2) for t, x in ((g.keys, k), (g.values, v)))
+            keys, values = (t.repeat_interleave(repeats, 1) if repeats > 1 else t for t in (keys, values))
+            # The queries belong to the last keys; ``is_causal`` would align the first query with the first key.
+            mask = causal_lower_right(n, keys.shape[2])
+            out[rows] = F.scaled_dot_product_attention(q[rows], keys, values, mask).transpose(1, 2).flatten(2)
         return out
-
-
-def _behind(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention [R, n, C] of queries [R, heads, n, D] that belong to the last n of the keys [R, kv heads, S, D].
-
-    ``is_causal`` would align the first query with the first key.
-    """
-    from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler
-
-    n, total, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
-    k, v = (t.repeat_interleave(group, 1) if group > 1 else t for t in (k, v))
-    out = F.scaled_dot_product_attention(q, k, v, causal_lower_right(n, total))
-    return out.transpose(1, 2).flatten(2)
 
 
 @dataclass(eq=False)
@@ -223,9 +194,8 @@ class TokenCache:
     def store(self, k: Tensor, v: Tensor, count: int) -> None:
         """Keep the next block's first ``count`` keys and values of [R, kv heads, n, D]."""
         for stores, t in ((self.keys, k), (self.values, v)):
-            kept = t.new_empty(self.live, t.shape[1], self.room, t.shape[3])
-            kept[:, :, :count] = t[: self.live, :, :count]
-            stores.append(kept)
+            stores.append(t.new_empty(self.live, t.shape[1], self.room, t.shape[3]))
+            stores[-1][:, :, :count] = t[: self.live, :, :count]
 
 
 def _mlp(inner: int, width: int, out: int) -> nn.Sequential:
@@ -251,17 +221,13 @@ class Hybrid(nn.Module):
     def forward(
         self, tokens: Tensor, known: Tensor, ids: Tensor, lengths: Tensor, wanted: Tensor | None = None
     ) -> Tensor:
-        """Conditions z for the head, prompts included in the sequence; differentiable, for training and tests.
+        """z as ``MAR.decode``'s, prompts included in the sequence; differentiable, for training and tests.
 
         Args:
             tokens: fp32 [B, L, channels]; only the known positions are read.
             known: int64 [B, K], known positions, ascending.
-            ids: int64 [B, P], prompts, padded at the end.
-            lengths: int64 [B], tokens of each prompt.
+            ids, lengths: prompts int64 [B, P], padded at the end, and their tokens, int64 [B].
             wanted: int64 [B, M], positions whose z is needed; None for all L.
-
-        Returns:
-            z [B, M, C] (or [B, L, C]).
         """
         encoded = self.mar.encode(tokens, known, self.mar.class_rows(None, len(tokens)))
         return self.mar.decode(self.fuse_ids(encoded, known, ids, lengths), known, wanted)
@@ -276,7 +242,8 @@ class Hybrid(nn.Module):
         slot[:, :most] += padding * y.shape[1]
         slot[:, most:] -= (most - lengths)[:, None]
         x = pick(torch.cat([self.llm.tok_embeddings(ids), y], 1), slot.argsort(1))
-        h = self.llm.hidden(x, torch.arange(x.shape[1], device=ids.device)[None], _causal)
+        position = torch.arange(x.shape[1], device=ids.device)[None]
+        h = self.llm.hidden(x, position, lambda layer, q, k, v: attend(q, k, v, causal=True))
         h = pick(h, slot[:, most:])
         return encoded + self.proj_out(pick(h, order.argsort(1)))
 
@@ -290,20 +257,15 @@ class Hybrid(nn.Module):
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys.append(k[0])
             values.append(v[0])
-            return _causal(layer, q, k, v)
+            return attend(q, k, v, causal=True)
 
         self.llm.hidden(self.llm.tok_embeddings(ids[None]), torch.arange(len(ids), device=ids.device)[None], attention)
         return PromptCache(torch.stack(keys), torch.stack(values))
 
     def llm_order(self, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Encoder rows in the language model's order: known tokens by position, buffer rows, padding.
+        """Indices of the encoder's rows in the language model's order, int64 [B, buffer + K]: tokens by position, buffer rows, padding.
 
-        Args:
-            known: int64 [B, K], in any order.
-            padding_mask: bool [B, K], False for padding; None for none.
-
-        Returns:
-            int64 [B, buffer + K], indices of the encoder's rows.
+        ``known`` int64 [B, K], in any order; ``padding_mask`` bool [B, K], False for padding, None for none.
         """
         c, (batch, count) = self.config.mar, known.shape
         last = c.tokens + c.buffer
@@ -320,17 +282,12 @@ class Hybrid(nn.Module):
         padding_mask: Tensor | None = None,
         cache: TokenCache | None = None,
     ) -> Tensor:
-        """The decoder's input rows: encoder output plus what the language model adds to it.
+        """The decoder's input rows [R, buffer + K, C]: encoder output plus what the language model adds to it.
 
         Args:
-            encoded: [B, buffer + K, C] from ``mar.encode``.
-            known: int64 [B, K], the same positions.
+            encoded, known, padding_mask: as for ``mar.encode``, and its output [B, buffer + K, C].
             prompts: of R rows, a multiple of B; rows b, B + b, ... belong to image b.
-            padding_mask: bool [B, K], as for ``mar.encode``.
             cache: receives the known tokens' keys and values.
-
-        Returns:
-            [R, buffer + K, C].
         """
         branches = len(prompts.lengths) // len(encoded)
         order = self.llm_order(known, padding_mask)
@@ -346,16 +303,12 @@ class Hybrid(nn.Module):
         return encoded.repeat(branches, 1, 1) + self.proj_out(pick(h, back))
 
     def extend(self, encoded: Tensor, prompts: PromptBatch, cache: TokenCache, at: int) -> Tensor:
-        """:meth:`fuse` for new tokens and the buffer rows only; the new tokens' keys and values are appended to the cache.
+        """:meth:`fuse` for new tokens and the buffer rows only, [R, N + buffer, C]; the tokens' keys and values go to the cache.
 
         Args:
             encoded: [B, N + buffer, C], encoder output of N new tokens, then the buffer rows.
-            prompts: of R rows, a multiple of B.
-            cache: of R rows.
+            prompts, cache: of R rows, a multiple of B.
             at: tokens in the cache. The new ones get the positions behind them, not those of their raster order.
-
-        Returns:
-            [R, N + buffer, C].
         """
         branches = len(prompts.lengths) // len(encoded)
         y, end = self.proj_in(encoded).repeat(branches, 1, 1), at + encoded.shape[1]
@@ -372,12 +325,6 @@ class Hybrid(nn.Module):
     def _positions(prompts: PromptBatch, at: int, count: int) -> Tensor:
         """Positions int64 [R, count] behind each row's prompt and ``at`` tokens."""
         return prompts.lengths[:, None] + at + torch.arange(count, device=prompts.lengths.device)
-
-
-def _causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    group = q.shape[1] // k.shape[1]
-    k, v = (t.repeat_interleave(group, 1) if group > 1 else t for t in (k, v))
-    return attend(q, k, v, causal=True)
 
 
 def initialise(net: Hybrid) -> Hybrid:

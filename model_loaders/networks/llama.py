@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -183,32 +182,21 @@ class LlamaConfig:
         if head_dim % 2 or own % head_dim or own < head_dim or heads % (own // head_dim):
             raise ValueError(wrong.format("keys", own))
         hidden, blocks = state[f"{first}mlp.gate_proj.weight"].shape[0], depth(state, "model.layers.")
-        tied = HEAD not in state
-        return qwen_config(dim, blocks, heads, own // head_dim, head_dim, hidden, vocab, tied, positions, theta, eps)
+        about = {"tied": HEAD not in state, "positions": positions, "theta": theta, "eps": eps}
+        return qwen_config(dim, blocks, heads, own // head_dim, head_dim, hidden, vocab, **about)
 
 
 def qwen_config(
-    dim: int,
-    depth: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    hidden: int,
-    vocab: int,
-    tied: bool = True,
-    positions: int = 32768,
-    theta: float = 1e6,
-    eps: float = 1e-6,
+    dim: int, depth: int, heads: int, kv_heads: int, head_dim: int, hidden: int, vocab: int, **about: Any
 ) -> LlamaConfig:
-    """Shape of a Qwen2; the arguments are attributes of :class:`LlamaConfig`."""
-    shape = {"dim": dim, "depth": depth, "heads": heads, "kv_heads": kv_heads, "hidden": hidden, "vocab": vocab}
-    about = {"queries": heads * head_dim, "tied": tied, "positions": positions, "theta": theta, "eps": eps}
-    return LlamaConfig(**shape, condition=PROMPT, bias=True, **about)  # type: ignore[arg-type]
+    """Shape of a Qwen2; the arguments, and further ones in ``about``, are attributes of :class:`LlamaConfig`."""
+    about = {"bias": True, "tied": True, "positions": 32768, "theta": 1e6, "eps": 1e-6} | about
+    return LlamaConfig(dim, depth, heads, kv_heads, hidden, vocab, PROMPT, queries=heads * head_dim, **about)
 
 
 # ------------------------------------------------------------------------------------------------ positions
 
-# Cosines and sines fp32 [n or R x n, 1, D], the second with the signs of :func:`rotate`.
+# Cosines and sines fp32 [n or R x n, 1, D], the second with the signs of :func:`rotate_`.
 Rope = tuple[Tensor, Tensor]
 
 
@@ -225,11 +213,11 @@ def rope_table(angle: Tensor, pairs: bool) -> Tensor:
     return torch.stack(wide, -2)
 
 
-def rotate(x: Tensor, rope: Rope, pairs: bool) -> Tensor:
-    """Rotate each pair (a, b) of x [R, n, heads, D] to (a cos - b sin, b cos + a sin), in fp32."""
+def rotate_(x: Tensor, rope: Rope, pairs: bool) -> None:
+    """Rotate each pair (a, b) of x fp32 [R, n, heads, D] to (a cos - b sin, b cos + a sin), in place."""
     cos, sin = rope
     swapped = x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape) if pairs else x.roll(x.shape[-1] // 2, -1)
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+    x.mul_(cos).addcmul_(swapped, sin)
 
 
 def _frequencies(count: int, theta: float, device: torch.device) -> Tensor:
@@ -276,23 +264,25 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
     return out.reshape(rows, heads, n, d).transpose(1, 2).flatten(2)
 
 
-class KV(NamedTuple):
-    """Keys and values of one block, [R, kv heads, slots, D]; zero where nothing has been written."""
+def update(store: Tensor, slot: Tensor, kv: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    """Write the keys and values of a block's rows.
 
-    keys: Tensor
-    values: Tensor
+    Args:
+        store: of :class:`Cache`; its first R batch rows are used.
+        slot: int64 [n] or [R, n].
+        kv: [R, 2 kv heads, n, D].
+        end: see the result.
 
-    def update(self, slot: Tensor, k: Tensor, v: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """Write k, v [R, kv heads, n, D] at slots int64 [n] or [R, n]; return the keys and values of the slots below ``end``."""
-        keys, values = self
-        if len(k) < len(keys):  # the null condition is left out
-            keys, values = keys[: len(k)], values[: len(k)]
-        for store, new in ((keys, k), (values, v)):
-            if slot.ndim == 1:
-                store.index_copy_(2, slot, new)
-            else:
-                store.scatter_(2, slot[:, None, :, None].expand(new.shape), new)
-        return keys[:, :, :end], values[:, :, :end]
+    Returns:
+        Keys and values [R, kv heads, end, D] of the slots below ``end``.
+    """
+    store = store[: len(kv)]
+    if slot.ndim == 1:
+        store.index_copy_(2, slot, kv)
+    else:
+        store.scatter_(2, slot[:, None, :, None].expand(kv.shape), kv)
+    keys, values = store[:, :, :end].chunk(2, 1)
+    return keys, values
 
 
 @dataclass(eq=False)
@@ -300,21 +290,21 @@ class Cache:
     """KV cache of one run, allocated once and written by slot.
 
     Attributes:
-        blocks: one entry a block.
+        blocks: of every block the keys, then the values, [R, 2 kv heads, slots, D]; zero where nothing has been written.
         prefix: slots of the condition; the slot of cell 0 follows.
         positions: see :class:`Positions`.
         valid: bool [R, 1, 1, slots], False on the padding of shorter prefixes; None without padding.
     """
 
-    blocks: list[KV]
+    blocks: list[Tensor]
     prefix: int
     positions: Positions
     valid: Tensor | None
 
     def keep(self, index: Tensor) -> None:
         """Reduce or repeat the batch to its rows ``index`` int64, one tensor at a time."""
-        for i, (keys, values) in enumerate(self.blocks):
-            self.blocks[i] = KV(keys[index], values[index])
+        for i, store in enumerate(self.blocks):
+            self.blocks[i] = store[index]
         if isinstance(self.positions.offset, Tensor):
             self.positions = self.positions._replace(offset=self.positions.offset[index])
         self.valid = None if self.valid is None else self.valid[index]
@@ -331,13 +321,13 @@ class Cache:
     @property
     def bytes(self) -> int:
         """Memory of the keys and values."""
-        return sum(tensor.nbytes for block in self.blocks for tensor in block)
+        return sum(store.nbytes for store in self.blocks)
 
 
 # ------------------------------------------------------------------------------------------------ layers
 
-# Queries [R, heads, n, D], keys and values [R, kv heads, n, D] of one block to its attention output [R, n, C].
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D] of one block to its attention output [R, n, C].
+Attend = Callable[[Tensor, Tensor], Tensor]
 
 
 class RMSNorm(nn.Module):
@@ -364,18 +354,17 @@ class Attention(nn.Module):
             self.wqkv = Linear(c.dim, inner + 2 * own, c.bias)
         self.wo = Linear(inner, c.dim)
 
-    def project(self, x: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor, Tensor]:
-        """x [R, n, C] to queries [R, heads, n, D], keys and values [R, kv heads, n, D], the first two rotated."""
+    def project(self, x: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor]:
+        """x [R, n, C] to queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D]; RoPE is applied in fp32."""
         c = self.config
-        if c.condition == PROMPT:
-            joint = torch.cat([self.wq(x), self.wk(x), self.wv(x)], -1)
-        else:
-            joint = self.wqkv(x)
-        joint, both = joint.reshape(*x.shape[:2], -1, c.head_dim), c.heads + c.kv_heads
-        rotated, v = joint[:, :, :both], joint[:, :, both:].transpose(1, 2)
+        joint = torch.cat([self.wq(x), self.wk(x), self.wv(x)], -1) if c.condition == PROMPT else self.wqkv(x)
+        joint = joint.unflatten(-1, (-1, c.head_dim))
         if rope is not None:
-            rotated = rotate(rotated, rope, pairs=c.condition != PROMPT)
-        return rotated[:, :, : c.heads].transpose(1, 2), rotated[:, :, c.heads :].transpose(1, 2), v
+            joint = joint.float()
+            rotate_(joint[:, :, : c.heads + c.kv_heads], rope, pairs=c.condition != PROMPT)
+            joint = joint.to(x.dtype)
+        q, kv = joint.transpose(1, 2).split([c.heads, 2 * c.kv_heads], 1)
+        return q, kv
 
 
 class FeedForward(nn.Module):
@@ -403,40 +392,10 @@ class Block(nn.Module):
 
 
 def cached_block(
-    block: Block, x: Tensor, rope: Rope | None, kv: KV, slot: Tensor, end: int, mask: Tensor | None, causal: bool
+    block: Block, x: Tensor, rope: Rope | None, store: Tensor, slot: Tensor, end: int, mask: Tensor | None, causal: bool
 ) -> Tensor:
     """A block whose rows attend to the cache; arguments as for :meth:`Llama.feed`."""
-
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, *kv.update(slot, k, v, end), mask, causal)
-
-    return block(x, rope, attention)
-
-
-class Table(nn.Module):
-    """An embedding table of a condition."""
-
-    def __init__(self, rows: int, dim: int):
-        super().__init__()
-        self.embedding_table = nn.Embedding(rows, dim)
-
-
-class Caption(nn.Module):
-    """Projection of text features of width ``size``, and the ``rows`` features of the null text."""
-
-    def __init__(self, size: int, dim: int, rows: int):
-        super().__init__()
-        self.cap_proj = nn.Module()
-        self.cap_proj.fc1, self.cap_proj.fc2 = Linear(size, dim), Linear(dim, dim)
-        self.register_buffer("uncond_embedding", torch.zeros(rows, size))
-
-
-class Special(nn.Module):
-    """PAR's transition tokens."""
-
-    def __init__(self, rows: int, dim: int):
-        super().__init__()
-        self.special_embeddings = nn.Embedding(rows, dim)
+    return block(x, rope, lambda q, kv: attend(q, *update(store, slot, kv, end), mask, causal))
 
 
 # ------------------------------------------------------------------------------------------------ the network
@@ -450,18 +409,20 @@ class Llama(Regional):
         super().__init__()
         self.config = c = config
         if c.condition == CLASS:
-            self.cls_embedding: nn.Module = Table(c.condition_size + 1, c.dim)
+            self.cls_embedding = nn.ModuleDict({"embedding_table": nn.Embedding(c.condition_size + 1, c.dim)})
         elif c.condition == TEXT:
-            self.cls_embedding = Caption(c.condition_size, c.dim, c.text_rows)
+            projection = {"fc1": Linear(c.condition_size, c.dim), "fc2": Linear(c.dim, c.dim)}
+            self.cls_embedding = nn.ModuleDict({"cap_proj": nn.ModuleDict(projection)})
+            self.cls_embedding.register_buffer("uncond_embedding", torch.zeros(c.text_rows, c.condition_size))
         elif c.condition == CODES:
-            self.clip_proj: nn.Module = Table(c.condition_size + 1, c.dim)
+            self.clip_proj: nn.Module = nn.ModuleDict({"embedding_table": nn.Embedding(c.condition_size + 1, c.dim)})
         elif c.condition == FEATURES:
             self.clip_proj = nn.Linear(c.condition_size, c.dim)
         if c.absolute:
             self.abs_pe = nn.Parameter(torch.zeros(1, c.absolute, c.dim))
         self.tok_embeddings = (Embedding if c.condition == PROMPT else nn.Embedding)(c.vocab, c.dim)
         if c.special:
-            self.spe_tok_embeddings = Special(c.special, c.dim)
+            self.spe_tok_embeddings = nn.ModuleDict({"special_embeddings": nn.Embedding(c.special, c.dim)})
         self.layers = nn.ModuleList(Block(c) for _ in range(c.depth))
         self.norm = RMSNorm(c.dim, c.eps)
         if not c.tied:
@@ -578,7 +539,7 @@ class Llama(Regional):
         """
         x, rope = self._encode(x, positions.rows(position, len(x)))
         for block in self.layers:
-            x = block(x, rope, partial(attend, mask=mask, causal=mask is None))
+            x = block(x, rope, lambda q, kv: attend(q, *kv.chunk(2, 1), mask, causal=mask is None))
         return self.logits(x, span)
 
     def hidden(self, x: Tensor, position: Tensor, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
@@ -587,14 +548,15 @@ class Llama(Regional):
         Args:
             x: [R, n, C].
             position: int64 [R or 1, n], places in the sequence.
-            attention: :data:`Attend` of every block, behind its index; may read and write a cache.
+            attention: of a block's index, queries [R, heads, n, D], keys and values [R, kv heads, n, D], the attention output
+                [R, n, C]; may read and write a cache.
 
         Returns:
             [R, n, C].
         """
         x, rope = self._encode(x, self.rope(position))
         for i, block in enumerate(self.layers):
-            x = block(x, rope, partial(attention, i))
+            x = block(x, rope, lambda q, kv, i=i: attention(i, q, *kv.chunk(2, 1)))
         return self.norm(x)
 
     def prefill(
@@ -613,12 +575,11 @@ class Llama(Regional):
             Hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (row i predicts cell i), and the cache.
         """
         c, (batch, n, _), device = self.config, x.shape, x.device
-        shape = (batch, c.kv_heads, n + slots, c.head_dim)
+        blocks = [x.new_zeros(batch, 2 * c.kv_heads, n + slots, c.head_dim) for _ in self.layers]
         valid = None
         if lengths is not None:
             slot = torch.arange(n + slots, device=device)
             valid = ((slot < lengths[:, None]) | (slot >= n))[:, None, None]
-        blocks = [KV(x.new_zeros(shape), x.new_zeros(shape)) for _ in self.layers]
         cache = Cache(blocks, n, self.positions(grid, n, lengths), valid)
         if image is not None:
             x = torch.cat([x, image], 1)
@@ -660,8 +621,8 @@ class Llama(Regional):
         x, rope = self._encode(x, cache.positions.rows(position, len(x)))
         mask = None if causal else cache.mask(mask, len(x), x.shape[1], end)
         run = cached_block if causal else self.region(cached_block)
-        for block, kv in zip(self.layers, cache.blocks, strict=True):
-            x = run(block, x, rope, kv, slot, end, mask, causal)
+        for block, store in zip(self.layers, cache.blocks, strict=True):
+            x = run(block, x, rope, store, slot, end, mask, causal)
         return x
 
 

@@ -1,22 +1,22 @@
-"""MAR's encoder, decoder and diffusion head, with the official parameter names.
+"""MAR with the official parameter names: encoder, decoder, diffusion head, and the condition of a batch as they read it.
 
-Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838). Dropout is
-left out: it has no parameters and is off in inference. The sampling loop is in ``samplers``; this module has the
-parts that it, the caches and the training call.
+Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838). Dropout is left out: it has no
+parameters and is off in inference. The sampling loops are in ``samplers``. Shapes: B images, L tokens, C transformer width, w head width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .diffusion_head import DiffusionHead
 from .ops import Linear
 from .speed import Regional
 from .structure import depth
@@ -51,7 +51,7 @@ class MARConfig:
     head_depth: int
     head_width: int
 
-    @property
+    @cached_property
     def grid(self) -> int:
         """Tokens along one side of the picture."""
         return math.isqrt(self.tokens)
@@ -91,6 +91,120 @@ class MARConfig:
         )
 
 
+# ------------------------------------------------------------------------------------------------ diffusion head
+
+# Modulations of the head that are computed at once, in numbers; those of one diffusion step may be more.
+BUDGET = 1 << 24
+# Most rows whose normalisation and modulation are one operation on a CPU; beyond, two vectorised ones are faster.
+_FUSED_ROWS = 16
+
+
+def modulated(x: Tensor, shift: Tensor, scale: Tensor, eps: float = 1e-6) -> Tensor:
+    """LN(x) * scale + shift of rows x [R, w], with shift and scale [R, w] of their own."""
+    rows, width = x.shape
+    cpu = x.device.type == "cpu"
+    whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or cpu and rows > _FUSED_ROWS
+    if whole or not (shift.is_contiguous() and scale.is_contiguous()):
+        return torch.addcmul(shift, F.layer_norm(x, (width,), eps=eps), scale)
+    # For few rows one group normalisation: every row is a group, and every number of it a channel.
+    count = rows * width
+    # The CPU's kernel for channels in the last place is the faster one; with one pixel both orders are the same memory.
+    flat = x.as_strided((1, count, 1, 1), (count, 1, count, count)) if cpu else x.view(1, count, 1)
+    return torch.native_group_norm(flat, scale.view(-1), shift.view(-1), 1, count, 1, rows, eps)[0].view(rows, width)
+
+
+class HeadBlock(nn.Module):
+    """Residual MLP block modulated by time and condition (adaLN): x + gate * MLP(LN(x) (1 + scale) + shift)."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.in_ln = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = nn.Sequential(Linear(width, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 3 * width, bias=True))
+
+    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """MLP output [R, w] of rows x [R, w]; the caller adds gate times it to x."""
+        return self.mlp(modulated(x, shift, scale))
+
+
+class _Final(nn.Module):
+    def __init__(self, width: int, out: int):
+        super().__init__()
+        self.norm_final = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.linear = Linear(width, out, bias=True)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width, bias=True))
+
+    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/mar/tables.py).
+        return self.linear(modulated(x, shift, scale).to(self.linear.weight.dtype))
+
+
+class _TimeEmbedding(nn.Module):
+    def __init__(self, width: int, frequencies: int = 256):
+        super().__init__()
+        self.frequencies = frequencies
+        self.mlp = nn.Sequential(Linear(frequencies, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
+
+    def forward(self, t: Tensor) -> Tensor:
+        half = self.frequencies // 2
+        rates = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
+        angles = t[:, None].float() * rates
+        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.mlp[0].weight.dtype))
+
+
+class DiffusionHead(nn.Module):
+    """MAR's per-token denoiser (SimpleMLPAdaLN): noisy token, timestep and condition z to noise and variance logits."""
+
+    def __init__(self, channels: int, width: int, depth: int, z_channels: int):
+        super().__init__()
+        self.channels = channels
+        self.time_embed = _TimeEmbedding(width)
+        self.cond_embed = Linear(z_channels, width, bias=True)
+        self.input_proj = Linear(channels, width, bias=True)
+        self.res_blocks = nn.ModuleList(HeadBlock(width) for _ in range(depth))
+        self.final_layer = _Final(width, 2 * channels)
+
+    def modulations(self, embedding: Tensor, blocks: Iterable[nn.Module] | None = None) -> list[Tensor]:
+        """adaLN modulations [..., w]: shift, scale and gate of each block, shift and scale of the last layer.
+
+        They do not depend on the noisy token, so those of many diffusion steps can be one product: most of the head's weights are then
+        read once and not once a step.
+
+        Args:
+            embedding: [..., w], ``time_embed(t) + cond_embed(z)``.
+            blocks: blocks of ``res_blocks``; None for all.
+        """
+        active, out = F.silu(embedding), []
+        for layer in (*(self.res_blocks if blocks is None else blocks), self.final_layer):
+            parts = layer.adaLN_modulation[1](active).split(active.shape[-1], -1)
+            shift, scale, *gate = (part.contiguous() for part in parts)
+            scale = 1 + scale
+            if isinstance(layer, HeadBlock):  # its LayerNorm has a weight and a bias
+                shift, scale = torch.addcmul(shift, layer.in_ln.bias, scale), layer.in_ln.weight * scale
+            out += [shift, scale, *gate]
+        return out
+
+    def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
+        """Predicted noise, then variance logits (-1..1 between the two bounds), fp32 [N, 2 channels].
+
+        Args:
+            x: noisy tokens [N, channels], fp32.
+            modulations: from :meth:`modulations`, one row a token.
+        """
+        h = self.input_proj(x.to(self.input_proj.weight.dtype))
+        for i, block in enumerate(self.res_blocks):
+            shift, scale, gate = modulations[3 * i : 3 * i + 3]
+            h = torch.addcmul(h, gate, block(h, shift, scale))
+        return self.final_layer(h, *modulations[-2:])
+
+    def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
+        """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""
+        return self.denoise(x, self.modulations(self.time_embed(t) + self.cond_embed(z)))
+
+
+# ------------------------------------------------------------------------------------------------ encoder and decoder
+
+
 class Attention(nn.Module):
     """Multi-head self-attention in two halves, so that a cache can be applied between them."""
 
@@ -106,24 +220,9 @@ class Attention(nn.Module):
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Attention output [B, Nq, C] of queries over keys and values, projected.
-
-        ``key_mask`` bool [B, N]: True for keys that may be attended; None for all.
-        """
+        """Output [B, Nq, C], projected; ``key_mask`` bool [B, N]: True for keys that may be attended to, None for all."""
         out = F.scaled_dot_product_attention(q, k, v, None if key_mask is None else key_mask[:, None, None])
         return self.proj(out.transpose(1, 2).flatten(2))
-
-    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        return self.attend(*self.project(x), key_mask)
-
-
-class _MLP(nn.Module):
-    def __init__(self, dim: int):
-        super().__init__()
-        self.fc1, self.fc2 = Linear(dim, 4 * dim, bias=True), Linear(4 * dim, dim, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Block(nn.Module):
@@ -132,31 +231,26 @@ class Block(nn.Module):
     def __init__(self, dim: int, heads: int):
         super().__init__()
         self.norm1, self.attn = nn.LayerNorm(dim, eps=1e-6), Attention(dim, heads)
-        self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), _MLP(dim)
+        layers = OrderedDict(fc1=Linear(dim, 4 * dim, bias=True), act=nn.GELU(), fc2=Linear(4 * dim, dim, bias=True))
+        self.norm2, self.mlp = nn.LayerNorm(dim, eps=1e-6), nn.Sequential(layers)
 
-    def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        x = x + self.attn(self.norm1(x), key_mask)
+    def forward(self, x: Tensor, key_mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+        """Output [B, N, C], or at ``rows`` int64 [B, M] only; keys and values come from all rows of x."""
+        q, k, v = self.attn.project(self.norm1(x))
+        if rows is not None:
+            x, q = pick(x, rows), q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
+        x = x + self.attn.attend(q, k, v, key_mask)
         return x + self.mlp(self.norm2(x))
 
-    def rows(self, x: Tensor, index: Tensor) -> Tensor:
-        """The block's output at rows ``index`` [B, M] only; keys and values come from all rows of x [B, N, C]."""
-        q, k, v = self.attn.project(self.norm1(x))
-        at = index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
-        y = pick(x, index) + self.attn.attend(q.gather(2, at), k, v)
-        return y + self.mlp(self.norm2(y))
+
+def _blocks(c: MARConfig, count: int) -> list[Block]:
+    """A ModuleList, typed by its entries."""
+    return cast(list[Block], nn.ModuleList(Block(c.dim, c.heads) for _ in range(count)))
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
     """Rows ``index`` [B, M] of x [B, N, C] as [B, M, C]."""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
-
-
-class _DiffusionLoss(nn.Module):
-    """Gives the head its official parameter names, ``diffloss.net``."""
-
-    def __init__(self, net: DiffusionHead):
-        super().__init__()
-        self.net = net
 
 
 class MAR(Regional):
@@ -173,16 +267,16 @@ class MAR(Regional):
         self.decoder_pos_embed_learned = nn.Parameter(torch.empty(1, c.buffer + c.tokens, c.dim))
         self.diffusion_pos_embed_learned = nn.Parameter(torch.empty(1, c.tokens, c.dim))
         self.z_proj, self.z_proj_ln = Linear(c.channels, c.dim, bias=True), nn.LayerNorm(c.dim, eps=1e-6)
-        self.encoder_blocks = nn.ModuleList(Block(c.dim, c.heads) for _ in range(c.encoder_depth))
+        self.encoder_blocks = _blocks(c, c.encoder_depth)
         self.encoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
         self.decoder_embed = Linear(c.dim, c.dim, bias=True)
-        self.decoder_blocks = nn.ModuleList(Block(c.dim, c.heads) for _ in range(c.decoder_depth))
+        self.decoder_blocks = _blocks(c, c.decoder_depth)
         self.decoder_norm = nn.LayerNorm(c.dim, eps=1e-6)
-        self.diffloss = _DiffusionLoss(DiffusionHead(c.channels, c.head_width, c.head_depth, c.dim))
+        self.diffloss = nn.ModuleDict({"net": DiffusionHead(c.channels, c.head_width, c.head_depth, c.dim)})
 
     @property
     def head(self) -> DiffusionHead:
-        return self.diffloss.net
+        return cast(DiffusionHead, self.diffloss["net"])
 
     def class_rows(self, labels: Tensor | None, batch: int) -> Tensor:
         """Class vectors [B, C]: of ``labels`` int64 [B], or the null class of guidance for None."""
@@ -205,8 +299,7 @@ class MAR(Regional):
     def encode(self, tokens: Tensor, known: Tensor, class_rows: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Encoder output [B, buffer + K, C]; arguments as :meth:`embed_known`.
 
-        ``padding_mask`` bool [B, K], True for known tokens and False for padding, lets images have different numbers of known
-        tokens. None for no padding.
+        ``padding_mask`` bool [B, K], False for padding, lets images have different numbers of known tokens; None for no padding.
         """
         x, key_mask = self.embed_known(tokens, known, class_rows), None
         if padding_mask is not None:
@@ -230,16 +323,13 @@ class MAR(Regional):
     def decode(
         self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None, padding_mask: Tensor | None = None
     ) -> Tensor:
-        """Conditions z for the head.
+        """Conditions z [B, M, C] (or [B, L, C]) for the head.
 
         Args:
             encoded: [B, buffer + K, C] from :meth:`encode`.
             known: int64 [B, K], the same positions.
             wanted: int64 [B, M], positions whose z is needed; None for all L. The last block then computes those only.
             padding_mask: which of ``known`` are not padding, as in :meth:`encode`.
-
-        Returns:
-            z [B, M, C] (or [B, L, C]).
         """
         x = self.canvas(encoded, known, padding_mask)
         *blocks, last = self.decoder_blocks
@@ -249,8 +339,108 @@ class MAR(Regional):
         place = self.diffusion_pos_embed_learned
         if wanted is None:
             return self.decoder_norm(run(last, x)[:, self.config.buffer :]) + place
-        z = self.decoder_norm(last.rows(x, wanted + self.config.buffer))
+        z = self.decoder_norm(last(x, rows=wanted + self.config.buffer))
         return z + pick(place.expand(len(wanted), -1, -1), wanted)
+
+
+# ------------------------------------------------------------------------------------------------ conditions
+
+
+class Work(NamedTuple):
+    """Rows of a transformer pass, both branches of guidance together.
+
+    Attributes:
+        encoder, encoder_keys: rows that the encoder's blocks computed, and rows that each of them attended to.
+        decoder, decoder_keys: the same of an average decoder block but the last.
+        last: rows that the last decoder block computed.
+    """
+
+    encoder: int
+    encoder_keys: int
+    decoder: int
+    decoder_keys: int
+    last: int
+
+
+class Kept:
+    """What LazyMAR keeps between encoder and decoder from one AR step to the next: nothing, rows pass unchanged.
+
+    Attributes:
+        tensors: all that is kept, for the memory count.
+    """
+
+    tensors: Sequence[Tensor] = ()
+
+    def __init__(self, buffer: int):
+        self.buffer = buffer
+
+    def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
+        """The decoder's input rows that change, [D, M, C], and their places int64 [D, M] (buffer rows from 0, then positions).
+
+        Args:
+            encoded: [E, N + buffer, C], encoder output of new tokens, then of the buffer rows.
+            new: int64 [B, N], positions of the new tokens.
+            at: tokens known before.
+        """
+        return encoded, self.places(new, len(encoded))
+
+    def places(self, new: Tensor, rows: int) -> Tensor:
+        """Places in the decoder's input of new tokens [B, N], then of the buffer rows; int64 [rows, N + buffer]."""
+        buffers = torch.arange(self.buffer, device=new.device).expand(rows, -1)
+        return torch.cat([new.repeat(rows // len(new), 1) + self.buffer, buffers], dim=1)
+
+
+class ClassRows:
+    """The condition of B images as the network reads it: here class labels int64 [B], prompts in ``prompts.py``.
+
+    It enters in two places: the vectors of the encoder's buffer rows, and what happens to the encoder's output before the decoder reads
+    it. With class labels the encoder has one set of rows per branch of guidance, and its output is passed on unchanged.
+    """
+
+    def __init__(self, net: MAR, labels: Tensor):
+        self.net, self.labels = net, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def vectors(self, guided: bool, count: int = 1) -> Tensor:
+        """Vectors of the encoder's buffer rows for ``count`` copies of the batch.
+
+        Returns:
+            [E, C]: E is ``count`` B, or twice that where the branches of guidance differ in the encoder.
+        """
+        rows = self.net.class_emb(self.labels).repeat(count, 1)
+        return torch.cat([rows, self.net.fake_latent.expand_as(rows)]) if guided else rows
+
+    def fuse(self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None) -> Tensor:
+        """The decoder's input rows, both branches of guidance, the unconditional one last.
+
+        Args:
+            encoded: [E, buffer + K, C] from ``MAR.encode``.
+            known: int64 [E, K], the positions of these tokens.
+            padding_mask: bool [E, K], as for ``MAR.encode``.
+
+        Returns:
+            [D, buffer + K, C]: D is the number of images (copies included), twice that with guidance.
+        """
+        return encoded
+
+    def keep(
+        self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int, cached: bool
+    ) -> tuple[Tensor, Kept]:
+        """:meth:`fuse` whose features are kept for later AR steps.
+
+        Args:
+            encoded, known, guided: as for :meth:`fuse`.
+            live: rows D of the decoder's input that later steps compute: B, or twice that.
+            room: tokens and buffer rows that will have to fit.
+            cached: whether old tokens' features are reused between encoder and decoder, or computed again at every step.
+        """
+        return encoded, Kept(self.net.config.buffer)
+
+    def counts(self, work: Work) -> dict[str, int]:
+        """Counts of a transformer pass for the report."""
+        return {"transformer_passes": 1, "transformer_tokens": work.encoder + work.decoder}
 
 
 @dataclass(frozen=True, eq=False)

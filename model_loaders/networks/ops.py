@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,7 +52,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
         layer: owner of the weight, whose packed copy is kept; None: without packing.
     """
     rows = x.numel() // x.shape[-1]
-    if not rows or not _is_large(x, weight):
+    # Other products than F.linear apply to large fp32 weights on a CPU; fake and traced tensors are left to the compiler.
+    if not rows or x.dtype is not torch.float32 or weight.dtype is not torch.float32 or weight.numel() < LARGE_WEIGHT:
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
+    if not weight.is_cpu or not weight.is_contiguous():
         return F.linear(x, weight, bias)
     flat, shape = x.reshape(rows, -1), (*x.shape[:-1], len(weight))
     if rows > 2 and _has_onednn():
@@ -67,15 +72,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
         out = torch.bmm(halves, columns) if bias is None else torch.baddbmm(bias.view(2, -1, 1), halves, columns)
         return out.view(shape)
     return F.linear(x, weight, bias)
-
-
-def _is_large(x: Tensor, weight: Tensor) -> bool:
-    """Whether other products than F.linear apply. It runs before every product, so it is kept short."""
-    if x.dtype is not torch.float32 or weight.dtype is not torch.float32 or weight.numel() < LARGE_WEIGHT:
-        return False
-    if torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():  # fake and traced tensors
-        return False
-    return weight.is_cpu and weight.is_contiguous()
 
 
 @lru_cache(maxsize=1)
@@ -95,28 +91,15 @@ def _is_amd() -> bool:
 # ------------------------------------------------------------------------------------------------ layers
 
 
-class WeightSource(Protocol):
-    """Provides weights that are not on the compute device."""
-
-    def is_offloaded(self, layer: Streamed) -> bool:
-        """Whether the layer's weight is off the device now."""
-        ...
-
-    def stream_weight(
-        self, layer: Streamed, x: Tensor, rows: tuple[int, int] | None = None
-    ) -> AbstractContextManager[tuple[Tensor, Tensor | None]]:
-        """Weight and bias on the device and in the dtype of ``x`` for the duration of the context; ``rows``: without bias."""
-        ...
-
-    def look_up(self, layer: Streamed, ids: Tensor) -> Tensor:
-        """Rows ``ids`` int64 [...] of an embedding's weight [n, C], on the device of ``ids``; [..., C]."""
-        ...
-
-
 class Streamed:
-    """Mixin of layers with ``weight`` and ``bias``, which ``source`` provides while they are off the device."""
+    """Mixin of layers with ``weight`` and ``bias``, which a host's ``source`` provides while they are off the device.
 
-    source: WeightSource | None = None
+    A source has three methods: ``is_offloaded(layer)``; ``stream_weight(layer, x, rows=None)``, a context manager that gives weight and
+    bias on the device and in the dtype of ``x`` (some rows of the weight without bias); and ``look_up(layer, ids)``, rows ``ids`` int64
+    [...] of an embedding's weight, on the device of ``ids``.
+    """
+
+    source: Any = None
 
     def is_offloaded(self) -> bool:
         """Whether the weight is off the device now."""
@@ -125,8 +108,7 @@ class Streamed:
     def stream_weight(
         self, x: Tensor, rows: tuple[int, int] | None = None
     ) -> AbstractContextManager[tuple[Tensor, Tensor | None]]:
-        """The weight while it is off the device, see :meth:`WeightSource.stream_weight`."""
-        assert self.source is not None
+        """Weight and bias while they are off the device."""
         return self.source.stream_weight(self, x, rows)
 
     def tensors(self) -> list[Tensor]:
@@ -153,8 +135,8 @@ class Linear(Streamed, nn.Linear):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        if self.is_offloaded():
-            with self.stream_weight(x) as (weight, bias):
+        if self.source is not None and self.source.is_offloaded(self):
+            with self.source.stream_weight(self, x) as (weight, bias):
                 return linear(x, weight, bias)
         return linear(x, self.weight, self.bias, self)
 

@@ -15,13 +15,10 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from .hybrid import Hybrid, PromptBatch, PromptCache, TokenCache
-from .mar import MARModel
-from .rows import Kept, Work, places
+from .mar import ClassRows, Kept, MARModel, Work
 
 INSTRUCTION = "Generate an image: "
 UNCONDITIONAL = "Generate an image."
-# Unconditional prompts whose keys and values a model keeps.
-_KEPT = 4
 # With the full cosine schedule and fewer diffusion steps, the first step multiplies errors by more than 300 (samplers/mar/tables.py).
 _SAFE_BETA, _SAFE_STEPS, _SAFE_START = 0.5, 100, 950
 
@@ -42,14 +39,17 @@ class HybridModel(MARModel):
     turn: tuple[int, int] = field(kw_only=True)
     trained: int = field(kw_only=True)
     condition: ClassVar[str] = "prompt"
-    _unconditional: dict[str, PromptCache] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def parts(self) -> Mapping[str, nn.Module]:
-        mar, between = self.net, nn.ModuleList([self.hybrid.llm, self.hybrid.proj_in, self.hybrid.proj_out])
-        transformer = {name: child for name, child in mar.named_children() if child is not mar.diffloss}
-        own = dict(mar.named_parameters(recurse=False))
-        return {"language model": between, "MAR": _Part(transformer, own), "head": mar.diffloss}
+        between = nn.ModuleList([self.hybrid.llm, self.hybrid.proj_in, self.hybrid.proj_out])
+        transformer = nn.Module()  # the MAR without its head; the tensors are the network's own
+        for name, child in self.net.named_children():
+            if child is not self.net.diffloss:
+                transformer.add_module(name, child)
+        for name, parameter in self.net.named_parameters(recurse=False):
+            transformer.register_parameter(name, parameter)
+        return {"language model": between, "MAR": transformer, "head": self.net.diffloss}
 
     @property
     def note(self) -> str:
@@ -88,13 +88,12 @@ class HybridModel(MARModel):
         opening, closing = self.turn
         parts = [self.tokenize(part) for part in (f"user\n{before}{text}", "\n", "assistant\n")]
         ids = [opening, *parts[0], closing, *parts[1], opening, *parts[2]]
-        config, most = self.hybrid.config, self.most_tokens
+        vocab, most = self.hybrid.config.llm.vocab, self.most_tokens
         if any(i in self.turn for part in parts for i in part):
             raise UserError(f"{name}: it is encoded as a special token of {self.name}; write it in another way.")
-        wrong = next((i for i in ids if not 0 <= i < config.llm.vocab), None)
-        if wrong is not None:
+        if wrong := [i for i in ids if not 0 <= i < vocab]:
             raise UserError(
-                f"{name}: the tokenizer makes token {wrong} of it, {self.name} has {config.llm.vocab}; use the tokenizer of the model."
+                f"{name}: the tokenizer makes token {wrong[0]} of it, {self.name} has {vocab}; use the tokenizer of the model."
             )
         if len(ids) > most:
             raise UserError(
@@ -108,7 +107,7 @@ class HybridModel(MARModel):
         return self.hybrid.config.llm.positions - self.net.config.tokens - self.net.config.buffer
 
     def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptRows:
-        """The condition of one image per text. Equal texts are read once, the unconditional one once per model.
+        """The condition of one image per text; equal texts are read once.
 
         Args:
             texts: prompts without the instruction.
@@ -119,21 +118,12 @@ class HybridModel(MARModel):
             UserError: a text that :meth:`prompt` rejects.
         """
         device = next(self.hybrid.parameters()).device
-        wanted = {text: self.prompt(text) for text in dict.fromkeys(texts)}
-        null = self.instruction(unconditional) if guided else []
-        read, caches = 0, {}
-        for text, ids in wanted.items():
-            caches[text], read = self.hybrid.read(torch.tensor(ids, device=device)), read + len(ids)
-        if not guided:
-            return PromptRows(self.hybrid, [caches[text] for text in texts], None, read)
-        if unconditional not in self._unconditional:
-            if len(self._unconditional) >= _KEPT:
-                self._unconditional.pop(next(iter(self._unconditional)))
-            made, read = self.hybrid.read(torch.tensor(null, device=device)), read + len(null)
-            # On the CPU, because the weights may leave the device between runs.
-            self._unconditional[unconditional] = PromptCache(*(t.cpu() for t in made))
-        kept = PromptCache(*(t.to(device) for t in self._unconditional[unconditional]))
-        return PromptRows(self.hybrid, [caches[text] for text in texts], kept, read)
+        ids = {text: self.prompt(text) for text in dict.fromkeys(texts)}
+        null = [self.instruction(unconditional)] if guided else []
+        caches = [self.hybrid.read(torch.tensor(row, device=device)) for row in (*ids.values(), *null)]
+        of = dict(zip(ids, caches, strict=False))
+        read = sum(len(row) for row in (*ids.values(), *null))
+        return PromptRows(self.hybrid, [of[text] for text in texts], caches[-1] if guided else None, read)
 
     def prompt_bytes(self, tokens: int) -> int:
         """Memory of the keys and values of that many tokens."""
@@ -141,18 +131,7 @@ class HybridModel(MARModel):
         return 2 * c.depth * c.kv_heads * c.head_dim * size * tokens
 
 
-class _Part(nn.Module):
-    """Some of a network's modules and parameters as one module; the tensors are the network's own."""
-
-    def __init__(self, modules: Mapping[str, nn.Module], parameters: Mapping[str, nn.Parameter]):
-        super().__init__()
-        for name, module in modules.items():
-            self.add_module(name, module)
-        for name, parameter in parameters.items():
-            self.register_parameter(name, parameter)
-
-
-class PromptRows:
+class PromptRows(ClassRows):
     """Prompts of B images: the language model between encoder and decoder.
 
     Args:
@@ -181,20 +160,17 @@ class PromptRows:
     def keep(
         self, encoded: Tensor, known: Tensor, guided: bool, live: int, room: int, cached: bool
     ) -> tuple[Tensor, Kept]:
-        prompts, branch = self._batch(len(encoded), guided), self._batch(len(encoded), live > len(encoded))
+        prompts, both = self._batch(len(encoded), guided), live > len(encoded)
         self._count(prompts, 0, encoded.shape[1])
         if not cached:
-            return self.net.fuse(encoded, known, prompts), _Encoded(self, encoded, known, live > len(encoded))
+            return self.net.fuse(encoded, known, prompts), _Encoded(self, encoded, known, both)
         cache = TokenCache(live, room)
-        return self.net.fuse(encoded, known, prompts, cache=cache), _Tokens(self, branch, cache)
+        return self.net.fuse(encoded, known, prompts, cache=cache), _Tokens(self, len(encoded), both, cache)
 
-    def work(self, work: Work) -> dict[str, int]:
-        counts = {
-            **self._counts,
-            "encoder_rows": work.encoder,
-            "decoder_rows": work.decoder,
-            "last_rows": work.last,
-        }
+    def counts(self, work: Work) -> dict[str, int]:
+        counts = super().counts(work) | self._counts
+        counts |= {"encoder_rows": work.encoder, "decoder_rows": work.decoder, "last_rows": work.last}
+        counts["transformer_tokens"] += counts["llm_rows"]
         counts["transformer_flops"] += self.net.config.mar_flops(work)
         self._counts = dict.fromkeys(self._counts, 0)
         return counts
@@ -214,38 +190,33 @@ class PromptRows:
             self._counts["transformer_flops"] += self.net.config.llm_flops(rows, length + at)
 
 
-class _Tokens:
-    """Keys and values of known tokens in the language model, for :meth:`Rows.keep`."""
+class _Tokens(Kept):
+    """Keys and values of known tokens in the language model."""
 
-    def __init__(self, rows: PromptRows, prompts: PromptBatch, cache: TokenCache):
-        self.rows, self.prompts, self.cache = rows, prompts, cache
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return self.cache.keys + self.cache.values
+    def __init__(self, rows: PromptRows, images: int, guided: bool, cache: TokenCache):
+        super().__init__(rows.net.config.mar.buffer)
+        self.rows, self.prompts, self.cache = rows, rows._batch(images, guided), cache
+        self.tensors = cache.keys + cache.values
 
     def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
         self.rows._count(self.prompts, at, encoded.shape[1])
         x = self.rows.net.extend(encoded, self.prompts, self.cache, at)
-        return x, places(new.repeat(len(x) // len(new), 1), self.rows.net.config.mar.buffer)
+        return x, self.places(new, len(x))
 
 
-class _Encoded:
+class _Encoded(Kept):
     """Encoder output of known tokens; the language model reads all of it again in raster order."""
 
     def __init__(self, rows: PromptRows, encoded: Tensor, known: Tensor, guided: bool):
+        super().__init__(rows.net.config.mar.buffer)
         self.rows, self.guided, self.known = rows, guided, known
-        self.encoded = encoded[:, rows.net.config.mar.buffer :].clone()
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.encoded]
+        self.encoded = encoded[:, self.buffer :].clone()
+        self.tensors = [self.encoded]
 
     def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        buffer, count = self.rows.net.config.mar.buffer, new.shape[1]
+        buffer, count = self.buffer, new.shape[1]
         self.encoded = torch.cat([self.encoded, encoded[:, :count]], 1)
         self.known = torch.cat([self.known, new], 1)
         # The language model sorts by position.
         x = self.rows.fuse(torch.cat([encoded[:, count:], self.encoded], 1), self.known, self.guided)
-        x = torch.cat([x[:, buffer:], x[:, :buffer]], 1)
-        return x, places(self.known.repeat(len(x) // len(self.known), 1), buffer)
+        return torch.cat([x[:, buffer:], x[:, :buffer]], 1), self.places(self.known, len(x))

@@ -7,18 +7,20 @@ for every block and step. Row counts and key lengths are symbolic, so that a run
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.fx.experimental import _config
 
 from ...errors import UserError
 from .ops import Streamed, streamed_layers
 
 PLAIN, COMPILE = SPEEDS = ("plain", "compile")
+# PyTorch's compiler of the regions. Tests count compilations with one that needs no C++ compiler.
+BACKEND = "inductor"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,20 +46,11 @@ class Regional(nn.Module):
 
     def region(self, function: Callable[P, R]) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device."""
-        if not self.compiles or not self.on_device():
+        if self.speed != COMPILE or any(layer.is_offloaded() for layer in self._streamed):
             return function
-        if (function, _backend) not in self._regions:
-            self._regions[function, _backend] = _Compiled(function)
-        return cast(Callable[P, R], self._regions[function, _backend])
-
-    @property
-    def compiles(self) -> bool:
-        """Whether regions are compiled."""
-        return self.speed == COMPILE
-
-    def on_device(self) -> bool:
-        """Whether all weights are on the device."""
-        return not any(layer.is_offloaded() for layer in self._streamed)
+        if function not in self._regions:
+            self._regions[function] = _Compiled(function)
+        return cast(Callable[P, R], self._regions[function])
 
 
 class _Compiled:
@@ -71,12 +64,12 @@ class _Compiled:
         own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         own.__kwdefaults__ = function.__kwdefaults__
         self.plain = function
-        self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=True, backend=_backend)
+        self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=True, backend=BACKEND)
 
     def __call__(self, *args: Any) -> Any:
         if self.compiled is not None:
             try:
-                with _OwnSizes():
+                with _config.patch(use_duck_shape=False):  # sizes that happen to be equal are symbols of their own
                     return self.compiled(*args)
             except torch._dynamo.exc.FailOnRecompileLimitHit:  # before anything was computed
                 self.compiled = None
@@ -85,36 +78,6 @@ class _Compiled:
                     self.plain.__qualname__,
                 )
         return self.plain(*args)
-
-
-class _OwnSizes:
-    """While a region is compiled, sizes that happen to be equal are symbols of their own."""
-
-    def __enter__(self) -> None:
-        self.before = getattr(_sizes(), _DUCK)
-        setattr(_sizes(), _DUCK, False)
-
-    def __exit__(self, *problem: object) -> None:
-        setattr(_sizes(), _DUCK, self.before)
-
-
-_DUCK = "use_duck_shape"
-
-
-def _sizes() -> Any:
-    """The compiler's configuration of symbolic sizes; loaded with the compiler."""
-    return sys.modules["torch.fx.experimental._config"]
-
-
-# Compiler of the regions. Tests count compilations with one that needs no C++ compiler.
-_backend = "inductor"
-
-
-def set_backend(name: str) -> str:
-    """Choose PyTorch's compiler backend for regions that are compiled from now on; returns the previous one."""
-    global _backend
-    previous, _backend = _backend, name
-    return previous
 
 
 def choose(net: Regional, speed: str, device: torch.device) -> None:
@@ -141,13 +104,15 @@ def _expect_compiler(device: torch.device) -> None:
     lacks = ""
     if not torch._dynamo.is_dynamo_supported():
         lacks = "torch.compile does not support this version of Python"
-    elif _backend == "inductor" and device.type == "cuda":
+    elif BACKEND == "inductor" and device.type == "cuda":
         from torch.utils._triton import has_triton
 
         lacks = "" if has_triton() else "Triton, which torch.compile needs on CUDA, is not installed"
-    elif _backend == "inductor" and device.type == "cpu":
+    elif BACKEND == "inductor" and device.type == "cpu":
         from torch._inductor import cpp_builder, exc
 
+        if " " in torch.__file__:  # the compiler's command has PyTorch's folder without quotes
+            lacks = "torch.compile builds nothing on a CPU while PyTorch is in a folder with a blank in its name"
         try:
             cpp_builder.get_cpp_compiler()
         except exc.InvalidCxxCompiler:

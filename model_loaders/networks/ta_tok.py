@@ -95,15 +95,8 @@ class TATokConfig:
             raise ValueError(f"{heads} attention heads do not fit the width {width}")
         if places < 1 or places**2 != rows:
             raise ValueError(f"{rows} positions are no square grid")
-        decoder = TATokConfig(
-            width,
-            code_width,
-            codes,
-            depth(state, _DECODER),
-            heads,
-            state[f"{_DECODER}0.mlp.fc1.weight"].shape[0],
-            places,
-        )
+        hidden = state[f"{_DECODER}0.mlp.fc1.weight"].shape[0]
+        decoder = TATokConfig(width, code_width, codes, depth(state, _DECODER), heads, hidden, places)
         if not any(name.startswith("encoder.") for name in state):
             return decoder
         patch, rows = state["encoder." + _PATCH].shape[-1], state["encoder." + _POSITIONS].shape[0]
@@ -149,9 +142,8 @@ class _Attention(nn.Module):
         self.k_proj, self.v_proj, self.q_proj, self.out_proj = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        projected = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (t.transpose(1, 2) for t in projected)
         return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -180,11 +172,10 @@ class _Tower(nn.Module):
 
     def __init__(self, patches: nn.Module, positions: int, width: int, depth: int, heads: int, hidden: int, norm: bool):
         super().__init__()
-        self.embeddings = nn.Module()
-        self.embeddings.patch_embedding = patches
-        self.embeddings.position_embedding = nn.Embedding(positions, width)
-        self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(_Layer(width, heads, hidden) for _ in range(depth))
+        embeddings = {"patch_embedding": patches, "position_embedding": nn.Embedding(positions, width)}
+        self.embeddings = nn.ModuleDict(embeddings)
+        layers = nn.ModuleList(_Layer(width, heads, hidden) for _ in range(depth))
+        self.encoder = nn.ModuleDict({"layers": layers})
         self.post_layernorm = nn.LayerNorm(width, NORM_EPS) if norm else nn.Identity()
 
     def run(self, x: Tensor) -> Tensor:
@@ -192,13 +183,6 @@ class _Tower(nn.Module):
         for layer in self.encoder.layers:
             x = layer(x)
         return self.post_layernorm(x)
-
-
-class _Decoder(nn.Module):
-    def __init__(self, c: TATokConfig):
-        super().__init__()
-        patches = nn.Linear(c.code_width, c.width)
-        self.vision_model = _Tower(patches, c.places**2, c.width, c.depth, c.heads, c.hidden, norm=True)
 
 
 class SimVQ(nn.Module):
@@ -211,9 +195,8 @@ class SimVQ(nn.Module):
 
     def unit(self, rows: Tensor) -> Tensor:
         """Unit vectors fp32 [..., width] of rows [..., width] of the table."""
-        return F.normalize(
-            F.linear(rows.float(), self.embedding_proj.weight.float(), self.embedding_proj.bias.float()), dim=-1
-        )
+        projection = self.embedding_proj
+        return F.normalize(F.linear(rows.float(), projection.weight.float(), projection.bias.float()), dim=-1)
 
     def vectors(self, codes: Tensor) -> Tensor:
         """Unit vectors fp32 [..., width] of codes int64 [...]."""
@@ -249,13 +232,6 @@ class Bottleneck(nn.Module):
         return self.out_linear(self.regularizer.vectors(codes).to(self.out_linear.weight.dtype))
 
 
-class _Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("shift", "scale"):
-            self.register_buffer(name, torch.full((1, 3, 1, 1), 0.5))
-
-
 class TATok(nn.Module):
     """The tokenizer."""
 
@@ -263,13 +239,17 @@ class TATok(nn.Module):
         super().__init__()
         self.config = c = config
         if c.encoder_depth:
-            patches = nn.Conv2d(3, c.width, c.patch, stride=c.patch)
+            pixels = nn.Conv2d(3, c.width, c.patch, stride=c.patch)
             self.encoder = _Tower(
-                patches, c.side**2, c.width, c.encoder_depth, c.encoder_heads, c.encoder_hidden, norm=False
+                pixels, c.side**2, c.width, c.encoder_depth, c.encoder_heads, c.encoder_hidden, norm=False
             )
             self.encode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh())
-            self.scale_layer = _Scale()
-        self.decoder = _Decoder(c)
+            self.scale_layer = nn.Module()
+            for name in ("shift", "scale"):
+                self.scale_layer.register_buffer(name, torch.full((1, 3, 1, 1), 0.5))
+        patches = nn.Linear(c.code_width, c.width)
+        tower = _Tower(patches, c.places**2, c.width, c.depth, c.heads, c.hidden, norm=True)
+        self.decoder = nn.ModuleDict({"vision_model": tower})
         self.decode_task_layer = nn.Sequential(nn.Linear(c.width, c.width), nn.Tanh(), nn.Linear(c.width, c.width))
         self.bottleneck = Bottleneck(c.width, c.code_width, c.codes, bool(c.encoder_depth))
 

@@ -79,15 +79,12 @@ def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
 
 
 def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Tensor:
-    """Whether :func:`couple` accepts the draft, without computing a replacement.
+    """Whether :func:`couple` accepts the draft, bool [...], without computing a replacement.
 
     Args:
         draft: fp32 [..., channels], a sample of q.
         q, p: distribution of the draft and target distribution, the same shape.
         uniforms: fp32 [..., 2], in (0, 1].
-
-    Returns:
-        bool [...].
     """
     z = (draft - q.mean) * torch.exp(-q.log_std)
     step = q.log_std - p.log_std
@@ -138,8 +135,6 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
 
     Args:
         draft: fp32 [N, channels], a sample of N(mean, s^2).
-        mean: fp32 [N, channels].
-        p: the target.
         uniform: fp32 [N], in (0, 1].
     """
     std = p.log_std.exp()

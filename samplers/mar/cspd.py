@@ -5,12 +5,11 @@ published code. p is the target, q the draft. Two modes:
 
 ``lossless``: exactly the target's distribution, whatever the draft. The draft model samples some AR steps; the target's z of each is
 computed given the drafts before it, in one pass; the target's head is evaluated at all states of the drafted diffusion paths in one
-batch. A path is kept up to its first rejected diffusion step, that step is replaced by a coupling of the two Gaussians
-(``coupling.py``), and the rest of the path is sampled by the target. Each coupling's output is a sample of the target's kernel at a state
-of the target's own path, so every token is a sample of the target given the tokens before it. A token counts as accepted if its whole
-path is the draft's. After the first AR step with a rejected token, the target's z was computed from discarded tokens: all later drafts
-are discarded. The resulting tokens depend neither on the draft length nor on the batch; the speed does. Two different models rarely
-agree on a whole path, because the last diffusion steps are almost without noise.
+batch. A path is kept up to its first rejected diffusion step, which is replaced by a coupling of the two Gaussians (``coupling.py``), and
+the target samples the rest. So every token is a sample of the target given the tokens before it, and depends neither on the draft length
+nor on the batch. A token counts as accepted if its whole path is the draft's. After the first AR step with a rejected token the target's z
+was computed from discarded tokens: all later drafts are discarded. Two different models rarely agree on a whole path, because the last
+diffusion steps are almost without noise.
 
 ``published``: the rule of the published code; approximate. Each model follows its own trajectory. A token is accepted with probability
 min(1, p(x) / (Sigma q(x))), where p and q are the last diffusion step's densities with stds multiplied by 42, and Sigma is the product of
@@ -24,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,11 +52,7 @@ _GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
 
 def _check(draft: MARModel, target: MARModel) -> None:
-    """Check that one model can draft for the other.
-
-    Raises:
-        UserError: other tokens, another grid, other classes, another device.
-    """
+    """Raise a UserError if the models differ in tokens, grid, condition, classes, diffusion or device."""
     d, t = draft.net.config, target.net.config
     pairs = (
         ("channels per token", d.channels, t.channels),
@@ -94,20 +89,19 @@ def cspd(
     """CSpD with ``model`` as target.
 
     Args:
-        model, condition, noise, seed: as :func:`samplers.mar.mar`.
+        model, condition, noise, seed, edit: as :func:`samplers.mar.mar.mar`.
         settings: see :class:`CSpDSettings`.
-        transformer: how the target's networks are run; None for in full. Asked at verifications only (and in the pre-fill).
-        edit: part of a picture to be drawn anew; None for a whole new one.
+        transformer, draft_transformer: how the two models' transformers are evaluated; None for in full. The target's runs at
+            verifications and in the prefill only.
         draft: the model that drafts.
-        draft_transformer: how the draft's networks are run; None for in full.
-        draws: random numbers of the approximate modes; None for those of the noise.
+        draws: random numbers of mode ``published``; None for those of the noise.
 
     Yields:
         :class:`Step` after every AR step, drafts shown; returns :class:`Sampled`. Passes and head calls in the report are
         both models' together; ``draft_passes`` and ``draft_head_calls`` say how many of them were the draft's.
 
     Raises:
-        UserError: what :func:`samplers.mar.mar` raises; a draft of other tokens, grid, classes or on another device.
+        UserError: as :func:`samplers.mar.mar.mar`; a draft of other tokens, grid, classes or on another device.
     """
     _check(draft, model)
     transformer = transformer or FullTransformer()
@@ -158,8 +152,8 @@ def lossless_steps(
             with run.clock.phase("head"):
                 group = range(done, done + len(zs))
                 b, p = (torch.cat(x) for x in zip(*(rows_at(plan.ahead(t)) for t in group), strict=True))
-                cfg = torch.cat([run.cfg(t) for t in group])
-                batch = HeadBatch(torch.cat([z.flatten(1, 2) for z in zs], 1), cfg, start[b, p], noise[:, b, p], table)
+                z = torch.cat([z.flatten(1, 2) for z in zs], 1)
+                batch = HeadBatch(z, plan.scale[b, p, None], start[b, p], noise[:, b, p], table)
                 paths = Paths(run, batch, s.speculation, CounterRNG(keys[b, p]))
                 traces = drafted[done - step : done - step + len(zs)]
                 path = torch.cat([trace.path for trace in traces])
@@ -193,28 +187,22 @@ def lossless_steps(
 # ------------------------------------------------------------------------------------------------ published
 
 
-class RejectionDraws(Protocol):
-    """Random numbers of mode ``published``; a test injects recorded ones."""
+class RejectionDraws:
+    """Random numbers of mode ``published``, by image and position int64 [N]; a test injects recorded ones.
 
-    def guess(self, image: Tensor, position: Tensor) -> Tensor:
-        """Uniform fp32 [N] to compare a draft's ratio with, for rows int64 [N] each."""
-        ...
-
-    def again(self, image: Tensor, position: Tensor, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
-        """Redraws ``first ..`` of rows: standard normals fp32 [N, count, channels], and uniforms fp32 [N, count] for their acceptance."""
-        ...
-
-
-class PairedRejectionDraws:
-    """Rejection draws from the random numbers of each token, whose keys are int64 [B, L]."""
+    Args:
+        keys: int64 [B, L], see :func:`row_keys`.
+    """
 
     def __init__(self, keys: Tensor):
         self.keys = keys
 
     def guess(self, image: Tensor, position: Tensor) -> Tensor:
+        """Uniform fp32 [N] to compare a draft's ratio with."""
         return CounterRNG(self.keys[image, position]).uniform(_GUESS)[:, 0]
 
     def again(self, image: Tensor, position: Tensor, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+        """Redraws ``first ..``: standard normals fp32 [N, count, channels], and uniforms fp32 [N, count] for their acceptance."""
         rng = CounterRNG(self.keys[image, position])
         return rng.normal(_NORMAL, first, count, channels), rng.uniform(_UNIFORM, first, count)
 
@@ -271,7 +259,7 @@ def published_steps(
     plan, table, inner = run.plan, run.tables, s.inner_temperature or INNER_TEMPERATURE
     start, noise = run.draws("full", len(table))
     own_start, own_noise = (start, noise) if s.alignment else run.draws("target", len(table))
-    draws = draws or PairedRejectionDraws(row_keys(run.noise, "verify", plan.tokens).to(start.device))
+    draws = draws or RejectionDraws(row_keys(run.noise, "verify", plan.tokens).to(start.device))
     outcome = torch.full(run.tokens.shape[:2], PLAIN, dtype=torch.uint8, device=start.device)
     # 0. Prefill: the first AR steps are the target's alone.
     first = prefill_steps(plan.steps, s.prefill_ratio)  # the first AR step that is not verified yet
@@ -369,7 +357,7 @@ def draft_step(run: Run, draft_run: Run, transformer: Transformer, step: int, st
         b, p = rows_at(here)
         draft_run.tokens = run.tokens
         z = transformer(draft_run, step, here)
-        batch = HeadBatch(z.flatten(1, 2), run.cfg(step), start[b, p], noise[:, b, p], run.tables)
+        batch = HeadBatch(z.flatten(1, 2), run.plan.scale[b, p, None], start[b, p], noise[:, b, p], run.tables)
         trace = traced(draft_run, batch)
         run.write(here, trace.path[:, -1])
         return trace

@@ -6,15 +6,17 @@ Everything is plain fp32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ...model_loaders.networks.diffusion_head import BUDGET, DiffusionHead
+from ...model_loaders.networks.mar import BUDGET, DiffusionHead, HeadBlock, modulated
+from ...model_loaders.networks.ops import outputs
 from ..noise import copied
-from .lazymar_head import cached_head
 from .loop import Run
 from .tables import Tables
 
@@ -97,26 +99,27 @@ def ancestral_step(
 
 def step_numbers(batch: HeadBatch, compiled: bool) -> Sequence[Numbers]:
     """The numbers of :func:`ancestral_step` at every step; tensors for the compiler, which treats other numbers as constants."""
-    gamma = batch.gamma or [0.0] * len(batch.table)
-    numbers = [(*step, g) for step, g in zip(batch.table.steps, gamma, strict=True)]
+    steps = batch.table.steps
+    numbers = [(*step, g) for step, g in zip(steps, batch.gamma or [0.0] * len(steps), strict=True)]
     return [row.unbind() for row in copied(torch.tensor(numbers), batch.x.device)] if compiled else numbers
 
 
-def step_modulations(head: DiffusionHead, z: Tensor, table: Tables) -> Iterator[tuple[Tensor, ...]]:
-    """The head's modulations at every step, highest timestep first, for conditions z [R, C].
+def step_modulations(
+    modulations: Callable[[Tensor], list[Tensor]], times: Tensor, condition: Tensor, size: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """The head's modulations at every diffusion step.
 
     They do not depend on the tokens, so those of many steps are one product: most of the head's weights are then read once.
+
+    Args:
+        modulations: of embeddings [..., w], such as ``head.modulations``.
+        times: time embeddings [S, w].
+        condition: condition embeddings [R, w].
+        size: tensors [..., w] that ``modulations`` makes.
     """
-    condition = head.cond_embed(z)
-    times = head.time_embed(table.timestep_map.flip(0).to(z.device))[:, None]
-    at_once = max(1, BUDGET // max(1, condition.numel() * (3 * len(head.res_blocks) + 2)))
-    for some in times.split(at_once):
-        yield from zip(*head.modulations(some + condition), strict=True)
-
-
-def head_output(head: DiffusionHead, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-    """One evaluation of the head, as a function for the compiler."""
-    return head.denoise(x, modulations)
+    at_once = max(1, BUDGET // max(1, condition.numel() * size))
+    for some in times[:, None].split(at_once):
+        yield from zip(*modulations(some + condition), strict=True)
 
 
 def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Tensor]] | None = None) -> list[Tensor]:
@@ -133,27 +136,36 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
     Returns:
         Tokens fp32 [N, channels] of each batch.
     """
-    cached = [trace is None and run.head_period(len(b.table)) > 1 for b in batches]
-    if any(cached):  # LazyMAR's head cache belongs to one table
-        return [_denoise_cached(run, b) if c else denoise(run, b)[0] for b, c in zip(batches, cached, strict=True)]
-    net, xs, noises = run.model.net, [b.x for b in batches], [scaled_noise(run, b) for b in batches]
-    evaluate, advance = net.region(head_output), net.region(ancestral_step)
-    numbers = [step_numbers(b, net.compiles) for b in batches]
-    modulations = [step_modulations(net.head, b.z.flatten(0, 1), b.table) for b in batches]
-    longest, calls, rows = max(len(b.table) for b in batches), 0, 0
+    net, head, xs = run.model.net, run.model.net.head, [b.x for b in batches]
+    evaluate, advance = net.region(type(head).denoise), net.region(ancestral_step)
+    noises = [b.noise * run.settings.temperature for b in batches]
+    for noise in noises:
+        noise[-1] = 0  # the last step adds none
+    numbers = [step_numbers(b, advance is not ancestral_step) for b in batches]
+    cached, modulations = {}, {}
+    for i, b in enumerate(batches):
+        period = run.head_period(len(b.noise)) if run.head_share and trace is None else 1
+        if period > 1:
+            cached[i] = cached_head(head, b.z, b.cfg, b.table, period)
+            next(cached[i])
+        else:
+            times, size = head.time_embed(b.table.timestep_map.flip(0).to(b.z.device)), 3 * len(head.res_blocks) + 2
+            modulations[i] = step_modulations(head.modulations, times, head.cond_embed(b.z.flatten(0, 1)), size)
+    longest, calls, rows = max(map(len, noises)), 0, 0
     for call in range(longest):
-        due = [(i, b, call - longest + len(b.table)) for i, b in enumerate(batches) if call >= longest - len(b.table)]
-        # 1. The head, once for all batches whose step depends on it.
-        inputs = {i: (torch.cat([xs[i]] * len(b.z)), next(modulations[i])) for i, b, _ in due}
-        asked = [i for i, b, k in due if not b.gamma or b.gamma[k] != 1]
-        outs = {}
+        due = [(i, b, call - longest + len(b.noise)) for i, b in enumerate(batches) if call >= longest - len(b.noise)]
+        # 1. The head, once for all batches whose step depends on it; LazyMAR's head cache belongs to one batch.
+        outs = {i: cached[i].send(xs[i]) for i, _, _ in due if i in cached}
+        calls, rows = calls + len(outs), rows + sum(len(out) * out.shape[1] for out in outs.values())
+        inputs = {i: (torch.cat([xs[i]] * len(b.z)), next(modulations[i])) for i, b, _ in due if i in modulations}
+        asked = [i for i, b, k in due if i in inputs and not (b.gamma and b.gamma[k] == 1)]
         if asked:
             x, modulation = inputs[asked[0]]
             if len(asked) > 1:
                 x = torch.cat([inputs[i][0] for i in asked])
                 modulation = tuple(torch.cat(m) for m in zip(*(inputs[i][1] for i in asked), strict=True))
-            parts = evaluate(net.head, x, modulation).split([len(inputs[i][0]) for i in asked])
-            outs = {i: out.view(len(batches[i].z), len(xs[i]), -1) for i, out in zip(asked, parts, strict=True)}
+            parts = evaluate(head, x, modulation).split([len(inputs[i][0]) for i in asked])
+            outs |= {i: out.view(len(batches[i].z), len(xs[i]), -1) for i, out in zip(asked, parts, strict=True)}
             calls, rows = calls + 1, rows + len(x)
         # 2. The ancestral step of every batch.
         for i, b, k in due:
@@ -166,28 +178,92 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
     return xs
 
 
-def _denoise_cached(run: Run, b: HeadBatch) -> Tensor:
-    """Tokens fp32 [N, channels] of a batch with LazyMAR's head cache."""
-    head, x, noise, rows = run.model.net.head, b.x, scaled_noise(run, b), 0
-    outputs = cached_head(head, b.z, b.cfg, b.table.timestep_map, run.head_period(len(b.table)), BUDGET)
-    next(outputs)
-    for numbers, eps in zip(step_numbers(b, False), noise, strict=True):
-        out = outputs.send(x)
-        rows += len(out) * len(x)
-        x, _, _ = ancestral_step(numbers, x, out, b.cfg, eps, b.draft, b.space)
-    run.report.add(head_calls=len(b.table), head_rows=rows)
-    return x
-
-
-def scaled_noise(run: Run, batch: HeadBatch) -> Tensor:
-    """Step noise [S, N, channels] times the temperature; 0 in the last step."""
-    noise = batch.noise * run.settings.temperature
-    noise[-1] = 0
-    return noise
-
-
-def spaced(noise: Tensor, steps: int) -> Tensor:
+def spaced(noise: Tensor, table: Tables) -> Tensor:
     """Step noise [S, ...] for a table of at most S steps: evenly spaced entries, so that pictures stay comparable."""
+    steps = len(table.steps)
     if steps == len(noise):
         return noise
     return noise[copied(torch.arange(steps) * len(noise) // steps, noise.device)]
+
+
+# ------------------------------------------------------------------------------------------------ LazyMAR's head cache
+
+
+def cached_head(
+    head: DiffusionHead, z: Tensor, cfg: Tensor, table: Tables, period: int
+) -> Generator[Tensor, Tensor, None]:
+    """The head with LazyMAR's cache: is sent the state fp32 [N, channels] of every diffusion step and yields the head's output.
+
+    The cache is in the published code and in the paper's speed-ups, but not in its text (Yan et al. 2025, arXiv 2503.12450). Diffusion
+    steps are counted down to 0. The first one and every multiple of the period are evaluated in full. The others evaluate the conditional
+    rows only and reuse from the last full step: the sum of blocks 1 to 4; the MLP outputs of the other blocks ("own"), with the current
+    gate, except in the first tenth of the diffusion, where these MLPs are computed; and the difference between the conditional and the
+    null branch's noise.
+
+    Args:
+        z, cfg, table: see :class:`HeadBatch`.
+        period: diffusion steps from one full evaluation to the next.
+
+    Yields:
+        [P, N, 2 channels] at a full step, else [1, N, 2 channels] with the guidance in it; nothing of use before the first state.
+    """
+    blocks, last = cast(list[HeadBlock], list(head.res_blocks)), head.final_layer.linear
+    (branches, n), channels, width = z.shape[:2], head.channels, head.input_proj.out_features
+    own = [0, *range(5, len(blocks))]
+    # 1. What every diffusion step does, highest timestep first.
+    left = range(len(table.steps) - 1, -1, -1)
+    full = [k for k, t in enumerate(left) if k == 0 or t % period == 0]
+    edge = [k for k, t in enumerate(left) if k not in full and t > 0.9 * len(left)]
+    reused = [k for k in range(len(left)) if k not in full and k not in edge]
+    # 2. The modulations of each kind of step; the reused ones need gates and the last layer's only.
+    gates = [outputs(blocks[j].adaLN_modulation[1], 2 * width, 3 * width) for j in own]
+
+    def of_own(embedding: Tensor) -> list[Tensor]:
+        return head.modulations(embedding, (blocks[j] for j in own))
+
+    def of_gates(embedding: Tensor) -> list[Tensor]:
+        return [*(gate(F.silu(embedding)) for gate in gates), *head.modulations(embedding, ())]
+
+    condition = head.cond_embed(z.flatten(0, 1))
+    times = head.time_embed(table.timestep_map.flip(0).to(z.device))
+
+    def at(steps: list[int]) -> Tensor:
+        return times[copied(torch.tensor(steps, dtype=torch.int64), z.device)]
+
+    fulls = step_modulations(head.modulations, at(full), condition, 3 * len(blocks) + 2)
+    edges = step_modulations(of_own, at(edge), condition[:n], 3 * len(own) + 2)
+    others = step_modulations(of_gates, at(reused), condition[:n], len(own) + 2)
+    bias = last.bias.expand(n, -1).clone()  # the last layer's, plus the guidance term
+    x = yield bias  # the first state
+    for k in range(len(left)):
+        if k in full:
+            # 3. A full evaluation of all branches; what the next steps reuse is kept.
+            modulations, mlps, middle = next(fulls), [], 0.0
+            h = before = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
+            for j, block in enumerate(blocks):
+                shift, scale, gate = modulations[3 * j : 3 * j + 3]
+                out = block(h, shift, scale)
+                before = h[:n] if j == 1 else before
+                h = torch.addcmul(h, gate, out)
+                if j in own:
+                    mlps.append(out[:n])
+                elif j == 4 or j + 1 == len(blocks):
+                    middle = h[:n] - before  # what blocks 1 to 4 added
+            out = head.final_layer(h, *modulations[-2:]).view(branches, n, -1)
+            if branches == 2:
+                bias[:, :channels] = last.bias[:channels] + (cfg - 1) * (out[0] - out[1])[:, :channels]
+        else:
+            # 4. Only the conditional rows; the own MLPs are computed in the first tenth of the diffusion.
+            modulations = next(edges if k in edge else others)
+            h = head.input_proj(x.to(head.input_proj.weight.dtype))
+            for i, j in enumerate(own):
+                gate = modulations[i]
+                if k in edge:
+                    shift, scale, gate = modulations[3 * i : 3 * i + 3]
+                    mlps[i] = blocks[j](h, shift, scale)
+                h = torch.addcmul(h, gate, mlps[i])
+                if j == 0:
+                    h = h + middle
+            h = modulated(h, modulations[-2], modulations[-1])
+            out = torch.addmm(bias, h.to(bias.dtype), last.weight.t())[None]
+        x = yield out

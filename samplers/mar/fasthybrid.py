@@ -85,7 +85,6 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
         # Lookaheads end at multiples of k, so that the images of a batch start their next ones together.
         reach = 1 if step < s.lookahead_start else s.lookahead - step % s.lookahead
         here, ahead = plan.ahead(step), plan.ahead(step, reach)  # [B, n] and [B, m], the n first
-        cfg = plan.scale[plan.starts[step] :]
         with run.clock.phase("transformer"):
             z = transformer(run, step, ahead)  # [P, B, m, C]
         with run.clock.phase("head"):
@@ -109,15 +108,15 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
             if bool(todo.any()):
                 b, c = copied(todo.nonzero().T, draft.device)
                 p, table = ahead[b, c], full[step]
-                step_noise = spaced(noise[:, b, p], len(table))
-                batches.append(HeadBatch(z[:, b, c], cfg[c, None], start[b, p], step_noise, table))
+                of = (z[:, b, c], plan.scale[b, p, None], start[b, p], spaced(noise[:, b, p], table), table)
+                batches.append(HeadBatch(*of))
                 z_draft[b, p], drafted[b, p] = z[0, b, c].float(), True
                 places.append((b, p))
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
             if bool(ok.any()) and s.accepted == "refine":
                 b, c = copied(ok.nonzero().T, draft.device)
                 p = here[b, c]
-                of = (z[:, b, c], cfg[c, None], guided_start[b, p], guided_noise[:, b, p], few)
+                of = (z[:, b, c], plan.scale[b, p, None], guided_start[b, p], guided_noise[:, b, p], few)
                 batches.append(HeadBatch(*of, draft[b, p], gamma, s.guidance_space))
                 places.append((b, p))
             for (b, p), made in zip(places, denoise(run, *batches) if batches else [], strict=True):

@@ -7,7 +7,7 @@ Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via
   that block on (equations 8 and 9; the paper writes argmax there, but the least similar rows are computed);
 * condition cache (section 3.2.2): the null branch is the conditional branch plus the difference at the last refresh (eq. 10);
 * encoder cache: keys and values of tokens decided earlier. In the published code, not in the paper;
-* head cache (``lazymar_head.py``): reuse within the diffusion head. In the published code and in the paper's speed-ups.
+* head cache (``diffusion.py``): reuse within the diffusion head. In the published code and in the paper's speed-ups.
 
 All are a way to evaluate the transformer and the head, so they combine with plain MAR, FastHybrid and CSpD.
 Differences from the published code: rows that must be computed always are (there, rows of negative similarity can displace
@@ -17,22 +17,20 @@ from the chosen block on, since the blocks before it compute all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.mar import Block, MARModel, pick
-from ...model_loaders.networks.rows import Kept, Work
+from ...model_loaders.networks.mar import Block, Kept, MARModel, Work, pick
 from ..conditioning import MaskedCondition
 from ..driver import timed
 from ..noise import Noise
 from .editing import Edit
-from .loop import FullTransformer, Run, Sampler, begin, copies, count_pass
+from .loop import FullTransformer, Run, Sampler, begin
 from .mar import annealed_tables, plain_steps
 from .memory import FEATURES, feature_bytes
 from .settings import CacheSettings, LazyMARSettings
@@ -88,8 +86,7 @@ class FeatureCache:
     Attributes:
         live: decoder rows: images, or images times two branches without the condition cache.
         encoded: encoder rows: as many, or images where the branches of guidance do not differ in the encoder.
-        between: what is kept between encoder and decoder; with the encoder cache.
-        canvas: the decoder's input [live, N, C]; stored with the encoder cache, so that old tokens are not embedded again.
+        between, canvas: with the encoder cache, what is kept between encoder and decoder, and the decoder's input [live, N, C].
         encoder: keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call.
         values: of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are always computed.
         decoder: keys and values of the decoder blocks after it.
@@ -134,8 +131,12 @@ class LazyTransformer:
         self.reported = 0  # cached tokens reported so far
 
     def begin(self, run: Run) -> None:
-        """Choose the block and the shares of computed rows; raises a UserError for a block that the decoder does not have."""
-        s, c, batch, report = self.settings, run.model.net.config, len(run.tokens), run.report
+        """Choose the block, the AR steps of refreshes and the shares of computed rows.
+
+        Raises:
+            UserError: a block that the decoder does not have.
+        """
+        s, c, batch, steps, report = self.settings, run.model.net.config, len(run.tokens), run.plan.steps, run.report
         report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
         report.settings |= {f.name: getattr(s, f.name) for f in fields(CacheSettings)}
         report.memory[FEATURES] = feature_bytes(run.model, batch, run.settings, s)
@@ -145,25 +146,27 @@ class LazyTransformer:
             )
         # Three blocks precede the paper's 4th: a quarter of the smallest MAR's decoder.
         self.block = s.block - 1 if s.block else min(3, c.decoder_depth // 4)
-        self.share = [computed_ratio(k / run.plan.steps, s.computed_ratio) for k in range(run.plan.steps)]
+        # The last block saves nothing: it computes the wanted rows only, in plain MAR too.
+        prunes = s.token_cache and self.block < c.decoder_depth - 1
+        self.share = [computed_ratio(k / steps, s.computed_ratio) if prunes else 1.0 for k in range(steps)]
         self.spare = max(1, round((c.buffer + c.tokens) * _SPARE / _SPARE_OF))
+        # The AR step of the next refresh. Skipping AR steps cannot skip a refresh.
+        period, start = s.refresh_period, s.start_step
+        self.until = [k + 1 if k < start else start + ((k - start) // period + 1) * period for k in range(steps)]
         self.vectors = run.rows.vectors(run.guided)
         self.mlp = run.model.net.region(block_mlp)
         self.cached: Tensor | None = None  # int32 [B, L], how often each token's decoder rows came from the cache
-        if s.refresh_period > 1:
+        if period > 1:
             run.head_share = s.head_period if s.head_cache else 0
             if s.token_cache:
                 self.cached = torch.zeros(batch, c.tokens, dtype=torch.int32, device=run.tokens.device)
 
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """z [P, B, M, C] at positions ``wanted`` [B, M], from caches where no refresh is due."""
-        stale = (
-            self.cache is None
-            or step < self.settings.start_step
-            or step < self.step
-            or self._period(step) > self._period(self.step)
+        fresh = (
+            self.cache is not None and self.settings.start_step <= step and self.step <= step < self.until[self.step]
         )
-        z = self._refresh(run, step, wanted) if stale else self._reuse(run, step, wanted)
+        z = self._reuse(run, step, wanted) if fresh else self._refresh(run, step, wanted)
         self.step, self.known = step, run.plan.starts[step]
         # A call for all remaining tokens may be the last one.
         if self.cached is not None and self.known + wanted.shape[1] >= run.plan.tokens:
@@ -182,51 +185,34 @@ class LazyTransformer:
         """The next call is a refresh."""
         self.cache = None
 
-    # -------------------------------------------------------------------------------------------- when
-
-    def _period(self, step: int) -> int:
-        """Index of the refresh period of an AR step; -1 before the first. Skipping AR steps cannot skip a refresh."""
-        return max(-1, (step - self.settings.start_step) // self.settings.refresh_period)
-
-    def _until(self, run: Run, step: int) -> int:
-        """The AR step of the next refresh; calls before it read the features of this one."""
-        s = self.settings
-        if step < s.start_step:
-            return step + 1
-        return min(s.start_step + (self._period(step) + 1) * s.refresh_period, run.plan.steps)
-
-    def _prunes(self, run: Run, step: int, until: int) -> bool:
-        """Whether the token cache may skip rows at a call after ``step`` and before ``until``."""
-        s = self.settings
-        # The last block saves nothing: it computes the wanted rows only, in plain MAR too.
-        if not s.token_cache or self.block >= run.model.net.config.decoder_depth - 1:
-            return False
-        return any(share < 1 for share in self.share[step + 1 : until])
-
     # -------------------------------------------------------------------------------------------- refresh
+
+    def _prunes(self, step: int, until: int) -> bool:
+        """Whether the token cache may skip rows at a call after ``step`` and before ``until``."""
+        return any(share < 1 for share in self.share[step + 1 : until])
 
     def _refresh(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """Everything in full; features are stored if a later call may use them."""
         self.cache = None  # freed first
-        s, until = self.settings, self._until(run, step)
-        prunes, halves = self._prunes(run, step, until), run.guided and s.condition_cache
+        s, until = self.settings, min(self.until[step], run.plan.steps)
+        prunes, halves = self._prunes(step, until), run.guided and s.condition_cache
         if step + 1 >= until or not (s.encoder_cache or prunes or halves):
             return self.full(run, step, wanted)
         net, c, batch, known = run.model.net, run.model.net.config, len(run.tokens), run.plan.known(step)
-        rows, encoded = batch * (1 + run.guided), len(self.vectors)
-        e_known, known, wanted = copies(known, encoded), copies(known, rows), copies(wanted, rows)
-        live = batch if halves else rows
+        encoded, branches = len(self.vectors), 1 + run.guided
+        times = encoded // batch  # branches of guidance in the encoder
+        e_known, known, wanted = known.repeat(times, 1), known.repeat(branches, 1), wanted.repeat(branches, 1)
+        live = batch if halves else batch * branches
         cache = FeatureCache(live, min(live, encoded))
         decided, room = known.shape[1], c.buffer + run.plan.starts[until - 1]
         # 1. The encoder. Class rows are computed at every call and follow the tokens, so only the tokens are stored.
-        x = net.embed_known(copies(run.tokens, encoded), e_known, self.vectors)
-        for block in typed_blocks(net.encoder_blocks):
-            x, *pair = block_pass(self.mlp, block, x)
+        x = net.embed_known(run.tokens.repeat(times, 1, 1), e_known, self.vectors)
+        for block in net.encoder_blocks:
+            x, k, v = self._pass(block, x)
             if s.encoder_cache:
-                stores = tuple(t.new_empty(cache.encoded, t.shape[1], room, t.shape[3]) for t in pair)
-                for store, t in zip(stores, pair, strict=True):
-                    store[:, :, :decided] = t[: cache.encoded, :, c.buffer :]
-                cache.encoder.append((stores[0], stores[1]))
+                keys, values = (t.new_empty(cache.encoded, t.shape[1], room, t.shape[3]) for t in (k, v))
+                keys[:, :, :decided], values[:, :, :decided] = (t[: cache.encoded, :, c.buffer :] for t in (k, v))
+                cache.encoder.append((keys, values))
         x = net.encoder_norm(x)
         # 2. What is between encoder and decoder.
         if s.encoder_cache:
@@ -235,15 +221,15 @@ class LazyTransformer:
             x = run.rows.fuse(x, e_known, run.guided)
         x = net.canvas(x, known)
         if s.encoder_cache:
-            cache.canvas = own_copy(x, cache.live)
+            cache.canvas = own_copy(x, live)
         # 3. The decoder. The condition cache needs every token's output, otherwise the wanted ones are enough.
         out: slice | Tensor = slice(c.buffer, None) if halves else wanted + c.buffer
-        for j, block in enumerate(typed_blocks(net.decoder_blocks)):
-            x, k, v = block_pass(self.mlp, block, x, out if j == c.decoder_depth - 1 else None)
+        for j, block in enumerate(net.decoder_blocks):
+            x, k, v = self._pass(block, x, out if j == c.decoder_depth - 1 else None)
             if prunes and j == self.block:
-                cache.values = own_copy(v, cache.live)
+                cache.values = own_copy(v, live)
             elif prunes and j > self.block:
-                cache.decoder.append((own_copy(k, cache.live), own_copy(v, cache.live)))
+                cache.decoder.append((own_copy(k, live), own_copy(v, live)))
         if halves:
             cache.residual = x[batch:] - x[:batch]  # (10)
             x = pick(x, wanted)
@@ -251,9 +237,9 @@ class LazyTransformer:
         if cache.bytes > self.held:
             run.report.add(cache_bytes=cache.bytes - self.held)
             self.held = cache.bytes
-        keys, total = c.buffer + decided, c.buffer + c.tokens
+        keys_of, total, rows = c.buffer + decided, c.buffer + c.tokens, batch * branches
         last = rows * c.tokens if halves else wanted.numel()
-        count_pass(run, Work(encoded * keys, keys, rows * total, total, last))
+        run.report.add(**run.rows.counts(Work(encoded * keys_of, keys_of, rows * total, total, last)))
         return self._conditions(run, x, wanted)
 
     # -------------------------------------------------------------------------------------------- reuse
@@ -261,12 +247,12 @@ class LazyTransformer:
     def _reuse(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """New tokens through the encoder, changed rows through the decoder; one branch if the other is cached."""
         assert self.cache is not None
-        c, cache = run.model.net.config, self.cache
-        new, asked = run.plan.reveal[:, self.known : run.plan.starts[step]], copies(wanted, cache.live)
+        c, cache, times = run.model.net.config, self.cache, self.cache.live // len(run.tokens)
+        new, asked = run.plan.reveal[:, self.known : run.plan.starts[step]], wanted.repeat(times, 1)
         x, encoder_rows = self._encode(run, step, new)
-        x, decoder_rows = self._decode(run, step, x, asked, copies(new, cache.live))
+        x, decoder_rows = self._decode(run, step, x, asked, new.repeat(times, 1))
         keys, rows, total = run.plan.starts[step] + c.buffer, round(cache.live * decoder_rows), c.buffer + c.tokens
-        count_pass(run, Work(cache.encoded * encoder_rows, keys, rows, total, asked.numel()))
+        run.report.add(**run.rows.counts(Work(cache.encoded * encoder_rows, keys, rows, total, asked.numel())))
         if cache.residual is not None:
             x = torch.cat([x, x + pick(cache.residual, wanted)])  # (10)
             asked = torch.cat([wanted, wanted])
@@ -275,24 +261,24 @@ class LazyTransformer:
     def _encode(self, run: Run, step: int, new: Tensor) -> tuple[Tensor, int]:
         """The decoder's input [live, N, C] and how many rows per entry the encoder computed for it."""
         assert self.cache is not None
-        net, cache, buffer = run.model.net, self.cache, run.model.net.config.buffer
-        vectors, tokens = self.vectors[: cache.encoded], copies(run.tokens, cache.encoded)
-        if cache.canvas is None:
+        net, cache, buffer, batch = run.model.net, self.cache, run.model.net.config.buffer, len(run.tokens)
+        times = cache.encoded // batch
+        vectors, tokens = self.vectors[: cache.encoded], run.tokens.repeat(times, 1, 1)
+        if cache.canvas is None or cache.between is None:
             known = run.plan.known(step)
-            e_known = copies(known, cache.encoded)
-            x = run.rows.fuse(net.encode(tokens, e_known, vectors), e_known, cache.live > len(known))
-            return net.canvas(x, copies(known, cache.live)), buffer + known.shape[1]
-        x = net.embed_known(tokens, copies(new, cache.encoded), vectors)
+            e_known = known.repeat(times, 1)
+            x = run.rows.fuse(net.encode(tokens, e_known, vectors), e_known, cache.live > batch)
+            return net.canvas(x, known.repeat(cache.live // batch, 1)), buffer + known.shape[1]
+        x = net.embed_known(tokens, new.repeat(times, 1), vectors)
         # Class rows last: a call then writes one slice, and the next call's tokens overwrite the class rows.
         x = torch.cat([x[:, buffer:], x[:, :buffer]], dim=1)
-        at, end = self.known, self.known + x.shape[1]
-        for block, (keys, values) in zip(typed_blocks(net.encoder_blocks), cache.encoder, strict=True):
+        at, count = self.known, x.shape[1]
+        end = at + count
+        for block, (keys, values) in zip(net.encoder_blocks, cache.encoder, strict=True):
             q, k, v = block.attn.project(block.norm1(x))
             keys[:, :, at:end], values[:, :, at:end] = k, v
-            x = block_rest(self.mlp, block, x, q, keys[:, :, :end], values[:, :, :end])
-        count = x.shape[1]
-        assert cache.between is not None
-        x, places = cache.between.extend(net.encoder_norm(x), new, self.known)
+            x = self._rest(block, x, q, keys[:, :, :end], values[:, :, :end])
+        x, places = cache.between.extend(net.encoder_norm(x), new, at)
         x = net.decoder_embed(x) + net.decoder_pos_embed_learned[0][places]
         cache.canvas.scatter_(1, places[..., None].expand(-1, -1, x.shape[2]), x)
         return cache.canvas, count
@@ -301,36 +287,35 @@ class LazyTransformer:
         """The last block's rows at ``wanted`` [live, M, C], and how many rows an average block computed."""
         assert self.cache is not None
         net, cache, total = run.model.net, self.cache, x.shape[1]
-        blocks, rows = typed_blocks(net.decoder_blocks), wanted + net.config.buffer
+        blocks, rows = net.decoder_blocks, wanted + net.config.buffer
         if cache.values is None:
             for block in blocks[:-1]:
                 x = block(x)
-            return blocks[-1].rows(x, rows), float(total)
+            return blocks[-1](x, rows=rows), float(total)
         # 1. The blocks before the chosen one compute all rows.
         for block in blocks[: self.block]:
             x = block(x)
         # 2. The chosen block's values tell which rows changed.
-        block = blocks[self.block]
+        block, behind = blocks[self.block], blocks[self.block + 1 :]
         q, k, v = block.attn.project(block.norm1(x))
         keep = self.choose(run, step, v, wanted, new)
         cache.values.copy_(v)
         if keep is None:
-            x = block_rest(self.mlp, block, x, q, k, v)
-            for block, (keys, values) in zip(blocks[self.block + 1 :], cache.decoder, strict=True):
-                x, k, v = block_pass(self.mlp, block, x, rows if block is blocks[-1] else None)
+            x = self._rest(block, x, q, k, v)
+            for block, (keys, values) in zip(behind, cache.decoder, strict=True):
+                x, k, v = self._pass(block, x, rows if block is blocks[-1] else None)
                 keys.copy_(k), values.copy_(v)
             return x, float(total)
         # 3. From there on only these rows are computed; the others' keys and values are the cached ones.
-        at = row_index(keep, v)
-        x = block_rest(self.mlp, block, pick(x, keep), q.gather(2, at), k, v)
-        for block, (keys, values) in zip(blocks[self.block + 1 :], cache.decoder, strict=True):
+        at = keep[:, None, :, None].expand(-1, v.shape[1], -1, v.shape[3])
+        x = self._rest(block, pick(x, keep), q.gather(2, at), k, v)
+        for block, (keys, values) in zip(behind, cache.decoder, strict=True):
             q, k, v = block.attn.project(block.norm1(x))
             keys.scatter_(2, at, k), values.scatter_(2, at, v)
             if block is blocks[-1]:  # the wanted rows stand in front
                 x, q = x[:, : rows.shape[1]], q[:, :, : rows.shape[1]]
-            x = block_rest(self.mlp, block, x, q, keys, values)
-        behind = len(cache.decoder)
-        return x, (total * (len(blocks) - behind) + keep.shape[1] * behind) / len(blocks)
+            x = self._rest(block, x, q, keys, values)
+        return x, (total * (len(blocks) - len(behind)) + keep.shape[1] * len(behind)) / len(blocks)
 
     def similarity(self, values: Tensor) -> Tensor:
         """Cosine of the chosen block's values [live, heads, N, d] and those of the last call, mean of the heads, [live, N]; (8)."""
@@ -369,41 +354,23 @@ class LazyTransformer:
         z = net.decoder_norm(x) + pick(net.diffusion_pos_embed_learned.expand(len(wanted), -1, -1), wanted)
         return z.unflatten(0, (1 + run.guided, -1))
 
+    def _pass(self, block: Block, x: Tensor, rows: slice | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """A block's output, at some ``rows`` only if given (a slice, or int64 [B, M]), and keys and values of all rows of x."""
+        q, k, v = block.attn.project(block.norm1(x))
+        if isinstance(rows, slice):
+            q, x = q[:, :, rows], x[:, rows]
+        elif rows is not None:
+            q, x = q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])), pick(x, rows)
+        return self._rest(block, x, q, k, v), k, v
 
-# ------------------------------------------------------------------------------------------------ parts of a block
-
-# The second half of a block, see :func:`block_mlp`.
-MLP = Callable[[Block, Tensor], Tensor]
-
-
-def typed_blocks(modules: nn.ModuleList) -> list[Block]:
-    """The blocks of an encoder or decoder, typed."""
-    return cast(list[Block], list(modules))
-
-
-def block_pass(mlp: MLP, block: Block, x: Tensor, rows: slice | Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """A block's output, at some ``rows`` only if given (a slice, or int64 [B, M]), and keys and values of all rows of x."""
-    q, k, v = block.attn.project(block.norm1(x))
-    if isinstance(rows, slice):
-        q, x = q[:, :, rows], x[:, rows]
-    elif rows is not None:
-        q, x = q.gather(2, row_index(rows, q)), pick(x, rows)
-    return block_rest(mlp, block, x, q, k, v), k, v
-
-
-def block_rest(mlp: MLP, block: Block, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The block after its projection: rows x [B, N, C] whose queries are q, over keys k and values v."""
-    return mlp(block, x + block.attn.attend(q, k, v))
+    def _rest(self, block: Block, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The block after its projection: rows x [B, N, C] whose queries are q, over keys k and values v."""
+        return self.mlp(block, x + block.attn.attend(q, k, v))
 
 
 def block_mlp(block: Block, x: Tensor) -> Tensor:
-    """The block after its attention."""
+    """The block after its attention, as a function for the compiler."""
     return x + block.mlp(block.norm2(x))
-
-
-def row_index(index: Tensor, like: Tensor) -> Tensor:
-    """Row index [B, M] for tensors [B, heads, N, d]."""
-    return index[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
 
 
 def own_copy(x: Tensor, live: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks import ops
-from ...model_loaders.networks.mar import MARModel
-from ...model_loaders.networks.rows import Rows, Work
+from ...model_loaders.networks.mar import ClassRows, MARModel, Work
 from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import MaskedCondition, expect_kind
 from ..driver import start_clock
@@ -68,15 +67,12 @@ class Plan:
         starts, ends, sizes: of each AR step, how many positions are decided before and after it, and in it; the same for all images.
         cfg: guidance scale of each AR step.
         reveal: int64 [B, L], positions in the order in which they are decided; given ones first.
-        scale: guidance scale fp32 [L] of each entry of ``reveal``.
+        scale: guidance scale fp32 [B, L] of every position.
 
     Args:
         orders: int64 [B, L], a permutation per image; positions are revealed from its end.
-        settings: number of AR steps and guidance.
+        settings: number of AR steps (at most the tokens of the picture; an edit of fewer tokens decides one per step) and guidance.
         edit_mask: bool [B, L], positions to decide, equally many in every image; None for all.
-
-    Raises:
-        UserError: more steps than the picture has tokens. An edit with fewer tokens than steps decides one per step.
     """
 
     def __init__(self, orders: Tensor, settings: MARBase, edit_mask: Tensor | None = None):
@@ -97,7 +93,8 @@ class Plan:
             first = edit_mask.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
             self.reveal = self.reveal.gather(1, first)
         sizes = torch.tensor([given, *self.sizes])
-        self.scale = copied(torch.tensor([1.0, *self.cfg]).repeat_interleave(sizes), orders.device)
+        scale = copied(torch.tensor([1.0, *self.cfg]).repeat_interleave(sizes), orders.device).expand_as(orders)
+        self.scale = torch.empty_like(scale).scatter(1, self.reveal, scale)
 
     def ahead(self, step: int, reach: int = 1) -> Tensor:
         """int64 [B, M]: positions of steps ``step .. step + reach - 1``, in order of the steps."""
@@ -147,7 +144,7 @@ class Run:
     """
 
     model: MARModel
-    rows: Rows
+    rows: ClassRows
     settings: MARBase
     noise: Noise
     plan: Plan
@@ -158,16 +155,11 @@ class Run:
     start: Tensor | None = None
     drafted: Tensor | None = None
     head_share: int = 0
-    fixed_at: Tensor = field(init=False)
-    """int32 [B, L]: the AR step at which a token was decided, -1 before."""
 
     def __post_init__(self) -> None:
+        self.guided = self.settings.cfg != 1.0  # whether the null branch is evaluated
+        # int32 [B, L]: the AR step at which a token was decided, -1 before.
         self.fixed_at = torch.full(self.tokens.shape[:2], -1, dtype=torch.int32, device=self.tokens.device)
-
-    @property
-    def guided(self) -> bool:
-        """Whether the null branch is evaluated."""
-        return self.settings.cfg != 1.0
 
     @property
     def t_max(self) -> int:
@@ -191,16 +183,9 @@ class Run:
     def draws(self, stream: str, count: int) -> tuple[Tensor, Tensor]:
         """Noise of every token on the device: start [B, L, channels] and ``count`` steps [S, B, L, channels]."""
         c, device = self.model.net.config, self.tokens.device
-        start, steps = (
-            self.noise.first(stream, c.tokens, c.channels),
-            self.noise.steps(stream, count, c.tokens, c.channels),
-        )
+        start = self.noise.first(stream, c.tokens, c.channels)
+        steps = self.noise.steps(stream, count, c.tokens, c.channels)
         return copied(start, device), copied(steps, device).transpose(0, 1)
-
-    def cfg(self, step: int) -> Tensor:
-        """Guidance scale of an AR step's tokens, fp32 [B n, 1]."""
-        count = len(self.tokens) * self.plan.sizes[step]
-        return torch.full((count, 1), self.plan.cfg[step], device=self.tokens.device)
 
     def write(self, where: Tensor, tokens: Tensor) -> None:
         """Put tokens [B n, channels], image by image, at positions ``where`` [B, n]."""
@@ -213,16 +198,17 @@ class Run:
         made, patch = self.model.to_latents(self.tokens), self.model.patch
         if self.start is None or self.edit_mask is None:
             return made
-        grid = self.model.net.config.grid
-        cells = self.edit_mask.view(-1, 1, grid, grid).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+        cells = self.grid(self.edit_mask)[:, None].repeat_interleave(patch, 2).repeat_interleave(patch, 3)
         return torch.where(cells, made, self.start)
 
     def decide(self, step: int) -> Step:
         """The partial result after an AR step, whose tokens are decided now."""
         self.fixed_at.scatter_(1, self.plan.ahead(step), step)
         decided = self.fixed_at >= 0
-        for also in (None if self.edit_mask is None else ~self.edit_mask, self.drafted):
-            decided = decided if also is None else decided | also
+        if self.edit_mask is not None:
+            decided |= ~self.edit_mask
+        if self.drafted is not None:
+            decided |= self.drafted
         return Step(step + 1, self.plan.steps, self.latents(), self.grid(decided), self.report)
 
     def finish(self, outcome: Tensor | None = None) -> Sampled:
@@ -230,8 +216,7 @@ class Run:
         made = torch.full_like(self.fixed_at, PLAIN, dtype=torch.uint8) if outcome is None else outcome
         if self.edit_mask is not None:
             made[~self.edit_mask] = GIVEN
-        maps = {"step": self.fixed_at, "outcome": made}
-        self.report.maps |= {name: self.grid(x).cpu().numpy() for name, x in maps.items()}
+        self.report.maps |= {"step": self.grid(self.fixed_at).cpu().numpy(), "outcome": self.grid(made).cpu().numpy()}
         return Sampled(self.latents(), self.report)
 
     def grid(self, x: Tensor) -> Tensor:
@@ -287,27 +272,18 @@ def rows_at(where: Tensor) -> tuple[Tensor, Tensor]:
 # ------------------------------------------------------------------------------------------------ the transformer in full
 
 
-def copies(x: Tensor, rows: int) -> Tensor:
-    """The batch repeated until it has ``rows`` rows."""
-    return x if len(x) == rows else torch.cat([x] * (rows // len(x)))
-
-
-def count_pass(run: Run, work: Work) -> None:
-    """Add a transformer pass to the report."""
-    extra = run.rows.work(work)
-    rows = work.encoder + work.decoder + extra.get("llm_rows", 0)
-    run.report.add(transformer_passes=1, transformer_tokens=rows, **extra)
-
-
 class FullTransformer:
     """Encoder and decoder from scratch at every AR step, both branches of guidance in one batch."""
 
     def begin(self, run: Run) -> None:
         """Nothing to prepare."""
 
+    def forget(self) -> None:
+        """Nothing is cached."""
+
     def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
         """z [P, B, M, C] of positions ``wanted`` [B, M], given the tokens decided before ``step``."""
-        return _full_pass(run, run.tokens, run.plan.known(step), wanted, 1)
+        return self._pass(run, run.plan.known(step), wanted)
 
     def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
         """z of ``count`` AR steps, each given the tokens of all steps before it, in one pass.
@@ -320,38 +296,30 @@ class FullTransformer:
         plan, batch = run.plan, len(run.tokens)
         starts, sizes = plan.starts[step : step + count], plan.sizes[step : step + count]
         # Batch entries: AR steps, images within. Shorter prefixes are padded.
-        known = torch.cat([plan.reveal[:, : starts[-1]]] * count)
+        known = plan.reveal[:, : starts[-1]].repeat(count, 1)
         lengths = copied(torch.tensor(starts), known.device).repeat_interleave(batch)[:, None]
         padding_mask = torch.arange(starts[-1], device=known.device) < lengths
         asked = [plan.ahead(s) for s in range(step, step + count)]
-        most = max(sizes)
-        wanted = torch.cat([torch.cat([a, a[:, :1].expand(-1, most - a.shape[1])], 1) for a in asked])
-        z = _full_pass(run, torch.cat([run.tokens] * count), known, wanted, count, padding_mask)
+        wanted = torch.cat([torch.cat([a, a[:, :1].expand(-1, max(sizes) - a.shape[1])], 1) for a in asked])
+        z = self._pass(run, known, wanted, count, padding_mask)
         yield [part[:, :, :n] for part, n in zip(z.split(batch, 1), sizes, strict=True)]
 
-    def forget(self) -> None:
-        """Nothing is cached."""
+    @staticmethod
+    def _pass(run: Run, known: Tensor, wanted: Tensor, count: int = 1, padding_mask: Tensor | None = None) -> Tensor:
+        """z [P, N, M, C] of ``count`` copies of the batch, N = ``count`` B.
 
-
-def _full_pass(
-    run: Run, tokens: Tensor, known: Tensor, wanted: Tensor, count: int, padding_mask: Tensor | None = None
-) -> Tensor:
-    """z [P, N, M, C] for ``count`` copies of the batch.
-
-    Args:
-        tokens: [N, L, channels], N = ``count`` B; the encoder computes one branch or both, see :class:`Rows`.
-        known, wanted: int64 [N, K] and [N, M].
-        padding_mask: bool [N, K], see ``MAR.encode``.
-    """
-    net, vectors, branches = run.model.net, run.rows.vectors(run.guided, count), 1 + run.guided
-    encoded_rows, rows = len(vectors), len(tokens) * branches
-    e_mask = d_mask = padding_mask
-    if padding_mask is not None:
-        e_mask, d_mask = copies(padding_mask, encoded_rows), copies(padding_mask, rows)
-    e_known = copies(known, encoded_rows)
-    encoded = net.encode(copies(tokens, encoded_rows), e_known, vectors, e_mask)
-    fused = run.rows.fuse(encoded, e_known, run.guided, e_mask)
-    z = net.decode(fused, copies(known, rows), copies(wanted, rows), d_mask)
-    keys, total = encoded.shape[1], net.config.buffer + net.config.tokens
-    count_pass(run, Work(encoded_rows * keys, keys, rows * total, total, rows * wanted.shape[1]))
-    return z.unflatten(0, (branches, -1))
+        Args:
+            known, wanted: int64 [N, K] and [N, M].
+            padding_mask: bool [N, K], see ``MAR.encode``.
+        """
+        net, branches = run.model.net, 1 + run.guided
+        vectors = run.rows.vectors(run.guided, count)  # of one branch or both
+        times = len(vectors) // len(known)
+        e_known, tokens = known.repeat(times, 1), run.tokens.repeat(count * times, 1, 1)
+        e_mask, d_mask = (None if padding_mask is None else padding_mask.repeat(n, 1) for n in (times, branches))
+        encoded = net.encode(tokens, e_known, vectors, e_mask)
+        fused = run.rows.fuse(encoded, e_known, run.guided, e_mask)
+        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1), d_mask)
+        keys, total, rows = encoded.shape[1], net.config.buffer + net.config.tokens, len(known) * branches
+        run.report.add(**run.rows.counts(Work(len(vectors) * keys, keys, rows * total, total, rows * wanted.shape[1])))
+        return z.unflatten(0, (branches, -1))

@@ -84,7 +84,9 @@ def plain_steps(
         # 2. Every token by diffusion: T steps, or fewer for later tokens (DiSA).
         with run.clock.phase("head"):
             b, p = rows_at(here)
-            batch = HeadBatch(z.flatten(1, 2), run.cfg(step), start[b, p], spaced(noise[:, b, p], len(table)), table)
+            batch = HeadBatch(
+                z.flatten(1, 2), plan.scale[b, p, None], start[b, p], spaced(noise[:, b, p], table), table
+            )
             if window:
                 made = denoise_speculatively(run, batch, window, CounterRNG(keys[b, p]))
             else:

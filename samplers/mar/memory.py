@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...model_loaders.networks.diffusion_head import BUDGET
-from ...model_loaders.networks.mar import MARModel
+from ...model_loaders.networks.mar import BUDGET, MARModel
 from ...model_loaders.networks.ops import offloaded_bytes
 from ..conditioning import MaskedCondition
 from .schedule import masked_after
@@ -31,13 +30,7 @@ def noise_bytes(model: MARModel, images: int, steps: int) -> int:
 def estimate(
     model: MARModel, condition: MaskedCondition, settings: MARBase, cache: CacheSettings | None = None
 ) -> dict[str, int]:
-    """Bytes by stage.
-
-    Args:
-        model: the model; its weights may be on the meta device.
-        condition: what is sampled.
-        settings: of the sampler.
-        cache: LazyMAR's, where its caches are used.
+    """Bytes by stage; the model's weights may be on the meta device. ``cache``: LazyMAR's settings, where its caches are used.
 
     Returns:
         Weights by part (``weights: ...``; those off the device apart, see :data:`STREAMED`), ``prompt cache``, ``noise`` and

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.diffusion_head import BUDGET
+from ...model_loaders.networks.mar import BUDGET
 from ..noise import CounterRNG
 from .coupling import Gaussian, acceptable, couple
 from .diffusion import HeadBatch, guide
@@ -54,8 +54,7 @@ class Paths:
     """N tokens in the middle of their diffusion, each at its own step.
 
     Attributes:
-        x: state fp32 [N, channels].
-        at: diffusion steps done, int64 [N].
+        x, at: state fp32 [N, channels], and diffusion steps done, int64 [N].
         x0, logits: the last evaluation's, fp32 [N, channels]; drafts are made from them.
 
     Args:
@@ -86,14 +85,9 @@ class Paths:
         self.x0, self.logits = torch.zeros_like(self.x), torch.zeros_like(self.x)
 
     def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The head at M states in one call, or several where they do not fit the budget.
+        """Guided x0 and variance logits at M states x [M, channels], fp32, in one call or several where they do not fit the budget.
 
-        Args:
-            row, step: int64 [M], the token and the diffusion step of each state.
-            x: fp32 [M, channels].
-
-        Returns:
-            Guided x0 and variance logits, fp32 [M, channels].
+        ``row``, ``step`` int64 [M]: the token and the diffusion step of each state.
         """
         branches, total, parts = len(self.batch.z), len(self.x), []
         most = max(1, BUDGET // (self._width * branches))
@@ -128,11 +122,7 @@ class Paths:
         return Drafts(states, Gaussian(at_rest + pull * states[:, :-1], log_std), width)
 
     def verify(self, of: Tensor, drafts: Drafts) -> Tensor:
-        """Evaluate the head at all drafted states; advance rows past the accepted prefix and one step more.
-
-        Args:
-            of: int64 [R].
-            drafts: their drafts.
+        """Evaluate the head at all drafted states of rows ``of`` int64 [R]; advance them past the accepted prefix and one step more.
 
         Returns:
             int64 [R]: accepted drafted steps.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -63,7 +63,10 @@ class StepNumbers(NamedTuple):
 
 @dataclass(frozen=True)
 class Tables:
-    """Per-step constants of a respaced diffusion, float64 [S], index 0 = the lowest timestep."""
+    """Per-step constants of a respaced diffusion, float64 [S], index 0 = the lowest timestep.
+
+    ``steps``: the numbers of every step, highest timestep first.
+    """
 
     timestep_map: Tensor
     betas: Tensor
@@ -75,18 +78,10 @@ class Tables:
     posterior_log_variance_clipped: Tensor
     posterior_mean_coef1: Tensor
     posterior_mean_coef2: Tensor
+    steps: list[StepNumbers]
 
     def __len__(self) -> int:
         return len(self.betas)
-
-    @cached_property
-    def steps(self) -> list[StepNumbers]:
-        """The numbers of every step, highest timestep first."""
-        low, high = self.posterior_log_variance_clipped, self.betas.log()
-        x0 = (self.sqrt_recip_alphas_cumprod, self.sqrt_recipm1_alphas_cumprod)
-        mean = (self.posterior_mean_coef1, self.posterior_mean_coef2)
-        columns = (*x0, *mean, (low + high) / 4, (high - low) / 4)
-        return [StepNumbers(*row) for row in torch.stack(columns, 1).flip(0).tolist()]
 
 
 @lru_cache(maxsize=64)
@@ -115,15 +110,8 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     before = torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])
     variance = betas * (1 - before) / (1 - abar)
     floor = torch.cat([variance[1:2], variance[1:]]) if len(kept) > 1 else variance.clamp(min=1e-20)
-    return Tables(
-        kept,
-        betas,
-        abar,
-        before,
-        (1 / abar).sqrt(),
-        (1 / abar - 1).sqrt(),
-        variance,
-        floor.log(),
-        betas * before.sqrt() / (1 - abar),
-        (1 - before) * (1 - betas).sqrt() / (1 - abar),
-    )
+    recip, recipm1, low, high = (1 / abar).sqrt(), (1 / abar - 1).sqrt(), floor.log(), betas.log()
+    coef1, coef2 = betas * before.sqrt() / (1 - abar), (1 - before) * (1 - betas).sqrt() / (1 - abar)
+    columns = torch.stack([recip, recipm1, coef1, coef2, (low + high) / 4, (high - low) / 4], 1)
+    steps = [StepNumbers(*row) for row in columns.flip(0).tolist()]
+    return Tables(kept, betas, abar, before, recip, recipm1, variance, low, coef1, coef2, steps)

@@ -68,7 +68,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     Semantic codes are converted to features if the model takes features and has a TA-Tok.
 
     Raises:
-        UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit.
+        UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit, or more rows than
+            the model has positions.
     """
     kind = model.net.config.condition
     if condition.kind == "codes" and kind == "features":
@@ -82,16 +83,35 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     if kind == "class":
         labels = cast(Condition, condition)
         return PreparedCondition(labels.class_ids(model.net.config.condition_size, model.label_set, device))
+    c, name = model.net.config, model.name
     if kind == "codes":
-        codes = cast(CodeCondition, condition)
-        _check_codes(codes, model.net.config.condition_size, model.name)
-        return _pack(model, codes.codes, device)
-    rows = cast("TextCondition | FeatureCondition", condition).features
-    _check_features(rows, model)
-    return _pack(model, rows, device)
+        entries = cast(CodeCondition, condition).codes
+        _check_codes(cast(CodeCondition, condition), c.condition_size, name)
+    else:
+        entries = cast("TextCondition | FeatureCondition", condition).features
+        _check_entries(entries)
+        other = next((rows.shape[-1] for rows in entries if rows.shape[-1] != c.condition_size), None)
+        if other is not None:
+            raise UserError(
+                f"condition: its rows hold {other} numbers, {name} reads {c.condition_size}; use the encoder that belongs to it."
+            )
+    # Rows or codes are padded to the longest image's.
+    counts = [len(entry) for entry in entries]
+    least, most = min(counts), max(counts)
+    if kind == "text" and most > c.text_rows:
+        raise UserError(f"condition: a text has {most} tokens, {name} reads {c.text_rows}; shorten it.")
+    if c.absolute and most != least:
+        raise UserError(f"condition: images have {least} to {most} codes; run those of one detail at a time.")
+    if c.absolute and (need := most + model.tokens - 1) > c.absolute:
+        raise UserError(
+            f"grid: {model.grid} x {model.grid} tokens behind {most} condition rows need {need} positions, {name} "
+            f"has {c.absolute}; choose the grid the checkpoint was made for."
+        )
+    batch = torch.nn.utils.rnn.pad_sequence([e.to(device) for e in entries], batch_first=True)
+    return PreparedCondition(batch, None if most == least else torch.tensor(counts, dtype=torch.int64, device=device))
 
 
-def _check_not_empty(entries: tuple[Tensor, ...]) -> None:
+def _check_entries(entries: tuple[Tensor, ...]) -> None:
     """Raises UserError if there is no image, or an image without rows."""
     if not entries:
         raise UserError("condition: it is empty; ask for at least one image.")
@@ -101,39 +121,7 @@ def _check_not_empty(entries: tuple[Tensor, ...]) -> None:
 
 def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
     """Raises UserError if there are no codes, or one is outside 0 to ``size`` - 1; ``owner`` is the model's name."""
-    _check_not_empty(condition.codes)
+    _check_entries(condition.codes)
     low, high = min(int(e.min()) for e in condition.codes), max(int(e.max()) for e in condition.codes)
     if low < 0 or high >= size:
         raise UserError(f"condition: code {low if low < 0 else high} is outside {owner}'s 0 to {size - 1}.")
-
-
-def _check_features(features: tuple[Tensor, ...], model: TokenModel) -> None:
-    """Raises UserError if there are no features, or they have another width than the model's."""
-    _check_not_empty(features)
-    width = model.net.config.condition_size
-    other = next((rows.shape[-1] for rows in features if rows.shape[-1] != width), None)
-    if other is not None:
-        raise UserError(
-            f"condition: its rows hold {other} numbers, {model.name} reads {width}; use the encoder that belongs to it."
-        )
-
-
-def _pack(model: TokenModel, entries: tuple[Tensor, ...], device: torch.device) -> PreparedCondition:
-    """Pad rows or codes to the longest image's. Raises UserError if they exceed the model's positions."""
-    c = model.net.config
-    counts = [len(entry) for entry in entries]
-    least, most = min(counts), max(counts)
-    if c.condition == "text" and most > c.text_rows:
-        raise UserError(f"condition: a text has {most} tokens, {model.name} reads {c.text_rows}; shorten it.")
-    if c.absolute:
-        if most != least:
-            raise UserError(f"condition: images have {least} to {most} codes; run those of one detail at a time.")
-        need = most + model.tokens - 1
-        if need > c.absolute:
-            raise UserError(
-                f"grid: {model.grid} x {model.grid} tokens behind {most} condition rows need {need} positions, {model.name} "
-                f"has {c.absolute}; choose the grid the checkpoint was made for."
-            )
-    batch = torch.nn.utils.rnn.pad_sequence([e.to(device) for e in entries], batch_first=True)
-    lengths = None if most == least else torch.tensor(counts, dtype=torch.int64, device=device)
-    return PreparedCondition(batch, lengths)

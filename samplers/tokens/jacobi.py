@@ -124,7 +124,7 @@ def iterate(run: TokenRun, history: History, cache: Cache, shrink: bool = True) 
             # 5. Finished images leave the batch.
             left = np.flatnonzero(at < t.passes)
             if shrink and 0 < len(left) < len(at):
-                index, halves = _copied(left, device), len(cache.blocks[0].keys) // len(at)
+                index, halves = _copied(left, device), len(cache.blocks[0]) // len(at)
                 cache.keep(torch.cat([index + half * len(at) for half in range(halves)]))
                 tokens, of, at = live.tokens[index], of[left], at[left]
                 live = replace(run, draws=run.draws.of(of.tolist()))
@@ -151,14 +151,6 @@ def _copied(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
-def check_window(schedule: Schedule) -> None:
-    """Raises UserError for a schedule that a window cannot reproduce: rows attend to slots that are not written yet."""
-    if schedule.unwritten_visible:
-        raise UserError(
-            "parallel: the blanks of mask_undecoded off cannot be decoded in a window; switch mask_undecoded on, or set parallel to 0."
-        )
-
-
 def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSteps:
     """Decode a schedule in windows.
 
@@ -170,7 +162,10 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSteps:
         The report also counts the guesses that a call accepted and those that it drew but did not accept. Map "step" is the call that
         made a cell certain, "outcome" whether that needed a guess (ACCEPTED) or not.
     """
-    check_window(schedule)
+    if schedule.unwritten_visible:  # a window writes slots before the rows that should see them blank
+        raise UserError(
+            "parallel: the blanks of mask_undecoded off cannot be decoded in a window; switch mask_undecoded on, or set parallel to 0."
+        )
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
         hint = f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
         run.report.note = "; ".join(filter(None, (run.report.note, hint)))

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...model_loaders.networks import ops
 from ...model_loaders.networks.llama import Cache, Llama, TokenModel
+from ...model_loaders.networks.tar import TarModel
 from ...reports.record import Clock, Report
 from ..conditioning import AnyCondition
 from ..driver import start_clock
@@ -117,31 +118,28 @@ class TokenRun:
 
 
 def begin(
-    name: str,
-    model: TokenModel,
-    condition: AnyCondition,
-    settings: TokenSettings,
-    draws: Draws,
-    seed: int | None,
+    name: str, model: TokenModel, condition: AnyCondition, settings: TokenSettings, draws: Draws, seed: int | None
 ) -> TokenRun:
     """Check the inputs and set up a generation.
 
     Raises:
         UserError: a condition that does not fit the model, or draws for another number of images.
     """
-    device = model.net.compute_device
-    prepared = prepare(model, condition, device)
-    settings = resolve(settings, model)
+    prepared, settings = prepare(model, condition, model.net.compute_device), resolve(settings, model)
     if len(draws) != len(condition):
         raise UserError(f"condition: it asks for {len(condition)} images, the draws are for {len(draws)}.")
-    report = Report(name, model.name, asdict(settings), seed, len(condition), device.type)
-    report.note = remarks(model.net)
-    return TokenRun(model.net, model.grid, prepared, settings, draws, report, start_clock(device))
+    report, clock = new_report(name, model, settings, seed, len(condition))
+    return TokenRun(model.net, model.grid, prepared, settings, draws, report, clock)
 
 
-def remarks(net: Llama) -> str:
-    """What a report says about the network."""
-    return "; ".join(filter(None, (ops.remark(net), net.remark)))
+def new_report(
+    name: str, model: TokenModel | TarModel, settings: object, seed: int | None, images: int
+) -> tuple[Report, Clock]:
+    """Report and clock of a run that begins now."""
+    net, device = model.net, model.net.compute_device
+    report = Report(name, model.name, asdict(settings), seed, images, device.type)  # type: ignore[call-overload]
+    report.note = "; ".join(filter(None, (ops.remark(net), net.remark)))
+    return report, start_clock(device)
 
 
 # ------------------------------------------------------------------------------------------------ one pass
@@ -189,8 +187,7 @@ def feed(
         fed: cells int64 [m], or [B, m] if images differ; N + 1 + i for transition token i.
         position, slot: int64 of the same shape; slots are counted with the prefix.
         null: whether the null condition is run too.
-        end: slots below this one are attended to.
-        mask: bool [m, end] or [B, m, end], True where a row attends to a slot; None: everywhere.
+        end, mask: as for :meth:`Llama.feed`; mask bool [m, end] or [B, m, end].
         special: whether transition tokens are among the rows.
     """
     cells = fed.clamp(max=run.count) if special else fed

@@ -62,10 +62,7 @@ class Schedule:
     @cached_property
     def fixed_at(self) -> np.ndarray:
         """int32 [G, G]: index of the pass that decides each cell; -1 for known cells."""
-        out = np.full(self.grid**2, -1, np.int32)
-        for k, p in enumerate(self.passes):
-            out[list(p.cells)] = k
-        return out.reshape(self.grid, self.grid)
+        return self.table.decided_at.astype(np.int32).reshape(self.grid, self.grid)
 
     @cached_property
     def table(self) -> Table:

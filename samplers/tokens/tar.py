@@ -8,7 +8,7 @@ generated; the published program parses them from the text, and truncates or pad
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,11 +18,10 @@ from ...errors import UserError
 from ...model_loaders.networks.tar import TarModel
 from ...reports.record import Report
 from ..conditioning import CodeCondition
-from ..driver import finish, start_clock
 from .conditioning import PreparedCondition
 from .draws import Draws
 from .llamagen import decode
-from .loop import TokenRun, remarks
+from .loop import TokenRun, new_report
 from .schedule import raster
 from .settings import DETAILS, TarPromptSettings, TokenSettings
 
@@ -53,8 +52,6 @@ class TarPrompted(NamedTuple):
 
 # A driver may send the seconds it spent since the last step; see ``driver.timed``.
 TarPrompt = Generator[CodeStep, "float | None", TarPrompted]
-# Public name of ``driver.finish`` for this sampler.
-finish_prompt = finish
 
 
 def tar_prompt(
@@ -104,16 +101,12 @@ def _begin(
     distinct = list(dict.fromkeys(prompts))
     texts = [model.prompt(text, scale) for text in distinct]
     settings = replace(settings, repetition_penalty=settings.repetition_penalty or model.repetition_penalty)
-    device = model.net.compute_device
-    report = Report("tar-prompt", model.name, asdict(settings), seed, len(prompts), device.type)
-    report.note = remarks(model.net)
-    clock = start_clock(device)
-    longest = max(map(len, texts))
-    ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts]).to(device)
-    lengths = torch.tensor([len(text) for text in texts]).to(device)
+    report, clock = new_report("tar-prompt", model, settings, seed, len(prompts))
+    device, counts = model.net.compute_device, [len(text) for text in texts]
+    ids = torch.tensor([text + [0] * (max(counts) - len(text)) for text in texts]).to(device)
+    lengths = None if min(counts) == max(counts) else torch.tensor(counts).to(device)
     images = torch.tensor([distinct.index(text) for text in prompts]).to(device)
-    ragged = min(map(len, texts)) < longest
-    condition = PreparedCondition(ids, lengths if ragged else None, images if len(distinct) < len(prompts) else None)
+    condition = PreparedCondition(ids, lengths, images if len(distinct) < len(prompts) else None)
     plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
     side, penalty = model.sides[scale], settings.repetition_penalty
     return TokenRun(model.net, side, condition, plain, noise, report, clock, "code", model.span, penalty), side

@@ -113,13 +113,6 @@ def test_the_csv_holds_every_cell(store):
     assert rows[3]["word"] == "identical" and rows[3]["value"] == "" and rows[0]["word"] == "identical"
 
 
-def test_unknown_measures_and_empty_folders_are_refused(store, tmp_path):
-    with pytest.raises(UserError, match="measure: 'fid' was not measured; there are psnr, ssim, identical"):
-        curve(store, "fid")
-    with pytest.raises(UserError, match="has no measures yet; run the command evaluate"):
-        curve(made_sweeps.write(tmp_path, images=8))
-
-
 # ------------------------------------------------------------------------------------------------ plots
 
 pytest.importorskip("matplotlib")
@@ -148,12 +141,9 @@ def test_dots_are_where_the_figures_are(store):
 
 
 def test_shares_are_drawn_in_percent(store):
-    axes = curve_plot(curve(store, "identical"), "a sweep").axes[0]
+    found = curve(store, "identical")
+    axes = curve_plot(found, "a sweep").axes[0]
     assert max(line.get_xdata()[0] for line in axes.lines if len(line.get_xdata())) == 100
-
-
-def test_a_measure_of_no_cell_has_no_plot(store):
-    found = curve(store)
     with pytest.raises(UserError, match="no cell of this sweep has it"):
         curve_plot(replace(found, points=tuple(replace(p, result=None) for p in found.points)), "")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -51,32 +50,24 @@ def test_a_function_gets_all_pictures_in_parts(module):
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    "function",
     [
-        (lambda p: p.float(), r"returned \[2, 12, 16, 3\] for 2 pictures"),
-        (lambda p: torch.zeros(1, 4), r"returned \[1, 4\] for 2 pictures"),
-        (lambda p: [1, 2], "returned list for 2 pictures"),
-        (lambda p: torch.full((2, 3), float("nan")), "not finite"),
-        (lambda p: torch.zeros(2, 1 << 17), "131072 features"),
+        lambda p: p.float(),
+        lambda p: torch.zeros(1, 4),
+        lambda p: [1, 2],
+        lambda p: torch.full((2, 3), float("nan")),
+        lambda p: torch.zeros(2, 1 << 17),
     ],
 )
-def test_what_a_function_returns_is_checked(module, function, words):
+def test_what_a_function_returns_is_checked(module, function):
     module.function = function
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match="^extractor: my_extractor:function"):
         load_extractor("my_extractor:function", None, CPU)(iter([random_pictures(2)]))
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("clip", "'clip' is neither inception nor of the form module:function"),
-        ("no_such_module:f", "no_such_module cannot be imported"),
-        ("my_extractor:missing", "my_extractor has no function missing"),
-        ("my_extractor:", "neither inception nor"),
-    ],
-)
-def test_unusable_names_are_refused(module, name, words):
-    with pytest.raises(UserError, match=words):
+@pytest.mark.parametrize("name", ["clip", "no_such_module:f", "my_extractor:missing", "my_extractor:"])
+def test_unusable_names_are_refused(module, name):
+    with pytest.raises(UserError, match="^extractor: "):
         load_extractor(name, None, CPU)
 
 
@@ -154,11 +145,6 @@ def test_the_real_torch_fidelity():
 # ------------------------------------------------------------------------------------------------ references
 
 
-def save_npz(path: Path, **arrays: np.ndarray) -> Path:
-    np.savez(path, **arrays)
-    return path
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_npz_file_is_read_in_chunks(tmp_path, save):
     pictures = random_pictures(300)
@@ -171,31 +157,27 @@ def test_an_npz_file_is_read_in_chunks(tmp_path, save):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "words"),
+    "arrays",
     [
-        ({"mu": np.zeros(3), "sigma": np.eye(3)}, "bad.npz is no npz file with arr_0"),
-        ({"arr_0": np.zeros((2, 4, 4, 3))}, r"holds float64 \[2, 4, 4, 3\], not uint8"),
-        ({"arr_0": np.zeros((2, 4, 4), np.uint8)}, "not uint8 pictures"),
-        ({"arr_0": np.zeros((0, 4, 4, 3), np.uint8)}, "that is none or too many"),
+        {"mu": np.zeros(3), "sigma": np.eye(3)},
+        {"arr_0": np.zeros((2, 4, 4, 3))},
+        {"arr_0": np.zeros((2, 4, 4), np.uint8)},
+        {"arr_0": np.zeros((0, 4, 4, 3), np.uint8)},
     ],
 )
-def test_other_arrays_are_refused(tmp_path, arrays, words):
-    with pytest.raises(UserError, match=words):
-        open_reference(save_npz(tmp_path / "bad.npz", **arrays))
+def test_other_arrays_are_refused(tmp_path, arrays):
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(UserError, match="^reference: .*bad.npz"):
+        open_reference(tmp_path / "bad.npz")
 
 
 def test_damaged_and_missing_references_are_refused(tmp_path):
-    with pytest.raises(UserError, match="there is no"):
-        open_reference(tmp_path / "none.npz")
     (tmp_path / "text.npz").write_text("text")
-    with pytest.raises(UserError, match="text.npz is no npz file"):
-        open_reference(tmp_path / "text.npz")
-    with pytest.raises(UserError, match="there is no file"):
-        open_reference(tmp_path)
-    with (
-        zipfile.ZipFile(tmp_path / "cut.npz", "w") as file,
-        zipfile.ZipFile(save_npz(tmp_path / "whole.npz", arr_0=random_pictures(4))) as whole,
-    ):
+    for name in ("none.npz", "text.npz", "."):
+        with pytest.raises(UserError, match="^reference: "):
+            open_reference(tmp_path / name)
+    np.savez(tmp_path / "whole.npz", arr_0=random_pictures(4))
+    with zipfile.ZipFile(tmp_path / "cut.npz", "w") as file, zipfile.ZipFile(tmp_path / "whole.npz") as whole:
         file.writestr("arr_0.npy", whole.read("arr_0.npy")[:-10])
-    with pytest.raises(UserError, match="cut.npz ends early"):
+    with pytest.raises(UserError, match="cut.npz"):
         list(open_reference(tmp_path / "cut.npz").images())

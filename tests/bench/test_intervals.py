@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from fastar_nodes.bench import statistics
 from fastar_nodes.bench.statistics import Estimate, estimate, mean
-from fastar_nodes.errors import UserError
-from fastar_nodes.reports import quality
 
 pytestmark = pytest.mark.slow
 
@@ -19,14 +17,6 @@ def normal(n: int, d: int, seed: int, shift: float = 0.0, scale: float = 1.0) ->
 
 
 # ------------------------------------------------------------------------------------------------ intervals
-
-
-def test_resamples_are_counts_and_repeatable():
-    drawn = list(statistics.resamples(20, 5))
-    assert all(w.sum() == 20 and (w >= 0).all() and (w == w.astype(int)).all() for w in drawn)
-    again = list(statistics.resamples(20, 5))
-    assert all(np.array_equal(a, b) for a, b in zip(drawn, again, strict=True))
-    assert not np.array_equal(drawn[0], drawn[1])
 
 
 def test_interval_of_a_mean_is_that_of_the_normal_distribution():
@@ -83,34 +73,18 @@ def test_shares_have_an_interval_where_all_images_agree():
     assert (half.low, half.high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))
 
 
-def test_one_image_has_no_figure():
-    with pytest.raises(UserError, match="images: 1 is too few"):
-        estimate(mean(np.ones(1)), 1)
-
-
 # ------------------------------------------------------------------------------------------------ pairs
 
 
-def test_pairs_agree_with_the_quality_of_compare():
-    generator = np.random.default_rng(5)
-    a, b = generator.integers(0, 256, (2, 3, 16, 16, 3), dtype=np.uint8)
+def test_equal_and_small_pictures():
+    a, b = np.random.default_rng(5).integers(0, 256, (2, 3, 16, 16, 3), dtype=np.uint8)
     a[1] = b[1]
-    errors = statistics.squared_errors(a, b)
-    assert errors[1] == 0 and statistics.to_psnr(float(errors.mean())) == pytest.approx(quality.psnr(a, b))
-    assert statistics.similarities(a, b).mean() == pytest.approx(quality.ssim(a, b))
-    assert statistics.similarities(a, b)[1] == 1
+    assert statistics.squared_errors(a, b)[1] == 0 and statistics.similarities(a, b)[1] == 1
     assert np.isnan(statistics.similarities(a[:1, :8], b[:1, :8])).all()
     assert statistics.to_psnr(0.0) == math.inf
 
 
 # ------------------------------------------------------------------------------------------------ features
-
-
-def test_frechet_distance_of_known_gaussians():
-    """Of N(0, 1) and N(m, s^2) in one dimension it is m^2 + (1 - s)^2."""
-    x, y = normal(200_000, 1, 6), normal(200_000, 1, 7, shift=2.0, scale=3.0)
-    assert statistics.frechet(x, y)(np.ones(len(x))) == pytest.approx(4 + 4, rel=0.02)
-    assert statistics.frechet(x, x)(np.ones(len(x))) == pytest.approx(0, abs=1e-9)
 
 
 def test_frechet_distance_against_the_definition():

@@ -79,12 +79,6 @@ def test_pairs_agree_with_compare(store):
     assert not any(name == "mar-0" for name, _ in found), "the plain sampler is not compared with itself"
 
 
-def test_small_pictures_have_no_ssim(tmp_path):
-    store = made_sweeps.write(tmp_path, side=8)
-    found = latest(evaluate(store, ["psnr", "ssim"], means()))
-    assert ("fasthybrid-0.8", ("ssim", "")) not in found and found["fasthybrid-0.8", ("psnr", "")].value > 0
-
-
 # ------------------------------------------------------------------------------------------------ features
 
 
@@ -226,14 +220,11 @@ def test_lines_are_checked(store):
         {"measure": "x"},
     ]
     damages += [{"measure": []}, {"more": 1}, {"low": 10**400}, {"difference": 7}, {"high": True}]
-    for damage in damages:
-        with pytest.raises(UserError, match="a line of its results is damaged"):
-            from_line(asdict(whole) | damage)
-    for line in (7, None, [], {}):
-        with pytest.raises(UserError, match="a line of its results is damaged"):
+    for line in (*(asdict(whole) | damage for damage in damages), 7, None, [], {}):
+        with pytest.raises(UserError, match="results is damaged"):
             from_line(line)
     store.append_results([{"measure": "psnr"}])
-    with pytest.raises(UserError, match="a line of its results is damaged"):
+    with pytest.raises(UserError, match="results is damaged"):
         read_results(store)
 
 
@@ -251,31 +242,19 @@ def test_the_table_shows_figures_with_intervals_and_words(store):
 def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, reference, tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
     wrong = dataclasses.replace(reference, size=(32, 16))
-    with pytest.raises(UserError, match="reference: real.npz holds pictures of 16 x 32 pixels, and mar-0 of 16 x 16"):
+    with pytest.raises(UserError, match="^reference: "):
         evaluate(store, ["fid"], means(extractor=COLOUR, reference=wrong))
-    empty = Store(tmp_path / "empty")
-    with pytest.raises(UserError, match="holds no sweep"):
-        evaluate(empty, ["psnr"], means())
-    empty.write_manifest({"batch": 8}, [made_sweeps.cell("mar-0", "mar", {}, 8)])
-    with pytest.raises(UserError, match="holds no finished shard yet"):
-        evaluate(empty, ["psnr"], means())
-
-
-def test_a_sweep_without_a_plain_sampler_has_no_pairs(tmp_path):
-    store = Store(tmp_path)
-    alone = made_sweeps.cell("fasthybrid", "fasthybrid", {}, 8, baseline=None)
-    store.write_manifest({"batch": 8}, [alone])
-    record = Shard(shard_key(alone.key, 0, 8), 0, 8, "")
-    store.write_shard(alone, record, made_sweeps.pictures(0, 8, 0), np.zeros(8, np.int64), {})
-    with pytest.raises(UserError, match="no cell has a plain sampler's to be compared with"):
-        evaluate(store, ["psnr"], means())
-
-
-def test_a_damaged_shard_is_named(store):
-    cell = store.cell("fasthybrid-0.8")
-    store.folder.write(f"cells/{cell.id}/{store.shards(cell)[2].stem}.npz", b"broken")
-    with pytest.raises(UserError, match="cells/fasthybrid-0.8/shard-0000016-0000023.npz .* is missing or damaged"):
-        evaluate(store, ["psnr"], means())
+    empty, alone = Store(tmp_path / "empty"), Store(tmp_path / "alone")
+    for words in ("holds no sweep", "no finished shard"):
+        with pytest.raises(UserError, match=words):
+            evaluate(empty, ["psnr"], means())
+        empty.write_manifest({"batch": 8}, [made_sweeps.cell("mar-0", "mar", {}, 8)])
+    cell = made_sweeps.cell("fasthybrid", "fasthybrid", {}, 8, baseline=None)
+    alone.write_manifest({"batch": 8}, [cell])
+    record = Shard(shard_key(cell.key, 0, 8), 0, 8, "")
+    alone.write_shard(cell, record, made_sweeps.pictures(0, 8, 0), np.zeros(8, np.int64), {})
+    with pytest.raises(UserError, match="no cell has a plain sampler's"):
+        evaluate(alone, ["psnr"], means())
 
 
 def test_an_address_of_fsspec_is_measured_as_a_folder(tmp_path):

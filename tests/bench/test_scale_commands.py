@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from types import ModuleType
 
@@ -86,24 +87,22 @@ def test_evaluate_refuses_bad_input_before_any_work(sweep, refused, tmp_path, mo
     monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     np.savez(tmp_path / "large.npz", arr_0=np.zeros((50, 32, 32, 3), np.uint8))
-    assert "there is no" not in refused("evaluate", "nowhere") and "holds no sweep" in refused("evaluate", "nowhere")
-    assert "'sharpness' is not one of psnr" in refused("evaluate", "sweep", "--measures", "psnr,sharpness")
-    assert "none is named" in refused("evaluate", "sweep", "--measures", " , ")
-    assert "there is no file none.npz" in refused("evaluate", "sweep", "--reference", "none.npz")
-    words = "holds pictures of 32 x 32 pixels, and mar-0 of 16 x 16"
-    assert words in refused("evaluate", "sweep", "--reference", "large.npz")
-    assert "reference: no measure of this run uses it" in refused(
-        "evaluate", "sweep", "--reference", "large.npz", "--measures", "psnr"
-    )
-    assert "fid is a figure of inception" in refused(
-        "evaluate", "sweep", "--measures", "fid", "--extractor", "colour_features:mean"
-    )
-    options = ("--measures", "psnr", "--extractor", "colour_features:mean")
-    assert "extractor: no measure of this run uses it" in refused("evaluate", "sweep", *options)
-    assert "resamples: 3 is outside" in refused("evaluate", "sweep", "--resamples", 3)
-    assert "neither inception nor of the form" in refused("evaluate", "sweep", "--extractor", "resnet")
+    assert "nowhere" in refused("evaluate", "nowhere")
+    colour_only = ("--extractor", "colour_features:mean")
+    for field, *options in (
+        ("measures", "--measures", "psnr,sharpness"),
+        ("measures", "--measures", " , "),
+        ("reference", "--reference", "none.npz"),
+        ("reference", "--reference", "large.npz"),
+        ("reference", "--reference", "large.npz", "--measures", "psnr"),
+        ("measures", "--measures", "fid", *colour_only),
+        ("extractor", "--measures", "psnr", *colour_only),
+        ("resamples", "--resamples", 3),
+        ("extractor", "--extractor", "resnet"),
+    ):
+        assert refused("evaluate", "sweep", *options).startswith(f"{field}: "), options
     monkeypatch.setitem(sys.modules, "torch_fidelity", None)
-    assert "torch-fidelity cannot be imported" in refused("evaluate", "sweep", "--measures", "fid")
+    assert "torch-fidelity" in refused("evaluate", "sweep", "--measures", "fid")
     assert read_results(sweep) == []
 
 
@@ -137,23 +136,20 @@ def test_evaluate_refuses_a_judge_that_is_not_installed(sweep, refused, installe
 @pytest.mark.parametrize("argv", [("sweep", "x"), ("evaluate", "x"), ("plot", "x"), ("against", "x"), ("operations",)])
 def test_commands_of_the_bench_are_named_in_an_installed_pack(refused, installed, argv):
     installed("bench")
-    assert refused(*argv) == (
-        f"{argv[0]}: this command needs a checkout of the FastAR repository; the installed pack does not contain bench/."
-    )
-
-
-def test_random_weights_are_named_in_an_installed_pack(refused, installed):
-    installed("bench")
-    assert "random: an official size needs a checkout" in refused("bench", "--random", "MAR-B", "--device", "cpu")
+    assert re.match(f"{argv[0]}: .*checkout", refused(*argv))
+    assert re.match("random: .*checkout", refused("bench", "--random", "MAR-B", "--device", "cpu"))
 
 
 def test_plot_refuses_bad_input(sweep, refused, run, tmp_path):
-    assert "has no measures yet" in refused("plot", "sweep")
+    refused("plot", "sweep")
     run("evaluate", "sweep", "--resamples", 20)
-    assert "'fid' was not measured" in refused("plot", "sweep", "--measure", "fid")
-    assert "should end in" in refused("plot", "sweep", "--out", "curve.txt")
-    assert "of the images 0 to 47" in refused("plot", "sweep", "--indices", "5, 99")
-    assert "indices" in refused("plot", "sweep", "--indices", "one")
     (tmp_path / "a.csv").mkdir()
-    assert "a.csv is a folder" in refused("plot", "sweep", "--out", "a.png")
+    for field, value in (
+        ("measure", "fid"),
+        ("out", "curve.txt"),
+        ("indices", "5, 99"),
+        ("indices", "one"),
+        ("out", "a.png"),
+    ):
+        assert refused("plot", "sweep", f"--{field}", value).startswith(f"{field}: ")
     assert not (tmp_path / "curve.png").exists()

@@ -2,48 +2,71 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import hybrid_files
 import pytest
 from fastar_nodes.cli.main import main
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.model_loaders.networks.mar import MAR
-from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq
+from qwen_reference import tiny_qwen
+from safetensors.torch import load_file, save_file
+from tar_files import CONFIG, IDS, tiny_ta_tok, words
+from tiny_files import GPT_SIZE, MAR_SIZE, READER, write, write_gpt, write_vq
 
 
 class Files(NamedTuple):
+    """Tar draws 16 codes of 20 at 4 x 4 (low) and 8 x 8 (high); ``whole`` holds all of it but the language model."""
+
     mar: Path
     kl: Path
+    hybrid: Path
     llamagen: Path
     par: Path
     vq: Path
+    tar: Path
+    ta_tok: Path
+    low: Path
+    high: Path
+    whole: Path
+
+
+def detokenizer(grid: int) -> Llama:
+    return Llama(replace(GPT_SIZE, condition="features", condition_size=24, absolute=16 + grid**2 - 1))
 
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     folder = tmp_path_factory.mktemp("weights")
-    kl = KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4))
-    return Files(
-        write(
-            MAR(MAR_SIZE),
-            folder / "tiny.safetensors",
-            1,
-            heads=2,
-            latent_scale=1.0,
-            t_max=950,
-            label_set="picture-book",
-            name="tiny mar",
-        ),
-        write(kl, folder / "tiny-kl.safetensors", 2, groups=4, name="tiny kl"),
-        write_gpt(folder / "llamagen.safetensors", 3),
-        write_gpt(folder / "par.safetensors", 4, config=replace(GPT_SIZE, special=3)),
-        write_vq(folder / "vq.safetensors"),
+    made = Files(*(folder / f"{name.replace('_', '-')}.safetensors" for name in Files._fields))
+    about = {"heads": 2, "latent_scale": 1.0, "t_max": 950, "label_set": "picture-book", "name": "tiny mar"}
+    write(MAR(MAR_SIZE), made.mar, 1, **about)
+    write(KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4)), made.kl, 2, groups=4)
+    read = {"grid": "4", "latent_scale": "1.0", "t_max": "950", "name": "tiny hybrid"}
+    save_file(hybrid_files.weights(), made.hybrid, {**hybrid_files.METADATA, **read})
+    write_gpt(made.llamagen, 3)
+    write_gpt(made.par, 4, config=replace(GPT_SIZE, special=3))
+    write_vq(made.vq)
+    language = {"config": {**CONFIG, **IDS}, "tokenizer": words(), "defaults": {"top_k": 15}}
+    save_file(
+        tiny_qwen().state_dict(), made.tar, {k: json.dumps(v) for k, v in language.items()} | {"name": "tiny tar"}
     )
+    save_file(tiny_ta_tok(READER).state_dict(), made.ta_tok, {"name": "tiny ta-tok"})
+    shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}}
+    write(detokenizer(4), made.low, 11, grid=4, name="tiny low", **shared)
+    write(detokenizer(8), made.high, 12, grid=8, name="tiny high", **shared)
+    parts = {"": made.low, "ta_tok.": made.ta_tok, "vq.": made.vq}
+    state = {prefix + name: t for prefix, part in parts.items() for name, t in load_file(part).items()}
+    save_file(state, made.whole, {"heads": "2", "grid": "4", "name": "whole", "groups": "4"})
+    return made
 
 
 @pytest.fixture
@@ -53,6 +76,7 @@ def tiny_demo(files: Files, tmp_path_factory: pytest.TempPathFactory, monkeypatc
     folder = hub._PACKAGE / "demo" / "checkpoints"
     folder.mkdir(parents=True)
     here = {"mar": files.mar, "kl": files.kl, "vq": files.vq, "par": files.par, "llamagen-low": files.llamagen}
+    here |= {"tar": files.tar, "ta-tok": files.ta_tok, "dtok": files.high, "dtok-low": files.low}
     for name, file in here.items():
         shutil.copy(file, folder / f"{name}.safetensors")
     write_gpt(folder / "llamagen.safetensors", 5, 8)
@@ -70,12 +94,12 @@ Cli = Callable[..., Answer]
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Runs a command in an empty folder; its exit code and what it printed."""
+    """Runs a command line, and arguments behind it, in an empty folder; its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*argv: object) -> Answer:
+    def run(line: str = "", *more: object) -> Answer:
         try:
-            code = main([str(a) for a in argv])
+            code = main([*shlex.split(line), *map(str, more)])
         except SystemExit as e:  # raised by argparse
             code = e.code
         return Answer(code, *capsys.readouterr())

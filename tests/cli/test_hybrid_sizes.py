@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.bench import operations
+from fastar_nodes.bench import hybrids, operations
 from fastar_nodes.bench.sizes import random_models
-from fastar_nodes.cli import hybrids
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
 from fastar_nodes.model_loaders.networks.llama import qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
@@ -20,6 +19,7 @@ from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import find
+from fastar_nodes.tools import check_hybrid
 
 pytestmark = pytest.mark.slow
 
@@ -60,8 +60,9 @@ def tiny(monkeypatch) -> HybridModel:
     mar_config = MARConfig(**shape, buffer=3, tokens=16, channels=4, classes=0)
     llm = qwen_config(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=151936, tied=True)
     config = HybridConfig(mar_config, llm)
-    monkeypatch.setattr(hybrids, "SIZES", {"tiny": TINY})
-    monkeypatch.setattr(hybrids, "official", lambda size, grid=None: config)
+    for module in (hybrids, check_hybrid):
+        monkeypatch.setattr(module, "SIZES", {"tiny": TINY})
+        monkeypatch.setattr(module, "official", lambda size, grid=None: config)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return hybrids.random_hybrid("tiny", torch.float32, "cpu")
@@ -92,26 +93,26 @@ def ids(text: str) -> list[int]:
     """A tokenizer with the recorded words only."""
     known = {"user\nGenerate an image.": [872, 198, 31115, 458, 2168, 13], "\n": [198], "assistant\n": [77091, 198]}
     known |= {
-        f"user\nGenerate an image: {t}": [872, 198, 31115, 458, 2168, 25, *n] for t, n in hybrids.RECORDED.items()
+        f"user\nGenerate an image: {t}": [872, 198, 31115, 458, 2168, 25, *n] for t, n in check_hybrid.RECORDED.items()
     }
     return known[text]
 
 
 def test_a_right_model_passes_the_check_and_a_wrong_one_does_not(tiny):
     right = replace(tiny, tokenize=ids)
-    assert all(good for _, good, _ in hybrids.check(right)) and len(list(hybrids.check(right))) == 4
+    assert all(good for _, good, _ in check_hybrid.check(right)) and len(list(check_hybrid.check(right))) == 4
     shifted = replace(tiny, tokenize=lambda text: [n + 1 for n in ids(text)])
     beta = replace(right, max_beta=0.2)
     other = replace(right, trained=8)
     broken = replace(right)
     broken.hybrid.proj_in[0].weight[0, 0] = float("nan")
     for model, wrong in ((shifted, "prompt ids"), (beta, "largest beta"), (other, "shapes"), (broken, "weights")):
-        assert wrong in [name for name, good, _ in hybrids.check(model) if not good], wrong
+        assert wrong in [name for name, good, _ in check_hybrid.check(model) if not good], wrong
 
 
 def test_tokens_far_from_unit_variance_fail_the_check(tiny):
     unit = torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(0)) / tiny.latent_scale
-    assert hybrids.check_tokens(tiny, unit)[1] and not hybrids.check_tokens(tiny, 10 * unit)[1]
+    assert check_hybrid.check_tokens(tiny, unit)[1] and not check_hybrid.check_tokens(tiny, 10 * unit)[1]
 
 
 def test_the_count_is_printed_for_every_size(cli):
@@ -122,16 +123,10 @@ def test_the_count_is_printed_for_every_size(cli):
     assert [float(row[4]) for row in rows] == pytest.approx(list(PUBLISHED.values()), rel=0.01)
 
 
-def test_the_check_is_for_hybrids(cli):
-    answer = cli("compare", "--check", "--label", "cat", "--samplers", "mar")
-    assert answer.code == 2 and "check: it is for Harmon and UniPic" in answer.err
-
-
-def test_the_demo_is_none_of_the_official_models(cli, tmp_path):
-    quick = ("--steps", "2", "--set", "diffusion_steps=2", "--dtype", "fp32", "--device", "cpu")
-    answer = cli("compare", "--model", "demo-hybrid", "--prompt", "a red boat", "--samplers", "mar", "--check", *quick)
+def test_the_demo_is_none_of_the_official_models(cli):
+    answer = cli("check", "--model", "demo-hybrid", "--prompt", "a red boat", "--steps", "2", "--device", "cpu")
     assert answer.code == 1 and "FAIL shapes: none of Harmon-0.5B" in answer.out and "ok   weights" in answer.out
-    assert (tmp_path / "compare.png").is_file()
+    assert "ok   token std" in answer.out
 
 
 def test_operations_of_the_head_are_those_of_its_matrices():

@@ -119,6 +119,23 @@ def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo,
     assert "sampling" in heading and "passes" in heading and "accepted" not in heading
 
 
+def test_bench_draws_prompts(cli, tiny_demo, sentence, tmp_path):
+    """Acceptance, and so how many passes there are, depends on what is drawn."""
+    line = "bench --prompt 'a red boat' --prompt cat --batch 1,3 --repeats 1 --json t.json --set prompt.detail=81"
+    assert cli(f"{line} --samplers tar,mulosd,llamagen --device cpu").code == 0
+    numbers = json.loads((tmp_path / "t.json").read_text())["batches"]
+    assert [group["batch"] for group in numbers] == [1, 3]
+    for group in numbers:
+        tar, mulosd, llamagen = group["runs"]
+        assert [run["sampler"] for run in group["runs"]] == ["tar", "mulosd", "llamagen"]
+        # One code of the fewest in front of the tokens, in both halves of the guidance.
+        assert tar["counts"]["transformer_tokens"] == group["batch"] * 2 * (1 + 63) and tar["ratio"] == 1.0
+        assert mulosd["counts"]["draft_passes"] == 16
+        assert llamagen["model"] == "tiny llamagen", "classes as before"
+    assert sentence(cli("bench --prompt cat --samplers llamagen --device cpu")).startswith("text: ")
+    assert sentence(cli("bench --samplers tar --set prompt.detail=81 --device cpu")).startswith("set: ")
+
+
 def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, monkeypatch):
     """A device with memory for two images: the times are of the parts."""
     plain, begun = SAMPLERS["mar"], []
@@ -142,11 +159,11 @@ def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, mo
 
 
 def test_bench_of_random_weights_takes_one_family(cli, sentence):
-    text = sentence(cli("bench", "--random", "LlamaGen-B", "--samplers", "llamagen,mar", "--device", "cpu"))
+    text = sentence(cli("bench --random LlamaGen-B --samplers mar,llamagen --device cpu"))
     assert "mar samples a MAR" in text and "LlamaGen-B" in text
 
 
 def test_bench_checks_before_it_loads(cli, sentence):
     assert "batch" in sentence(cli("bench", "--batch", "1,x"))
-    assert "does not have fasthybrid+cspd yet" in sentence(cli("bench", "--samplers", "mar,fasthybrid+cspd"))
+    assert "there is no sampler 'fasthybrid+cspd'" in sentence(cli("bench", "--samplers", "mar,fasthybrid+cspd"))
     assert "repeats" in sentence(cli("bench", "--repeats", "0"))

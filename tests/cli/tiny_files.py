@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,22 +11,13 @@ from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQCon
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from safetensors.torch import save_file
+from tar_files import OF_CODES
 
-MAR_SIZE = MARConfig(
-    dim=16,
-    encoder_depth=1,
-    decoder_depth=2,
-    heads=2,
-    buffer=2,
-    tokens=16,
-    channels=4,
-    classes=10,
-    head_depth=1,
-    head_width=16,
-)
-
+MAR_SIZE = MARConfig(16, 1, 2, 2, buffer=2, tokens=16, channels=4, classes=10, head_depth=1, head_width=16)
 GPT_SIZE = LlamaConfig(dim=16, depth=1, heads=2, kv_heads=2, hidden=24, vocab=24, condition="class", condition_size=10)
 VQ_SIZE = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=24, code_channels=4, groups=4)
+# Reads the codes of the tiny Tar, of which there are 20.
+READER = replace(OF_CODES, codes=20)
 
 
 def write_gpt(path: Path, seed: int, grid: int = 4, config: LlamaConfig = GPT_SIZE, **metadata: object) -> Path:

@@ -6,7 +6,6 @@ Standard library and Pillow only, so that the tests run in the pack's own enviro
 from __future__ import annotations
 
 import base64
-import configparser
 import io
 import json
 import os
@@ -49,29 +48,20 @@ class Missing(Exception):
 
 
 def find_core() -> Path:
-    """The checkout: $COMFYUI_PATH, else where comfy-cli keeps it."""
-    named = os.environ.get("COMFYUI_PATH")
-    home = Path.home()
-    config = configparser.ConfigParser()
-    config.read(home / ".config" / "comfy-cli" / "config.ini")
-    section = config["DEFAULT"]
-    usual = [section.get(key) for key in ("default_workspace", "recent_workspace")]
-    usual += [str(home / "comfy" / "ComfyUI"), str(home / "Documents" / "comfy" / "ComfyUI")]
-    for place in [named] if named else usual:
-        path = Path(place).expanduser() if place else None
-        if path and all((path / part).exists() for part in ("main.py", "comfyui_version.py", "comfy")):
-            return path.resolve()
-    raise Missing(f"no ComfyUI at {named or ', '.join(p for p in usual if p)}; set COMFYUI_PATH to a checkout")
+    """The checkout that $COMFYUI_PATH names."""
+    path = Path(os.environ.get("COMFYUI_PATH", "none")).expanduser()
+    if not all((path / part).exists() for part in ("main.py", "comfyui_version.py", "comfy")):
+        raise Missing(f"no ComfyUI at {path}; set COMFYUI_PATH to a checkout")
+    return path.resolve()
 
 
 def find_python(core: Path) -> str:
     """An interpreter that can run it: $COMFYUI_PYTHON, the checkout's own environment, or this one."""
     own = [core / d / s for d in (".venv", "venv") for s in ("bin/python", "Scripts/python.exe")]
-    for candidate in [os.environ.get("COMFYUI_PYTHON"), *map(str, filter(Path.exists, own)), sys.executable]:
-        if (
-            candidate
-            and not subprocess.run([candidate, "-c", "import aiohttp, torchsde"], capture_output=True).returncode
-        ):
+    found = [os.environ.get("COMFYUI_PYTHON"), *map(str, filter(Path.exists, own)), sys.executable]
+    for candidate in filter(None, found):
+        line = [candidate, "-c", "import aiohttp, torchsde"]
+        if not subprocess.run(line, capture_output=True, timeout=60).returncode:
             return candidate
     raise Missing(f"no interpreter for {core}; set COMFYUI_PYTHON")
 
@@ -104,34 +94,15 @@ class Comfy:
             self.port = s.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = self.base / "server.log"
+        line = f"--cpu --listen 127.0.0.1 --port {self.port} --disable-api-nodes --disable-auto-launch --preview-method auto"
+        line += " --database-url sqlite:///:memory: --base-directory"
+        own = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(self.base / "startup")}
         self.process = subprocess.Popen(
-            [
-                python,
-                str(self.core / "main.py"),
-                "--cpu",
-                "--listen",
-                "127.0.0.1",
-                "--port",
-                str(self.port),
-                "--base-directory",
-                str(self.base),
-                "--disable-api-nodes",
-                "--disable-auto-launch",
-                "--database-url",
-                "sqlite:///:memory:",
-                "--preview-method",
-                "auto",
-                *options,
-            ],
+            [python, str(self.core / "main.py"), *line.split(), str(self.base), *options],
             stdout=self.log_file.open("w"),
             stderr=subprocess.STDOUT,
             cwd=self.base,
-            env={
-                **os.environ,
-                "HF_HUB_OFFLINE": "1",
-                "PYTHONPATH": str(self.base / "startup"),
-                **(environment or {}),
-            },
+            env={**os.environ, **own, **(environment or {})},
         )
 
     def __enter__(self) -> Comfy:
@@ -153,7 +124,7 @@ class Comfy:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            self.process.wait(20)
         shutil.rmtree(self.base, ignore_errors=True)
 
     @property

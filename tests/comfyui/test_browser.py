@@ -22,12 +22,8 @@ from PIL import Image
 
 playwright = pytest.importorskip("playwright.sync_api", reason="NOT TESTED IN A BROWSER: playwright is not installed")
 
-CHROMIUM = (
-    os.environ.get("CHROMIUM")
-    or shutil.which("chromium")
-    or shutil.which("chromium-browser")
-    or shutil.which("google-chrome")
-)
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
 READY = """() => Boolean(window.app?.graph && window.app.extensionManager
     && Object.keys(LiteGraph.registered_node_types).length > 50)"""
 # With title bars, which lie above a node's position; a collapsed node is its title bar.
@@ -40,16 +36,9 @@ def browser() -> Iterator[Any]:
     """A Chromium that can reach this machine only."""
     if not CHROMIUM:
         pytest.skip("NOT TESTED IN A BROWSER: no chromium on the path; set CHROMIUM")
-    options = [
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--no-first-run",
-        "--disable-sync",
-        "--disable-dev-shm-usage",
-        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    ]
+    switches = "no-sandbox disable-gpu disable-background-networking disable-component-update no-first-run disable-sync"
+    options = [f"--{name}" for name in f"{switches} disable-dev-shm-usage".split()]
+    options.append("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
     with playwright.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=options)
         yield browser

@@ -178,12 +178,7 @@ def translated(request: Any, comfy: Comfy) -> Any:
     comfy.post("/settings", {"Comfy.Locale": "en"})
 
 
-def test_names_and_tooltips_are_translated(
-    translated: str,
-    comfy: Comfy,
-    editor: Any,
-    artifacts: Path,
-) -> None:
+def test_names_and_tooltips_are_translated(translated: str, comfy: Comfy, editor: Any, artifacts: Path) -> None:
     names = json.loads((ROOT / "locales" / translated / "nodeDefs.json").read_text(encoding="utf-8"))
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
     editor.wait_for_timeout(1500)

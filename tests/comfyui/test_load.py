@@ -1,6 +1,6 @@
-"""A server under load: hostile values, random graphs, cancels. Every prompt ends; memory, threads and files come back.
+"""A server under load: random graphs, hostile values, cancels. Every prompt ends; memory, threads and files come back.
 
-``make soak`` runs 200 prompts over at least 20 minutes and 500 hostile values; the normal tier runs 12 and 40.
+``make soak`` runs 200 prompts over at least 20 minutes; the normal tier runs 12.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from comfy_host import WORKFLOWS, Comfy, Events, Missing, Rejected, graph, load_workflow, to_api
 
 LONG = os.environ.get("FASTAR_SOAK") == "1"
-PROMPTS, SECONDS, HOSTILE = (200, 1200.0, 500) if LONG else (12, 0.0, 40)
+PROMPTS, SECONDS = (200, 1200.0) if LONG else (12, 0.0)
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 3.7, 1e300, 10**30, float("nan"), float("inf"), "", " ", "\x00", "a\x00b", "../../x", "x" * 10_000, "1e999",
@@ -105,27 +105,6 @@ def copy_of(prompt: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(prompt))
 
 
-def test_hostile_values_end_in_a_picture_or_a_sentence(comfy, prompts):
-    rng, ends = random.Random(5), {"rejected": 0, "sentence": 0, "picture": 0}
-    for _ in range(HOSTILE):
-        prompt = copy_of(prompts[0] if rng.random() < 0.7 else rng.choice(prompts))
-        what = spoil(prompt, rng)
-        try:
-            said = expect_an_end(comfy, comfy.wait(comfy.queue(prompt)), what)
-            ends["sentence" if said else "picture"] += 1
-        except Rejected as answer:
-            text = str(answer)
-            assert "Traceback" not in text and "Internal Server Error" not in text, f"{what}: {text[:2000]}"
-            # What validate_inputs raised is among the errors of the answer.
-            assert "exception_during_validation" not in text or "FastAR" not in json.loads(text)["error"].get(
-                "extra_info", {}
-            ), text
-            ends["rejected"] += 1
-    assert ends["rejected"] and ends["sentence"] and ends["picture"], ends
-    print(ends)
-    comfy.run(graph())
-
-
 def footprint(comfy: Comfy) -> tuple[float, int, int]:
     """Resident MiB, threads and open files of the server, all models unloaded, after the reference graph.
 
@@ -170,7 +149,9 @@ def test_many_prompts_leave_nothing_behind(comfy, prompts):
                 what = spoil(prompt, rng)
             try:
                 batch.append((comfy.queue(prompt), what))
-            except Rejected:
+            except Rejected as answer:
+                text = str(answer)
+                assert "Traceback" not in text and "Internal Server Error" not in text, f"{what}: {text[:2000]}"
                 ends["rejected"] = ends.get("rejected", 0) + 1
             k += 1
         if not order and rng.random() < 0.4:

@@ -129,14 +129,14 @@ for key, (kind, _) in NODES.items():
         elif type_ == "COMBO" and rest:
             BEFORE[f"{key}.{name} no choice"] = (key, {name: "best"}, name)
 # Wires of another type, by socket type.
-WIRES = {
-    "FASTAR_MAR": TOKENS,
-    "FASTAR_TOKEN_MODEL": MAR,
-    "FASTAR_TAR": DTOK,
-    "FASTAR_CACHE": MAR,
+WIRES = {"FASTAR_MAR": TOKENS, "FASTAR_TOKEN_MODEL": MAR, "FASTAR_TAR": DTOK, "FASTAR_CACHE": MAR}
+WIRES |= {
     "IMAGE": ["plain", 0],
+    "FASTAR_REPORT": ["plain", 0],
+    "LATENT": ["see", 0],
+    "MASK": ["see", 0],
+    "UPSCALE_MODEL": TOKENS,
 }
-WIRES |= {"FASTAR_REPORT": ["plain", 0], "LATENT": ["see", 0], "MASK": ["see", 0], "UPSCALE_MODEL": TOKENS}
 WIRES |= {"FASTAR_LABEL,FASTAR_PROMPT": CODES}
 for key, (kind, _links) in NODES.items():
     if kind not in SCHEMAS or key in ("cached", "draw", "redraw"):

@@ -69,14 +69,8 @@ def test_pictures_are_decoded_and_the_same_for_the_same_seed(comfy):
 def test_an_edit_leaves_the_rest_alone(comfy):
     """The picture of 3 is redrawn at the bottom by 4, with core's mask nodes and through core's VAE Encode."""
     solid = {"class_type": "SolidMask", "width": 64, "height": 64}
-    where = {
-        "class_type": "MaskComposite",
-        "destination": ["9", 0],
-        "source": ["10", 0],
-        "x": 0,
-        "y": 32,
-        "operation": "add",
-    }
+    where = {"class_type": "MaskComposite", "destination": ["9", 0], "source": ["10", 0], "operation": "add"}
+    where |= {"x": 0, "y": 32}
     save = {"class_type": "SaveImage", "filename_prefix": "edit"}
     prompt = graph(
         n2={"labels": "sunset"},

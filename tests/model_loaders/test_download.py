@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import timeouts
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import download as transfer
 from fastar_nodes.model_loaders import hub
@@ -259,6 +260,7 @@ def test_two_processes(server: Server, tmp_path: Path) -> None:
     if not child:
         code = 1
         try:
+            timeouts.forked(60)
             code = resolve(tmp_path).read_bytes() != CONTENT
         finally:
             os._exit(code)
@@ -275,6 +277,7 @@ def test_killed_and_started_again(server: Server, tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         try:
+            timeouts.forked(60)
             resolve(tmp_path)
         finally:
             os._exit(0)

@@ -34,14 +34,8 @@ def cells(reports) -> dict:
 
 
 def test_compare_measures_against_the_plain_sampler():
-    image = torch.rand(1, 8, 8, 3)
-    pairs = {
-        "image_1": [image],
-        "image_2": [image],
-        "report_2": [a_report("mar", 4.0)],
-        "image_3": [image],
-        "report_3": [a_report("x", 2.0)],
-    }
+    pairs = {f"image_{i}": [torch.rand(1, 8, 8, 3)] for i in (1, 2, 3)}
+    pairs |= {"report_2": [a_report("mar", 4.0)], "report_3": [a_report("x", 2.0)]}
     grid, table = compared(**pairs)
     assert grid.shape[0] == 1 and grid.shape[3] == 3 and 0 <= grid.min() and grid.max() <= 1
     lines, below = (part.splitlines() for part in table.split("\n\n"))

@@ -13,9 +13,10 @@ import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, host, samplers, sharing
+from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import finish_prompt, tar_prompt
+from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import tiny_tar
 from tar_files import TA_TOK, tiny_ta_tok
 from test_loaders import write
@@ -174,7 +175,7 @@ def test_text_prompts_that_cannot_be(encoders, field, value):
 
 def test_a_prompt_becomes_the_codes_that_a_script_gets():
     made = a_prompt(text="  a red boat\n")
-    script = finish_prompt(tar_prompt(tiny_tar(), ["a red boat"] * 2, TarPromptSettings(), PairedDraws(3, range(2))))
+    script = finish(tar_prompt(tiny_tar(), ["a red boat"] * 2, TarPromptSettings(), PairedDraws(3, range(2))))
     assert all(torch.equal(a, b) for a, b in zip(made.codes, script.condition.codes, strict=True))
     assert made.names == ("a red boat",) * 2 and made.size == 20 and [len(codes) for codes in made.codes] == [16, 16]
     assert not torch.equal(*made.codes) and torch.equal(a_prompt(images=1).codes[0], made.codes[0])
@@ -189,7 +190,7 @@ def test_room_is_made_for_the_language_models_cache_and_cancel_stops_it():
     a_prompt(loaded, images=64)
     ((patchers, about),) = fake_comfy.state.loaded
     draws = PairedDraws(3, range(64))
-    kept = finish_prompt(tar_prompt(loaded.model, ["a red boat"] * 64, TarPromptSettings(), draws)).report.counts
+    kept = finish(tar_prompt(loaded.model, ["a red boat"] * 64, TarPromptSettings(), draws)).report.counts
     assert patchers == [loaded.patcher]
     assert kept["cache_bytes"] < about["memory_required"] < 100 * kept["cache_bytes"]
     fake_comfy.state.interrupt_at, fake_comfy.state.asked = 3, 0
@@ -221,13 +222,19 @@ def test_tar_prompts_that_cannot_be(field, value):
 # ------------------------------------------------------------------------------------------------ Image to Codes
 
 
-@pytest.fixture
-def readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A TA-Tok with and one without a picture encoder."""
-    write(tmp_path / "reader.safetensors", tiny_ta_tok(READER), name="tiny reader")
+    folder = tmp_path_factory.mktemp("models")
+    write(folder / "reader.safetensors", tiny_ta_tok(READER), name="tiny reader")
     seer = tiny_ta_tok(replace(TA_TOK, codes=20))
-    write(tmp_path / "seer.safetensors", seer, encoder_heads=3, input_size=16, name="seer")
-    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
+    write(folder / "seer.safetensors", seer, encoder_heads=3, input_size=16, name="seer")
+    return folder
+
+
+@pytest.fixture
+def readers(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "folders", lambda *kinds: [written])
     monkeypatch.setattr(host, "local_files", lambda *kinds: ["reader.safetensors", "seer.safetensors"])
     monkeypatch.setattr(conditioning, "_ta_tok", host.ModelCache(host.device, host.offload_device))
 
@@ -253,17 +260,10 @@ def test_pictures_become_codes_each_for_itself(readers):
         codes_of(torch.rand(20, 8, 8, 3))
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("image", 5),
-        ("ta_tok", "reader.safetensors"),
-        ("ta_tok", "gone"),
-        ("ta_tok", None),
-        ("images", 200),
-        ("detail", "5"),
-    ],
-)
+BAD_PICTURES = [("image", 5), ("ta_tok", "reader.safetensors"), ("ta_tok", "gone"), ("ta_tok", None), ("images", 200)]
+
+
+@pytest.mark.parametrize("field, value", [*BAD_PICTURES, ("detail", "5")])
 def test_pictures_that_cannot_be_read(readers, field, value):
     with pytest.raises(UserError, match=f"^{field}: "):
         codes_of(**{"image": torch.rand(2, 8, 8, 3), field: value})

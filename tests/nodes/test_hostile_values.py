@@ -46,22 +46,10 @@ def sockets() -> dict[str, Any]:
     plain, gpt, record = tiny.a_mar(4), tiny.a_gpt(grid=2), tiny.a_report("mar")
     qwen = host.Loaded.of(tiny.tiny_tar())
     pictures = torch.rand(1, 8, 8, 3)
-    shared = {
-        "model": plain,
-        "draft": plain,
-        "target": plain,
-        "condition": from_ids([1]),
-        "tar": qwen,
-        "image": pictures,
-    }
-    shared |= {"report": record, "image_1": [pictures], "report_1": [record]}
+    shared = {**dict.fromkeys(("model", "draft", "target"), plain), "condition": from_ids([1]), "tar": qwen}
+    shared |= {"image": pictures, "report": record, "image_1": [pictures], "report_1": [record]}
     tokens = {"model": gpt, "draft": gpt, "target": tiny.a_gpt(grid=4)}
-    of_tokens = (
-        "FastARLlamaGenSampler",
-        "FastARPAR",
-        "FastARZipARSampler",
-        "FastARMuLoSDSampler",
-    )
+    of_tokens = ("FastARLlamaGenSampler", "FastARPAR", "FastARZipARSampler", "FastARMuLoSDSampler")
     return {"": shared, **{name: shared | tokens for name in of_tokens}}
 
 
@@ -111,10 +99,8 @@ def judge(name: str, inputs: dict[str, Any]) -> str:
     except UserError as sentence:
         text = str(sentence)
         field = text.partition(":")[0]
-        broken = (
-            not text or len(text) > 400 or "\x00" in text or "\n" in text or not field.isprintable() or " " in field
-        )
-        return f"no sentence: {text!r}" if broken else ""
+        good = 0 < len(text) <= 400 and not {*"\x00\n"} & {*text} and field.isprintable() and " " not in field
+        return "" if good else f"no sentence: {text!r}"
     except Exception:  # noqa: BLE001 - what this test looks for
         return traceback.format_exc(limit=-6)
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fake_comfy
 import pytest
@@ -32,26 +33,35 @@ def write(path: Path, net: nn.Module, prefixes: dict[str, nn.Module] | None = No
     save_file({k: t.contiguous() for k, t in state.items()}, path, about)
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder: LlamaGens with and without their grid, a PAR, Tar and its parts, tokenizers."""
-    write(tmp_path / "plain.safetensors", random(Llama(GPT_SIZE)), heads=2, grid=4, name="plain one")
-    write(tmp_path / "silent.safetensors", random(Llama(GPT_SIZE)), heads=2)
-    write(tmp_path / "par.safetensors", random(Llama(replace(GPT_SIZE, special=3))), heads=2, grid=4)
+    folder = tmp_path_factory.mktemp("models")
+
+    def add(stem: str, net: nn.Module, *parts: Any, **metadata: object) -> None:
+        write(folder / f"{stem}.safetensors", net, *parts, **metadata)
+
+    add("plain", random(Llama(GPT_SIZE)), heads=2, grid=4, name="plain one")
+    add("silent", random(Llama(GPT_SIZE)), heads=2)
+    add("par", random(Llama(replace(GPT_SIZE, special=3))), heads=2, grid=4)
     net, reader, vq = random(Llama(replace(DRAWER, absolute=31))), tiny_ta_tok(READER), random(VQAutoencoder(VQ_SIZE))
-    write(tmp_path / "drawer.safetensors", net, heads=2, grid=4, name="tiny drawer")
-    parts = {"ta_tok.": reader, "vq.": vq}
-    write(tmp_path / "whole.safetensors", net, parts, heads=2, grid=4, name="whole drawer", groups=4)
-    write(tmp_path / "silent-drawer.safetensors", random(Llama(replace(DRAWER, absolute=79))), heads=2)
-    write(tmp_path / "reader.safetensors", reader, name="tiny reader")
-    write(tmp_path / "wide.safetensors", tiny_ta_tok(replace(READER, width=36)), name="wide reader")
-    write(tmp_path / "vq.safetensors", vq, groups=4, name="tiny vq")
-    write(tmp_path / "other.safetensors", random(VQAutoencoder(replace(VQ_SIZE, codes=30))), groups=4, name="other vq")
-    language_model(tmp_path / "tar")
-    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
-    names = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.safetensors"))
+    add("drawer", net, heads=2, grid=4, name="tiny drawer")
+    add("whole", net, {"ta_tok.": reader, "vq.": vq}, heads=2, grid=4, name="whole drawer", groups=4)
+    add("silent-drawer", random(Llama(replace(DRAWER, absolute=79))), heads=2)
+    add("reader", reader, name="tiny reader")
+    add("wide", tiny_ta_tok(replace(READER, width=36)), name="wide reader")
+    add("vq", vq, groups=4, name="tiny vq")
+    add("other", random(VQAutoencoder(replace(VQ_SIZE, codes=30))), groups=4, name="other vq")
+    language_model(folder / "tar")
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ComfyUI's model folder."""
+    monkeypatch.setattr(host, "folders", lambda *kinds: [written])
+    names = sorted(p.relative_to(written).as_posix() for p in written.rglob("*.safetensors"))
     monkeypatch.setattr(host, "local_files", lambda *kinds: names)
-    return tmp_path
 
 
 def load(node, **changes):
@@ -162,22 +172,9 @@ def test_a_finished_download_leaves_the_menu_and_stays_valid(folder, monkeypatch
 
 
 # Texts that look like an entry of the menu.
-FORGED = (
-    "mar-huge (download 12 kB)",
-    "mar-huge (already on your disk)",
-    "mar-huge (download 3.77 GB",
-    "mar-huge",
-    " mar-huge (download 3.77 GB)",
-    "tar-7b (already on your disk)",
-    "kl16",
-    "../../etc/passwd",
-    "/etc/passwd",
-    "",
-    5,
-    None,
-    ["demo"],
-    {"demo": 1},
-)
+FORGED = ("mar-huge (download 12 kB)", "mar-huge (already on your disk)", "mar-huge (download 3.77 GB", "mar-huge")
+FORGED += (" mar-huge (download 3.77 GB)", "tar-7b (already on your disk)", "kl16", "../../etc/passwd", "/etc/passwd")
+FORGED += ("", 5, None, ["demo"], {"demo": 1})
 
 
 @pytest.mark.parametrize("text", FORGED, ids=repr)

@@ -16,7 +16,7 @@ from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, host, samplers
 from test_compare_nodes import compared as compared_cells
-from test_conditions import codes_of, readers  # noqa: F401 - a fixture
+from test_conditions import codes_of, readers, written  # noqa: F401 - fixtures
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from fastar_nodes.samplers.conditioning import from_ids  # noqa: E402
@@ -53,7 +53,7 @@ def nodes() -> dict[str, Callable[[], torch.Tensor]]:
     return {
         "MAR Sampler": lambda: tiny.sample(samplers.MARSampler, model=model, **FEW)[0],
         "LlamaGen Sampler": lambda: tiny.sample(samplers.LlamaGenSampler, model=gpt)[0],
-        "Tar Prompt": lambda: torch.stack(tiny.a_prompt(qwen, detail="81").codes),
+        "Tar Prompt": lambda: tiny.a_prompt(qwen, detail="81").codes[1],
         "VAE Decode": decoded,
         "VAE Encode": encoded,
     }

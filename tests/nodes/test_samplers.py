@@ -206,11 +206,8 @@ AUTO = {"ar_steps": -1, "diffusion_steps": -1}
 def recommended(node, label_set="picture-book", **changes):
     """A run in which every widget that is not named is at auto."""
     target = "target" if "target" in node.models else "model"
-    own = (
-        a_mar(label_set=label_set, file=MAR_FILE) if node in MAR_NODES else a_gpt(label_set=label_set, file=TOKEN_FILE)
-    )
-    short = AUTO if node in MAR_NODES else {}
-    return sample(node, **{target: own, **short, **changes})
+    make, file, short = (a_mar, MAR_FILE, AUTO) if node in MAR_NODES else (a_gpt, TOKEN_FILE, {})
+    return sample(node, **{target: make(label_set=label_set, file=file), **short, **changes})
 
 
 def test_widgets_at_auto_take_what_the_models_file_recommends():
@@ -303,11 +300,7 @@ def test_a_cache_combines_with_every_other_sampler(node):
 
 def test_cache_settings_at_auto_follow_the_model_that_is_sampled():
     for choice in ("balanced for this model", "fast for this model"):
-        cache = (
-            a_cache()
-            if choice == "none"
-            else samplers.CachePlan(dropped(samplers.LazyMARCache, preset=choice, head_cache="off"))
-        )
+        cache = samplers.CachePlan(dropped(samplers.LazyMARCache, preset=choice, head_cache="off"))
         for label_set in ("picture-book", ""):
             settings = recommended(samplers.MARSampler, label_set, cache=cache)[1].settings
             meant = presets.values(CacheSettings, schema.PRESETS[choice], label_set == "picture-book", ar_steps=5)
@@ -427,10 +420,7 @@ REFUSED = {
     "codes without TA-Tok": (
         samplers.LlamaGenSampler,
         "condition",
-        lambda: {
-            "model": host.Loaded.of(replace(a_drawer().model, ta_tok=None), a_vq()),
-            "condition": a_prompt(),
-        },
+        lambda: {"model": host.Loaded.of(replace(a_drawer().model, ta_tok=None), a_vq()), "condition": a_prompt()},
     ),
     "codes for classes": (samplers.LlamaGenSampler, "condition", lambda: {"condition": a_prompt()}),
     "labels for codes": (MULOSD, "condition", lambda: {"condition": LABELS}),

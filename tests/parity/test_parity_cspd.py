@@ -40,13 +40,6 @@ def test_the_records_hold_accepted_and_rejected_drafts(mar_fixtures):
     assert 0.5 < accepted < 0.9 and not (data["t1.verify_prob_cat"] > data["t1.verify_guess_cat"]).any()
 
 
-def test_the_schedule_is_found_from_the_rows(mar_fixtures):
-    rows = load_file(mar_fixtures / parity_cspd.DATA)["t42.verify_rows"].tolist()
-    assert parity_cspd._schedule(64, rows, 2) == (32, 4)
-    with pytest.raises(ValueError, match="no number of AR steps"):
-        parity_cspd._schedule(64, [5, 4, 1], 2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change", "fails"),

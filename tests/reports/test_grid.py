@@ -47,21 +47,6 @@ def test_a_sheet_holds_every_picture_at_its_place(n, columns, gap):
         assert (sheet[y : y + 3, x : x + 5] == batch[i]).all()
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        np.zeros((0, 4, 4, 3), np.uint8),
-        np.zeros((1, 4, 4, 3)),
-        np.zeros((4, 4, 3), np.uint8),
-        np.zeros((1, 4, 4, 4), np.uint8),
-        [1, 2],
-    ],
-)
-def test_what_is_no_picture_is_refused(bad):
-    with pytest.raises(UserError, match="^pictures: it holds"):
-        p.contact_sheet(bad, 1)
-
-
 # ------------------------------------------------------------------------------------------------ grid
 
 
@@ -135,13 +120,8 @@ def test_numbers_appear_only_where_known():
     line = round(p.BODY_SIZE * 1.4)
     assert full.shape[0] - some.shape[0] == 2 * line
     lines = p._numbers(report(transformer_passes=32, head_calls=3200, accepted=3, rejected=1), report(seconds=5.0))
-    assert lines == [
-        ("speed-up", "2.50x"),
-        ("seconds", "2.00"),
-        ("transformer passes", "32"),
-        ("head calls", "3,200"),
-        ("acceptance", "75.0 %"),
-    ]
+    names = ("speed-up", "seconds", "transformer passes", "head calls", "acceptance")
+    assert lines == list(zip(names, ("2.50x", "2.00", "32", "3,200", "75.0 %"), strict=True))
     assert p._numbers(report(), None) == [("seconds", "2.00")]
 
 
@@ -157,24 +137,29 @@ def test_long_labels_wrap_and_are_shortened():
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    "field, args",
     [
-        (([], [], []), "nothing to compare"),
-        (([flat(RED)], [], [None]), "0 labels"),
-        (([flat(RED)], ["a"], []), "0 reports"),
-        (([flat(RED)], ["a"], [None], 0, 1), "baseline: 1"),
-        (([flat(RED).astype(float)], ["a"], [None]), "picture 1: it holds float64"),
+        ("pictures", ([], [], [])),
+        ("pictures", ([flat(RED)], [], [None])),
+        ("pictures", ([flat(RED)], ["a"], [])),
+        ("pictures", ([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1)),  # more than a sheet holds
+        ("baseline", ([flat(RED)], ["a"], [None], 0, 1)),
+        ("picture 1", ([flat(RED).astype(float)], ["a"], [None])),
+        ("picture 1", ([flat(RED)[:0]], ["a"], [None])),
+        ("picture 1", ([flat(RED)[0]], ["a"], [None])),
+        ("picture 1", ([flat(RED)[..., :2]], ["a"], [None])),
+        ("picture 1", ([[1, 2]], ["a"], [None])),
     ],
 )
-def test_grid_errors(args, words):
-    with pytest.raises(UserError, match=words):
+def test_grid_errors(field, args):
+    with pytest.raises(UserError, match=f"^{field}: "):
         p.compare_grid(*args)
 
 
 # ------------------------------------------------------------------------------------------------ bounds
 
 
-@pytest.mark.parametrize("shape", [(300, 2), (3000, 2), (2, 3000), (100_000, 1), (1, 100_000), (5000, 5000)])
+@pytest.mark.parametrize("shape", [(300, 2), (3000, 2), (2, 3000), (100_000, 1), (1, 100_000), (2200, 2200)])
 def test_elongated_and_large_pictures_are_fitted(shape) -> None:
     out = p.compare_grid([flat(RED, 1, *shape), flat(BLUE)], ["a", "b"], [None, None])
     assert max(out.shape[:2]) <= drawing.LONGEST_SIDE and (out == np.array(BLUE)).all(-1).any()
@@ -193,11 +178,6 @@ def test_many_cells_are_reduced_to_fit(cells: int, columns: int) -> None:
     assert max(out.shape[:2]) <= drawing.LONGEST_SIDE
     found = {tuple(c) for c in np.unique(out.reshape(-1, 3), axis=0).tolist()}
     assert sum((i, 255 - i, 7) in found for i in range(cells)) == cells
-
-
-def test_more_cells_than_a_sheet_holds() -> None:
-    with pytest.raises(UserError, match="^pictures: 300 cells do not fit into one sheet; compare fewer at a time"):
-        p.compare_grid([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1)
 
 
 @pytest.mark.slow

@@ -116,15 +116,11 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path):
     assert len(list(s.completed(store, keys, None))) == 100
 
 
-def is_a_file(folder):
-    folder.rmdir()
-    folder.touch()
-
-
-@pytest.mark.parametrize("spoil", [is_a_file, lambda folder: (folder / "k3.png").mkdir()])
+@pytest.mark.parametrize(
+    "spoil", [lambda folder: folder.touch(), lambda folder: (folder / "k3.png").mkdir(parents=True)]
+)
 def test_a_folder_that_cannot_be_written_is_one_line_and_no_cell_is_sampled_in_vain(tmp_path, spoil):
     folder = tmp_path / "cells"
-    folder.mkdir()
     spoil(folder)
     sampled = []
 
@@ -213,6 +209,7 @@ def test_points_are_medians_and_means_over_the_seeds(tmp_path):
 def test_the_table_names_both_axes(tmp_path):
     lines = s.sweep_table(made(tmp_path)).splitlines()
     assert len(lines) == 8 and lines[0].startswith("| threshold | lookahead | speed-up")
+    assert len({len(line) for line in lines}) == 1 and {*lines[1]} == {"|", "-"}
     assert "4.00x" in lines[2] and "identical" in lines[4]
     assert "lookahead" not in s.sweep_table(made(tmp_path, y=("",)))
 
@@ -238,23 +235,21 @@ def test_a_cell_that_has_gone_is_named(tmp_path):
 def test_a_plot_has_a_dot_for_every_point(tmp_path, measure_):
     plot = sweep_plot(made(tmp_path), measure_)
     assert plot.shape == (640, 960, 3)
-    colours = {tuple(c) for c in plot.reshape(-1, 3)}
-    assert {(86, 180, 233), (230, 159, 0)} <= colours  # both series
-    Image.fromarray(plot)
+    assert all((plot == colour).all(-1).any() for colour in SERIES[:2])
 
 
 def test_a_measure_that_no_cell_has(tmp_path):
     sweep = made(tmp_path)
     bare = replace(sweep, cells=tuple(replace(c, report=Report("mar", "t", {}, 7, 1, "cpu", 1.0)) for c in sweep.cells))
-    with pytest.raises(UserError, match="^measure: no cell of this sweep has a acceptance"):
+    with pytest.raises(UserError, match="^measure: "):
         sweep_plot(bare, "acceptance")
-    with pytest.raises(UserError, match="^measure: 'beauty'"):
+    with pytest.raises(UserError, match="^measure: "):
         sweep_plot(sweep, "beauty")
 
 
 def test_too_many_cells():
     x = s.Axis("a", tuple(map(str, range(256))))
-    with pytest.raises(UserError, match="^x_values: 1280 cells are more than 1024"):
+    with pytest.raises(UserError, match="^x_values: "):
         s.combinations(x, s.Axis("b", ("1", "2", "3", "4", "5")), [7])
 
 
@@ -339,11 +334,3 @@ def test_lines_beyond_the_colours_have_hollow_dots(tmp_path, pen):
     assert len(colours) == 3 * len(values)
     assert [c[:2] for c in colours[:3]] == [(SERIES[0], BACKGROUND)] * 3
     assert [c[:2] for c in colours[-3:]] == [(BACKGROUND, SERIES[0])] * 3
-
-
-def test_the_table_is_a_table(tmp_path):
-    lines = s.sweep_table(made(tmp_path)).splitlines()
-    assert len({len(line) for line in lines}) == 1 and len({line.count("|") for line in lines}) == 1
-    assert {*lines[1]} == {"|", "-"} and [i for i, c in enumerate(lines[1]) if c == "|"] == [
-        i for i, c in enumerate(lines[0]) if c == "|"
-    ]

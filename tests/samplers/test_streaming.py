@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
+import test_sampler_contract as masked
+import test_token_contract as tokens
 import torch
 from fastar_nodes.model_loaders.networks import ops
-from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
+from fastar_nodes.model_loaders.networks.autoencoder import VQModel
+from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
-from fastar_nodes.samplers.mar.lazymar import lazymar
-from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.memory import STREAMED, WEIGHTS, total
-from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
-from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.mulosd import mulosd
-from fastar_nodes.samplers.tokens.par import par
 from fastar_nodes.samplers.tokens.settings import (
-    LlamaGenSettings,
-    MuLoSDSettings,
-    PARSettings,
     TarPromptSettings,
-    ZipARSettings,
 )
 from fastar_nodes.samplers.tokens.tar import tar_prompt
-from fastar_nodes.samplers.tokens.zipar import zipar
 from qwen_reference import TINY, tiny_tar
 from tiny_hybrids import tiny_hybrid
-from tiny_models import tiny_mar
-from tiny_tokens import UP
-from tokens_reference import condition_of, tiny_gpt
 from torch import nn
 
-FEW = {"ar_steps": 6, "diffusion_steps": 4, "cfg": 3.0}
-LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, "block": 1}
-TOKENS = {"cfg": 2.5, "top_k": 8}
-PROMPTS = PromptCondition(("a dog", "two red apples in a blue bowl"))
+PROMPTS = PromptCondition(("a dog", "two red apples in a blue bowl", ""))
+UNTIED = tiny_tar(replace(TINY, tied=False))
 
 
 class Storage:
@@ -88,50 +72,18 @@ class Storage:
         return self.held[id(layer)][0][ids]
 
 
-def masked(sampler, settings) -> Callable[[Any], tuple[torch.Tensor, Any]]:
-    def run(model):
-        condition = from_ids([1, 4]) if model.condition == "class" else PROMPTS
-        out = finish(sampler(model, condition, settings, PairedNoise(3, range(2))))
-        return out.latents, out.report
-
-    return run
+def harmon(name, move):
+    """A masked sampler on a model that has read no prompt yet."""
+    return masked.start(name, move=move, model=tiny_hybrid(), condition=PROMPTS)
 
 
-def coded(sampler, settings, **more) -> Callable[[Any], tuple[torch.Tensor, Any]]:
-    def run(model):
-        condition = condition_of(model.net.config.condition)
-        out = finish(sampler(model, condition, settings, PairedDraws(5, range(len(condition))), **more))
-        return out.codes, out.report
-
-    return run
-
-
-def words(model, parallel: int = 0) -> tuple[torch.Tensor, Any]:
-    settings = TarPromptSettings(detail="729", top_k=0, top_p=1.0, parallel=parallel)
-    out = finish(tar_prompt(model, ["cat", "a red dog"], settings, PairedDraws(1, range(2)), 1))
-    return torch.stack(out.condition.codes), out.report
-
-
-# Functions that make a model, and that run it.
-CASES = {
-    "MAR": (tiny_mar, masked(mar, MARSettings(**FEW))),
-    "LazyMAR": (tiny_mar, masked(lazymar, LazyMARSettings(**FEW, **LAZY))),
-    "CSpD": (tiny_mar, masked(lambda *a: cspd(*a, draft=tiny_mar(1)), CSpDSettings(**FEW, draft_length=2))),
-    "Harmon, MAR": (tiny_hybrid, masked(mar, MARSettings(**FEW))),
-    "Harmon, FastHybrid": (tiny_hybrid, masked(fasthybrid, FastHybridSettings(**FEW, lookahead=3, guided_steps=2))),
-    "Harmon, LazyMAR": (tiny_hybrid, masked(lazymar, LazyMARSettings(**FEW, **LAZY))),
-    "LlamaGen": (tiny_gpt, coded(llamagen, LlamaGenSettings(**TOKENS))),
-    "LlamaGen, text": (lambda: tiny_gpt("text"), coded(llamagen, LlamaGenSettings(**TOKENS))),
-    "AR-DTok": (lambda: tiny_gpt("features"), coded(llamagen, LlamaGenSettings(**TOKENS))),
-    "ZipAR": (tiny_gpt, coded(zipar, ZipARSettings(**TOKENS, window=2))),
-    "PAR": (lambda: tiny_gpt(special=3), coded(par, PARSettings(**TOKENS))),
-    "MuLo-SD": (
-        lambda: tiny_gpt(grid=6),
-        coded(mulosd, MuLoSDSettings(**TOKENS), draft=tiny_gpt(grid=3, seed=1), up_sampler=UP),
-    ),
-    "Tar": (tiny_tar, words),
-    "Tar, untied": (lambda: tiny_tar(replace(TINY, tied=False)), words),
-    "Tar, parallel": (tiny_tar, partial(words, parallel=4)),
+# Cases of the contracts, and on a model inside a language model; the prompt encoder of Tar also with untied embeddings.
+CASES: dict[str, Any] = {
+    **{name: partial(masked.start, name) for name in ("mar", "lazymar", "cspd")},
+    **{f"Harmon, {name}": partial(harmon, name) for name in ("mar", "fasthybrid", "lazymar")},
+    **{name: partial(tokens.start, name) for name in ("llamagen", "par", "zipar", "mulosd", "prompt", "window, text")},
+    "features": partial(tokens.start, "llamagen, features, grouped heads"),
+    "untied": lambda move: tar_prompt(move(UNTIED), ["cat", "a dog"], TarPromptSettings(), PairedDraws(1, (0, 1))),
 }
 
 
@@ -144,26 +96,38 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("name", CASES)
 def test_weights_off_the_device_give_the_same_result_in_little_memory(name):
-    make, run = CASES[name]
-    loaded, report = run(make())
-    model = make()
-    everything = sum(p.nbytes for part in parts(model) for p in part.parameters())
-    storage = Storage(*parts(model))
-    streamed, other = run(model)
+    loaded, report, *_ = finish(CASES[name](move=lambda model: model))
+    nets, stores = [], []
+
+    def move(model):
+        model = copy.deepcopy(model)
+        if not isinstance(model, VQModel):
+            nets.extend(parts(model))
+            everything.append(sum(p.nbytes for part in parts(model) for p in part.parameters()))
+            stores.append(Storage(*parts(model)))
+        return model
+
+    everything: list[int] = []
+    streamed, other, *_ = finish(CASES[name](move=move))
     assert torch.equal(loaded, streamed), "the result changed"
     assert other.counts == report.counts
-    assert storage.used == set(storage.held) and storage.now == 0
-    assert 0 < storage.most <= storage.largest, "more than one layer at a time"
-    on_device = sum(p.nbytes for part in parts(model) for p in part.parameters() if not p.is_meta)
-    assert on_device + storage.largest < everything
+    for storage in stores:
+        assert storage.used == set(storage.held) and storage.now == 0
+        assert 0 < storage.most <= storage.largest, "more than one layer at a time"
+    on_device = sum(p.nbytes for part in nets for p in part.parameters() if not p.is_meta)
+    assert on_device + sum(storage.largest for storage in stores) < sum(everything)
     assert "streamed from main memory" in other.note and "streamed" not in report.note
 
 
 def test_a_report_says_what_streams_and_counts_only_what_is_loaded():
-    run, model = masked(mar, MARSettings(**FEW)), tiny_hybrid()
-    whole = run(model)[1].memory
+    model = tiny_hybrid()
+
+    def memory():
+        return finish(masked.start("mar", model=model, condition=PROMPTS)).report.memory
+
+    whole = memory()
     Storage(*parts(model))
-    partly = run(model)[1].memory
+    partly = memory()
     names = [name for name in partly if name.endswith(STREAMED)]
     assert names == [f"{WEIGHTS}{part}{STREAMED}" for part in ("language model", "MAR")]
     away = sum(partly[name] for name in names)

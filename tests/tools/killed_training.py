@@ -19,6 +19,7 @@ import tiny_demo as tiny  # noqa: E402
 import torch  # noqa: E402
 from fastar_nodes.tools.training import recipes, training  # noqa: E402
 from fastar_nodes.tools.training.command import Trainings  # noqa: E402
+from timeouts import forked  # noqa: E402
 
 STEPS, PICTURES = 3, 64
 
@@ -59,6 +60,7 @@ def attempt(out: Path, work: Path, at: int) -> bool:
     if not child:
         code = 1
         try:
+            forked(300)
             killed = Killed(at)
             killed.around(torch, "save", torn=True)
             killed.around(Path, "write_bytes")

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import random
-
 import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens import islands as geometry
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.mulosd import neighbour_count
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TokenSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.tools.lantern import (
     CERTAIN,
     DRAFTED,
@@ -27,8 +21,6 @@ from fastar_nodes.tools.lantern import (
     likeliest,
     relaxed,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tiny_tokens import VQ, other_vocabulary, tiny_vq
 from tokens_reference import condition_of, tiny_gpt
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -106,21 +98,6 @@ def test_residual_distributions():
     assert likeliest(P.expand(3, -1), torch.tensor([0, 1, 4]), NEAREST, 0.6).tolist() == [True, True, True]
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.integers(0, 2**32), st.integers(0, 6), st.floats(0, 4))
-def test_relaxed_is_its_definition(seed, k, delta):
-    g = torch.Generator().manual_seed(seed)
-    p, table = torch.randn(7, generator=g).softmax(0), geometry.neighbours(torch.randn(7, 3, generator=g), 6)[:, 1:]
-    for x in range(7):
-        limit = delta if delta <= 1 else (delta - 1) * float(p[x])
-        lent = 0.0
-        for n in table[x, :k].tolist():
-            if lent + float(p[n]) > limit:
-                break
-            lent += float(p[n])
-        assert float(relaxed(p, torch.tensor(x), table[:, :k], delta)[0]) == pytest.approx(float(p[x]) + lent, abs=1e-5)
-
-
 # ------------------------------------------------------------------------------------------------ exact ends
 
 
@@ -187,36 +164,26 @@ def test_an_image_does_not_depend_on_its_batch(kind, case):
         assert np.array_equal(alone.report.maps["outcome"][0], together.report.maps["outcome"][i])
 
 
+class Waits(TorchDispatchMode):
+    """Counts operations for which the host waits."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in ("nonzero", "masked_select", "equal"), func
+        self.count += name in ("_local_scalar_dense", "item", "is_nonzero")
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_changes_no_global_state_and_waits_once_a_cycle(case):
-    def state():
-        return (
-            torch.random.get_rng_state().tolist(),
-            np.random.get_state()[1].tolist(),
-            random.getstate(),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-            torch.get_num_threads(),
-        )
-
-    before, going = state(), steps(**CASES[case])
+def test_the_host_waits_once_a_cycle(case):
+    going = steps(**CASES[case])
     first = next(going)
-    assert state() == before, "in the middle of a run"
-    assert not first.codes.is_inference() and not first.decided.is_inference()
-    waits = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            name = func.overloadpacket.__name__
-            assert name not in ("nonzero", "masked_select", "equal"), func
-            waits.append(name in ("_local_scalar_dense", "item", "is_nonzero"))
-            return func(*args, **(kwargs or {}))
-
-    with Watch():
+    assert not torch.is_inference_mode_enabled() and not first.codes.is_inference() and not first.decided.is_inference()
+    with Waits() as waits:
         cycles = sum(1 for _ in going)
-    assert sum(waits) == 2 * cycles, "the fewest and the most tokens of an image"
-    assert state() == before
+    assert waits.count == 2 * cycles, "the fewest and the most tokens of an image"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -231,19 +198,16 @@ def test_yields_every_cycle_and_reports_what_adds_up(case):
     assert seen[-1].decided.all() and torch.equal(seen[-1].codes, result.codes)
     assert all(s.total >= s.done and not s.codes[~s.decided].any() for s in seen) and seen[-1].total == seen[-1].done
     for earlier, later in zip(seen, seen[1:], strict=False):
-        assert later.decided[earlier.decided].all() and torch.equal(
-            later.codes[earlier.decided], earlier.codes[earlier.decided]
-        )
-    assert seen[-1].done == counts["transformer_passes"] and counts["transformer_passes"] - counts[
-        "draft_passes"
-    ] == len(seen)
+        assert later.decided[earlier.decided].all()
+        assert torch.equal(later.codes[earlier.decided], earlier.codes[earlier.decided])
+    passes = counts["transformer_passes"]
+    assert seen[-1].done == passes and passes - counts["draft_passes"] == len(seen)
+    outcome, step = maps["outcome"], maps["step"]
+    assert {*np.unique(outcome)} <= {ACCEPTED, REJECTED, PLAIN} and (outcome[:, 0, 0] == PLAIN).all()
     for value, name in ((ACCEPTED, "accepted"), (REJECTED, "rejected")):
-        assert (maps["outcome"] == value).sum() == counts[name]
-    assert {*np.unique(maps["outcome"]).tolist()} <= {ACCEPTED, REJECTED, PLAIN} and (
-        maps["outcome"][:, 0, 0] == PLAIN
-    ).all()
-    assert maps["step"].min() == 0 and maps["step"].max() == seen[-1].done - 1
-    assert (np.diff(maps["step"].reshape(3, -1), axis=1) >= 0).all(), "in raster order"
+        assert (outcome == value).sum() == counts[name]
+    assert step.min() == 0 and step.max() == passes - 1
+    assert (np.diff(step.reshape(3, -1), axis=1) >= 0).all(), "in raster order"
     assert report.sampler == "lantern" and 0 <= int(result.codes.min()) and int(result.codes.max()) < 23
 
 
@@ -254,47 +218,18 @@ def test_neighbours_and_delta_accept_more():
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "field"),
     [
-        ({"draft": other_vocabulary(DRAFTS["class"], 9)}, "draft: other writes 9 codes, tiny 23"),
-        ({"vq": tiny_vq(31)}, "decoder: it has 31 codes, tiny writes 23"),
-        (
-            {"draft": tiny_gpt(grid=2)},
-            "draft: tiny draws 2 x 2 tokens, tiny 4 x 4; this comparison drafts at the same size",
-        ),
-        (
-            {"draft": tiny_gpt(special=3)},
-            "model: tiny was trained in PAR's order, which the LANTERN-style comparison does not follow",
-        ),
-        ({"draft": DRAFTS["text"]}, "condition: it holds class labels"),
-        ({"settings": LanternSettings(neighbours=22)}, "neighbours: 22 is all of the 23 codes"),
+        ({"draft": other_vocabulary(DRAFTS["class"], 9)}, "draft: "),
+        ({"vq": tiny_vq(31)}, "decoder: "),
+        ({"draft": tiny_gpt(grid=2)}, "draft: "),
+        ({"draft": tiny_gpt(special=3)}, "model: "),
+        ({"draft": DRAFTS["text"]}, "condition: "),
+        ({"settings": LanternSettings(neighbours=22)}, "neighbours: "),
     ],
 )
-def test_what_does_not_fit_says_so_before_any_work(change, sentence):
-    wired = {
-        "target": TARGETS["class"],
-        "condition": condition_of("class"),
-        "settings": LanternSettings(),
-        "noise": PairedDraws(1, (0, 1, 2)),
-        "draft": DRAFTS["class"],
-        "vq": VQ,
-        **change,
-    }
-    with pytest.raises(UserError, match=sentence):
+def test_what_does_not_fit_says_so_before_any_work(change, field):
+    wired = {"target": TARGETS["class"], "condition": condition_of("class"), "settings": LanternSettings()}
+    wired |= {"noise": PairedDraws(1, (0, 1, 2)), "draft": DRAFTS["class"], "vq": VQ, **change}
+    with pytest.raises(UserError, match=f"^{field}"):
         next(lantern(**wired))
-
-
-def test_settings_begin_like_every_token_samplers_and_every_default_is_allowed():
-    names = [f.name for f in dataclasses.fields(LanternSettings)]
-    assert names[:5] == [f.name for f in dataclasses.fields(TokenSettings)]
-    defaults = {name: default for name, (default, _) in knobs(LanternSettings).items()}
-    assert make(LanternSettings, defaults) == LanternSettings()
-
-
-def test_the_largest_number_of_neighbours():
-    """Of n codes n - 2 other ones may be neighbours; with n - 1 no draft could be rejected."""
-    made = LanternSettings(neighbours=6)
-    assert neighbour_count(made, 8) == 6
-    for codes in (7, 6):
-        with pytest.raises(UserError, match=f"^neighbours: 6 is all of the {codes} codes"):
-            neighbour_count(made, codes)

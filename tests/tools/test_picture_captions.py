@@ -109,13 +109,3 @@ def test_held_out_prompts_are_the_same_everywhere() -> None:
     assert not any(label == words.SUNSET and time >= 0 for label, time in zip(told.label, told.time, strict=True))
     assert words.wishes(94, seed=1).captions() != told.captions()
     assert len(words.wishes(0)) == 0
-
-
-def test_wishes_are_fulfilled_where_said() -> None:
-    s = book.scenes(9, 4)
-    told = words.Wishes(
-        s.label, (s.colour + 1) % 5, np.full(4, -1), s.place, np.array([s.time[0], -1, -1, (s.time[3] + 1) % 3])
-    )
-    right = told.fulfilled(s)
-    assert right["label"].all() and not right["colour"].any() and right["size"].all() and right["place"].all()
-    assert right["time"].tolist() == [True, True, True, False]

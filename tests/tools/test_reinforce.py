@@ -15,17 +15,13 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
-from fastar_nodes.tools.files import checkpoint
 from fastar_nodes.tools.training import picture_book, reinforce, token_recipes
-from fastar_nodes.tools.training.judge import Judge, Verdict, load_judge, redraw_error
+from fastar_nodes.tools.training.judge import Judge, Verdict, redraw_error
 from fastar_nodes.tools.training.training import Job, Schedule, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.slow
-
-pytestmark = pytest.mark.slow
-JUDGE = checkpoint("judge")
 TINY = replace(token_recipes.GPT_LOW, name="tiny", count=64, config=replace(tiny.GPT_CONFIG, dim=32, hidden=32))
 
 
@@ -60,14 +56,6 @@ def test_pictures_are_compared_with_the_others_of_their_class(seed: int, count: 
         others = (labels == labels[i]) & (torch.arange(count) != i)
         want = returns[i] - returns[others].mean(0) if others.any() else torch.zeros(4)
         torch.testing.assert_close(got[i], want, atol=1e-5, rtol=1e-5)
-
-
-def test_marks_of_real_pictures_are_good() -> None:
-    s = picture_book.scenes(5, 40)
-    rgb, labels, judge = picture_book.render(s)[0], torch.from_numpy(s.label), load_judge(JUDGE)[0]
-    m = reinforce.marks(judge, rgb, labels, 8)
-    assert m.right.all() and m.errors.sum(1).median() < 0.5 and m.whole.mean() > 0.9
-    assert not reinforce.marks(judge, rgb, (labels + 1) % 10, 8).right.any()
 
 
 def test_marks_find_the_rows_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,21 +186,3 @@ def test_real_pictures_are_not_forgotten(tmp_path, vq, monkeypatch: pytest.Monke
         return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), book.long().flatten()))
 
     assert nats(net) < nats(start) - 0.3
-
-
-def test_variety_is_counted_on_pictures_drawn_as_the_file_asks(tmp_path, vq, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn_with, noted = [], []
-    monkeypatch.setattr(
-        reinforce, "llamagen", lambda model, what, s, draws: drawn_with.append(s) or llamagen(model, what, s, draws)
-    )
-    monkeypatch.setattr(reinforce.Learner, "count", lambda self, labels, s: noted.append((len(labels), len(s))) or 0.0)
-    monkeypatch.setattr(reinforce, "SCHEDULE", Schedule(steps=1, batch=10, lr=1e-3))
-    job = Job(tmp_path, images=64)
-    reinforce.reinforce(job, tmp_path / "gpt.safetensors", TINY, gpt(), vq, Judge().eval())
-    asked, plain = drawn_with
-    wanted = token_recipes.defaults(8)
-    assert {name: getattr(asked, name) for name in ("cfg", "temperature", "top_k", "top_p")} == {
-        name: value for name, value in wanted.items() if name != "window"
-    }
-    assert (plain.cfg, plain.temperature, plain.top_k, plain.top_p) == (1.0, 1.0, 0, 1.0)
-    assert noted == [(reinforce.COUNTED, reinforce.COUNTED)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from fastar_nodes.tools.statistics import lossless
-from fastar_nodes.tools.statistics.lossless import Case, Outcome
+from fastar_nodes.tools.statistics.lossless import Case
 from fastar_nodes.tools.statistics.two_samples import energy, hotelling, ks, least_ks, p_values
 
 pytestmark = pytest.mark.slow
@@ -56,17 +58,14 @@ def test_least_ks_counts_its_dimensions():
 def test_the_verdict(monkeypatch, capsys):
     case = Case("cspd", "near", {"cfg": 1.0}, lossless._CSPD, {"published": {"mode": "published"}})
     assert case.title == "cspd, near draft, cfg 1"
-    good = Outcome(case, {"KS": 0.3}, {"published": 1e-9}, 0.5, 0.5)
-    assert not good.failures
-    for bad in (
-        Outcome(case, {"KS": 1e-5}, {"published": 1e-9}, 0.5, 0.5),
-        Outcome(case, {"KS": 0.3}, {"published": 0.4}, 0.5, 0.5),
-    ):
-        assert len(bad.failures) == 1
-        monkeypatch.setattr(lossless, "run", lambda draws, log, found=bad: [good, found])
-        assert lossless.main([]) == 1 and "FAIL cspd, near draft, cfg 1" in capsys.readouterr().out
-    monkeypatch.setattr(lossless, "run", lambda draws, log: [good])
-    assert (
-        lossless.main(["--draws", "10"]) == 0
-        and "| cspd, near draft, cfg 1 | 50.0 | 50.0 | 0.300 | published 1e-09 |" in capsys.readouterr().out
-    )
+    monkeypatch.setattr(lossless.run, "__defaults__", ((case,),))
+    counts = {"accepted": 5, "rejected": 5, "accepted_steps": 1, "drafted_steps": 2}
+    for p, control, code in ((0.3, 1e-9, 0), (1e-5, 1e-9, 1), (0.3, 0.4, 1)):
+        monkeypatch.setattr(
+            lossless.Comparisons, "case", lambda self, case, p=p: ({"Hotelling": 0.3, "energy": 0.3, "KS": p}, counts)
+        )
+        monkeypatch.setattr(lossless.Comparisons, "control", lambda self, case, name, p=control: p)
+        assert lossless.main([]) == code
+        out = capsys.readouterr().out
+        assert ("FAIL cspd, near draft, cfg 1" in out) == bool(code)
+        assert re.search(r"\| cspd, near draft, cfg 1 \| 50.0 +\| 50.0 +\|", out)

@@ -68,18 +68,9 @@ def test_figures_are_of_prompts_beside_real_pictures_of_them(bench):
     ground = bench.ground
     assert ground.prompts == wishes(100, tables.SEED).captions() and len(set(ground.prompts)) > 50
     same = ground.figures(ground.real(tables.TEST_SEED))
-    assert same.frechet == pytest.approx(0, abs=1e-6) and same.images == 100 and 0 <= same.agreement.both <= 1
-    assert list(same.cells()) == [
-        "thing %",
-        "colour %",
-        "both %",
-        "place %",
-        "size %",
-        "time %",
-        "all %",
-        "whole %",
-        "Frechet",
-    ]
+    assert same.frechet == pytest.approx(0, abs=1e-6) and same.images == 100 and 0 <= same.shares["both"] <= 1
+    names = ["thing", "colour", "both", "place", "size", "time", "all", "whole"]
+    assert list(same.cells()) == [*(f"{name} %" for name in names), "Frechet"]
     assert list(bench.floors("tar")) == ["real", "VQ-rebuilt", "real 128-pixel", "VQ-rebuilt 128-pixel"]
 
 
@@ -93,38 +84,29 @@ def test_codes_are_written_once_for_all_that_draw_them(bench, monkeypatch):
     few, rgb = bench.row(row(), {})
     other, hot = bench.row(row(temperature=0.0), {})
     assert len(calls) == 1 and not np.array_equal(rgb, hot), "another sampler's setting, the same codes"
-    assert few.codes == other.codes == 4 and few.prompt_seconds == other.prompt_seconds > 0
+    assert few.more["codes"] == other.more["codes"] == 4
+    assert few.more["prompt_seconds"] == other.more["prompt_seconds"] > 0
     cold, _ = bench.row(row(prompt={**FEWEST, "temperature": 0.0}), {})
-    assert len(calls) == 2 and calls[1].temperature == 0 and cold.prompt["temperature"] == 0
+    assert len(calls) == 2 and calls[1].temperature == 0 and cold.more["prompt"]["temperature"] == 0
     assert bench.row(row(), {})[1] is rgb and len(calls) == 2
-    assert bench.row(row(prompt={"detail": "169"}), {})[0].codes == 9
+    assert bench.row(row(prompt={"detail": "169"}), {})[0].more["codes"] == 9
 
 
 def test_a_pictures_own_codes_are_ta_toks(bench):
-    done, rgb = bench.row(row(prompt={**FEWEST, "codes": OF_PICTURES}), {})
+    own = row(prompt={**FEWEST, "codes": OF_PICTURES})
+    done, rgb = bench.row(own, {})
     x = torch.from_numpy(bench.ground.real(tables.TEST_SEED + 1)).permute(0, 3, 1, 2) / 255
-    assert torch.equal(
-        torch.stack(bench.codes(row(prompt={**FEWEST, "codes": OF_PICTURES}))[0].codes), bench.ta_tok.codes(x, 3).cpu()
-    )
-    assert done.prompt_seconds is None and done.work()["prompt s an image"] == "" and done.codes == 4
+    assert torch.equal(torch.stack(bench.codes(own)[0].codes), bench.ta_tok.codes(x, 3).cpu())
+    assert done.more["prompt_seconds"] is None and done.work["prompt s an image"] == "" and done.more["codes"] == 4
     assert not np.array_equal(rgb, bench.row(row(), {})[1])
 
 
 def test_a_row_says_what_it_took(bench):
     low = bench.row(row(), {})[0]
-    assert low.steps == 64 and low.settings["top_p"] == tar_recipes.token_defaults(8)["top_p"], (
-        "the file's own settings"
-    )
-    assert low.work()["codes"] == "4" and list(low.work()) == [
-        "codes",
-        "prompt s an image",
-        "steps (forwards)",
-        "s an image",
-    ]
-    assert f"| x | {low.figures.cells()['thing %']} |" in to_markdown([low], {})
-
-
-# ------------------------------------------------------------------------------------------------ tables and files
+    assert low.more["steps"] == 64
+    assert low.settings["top_p"] == tar_recipes.token_defaults(8)["top_p"], "the file's own settings"
+    assert list(low.work) == ["codes", "prompt s an image", "steps (forwards)", "s an image"]
+    assert low.work["codes"] == "4" and f"| x       | {low.figures.cells()['thing %']}" in to_markdown([low], {})
 
 
 def test_the_small_de_tokenizer_drafts_for_the_large_one(folder):
@@ -132,5 +114,10 @@ def test_the_small_de_tokenizer_drafts_for_the_large_one(folder):
     fast = row(HIGH, sampler="mulosd", tau=0.0, draft_window=1)
     assert repairs.needs(fast) == ("vq", HIGH, "ta-tok", "tar", LOW)
     done, _ = repairs.row(fast, {})
-    assert (done.forwards, done.draft_forwards, done.acceptance, done.model) == (23, 22, 1.0, HIGH)
+    assert (done.more["forwards"], done.more["draft_forwards"], done.acceptance, done.more["model"]) == (
+        23,
+        22,
+        1.0,
+        HIGH,
+    )
     assert done.figures.images == 100 and "both %" in done.figures.cells()

@@ -15,17 +15,9 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import finish_prompt, tar_prompt
-from fastar_nodes.tools.training import (
-    captions,
-    picture_book,
-    ta_tok_recipe,
-    tar_recipes,
-    token_recipes,
-)
+from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.tools.training import picture_book, ta_tok_recipe, tar_recipes
 from fastar_nodes.tools.training.training import Job, generator
-
-pytestmark = pytest.mark.slow
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 TINY = tiny.TA_TOK
@@ -39,22 +31,6 @@ def small_ta_tok() -> torch.nn.Module:
 
 def small_language() -> torch.nn.Module:
     return tar_recipes.build_language(tiny.language())
-
-
-def test_the_files_fit_the_parcel() -> None:
-    """At most 6.8 MB in fp16 for all five files of Tar, their headers included."""
-    ta_tok = ta_tok_recipe.build_ta_tok().net
-    nets = [
-        ta_tok,
-        tar_recipes.build_language(),
-    ]
-    nets += [Llama(tar_recipes.detokenizer_config(recipe.grid)) for recipe in tar_recipes.DETOKENIZERS.values()]
-    numbers, names = (
-        sum(f(t) for net in nets for t in net.state_dict().values()) for f in (torch.Tensor.numel, lambda _: 1)
-    )
-    assert 2 * numbers + 150 * names + 50_000 < 6.8e6
-    for recipe in tar_recipes.DETOKENIZERS.values():
-        assert recipe.grid * token_recipes.VQ.stride in token_recipes.VQ_PICTURES
 
 
 # ------------------------------------------------------------------------------------------------ TA-Tok
@@ -73,9 +49,7 @@ def test_the_book_holds_pictures_as_ta_tok_sees_them(pictures) -> None:
     with torch.no_grad():
         net.encode(full), net.encode(pictures[0].float() / 255)
     torch.testing.assert_close(seen[0], seen[1], atol=1.01 / 255, rtol=0)  # rounded to 256 levels of -1..1
-    assert torch.equal(pictures[1][:, 0], torch.from_numpy(s.label)) and torch.equal(
-        pictures[1][:, 2], torch.from_numpy(s.place)
-    )
+    assert torch.equal(pictures[1][:, [0, 2]].T, torch.from_numpy(np.stack([s.label, s.place])))
     assert all(int(pictures[1][:, i].max()) < values for i, values in enumerate(ta_tok_recipe.PARAMETERS.values()))
 
 
@@ -89,46 +63,13 @@ def test_training_sees_the_codes_that_use_sees(pictures) -> None:
             assert torch.equal(code, again) and code.shape == (12, trainer.sides[scale] ** 2)
 
 
-def test_the_heads_read_what_a_detokenizer_reads(pictures, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decoded features, each of which predicts its own patch of the thumbnail."""
-    trainer = ta_tok_recipe.build_ta_tok(TINY).eval()
-    x = pictures[0].float() / 255
-    with torch.no_grad():
-        read, _, codes, _ = trainer(x)
-        for logits, code in zip(read, codes, strict=True):
-            torch.testing.assert_close(
-                trainer.output_read(trainer.net.features(code).mean(1)), logits, atol=1e-4, rtol=1e-4
-            )
-        places = lambda rows: torch.arange(rows.shape[1])[None, :, None].expand(len(rows), -1, TINY.width).float()  # noqa: E731
-        monkeypatch.setattr(trainer.net, "finish", places)
-        for head in trainer.output_paint:
-            head.weight.zero_()[:, 0] = 1
-            head.bias.zero_()
-        for picture, side in zip(trainer(x)[1], trainer.sides, strict=True):
-            part = ta_tok_recipe.THUMBNAIL // side
-            wanted = (
-                torch.arange(side**2).view(side, side).repeat_interleave(part, 0).repeat_interleave(part, 1).float()
-            )
-            assert torch.equal(picture, wanted.expand(12, 3, -1, -1))
-        head, part = trainer.output_paint[1], 4
-        head.weight.zero_()
-        head.bias.copy_(torch.arange(3 * part**2))
-        tile = torch.arange(3 * part**2).view(3, part, part).float()
-        assert torch.equal(trainer(x)[1][1][0, :, :4, :4], tile), "channels, then rows, then columns"
-
-
 def test_every_part_learns_and_a_step_helps(pictures) -> None:
     torch.manual_seed(0)
     trainer = ta_tok_recipe.build_ta_tok(TINY)
-    loss, figures = ta_tok_recipe.ta_tok_loss(trainer, *pictures)
+    loss, _ = ta_tok_recipe.ta_tok_loss(trainer, *pictures)
     loss.backward()
-    dead = [
-        name
-        for name, p in trainer.named_parameters()
-        if p.grad is None or not float(p.grad.abs().sum()) and "k_proj.bias" not in name
-    ]
-    assert not dead, dead
-    assert set(figures) == {"book", *(f"{what}{scale}" for what in ("nats", "error") for scale in range(3))}
+    learning = {name for name, p in trainer.named_parameters() if p.grad is not None and p.grad.any()}
+    assert not {name for name, _ in trainer.named_parameters() if "k_proj.bias" not in name} - learning
     # Of the continuous part of the loss: the selected codes do not change.
     with torch.no_grad():
         norm = sum(float(p.grad.square().sum()) for p in trainer.output_read.parameters())
@@ -144,41 +85,15 @@ def test_quantisation_passes_the_gradient_and_moves_both_sides(pictures, monkeyp
     sees = trainer.net.encoder.embeddings.patch_embedding.weight
     read, _, _, towards = trainer(pictures[0].float() / 255)
     for logits in read:
-        of_book, of_encoder = torch.autograd.grad(
-            logits.square().sum(), (book, sees), retain_graph=True, allow_unused=True
-        )
-        assert of_book is None and float(of_encoder.abs().sum()) > 0, (
-            "what reads the codes moves the encoder, not the codes"
-        )
+        options = {"retain_graph": True, "allow_unused": True}
+        of_book, of_encoder = torch.autograd.grad(logits.square().sum(), (book, sees), **options)
+        assert of_book is None and of_encoder.any(), "what reads the codes moves the encoder, not the codes"
     moves = torch.autograd.grad(towards, (book, sees), retain_graph=True)
     assert all(float(g.abs().sum()) > 0 for g in moves), "codes and features move towards each other"
     monkeypatch.setattr(ta_tok_recipe, "COMMITMENT", 0.0)
     _, towards = trainer(pictures[0].float() / 255)[2:]
     moves = torch.autograd.grad(towards, (book, sees), allow_unused=True)
-    assert float(moves[0].abs().sum()) > 0 and not float(moves[1].abs().sum()), (
-        "features come less: by the commitment alone"
-    )
-
-
-def test_codes_that_are_chosen_alike_cost(pictures) -> None:
-    """The codebook loss is smallest if all codes are used and each is selected with certainty."""
-    even = torch.full((1, 16), 1 / 16)
-    sure = torch.eye(16)
-    assert float(ta_tok_recipe._entropy(even)) == pytest.approx(np.log(16), abs=1e-5)
-    assert float(ta_tok_recipe._entropy(sure).max()) == pytest.approx(0, abs=1e-5)
-    assert float(ta_tok_recipe._gap(sure, sure.roll(1, 0))) == pytest.approx(2)
-
-
-def test_figures_count_what_is_read(pictures) -> None:
-    trainer = ta_tok_recipe.build_ta_tok(TINY).eval()
-    with torch.no_grad():
-        trainer.output_read.weight.zero_()
-        trainer.output_read.bias.zero_()
-        trainer.output_read.bias[0] = 1.0  # the first value of every parameter
-    for f in ta_tok_recipe.ta_tok_figures(trainer, *pictures, chunk=5):
-        wanted = (pictures[1] == 0).float().mean(0).tolist()
-        assert list(f.right.values()) == pytest.approx(wanted)
-        assert 1 <= f.perplexity <= f.used + 1e-3 and f.used <= 16 and f.error > 0
+    assert moves[0].any() and not moves[1].any(), "features come less: by the commitment alone"
 
 
 # ------------------------------------------------------------------------------------------------ language model
@@ -190,7 +105,7 @@ def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
     net = tiny.sharp(small_language())
     model = tar_recipes.tar_model(net, TINY.codes)
     settings = TarPromptSettings(detail=DETAILS[scale], top_k=1, top_p=1.0)
-    codes = finish_prompt(tar_prompt(model, PROMPTS, settings, PairedDraws(0, range(3)))).codes
+    codes = finish(tar_prompt(model, PROMPTS, settings, PairedDraws(0, range(3)))).codes
     assert len({tuple(row) for row in codes.tolist()}) == 3
     rows = [model.prompt(text, 0) for text in PROMPTS]
     lengths = torch.tensor([len(row) for row in rows])
@@ -200,18 +115,6 @@ def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
     other = (scale + 1) % 3
     _, figures = tar_recipes.language_loss(net, model.special, prompts, lengths, codes, other)
     assert float(figures[f"right{other}"]) < 1, "the scale is read"
-
-
-def test_prompts_are_those_of_the_pictures() -> None:
-    model = tar_recipes.tar_model(small_language(), TINY.codes)
-    prompts, lengths = captions.prompt_book(lambda text: model.prompt(text, 0), 30, (2, 3))
-    assert prompts.dtype == lengths.dtype == torch.int16 and prompts.shape[:2] == lengths.shape == (30, 2)
-    s = picture_book.scenes(1, 30)
-    for variant in range(2):
-        for i, text in enumerate(captions.training_captions(s, 2 + variant)):
-            row = prompts[i, variant].tolist()
-            assert row[: lengths[i, variant]] == model.prompt(text, 0) and not any(row[lengths[i, variant] :])
-    assert int(lengths.max()) == prompts.shape[2]
 
 
 def test_a_step_draws_prompts_with_their_own_codes() -> None:
@@ -269,9 +172,8 @@ def test_a_detokenizer_learns_what_it_will_be_asked(scale: int) -> None:
     codes = torch.randint(16, (2, (36, 9, 4)[scale]), generator=torch.Generator().manual_seed(3))
     model = TokenModel(net, "sharp", 8, ta_tok=TATokModel(ta_tok, "sharp"))
     condition = CodeCondition(tuple(codes), ("one", "two"), TINY.codes)
-    tokens = finish(
-        llamagen(model, condition, LlamaGenSettings(cfg=1.0, top_k=1), PairedDraws(0, range(2)))
-    ).codes.flatten(1)
+    greedy = LlamaGenSettings(cfg=1.0, top_k=1)
+    tokens = finish(llamagen(model, condition, greedy, PairedDraws(0, range(2)))).codes.flatten(1)
     _, figures = tar_recipes.detokenizer_loss(net, ta_tok, codes, tokens)
     assert float(figures["right"]) == 1
     _, figures = tar_recipes.detokenizer_loss(net, ta_tok, codes.flip(0), tokens)

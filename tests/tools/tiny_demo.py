@@ -93,3 +93,8 @@ def write_gpt(folder: Path, name: str, grid: int, seed: int, special: int = 0, *
     net = scattered(Llama(replace(GPT_CONFIG, special=special)), seed)
     about = dict(heads=2, grid=grid, label_set="picture-book", defaults=defaults)
     recipes.save_checkpoint(net, folder / f"{name}.safetensors", **about)
+
+
+def cells_of(text: str) -> list[list[str]]:
+    """Cells of a Markdown table."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]

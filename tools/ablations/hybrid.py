@@ -28,38 +28,29 @@ def _preset(sampler: str, title: str, preset: str) -> Row:
 
 TABLES: dict[str, Table] = {
     "hybrid": (
-        _COMMON,
-        (
-            Row("MAR", "mar", {}),
-            Row("DiSA 50 to 5", "mar", {"diffusion_steps_end": 5}),
-            *(Row(f"FastHybrid, RG-{v:g}", "fasthybrid", {**_FAST, "threshold": v}) for v in (0.9, 0.95, 0.99)),
-            Row("LazyMAR", "lazymar", _LAZY),
-            Row("LazyMAR, language model in full", "lazymar", {**_LAZY, "llm_cache": False}),
-            Row("FastHybrid, RG-0.95 + LazyMAR", "fasthybrid+lazymar", {**_FAST, "threshold": 0.95, **_LAZY}),
-        ),
+        Row("MAR", "mar", {}),
+        Row("DiSA 50 to 5", "mar", {"diffusion_steps_end": 5}),
+        *(Row(f"FastHybrid, RG-{v:g}", "fasthybrid", {**_FAST, "threshold": v}) for v in (0.9, 0.95, 0.99)),
+        Row("LazyMAR", "lazymar", _LAZY),
+        Row("LazyMAR, language model in full", "lazymar", {**_LAZY, "llm_cache": False}),
+        Row("FastHybrid, RG-0.95 + LazyMAR", "fasthybrid+lazymar", {**_FAST, "threshold": 0.95, **_LAZY}),
     ),
     "hybrid-presets": (
-        _COMMON,
-        (
-            Row("MAR", "mar", {}),
-            *(
-                _preset(sampler, title, preset)
-                for sampler, title in (
-                    ("fasthybrid", "FastHybrid"),
-                    ("lazymar", "LazyMAR"),
-                    ("fasthybrid+lazymar", "FastHybrid + LazyMAR"),
-                )
-                for preset in ("balanced", "fast")
-            ),
+        Row("MAR", "mar", {}),
+        *(
+            _preset(sampler, title, preset)
+            for sampler, title in (
+                ("fasthybrid", "FastHybrid"),
+                ("lazymar", "LazyMAR"),
+                ("fasthybrid+lazymar", "FastHybrid + LazyMAR"),
+            )
+            for preset in ("balanced", "fast")
         ),
     ),
     "hybrid-settings": (
-        _COMMON,
-        (
-            *(Row(f"cfg {c:g}", "mar", {"cfg": c}) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
-            *(Row(f"temperature {t:g}", "mar", {"temperature": t}) for t in (0.7, 0.9, 1.0)),
-            *(Row(f"{n} AR steps", "mar", {"ar_steps": n}) for n in (8, 16, 64)),
-        ),
+        *(Row(f"cfg {c:g}", "mar", {"cfg": c}) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
+        *(Row(f"temperature {t:g}", "mar", {"temperature": t}) for t in (0.7, 0.9, 1.0)),
+        *(Row(f"{n} AR steps", "mar", {"ar_steps": n}) for n in (8, 16, 64)),
     ),
 }
 
@@ -67,7 +58,7 @@ TABLES: dict[str, Table] = {
 class HybridBench(MARBench):
     """Rows of the demo's hybrid."""
 
-    tables = TABLES
+    tables, common = TABLES, _COMMON
     ground: PromptGround
 
     def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32", batch: int = BATCH):

@@ -11,19 +11,18 @@ number of passes of an image sampled alone, computed from the maps of the report
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...reports.record import Report
-from ...samplers.settings import make
+from ...reports.table import figure
 from ...samplers.tokens.settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 from ...samplers.tokens.upsampling import UpSampling
 from ..lantern import LanternSettings, find
 from ..training.quality import percent
 from ..training.token_recipes import GPT_HIGH, GPT_LOW
-from .tables import Bench, Result, Row
+from .tables import Result, Row
 from .tokens import TokenBench
 
 # Threshold of rows that vary another setting, and acceptance rate of rows that are compared at equal speed.
@@ -36,11 +35,7 @@ _NEIGHBOURS = (0, 1, 4, 16, 64)
 
 
 def rows(serial: Row) -> tuple[Row, ...]:
-    """The rows of a table.
-
-    Args:
-        serial: the first row, serial decoding; the others use its model.
-    """
+    """The rows of a table, on the model of ``serial``, the first one."""
 
     def mulosd(title: str, **settings: Any) -> Row:
         return Row(title, "mulosd", {"tau": TAU, **settings}, serial.model)
@@ -70,16 +65,8 @@ def rows(serial: Row) -> tuple[Row, ...]:
 
 
 def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
-    """Transformer passes of each image of a batch if it is sampled alone, of draft and target together.
-
-    Args:
-        report: report of a token sampler, with maps.
-        settings: settings of the sampler.
-        small: side of MuLo-SD's draft grid.
-
-    Returns:
-        int64 [B].
-    """
+    """Transformer passes of each image of a batch if it is sampled alone, int64 [B], of draft (``small`` cells a
+    side) and target."""
     passes, step = report.counts["transformer_passes"], report.maps["step"]
     if isinstance(settings, LanternSettings):
         return np.array(
@@ -100,39 +87,6 @@ def _chain_passes(decided: np.ndarray, longest: int) -> int:
     known = np.cumsum(decided)
     # Both prefills; then every cycle drafts up to the end of the grid, and verifies.
     return 2 + sum(min(longest, int(known[-1] - before)) + 1 for before in known[:-1])
-
-
-@dataclass(frozen=True)
-class RepairResult(Result):
-    """Figures of a row of MuLo-SD.
-
-    Attributes:
-        model: name of the checkpoint.
-        forwards, draft_forwards: mean passes of an image sampled alone, of both models and of the draft.
-        again: share of resampled tokens, 0..1; None for other samplers.
-        islands: mean number of islands per image; None for other samplers.
-    """
-
-    model: str
-    forwards: float
-    draft_forwards: float | None
-    again: float | None
-    islands: float | None
-
-    def work(self) -> dict[str, str]:
-        """Cells of the cost columns by heading; seconds refer to batches."""
-
-        def number(value: float | None) -> str:
-            return "" if value is None else f"{value:.1f}"
-
-        return {
-            "accepted %": percent(self.acceptance),
-            "drawn again %": percent(self.again),
-            "islands": number(self.islands),
-            "forwards": number(self.forwards),
-            "of the draft": number(self.draft_forwards),
-            "s an image": f"{self.seconds / self.figures.images:.3f}",
-        }
 
 
 # ------------------------------------------------------------------------------------------------ benches
@@ -159,8 +113,9 @@ class RepairBench(TokenBench):
             return {}
         return {"draft": self.model(self.drafter), "up_sampler": UpSampling(self.vq)}
 
-    def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> RepairResult:
-        plain, made = Bench.result(self, row, settings, judged, reports), make(find(row.sampler).settings, settings)
+    def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
+        """Mean passes of an image sampled alone, of both models and of the draft; the share of resampled tokens and the mean number of
+        islands an image, None for other samplers."""
         forwards = np.concatenate([forwards_alone(report, made, self.small) for report in reports])
         drafted: float | None = None
         if isinstance(made, MuLoSDSettings):
@@ -169,22 +124,26 @@ class RepairBench(TokenBench):
             # All passes but one per cycle and one of the two prefills.
             cycles = [len(np.unique(image)) - 1 for report in reports for image in report.maps["step"]]
             drafted = float(forwards.mean() - np.mean(cycles) - 1)
-        again, islands, counts = None, None, plain.counts
+        again, islands, counts = None, None, result.counts
         if "islands" in counts:
             again = (counts["rejected"] + counts["expanded"]) / (counts["accepted"] + counts["rejected"])
             islands = counts["islands"] / len(forwards)
-        return RepairResult(
-            **vars(plain),
-            model=row.model,
-            forwards=float(forwards.mean()),
-            draft_forwards=drafted,
-            again=again,
-            islands=islands,
-        )
+        mean = float(forwards.mean())
+        return {"model": row.model, "forwards": mean, "draft_forwards": drafted, "again": again, "islands": islands}
+
+    def work(self, result: Result) -> dict[str, str]:
+        return {
+            "accepted %": percent(result.acceptance),
+            "drawn again %": percent(result.more["again"]),
+            "islands": figure(result.more["islands"], ".1f"),
+            "forwards": figure(result.more["forwards"], ".1f"),
+            "of the draft": figure(result.more["draft_forwards"], ".1f"),
+            "s an image": result.seconds_an_image,
+        }
 
 
 class LlamaGenRepairBench(RepairBench):
     """Rows of the demo's two LlamaGens."""
 
-    tables = {"mulosd-llamagen": ({}, rows(Row("LlamaGen", "llamagen", {}, GPT_HIGH.name)))}
+    tables = {"mulosd-llamagen": rows(Row("LlamaGen", "llamagen", {}, GPT_HIGH.name))}
     drafter, small = GPT_LOW.name, GPT_LOW.grid

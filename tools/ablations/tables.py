@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,13 +19,14 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...reports.record import Report
+from ...reports.table import markdown
 from ...samplers.conditioning import Condition
 from ...samplers.settings import make
 from .. import files
 from ..lantern import find
 from ..training import picture_book
 from ..training.judge import load_judge, read
-from ..training.quality import figures, shrunk
+from ..training.quality import Figures, figures, shrunk
 from ..training.recipes import RESOLUTION, to_signed
 
 SEED, TEST_SEED = 2026, 2
@@ -35,15 +36,8 @@ BATCH = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table.
-
-    Attributes:
-        title: first cell.
-        sampler: name in the registry.
-        settings: settings in addition to those of the table.
-        model: name of the checkpoint, where the sampler has several.
-        prompt: settings of Tar's language model, where it is used.
-    """
+    """One row of a table: first cell, sampler, settings in addition to the table's, checkpoint where the sampler has
+    several, and settings of Tar's language model where it is used."""
 
     title: str
     sampler: str
@@ -52,52 +46,37 @@ class Row:
     prompt: dict[str, Any] = field(default_factory=dict)
 
 
-# Settings of all rows, and the rows.
-Table = tuple[dict[str, Any], tuple[Row, ...]]
-
-
-class Judged(Protocol):
-    """Quality figures of a row, a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def images(self) -> int:
-        """Number of images."""
-        ...
-
-    def cells(self) -> dict[str, str]:
-        """Cells by column heading."""
-        ...
+Table = tuple[Row, ...]
 
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of a row; counts and seconds are sums over batches."""
+    """Figures of a row: quality of its images, the report of all batches, and by name what the family adds;
+    ``work``: cells by heading."""
 
     title: str
     sampler: str
     settings: dict[str, Any]
-    figures: Judged
+    figures: Figures
     counts: dict[str, int]
     acceptance: float | None
     seconds: float
     batches: int
+    more: dict[str, Any] = field(default_factory=dict)
+    work: dict[str, str] = field(default_factory=dict)
 
-    def work(self) -> dict[str, str]:
-        """Cells of the cost columns by heading."""
-        images = self.figures.images
-        out = {
-            "accepted %": "" if self.acceptance is None else f"{100 * self.acceptance:.1f}",
-            "transformer rows an image": f"{self.counts['transformer_tokens'] / images:.0f}",
-            "head rows an image": f"{self.counts['head_rows'] / images:.0f}",
-            "s an image": f"{self.seconds / images:.3f}",
-        }
-        if "head_calls" in self.counts:
-            out["head calls a batch"] = f"{self.counts['head_calls'] / self.batches:.0f}"
-        if "cache_bytes" in self.counts:
-            out["cache kB an image"] = f"{self.counts['cache_bytes'] / images / 1000:.0f}"
-        return out
+    def count(self, name: str) -> str:
+        """A count an image; "" if the report lacks it."""
+        return f"{self.counts[name] / self.figures.images:.0f}" if name in self.counts else ""
+
+    @property
+    def seconds_an_image(self) -> str:
+        return f"{self.seconds / self.figures.images:.3f}"
+
+    @property
+    def cache(self) -> str:
+        """kB of cache an image; "" without a cache."""
+        return f"{self.counts['cache_bytes'] / self.figures.images / 1000:.0f}" if "cache_bytes" in self.counts else ""
 
 
 def from_rgb(rgb: np.ndarray) -> Tensor:
@@ -113,16 +92,8 @@ def balanced_labels(images: int) -> np.ndarray:
 class Ground:
     """Shared by all rows of a run: the labels, the judge, and the real images that the rows are compared with.
 
-    The judge has an input size of 64 x 64 pixels. Larger images are averaged to that size, and so are the real and reconstructed
-    images they are compared with.
-
-    Args:
-        images: images per row, 100 or more.
-        checkpoints: folder of the checkpoints, the judge's included; None selects the repository's own.
-        seed: sampling seed. 2026 chose presets and checkpoints, so report figures of another seed.
-
-    Raises:
-        UserError: fewer images, or no judge.
+    Images above the judge's 64 x 64 pixels are averaged to that size, and so are the real ones. ``checkpoints``:
+    folder, None for the repository's own. Seed 2026 chose presets and checkpoints, so report figures of another seed.
     """
 
     def __init__(self, images: int, checkpoints: Path | None = None, seed: int = SEED):
@@ -134,11 +105,7 @@ class Ground:
         self._references: dict[int, np.ndarray] = {}
 
     def file(self, name: str) -> Path:
-        """Path of a checkpoint.
-
-        Raises:
-            UserError: the file is missing.
-        """
+        """Path of a checkpoint. Raises UserError if it is missing."""
         path = files.checkpoint(name, self.checkpoints)
         if not path.is_file():
             raise UserError(
@@ -161,22 +128,17 @@ class Ground:
             self._references[side] = read(self.judge, shrunk(self.real(TEST_SEED, side))).features
         return self._references[side]
 
-    def figures(self, rgb: np.ndarray) -> Judged:
+    def figures(self, rgb: np.ndarray) -> Figures:
         """Figures of images uint8 [images, S, S, 3] of all labels."""
         return figures(self.judge, self.tolerance, shrunk(rgb), self.labels, self.reference(rgb.shape[1]))
 
 
 class Bench(ABC):
-    """The models of a family, loaded on first use, and its tables.
-
-    Args:
-        ground: labels, judge and reference.
-        device: device of the models.
-        dtype: dtype of the models, see :func:`model_loaders.checkpoint.choose_dtype`.
-        batch: images sampled at once.
-    """
+    """The models of a family, loaded on first use, and its tables; ``batch``: images sampled at once."""
 
     tables: ClassVar[dict[str, Table]]
+    # Settings of all rows.
+    common: Mapping[str, Any] = {}
 
     def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32", batch: int = BATCH):
         self.ground, self.device, self.dtype, self.batch = ground, torch.device(device), dtype, batch
@@ -187,58 +149,53 @@ class Bench(ABC):
         """Names of the checkpoints of a row."""
 
     @abstractmethod
-    def floors(self, name: str) -> Mapping[str, Judged]:
+    def floors(self, name: str) -> dict[str, Figures]:
         """Figures of real images and of their reconstructions: the floors of a table."""
 
     @abstractmethod
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
-        """Images uint8 [n, S, S, 3] with these indices, and the sampler's report.
+        """Images uint8 [n, S, S, 3] with these indices, and the report; ``settings``: instance of the sampler's
+        settings class."""
 
-        Args:
-            settings: instance of the sampler's settings class.
-        """
-
-    def settings(self, row: Row, common: dict[str, Any]) -> dict[str, Any]:
+    def settings(self, row: Row, common: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of a row, by name."""
         return {**common, **row.settings}
 
-    def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
-        """Result of a row from the reports of its batches."""
-        total = merged(reports)
-        return Result(
-            row.title, row.sampler, settings, judged, total.counts, total.acceptance, total.seconds, len(reports)
-        )
+    def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
+        """Figures of the family, from the reports of all batches; ``made``: instance of the sampler's settings class."""
+        return {}
+
+    @abstractmethod
+    def work(self, result: Result) -> dict[str, str]:
+        """Cells of the cost columns, by heading; "": none."""
 
     def expect(self, name: str) -> None:
-        """Check that all checkpoints of a table exist.
-
-        Raises:
-            UserError: one is missing.
-        """
-        for row in self.tables[name][1]:
+        """Check that all checkpoints of a table exist."""
+        for row in self.tables[name]:
             for file in self.needs(row):
                 self.ground.file(file)
 
     @torch.no_grad()
     def pictures(self, row: Row, settings: dict[str, Any]) -> tuple[np.ndarray, list[Report]]:
-        """All images of a row, uint8 [images, S, S, 3], and the reports of all batches.
-
-        Raises:
-            UserError: an unknown or invalid setting.
-        """
+        """All images of a row, uint8 [images, S, S, 3], and the reports of all batches."""
         made = make(find(row.sampler).settings, settings)
         every = range(self.ground.images)
         parts = [self.draw(row, made, every[at : at + self.batch]) for at in range(0, len(every), self.batch)]
         return np.concatenate([rgb for rgb, _ in parts]), [report for _, report in parts]
 
-    def row(self, row: Row, common: dict[str, Any]) -> tuple[Result, np.ndarray]:
+    def row(self, row: Row, common: Mapping[str, Any]) -> tuple[Result, np.ndarray]:
         """Result of a row and its images at the judge's input size, uint8 [images, 64, 64, 3]. Rows of several tables are sampled
         once."""
         settings = self.settings(row, common)
-        key = f"{row.sampler} {row.model} {make(find(row.sampler).settings, settings)} {row.prompt}"
+        made = make(find(row.sampler).settings, settings)
+        key = f"{row.sampler} {row.model} {made} {row.prompt}"
         if key not in self._rows:
             rgb, reports = self.pictures(row, settings)
-            self._rows[key] = self.result(row, settings, self.ground.figures(rgb), reports), shrunk(rgb)
+            judged, total = self.ground.figures(rgb), merged(reports)
+            numbers = total.counts, total.acceptance, total.seconds, len(reports)
+            result = Result(row.title, row.sampler, settings, judged, *numbers)
+            result = replace(result, more=self.more(row, made, reports, result))
+            self._rows[key] = replace(result, work=self.work(result)), shrunk(rgb)
         result, rgb = self._rows[key]
         return replace(result, title=row.title), rgb
 
@@ -254,11 +211,7 @@ def merged(reports: Sequence[Report]) -> Report:
 
 
 def bench_of(name: str, kinds: Sequence[type[Bench]]) -> type[Bench]:
-    """The class of benches that has a table.
-
-    Raises:
-        UserError: there is no such table.
-    """
+    """The class of benches that has a table. Raises UserError if there is none."""
     for kind in kinds:
         if name in kind.tables:
             return kind
@@ -270,22 +223,11 @@ def bench_of(name: str, kinds: Sequence[type[Bench]]) -> type[Bench]:
 def run_table(
     bench: Bench, name: str, log: Callable[[str], None] = print, keep: list[np.ndarray] | None = None
 ) -> list[Result]:
-    """Results of all rows of a table.
-
-    Args:
-        bench: a bench that has the table.
-        name: the table.
-        log: receives one line per row.
-        keep: receives the first ten images of every row, uint8 [10, 64, 64, 3].
-
-    Raises:
-        UserError: no such table, or a checkpoint is missing.
-    """
-    common, rows = bench_of(name, [type(bench)]).tables[name]
+    """Results of all rows of a table; ``keep`` receives the first ten images of every row, uint8 [10, 64, 64, 3]."""
     out = []
-    for row in rows:
+    for row in bench_of(name, [type(bench)]).tables[name]:
         began = time.monotonic()
-        result, rgb = bench.row(row, common)
+        result, rgb = bench.row(row, bench.common)
         if keep is not None:
             keep.append(rgb[:10])
         log(f"{name}: {row.title}: {result.figures} in {time.monotonic() - began:.0f} s")
@@ -293,14 +235,10 @@ def run_table(
     return out
 
 
-def to_markdown(results: Sequence[Result], floors: Mapping[str, Judged]) -> str:
+def to_markdown(results: Sequence[Result], floors: Mapping[str, Figures]) -> str:
     """Markdown table of docs/benchmarks.md; seconds refer to batches of 100, without the decoder."""
     rows = [(f"*{name} pictures*", f.cells()) for name, f in floors.items()]
-    rows += [(r.title, {**r.figures.cells(), **r.work()}) for r in results]
-    # Quality columns come first, because the floors have no cost columns. Empty columns are omitted.
-    every = dict.fromkeys(heading for _, cells in rows for heading in cells)
-    heads = [heading for heading in every if any(cells.get(heading) for _, cells in rows)]
-    lines = [f"| {' | '.join(['setting', *heads])} |", "|---" * (1 + len(heads)) + "|"]
-    return "\n".join(
-        lines + [f"| {' | '.join([title, *(cells.get(heading, '') for heading in heads)])} |" for title, cells in rows]
-    )
+    rows += [(r.title, {**r.figures.cells(), **r.work}) for r in results]
+    # Quality columns come first, because the floors have no cost columns.
+    heads = list(dict.fromkeys(heading for _, cells in rows for heading in cells))
+    return markdown([["setting", *heads], *([t, *(c.get(h, "") for h in heads)] for t, c in rows)], empty=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -23,21 +23,23 @@ from ...model_loaders.networks.ta_tok import TATokModel
 from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from ...reports.record import Report
+from ...reports.table import figure
 from ...samplers.conditioning import AnyCondition, CodeCondition
+from ...samplers.driver import finish
 from ...samplers.settings import knobs, make
 from ...samplers.tokens.conditioning import features_of
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import DETAILS, TarPromptSettings
-from ...samplers.tokens.tar import finish_prompt, tar_prompt
+from ...samplers.tokens.tar import tar_prompt
 from ..training import picture_book
 from ..training.captions import UNSAID, Wishes, wishes
 from ..training.judge import read
 from ..training.picture_book import Scenes
-from ..training.quality import Agreement, frechet, percent, prompt_agreement, shrunk
+from ..training.quality import Figures, frechet, prompt_agreement, shrunk
 from ..training.recipes import RESOLUTION
 from ..training.tar_recipes import DTOK_HIGH, DTOK_LOW
 from .mulosd import RepairBench, rows
-from .tables import BATCH, TEST_SEED, Bench, Ground, Result, Row, Table
+from .tables import BATCH, TEST_SEED, Ground, Result, Row, Table
 from .tokens import TokenBench
 
 LANGUAGE, TA_TOK = "tar", "ta-tok"
@@ -52,62 +54,21 @@ def _tar(title: str, model: str = DTOK_LOW.name, prompt: dict[str, Any] | None =
 
 
 TABLES: dict[str, Table] = {
-    "tar": (
-        {},
-        tuple(
-            _tar(f"{what}{name} codes, {size}", model, {"detail": detail, **more})
-            for what, more in (("", {}), ("a picture's own ", {"codes": OF_PICTURES}))
-            for size, model in (("8 x 8", DTOK_LOW.name), ("16 x 16", DTOK_HIGH.name))
-            for name, detail in zip(("all", "fewer", "fewest"), DETAILS, strict=True)
-        ),
+    "tar": tuple(
+        _tar(f"{what}{name} codes, {size}", model, {"detail": detail, **more})
+        for what, more in (("", {}), ("a picture's own ", {"codes": OF_PICTURES}))
+        for size, model in (("8 x 8", DTOK_LOW.name), ("16 x 16", DTOK_HIGH.name))
+        for name, detail in zip(("all", "fewer", "fewest"), DETAILS, strict=True)
     ),
     "tar-settings": (
-        {},
-        (
-            *(_tar(f"prompt: temperature {t:g}", prompt={"temperature": t}) for t in (0.0, 0.5, 0.7, 0.9, 1.0)),
-            *(_tar(f"prompt: top-p {p:g}", prompt={"top_p": p}) for p in (0.8, 0.9, 0.95, 1.0)),
-            *(
-                _tar(f"prompt: repetition penalty {r:g}", prompt={"repetition_penalty": r})
-                for r in (1.0, 1.05, 1.1, 1.3)
-            ),
-            *(_tar(f"cfg {c:g}", cfg=c) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
-            *(_tar(f"temperature {t:g}", temperature=t) for t in (0.7, 0.9, 1.0)),
-            *(_tar(f"top-p {p:g}", top_p=p) for p in (0.7, 0.8, 0.9, 1.0)),
-        ),
+        *(_tar(f"prompt: temperature {t:g}", prompt={"temperature": t}) for t in (0.0, 0.5, 0.7, 0.9, 1.0)),
+        *(_tar(f"prompt: top-p {p:g}", prompt={"top_p": p}) for p in (0.8, 0.9, 0.95, 1.0)),
+        *(_tar(f"prompt: repetition penalty {r:g}", prompt={"repetition_penalty": r}) for r in (1.0, 1.05, 1.1, 1.3)),
+        *(_tar(f"cfg {c:g}", cfg=c) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
+        *(_tar(f"temperature {t:g}", temperature=t) for t in (0.7, 0.9, 1.0)),
+        *(_tar(f"top-p {p:g}", top_p=p) for p in (0.7, 0.8, 0.9, 1.0)),
     ),
 }
-
-
-# ------------------------------------------------------------------------------------------------ figures
-
-
-@dataclass(frozen=True)
-class PromptFigures:
-    """Quality figures of images of prompts; see ``quality.py``."""
-
-    agreement: Agreement
-    whole: float
-    frechet: float
-
-    @property
-    def images(self) -> int:
-        """Number of images."""
-        return self.agreement.images
-
-    def cells(self) -> dict[str, str]:
-        """Cells by column heading."""
-        a = self.agreement
-        shares = {
-            "thing %": a.thing,
-            "colour %": a.colour,
-            "both %": a.both,
-            "place %": a.place,
-            "size %": a.size,
-            "time %": a.time,
-            "all %": a.everything,
-            "whole %": self.whole,
-        }
-        return {**{heading: percent(share) for heading, share in shares.items()}, "Frechet": f"{self.frechet:.2f}"}
 
 
 def fulfilling_scenes(wanted: Wishes, seed: int) -> Scenes:
@@ -121,11 +82,7 @@ def fulfilling_scenes(wanted: Wishes, seed: int) -> Scenes:
 
 
 class PromptGround(Ground):
-    """Shared by all rows of a run: held-out prompts, the judge, and real images that fulfil the prompts.
-
-    Args:
-        ground: provides the number of images and the folder of the checkpoints.
-    """
+    """Shared by all rows of a run: held-out prompts, the judge, and real images that fulfil the prompts."""
 
     def __init__(self, ground: Ground):
         super().__init__(ground.images, ground.checkpoints, ground.seed)
@@ -136,46 +93,14 @@ class PromptGround(Ground):
         """Real images that fulfil the prompts, uint8 [images, side, side, 3]."""
         return picture_book.render(fulfilling_scenes(self.wanted, seed), side)[0]
 
-    def figures(self, rgb: np.ndarray) -> PromptFigures:
+    def figures(self, rgb: np.ndarray) -> Figures:
         """Figures of images uint8 [images, S, S, 3] of all prompts."""
-        predictions = read(self.judge, shrunk(rgb))
-        agreement = prompt_agreement(self.judge, rgb, self.wanted)
-        return PromptFigures(
-            agreement,
-            float((predictions.whole > 0.5).mean()),
-            frechet(predictions.features, self.reference(rgb.shape[1])),
-        )
+        v = read(self.judge, shrunk(rgb))
+        shares = {**prompt_agreement(v.scenes, self.wanted), "whole": float((v.whole > 0.5).mean())}
+        return Figures(len(rgb), shares, frechet(v.features, self.reference(rgb.shape[1])))
 
 
 # ------------------------------------------------------------------------------------------------ benches
-
-
-@dataclass(frozen=True)
-class PromptResult(Result):
-    """Figures of a row of Tar.
-
-    Attributes:
-        model: name of the de-tokenizer's checkpoint.
-        prompt: settings of the language model.
-        codes: semantic codes per image.
-        prompt_seconds: seconds per image of the language model; None without it.
-        steps: passes of the de-tokenizer.
-    """
-
-    model: str
-    prompt: dict[str, Any]
-    codes: int
-    prompt_seconds: float | None
-    steps: int
-
-    def work(self) -> dict[str, str]:
-        """Cells of the cost columns by heading."""
-        return {
-            "codes": str(self.codes),
-            "prompt s an image": "" if self.prompt_seconds is None else f"{self.prompt_seconds:.3f}",
-            "steps (forwards)": str(self.steps),
-            "s an image": f"{self.seconds / self.figures.images:.3f}",
-        }
 
 
 class TarBench(TokenBench):
@@ -209,11 +134,7 @@ class TarBench(TokenBench):
         return self._models[name]
 
     def prompt_settings(self, row: Row) -> TarPromptSettings:
-        """Settings of the language model: the defaults of its checkpoint, updated by the row.
-
-        Raises:
-            UserError: an unknown or invalid setting.
-        """
+        """Settings of the language model: the defaults of its checkpoint, updated by the row."""
         names = knobs(TarPromptSettings)
         defaults = (
             {} if "codes" in row.prompt else json.loads(read_metadata(self.ground.file(LANGUAGE)).get("defaults", "{}"))
@@ -237,7 +158,7 @@ class TarBench(TokenBench):
             for at in range(0, len(prompts), BATCH):
                 part, seed = prompts[at : at + BATCH], self.ground.seed
                 draws = PairedDraws(seed, range(at, at + len(part)))
-                done = finish_prompt(tar_prompt(self.language, part, settings, draws, seed))
+                done = finish(tar_prompt(self.language, part, settings, draws, seed))
                 parts += list(done.condition.codes)
                 seconds += done.report.seconds
         size = self.ta_tok.net.config.codes if real else self.language.special.codes
@@ -251,20 +172,28 @@ class TarBench(TokenBench):
         )
         return features_of(part, self.ta_tok)  # outside the sampler, so that its seconds exclude it
 
-    def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
-        plain, (codes, seconds) = Bench.result(self, row, settings, judged, reports), self.codes(row)
-        return PromptResult(
-            **vars(plain),
-            model=row.model,
-            prompt=vars(self.prompt_settings(row)) | row.prompt,
-            codes=len(codes.codes[0]),
-            prompt_seconds=None if seconds is None else seconds / len(codes),
-            steps=reports[0].counts["transformer_passes"],
-        )
+    def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
+        """Settings of the language model, its seconds an image (None without it), semantic codes an image, and passes."""
+        codes, seconds = self.codes(row)
+        return {
+            "model": row.model,
+            "prompt": vars(self.prompt_settings(row)) | row.prompt,
+            "codes": len(codes.codes[0]),
+            "prompt_seconds": None if seconds is None else seconds / len(codes),
+            "steps": reports[0].counts["transformer_passes"],
+        }
+
+    def work(self, result: Result) -> dict[str, str]:
+        return {
+            "codes": str(result.more["codes"]),
+            "prompt s an image": figure(result.more["prompt_seconds"], ".3f"),
+            "steps (forwards)": str(result.more["steps"]),
+            "s an image": result.seconds_an_image,
+        }
 
 
 class TarRepairBench(RepairBench, TarBench):
     """Rows of the demo's Tar, with the small de-tokenizer as the draft model of the large one."""
 
-    tables = {"mulosd": ({}, rows(Row("Tar", "tar", {}, DTOK_HIGH.name)))}
+    tables = {"mulosd": rows(Row("Tar", "tar", {}, DTOK_HIGH.name))}
     drafter, small = DTOK_LOW.name, DTOK_LOW.grid

@@ -12,8 +12,7 @@ without its sequential start measures the effect of the start for a network trai
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -32,9 +31,10 @@ from ...samplers.settings import knobs
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import ADJACENT, NON_LOCAL
 from ..lantern import find
+from ..training.quality import Figures
 from ..training.recipes import RESOLUTION, to_rgb
 from ..training.token_recipes import GPT_HIGH, GPT_LOW, PAR
-from .tables import BATCH, TEST_SEED, Bench, Ground, Judged, Result, Row, Table, from_rgb
+from .tables import BATCH, TEST_SEED, Bench, Ground, Result, Row, Table, from_rgb
 
 VQ = "vq"
 # Batch size of the tokenizer.
@@ -49,79 +49,37 @@ _WINDOWS = (8, 6, 4, 3, 2, 1)
 
 TABLES: dict[str, Table] = {
     "llamagen": (
-        {},
-        (
-            Row("LlamaGen, 8 x 8", "llamagen", {}, GPT_LOW.name),
-            Row("LlamaGen, 16 x 16", "llamagen", {}, GPT_HIGH.name),
-            Row(f"PAR, {_N} regions, 8 x 8", "par", {}, PAR.name),
-        ),
+        Row("LlamaGen, 8 x 8", "llamagen", {}, GPT_LOW.name),
+        Row("LlamaGen, 16 x 16", "llamagen", {}, GPT_HIGH.name),
+        Row(f"PAR, {_N} regions, 8 x 8", "par", {}, PAR.name),
     ),
     "llamagen-settings": (
-        {},
-        (
-            *(Row(f"cfg {c:g}", "llamagen", {"cfg": c}, GPT_LOW.name) for c in (1.0, 1.5, 2.0, 3.0)),
-            *(Row(f"top-p {p:g}", "llamagen", {"top_p": p}, GPT_LOW.name) for p in (0.7, 0.8, 0.9, 1.0)),
-            # One truncation of the distribution at a time.
-            *(
-                Row(f"temperature {t:g}, top-p 1", "llamagen", {**_ALL, "temperature": t}, GPT_LOW.name)
-                for t in (0.6, 0.7, 0.8, 0.9)
-            ),
-            *(Row(f"top-k {k}, top-p 1", "llamagen", {**_ALL, "top_k": k}, GPT_LOW.name) for k in (100, 20)),
+        *(Row(f"cfg {c:g}", "llamagen", {"cfg": c}, GPT_LOW.name) for c in (1.0, 1.5, 2.0, 3.0)),
+        *(Row(f"top-p {p:g}", "llamagen", {"top_p": p}, GPT_LOW.name) for p in (0.7, 0.8, 0.9, 1.0)),
+        # One truncation of the distribution at a time.
+        *(
+            Row(f"temperature {t:g}, top-p 1", "llamagen", {**_ALL, "temperature": t}, GPT_LOW.name)
+            for t in (0.6, 0.7, 0.8, 0.9)
         ),
+        *(Row(f"top-k {k}, top-p 1", "llamagen", {**_ALL, "top_k": k}, GPT_LOW.name) for k in (100, 20)),
     ),
     "par": (
-        {},
-        (
-            _PLAIN,
-            Row(f"PAR, {_N} regions", "par", {}, PAR.name),
-            Row("PAR, no sequential start", "par", _NO_START, PAR.name),
-            Row("ablation on LlamaGen: non-local", "par", _SCATTERED, GPT_LOW.name),
-            Row(
-                "ablation on LlamaGen: non-local, no sequential start", "par", {**_SCATTERED, **_NO_START}, GPT_LOW.name
-            ),
-            Row("ablation on LlamaGen: adjacent", "par", _NEIGHBOURS, GPT_LOW.name),
-            Row(
-                "ablation on LlamaGen: adjacent, no sequential start", "par", {**_NEIGHBOURS, **_NO_START}, GPT_LOW.name
-            ),
-            Row("ablation on LlamaGen: adjacent, n = 2", "par", {**_NEIGHBOURS, "group": 2}, GPT_LOW.name),
-        ),
+        _PLAIN,
+        Row(f"PAR, {_N} regions", "par", {}, PAR.name),
+        Row("PAR, no sequential start", "par", _NO_START, PAR.name),
+        Row("ablation on LlamaGen: non-local", "par", _SCATTERED, GPT_LOW.name),
+        Row("ablation on LlamaGen: non-local, no sequential start", "par", {**_SCATTERED, **_NO_START}, GPT_LOW.name),
+        Row("ablation on LlamaGen: adjacent", "par", _NEIGHBOURS, GPT_LOW.name),
+        Row("ablation on LlamaGen: adjacent, no sequential start", "par", {**_NEIGHBOURS, **_NO_START}, GPT_LOW.name),
+        Row("ablation on LlamaGen: adjacent, n = 2", "par", {**_NEIGHBOURS, "group": 2}, GPT_LOW.name),
     ),
     "zipar": (
-        {},
-        (
-            Row("LlamaGen", "llamagen", {}, GPT_HIGH.name),
-            Row(f"window {GPT_HIGH.grid} (a whole row: exact)", "zipar", {"window": GPT_HIGH.grid}, GPT_HIGH.name),
-            *(Row(f"window {w}", "zipar", {"window": w}, GPT_HIGH.name) for w in _WINDOWS),
-            Row("window 4, blanks seen (as published)", "zipar", {"window": 4, "mask_undecoded": False}, GPT_HIGH.name),
-        ),
+        Row("LlamaGen", "llamagen", {}, GPT_HIGH.name),
+        Row(f"window {GPT_HIGH.grid} (a whole row: exact)", "zipar", {"window": GPT_HIGH.grid}, GPT_HIGH.name),
+        *(Row(f"window {w}", "zipar", {"window": w}, GPT_HIGH.name) for w in _WINDOWS),
+        Row("window 4, blanks seen (as published)", "zipar", {"window": 4, "mask_undecoded": False}, GPT_HIGH.name),
     ),
 }
-
-
-@dataclass(frozen=True)
-class TokenResult(Result):
-    """Figures of a row of a token model.
-
-    Attributes:
-        model: name of the checkpoint.
-        steps: transformer passes per batch.
-        tokens_a_step: tokens of an image per pass.
-    """
-
-    model: str
-    steps: int
-    tokens_a_step: float
-
-    def work(self) -> dict[str, str]:
-        """Cells of the cost columns by heading."""
-        images = self.figures.images
-        return {
-            "steps (forwards)": str(self.steps),
-            "tokens a forward": f"{self.tokens_a_step:.2f}",
-            "transformer rows an image": f"{self.counts['transformer_tokens'] / images:.0f}",
-            "s an image": f"{self.seconds / images:.3f}",
-            "cache kB an image": f"{self.counts['cache_bytes'] / images / 1000:.0f}",
-        }
 
 
 class TokenBench(Bench):
@@ -132,7 +90,7 @@ class TokenBench(Bench):
     def __init__(self, ground: Ground, device: str = "cpu", dtype: str = "fp32", batch: int = BATCH):
         super().__init__(ground, device, dtype, batch)
         self._models: dict[str, TokenModel] = {}
-        self._floors: dict[int, dict[str, Judged]] = {}
+        self._floors: dict[int, dict[str, Figures]] = {}
 
     def needs(self, row: Row) -> tuple[str, ...]:
         return VQ, row.model
@@ -143,27 +101,24 @@ class TokenBench(Bench):
         return load_vq(self.ground.file(VQ), device=self.device)
 
     def model(self, name: str) -> TokenModel:
-        """A token model by the name of its checkpoint.
-
-        Raises:
-            UserError: the checkpoint is missing, or belongs to another tokenizer.
-        """
+        """A token model by the name of its checkpoint. Raises UserError if it is missing, or belongs to another
+        tokenizer."""
         if name not in self._models:
             model = load_llamagen(self.ground.file(name), self.dtype, self.device)
             expect_codes(self.vq, model)
             self._models[name] = model
         return self._models[name]
 
-    def settings(self, row: Row, common: dict[str, Any]) -> dict[str, Any]:
+    def settings(self, row: Row, common: Mapping[str, Any]) -> dict[str, Any]:
         defaults = json.loads(read_metadata(self.ground.file(row.model)).get("defaults", "{}"))
         names = knobs(find(row.sampler).settings)
         return {**{name: value for name, value in defaults.items() if name in names}, **common, **row.settings}
 
     @torch.no_grad()
-    def floors(self, name: str) -> dict[str, Judged]:
+    def floors(self, name: str) -> dict[str, Figures]:
         """Figures of real images and of their reconstructions, for every image size of a table."""
-        out: dict[str, Judged] = {}
-        for row in self.tables[name][1]:
+        out: dict[str, Figures] = {}
+        for row in self.tables[name]:
             side = self.model(row.model).grid * self.vq.net.config.stride
             if side not in self._floors:
                 real = self.ground.real(TEST_SEED + 1, side)  # scenes that the reference does not contain
@@ -194,8 +149,16 @@ class TokenBench(Bench):
         )
         return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes.split(_CHUNK)]), report
 
-    def result(self, row: Row, settings: dict[str, Any], judged: Any, reports: Sequence[Report]) -> Result:
-        plain = super().result(row, settings, judged, reports)
-        steps, tokens_per_pass = reports[0].counts["transformer_passes"], reports[0].tokens_per_pass
-        assert tokens_per_pass is not None
-        return TokenResult(**vars(plain), model=row.model, steps=steps, tokens_a_step=tokens_per_pass)
+    def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
+        first = reports[0]
+        steps = first.counts["transformer_passes"]
+        return {"model": row.model, "steps": steps, "tokens_a_step": first.tokens_per_pass}
+
+    def work(self, result: Result) -> dict[str, str]:
+        return {
+            "steps (forwards)": str(result.more["steps"]),
+            "tokens a forward": f"{result.more['tokens_a_step']:.2f}",
+            "transformer rows an image": result.count("transformer_tokens"),
+            "s an image": result.seconds_an_image,
+            "cache kB an image": result.cache,
+        }

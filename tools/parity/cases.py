@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,45 +65,44 @@ def exact(computed: Tensor, expected: Tensor) -> Check:
     return Check(computed, expected, 0.0)
 
 
-def failed(name: str, error: Exception) -> Case:
-    """A case that fails with ``error``, for a damaged file."""
+def gathered(name: str, make: Callable[[], Iterable[Case]]) -> list[Case]:
+    """The cases of a file; one that is damaged or incomplete is one failed case, so that the others run."""
+    try:
+        return list(make())
+    except Exception as e:
+        error = e
 
     def checks() -> Iterable[Check]:
         raise error
 
-    return Case(name, checks)
+    return [Case(name, checks)]
 
 
 def from_files(folder: Path, known: Known, prefix: str) -> list[Case]:
-    """The cases of the files that are in ``folder``; one that is damaged or incomplete is one failed case, and the others run.
+    """The cases of the files that are in ``folder``; ``prefix``: of the names of failed cases."""
 
-    Args:
-        known: file to the files it needs beside it, and what makes its cases.
-        prefix: of the names of failed cases.
-    """
-    out: list[Case] = []
-    for first, (others, make) in known.items():
-        if not (folder / first).is_file():
-            continue
-        try:
-            missing = [name for name in others if not (folder / name).is_file()]
-            if missing:
-                raise FileNotFoundError(f"{missing[0]} is not beside it")
-            out += make(folder)
-        except Exception as e:
-            out.append(failed(f"{prefix}/{first.split('.')[0]}", e))
-    return out
+    def of(others: Sequence[str], make: Callable[[Path], Iterable[Case]]) -> Iterable[Case]:
+        for name in others:
+            if not (folder / name).is_file():
+                raise FileNotFoundError(f"{name} is not beside it")
+        return make(folder)
+
+    there = [(first, *about) for first, about in known.items() if (folder / first).is_file()]
+    return [
+        case for first, *about in there for case in gathered(f"{prefix}/{first.split('.')[0]}", partial(of, *about))
+    ]
 
 
-def same_shapes(net: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Check:
-    """Whether a network has the tensors of an official file: these names and shapes."""
-    ours = {name: tuple(t.shape) for name, t in net.state_dict().items()}
-    return exact(torch.tensor(len(set(ours.items()) ^ set(shapes.items()))), torch.tensor(0))
-
-
-def empty_state(shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """A state dict of these shapes on the meta device."""
-    return {name: torch.empty(tuple(shape), device="meta") for name, shape in shapes.items()}
+def same_shapes(
+    shapes: Mapping[str, Sequence[int]], make: Callable[[dict[str, Tensor]], nn.Module], unread: Collection[str] = ()
+) -> Check:
+    """Whether a network on the meta device, made from a state dict, has the tensors of an official file but the
+    ``unread`` ones."""
+    with torch.device("meta"):
+        net = make({name: torch.empty(tuple(shape)) for name, shape in shapes.items()})
+    ours = {(name, *t.shape) for name, t in net.state_dict().items()}
+    theirs = {(name, *shape) for name, shape in shapes.items() if name not in unread}
+    return exact(torch.tensor(len(ours ^ theirs)), torch.tensor(0))
 
 
 def judge(case: Case) -> Outcome:
@@ -129,11 +129,7 @@ def judge(case: Case) -> Outcome:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of a case file; fp16 tensors are converted to fp32.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Tensors of a case file; fp16 tensors are converted to fp32. Raises UserError if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -145,11 +141,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_json(path: Path) -> Any:
-    """Content of a JSON case file.
-
-    Raises:
-        UserError: the file is not JSON.
-    """
+    """Content of a JSON case file. Raises UserError if it is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as e:

@@ -32,11 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def collect(root: Path) -> list[Case]:
-    """The cases of a folder, or of the family folders in it.
-
-    Raises:
-        UserError: no such folder, or no case in it.
-    """
+    """The cases of a folder, or of the family folders in it. Raises UserError if there is none."""
     from . import hybrid, llamagen, mar, mulosd, tar, vq
 
     if not root.is_dir():

@@ -22,6 +22,7 @@ from ...samplers.mar.coupling import Gaussian
 from ...samplers.mar.cspd import (
     TRIES,
     LastStep,
+    RejectionDraws,
     draft_of,
     prefill_steps,
     published_keep,
@@ -98,7 +99,7 @@ def _decided(data: dict[str, Tensor], tag: str) -> tuple[list[_Verification], li
     return found, ours
 
 
-class _RecordedDraws:
+class _RecordedDraws(RejectionDraws):
     """Recorded rejection draws by image and position."""
 
     def __init__(self, tokens: int, places: list[tuple[Tensor, Tensor]], found: list[_Verification]):
@@ -143,11 +144,7 @@ class _RecordedNoise:
 
 
 def _schedule(tokens: int, rows: list[int], images: int) -> tuple[int, int]:
-    """AR steps and draft length whose verifications have the recorded numbers of rows.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """AR steps and draft length whose verifications have the recorded numbers of rows."""
     for steps in range(1, tokens + 1):
         ends = [tokens - left for left in masked_after(tokens, steps)]
         first = int(steps * PREFILL) + 1
@@ -168,12 +165,7 @@ def _models(folder: Path, target: str, config: str) -> tuple[MARModel, MARModel]
 
 
 def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
-    """The cases of a folder.
-
-    Args:
-        folder: holds :data:`DATA`, :data:`DRAFT` and the target.
-        target, config: the target's file and its JSON.
-    """
+    """The cases of a folder; ``target`` and ``config`` are the target's file and its JSON."""
     data = read_tensors(folder / DATA)
     inter = next(key.split(".")[0] for key in data if key.endswith(".inter_noise_f16"))
 

@@ -19,7 +19,6 @@ from ...model_loaders import checkpoint as ck
 from ...model_loaders.hybrid import config_of, load_network
 from ...model_loaders.networks.hybrid import TABLES, Hybrid, HybridConfig, PromptBatch
 from ...model_loaders.networks.prompts import INSTRUCTION, HybridModel, PromptRows
-from ...model_loaders.networks.rows import Rows
 from ...model_loaders.tokenizer import load_tokenizer
 from ...samplers.mar.diffusion import HeadBatch, denoise
 from ...samplers.mar.loop import FullTransformer, begin
@@ -27,7 +26,7 @@ from ...samplers.mar.mar import annealed_steps
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import Tables, tables
 from ...samplers.noise import PairedNoise
-from .cases import Case, Check, Known, empty_state, exact, from_files, read_json, read_tensors, relative, same_shapes
+from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .mar import CLIPPED, schedule_cases, table_cases
 
 MODEL, CONFIG = "hybrid_model_f16.safetensors", "hybrid_config.json"
@@ -107,7 +106,7 @@ def _inside(folder: Path) -> Iterator[Case]:
             for kind in ("key", "value"):
                 recorded = found.get(f"prompt_{kind}_{name}")
                 for row, prompt in zip(recorded if recorded is not None else (), read, strict=False):
-                    yield Check(getattr(prompt, f"{kind}s")[layer], row[:, : prompt.length])
+                    yield Check(getattr(prompt, f"{kind}s")[layer], row[:, : prompt.keys.shape[2]])
         prompts, batch = PromptBatch(read), len(mask)
         encoded = net.mar.encode(found["tokens_f16"], known, net.mar.class_rows(None, batch))
         yield Check(encoded, found["enc_out"])
@@ -149,13 +148,13 @@ def _shapes(path: Path) -> Case:
     """Names and shapes of an official file, compared with a network of that size on the meta device."""
 
     def checks() -> Iterator[Check]:
-        shapes = {name: tuple(shape) for name, shape in read_json(path).items()}
-        file = ck.Checkpoint(empty_state(shapes), {}, path)
-        settings = read_json(path.parent / CONFIG) if path.stem.endswith("tiny") else {}
-        with torch.device("meta"):
-            net = Hybrid(config_of(file, settings))
-        unread = ("llm.lm_head.", "siglip2", "mar.class_emb.")
-        yield same_shapes(net, {name: shape for name, shape in shapes.items() if not name.startswith(unread)})
+        shapes, settings = read_json(path), read_json(path.parent / CONFIG) if path.stem.endswith("tiny") else {}
+        unread = [name for name in shapes if name.startswith(("llm.lm_head.", "siglip2", "mar.class_emb."))]
+
+        def make(state: dict[str, Tensor]) -> Hybrid:
+            return Hybrid(config_of(ck.Checkpoint(state, {}, path), settings))
+
+        yield same_shapes(shapes, make, unread)
 
     return Case(f"{_family(path.parent)}/shapes.{path.stem.removeprefix('hybrid_shapes_')}", checks)
 
@@ -173,12 +172,7 @@ def _words(path: Path) -> Case:
         opening, closing = (tokenizer.special_tokens[f"<|im_{end}|>"] for end in ("start", "end"))
         tiny = _model(path.parent, 2, 2)
         model = HybridModel(
-            tiny.net,
-            "recorded",
-            hybrid=tiny.hybrid,
-            tokenize=tokenizer.encode,
-            turn=(opening, closing),
-            trained=2,
+            tiny.net, "recorded", hybrid=tiny.hybrid, tokenize=tokenizer.encode, turn=(opening, closing), trained=2
         )
         assert recorded["prefix"] == INSTRUCTION, "the instruction differs"
         for case in recorded["conditional"]:
@@ -213,7 +207,7 @@ class _Recorded:
     def prompt_tokens(self, model: Any, guided: bool) -> int:
         return sum(len(ids) for ids in self.ids[: self.images + guided])
 
-    def rows(self, model: Any, guided: bool) -> Rows:
+    def rows(self, model: Any, guided: bool) -> PromptRows:
         read = [model.hybrid.read(ids) for ids in self.ids[: self.images + guided]]
         return PromptRows(model.hybrid, read[: self.images], read[self.images] if guided else None)
 
@@ -287,7 +281,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             yield Check(z.flatten(0, 1), recorded)
             first, noise = draws.take(n)
             table = tables(counts[step], t_max, model.max_beta) if lower else _table(len(noise), t_max, model.max_beta)
-            (made,) = denoise(run, HeadBatch(z, run.cfg(step), first, noise.float(), table))
+            (made,) = denoise(run, HeadBatch(z, plan.scale.gather(1, where).view(-1, 1), first, noise.float(), table))
             run.write(where, made)
         yield relative(run.tokens, found["tokens"])
         if model.net.config.grid**2 == model.net.config.tokens:

@@ -70,13 +70,7 @@ class _RecordedSelection(LazyTransformer):
 
 
 def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str, bool], Noise]) -> Iterator[Case]:
-    """The cases of a folder.
-
-    Args:
-        folder: holds :data:`DATA` and :data:`MODEL`.
-        config: its model's JSON.
-        recorded: noise of a tag, from tensors named as in the cases of MAR.
-    """
+    """The cases of a folder; ``recorded`` makes the noise of a tag from tensors named as in the cases of MAR."""
     data = read_tensors(folder / DATA)
     steps = next(value for key, value in data.items() if key.endswith(".step_noise_cat_f16"))
 

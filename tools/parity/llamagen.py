@@ -24,7 +24,7 @@ from ...samplers.tokens.par import par_groups, par_schedule
 from ...samplers.tokens.schedule import Schedule, on_device, raster
 from ...samplers.tokens.settings import TokenSettings
 from ...samplers.tokens.zipar import windowed
-from .cases import Case, Check, exact, failed, read_json, read_tensors
+from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
 
 _GREEDY = re.compile(r"(.+)\.greedy\.cfg([\d.]+?)(?:_int(\d+))?\.tokens")
 _SAMPLED = re.compile(r"(.+)\.sampled\.seed(\d+)_cfg([\d.]+)_k(\d+)_p([\d.]+)_t([\d.]+)\.tokens")
@@ -42,11 +42,8 @@ def cases(folder: Path) -> list[Case]:
     out: list[Case] = []
     for path in sorted(folder.glob("*_io.safetensors")):
         stem = path.name.removesuffix("_io.safetensors")
-        make = known.get(stem.split("_")[0])
-        try:
-            out += make(folder, stem) if make else ()
-        except Exception as e:  # a damaged file is one failed case; the others run
-            out.append(failed(f"llamagen/{stem}", e))
+        if make := known.get(stem.split("_")[0]):
+            out += gathered(f"llamagen/{stem}", partial(make, folder, stem))
     return [*out, *(_key_list(path) for path in sorted(folder.glob("keys_*.json")) if "vq" not in path.stem)]
 
 
@@ -109,8 +106,8 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
             assert isinstance(first, Block)
             norm = first.attention_norm(x)
             cos, sin = (t[:, None] for t in rope)
-            q, k, v = first.attention.project(norm, (cos, sin))
-            attention = first.attention.wo(attend(q, k, v, causal=True))
+            q, kv = first.attention.project(norm, (cos, sin))
+            attention = first.attention.wo(attend(q, *kv.chunk(2, 1), causal=True))
             out = x + attention
             out = out + first.feed_forward(first.ffn_norm(out))
             for key, computed in (("l0_norm", norm), ("l0_attn", attention), ("l0_out", out)):
@@ -181,11 +178,7 @@ def _key_list(path: Path) -> Case:
     """Names and shapes of an official file, compared with a network of that size on the meta device."""
 
     def checks() -> Iterator[Check]:
-        shapes = {name: tuple(shape) for name, shape in read_json(path)["keys"].items()}
-        with torch.device("meta"):
-            net = Llama(LlamaConfig.of_llamagen({name: torch.empty(shape) for name, shape in shapes.items()}))
-        ours = {name: tuple(t.shape) for name, t in net.state_dict().items()}
-        yield exact(torch.tensor(len(set(ours.items()) ^ set(shapes.items()))), torch.tensor(0))
+        yield same_shapes(read_json(path)["keys"], lambda state: Llama(LlamaConfig.of_llamagen(state)))
 
     return Case(f"llamagen/keys.{path.stem.removeprefix('keys_')}", checks)
 
@@ -206,13 +199,9 @@ def _filters(folder: Path, stem: str) -> Iterator[Case]:
 
 
 class MultinomialDraws:
-    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers and takes the maximum.
-
-    Args:
-        seed: of the global generator.
-        images: batch size.
-        together: whether one call draws all cells of a pass (PAR), instead of one call per cell.
-    """
+    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers of the global
+    generator and takes the maximum. ``together``: one call draws all cells of a pass (PAR), instead of one call per
+    cell."""
 
     def __init__(self, seed: int, images: int, together: bool):
         self._generator, self._images, self._together = torch.Generator().manual_seed(seed), images, together

@@ -18,8 +18,7 @@ from torch import Tensor
 from ...model_loaders.autoencoders import load_kl
 from ...model_loaders.mar import load_mar
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, KLModel
-from ...model_loaders.networks.mar import MAR, MARConfig, MARModel
-from ...model_loaders.networks.rows import ClassRows
+from ...model_loaders.networks.mar import MAR, ClassRows, MARConfig, MARModel
 from ...reports.record import Clock, Report
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
@@ -32,7 +31,7 @@ from ...samplers.mar.tables import tables
 from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar
-from .cases import Case, Check, Known, empty_state, exact, from_files, read_json, read_tensors, relative, same_shapes
+from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 
 MODEL, MODEL_CONFIG, DECODER = "tiny_mar_f16.safetensors", "tiny_mar_config.json", "tiny_vae_f16.safetensors"
 # Recorded runs from t = 999, whose results are large. The other runs, and the tables "c", start at 950.
@@ -51,14 +50,8 @@ def cases(folder: Path) -> list[Case]:
         "mask_schedule.json": ((), lambda f: schedule_cases("mar/mask_schedule", read_json(f / "mask_schedule.json"))),
         "sample_tokens.safetensors": ((MODEL,), _sampling),
         "vae.safetensors": ((DECODER,), _autoencoder),
-        parity_lazymar.DATA: (
-            (parity_lazymar.MODEL,),
-            lambda f: parity_lazymar.cases(f, MODEL_CONFIG, RecordedNoise),
-        ),
-        parity_cspd.DATA: (
-            (parity_cspd.DRAFT, MODEL),
-            lambda f: parity_cspd.cases(f, MODEL, MODEL_CONFIG),
-        ),
+        parity_lazymar.DATA: ((parity_lazymar.MODEL,), lambda f: parity_lazymar.cases(f, MODEL_CONFIG, RecordedNoise)),
+        parity_cspd.DATA: ((parity_cspd.DRAFT, MODEL), lambda f: parity_cspd.cases(f, MODEL, MODEL_CONFIG)),
     }
     return [*from_files(folder, known, "mar"), *(_key_list(path) for path in sorted(folder.glob("*_keys.json")))]
 
@@ -162,17 +155,16 @@ def _key_list(path: Path) -> Case:
     """Names and shapes of an official file, compared with a network of that size on the meta device."""
 
     def checks() -> Iterator[Check]:
-        shapes = {name: tuple(shape) for name, shape in read_json(path).items()}
-        state = empty_state(shapes)
-        config = path.parent / MODEL_CONFIG
+        shapes, config = read_json(path), path.parent / MODEL_CONFIG
         tiny = path.stem.startswith("tiny") and config.is_file()
-        with torch.device("meta"):
-            if "class_emb.weight" in shapes:
-                heads = int(read_json(config)["encoder_num_heads"]) if tiny else None
-                net: torch.nn.Module = MAR(MARConfig.from_state_dict(state, heads))
-            else:
-                net = KLAutoencoder(KLConfig.from_state_dict(state))
-        yield same_shapes(net, shapes)
+
+        def make(state: dict[str, Tensor]) -> torch.nn.Module:
+            if "class_emb.weight" not in state:
+                return KLAutoencoder(KLConfig.from_state_dict(state))
+            heads = int(read_json(config)["encoder_num_heads"]) if tiny else None
+            return MAR(MARConfig.from_state_dict(state, heads))
+
+        yield same_shapes(shapes, make)
 
     return Case(f"mar/keys.{path.stem.removesuffix('_keys')}", checks)
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...samplers.tokens import islands as geometry
 from ..lantern import certain_rest, likeliest, relaxed
-from .cases import Case, Check, exact, failed, read_json, read_tensors, relative
+from .cases import Case, Check, exact, gathered, read_json, read_tensors, relative
 
 GEOMETRY, LANTERN = "mulosd_geometry.json", "lantern_accept_io.safetensors"
 _JUDGED = re.compile(r"(.+)\.(greedy|sample)\.(off|(?:pp_)?k(\d+)_[dl]([\d.]+))\.best")
@@ -27,16 +27,12 @@ _JUDGED = re.compile(r"(.+)\.(greedy|sample)\.(off|(?:pp_)?k(\d+)_[dl]([\d.]+))\
 def cases(folder: Path) -> list[Case]:
     """The cases whose files are in ``folder``."""
     out: list[Case] = []
-    known: dict[str, tuple[str, Callable[[Path], Iterable[Case]]]] = {
-        GEOMETRY: ("tar/mulosd_geometry", _geometry),
-        LANTERN: ("llamagen/lantern_accept", _lantern),
-    }
-    for file, (name, make) in known.items():
+    for file, name, make in (
+        (GEOMETRY, "tar/mulosd_geometry", _geometry),
+        (LANTERN, "llamagen/lantern_accept", _lantern),
+    ):
         if (folder / file).is_file():
-            try:
-                out += list(make(folder / file)) or [Case(name, lambda: ())]
-            except Exception as e:  # a damaged file is one failed case; the others run
-                out.append(failed(name, e))
+            out += gathered(name, partial(make, folder / file)) or [Case(name, lambda: ())]
     return out
 
 

@@ -7,6 +7,7 @@ weights (``sd.``) and results. All sizes are read from the files. MuLo-SD has ca
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -29,7 +30,7 @@ from ...samplers.tokens.llamagen import decode
 from ...samplers.tokens.loop import begin
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings
-from .cases import Case, Check, exact, failed, read_json, read_tensors
+from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
 from .llamagen import MultinomialDraws, replay
 
 _GREEDY = re.compile(r"greedy_(cond4_)?cfg([\d.]+?)(?:_interval(\d+))?")
@@ -54,29 +55,15 @@ def cases(folder: Path) -> list[Case]:
     }
     out: list[Case] = []
     for stem, make in known.items():
-        path = folder / f"{stem}.safetensors"
-        if path.is_file():
-            try:
-                out += make(path)
-            except Exception as e:  # a damaged file is one failed case; the others run
-                out.append(failed(f"tar/{stem}", e))
-    listed = folder / "full_size_shapes.json"
-    if listed.is_file():
-        try:
-            out += [
-                Case(f"tar/keys.{name}", partial(_key_list, name, about)) for name, about in read_json(listed).items()
-            ]
-        except Exception as e:
-            out.append(failed("tar/keys", e))
+        if (path := folder / f"{stem}.safetensors").is_file():
+            out += gathered(f"tar/{stem}", partial(make, path))
+    if (listed := folder / "full_size_shapes.json").is_file():
+        out += gathered("tar/keys", partial(_key_lists, listed))
     return out
 
 
 def _weights(path: Path) -> tuple[Tensors, Path]:
-    """The weights of recorded results, and their file.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-    """
+    """The weights of recorded results, and their file."""
     weights = path.with_name(path.name.replace("_io", "_state"))
     if not weights.is_file():
         raise FileNotFoundError(f"{weights.name} is not beside it")
@@ -285,31 +272,29 @@ def _filters(path: Path) -> Iterator[Case]:
         )
 
 
-def _key_list(name: str, about: Mapping[str, Any]) -> Iterator[Check]:
-    """Names and shapes of an official file, compared with a network of that size on the meta device."""
-    listed = {key: tuple(shape) for key, (shape, _) in about["tensors"].items()}
-    state = {key: torch.empty(shape, device="meta") for key, shape in listed.items()}
-    # Buffers are listed but not counted.
-    elements = sum(t.numel() for key, t in state.items() if key != HISTORY and not key.startswith("scale_layer."))
-    yield exact(torch.tensor(elements), torch.tensor(about["params"]))
-    idle: set[str] = set()
-    net: torch.nn.Module
-    if "tok_embeddings.weight" in state:
-        config, stated = LlamaConfig.of_llamagen(state), about["INFERRED_args"]
-        found = [config.heads, config.absolute]
-        yield exact(
-            torch.tensor(found), torch.tensor([stated["n_head"], stated["max_seq_len"] + stated["cls_token_num"] - 1])
-        )
-        with torch.device("meta"):
-            net = Llama(config)
-    elif TABLE in state:
-        idle = unused(state)
-        with torch.device("meta"):
-            net = TATok(TATokConfig.from_state_dict(state))
-    else:
-        idle = {HISTORY}
-        with torch.device("meta"):
-            net = VQAutoencoder(VQConfig.from_state_dict(state))
-    ours = {(key, tuple(t.shape)) for key, t in net.state_dict().items()}
-    theirs = {(key, shape) for key, shape in listed.items() if key not in idle}
-    yield exact(torch.tensor(len(ours ^ theirs)), torch.tensor(0))
+def _key_lists(path: Path) -> Iterator[Case]:
+    """Names and shapes of the official files, and what follows from them."""
+
+    def checks(about: Mapping[str, Any]) -> Iterator[Check]:
+        shapes = {key: shape for key, (shape, _) in about["tensors"].items()}
+        # Buffers are listed but not counted.
+        weights = [shape for key, shape in shapes.items() if key != HISTORY and not key.startswith("scale_layer.")]
+        yield exact(torch.tensor(sum(map(math.prod, weights))), torch.tensor(about["params"]))
+        configs: list[LlamaConfig] = []
+
+        def make(state: dict[str, Tensor]) -> torch.nn.Module:
+            if TABLE in state:
+                return TATok(TATokConfig.from_state_dict(state))
+            if "tok_embeddings.weight" not in state:
+                return VQAutoencoder(VQConfig.from_state_dict(state))
+            configs.append(LlamaConfig.of_llamagen(state))
+            return Llama(configs[0])
+
+        yield same_shapes(shapes, make, unused(shapes) if TABLE in shapes else (HISTORY,))
+        for config in configs:
+            stated = about["INFERRED_args"]
+            length = stated["max_seq_len"] + stated["cls_token_num"] - 1
+            yield exact(torch.tensor([config.heads, config.absolute]), torch.tensor([stated["n_head"], length]))
+
+    for name, about in read_json(path).items():
+        yield Case(f"tar/keys.{name}", partial(checks, about))

@@ -7,17 +7,17 @@ All sizes are read from the files.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ...model_loaders.autoencoders import load_vq
 from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from .cases import Case, Check, exact, failed, read_json, read_tensors
+from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
 
 _GRID = re.compile(r"indices_(\d+)x(\d+)")
 
@@ -26,10 +26,7 @@ def cases(folder: Path) -> list[Case]:
     """The cases whose files are in ``folder``; weights are read when a case runs."""
     out: list[Case] = []
     for path in sorted(folder.glob("vq*_io.safetensors")):
-        try:
-            out += _tokenizer(path)
-        except Exception as e:  # a damaged file is one failed case; the others run
-            out.append(failed(f"llamagen/{path.stem.removesuffix('_io')}", e))
+        out += gathered(f"llamagen/{path.stem.removesuffix('_io')}", partial(_tokenizer, path))
     return [*out, *(_key_list(path) for path in sorted(folder.glob("keys_*.json")) if "vq" in path.stem)]
 
 
@@ -79,13 +76,7 @@ def _key_list(path: Path) -> Case:
 def _keys(path: Path) -> Iterator[Check]:
     """Names and shapes of an official file, and the number of its elements."""
     listed = read_json(path)
-    shapes = {name: tuple(shape) for name, shape in listed["keys"].items()}
-    state: dict[str, Tensor] = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    yield exact(torch.tensor(sum(t.numel() for t in state.values())), torch.tensor(listed["total_elements"]))
+    elements = sum(math.prod(shape) for shape in listed["keys"].values())
+    yield exact(torch.tensor(elements), torch.tensor(listed["total_elements"]))
     # The record of used codes is not a weight; the loader ignores it.
-    state.pop(HISTORY, None)
-    with torch.device("meta"):
-        net = VQAutoencoder(VQConfig.from_state_dict(state))
-    ours = {(name, tuple(t.shape)) for name, t in net.state_dict().items()}
-    theirs = {(name, tuple(t.shape)) for name, t in state.items()}
-    yield exact(torch.tensor(len(ours ^ theirs)), torch.tensor(0))
+    yield same_shapes(listed["keys"], lambda state: VQAutoencoder(VQConfig.from_state_dict(state)), (HISTORY,))

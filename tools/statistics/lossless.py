@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 from unittest import mock
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel
+from ...reports.table import figure, markdown
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
 from ...samplers.mar import coupling, speculative
@@ -43,24 +43,13 @@ BATCH = 5000
 _COMMON = {"ar_steps": 3, "diffusion_steps": 6, "cfg": 2.0, "temperature": 1.0}
 _CSPD = {"prefill_ratio": 0.0, "draft_length": 2}
 CARELESS, WARMER = "careless", "temperature + 2 %"
-DRAFTS = {
-    "target": lambda: toy_mar(),
-    "near": lambda: toy_mar(perturbation=0.03),
-    "far": lambda: toy_mar(seed=1),
-}
+DRAFTS = {"target": lambda: toy_mar(), "near": lambda: toy_mar(perturbation=0.03), "far": lambda: toy_mar(seed=1)}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A sampler that claims plain MAR's distribution.
-
-    Attributes:
-        sampler: its name in the registry.
-        draft: draft model of CSpD, one of :data:`DRAFTS`; "" for none.
-        common: settings that plain MAR has too.
-        settings: its own settings.
-        controls: name of a control to the settings in which it differs.
-    """
+    """A sampler that claims plain MAR's distribution: its name, draft, settings that plain MAR has too, its own, and
+    those of controls."""
 
     sampler: str
     draft: str = ""
@@ -120,18 +109,8 @@ def _model(name: str) -> MARModel:
 
 
 def draw(key: str, draws: int, sampler: str, draft: str, settings: Mapping[str, Any]) -> tuple[Tensor, dict[str, int]]:
-    """Draw images of the toy target.
-
-    Args:
-        key: names the noise.
-        draws: number of images.
-        sampler: name in the registry.
-        draft: draft model of CSpD, or "".
-        settings: the sampler's settings.
-
-    Returns:
-        Latents as vectors, fp32 [draws, 8], and the report's counts, summed.
-    """
+    """Latents as vectors fp32 [draws, 8] of images of the toy target, and the report's counts, summed; ``key`` names
+    the noise."""
     entry, counts = SAMPLERS[sampler], dict[str, int]()
     more: dict[str, Any] = {"draft": _model(draft)} if draft else {}
     parts = []
@@ -143,29 +122,6 @@ def draw(key: str, draws: int, sampler: str, draft: str, settings: Mapping[str, 
         for name, count in done.report.counts.items():
             counts[name] = counts.get(name, 0) + count
     return torch.cat(parts), counts
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of a case.
-
-    Attributes:
-        p: p-values by test.
-        controls: a control's smallest p-value, by its name.
-        tokens, steps: accepted shares 0..1 of the drafted tokens (CSpD) and diffusion steps.
-    """
-
-    case: Case
-    p: dict[str, float]
-    controls: dict[str, float]
-    tokens: float | None
-    steps: float
-
-    @property
-    def failures(self) -> list[str]:
-        """One line for each test that rejects the case and each control that no test rejects."""
-        found = [f"{self.case.title}: {test} p = {p:.2g}" for test, p in self.p.items() if p <= ALPHA]
-        return found + [f"{self.case.title}: {name} p = {p:.2g}" for name, p in self.controls.items() if p > ALPHA]
 
 
 class Comparisons:
@@ -184,65 +140,49 @@ class Comparisons:
 
     def control(self, case: Case, name: str) -> float:
         """Smallest p-value of one of a case's controls."""
-        settings = {**_COMMON, **case.common, **case.settings, **case.controls[name]}
-        sampler, draft = case.sampler, case.draft
+        settings, sampler, draft = {**_COMMON, **case.common}, case.sampler, case.draft
         if name == WARMER:
-            settings = {**_COMMON, **case.common}
             settings["temperature"] *= 1.02
             sampler, draft = "mar", ""
+        else:
+            settings |= {**case.settings, **case.controls[name]}
         with careless_coupling() if name == CARELESS else nullcontext():
             found, _ = draw(f"{case.title}/{name}", self.draws, sampler, draft, settings)
         return min(p_values(self.plain(case.common), found).values())
 
-    def case(self, case: Case) -> Outcome:
-        """Test a case alone, without its controls."""
+    def case(self, case: Case) -> tuple[dict[str, float], dict[str, int]]:
+        """p-values by test of a case alone, without its controls, and the report's counts."""
         settings = {**_COMMON, **case.common, **case.settings}
-        found, n = draw(case.title, self.draws, case.sampler, case.draft, settings)
-        tokens = n["accepted"] / (n["accepted"] + n["rejected"]) if case.draft else None
-        steps = n["accepted_steps"] / n["drafted_steps"]
-        return Outcome(case, p_values(self.plain(case.common), found), {}, tokens, steps)
-
-    def __call__(self, case: Case) -> Outcome:
-        """Test a case and its controls."""
-        return replace(self.case(case), controls={name: self.control(case, name) for name in case.controls})
+        found, counts = draw(case.title, self.draws, case.sampler, case.draft, settings)
+        return p_values(self.plain(case.common), found), counts
 
 
-def to_markdown(outcomes: list[Outcome]) -> str:
-    """A Markdown table, one line a case."""
-    lines = [
-        "| case | tokens accepted % | steps accepted % | Hotelling | energy | KS | controls |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for o in outcomes:
-        tokens = "" if o.tokens is None else f"{100 * o.tokens:.1f}"
-        p, controls = (
-            (f"{p:.3f}" for p in o.p.values()),
-            (f"{name} {max(p, 1e-300):.0e}" for name, p in o.controls.items()),
-        )
-        lines.append(f"| {o.case.title} | {tokens} | {100 * o.steps:.1f} | {' | '.join(p)} | {', '.join(controls)} |")
-    return "\n".join(lines)
-
-
-def run(draws: int, log: Callable[[str], None] = print, cases: tuple[Case, ...] = CASES) -> list[Outcome]:
-    """Test all cases; ``log`` receives a line a case."""
-    tests, out = Comparisons(draws), []
+def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
+    """Test all cases and print the table; a line for each test that rejects a case and each control that no test
+    rejects."""
+    tests, failures = Comparisons(draws), []
+    rows = [["case", "tokens accepted %", "steps accepted %", "Hotelling", "energy", "KS", "controls"]]
     for case in cases:
-        began = time.monotonic()
-        out.append(tests(case))
-        controls = ", ".join(f"{k} {p:.2g}" for k, p in out[-1].controls.items())
-        found = ", ".join(f"{k} {p:.2g}" for k, p in out[-1].p.items())
-        log(f"{case.title}: {found}; controls: {controls}; {time.monotonic() - began:.0f} s")
-    return out
+        print(case.title, flush=True)
+        p, n = tests.case(case)
+        controls = {name: tests.control(case, name) for name in case.controls}
+        failures += [f"{case.title}: {test} p = {value:.2g}" for test, value in p.items() if value <= ALPHA]
+        failures += [f"{case.title}: {name} p = {value:.2g}" for name, value in controls.items() if value > ALPHA]
+        tokens = n["accepted"] / (n["accepted"] + n["rejected"]) if case.draft else None
+        rows.append(
+            [case.title, figure(tokens, ".1f", scale=100), f"{100 * n['accepted_steps'] / n['drafted_steps']:.1f}"]
+        )
+        rows[-1] += [f"{value:.3f}" for value in p.values()]
+        rows[-1].append(", ".join(f"{name} {max(value, 1e-300):.0e}" for name, value in controls.items()))
+    print(markdown(rows))
+    return failures
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Test all cases, print the table, return the exit code."""
+    """Test all cases; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=100_000, metavar="N", help="images of every case; default 100000")
-    options = parser.parse_args(argv)
-    outcomes = run(options.draws, lambda text: print(text, flush=True))
-    print(to_markdown(outcomes))
-    failures = [line for o in outcomes for line in o.failures]
+    failures = run(parser.parse_args(argv).draws)
     for line in failures:
         print(f"FAIL {line}")
     return int(bool(failures))

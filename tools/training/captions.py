@@ -104,12 +104,8 @@ def held_out(wish: dict[str, int]) -> bool:
 
 
 def wishes(count: int, seed: int = 0) -> Wishes:
-    """Held-out requests: every object in every colour in turn, with one to three of size, place and time.
-
-    Args:
-        count: number of requests, at least 0; 47 cover all objects and colours once.
-        seed: seed of the other parameters; the result is the same on every machine.
-    """
+    """Held-out requests, the same on every machine: every object in every colour in turn (47), with one to three of
+    size, place, time."""
     # A sunset is red or yellow, and its time is not stated.
     pairs = [
         (label, colour)
@@ -204,11 +200,8 @@ def training_captions(s: Scenes, seed: int) -> list[str]:
 
 
 def prompt_book(prompt: Callable[[str], list[int]], count: int, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Prompts of the first training images, a caption of each image for every seed.
-
-    Returns:
-        Token ids int16 [count, seeds, L], padded with 0 at the end, and lengths int16 [count, seeds].
-    """
+    """Prompts of the first training images, a caption for every seed: ids int16 [count, seeds, L], padded with 0 at
+    the end, and lengths."""
     s = picture_book.scenes(TRAIN_SEED, count)
     rows = [
         torch.tensor(prompt(text))

@@ -39,13 +39,7 @@ def log(line: str) -> None:
 
 @dataclass(frozen=True)
 class Trainings:
-    """One training per checkpoint.
-
-    Attributes:
-        job: see :class:`.training.Job`.
-        out: folder of the checkpoints; None selects the repository's own.
-        improve: start from the existing checkpoints.
-    """
+    """One training per checkpoint; ``improve`` starts from the existing ones."""
 
     job: Job
     out: Path | None = None
@@ -56,11 +50,7 @@ class Trainings:
         return files.checkpoint(name, self.out)
 
     def _net(self, load: Callable[..., Any], name: str) -> Any:
-        """The network of a checkpoint.
-
-        Raises:
-            UserError: its file is missing.
-        """
+        """The network of a checkpoint. Raises UserError if its file is missing."""
         if not self.path(name).is_file():
             raise UserError(f"only: {self.path(name)} is missing; train {name} first.")
         model = load(self.path(name), "fp32", self.job.device)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from .scenes import COLOURS, Scenes
-
+COLOURS = ("red", "yellow", "green", "blue", "white")
+# Far apart, so that a mixture of two is recognisable.
+RGB = np.array(
+    [(0.89, 0.18, 0.18), (0.99, 0.86, 0.24), (0.24, 0.66, 0.30), (0.18, 0.40, 0.88), (0.97, 0.96, 0.93)], np.float32
+)
 _RED, _YELLOW, _WHITE = COLOURS.index("red"), COLOURS.index("yellow"), COLOURS.index("white")
 
 _Field = np.ndarray  # float32 [n, H, W]
 
 
 class Canvas:
-    """RGB images [n, H, W, 3] and the coverage of their objects [n, H, W], both float32 in 0..1.
+    """RGB images [n, H, W, 3] and the coverage of their objects [n, H, W], float32 in 0..1, of n
+    ``picture_book.Scenes``."""
 
-    Args:
-        s: n scenes.
-        resolution: H and W.
-        objects: False leaves the objects out.
-    """
-
-    def __init__(self, s: Scenes, resolution: int, objects: bool = True):
+    def __init__(self, s: Any, resolution: int, objects: bool = True):
         self.objects = objects
         step = 2.0 / resolution
         axis = (np.arange(resolution, dtype=np.float32) + 0.5) * step - 1
@@ -332,7 +331,7 @@ def _cat(c: Canvas, ink: np.ndarray) -> None:
     c.part(_oval(c.u, v, 0, 0.07, 0.05, 0.035), np.array((0.85, 0.35, 0.42)), line=0.0)
 
 
-# By label, in the order of ``scenes.LABELS``.
+# By label, in the order of ``picture_book.LABELS``.
 DRAW: tuple[Callable[[Canvas, np.ndarray], None], ...] = (
     _sunset,
     _mountains,

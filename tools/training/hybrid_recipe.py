@@ -25,19 +25,9 @@ from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
 from ...samplers.mar.tables import Tables, tables
 from . import captions, recipes
-from .recipes import (
-    NULL_LABELS,
-    T_MAX,
-    TARGET,
-    book,
-    divided,
-    head_loss,
-    inexact,
-    latents,
-    save_checkpoint,
-)
+from .recipes import NULL_LABELS, T_MAX, TARGET, book, divided, head_loss, inexact, latents, save_checkpoint
 from .tar_recipes import language_config
-from .training import Job, Schedule, generator, seeded, train
+from .training import Figures, Job, Schedule, generator, seeded, train
 
 NAME, TITLE = "hybrid", "picture book hybrid"
 # Sampling defaults, stored in the checkpoint. At cfg 2 one red boat of ten was green.
@@ -133,24 +123,17 @@ def batch_of(
 
 
 def hybrid_loss(
-    net: Hybrid,
-    tokens: Tensor,
-    ids: Tensor,
-    lengths: Tensor,
-    full: Tables,
-    g: torch.Generator,
-) -> tuple[Tensor, dict[str, float]]:
+    net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, full: Tables, g: torch.Generator
+) -> tuple[Tensor, Figures]:
     """MAR's loss of masked tokens of a batch of :func:`batch_of`; ``full``: the 1000-step tables."""
     hidden, known = (places.to(tokens.device) for places in divided(tokens.shape[1], len(tokens), g, POWER))
     hidden = hidden[:, :MASKED]
     z = net(inexact(tokens, g), known, ids, lengths, hidden)
     mse, bound = head_loss(net.head, z, tokens, hidden, full, g, 1, MOST, LOWEST)
-    return mse + bound, {"mse": float(mse.detach()), "bound": float(bound.detach())}
+    return mse + bound, {"mse": mse, "bound": bound}
 
 
-def whole_loss(
-    net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: torch.Generator
-) -> tuple[Tensor, dict[str, float]]:
+def whole_loss(net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: torch.Generator) -> tuple[Tensor, Figures]:
     """Error of the decoder's input rows, given a few tokens and the prompt, as an estimate of the encoder's output for the whole
     picture.
 
@@ -167,42 +150,22 @@ def whole_loss(
         encoded = net.mar.encode(inexact(tokens, g), known, null)
     rows = net.fuse_ids(encoded, known, ids, lengths)
     error = F.mse_loss(rows.float(), target.float())
-    first = F.mse_loss(rows[:, :buffer].detach().float(), target[:, :buffer].float())
-    return error, {"buffer rows": float(first)}
+    return error, {"buffer rows": F.mse_loss(rows[:, :buffer].float(), target[:, :buffer].float())}
 
 
 def save_hybrid(net: Hybrid, out: Path) -> None:
     """Write the hybrid with its configuration and tokenizer."""
-    c = net.config.llm
-    llm = {
-        "num_attention_heads": c.heads,
-        "max_position_embeddings": c.positions,
-        "rope_theta": c.theta,
-        "rms_norm_eps": c.eps,
-    }
-    save_checkpoint(
-        net,
-        out,
-        family="hybrid",
-        config={"llm": llm, "mar": {"encoder_num_heads": net.config.mar.heads}},
-        tokenizer=captions.prompt_tokenizer_json(),
-        grid=net.config.mar.grid,
-        latent_scale=1.0,
-        t_max=T_MAX,
-        label_set="picture-book",
-        decoder="demo-kl",
-        name=TITLE,
-        defaults=DEFAULTS,
-    )
+    c, mar = net.config.llm, net.config.mar
+    llm = {"num_attention_heads": c.heads, "max_position_embeddings": c.positions}
+    llm |= {"rope_theta": c.theta, "rms_norm_eps": c.eps}
+    about = {"config": {"llm": llm, "mar": {"encoder_num_heads": mar.heads}}, "grid": mar.grid, "latent_scale": 1.0}
+    about |= {"tokenizer": captions.prompt_tokenizer_json(), "t_max": T_MAX, "label_set": "picture-book"}
+    save_checkpoint(net, out, family="hybrid", **about, decoder="demo-kl", name=TITLE, defaults=DEFAULTS)
 
 
 def train_hybrid(job: Job, out: Path, kl: KLAutoencoder, start: Hybrid, first: bool = True) -> Hybrid:
-    """Train the hybrid on the latents of the autoencoder, loaded from its fp16 file as shipped, and write ``out``.
-
-    Args:
-        start: initial weights, for example of :func:`joined`.
-        first: whether to begin with the first stage.
-    """
+    """Train the hybrid on the latents of the autoencoder, loaded from its fp16 file as shipped, and write ``out``;
+    ``first``: whether to begin with the first stage."""
     count, full = job.count(COUNT), tables()
     tokens, net = latent_book(job, kl, count), build(start.config, start)
     model = hybrid_model(net)
@@ -213,11 +176,11 @@ def train_hybrid(job: Job, out: Path, kl: KLAutoencoder, start: Hybrid, first: b
         known, ids, ends = batch_of(tokens, prompts, lengths, blank, size, g)
         return known.to(job.device), ids.to(job.device), ends.to(job.device)
 
-    def first_loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def first_loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(71, step)
         return whole_loss(cast(Hybrid, module), *batch(START_SCHEDULE.batch, g), g)
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(73, step)
         return hybrid_loss(cast(Hybrid, module), *batch(SCHEDULE.batch, g), full, g)
 

@@ -23,7 +23,7 @@ from ...model_loaders.networks.autoencoder import KLAutoencoder
 from . import picture_book
 from .picture_book import Scenes
 from .recipes import RESOLUTION, TRAIN_SEED, latents, save_checkpoint, to_rgb, to_signed
-from .training import Job, Schedule, generator, seeded, train
+from .training import Figures, Job, Schedule, generator, seeded, train
 
 WIDTHS = (24, 48, 64, 96)
 FEATURES = 64
@@ -49,7 +49,7 @@ class Judge(nn.Module):
         self.features = nn.Linear(c * 16, FEATURES)
         self.out = nn.Linear(FEATURES, sum(_SIZES.values()))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Figures]:
         f = self.features(self.body(x).flatten(1))
         parts = self.out(F.silu(f)).split(list(_SIZES.values()), dim=1)
         return f, dict(zip(_SIZES, parts, strict=True))
@@ -57,13 +57,8 @@ class Judge(nn.Module):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Predictions for N images.
-
-    Attributes:
-        features: float32 [N, 64].
-        scenes: the predicted parameters; ``drift`` is not predicted and 0.5.
-        whole: float32 [N], probability that the object is whole.
-    """
+    """Predictions for N images: features [N, 64], scenes (``drift`` is not predicted and 0.5), and the probability
+    of a whole object [N]."""
 
     features: np.ndarray
     scenes: Scenes
@@ -111,12 +106,8 @@ def _soften(x: np.ndarray) -> np.ndarray:
 
 
 def redraw_map(rgb: np.ndarray, scenes: Scenes) -> tuple[np.ndarray, np.ndarray]:
-    """Difference of images uint8 [N, H, H, 3] from renderings of scenes.
-
-    Returns:
-        The mean absolute colour difference (0 to 1) times the coverage of the object, and the coverage (0 to 1); both
-        float32 [N, H, H].
-    """
+    """Mean absolute colour difference of images uint8 [N, H, H, 3] from renderings of scenes, times the coverage of
+    the object, and the coverage; float32 [N, H, H] in 0..1."""
     drawn, mask = picture_book.render(scenes, rgb.shape[1])
     difference = np.abs(_soften(rgb.astype(np.float32) / 255) - _soften(drawn.astype(np.float32) / 255)).mean(-1)
     weight = mask.astype(np.float32) / 255
@@ -184,16 +175,9 @@ def _training_images(job: Job, kl: KLAutoencoder, count: int) -> tuple[Scenes, l
 
 def reading_loss(
     out: dict[str, Tensor], truth: dict[str, Tensor], where: Tensor, readable: Tensor, timed: Tensor
-) -> tuple[Tensor, dict[str, float]]:
-    """Loss of a judge on B images, and its accuracy by parameter.
-
-    Args:
-        out: its outputs by name.
-        truth: class, colour, time and variant, int64 [B], by name.
-        where: normalised place and size of :func:`placed`, fp32 [B, 3].
-        readable: bool [B], images of a whole object; the others only train the output ``whole``.
-        timed: bool [B], images whose background shows the time of day.
-    """
+) -> tuple[Tensor, Figures]:
+    """Loss of a judge on B images, and its accuracy by parameter. Images that are not ``readable`` only train the
+    output ``whole``; the background of those that are ``timed`` shows the time of day."""
     o = {k: v.float() for k, v in out.items()}
     total = F.binary_cross_entropy_with_logits(o["whole"][:, 0], readable.float())
     accuracy = {}
@@ -221,7 +205,7 @@ def train_judge(job: Job, out: Path, kl: KLAutoencoder) -> Judge:
     scenes, images = _training_images(job, kl, count)
     truth, where = attributes(scenes), placed(scenes)
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         row = torch.randint(count, (b,), generator=generator(19, step))
         kind = torch.arange(b) // 2 % 4  # of `images`
         x = torch.stack([images[k][i] for k, i in zip(kind, row, strict=True)])

@@ -15,36 +15,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...bench import statistics
 from .captions import UNSAID, Wishes
 from .judge import Judge, read, redraw_error
+from .picture_book import Scenes
 from .recipes import RESOLUTION
 
 
 def frechet(a: np.ndarray, b: np.ndarray) -> float:
-    """Squared Frechet distance of Gaussian fits to features [N, D] and [M, D] (Heusel et al. 2017), float64."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    ca, cb = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
-    # tr sqrt(ca cb) from the eigenvalues of the symmetric sqrt(ca) cb sqrt(ca).
-    values, vectors = np.linalg.eigh(ca)
-    root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
-    cross = np.sqrt(np.clip(np.linalg.eigvalsh(root @ cb @ root), 0, None)).sum()
-    return float(((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(ca) + np.trace(cb) - 2 * cross)
+    """Squared Frechet distance of Gaussian fits to features [N, D] and [M, D] (Heusel et al. 2017)."""
+    return statistics.frechet(a, b)(np.ones(len(a)))
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Fractions 0..1 and a Frechet distance, as the module documentation defines them."""
+    """Figures of ``images`` images: fractions 0..1 by name (None: of no image), and the Frechet distance."""
 
     images: int
-    label: float
-    scene: float
-    whole: float
+    shares: dict[str, float | None]
     frechet: float
 
     def cells(self) -> dict[str, str]:
         """Cells of a table row, by column heading."""
-        shares = {"class %": self.label, "scene %": self.scene, "whole %": self.whole}
-        return {**{heading: percent(share) for heading, share in shares.items()}, "Frechet": f"{self.frechet:.2f}"}
+        shares = {f"{name} %": percent(share) for name, share in self.shares.items()}
+        return {**shares, "Frechet": f"{self.frechet:.2f}"}
 
 
 def percent(share: float | None) -> str:
@@ -57,46 +51,13 @@ def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray,
     v = read(judge, rgb)
     right = v.scenes.label == labels
     scene = right & (redraw_error(rgb, v.scenes) <= tolerance)
-    return Figures(
-        len(rgb),
-        float(right.mean()),
-        float(scene.mean()),
-        float((v.whole > 0.5).mean()),
-        frechet(v.features, reference),
-    )
-
-
-# ------------------------------------------------------------------------------------------------ prompts
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Shares 0..1 of images that match their prompt in a parameter, of those whose prompt states it; None if no prompt does.
-
-    Attributes:
-        images: number of images.
-        thing, colour: the object; its colour.
-        both: object and colour, of all images; an unstated parameter counts as right.
-        place, size, time: place and size of the object, and the time of day.
-        everything: all stated parameters.
-    """
-
-    images: int
-    thing: float | None
-    colour: float | None
-    both: float
-    place: float | None
-    size: float | None
-    time: float | None
-    everything: float
+    shares = {"class": right, "scene": scene, "whole": v.whole > 0.5}
+    return Figures(len(rgb), {name: float(x.mean()) for name, x in shares.items()}, frechet(v.features, reference))
 
 
 def shrunk(rgb: np.ndarray) -> np.ndarray:
-    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to the judge's input size: uint8 [N, 64, 64, 3].
-
-    Raises:
-        ValueError: another shape.
-    """
+    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to the judge's 64 x 64 pixels. Raises ValueError for
+    another shape."""
     side = rgb.shape[1] if rgb.ndim == 4 else 0
     if side < RESOLUTION or side % RESOLUTION or rgb.shape[2:] != (side, 3):
         raise ValueError(f"rgb: images are [N, H, H, 3] with H a multiple of {RESOLUTION}, not {list(rgb.shape)}.")
@@ -107,32 +68,33 @@ def shrunk(rgb: np.ndarray) -> np.ndarray:
     return (parts.mean((2, 4), dtype=np.float32) + 0.5).astype(np.uint8)
 
 
-def prompt_agreement(judge: Judge, rgb: np.ndarray, wanted: Wishes) -> Agreement:
-    """Agreement of images with their prompts, as read by the judge.
+def prompt_agreement(scenes: Scenes, wanted: Wishes) -> dict[str, float | None]:
+    """Shares 0..1 of N images that match their prompt in a parameter, of those whose prompt states it; None if no prompt does.
+
+    "thing" is the object; "both", object and colour, and "all", all parameters, are of all images: what a prompt does not state counts
+    as right.
 
     Args:
-        judge: see ``judge.py``.
-        rgb: uint8 [N, H, H, 3], H = 64 or a multiple.
-        wanted: the requests of the prompts (``captions.wishes`` gives held-out ones).
+        scenes: what the judge reads in the images.
+        wanted: the requests of their prompts (``captions.wishes`` gives held-out ones).
 
     Raises:
-        ValueError: no image, another shape, or another number of requests.
+        ValueError: no image, or another number of requests.
     """
-    if not len(rgb) or len(rgb) != len(wanted):
-        raise ValueError(f"wanted: {len(wanted)} requests for {len(rgb)} images; give one per image, and at least one.")
-    right = wanted.fulfilled(read(judge, shrunk(rgb)).scenes)
+    if not len(scenes) or len(scenes) != len(wanted):
+        raise ValueError(
+            f"wanted: {len(wanted)} requests for {len(scenes)} images; give one per image, and at least one."
+        )
+    right = wanted.fulfilled(scenes)
 
     def share(name: str) -> float | None:
         said = getattr(wanted, name) != UNSAID
         return float(right[name][said].mean()) if said.any() else None
 
-    return Agreement(
-        len(rgb),
-        share("label"),
-        share("colour"),
-        float((right["label"] & right["colour"]).mean()),
-        share("place"),
-        share("size"),
-        share("time"),
-        float(np.logical_and.reduce(list(right.values())).mean()),
-    )
+    return {
+        "thing": share("label"),
+        "colour": share("colour"),
+        "both": float((right["label"] & right["colour"]).mean()),
+        **{name: share(name) for name in ("place", "size", "time")},
+        "all": float(np.logical_and.reduce(list(right.values())).mean()),
+    }

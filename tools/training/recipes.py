@@ -18,12 +18,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from ...model_loaders.networks.diffusion_head import DiffusionHead
-from ...model_loaders.networks.mar import MAR, MARConfig, initialise
+from ...model_loaders.networks.mar import MAR, DiffusionHead, MARConfig, initialise
 from ...samplers.mar.tables import Tables, tables
 from . import picture_book
 from .picture_book import Scenes
-from .training import Job, Schedule, generator, seeded, train
+from .training import Figures, Job, Schedule, generator, seeded, train
 
 RESOLUTION = 64
 TRAIN_SEED = 1
@@ -117,11 +116,8 @@ def save_checkpoint(net: nn.Module, path: Path, **metadata: object) -> None:
 
 
 def reconstruction_loss(y: Tensor, x: Tensor) -> Tensor:
-    """L1 + 2 MSE + L1 of the gradients; pixels are weighted up to 4-fold where ``x`` has detail.
-
-    Args:
-        y, x: reconstruction and image, [B, 3, H, W] in -1..1.
-    """
+    """L1 + 2 MSE + L1 of the gradients of a reconstruction and its image, [B, 3, H, W] in -1..1; pixels are weighted up to 4-fold where
+    ``x`` has detail."""
     detail = (x - F.avg_pool2d(x, 5, 1, 2, count_include_pad=False)).abs().mean(1, keepdim=True)
     weight = 1 + 3 * (4 * detail).clamp(max=1)
     plain = (weight * ((y - x).abs() + 2 * (y - x) ** 2)).mean()
@@ -134,13 +130,13 @@ def psnr(y: Tensor, x: Tensor) -> float:
 
 
 def _kl_stage(job: Job, net: KLAutoencoder, name: str, usual: Schedule, weight: float, seed: int, data: Tensor) -> None:
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(seed, step)
         x = to_signed(data[torch.randint(len(data), (usual.batch,), generator=g)]).to(job.device)
         mean, std = module.encode(x)
         y = module.decode(mean + std * torch.randn(mean.shape, generator=g).to(job.device)).float()
         kl = 0.5 * (mean.float() ** 2 + std.float() ** 2 - 1 - 2 * std.float().log()).mean()
-        figures = {"psnr": psnr(y, x), "sigma": float(std.detach().mean()), "spread": float(mean.detach().std())}
+        figures = {"psnr": psnr(y, x), "sigma": std.mean(), "spread": mean.std()}
         return reconstruction_loss(y, x) + weight * kl, figures
 
     train(job, name, net, loss, usual)
@@ -158,7 +154,7 @@ def train_kl(job: Job, out: Path, start: KLAutoencoder | None = None) -> KLAutoe
         _kl_stage(job, net, "kl-fine", KL_FINE_SCHEDULE, KL_FINE_WEIGHT, 12, data)
         normalise_latents(net, data[:4000], job.device)
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g, batch = generator(15, step), KL_ROBUST_SCHEDULE.batch
         x = to_signed(data[torch.randint(len(data), (batch,), generator=g)]).to(job.device)
         with torch.no_grad():
@@ -251,13 +247,8 @@ def head_loss(
     most: float = 1.0,
     lowest: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`diffusion_loss` of masked tokens, each at ``repeats`` random timesteps.
-
-    Args:
-        z: [B, M, C]; tokens: [B, L, channels]; hidden: int64 [B, M], positions of z.
-        most: as in :func:`diffusion_loss`.
-        lowest: lowest timestep.
-    """
+    """:func:`diffusion_loss` of the masked tokens ``hidden`` int64 [B, M] with conditions z [B, M, C], each at
+    ``repeats`` timesteps."""
     device = tokens.device
     x0 = tokens.gather(1, hidden[..., None].expand(-1, -1, tokens.shape[2])).flatten(0, 1).repeat(repeats, 1)
     t = torch.randint(lowest, 1000, (len(x0),), generator=g)
@@ -279,7 +270,7 @@ def train_mar(
     encoded = latents(kl, data, job.device)[0].flatten(2).transpose(1, 2).contiguous()
     net = seeded(7, lambda: initialise(MAR(config)), start)
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(13, step)
         rows = torch.randint(count, (b,), generator=g)
         tokens = encoded[rows].to(job.device)
@@ -288,19 +279,15 @@ def train_mar(
         rows_c = torch.where(null, module.fake_latent, module.class_emb(labels[rows].to(job.device)))
         z = module.decode(module.encode(inexact(tokens, g), known, rows_c), known, hidden)
         mse, bound = head_loss(module.head, z, tokens, hidden, full, g)
-        return mse + bound, {"mse": float(mse.detach()), "bound": float(bound.detach())}
+        return mse + bound, {"mse": mse, "bound": bound}
 
     train(job, name, net, loss, schedule)
-    save_checkpoint(
-        net,
-        out,
-        family="mar",
-        heads=config.heads,
-        latent_scale=1.0,
-        t_max=T_MAX,
-        label_set="picture-book",
-        decoder="demo-kl",
-        name=f"picture book {name}",
-        defaults=DEFAULTS,
-    )
+    about = {
+        "heads": config.heads,
+        "latent_scale": 1.0,
+        "t_max": T_MAX,
+        "label_set": "picture-book",
+        "decoder": "demo-kl",
+    }
+    save_checkpoint(net, out, family="mar", **about, name=f"picture book {name}", defaults=DEFAULTS)
     return net

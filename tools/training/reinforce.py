@@ -35,7 +35,7 @@ from .picture_book import Scenes
 from .quality import shrunk
 from .recipes import TRAIN_SEED, pictures, to_rgb, to_signed
 from .token_recipes import Layout, TokenRecipe, code_book, defaults, save_gpt, sequence_logits
-from .training import Job, Schedule, generator, seeded, train
+from .training import Figures, Job, Schedule, generator, seeded, train
 
 CRITIC_SCHEDULE = Schedule(steps=5000, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5)
 CRITIC_PICTURES = 5000
@@ -72,11 +72,8 @@ _CLASSES, _SEEN = len(picture_book.LABELS), 300
 def resampled(
     net: Llama, layout: Layout, places: Positions, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
 ) -> Tensor:
-    """Codes int64 [B, N], some of them resampled from the model given the others, in two rounds.
-
-    Args:
-        most: largest share of resampled codes; the share of an image is uniform below it.
-    """
+    """Codes int64 [B, N], a share of them resampled from the model given the others, in two rounds; the share is
+    uniform below ``most``."""
     share = most * torch.rand(len(codes), 1, generator=g).to(codes.device)
     for _ in range(2):
         logits = sequence_logits(net, layout, places, labels, codes)
@@ -112,11 +109,8 @@ def decoded(vq: VQAutoencoder, codes: Tensor, chunk: int = 20) -> Tensor:
 
 
 def train_critic(job: Job, net: Llama, grid: int, vq: VQAutoencoder) -> Judge:
-    """Train a critic for the samples of ``net`` on a ``grid`` x ``grid`` token grid.
-
-    It predicts the scenes of clean images, of reconstructions of the tokenizer, and of images with resampled codes. Images with
-    a block of another image train the output ``whole``.
-    """
+    """Train a critic: it predicts the scenes of clean images, of reconstructions, and of images with codes resampled
+    from ``net``. Images with a block of another image train the output ``whole``."""
     count, batch = job.count(CRITIC_PICTURES), CRITIC_SCHEDULE.batch
     codes, labels = code_book(job, vq, count, grid)
     layout, places, g = Layout.of(grid).to(job.device), net.positions(grid, 1), generator(71, 0)
@@ -135,7 +129,7 @@ def train_critic(job: Job, net: Llama, grid: int, vq: VQAutoencoder) -> Judge:
     job.log("critic: images decoded")
     truth, where = attributes(scenes), placed(scenes)
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(72, step)
         row = torch.randint(count, (batch,), generator=g)
         kind = torch.randint(len(good), (batch,), generator=g)
@@ -153,15 +147,9 @@ def train_critic(job: Job, net: Llama, grid: int, vq: VQAutoencoder) -> Judge:
 
 @dataclass(frozen=True)
 class Marks:
-    """A critic's predictions for B images.
-
-    Attributes:
-        errors: redraw error by grid row, fp32 [B, G], in units of :data:`UNIT`; its sum is at most :data:`MOST` per image.
-        live: bool [B, G], rows whose tokens can affect the object: the object extends to the row or to the one above.
-        right: bool [B], whether the class is the requested one.
-        whole: fp32 [B], probability that the object is whole.
-        scenes: the predicted scenes.
-    """
+    """A critic's predictions for B images: redraw error by grid row fp32 [B, G] in :data:`UNIT`, at most
+    :data:`MOST` an image; rows whose tokens can affect the object, which extends to them or to the one above;
+    whether the class is right and the object whole; scenes."""
 
     errors: Tensor
     live: Tensor
@@ -221,11 +209,7 @@ def minus_class_mean(returns: Tensor, labels: Tensor) -> Tensor:
 
 
 class Learner(nn.Module):
-    """A GPT and running attribute counts of its samples.
-
-    Attributes:
-        seen: exponentially decaying counts of every attribute value, fp32 [classes, values].
-    """
+    """A GPT and exponentially decaying counts of every attribute value of its samples, fp32 [classes, values]."""
 
     def __init__(self, net: Llama):
         super().__init__()
@@ -236,25 +220,14 @@ class Learner(nn.Module):
         self.register_buffer("seen", book * (_SEEN / len(s)))
 
     def count(self, labels: Tensor, s: Scenes) -> float:
-        """Add scenes sampled for ``labels`` int64 [B] to the counts.
-
-        Returns:
-            KL divergence of the samples' attributes from the book's, in nats: sum over attributes, mean over classes.
-        """
+        """Add scenes sampled for ``labels`` int64 [B]; the KL divergence of the samples' attributes from the book's,
+        in nats."""
         self.seen.mul_(MEMORY).add_(counted(labels, s).to(self.seen.device) * ((1 - MEMORY) * _SEEN / len(labels)))
         return float((self.book.exp() * (self.book - log_shares(self.seen))).sum(1).mean())
 
     @torch.no_grad()
     def advantages(self, m: Marks, labels: Tensor) -> Tensor:
-        """Advantage of every token row.
-
-        Args:
-            m: predictions for B images.
-            labels: the requested classes, int64 [B].
-
-        Returns:
-            fp32 [B, G] of about unit variance; 0 in rows that cannot affect the object.
-        """
+        """Advantage of every token row fp32 [B, G], of about unit variance; 0 in rows that cannot affect the object."""
         rare = (self.book - log_shares(self.seen)).cpu()
         variety = (values(m.scenes) * rare.clamp(-1.5, 1.5)[labels]).sum(1)
         once = WHOLE * m.whole - WRONG * (~m.right).float() + VARIETY * variety
@@ -268,14 +241,8 @@ class Learner(nn.Module):
 
 
 def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: Llama, vq: VQAutoencoder, critic: Judge) -> Llama:
-    """Train a LlamaGen on its own samples and on real images, and write ``out``.
-
-    Args:
-        recipe: of the model.
-        start: the model after teacher forcing; not modified.
-        vq: its tokenizer.
-        critic: of :func:`train_critic`.
-    """
+    """Train a copy of ``start``, a LlamaGen after teacher forcing, on its own samples and on real images, and write
+    ``out``."""
     grid, config, device, count = recipe.grid, recipe.config, job.device, job.count(recipe.count)
     codes, kinds = code_book(job, vq, count, grid)
     net = Llama(config).to(device)
@@ -294,7 +261,7 @@ def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: Llama, vq: VQAuto
             ).codes
             return codes, marks(critic, decoded(vq, codes).permute(0, 2, 3, 1).numpy(), what, grid)
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         _, asked = own(module.net, few, usual, 917, step)
         apart = module.count(few, asked.scenes)
         own_codes, m = own(module.net, labels, plain, 911, step)
@@ -313,12 +280,12 @@ def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: Llama, vq: VQAuto
         value = (weight * nats(labels.to(device), tokens)).mean() + REAL * known
         good, better = (marked.right & (marked.errors.sum(1) <= 1) for marked in (m, asked))
         return value, {
-            "right": float(m.right.float().mean()),
-            "scenes": float(good.float().mean()),
-            "whole": float(m.whole.mean()),
-            "as asked": float(better.float().mean()),
+            "right": m.right.float().mean(),
+            "scenes": good.float().mean(),
+            "whole": m.whole.mean(),
+            "as asked": better.float().mean(),
             "apart": apart,
-            "nats": float(known.detach()),
+            "nats": known,
         }
 
     learner = Learner(net)

@@ -22,7 +22,7 @@ from ...model_loaders.tar import SCALES
 from . import picture_book
 from .recipes import TRAIN_SEED, book, save_checkpoint
 from .token_recipes import perplexity
-from .training import Job, Schedule, generator, seeded, train
+from .training import Figures, Job, Schedule, generator, seeded, train
 
 # 48 pixels in patches of 8: grids of 6, 3 and 2 codes per side, for the official 27, 13 and 9.
 TA_TOK = TATokConfig(
@@ -59,15 +59,8 @@ class TATokTrainer(nn.Module):
         self.output_paint = nn.ModuleList(nn.Linear(c.width, 3 * (THUMBNAIL // side) ** 2) for side in self.sides)
 
     def forward(self, images: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
-        """Predictions from the codes of images at every scale; shapes depend on the batch alone.
-
-        Args:
-            images: fp32 [B, 3, H, W] in 0..1, preferably of the network's input size.
-
-        Returns:
-            By scale: concatenated logits of the parameters [B, 26], thumbnails [B, 3, 12, 12] in 0..1, and codes int64 [B, n];
-            and the scalar loss of the codebook.
-        """
+        """Predictions from the codes of images fp32 [B, 3, H, W] in 0..1: by scale, concatenated logits of the
+        parameters [B, 26], thumbnails [B, 3, 12, 12] in 0..1, and codes int64 [B, n]; and the loss of the codebook."""
         encoded = self.net.encode(images)
         read, painted, codes = [], [], []
         quantisation, uncertainty, probabilities = encoded.new_zeros(()), encoded.new_zeros(()), []
@@ -147,23 +140,18 @@ def ta_tok_book(job: Job, count: int, seed: int, size: int) -> tuple[Tensor, Ten
     return torch.cat(images), torch.cat(truth)
 
 
-def ta_tok_loss(trainer: nn.Module, images: Tensor, truth: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of a batch, and figures to log as detached tensors.
-
-    Args:
-        trainer: a :class:`TATokTrainer`, possibly compiled.
-        images: uint8 [B, 3, H, W]; truth: int64 [B, 6].
-    """
+def ta_tok_loss(trainer: nn.Module, images: Tensor, truth: Tensor) -> tuple[Tensor, Figures]:
+    """Loss of images uint8 [B, 3, H, W] with parameters int64 [B, 6], and figures to log."""
     x = images.float() / 255
     small = F.adaptive_avg_pool2d(x, THUMBNAIL)
     read, painted, _, book = trainer(x)
-    loss, figures = book, {"book": book.detach()}
+    loss, figures = book, {"book": book}
     for scale, (logits, picture) in enumerate(zip(read, painted, strict=True)):
         parts = logits.split(list(PARAMETERS.values()), dim=1)
         nats = torch.stack([F.cross_entropy(part, truth[:, i]) for i, part in enumerate(parts)]).sum()
         error = F.mse_loss(picture, small)
         loss = loss + nats + PAINTING * error
-        figures |= {f"nats{scale}": nats.detach(), f"error{scale}": error.detach()}
+        figures |= {f"nats{scale}": nats, f"error{scale}": error}
     return loss, figures
 
 
@@ -176,13 +164,8 @@ def semantic_codes(net: TATok, images: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class ScaleFigures:
-    """Figures of one scale on held-out images.
-
-    Attributes:
-        right: accuracy of each of :data:`PARAMETERS`.
-        error: mean squared error of the thumbnails, colours in 0..1.
-        used, perplexity: number of codes that occur, and the perplexity of their distribution.
-    """
+    """Figures of one scale on held-out images: accuracy of each of :data:`PARAMETERS`, mean squared error of the
+    thumbnails, number of codes that occur, and the perplexity of their distribution."""
 
     right: dict[str, float]
     error: float
@@ -216,15 +199,8 @@ def ta_tok_figures(trainer: TATokTrainer, images: Tensor, truth: Tensor, chunk: 
 def save_ta_tok(trainer: TATokTrainer, out: Path) -> None:
     """Write the network without its auxiliary heads."""
     c = trainer.net.config
-    save_checkpoint(
-        trainer.net,
-        out,
-        family="ta-tok",
-        encoder_heads=c.encoder_heads,
-        decoder_heads=c.heads,
-        input_size=c.input_size,
-        name="picture book TA-Tok",
-    )
+    about = {"encoder_heads": c.encoder_heads, "decoder_heads": c.heads, "input_size": c.input_size}
+    save_checkpoint(trainer.net, out, family="ta-tok", **about, name="picture book TA-Tok")
 
 
 def train_ta_tok(job: Job, out: Path, config: TATokConfig = TA_TOK) -> TATok:
@@ -232,10 +208,9 @@ def train_ta_tok(job: Job, out: Path, config: TATokConfig = TA_TOK) -> TATok:
     count = job.count(COUNT)
     images, truth = ta_tok_book(job, count, TRAIN_SEED, config.input_size)
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         rows = torch.randint(count, (SCHEDULE.batch,), generator=generator(53, step))
-        value, figures = ta_tok_loss(module, images[rows].to(job.device), truth[rows].to(job.device))
-        return value, {name: float(figure) for name, figure in figures.items()}
+        return ta_tok_loss(module, images[rows].to(job.device), truth[rows].to(job.device))
 
     trainer = train(job, "ta-tok", build_ta_tok(config), loss, SCHEDULE)
     save_ta_tok(trainer, out)

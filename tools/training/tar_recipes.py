@@ -25,7 +25,7 @@ from . import captions
 from .recipes import NULL_LABELS, TRAIN_SEED, book, save_checkpoint
 from .ta_tok_recipe import TA_TOK, semantic_codes
 from .token_recipes import GRID, LARGE_PICTURES, LOW_GRID, SMALL_PICTURES, VQ, TokenRecipe, code_book, token_defaults
-from .training import Job, Schedule, generator, seeded, train
+from .training import Figures, Job, Schedule, generator, seeded, train
 
 # Scales of consecutive training steps, in the proportions of Tar's training.
 SCALE_CYCLE = (0, 0, 1, 2)
@@ -80,12 +80,7 @@ def build_language(config: LlamaConfig | None = None, start: nn.Module | None = 
 
 
 def tar_model(net: Llama, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
-    """A language model with the demo's vocabulary, as the loader returns it.
-
-    Args:
-        codes: size of TA-Tok's codebook.
-        side: side of TA-Tok's finest grid.
-    """
+    """A language model with the demo's vocabulary, as the loader returns it; ``codes`` and ``side`` are TA-Tok's."""
     words = captions.tokenizer(codes, SCALES)
     ids = words.special_tokens
     marks = SpecialTokens(ids["<im_start>"], ids["<S0>"], ids["<I0>"], codes, (ids["<|im_start|>"], ids["<|im_end|>"]))
@@ -100,17 +95,11 @@ def language_loss(
     codes: Tensor,
     scale: int,
     g: torch.Generator | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross-entropy of codes given prompts, in nats per code, and figures as detached tensors. Shapes depend on the batch alone.
+) -> tuple[Tensor, Figures]:
+    """Cross-entropy in nats per code of codes int64 [B, n] given prompts int64 [B, L] and their lengths, of
+    :func:`prompt_book`.
 
-    Args:
-        net: a :class:`Llama`, possibly compiled.
-        marks: special tokens of :func:`tar_model`.
-        prompts: int64 [B, L] of :func:`prompt_book`.
-        lengths: int64 [B].
-        codes: int64 [B, n] of the scale.
-        scale: 0, 1 or 2.
-        g: corrupts input codes, never targets; None disables this.
+    ``g`` corrupts input codes, never targets; None disables this.
     """
     n = codes.shape[1]
     read = codes if g is None else corrupted(codes, marks.codes, CONTEXT_ERRORS, g)
@@ -123,26 +112,15 @@ def language_loss(
     logits = logits.gather(1, (at - 1)[..., None].expand(-1, -1, marks.codes))
     nats = F.cross_entropy(logits.flatten(0, 1), codes.flatten())
     right = (logits.detach().argmax(-1) == codes).float().mean()
-    return nats, {f"nats{scale}": nats.detach(), f"right{scale}": right}
+    return nats, {f"nats{scale}": nats, f"right{scale}": right}
 
 
 def language_batch(
-    step: int,
-    batch: int,
-    codes: Sequence[Tensor],
-    prompts: Tensor,
-    lengths: Tensor,
-    g: torch.Generator,
-    count: int | None = None,
+    step: int, batch: int, codes: Sequence[Tensor], prompts: Tensor, lengths: Tensor, g: torch.Generator, count: int
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Random batch of :func:`language_loss`: prompts, lengths and codes int64, and the scale.
-
-    Args:
-        codes, prompts, lengths: of all images.
-        count: number of training images among them, the first ones; None for all.
-    """
+    """Random batch of :func:`language_loss` from the first ``count`` of all images: prompts, lengths and codes int64, and the scale."""
     scale = SCALE_CYCLE[step % len(SCALE_CYCLE)]
-    rows = torch.randint(count or len(prompts), (batch,), generator=g)
+    rows = torch.randint(count, (batch,), generator=g)
     variant = torch.randint(prompts.shape[1], (batch,), generator=g)
     return prompts[rows, variant].long(), lengths[rows, variant].long(), codes[scale][rows].long(), scale
 
@@ -150,19 +128,10 @@ def language_batch(
 def save_language(net: Llama, out: Path, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> None:
     """Write the language model with its configuration and tokenizer."""
     c, m = net.config, tar_model(net, codes, side).special
-    config = {
-        "model_type": "qwen2",
-        "hidden_size": c.dim,
-        "num_hidden_layers": c.depth,
-        "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads,
-        "intermediate_size": c.hidden,
-        "vocab_size": c.vocab,
-        "rope_theta": c.theta,
-        "rms_norm_eps": c.eps,
-        "max_position_embeddings": c.positions,
-        "tie_word_embeddings": c.tied,
-        "semantic_side": side,
+    sizes = {"hidden_size": c.dim, "num_hidden_layers": c.depth, "intermediate_size": c.hidden, "vocab_size": c.vocab}
+    heads = {"num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads, "max_position_embeddings": c.positions}
+    rest = {"rope_theta": c.theta, "rms_norm_eps": c.eps, "tie_word_embeddings": c.tied, "semantic_side": side}
+    ids = {
         "image_start_tag_id": m.image,
         "image_end_tag_id": m.image + 1,
         "scale_start_token_id": m.scale,
@@ -170,36 +139,24 @@ def save_language(net: Llama, out: Path, codes: int = TA_TOK.codes, side: int = 
         "image_start_token_id": m.code,
         "image_end_token_id": m.code + m.codes - 1,
     }
-    save_checkpoint(
-        net, out, family="tar", config=config, tokenizer=captions.tokenizer_json(codes, SCALES), name="picture book Tar"
-    )
+    config, words = {"model_type": "qwen2", **sizes, **heads, **rest, **ids}, captions.tokenizer_json(codes, SCALES)
+    save_checkpoint(net, out, family="tar", config=config, tokenizer=words, name="picture book Tar")
 
 
-def train_language(
-    job: Job, out: Path, ta_tok: TATok, config: LlamaConfig | None = None, start: Llama | None = None
-) -> Llama:
-    """Train the language model on TA-Tok's codes and write ``out``.
-
-    Args:
-        ta_tok: loaded from its fp16 file as shipped, with its image encoder, on the job's device.
-        config: configuration instead of :func:`language_config`.
-        start: initial weights; None for random ones.
-    """
+def train_language(job: Job, out: Path, ta_tok: TATok, start: Llama | None = None) -> Llama:
+    """Train the language model on the codes of ``ta_tok``, loaded from its fp16 file as shipped, and write ``out``."""
     c, count, device = ta_tok.config, job.count(LANGUAGE_COUNT), job.device
     held = _held(count)
     codes = semantic_book(job, ta_tok, count + held)
-    net = build_language(config or language_config(c.codes), start).to(device)
+    net = build_language(language_config(c.codes), start).to(device)
     model = tar_model(net, c.codes, c.side)
     seeds = range(TRAIN_SEED * VARIANTS, (TRAIN_SEED + 1) * VARIANTS)
     prompts, lengths = captions.prompt_book(lambda text: model.prompt(text, 0), count + held, seeds)
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(61, step)
         ids, ends, what, scale = language_batch(step, LANGUAGE_SCHEDULE.batch, codes, prompts, lengths, g, count)
-        value, figures = language_loss(
-            module, model.special, ids.to(device), ends.to(device), what.to(device), scale, g
-        )
-        return value, {name: float(figure) for name, figure in figures.items()}
+        return language_loss(module, model.special, ids.to(device), ends.to(device), what.to(device), scale, g)
 
     train(job, "tar", net, loss, LANGUAGE_SCHEDULE)
     save_language(net, out, c.codes, c.side)
@@ -219,15 +176,8 @@ CODE_ERRORS = 0.03
 
 @dataclass(frozen=True)
 class DetokenizerRecipe:
-    """An AR-DTok for images of one size.
-
-    Attributes:
-        name: name of the checkpoint and of the state file.
-        title: display name.
-        grid: tokens along one side; the image has 8 times as many pixels.
-        schedule: of the training.
-        count: number of training images.
-    """
+    """An AR-DTok for images of ``grid`` x ``grid`` tokens, 8 times as many pixels a side; ``count``: of training
+    images."""
 
     name: str
     title: str
@@ -254,13 +204,8 @@ DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
 
 
 def detokenizer_logits(net: Llama, features: Tensor, tokens: Tensor) -> Tensor:
-    """Teacher-forced logits fp32 [B, N, V]; entry i predicts token i.
-
-    Args:
-        net: a GPT, possibly compiled.
-        features: [B, n, C]; zeros mean "no condition".
-        tokens: int64 [B, N] in raster order, N a square number.
-    """
+    """Teacher-forced logits fp32 [B, N, V] of raster-order tokens [B, N] given features [B, n, C]; zeros mean "no
+    condition"."""
     n, count = features.shape[1], tokens.shape[1]
     place = torch.arange(-n, count - 1, device=tokens.device)
     rows = torch.cat([net.prefix(features), net.embed(tokens[:, :-1])], dim=1)
@@ -269,17 +214,9 @@ def detokenizer_logits(net: Llama, features: Tensor, tokens: Tensor) -> Tensor:
 
 def detokenizer_loss(
     net: nn.Module, ta_tok: TATok, codes: Tensor, tokens: Tensor, g: torch.Generator | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross-entropy of tokens given semantic codes, in nats per token, and figures as detached tensors. Shapes depend on the
-    batch alone.
-
-    Args:
-        net: a GPT, possibly compiled.
-        ta_tok: computes the features of the codes, without gradients.
-        codes: int64 [B, n].
-        tokens: int64 [B, N].
-        g: corrupts codes and drops the condition of some images; None disables both.
-    """
+) -> tuple[Tensor, Figures]:
+    """Cross-entropy in nats per token of tokens int64 [B, N] given semantic codes int64 [B, n]. ``g`` corrupts codes
+    and drops the condition of some images; None disables both."""
     if g is not None:
         codes = corrupted(codes, ta_tok.config.codes, CODE_ERRORS, g)
     with torch.no_grad(), torch.autocast(codes.device.type, enabled=False):
@@ -290,69 +227,45 @@ def detokenizer_loss(
     logits = detokenizer_logits(net, features, tokens)
     nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
     right = (logits.detach().argmax(-1) == tokens).float().mean()
-    return nats, {"nats": nats.detach(), "right": right}
+    return nats, {"nats": nats, "right": right}
 
 
 def detokenizer_batch(
-    step: int, batch: int, codes: Sequence[Tensor], tokens: Tensor, g: torch.Generator, count: int | None = None
+    step: int, batch: int, codes: Sequence[Tensor], tokens: Tensor, g: torch.Generator, count: int
 ) -> tuple[Tensor, Tensor]:
     """Random batch of :func:`detokenizer_loss`: codes and tokens int64; arguments as for :func:`language_batch`."""
-    rows = torch.randint(count or len(tokens), (batch,), generator=g)
+    rows = torch.randint(count, (batch,), generator=g)
     return codes[SCALE_CYCLE[step % len(SCALE_CYCLE)]][rows].long(), tokens[rows].long()
 
 
 def save_detokenizer(net: Llama, recipe: DetokenizerRecipe, out: Path) -> None:
     """Write a de-tokenizer. The codes determine the content, so the large one needs no lower temperature."""
-    save_checkpoint(
-        net,
-        out,
-        family="dtok",
-        heads=net.config.heads,
-        grid=recipe.grid,
-        label_set="picture-book",
-        decoder="demo-vq",
-        ta_tok="demo-ta-tok",
-        name=recipe.title,
-        defaults=token_defaults(recipe.grid),
-    )
+    about = {"heads": net.config.heads, "grid": recipe.grid, "label_set": "picture-book", "decoder": "demo-vq"}
+    about |= {"ta_tok": "demo-ta-tok", "name": recipe.title, "defaults": token_defaults(recipe.grid)}
+    save_checkpoint(net, out, family="dtok", **about)
 
 
 def train_detokenizer(
-    job: Job,
-    out: Path,
-    recipe: DetokenizerRecipe,
-    ta_tok: TATok,
-    vq: VQAutoencoder,
-    config: LlamaConfig | None = None,
-    start: Llama | None = None,
+    job: Job, out: Path, recipe: DetokenizerRecipe, ta_tok: TATok, vq: VQAutoencoder, start: Llama | None = None
 ) -> Llama:
-    """Train a de-tokenizer and write ``out``.
-
-    Args:
-        ta_tok, vq: loaded from their fp16 files as shipped, on the job's device.
-        config: instead of :func:`detokenizer_config`.
-        start: initial weights; None for random ones.
-    """
+    """Train a de-tokenizer and write ``out``; ``ta_tok`` and ``vq`` are loaded from their fp16 files as shipped."""
     c, count, device = ta_tok.config, job.count(recipe.count), job.device
     held = _held(count)
     semantic, (tokens, _) = semantic_book(job, ta_tok, count + held), code_book(job, vq, count + held, recipe.grid)
-    config = config or detokenizer_config(recipe.grid, c.width, c.side, vq.config.codes)
+    config = detokenizer_config(recipe.grid, c.width, c.side, vq.config.codes)
     net = seeded(67, lambda: llama.initialise(Llama(config)), start).to(device)
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(71, step)
         codes, what = detokenizer_batch(step, recipe.schedule.batch, semantic, tokens, g, count)
-        value, figures = detokenizer_loss(module, ta_tok, codes.to(device), what.to(device), g)
-        return value, {name: float(figure) for name, figure in figures.items()}
+        return detokenizer_loss(module, ta_tok, codes.to(device), what.to(device), g)
 
     train(job, recipe.name, net, loss, recipe.schedule)
     save_detokenizer(net, recipe, out)
     for codes in semantic:
-        parts = zip(codes[count:].split(50), tokens[count:].split(50), strict=True)
-        with torch.no_grad():
-            nats = sum(
-                float(detokenizer_loss(net, ta_tok, a.long().to(device), b.long().to(device))[0]) * len(a)
-                for a, b in parts
-            )
+        nats = 0.0
+        for a, b in zip(codes[count:].split(50), tokens[count:].split(50), strict=True):
+            with torch.no_grad():
+                nats += float(detokenizer_loss(net, ta_tok, a.long().to(device), b.long().to(device))[0]) * len(a)
         job.log(f"{recipe.name}: {codes.shape[1]} codes: {nats / held:.3f} nats per token on {held} held-out images")
     return net

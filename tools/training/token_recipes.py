@@ -20,7 +20,7 @@ from ...model_loaders.networks.llama import Llama, LlamaConfig, Positions, initi
 from ...samplers.tokens.par import par_groups
 from . import picture_book
 from .recipes import NULL_LABELS, book, pictures, psnr, reconstruction_loss, save_checkpoint, to_signed
-from .training import Job, Schedule, generator, seeded, train
+from .training import Figures, Job, Schedule, generator, seeded, train
 
 # The convolutions equal those of the demo's KL autoencoder, whose weights initialise them.
 VQ = VQConfig(ch=32, ch_mult=(1, 1, 2, 2), blocks=1, z_channels=8, codes=512, code_channels=8, groups=8)
@@ -56,17 +56,8 @@ def defaults(grid: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class TokenRecipe:
-    """A GPT on the picture book's codes.
-
-    Attributes:
-        name: name of the checkpoint and of the state file.
-        title: display name.
-        grid: tokens along one side; the image has 8 times as many pixels.
-        schedule: of the training.
-        count: number of training images.
-        config: configuration; ``config.special`` makes it a PAR.
-        reinforced: whether the training ends with ``reinforce.py``.
-    """
+    """A GPT on the picture book's codes; ``config.special`` makes it a PAR. ``count``: of training images.
+    ``reinforced``: whether the training ends with ``reinforce.py``."""
 
     name: str
     title: str
@@ -83,12 +74,7 @@ class TokenRecipe:
 _SMALL = Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45)
 GPT_LOW = TokenRecipe("llamagen-low", "picture book GPT, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES)
 GPT_HIGH = TokenRecipe(
-    "llamagen",
-    "picture book GPT, 16x16",
-    GRID,
-    replace(_SMALL, steps=30000, batch=24),
-    LARGE_PICTURES,
-    reinforced=True,
+    "llamagen", "picture book GPT, 16x16", GRID, replace(_SMALL, steps=30000, batch=24), LARGE_PICTURES, reinforced=True
 )
 PAR = TokenRecipe(
     "par", "picture book PAR, 4 regions, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES, replace(TokenRecipe.config, special=3)
@@ -125,15 +111,8 @@ class _Tokenizer(nn.Module):
 
 
 def quantisation_loss(net: VQAutoencoder, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantisation with the straight-through estimator (van den Oord et al. 2017).
-
-    Args:
-        features: fp32 unit vectors [B, channels, h, w].
-
-    Returns:
-        The codes' vectors [B, channels, h, w], with the gradient of the features; codes int64 [B, h, w]; the sum of the
-        codebook loss and a quarter of the commitment loss.
-    """
+    """The codes' vectors [B, channels, h, w] of unit vectors, with the features' gradient (straight-through, van den
+    Oord et al. 2017); codes int64 [B, h, w]; codebook loss + commitment loss / 4."""
     codes = net.codes(features.detach())
     chosen = net.vectors(codes)
     loss = F.mse_loss(chosen, features.detach()) + COMMITMENT * F.mse_loss(features, chosen.detach())
@@ -142,13 +121,10 @@ def quantisation_loss(net: VQAutoencoder, features: Tensor) -> tuple[Tensor, Ten
 
 @torch.no_grad()
 def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
-    """Initialise a tokenizer with the convolutions of an autoencoder that has the same widths and as many latent channels.
+    """Initialise a tokenizer with the convolutions of an autoencoder of the same widths and as many latent channels.
 
-    The encoder then computes the autoencoder's latents, whose direction is quantised. The additional attention blocks of the
-    tokenizer start with an output of zero.
-
-    Raises:
-        ValueError: the two do not fit.
+    The encoder then computes its latents, whose direction is quantised. Attention blocks that it lacks start with an
+    output of zero.
     """
     state, source, deepest = net.state_dict(), kl.state_dict(), len(net.config.ch_mult) - 1
     channels = net.config.code_channels
@@ -191,7 +167,7 @@ def train_vq(job: Job, out: Path, kl: KLAutoencoder | None = None) -> VQAutoenco
     if kl is not None:
         initialise_from_kl(module.net, kl)
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g, side = generator(29, step), sides[step % len(sides)]
         # The same number of pixels per step at both sizes.
         batch = max(1, schedule.batch * sides[0] ** 2 // side**2)
@@ -205,11 +181,7 @@ def train_vq(job: Job, out: Path, kl: KLAutoencoder | None = None) -> VQAutoenco
             vectors, codes, codebook_loss = quantisation_loss(module.net, features)
         module.count_idle(codes)
         y = module.net.render(vectors).float()
-        figures = {
-            f"psnr{side}": psnr(y, x),
-            "gap": float(codebook_loss.detach()),
-            "idle": float((module.idle > PATIENCE / 2).sum()),
-        }
+        figures = {f"psnr{side}": psnr(y, x), "gap": codebook_loss, "idle": (module.idle > PATIENCE / 2).sum()}
         return reconstruction_loss(y, x) + codebook_loss, figures
 
     train(job, "vq", module, loss, schedule)
@@ -244,13 +216,8 @@ def perplexity(counts: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Layout of an image's N tokens in a training sequence of N rows.
-
-    Attributes:
-        order: int64 [N], cells in decoding order.
-        place: int64 [N], position of each row (``networks/llama.py``); the condition and transition tokens are at -1.
-        mask: attention mask, bool [N, N], True where a row attends to another; None is causal.
-    """
+    """Layout of an image's N tokens in a training sequence: cells in decoding order, position of each row (-1: the
+    condition and transition tokens), and the attention mask, None for a causal one."""
 
     order: Tensor
     place: Tensor
@@ -258,11 +225,9 @@ class Layout:
 
     @staticmethod
     def of(grid: int, regions: int = 1) -> Layout:
-        """Raster order, or PAR's (arXiv 2412.15119) for ``regions`` above 1, a square whose root divides ``grid``.
-
-        PAR's rows are the condition, the first token of every region, ``regions - 1`` transition tokens, and all groups but
-        the last. Row i predicts token i of the order: initial tokens one at a time, every later group the next group.
-        """
+        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every region, ``regions - 1``
+        transition tokens, and all groups but the last. Row i predicts token i of the order: initial tokens one at a
+        time, every later group the next group."""
         n, count, nowhere = regions, grid * grid, torch.tensor([-1])
         if n == 1:
             order = torch.arange(count)
@@ -280,15 +245,9 @@ class Layout:
 
 
 def sequence_logits(net: Llama, layout: Layout, places: Positions, labels: Tensor, tokens: Tensor) -> Tensor:
-    """Teacher-forced logits.
+    """Teacher-forced logits fp32 [B, N, V] of tokens int64 [B, N] in the layout's order; entry i predicts token i.
 
-    Args:
-        layout, places: of the grid, with a prefix of one row.
-        labels: int64 [B]; the number of classes means "no label".
-        tokens: int64 [B, N] in the layout's order.
-
-    Returns:
-        fp32 [B, N, V]; entry i predicts token i.
+    ``labels`` int64 [B]: the number of classes means "no label".
     """
     rows, n = net.embed(tokens), net.config.regions
     parts = [rows[:, :-1]]
@@ -317,7 +276,7 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
     layout, places = Layout.of(recipe.grid, config.regions).to(job.device), net.positions(recipe.grid, 1)
     codes = codes[:, layout.order.cpu()]
 
-    def loss(module: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(37, step)
         rows = torch.randint(count, (recipe.schedule.batch,), generator=g)
         null = torch.rand(len(rows), generator=g) < NULL_LABELS
@@ -326,7 +285,7 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
         logits = sequence_logits(module, layout, places, what, tokens)
         nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         right = (logits.detach().argmax(-1) == tokens).float().mean()
-        return nats, {"nats": float(nats.detach()), "right": float(right)}
+        return nats, {"nats": nats, "right": right}
 
     train(job, recipe.name, net, loss, recipe.schedule)
     save_gpt(recipe, net, out)
@@ -335,14 +294,6 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
 
 def save_gpt(recipe: TokenRecipe, net: Llama, out: Path) -> None:
     """Write a recipe's model with its metadata."""
-    save_checkpoint(
-        net,
-        out,
-        family="llamagen",
-        heads=recipe.config.heads,
-        grid=recipe.grid,
-        label_set="picture-book",
-        decoder="demo-vq",
-        name=recipe.title,
-        defaults=defaults(recipe.grid),
-    )
+    about = {"heads": recipe.config.heads, "grid": recipe.grid, "label_set": "picture-book", "decoder": "demo-vq"}
+    about |= {"name": recipe.title, "defaults": defaults(recipe.grid)}
+    save_checkpoint(net, out, family="llamagen", **about)

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Net = TypeVar("Net", bound=nn.Module)
-# (module, step) -> (scalar loss, figures to log)
-Loss = Callable[[nn.Module, int], tuple[Tensor, dict[str, float]]]
+# (module, step) -> (scalar loss, figures to log, numbers or scalar tensors)
+Figures = dict[str, Any]
+Loss = Callable[[nn.Module, int], tuple[Tensor, Figures]]
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,11 @@ def _optimisers(module: nn.Module, s: Schedule) -> list[torch.optim.Optimizer]:
         plain = not any(part in name for part in ("emb", "final", "latent", "output"))
         inner = p.ndim == 2 and min(p.shape) >= 32 and plain
         (hidden if muon and inner else matrices if p.ndim >= 2 else vectors).append(p)
-    groups = [{"params": matrices, "weight_decay": s.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    out: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([g for g in groups if g["params"]], lr=s.lr, betas=(0.9, 0.98), eps=1e-8)
-    ]
-    if hidden:
-        assert muon is not None
-        out.append(
-            muon(hidden, lr=s.muon_lr, weight_decay=s.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-        )
+    groups = [{"params": p, "weight_decay": w} for p, w in ((matrices, s.weight_decay), (vectors, 0.0)) if p]
+    out: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=s.lr, betas=(0.9, 0.98), eps=1e-8)]
+    if muon and hidden:
+        about = {"weight_decay": s.weight_decay, "momentum": 0.95, "adjust_lr_fn": "match_rms_adamw"}
+        out.append(muon(hidden, lr=s.muon_lr, **about))
     for o in out:
         for g in o.param_groups:
             g["peak"] = g["lr"]
@@ -92,14 +89,8 @@ def seeded(seed: int, make: Callable[[], Net], start: nn.Module | None = None) -
 
 @dataclass(frozen=True)
 class Job:
-    """What the trainings of a run have in common.
-
-    Attributes:
-        folder: of the resumable states; created if missing.
-        device: bf16 autocast on CPU and CUDA, fp32 on MPS.
-        log: receives progress lines.
-        steps, images: optimiser steps and training images instead of the recipes', or None.
-    """
+    """What the trainings of a run have in common; ``steps`` and ``images`` replace the recipes'. MPS trains in fp32,
+    others in bf16."""
 
     folder: Path
     device: torch.device = torch.device("cpu")
@@ -121,10 +112,7 @@ class Job:
 def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_every: float = 120.0) -> Net:
     """Train ``module``, or resume the run ``<folder>/<name>.state.pt``, and return it with the averaged weights.
 
-    Args:
-        loss: ``(module, step) -> (scalar loss, figures to log)``; draws its own batch from the step.
-        usual: the recipe's schedule.
-        save_every: seconds between saves.
+    ``loss`` draws its own batch from the step; ``usual`` is the recipe's schedule; ``save_every`` is in seconds.
     """
     folder, device, log, schedule = job.folder, job.device, job.log, job.schedule(usual)
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +157,8 @@ def train(job: Job, name: str, module: Net, loss: Loss, usual: Schedule, save_ev
         with torch.no_grad():
             for k, v in module.state_dict().items():
                 average[k].lerp_(v.float(), 1 - keep)
-        for k, f in {"loss": float(value.detach()), **figures}.items():
+        for k, f in {"loss": value, **figures}.items():
+            f = float(f.detach() if isinstance(f, Tensor) else f)
             seen[k] = f if k not in seen or not math.isfinite(seen[k]) else seen[k] * 0.97 + f * 0.03
         now = time.monotonic()
         if now - logged > 10 or step + 1 == schedule.steps:

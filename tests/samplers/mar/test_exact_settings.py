@@ -1,13 +1,14 @@
-"""What settings promise: ``exact`` settings give plain MAR's picture, others another one, ``lossless`` ones are never exact."""
+"""What settings promise: ``exact`` settings give plain MAR's picture and work, others another one, ``lossless`` ones are never exact."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
 from tiny_models import tiny_mar
@@ -32,7 +33,9 @@ CASES = [
     ("lazymar", CACHED, NEITHER),
     ("lazymar", {"refresh_period": 1, **ANNEALED}, NEITHER),
     ("cspd", {"prefill_ratio": 1.0, "mode": "published"}, EXACT),
+    ("cspd", {"prefill_ratio": 1.0}, EXACT),
     ("cspd", {"prefill_ratio": 1.0, "speculation": 4}, LOSSLESS),
+    ("cspd", {"prefill_ratio": 1.0, "speculation": 4, "mode": "published"}, LOSSLESS),
     ("cspd", {"prefill_ratio": 0.2}, LOSSLESS),
     ("cspd", {"prefill_ratio": 0.2, "mode": "published"}, NEITHER),
     ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 1}, EXACT),
@@ -45,21 +48,31 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def latents():
-    """A function from a sampler and settings to latents; plain MAR's are its baseline."""
+def sampled():
+    """A function from a sampler and settings to its result; plain MAR's is its baseline."""
     model, draft = tiny_mar(), tiny_mar(1)
 
-    def run(name, **settings):
+    @cache
+    def run(name, settings):
         entry = SAMPLERS[name]
         start = partial(entry.run, draft=draft) if entry.needs_draft else entry.run
-        return finish(start(model, LABELS, entry.settings(**BASE, **settings), NOISE)).latents
+        return finish(start(model, LABELS, settings, NOISE))
 
     return run
 
 
 @pytest.mark.parametrize(("name", "settings", "claim"), CASES, ids=str)
-def test_claims_hold(latents, name, settings, claim):
+def test_claims_hold(sampled, name, settings, claim):
     made = SAMPLERS[name].settings(**BASE, **settings)
     assert (made.exact(4), made.lossless()) == (claim == EXACT, claim == LOSSLESS)
-    found, plain = latents(name, **settings), latents("mar")
-    assert torch.allclose(found, plain, rtol=1e-4, atol=1e-4 * float(plain.abs().max())) == (claim == EXACT)
+    found, plain = sampled(name, made), sampled("mar", MARSettings(**BASE))
+    close = torch.allclose(found.latents, plain.latents, rtol=1e-4, atol=1e-4 * float(plain.latents.abs().max()))
+    assert close == (claim == EXACT)
+    # FastHybrid whose drafts are all redone samples the same tokens in other batches: equal up to rounding.
+    if close and "threshold" not in settings:
+        assert torch.equal(found.latents, plain.latents) and found.report.counts == plain.report.counts
+
+
+def test_a_threshold_of_1_may_keep_a_draft():
+    kind = SAMPLERS["fasthybrid"].settings
+    assert [kind(threshold=t).exact(4) for t in (1.0, 1.01)] == [False, True]

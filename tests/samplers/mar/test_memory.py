@@ -142,19 +142,6 @@ def test_the_estimate_grows_with_what_is_computed_together():
     assert memory.FEATURES in memory.estimate(model, condition, MARSettings(ar_steps=4), CacheSettings())
 
 
-def test_a_cached_condition_halves_what_is_kept(unipic):
-    condition = {"ar_steps": 32, "diffusion_steps": 4}
-
-    def kept(cfg: float, **cache: bool) -> int:
-        settings = LazyMARSettings(**condition, cfg=cfg, encoder_cache=False, **cache)
-        return memory.feature_bytes(unipic, 1, settings, settings)
-
-    c, rows = unipic.net.config, unipic.net.config.buffer + unipic.net.config.tokens
-    decoder = (2 * c.decoder_depth + 3) * rows * c.dim * 2
-    assert kept(3.0, condition_cache=False) - kept(3.0, condition_cache=True) == decoder
-    assert kept(1.0, condition_cache=False) == kept(1.0, condition_cache=True) < kept(3.0, condition_cache=True)
-
-
 def test_rows_behind_a_prompt_and_cached_tokens_are_counted_with_both():
     asked = []
     net = SimpleNamespace(config=SimpleNamespace(llm_flops=lambda rows, before: asked.append((rows, before)) or 100))
@@ -169,6 +156,38 @@ def test_the_language_models_rows_are_estimated_by_their_tensors():
     c = model.hybrid.config.llm
     per_row = [c.hidden] * 3 + [c.dim] * 6 + [c.heads * c.head_dim] * 6
     assert model.working_bytes(10)["language model"] == 10 * 4 * sum(per_row)
+
+
+def test_stages_and_their_sum_by_hand():
+    """A pass has both branches of 2 images with 3 class rows and 16 tokens; CSpD verifies three AR steps in one."""
+    model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))
+    once = model.working_bytes(2 * 2 * (3 + 16))["MAR"]
+    assert memory.estimate(model, condition, MARSettings(ar_steps=4))[memory.MAR] == once
+    assert memory.estimate(model, condition, CSpDSettings(ar_steps=4, draft_length=3))[memory.MAR] == 3 * once
+    parts = {
+        "weights: MAR": 50,
+        "weights: head (streamed)": 1000,
+        "noise": 5,
+        memory.MAR: 3,
+        memory.HEAD: 7,
+        memory.LLM: 2,
+    }
+    assert memory.total(parts) == 50 + 5 + 7 and memory.total({"noise": 5}) == 5
+
+
+@pytest.mark.parametrize(
+    ("cfg", "condition_cache", "tensors"),
+    [
+        # Keys and values of 2 encoder blocks for each branch; keys and values of 2 decoder blocks and three tensors more.
+        (3.0, True, 2 * 2 * 2 + (2 * 2 + 3)),
+        (3.0, False, 2 * 2 * 2 + 2 * (2 * 2 + 3)),
+        (1.0, False, 2 * 2 + (2 * 2 + 3)),
+    ],
+)
+def test_what_lazymar_keeps_by_hand(cfg, condition_cache, tensors):
+    """Of 3 images with 3 class rows and 16 tokens of width 16, fp32."""
+    settings = LazyMARSettings(cfg=cfg, condition_cache=condition_cache, encoder_cache=False)
+    assert memory.feature_bytes(tiny_hybrid(), 3, settings, settings) == 3 * tensors * (3 + 16) * 16 * 4
 
 
 def test_noise_and_the_head_by_hand():

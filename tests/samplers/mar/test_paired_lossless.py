@@ -3,11 +3,12 @@
 No distribution is estimated, so that small errors show: the reference makes a token by itself, in float64, one diffusion step
 at a time. At the state that the path has reached it evaluates the target's kernel p, keeps the drafted step if its density
 ratio is at least the uniform number, and otherwise takes the coupling's other sample. Each token that departs from the
-reference is an error, unless a uniform number lies within rounding of its ratio: about 2,000 comparisons a case at a rounding of
-1e-5 make 0.02 of those, and one is allowed (two: p = 2e-4).
+reference is an error, unless a uniform number lies within rounding of its ratio: about 1,000 comparisons a case at a rounding of
+1e-5 make 0.01 of those, and one is allowed (two: p = 5e-5).
 
 Measured here: an acceptance that is 3 % too ready (u <= 1.03 p / q) departs in 17 and 16 of 200 speculative tokens and in
-5 and 6 of 100 drafted ones, a temperature of 1.01 in all speculative tokens and in 18 and 50 of the drafted ones.
+5 and 6 of 100 drafted ones, a temperature of 1.01 in all speculative tokens and in 18 and 50 of the drafted ones. The tests
+compare 100 tokens of each.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
-from mar_reference import cosine_tables, full_z
+from mar_reference import cosine_tables, full_z, kernel
 from tiny_models import toy_mar
 from torch import Tensor
 
@@ -92,14 +93,8 @@ class Token:
 
     def kernel(self, k: int, x: Tensor, x0: Tensor, logits: Tensor) -> Kernel:
         """N(mean, std) of executed step ``k`` from x, given a prediction."""
-        i = len(TABLE) - 1 - k
-        _, beta, abar = TABLE[i]
-        before = TABLE[i - 1][2] if i else 1.0
-        mean = x0 * (beta * math.sqrt(before) / (1 - abar)) + x * ((1 - before) * math.sqrt(1 - beta) / (1 - abar))
-        if not i:
-            return mean, torch.zeros(4, dtype=torch.float64)
-        low = math.log(beta * (1 - before) / (1 - abar))
-        return mean, self.temperature * torch.exp(0.5 * (low + (logits + 1) / 2 * (math.log(beta) - low)))
+        mean, std = kernel(TABLE, len(TABLE) - 1 - k, x, x0, logits)
+        return mean, self.temperature * std
 
     def step(self, k: int, kernel: Kernel) -> Tensor:
         return kernel[0] + kernel[1] * self.noise[k]
@@ -145,11 +140,11 @@ def z_of(net, tokens: Tensor, known: list[int]) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def departures(model, result, temperature: float, window: int = 0, draft=None) -> int:
-    """Tokens that depart from the reference's, given the tokens that the sampler decided before them."""
+def departures(model, result, images: int, temperature: float, window: int = 0, draft=None) -> int:
+    """Tokens of the first images that depart from the reference's, given the tokens that the sampler decided before them."""
     tokens, steps = model.to_tokens(result.latents), torch.from_numpy(result.report.maps["step"]).flatten(1)
     count = 0
-    for image in range(IMAGES):
+    for image in range(images):
         for step in range(2):
             known = (steps[image] < step).nonzero()[:, 0].tolist()
             z, null = z_of(model.net, tokens[image], known)
@@ -185,11 +180,11 @@ def test_every_speculative_token_is_the_references(temperature, window):
     result = speculated(temperature, window)
     counts = result.report.counts
     assert 0.2 < counts["accepted_steps"] / counts["drafted_steps"] < 0.95, "both outcomes must occur"
-    assert departures(toy_mar(), result, temperature, window) <= 1
+    assert departures(toy_mar(), result, IMAGES // 2, temperature, window) <= 1
 
 
 @pytest.mark.parametrize(("temperature", "off"), [(1.0, 0.1), (0.8, 0.3)])
 def test_every_drafted_token_is_the_references(temperature, off):
     result = drafted(temperature, off)
     assert 0 < result.report.counts["accepted_steps"] / result.report.counts["drafted_steps"] < 1
-    assert departures(toy_mar(), result, temperature, draft=toy_mar(off=off)) <= 1
+    assert departures(toy_mar(), result, IMAGES, temperature, draft=toy_mar(off=off)) <= 1

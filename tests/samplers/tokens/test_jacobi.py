@@ -1,4 +1,4 @@
-"""Windows of passes: the tokens of serial decoding in every schedule, and what a call accepts, counts and shows."""
+"""Windows of passes: the tokens of serial decoding in every schedule, and what a call accepts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.llamagen import load_llamagen
-from fastar_nodes.reports.record import ACCEPTED, PLAIN, to_text
+from fastar_nodes.reports.record import PLAIN, to_text
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens import jacobi as module
@@ -79,11 +79,11 @@ def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
 # ------------------------------------------------------------------------------------------------ the tokens
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(
     st.sampled_from(sorted(CASES)),
     st.sampled_from([2, 3, 5, 16, 100]),
-    st.sampled_from([(0,), (0, 1, 2)]),
+    st.sampled_from([(0,), (1, 2), (0, 1, 2)]),
     st.fixed_dictionaries(
         {
             "cfg": st.sampled_from([1.0, 1.5, 4.0]),
@@ -160,22 +160,6 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
         assert run(*CASES[name], **FEW, parallel=1).report.counts == serial.report.counts
 
 
-@pytest.mark.parametrize("name", CASES, ids=str)
-def test_an_image_does_not_depend_on_its_batch(name):
-    together = run(*CASES[name], **FEW, parallel=5)
-    rows = 0
-    for i in range(3):
-        alone = run(*CASES[name], (i,), **FEW, parallel=5)
-        assert torch.equal(alone.codes[0], together.codes[i])
-        for key, values in alone.report.maps.items():
-            assert np.array_equal(values[0], together.report.maps[key][i]), key
-        rows += alone.report.counts["transformer_tokens"]
-    longest = int(together.report.maps["step"].max()) + 1
-    assert together.report.counts["transformer_passes"] == longest
-    if kind_of(CASES[name][1]) != "text":  # texts are padded to the longest
-        assert rows <= together.report.counts["transformer_tokens"] <= 1.5 * rows
-
-
 # ------------------------------------------------------------------------------------------------ guesses and slots
 
 
@@ -245,43 +229,38 @@ def test_the_table_lists_every_row_and_cell(name):
     assert not table.visible[:, -1].any() and (table.decided_at[:known] == -1).all()
 
 
-# ------------------------------------------------------------------------------------------------ steps and reports
+# ------------------------------------------------------------------------------------------------ reports
 
 
-@pytest.mark.parametrize("name", CASES, ids=str)
-def test_certain_cells_stay_and_progress_only_grows(name):
-    sampler, model, chosen = CASES[name]
-    chosen = dataclasses.replace(chosen, **FEW, parallel=4)
-    steps = sampler(model, condition_of(kind_of(model)), chosen, PairedDraws(5, (0, 1, 2)))
-    seen = []
-    while True:
-        try:
-            seen.append(next(steps))
-        except StopIteration as end:
-            result = end.value
-            break
-    for earlier, later in zip(seen, seen[1:], strict=False):
-        assert later.decided[earlier.decided].all() and later.done > earlier.done
-        assert torch.equal(later.codes[earlier.decided], earlier.codes[earlier.decided])
-    for step in seen:
-        assert step.total == model.tokens and step.done == int(step.decided.flatten(1).sum(1).min())
-        assert not step.codes[~step.decided].any() and not step.codes.is_inference() and not step.decided.is_inference()
-    assert seen[-1].decided.all() and torch.equal(seen[-1].codes, result.codes)
+@pytest.mark.parametrize("parallel", [4, 16])
+def test_every_call_decides_one_token_without_a_guess(parallel):
+    """The first position of a call's window is certain; the others that the call decides are accepted guesses."""
+    report = run(llamagen, tiny_gpt(), LlamaGenSettings(temperature=0.1, parallel=parallel)).report
+    step, outcome = report.maps["step"].reshape(3, -1), report.maps["outcome"].reshape(3, -1)
+    assert report.counts["accepted"] > 0 and (step == 1).sum() > 3, "the first call must accept a guess"
+    for image in range(3):
+        assert sorted(step[image][outcome[image] == PLAIN]) == sorted(set(step[image]))
 
 
-def test_report_adds_up():
-    result = run(*CASES["zipar 2"], **FEW, parallel=4)
-    report, step, outcome = result.report, result.report.maps["step"], result.report.maps["outcome"]
-    assert report.counts["accepted"] == int((outcome == ACCEPTED).sum()) and set(np.unique(outcome)) <= {
-        PLAIN,
-        ACCEPTED,
-    }
-    assert step.dtype == np.int32 and outcome.dtype == np.uint8 and (step[:, 0, 0] == 0).all()
-    assert report.counts["transformer_passes"] == step.max() + 1 and 0 < report.acceptance < 1
-    for image in step:
-        assert set(np.unique(image)) == set(range(image.max() + 1)), "every call makes a cell certain"
-    assert report.settings["parallel"] == 4 and report.seconds > 0
-    assert report.tokens_per_pass == pytest.approx(16 / (step.max() + 1))
+def test_a_report_counts_what_a_plain_iteration_draws():
+    """One image and a window of 4: of all cells drawn, those that are certain in the end and not the first of their call
+    are accepted, and the others were drawn in vain."""
+    report = run(llamagen, PLAIN_GPT, LlamaGenSettings(**FEW, parallel=4), (1,)).report
+    step = report.maps["step"][0].ravel()
+    first = [int((step < call).sum()) for call in range(1, step.max() + 1)]  # of each call's window
+    drawn = sum(min(4, 16 - at) for at in first)
+    assert report.counts["accepted"] == 15 - len(first)
+    assert report.counts["rejected"] == drawn - 15
+    assert report.tokens_per_pass == pytest.approx(16 / (len(first) + 1))
+
+
+def test_finished_images_leave_the_batch():
+    """Together three images feed no more rows than each on its own, but for the padding of unlike windows."""
+    together = run(*CASES["llamagen, 6 x 6"], **FEW, parallel=5).report.counts["transformer_tokens"]
+    own = [
+        run(*CASES["llamagen, 6 x 6"], (i,), **FEW, parallel=5).report.counts["transformer_tokens"] for i in range(3)
+    ]
+    assert sum(own) <= together < 3 * max(own) and len(set(own)) > 1
 
 
 def test_a_report_says_where_a_window_costs_time():
@@ -328,20 +307,12 @@ def test_codes_of_tar_are_those_of_serial_decoding(window, penalty, temperature,
     assert torch.equal(prompted(window, PROMPTS[1:2], [1]).codes[0], serial.codes[1])
 
 
-def test_progress_of_tar_only_grows():
-    steps = list(tar_prompt(TAR, PROMPTS, TarPromptSettings(parallel=3, top_k=0), PairedDraws(5, range(4))))
-    done = [s.done for s in steps]
-    assert done == sorted(set(done)) and done[-1] == steps[-1].total == 16
-    for earlier, later in zip(steps, steps[1:], strict=False):
-        assert torch.equal(later.codes[:, : earlier.done], earlier.codes[:, : earlier.done])
-
-
 def test_the_demo_is_identical_in_less_than_half_of_the_calls(root: Path):
     model = load_llamagen(root / "demo" / "checkpoints" / "llamagen-low.safetensors", "auto", torch.device("cpu"))
     chosen = LlamaGenSettings(cfg=1.5, top_k=0, top_p=0.8)
-    labels, calls = from_ids([i % 8 for i in range(24)]), []
-    serial = finish(llamagen(model, labels, chosen, PairedDraws(77, range(24))))
-    made = finish(llamagen(model, labels, dataclasses.replace(chosen, parallel=8), PairedDraws(77, range(24))))
+    labels = from_ids(range(8))
+    serial = finish(llamagen(model, labels, chosen, PairedDraws(77, range(8))))
+    made = finish(llamagen(model, labels, dataclasses.replace(chosen, parallel=8), PairedDraws(77, range(8))))
     assert torch.equal(made.codes, serial.codes)
     calls = made.report.maps["step"].max(axis=(1, 2)) + 1
     assert calls.mean() < 32 and made.report.counts["transformer_passes"] == calls.max() < 64

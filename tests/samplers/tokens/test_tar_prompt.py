@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from fastar_nodes.model_loaders.networks.tar import TarModel
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.conditioning import features_of, prepare
 from fastar_nodes.samplers.tokens.draws import PairedDraws, penalised
 from fastar_nodes.samplers.tokens.llamagen import llamagen
@@ -67,7 +65,7 @@ def plain(model: TarModel, prompt: str, settings: TarPromptSettings, seed: int, 
         TarPromptSettings(),
         replace(DRAWN, top_k=3),
         replace(DRAWN, top_p=0.6, temperature=1.4),
-        replace(DRAWN, repetition_penalty=1.9, temperature=0.8),
+        replace(DRAWN, repetition_penalty=2.0, temperature=0.8),
         replace(DRAWN, repetition_penalty=0.6, top_k=5, top_p=0.9, temperature=1.3),
         replace(DRAWN, temperature=0.0),
         replace(DRAWN, detail="169"),
@@ -80,56 +78,20 @@ def test_codes_are_those_of_the_plain_loop(settings: TarPromptSettings) -> None:
     assert got.codes.tolist() == [plain(model, text, settings, 5, i) for i, text in enumerate(PROMPTS)]
 
 
-def test_an_image_does_not_depend_on_its_neighbours() -> None:
+def test_what_a_run_reads_counts_and_returns() -> None:
     model = tiny_tar()
-    together = run(model)
-    for i, text in enumerate(PROMPTS):
-        assert torch.equal(run(model, [text], images=[i]).codes[0], together.codes[i])
-    assert not torch.equal(together.codes[0], together.codes[2]), "one prompt, two images"
-    assert not torch.equal(run(model, seed=6).codes, together.codes)
-    assert torch.equal(run(model).codes, together.codes)
-
-
-def test_global_randomness_is_left_alone() -> None:
-    model = tiny_tar()
-    before = torch.random.get_rng_state(), random.getstate()
-    run(model)
-    assert torch.equal(before[0], torch.random.get_rng_state()) and before[1] == random.getstate()
-
-
-def test_steps_and_report() -> None:
-    model, steps = tiny_tar(), []
     sampler = tar_prompt(model, PROMPTS, TarPromptSettings(detail="729"), PairedDraws(1, range(4)), 1)
-    while True:
-        try:
-            steps.append(next(sampler))
-            assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
-        except StopIteration as end:
-            out = end.value
-            break
-    assert [(s.done, s.total) for s in steps] == [(i, 16) for i in range(1, 17)] and all(
-        isinstance(s, CodeStep) for s in steps
-    )
-    for s in steps:
-        assert torch.equal(s.codes[:, : s.done], out.codes[:, : s.done]) and not s.codes[:, s.done :].any()
+    step = next(sampler)
+    assert (step.done, step.total) == (1, 16) and isinstance(step, CodeStep) and not torch.is_inference_mode_enabled()
+    out = finish(sampler)
     report = out.report
-    assert (report.sampler, report.model, report.images, report.seed, report.device) == (
-        "tar-prompt",
-        "tiny",
-        4,
-        1,
-        "cpu",
-    )
+    assert (report.sampler, report.model, report.images) == ("tar-prompt", "tiny", 4)
     # Three prompts of 5 rows were read (two are the same), then every image feeds all codes but the last.
     assert report.counts["transformer_passes"] == 16 and report.counts["transformer_tokens"] == 3 * 5 + 15 * 4
-    assert report.counts["cache_bytes"] == model.cache_bytes(4, 0, 5) and set(report.phases) == {
-        "transformer",
-        "sampling",
-    }
+    assert report.counts["cache_bytes"] == model.cache_bytes(4, 0, 5)
     assert report.maps["step"].shape == (4, 4, 4) and report.maps["step"][3].ravel().tolist() == list(range(16))
-    assert report.seconds > 0 and report.to_dict()["settings"]["repetition_penalty"] == 1.0, (
-        "what was used, not what was asked for"
-    )
+    assert report.settings["repetition_penalty"] == 1.0, "what was used, not what was asked for"
+    assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
     assert out.condition.names == PROMPTS and out.condition.size == 20
     assert all(torch.equal(a, b) for a, b in zip(out.condition.codes, out.codes, strict=True))
     out.codes.add_(1)  # an ordinary tensor, and a copy
@@ -144,36 +106,6 @@ def test_time_of_the_driver_is_not_the_samplers() -> None:
             sampler.send(1000.0)
     except StopIteration as end:
         assert end.value.report.seconds < -2000
-
-
-def test_settings() -> None:
-    assert list(knobs(TarPromptSettings)) == [
-        "detail",
-        "temperature",
-        "top_p",
-        "top_k",
-        "repetition_penalty",
-        "parallel",
-    ]
-    defaults = {name: default for name, (default, _) in knobs(TarPromptSettings).items()}
-    assert defaults == {
-        "detail": "729",
-        "temperature": 1.0,
-        "top_p": 0.95,
-        "top_k": 1200,
-        "repetition_penalty": 0.0,
-        "parallel": 0,
-    }
-    assert make(TarPromptSettings, defaults) == TarPromptSettings()
-    for name, value in {
-        "top_p": 1.1,
-        "temperature": -1,
-        "top_k": 1.5,
-        "repetition_penalty": 3,
-        "detail": "100",
-    }.items():
-        with pytest.raises(UserError, match=f"^{name}: "):
-            make(TarPromptSettings, {name: value})
 
 
 def test_repetition_penalty_defaults_to_the_files() -> None:
@@ -200,16 +132,18 @@ def test_a_strong_penalty_writes_every_code_once() -> None:
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
-def test_what_is_refused() -> None:
-    model = tiny_tar()
-    for prompts in ([], (), "a red boat", [3], [["x"]], [None]):
-        with pytest.raises(UserError, match="^text: it is no list of prompts"):
-            next(tar_prompt(model, prompts, DRAWN, PairedDraws(0, range(max(1, len(prompts))))))
-    with pytest.raises(UserError, match="^text: it asks for 2 images, the draws are for 3"):
-        next(tar_prompt(model, ["a", "b"], DRAWN, PairedDraws(0, range(3))))
-    with pytest.raises(UserError, match="^text: the prompt takes .* tokens .*shorten it"):
-        run(model, ["a", "a " * 100])
-    with pytest.raises(UserError, match="^detail: tiny knows 2 of the scales"):
+@pytest.mark.parametrize("prompts", [[], (), "a red boat", [3], [["x"]], [None]])
+def test_what_is_no_list_of_prompts_is_refused(prompts) -> None:
+    with pytest.raises(UserError, match="^text: "):
+        next(tar_prompt(tiny_tar(), prompts, DRAWN, PairedDraws(0, range(max(1, len(prompts))))))
+
+
+def test_prompts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UserError, match="^text: .* 2 images"):
+        next(tar_prompt(tiny_tar(), ["a", "b"], DRAWN, PairedDraws(0, range(3))))
+    with pytest.raises(UserError, match="^text: the prompt takes"):
+        run(tiny_tar(), ["a", "a " * 100])
+    with pytest.raises(UserError, match="^detail: "):
         run(tiny_tar(sides=(4, 2)), settings=replace(DRAWN, detail="81"))
 
 
@@ -276,42 +210,43 @@ def test_codes_become_features_and_a_picture(tmp_path: Path) -> None:
     assert first is second
 
 
+def codes(*images, size: int = 0) -> CodeCondition:
+    return CodeCondition(
+        tuple(torch.tensor(image, dtype=torch.int64) for image in images), ("",) * len(images), size=size
+    )
+
+
 @pytest.mark.parametrize(
-    ("condition", "words"),
+    ("condition", "found"),
     [
-        (
-            CodeCondition((torch.zeros(16, dtype=torch.int64),), ("",), 65536),
-            "of a codebook of 65536, ta has 20; use the TA-Tok",
-        ),
-        (CodeCondition((torch.tensor([0, 1, 2, 20]),), ("",)), "code 20 is outside ta's 0 to 19"),
-        (CodeCondition((torch.tensor([0, -1, 2, 3]),), ("",)), "code -1 is outside ta's 0 to 19"),
-        (CodeCondition((torch.tensor([0, 1, 2]),), ("",)), "3 codes are no square grid"),
-        (CodeCondition((), ()), "it is empty"),
-        (CodeCondition((torch.zeros(0, dtype=torch.int64),), ("",)), "an image has no rows at all"),
-        (
-            CodeCondition((torch.zeros(4, dtype=torch.int64), torch.zeros(16, dtype=torch.int64)), ("", "")),
-            "images have 4 to 16 codes",
-        ),
+        (codes([0] * 16, size=65536), "codebook of 65536"),
+        (codes([0, 1, 2, 20]), "code 20 "),
+        (codes([0], [20]), "code 20 "),
+        (codes([0, -1, 2, 3]), "code -1 "),
+        (codes([-1], [3]), "code -1 "),
+        (codes([0, 1, 2]), "3 codes are no square"),
+        (codes(), "empty"),
+        (codes([]), "no rows"),
+        (codes([0], []), "no rows"),
+        (codes([0] * 4, [0] * 16), "4 to 16 codes"),
     ],
 )
-def test_codes_that_do_not_fit(tmp_path: Path, condition: CodeCondition, words: str) -> None:
+def test_codes_that_do_not_fit_are_refused(tmp_path: Path, condition: CodeCondition, found: str) -> None:
     ta_tok, path = parts(tmp_path)
-    with pytest.raises(UserError, match=f"^condition: .*{words}"):
+    with pytest.raises(UserError, match=f"^condition: .*{found}"):
         prepare(load_detokenizer(path, ta_tok=ta_tok), condition, torch.device("cpu"))
+
+
+def test_the_first_and_the_last_code_fit(tmp_path: Path) -> None:
+    ta_tok, path = parts(tmp_path)
+    fits = codes([0] * 16, [19] * 16, size=20)
+    assert prepare(load_detokenizer(path, ta_tok=ta_tok), fits, torch.device("cpu")).condition.shape == (2, 16, 24)
 
 
 def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
     _, path = parts(tmp_path)
-    with pytest.raises(
-        UserError,
-        match="^condition: it holds semantic codes, d is conditioned on semantic features; load it with the TA-Tok",
-    ):
+    with pytest.raises(UserError, match="^condition: .*TA-Tok"):
         prepare(load_detokenizer(path), run(tiny_tar()).condition, torch.device("cpu"))
-
-
-def test_reports_are_json(tmp_path: Path) -> None:
-    report = run(tiny_tar()).report.to_dict()
-    assert json.loads(json.dumps(report)) == report
 
 
 @pytest.mark.parametrize("window", [0, 4])

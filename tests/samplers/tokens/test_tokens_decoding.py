@@ -1,19 +1,17 @@
-"""The cached loop against the slow reference, and the requirements on every token sampler."""
+"""The cached loop against the slow reference, settings at which methods agree, and published settings."""
 
 from __future__ import annotations
 
 import dataclasses
-import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_ids
+from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.registry import MAR, SAMPLERS
-from fastar_nodes.samplers.tokens.draws import PairedDraws, allowed
+from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.loop import published, resolve
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par, par_schedule
@@ -23,7 +21,6 @@ from fastar_nodes.samplers.tokens.zipar import windowed, zipar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokens_reference import condition_of, reference_codes, tiny_gpt
-from torch.utils._python_dispatch import TorchDispatchMode
 
 FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
 PLAIN, PAR_MODEL = tiny_gpt(), tiny_gpt(special=3, seed=1)
@@ -72,88 +69,12 @@ def run(case, images=(0, 1, 2), seed=5, **changes):
     return finish(sampler(model, condition_of(kind_of(model), images), chosen, PairedDraws(seed, images), seed))
 
 
-def test_every_registered_sampler_is_here():
-    # Those with a draft model have tests of their own.
-    ours = [e for e in SAMPLERS.values() if e.family != MAR and not e.needs_draft]
-    assert {entry.run for entry in ours} <= {sampler for sampler, *_ in CASES.values()}
-    assert [entry.name for entry in ours if entry.baseline] == ["llamagen", "tar"]
-    assert {type(chosen) for _, _, chosen, _ in CASES.values()} >= {entry.settings for entry in ours}
-
-
-def test_equals_the_slow_reference(case):
-    _, model, chosen, schedule = case
-    slow = reference_codes(model, condition_of(kind_of(model)), chosen, DRAWS, schedule.passes)
-    assert torch.equal(run(case).codes, slow)
-
-
-def test_an_image_does_not_depend_on_its_batch(case):
-    together = run(case)
-    for i in range(3):
-        alone = run(case, (i,))
-        assert torch.equal(alone.codes[0], together.codes[i])
-        assert np.array_equal(alone.report.maps["step"][0], together.report.maps["step"][i])
-
-
-def test_same_seed_same_picture_another_seed_another(case):
-    first = run(case)
-    assert torch.equal(first.codes, run(case).codes) and first.report.counts == run(case).report.counts
-    assert not torch.equal(first.codes, run(case, seed=6).codes)
-
-
-def test_changes_no_global_state_and_never_waits_for_the_device(case):
-    sampler, model, chosen, _ = case
-
-    def state():
-        return (
-            torch.random.get_rng_state().tolist(),
-            np.random.get_state()[1].tolist(),
-            random.getstate(),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-            torch.get_num_threads(),
-        )
-
-    before, weights = state(), {k: v.clone() for k, v in model.net.state_dict().items()}
-    steps = sampler(model, condition_of(kind_of(model)), chosen, DRAWS)
-    step = next(steps)
-    assert state() == before, "in the middle of a run"
-    assert not step.codes.is_inference() and not step.decided.is_inference()
-
-    class NoAnswers(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            assert func.overloadpacket.__name__ not in ("_local_scalar_dense", "nonzero", "masked_select", "equal"), (
-                func
-            )
-            return func(*args, **(kwargs or {}))
-
-    with NoAnswers():
-        finish(steps)
-    assert state() == before
-    assert all(torch.equal(v, weights[k]) for k, v in model.net.state_dict().items())
-
-
-def test_yields_every_pass_and_can_be_left_at_any(case):
-    sampler, model, chosen, schedule = case
-    seen = list(sampler(model, condition_of(kind_of(model)), chosen, DRAWS))
-    assert [s.done for s in seen] == list(range(1, len(schedule.passes) + 1))
-    for k, step in enumerate(seen):
-        assert step.total == len(seen) and step.codes.shape == step.decided.shape == (3, 4, 4)
-        expected = torch.from_numpy(schedule.fixed_at <= k).expand(3, -1, -1)
-        assert torch.equal(step.decided, expected) and not step.codes[~expected].any()
-    for earlier, later in zip(seen, seen[1:], strict=False):
-        assert torch.equal(later.codes[earlier.decided], earlier.codes[earlier.decided]), "what is decided stays"
-    left = sampler(model, condition_of(kind_of(model)), chosen, DRAWS)
-    next(left)
-    left.close()
-    assert torch.equal(run(case).codes, seen[-1].codes)
-
-
-def test_report_adds_up(case):
+def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
     _, model, chosen, schedule = case
     result = run(case)
+    slow = reference_codes(model, condition_of(kind_of(model)), chosen, DRAWS, schedule.passes)
+    assert torch.equal(result.codes, slow)
     report, c = result.report, model.net.config
-    assert result.codes.dtype == torch.int64 and 0 <= int(result.codes.min()) and int(result.codes.max()) < c.vocab
     assert report.counts["transformer_passes"] == len(schedule.passes)
     prefix = {"class": 1, "text": 7, "features": 4}[c.condition]
     slots = prefix + schedule.slots
@@ -165,34 +86,12 @@ def test_report_adds_up(case):
     most = model.cache_bytes(3, chosen.cfg > 1, prefix)
     assert report.counts["cache_bytes"] <= most <= 1.4 * report.counts["cache_bytes"]
     assert np.array_equal(report.maps["step"], np.broadcast_to(schedule.fixed_at, (3, 4, 4)))
-    assert report.maps["outcome"].shape == (3, 4, 4) and not report.maps["outcome"].any()
-    assert report.settings == dataclasses.asdict(chosen) and report.images == 3 and report.seed == 5
-    assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
-
-
-def test_guidance_to_the_end_is_no_limit(case):
-    assert torch.equal(run(case, cfg_interval=-1).codes, run(case, cfg_interval=1000).codes)
-
-
-def test_wrong_input_says_so(case):
-    sampler, model, chosen, _ = case
-    what = condition_of(kind_of(model))
-    with pytest.raises(UserError, match="condition: "):
-        next(sampler(model, what, chosen, PairedDraws(1, (0,))))
-    wrong = TextCondition((torch.zeros(2, 6),), ("",)) if kind_of(model) != "text" else from_ids((1,))
-    with pytest.raises(UserError, match="condition: "):
-        next(sampler(model, wrong, chosen, PairedDraws(1, (0,))))
-    if kind_of(model) == "class":
-        with pytest.raises(UserError, match="label 5 is outside the model's 0 to 4"):
-            next(sampler(model, from_ids((5,)), chosen, PairedDraws(1, (0,))))
-        with pytest.raises(UserError, match="holds no label"):
-            next(sampler(model, Condition((), ()), chosen, PairedDraws(1, ())))
 
 
 # ------------------------------------------------------------------------------------------------ where methods agree
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(
     st.integers(4, 12),
     st.integers(0, 2**64 - 1),
@@ -208,12 +107,6 @@ def test_zipar_with_a_full_window_is_llamagen_token_for_token(window, seed, cfg,
     assert torch.equal(plain.codes, wide.codes) and plain.report.counts == wide.report.counts
 
 
-def test_groups_of_one_are_llamagen():
-    for grouping in (ADJACENT, NON_LOCAL):
-        one = run((par, PLAIN, PARSettings(**FEW, grouping=grouping, group=1), None))
-        assert torch.equal(one.codes, run(CASES["llamagen"]).codes)
-
-
 def test_the_first_row_is_llamagens_whatever_the_window():
     for window in (1, 2, 3):
         assert torch.equal(run(CASES["zipar"], window=window).codes[:, 0], run(CASES["llamagen"]).codes[:, 0])
@@ -221,16 +114,6 @@ def test_the_first_row_is_llamagens_whatever_the_window():
 
 def test_visible_unwritten_slots_change_the_tokens():
     assert not torch.equal(run(CASES["zipar"], mask_undecoded=False).codes, run(CASES["zipar"]).codes)
-
-
-def test_a_text_may_be_padded_by_its_neighbours_only():
-    """The same tokens alone, where nothing is padded."""
-    model, what = tiny_gpt("text"), condition_of("text")
-    for i, features in enumerate(what.features):
-        alone = finish(
-            llamagen(model, TextCondition((features,), ("",)), LlamaGenSettings(**FEW), PairedDraws(5, (i,)))
-        )
-        assert torch.equal(alone.codes[0], run(CASES["llamagen, text"]).codes[i])
 
 
 def test_a_model_and_a_sampler_that_do_not_fit_say_so():
@@ -246,34 +129,6 @@ def test_a_model_and_a_sampler_that_do_not_fit_say_so():
         next(par(PLAIN, what, PARSettings(grouping=ADJACENT, group=17), draws))
     with pytest.raises(UserError, match="group: 9 regions do not tile"):
         next(par(PLAIN, what, PARSettings(grouping=NON_LOCAL, group=9), draws))
-
-
-# ------------------------------------------------------------------------------------------------ drawing a token
-
-
-def test_ties_of_the_last_allowed_value_stay():
-    logits = torch.tensor([3.0, 1.0, 2.0, 2.0, 0.0])
-    assert allowed(logits, 2, 1.0).isfinite().tolist() == [True, False, True, True, False]
-    assert torch.equal(allowed(logits, 0, 1.0), logits) and torch.equal(allowed(logits, 99, 1.0), logits)
-
-
-def test_the_value_that_crosses_top_p_stays():
-    logits = torch.tensor([0.1, 0.5, 0.4]).log()
-    assert allowed(logits, 0, 0.45).isfinite().tolist() == [False, True, False]
-    assert allowed(logits, 0, 0.55).isfinite().tolist() == [False, True, True]
-    assert allowed(logits, 0, 0.0).isfinite().tolist() == [False, True, False]
-    assert allowed(logits, 0, 1.0).isfinite().all()
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 12), st.integers(0, 14), st.floats(0, 1), st.integers(0, 2**32))
-def test_something_is_always_allowed_and_only_the_likeliest(values, top_k, top_p, seed):
-    logits = torch.randn(2, values, generator=torch.Generator().manual_seed(seed))
-    kept = allowed(logits, top_k, top_p).isfinite()
-    for row, keep in zip(logits, kept, strict=True):
-        assert keep.any() and (not top_k or int(keep.sum()) <= max(top_k, 1) or len(row.unique()) < values)
-        if not keep.all():
-            assert row[keep].min() >= row[~keep].max()
 
 
 def test_all_greedy_settings_draw_the_likeliest():
@@ -328,6 +183,8 @@ def test_a_report_states_the_values_that_were_taken():
         (zipar, ZipARSettings(**FEW, window=4, mask_undecoded=False), True),
         (zipar, ZipARSettings(**FEW, window=3), False),
         (par, PARSettings(**FEW, grouping=ADJACENT, group=1, sequential_start=False), True),
+        (par, PARSettings(**FEW, grouping=NON_LOCAL, group=1), True),
+        (llamagen, LlamaGenSettings(**FEW, cfg_interval=1000), True),
         (par, PARSettings(**FEW, grouping=NON_LOCAL), False),
     ],
     ids=str,

@@ -56,3 +56,13 @@ def test_mulosd_verifies_a_picture_and_drafts_rows(parallel, drafted):
     drafting = 256 * 2 * 3 * (1 + 9) + ROW * 2 * drafted + CELL * drafted
     found = estimate(tiny_gpt(grid=6), condition_of("class"), settings, tiny_gpt(grid=3))
     assert found == verifying + drafting + 4 * 23 * (5 + 4096)
+
+
+@pytest.mark.parametrize(("grid", "wave"), [(9, 25), (36, 256)])
+def test_a_wave_has_a_cell_of_every_second_row_and_column_and_256_at_most(grid, wave):
+    """5 x 5 of 9 x 9 cells; of 36 x 36 it would be 18 x 18."""
+    settings = MuLoSDSettings(cfg=2.0, neighbours=5)
+    verifying = 256 * 2 * 3 * (1 + grid**2) + ROW * (1 + grid**2) + CELL * wave
+    drafting = 256 * 2 * 3 * (1 + 9) + ROW * 2 * 3 + CELL * 3
+    found = estimate(tiny_gpt(grid=grid), condition_of("class"), settings, tiny_gpt(grid=3))
+    assert found == verifying + drafting + 4 * 23 * (5 + 4096)

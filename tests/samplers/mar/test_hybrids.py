@@ -8,24 +8,15 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, PromptBatch
-from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL
+from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL, PromptRows
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.editing import Edit
-from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
-from fastar_nodes.samplers.mar.lazymar import LazyTransformer, lazymar
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
-from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import (
-    CacheSettings,
-    CSpDSettings,
-    FastHybridSettings,
-    LazyMARSettings,
-    MARSettings,
-)
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.registry import SAMPLERS
 from tiny_hybrids import TURN, tiny_hybrid
 from tiny_models import tiny_mar
 
@@ -41,13 +32,23 @@ def hybrid():
     return tiny_hybrid()
 
 
-def noise(images: int = 2) -> PairedNoise:
-    return PairedNoise(3, range(images))
+def sampled(model, name="mar", condition=PROMPTS, images=None, *, draft=None, transformer=None, edit=None, **settings):
+    entry = SAMPLERS[name]
+    more = {"draft": draft, "transformer": transformer, "edit": edit}
+    noise = PairedNoise(3, range(len(condition)) if images is None else images)
+    made = entry.settings(**{**FEW, **settings})
+    return finish(entry.run(model, condition, made, noise, **{k: v for k, v in more.items() if v is not None}))
+
+
+def begun(model, **settings):
+    return begin(
+        "mar", model, PROMPTS, MARSettings(**FEW, **settings), PairedNoise(3, (0, 1)), None, None, FullTransformer()
+    )
 
 
 @pytest.fixture(scope="module")
 def plain(hybrid):
-    return finish(mar(hybrid, PROMPTS, MARSettings(**FEW), noise()))
+    return sampled(hybrid)
 
 
 def close(a, b, tolerance: float = 1e-5) -> None:
@@ -59,32 +60,28 @@ def close(a, b, tolerance: float = 1e-5) -> None:
 
 def test_an_image_does_not_depend_on_the_prompts_beside_it(hybrid, plain):
     for image, text in enumerate((SHORT, LONG)):
-        alone = finish(mar(hybrid, PromptCondition((text,)), MARSettings(**FEW), PairedNoise(3, [image])))
-        close(alone.latents[0], plain.latents[image], 1e-4)
+        close(sampled(hybrid, "mar", PromptCondition((text,)), [image]).latents[0], plain.latents[image], 1e-4)
 
 
 def test_the_prompt_and_the_unconditional_text_matter(hybrid, plain):
-    other = finish(mar(hybrid, PromptCondition((LONG, LONG)), MARSettings(**FEW), noise()))
-    assert (other.latents[0] - plain.latents[0]).abs().max() > 1e-2
-    close(other.latents[1], plain.latents[1], 1e-4)
-    away = finish(mar(hybrid, replace(PROMPTS, unconditional="blurred"), MARSettings(**FEW), noise()))
-    assert (away.latents - plain.latents).abs().max() > 1e-2
+    other = sampled(hybrid, "mar", PromptCondition((LONG, LONG))).latents
+    assert (other[0] - plain.latents[0]).abs().max() > 1e-2
+    close(other[1], plain.latents[1], 1e-4)
+    away = sampled(hybrid, "mar", replace(PROMPTS, unconditional="blurred")).latents
+    assert (away - plain.latents).abs().max() > 1e-2
 
 
 def test_without_guidance_the_unconditional_text_is_not_read(hybrid):
-    settings = MARSettings(**{**FEW, "cfg": 1.0})
-    made = finish(mar(hybrid, PROMPTS, settings, noise()))
+    made = sampled(hybrid, cfg=1.0)
     assert made.report.counts["prompt_rows"] == sum(len(hybrid.prompt(t)) for t in PROMPTS.texts)
-    other = finish(mar(hybrid, replace(PROMPTS, unconditional="blurred"), settings, noise()))
+    other = sampled(hybrid, "mar", replace(PROMPTS, unconditional="blurred"), cfg=1.0)
     assert torch.equal(made.latents, other.latents)
 
 
-def test_equal_prompts_are_read_once_and_the_unconditional_one_once_per_model():
-    model = tiny_hybrid()
-    condition = PromptCondition((SHORT, SHORT, LONG))
-    read = [finish(mar(model, condition, MARSettings(**FEW), noise(3))).report.counts["prompt_rows"] for _ in range(2)]
-    distinct = len(model.prompt(SHORT)) + len(model.prompt(LONG))
-    assert read == [distinct + len(model.instruction(UNCONDITIONAL)), distinct]
+def test_equal_prompts_are_read_once():
+    model, condition = tiny_hybrid(), PromptCondition((SHORT, SHORT, LONG))
+    read = model.prompt(SHORT) + model.prompt(LONG) + model.instruction(UNCONDITIONAL)
+    assert sampled(model, "mar", condition).report.counts["prompt_rows"] == len(read)
 
 
 def test_marks_that_are_typed_stay_text(hybrid):
@@ -94,23 +91,18 @@ def test_marks_that_are_typed_stay_text(hybrid):
 
 
 @pytest.mark.parametrize(
-    ("model", "texts", "says"),
+    ("model", "condition", "says"),
     [
-        (tiny_hybrid(positions=60), (LONG,), "reads at most 41"),
-        (tiny_hybrid(), (5,), "must be text"),
-        (tiny_hybrid(), (), "no prompt"),
+        (tiny_hybrid(positions=60), PromptCondition((LONG,)), "reads at most 41"),
+        (tiny_hybrid(), PromptCondition((5,)), "must be text"),
+        (tiny_hybrid(), PromptCondition(()), "no prompt"),
+        (tiny_hybrid(), from_ids([0, 1]), "conditioned on prompts"),
+        (tiny_mar(), PROMPTS, "conditioned on class labels"),
     ],
 )
-def test_prompts_that_cannot_be_read_are_refused(model, texts, says):
+def test_conditions_that_cannot_be_read_are_refused(model, condition, says):
     with pytest.raises(UserError, match=says):
-        finish(mar(model, PromptCondition(texts), MARSettings(**FEW), noise(max(1, len(texts)))))
-
-
-def test_a_condition_of_another_kind_is_refused(hybrid):
-    with pytest.raises(UserError, match="conditioned on prompts"):
-        finish(mar(hybrid, from_ids([0, 1]), MARSettings(**FEW), noise()))
-    with pytest.raises(UserError, match="conditioned on class labels"):
-        finish(mar(tiny_mar(), PROMPTS, MARSettings(**FEW), noise()))
+        sampled(model, "mar", condition)
 
 
 # ------------------------------------------------------------------------------------------------ order and positions
@@ -138,7 +130,7 @@ def test_the_language_model_reads_known_tokens_in_raster_order(hybrid):
 
 
 def test_several_ar_steps_in_one_pass_are_those_one_by_one(hybrid, monkeypatch):
-    run = begin("mar", hybrid, PROMPTS, MARSettings(**FEW), noise(), None, None, FullTransformer())
+    run = begun(hybrid)
     run.tokens = torch.randn(run.tokens.shape, generator=torch.Generator().manual_seed(1))
     transformer = FullTransformer()
 
@@ -184,99 +176,117 @@ def test_prompts_of_three_lengths_are_grouped_without_padding(hybrid):
         close(PromptBatch([read[prompt]]).attend(1, q[one], k[one], v[one])[0], together[row])
 
 
-# ------------------------------------------------------------------------------------------------ exactness settings
+# ------------------------------------------------------------------------------------------------ computed once
 
 
-def test_fasthybrid_without_lookahead_is_plain_and_above_one_too(hybrid, plain):
-    off = finish(fasthybrid(hybrid, PROMPTS, FastHybridSettings(**FEW, lookahead=0), noise()))
-    assert torch.equal(off.latents, plain.latents)
-    redone = finish(fasthybrid(hybrid, PROMPTS, FastHybridSettings(**FEW, lookahead=3, threshold=1.01), noise()))
-    close(redone.latents, plain.latents)
-    fast = finish(fasthybrid(hybrid, PROMPTS, FastHybridSettings(**FEW, lookahead=3, threshold=-1.0), noise()))
-    assert fast.report.counts["accepted"] and bool(fast.latents.isfinite().all())
+class Uncached(FullTransformer):
+    """The whole sequence at every AR step: no keys and values of prompts, and the encoder for each branch of guidance."""
+
+    def __init__(self, model):
+        ids = [model.prompt(text) for text in PROMPTS.texts] + [model.instruction(PROMPTS.unconditional)] * len(PROMPTS)
+        self.lengths = torch.tensor([len(row) for row in ids])
+        self.ids = torch.tensor([row + [0] * (max(self.lengths) - len(row)) for row in ids])
+
+    def __call__(self, run, step, wanted):
+        known = run.plan.known(step).repeat(2, 1)
+        tokens = run.tokens.repeat(2, 1, 1)
+        z = run.model.hybrid(tokens, known, self.ids, self.lengths, wanted.repeat(2, 1))
+        return z.unflatten(0, (2, -1))
+
+
+class EncoderTwice(FullTransformer):
+    """The encoder for each branch of guidance; prompts come from their cache."""
+
+    def __call__(self, run, step, wanted):
+        rows, net = run.rows, run.model.hybrid
+        assert isinstance(rows, PromptRows) and rows.null is not None
+        known, tokens = run.plan.known(step).repeat(2, 1), run.tokens.repeat(2, 1, 1)
+        encoded = net.mar.encode(tokens, known, net.mar.class_rows(None, len(tokens)))
+        fused = net.fuse(encoded, known, PromptBatch([*rows.prompts, *[rows.null] * len(rows)]))
+        return net.mar.decode(fused, known, wanted.repeat(2, 1)).unflatten(0, (2, -1))
+
+
+@pytest.mark.parametrize("transformer", [Uncached, lambda model: EncoderTwice()], ids=["prompt cache", "encoder once"])
+def test_what_is_computed_once_equals_what_is_computed_often(hybrid, plain, transformer):
+    close(sampled(hybrid, transformer=transformer(hybrid)).latents, plain.latents)
+
+
+# ------------------------------------------------------------------------------------------------ samplers
+
+OFF = dict.fromkeys(("condition_cache", "token_cache", "head_cache", "encoder_cache"), False)
 
 
 @pytest.mark.parametrize(
-    "cache",
+    ("name", "settings"),
     [
-        {"refresh_period": 1},
-        {"refresh_period": 3, "start_step": 6},
-        {
-            "refresh_period": 3,
-            "start_step": 1,
-            "condition_cache": False,
-            "token_cache": False,
-            "head_cache": False,
-            "encoder_cache": False,
-        },
+        ("mar", {"diffusion_steps_end": 4}),
+        ("fasthybrid", {"lookahead": 0}),
+        ("fasthybrid", {"lookahead": 3, "threshold": 1.01}),
+        ("lazymar", {"refresh_period": 1}),
+        ("lazymar", {"refresh_period": 3, "start_step": 6}),
+        ("lazymar", {"refresh_period": 3, "start_step": 1, **OFF}),
+        ("cspd", {"draft_length": 2, "prefill_ratio": 0.2}),
     ],
+    ids=str,
 )
-def test_lazymar_that_keeps_nothing_is_plain(hybrid, plain, cache):
-    close(finish(lazymar(hybrid, PROMPTS, LazyMARSettings(**FEW, **cache), noise())).latents, plain.latents)
+def test_exact_settings_are_plain(hybrid, plain, name, settings):
+    """CSpD's draft is the target's copy: all that it drafts is accepted."""
+    made = sampled(hybrid, name, draft=tiny_hybrid() if name == "cspd" else None, **settings)
+    close(made.latents, plain.latents, 1e-3 if name == "cspd" else 1e-5)
+    assert not made.report.counts.get("rejected") or name == "fasthybrid"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "count"),
+    [
+        ("mar", {"diffusion_steps_end": 2}, "head_calls"),
+        ("mar", {"speculation": 3}, "drafted_steps"),
+        ("fasthybrid", {"lookahead": 3, "threshold": -1.0}, "accepted"),
+        ("fasthybrid+lazymar", {"lookahead": 3, "threshold": 0.5, "refresh_period": 2}, "accepted"),
+    ],
+    ids=str,
+)
+def test_every_sampler_takes_prompts(hybrid, plain, name, settings, count):
+    made = sampled(hybrid, name, **settings)
+    assert made.report.counts[count] and made.report.counts[count] != plain.report.counts.get(count)
+    assert bool(made.latents.isfinite().all()) and not torch.allclose(made.latents, plain.latents)
 
 
 @pytest.mark.parametrize("llm_cache", [True, False])
 @pytest.mark.parametrize("condition_cache", [True, False])
 def test_lazymar_computes_less_and_stays_near(hybrid, plain, llm_cache, condition_cache):
-    settings = LazyMARSettings(
-        **FEW, refresh_period=2, start_step=1, llm_cache=llm_cache, condition_cache=condition_cache, head_cache=False
-    )
-    made = finish(lazymar(hybrid, PROMPTS, settings, noise()))
+    cache = {"llm_cache": llm_cache, "condition_cache": condition_cache, "head_cache": False}
+    made = sampled(hybrid, "lazymar", refresh_period=2, start_step=1, **cache)
     ours, full = made.report.counts, plain.report.counts
     assert ours["encoder_rows"] < full["encoder_rows"]
     assert (ours["llm_rows"] < full["llm_rows"]) == (llm_cache or condition_cache)
     assert ours["transformer_flops"] < full["transformer_flops"]
-    off = float((made.latents - plain.latents).std())
-    assert 0 < off < 0.5 * float(plain.latents.std())
+    assert 0 < float((made.latents - plain.latents).std()) < 0.5 * float(plain.latents.std())
 
 
-def test_fasthybrid_combines_with_lazymar(hybrid):
-    settings = FastHybridSettings(**FEW, lookahead=3, threshold=0.5)
-    alone = finish(fasthybrid(hybrid, PROMPTS, settings, noise()))
-    exact = LazyTransformer(CacheSettings(refresh_period=1))
-    close(finish(fasthybrid(hybrid, PROMPTS, settings, noise(), transformer=exact)).latents, alone.latents)
-
-
-def test_disa_with_all_steps_is_plain(hybrid, plain):
-    for end in (0, 4):
-        made = finish(mar(hybrid, PROMPTS, MARSettings(**FEW, diffusion_steps_end=end), noise()))
-        assert torch.equal(made.latents, plain.latents)
-    fewer = finish(mar(hybrid, PROMPTS, MARSettings(**FEW, diffusion_steps_end=2), noise()))
-    assert fewer.report.counts["head_calls"] < plain.report.counts["head_calls"]
-
-
-def test_speculation_takes_prompts(hybrid):
-    made = finish(mar(hybrid, PROMPTS, MARSettings(**FEW, speculation=3), noise()))
-    assert made.report.counts["drafted_steps"] and bool(made.latents.isfinite().all())
-
-
-def test_cspd_drafts_with_another_hybrid(hybrid, plain):
-    draft = tiny_hybrid(1, head_width=8)
-    settings = CSpDSettings(**FEW, draft_length=2, prefill_ratio=0.2)
-    made = finish(cspd(hybrid, PROMPTS, settings, noise(), draft=draft))
+def test_cspd_drafts_with_another_hybrid(hybrid):
+    draft, settings = tiny_hybrid(1, head_width=8), {"draft_length": 2, "prefill_ratio": 0.2}
+    made = sampled(hybrid, "cspd", draft=draft, **settings)
     assert made.report.counts["draft_passes"] and made.report.counts["rejected"]
-    alone = finish(cspd(hybrid, PromptCondition((LONG,)), settings, PairedNoise(3, [1]), draft=draft))
+    alone = sampled(hybrid, "cspd", PromptCondition((LONG,)), [1], draft=draft, **settings)
     close(alone.latents[0], made.latents[1], 1e-4)
-    itself = finish(cspd(hybrid, PROMPTS, settings, noise(), draft=tiny_hybrid()))
-    assert itself.report.counts["rejected"] == 0
-    close(itself.latents, plain.latents, 1e-3)
 
 
 def test_cspd_refuses_a_draft_of_another_diffusion_or_condition(hybrid):
     for draft, says in ((tiny_hybrid(max_beta=0.2), "largest beta"), (tiny_mar(channels=4), "kind of condition")):
         with pytest.raises(UserError, match=says):
-            finish(cspd(hybrid, PROMPTS, CSpDSettings(**FEW), noise(), draft=replace(draft, latent_scale=0.5)))
+            sampled(hybrid, "cspd", draft=replace(draft, latent_scale=0.5))
 
 
 def test_a_masked_edit_keeps_the_rest(hybrid, plain):
     mask = torch.zeros(1, 4, 4)
     mask[:, :2] = 1
     edit = Edit(plain.latents, mask)
-    made = finish(mar(hybrid, PromptCondition((LONG, SHORT)), MARSettings(**FEW), noise(), edit=edit))
+    made = sampled(hybrid, "mar", PromptCondition((LONG, SHORT)), edit=edit)
     assert torch.equal(made.latents[:, :, 2:], plain.latents[:, :, 2:])
     assert not torch.equal(made.latents[:, :, :2], plain.latents[:, :, :2])
-    quick = fasthybrid(hybrid, PROMPTS, FastHybridSettings(**FEW, lookahead=2), noise(), edit=edit)
-    assert torch.equal(finish(quick).latents[:, :, 2:], plain.latents[:, :, 2:])
+    quick = sampled(hybrid, "fasthybrid", edit=edit, lookahead=2)
+    assert torch.equal(quick.latents[:, :, 2:], plain.latents[:, :, 2:])
 
 
 # ------------------------------------------------------------------------------------------------ diffusion and work
@@ -285,32 +295,25 @@ def test_a_masked_edit_keeps_the_rest(hybrid, plain):
 def test_a_model_samples_with_its_own_largest_beta(hybrid, plain):
     """Swapped tables would be seen here: they differ at the highest timesteps only."""
     capped = tiny_hybrid(max_beta=0.2)
-    made = finish(mar(capped, PROMPTS, MARSettings(**FEW, t_max=999), noise()))
-    other = finish(mar(hybrid, PROMPTS, MARSettings(**FEW, t_max=999), noise()))
-    assert (made.latents - other.latents).abs().max() > 1e-2
+    made, other = (sampled(model, t_max=999).latents for model in (capped, hybrid))
+    assert (made - other).abs().max() > 1e-2
     for model, beta in ((capped, 0.2), (hybrid, 0.999)):
-        run = begin("mar", model, PROMPTS, MARSettings(**FEW, t_max=999), noise(), None, None, FullTransformer())
-        assert torch.equal(run.tables.betas, tables(4, 999, beta).betas)
+        assert torch.equal(begun(model, t_max=999).tables.betas, tables(4, 999, beta).betas)
     assert float(tables(100, 999, 0.2).alphas_cumprod[-1]) == pytest.approx(2.64e-5, rel=1e-2)
     assert float(tables(100, 999).alphas_cumprod[-1]) == pytest.approx(2.43e-9, rel=1e-2)
     assert torch.equal(tables(1000, 990, 0.2).alphas_cumprod, tables(1000, 990).alphas_cumprod)
 
 
 def test_the_first_timestep_follows_the_diffusion(hybrid):
-    harmon, unipic = (replace_t(tiny_hybrid(max_beta=beta)) for beta in (0.999, 0.2))
+    harmon, unipic = (replace(tiny_hybrid(max_beta=beta), t_max=999) for beta in (0.999, 0.2))
     assert [harmon.first_timestep(n) for n in (100, 50)] == [999, 950]
     assert [unipic.first_timestep(n) for n in (100, 50)] == [999, 999]
     assert hybrid.first_timestep(100) == 950
 
 
-def replace_t(model):
-    object.__setattr__(model, "t_max", 999)
-    return model
-
-
 def test_no_row_is_computed_twice(hybrid, plain):
     c, counts = hybrid.net.config, plain.report.counts
-    plan = begin("mar", hybrid, PROMPTS, MARSettings(**FEW), noise(), None, None, FullTransformer()).plan
+    plan = begun(hybrid).plan
     known = [c.buffer + start for start in plan.starts]
     assert counts["encoder_rows"] == 2 * sum(known)
     assert counts["llm_rows"] == 2 * counts["encoder_rows"]

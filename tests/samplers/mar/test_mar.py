@@ -1,4 +1,4 @@
-"""MAR's, DiSA's and the diffusion's formulas with expected values by hand."""
+"""Plain MAR, DiSA and the diffusion: against the slow reference, and formulas with expected values by hand."""
 
 from __future__ import annotations
 
@@ -8,14 +8,92 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar import diffusion
+from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.loop import Plan
 from fastar_nodes.samplers.mar.mar import annealed_steps, mar
 from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
-from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.mar.settings import LazyMARSettings, MARSettings
 from fastar_nodes.samplers.mar.tables import cosine_betas, respaced_timesteps, tables, tables_at
 from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.settings import knobs
+from hypothesis import given
+from hypothesis import strategies as st
+from mar_reference import reference
+
+CURVES = knobs(MARSettings)["diffusion_steps_curve"][1].choices
+FEW = {"ar_steps": 5, "diffusion_steps": 9, "cfg": 2.5}
+ANNEALED = {"ar_steps": 6, "diffusion_steps": 12, "cfg": 2.0}
+
+
+def run(model, noise=None, **settings):
+    return finish(mar(model, from_ids((1, 4)), MARSettings(**{**FEW, **settings}), noise or PairedNoise(5, (0, 3))))
+
+
+# Multiples of 999 / 8, 999 / 3 and 999 / 29, rounded.
+NINE, FOUR = (0, 125, 250, 375, 500, 624, 749, 874, 950), (0, 333, 666, 950)
+THIRTY = tuple(round(999 * i / 29) for i in range(30))
+
+
+@pytest.mark.parametrize(
+    ("changes", "times"),
+    [
+        ({}, NINE),
+        ({"cfg": 1.0, "temperature": 0.8}, NINE),
+        ({"cfg_schedule": "constant"}, NINE),
+        ({"ar_steps": 16, "diffusion_steps": 4}, FOUR),
+        ({"ar_steps": 2, "t_max": 999, "diffusion_steps": 30}, THIRTY),
+    ],
+    ids=str,
+)
+def test_equals_the_slow_reference(model, changes, times):
+    fast, noise = run(model, **changes).latents, PairedNoise(5, (0, 3))
+    slow, _ = reference(model, (1, 4), MARSettings(**{**FEW, **changes}), noise, times)
+    torch.testing.assert_close(fast, slow, rtol=2e-4, atol=2e-4 * float(slow.abs().max()))
+
+
+def test_modulations_in_chunks_change_nothing(model, monkeypatch):
+    whole = run(model).latents
+    monkeypatch.setattr(diffusion, "BUDGET", 1)
+    torch.testing.assert_close(run(model).latents, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_modulations_of_as_many_steps_as_fit_the_budget_are_computed_at_once(model, monkeypatch):
+    """A row and step have 3 x 2 + 2 vectors of width 16; the AR step has both branches of 2 x 16 tokens."""
+    sizes, head = [], type(model.net.head)
+    inner = head.modulations
+    monkeypatch.setattr(head, "modulations", lambda self, x: sizes.append(len(x)) or inner(self, x))
+    for budget in (4 * 64 * 8 * 16, 4 * 64 * 8 * 16 - 1):
+        monkeypatch.setattr(diffusion, "BUDGET", budget)
+        run(model, ar_steps=1)
+    assert sizes == [4, 4, 1, 3, 3, 3]
+
+
+def test_every_diffusion_step_evaluates_the_head(model):
+    """Of plain MAR, also with more than 100 steps, the unit of LazyMAR's head period: both branches of 2 x 16 tokens."""
+    counts = run(model, ar_steps=1, diffusion_steps=150, t_max=999).report.counts
+    assert (counts["head_calls"], counts["head_rows"]) == (150, 150 * 2 * 32)
+
+
+def test_labels_of_another_set_are_refused(model):
+    named = MARModel(model.net, "tiny", 1.0, label_set="picture-book")
+    with pytest.raises(UserError, match="imagenet-1k.*picture-book"):
+        finish(mar(named, Condition((1,), ("goldfish",), "imagenet-1k"), MARSettings(**FEW), PairedNoise(0, (0,))))
+
+
+def test_tokens_and_latents_are_inverse():
+    patched = MARModel(MAR(MARConfig(8, 1, 1, 2, 1, 9, 2 * 4, 3, 1, 8)), "patched", latent_scale=0.25, patch=2)
+    latents = torch.randn(2, 2, 6, 6)
+    tokens = patched.to_tokens(latents)
+    assert tokens.shape == (2, 9, 8)
+    torch.testing.assert_close(patched.to_latents(tokens), latents)
+    # Channel-major inside a token, as upstream's patchify: token 0 is the first 2 x 2 patch.
+    torch.testing.assert_close(tokens[0, 0].view(2, 2, 2) / 0.25, latents[0, :, :2, :2])
+
 
 # ------------------------------------------------------------------------------------------------ AR steps
 
@@ -65,7 +143,36 @@ def test_positions_are_revealed_from_the_end_of_an_order():
     assert Plan(torch.tensor([[3, 0, 2, 1]]), MARSettings(ar_steps=2), drawn).reveal.tolist() == [[0, 3, 1, 2]]
 
 
+@given(
+    st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n), st.integers(1, 80))),
+    st.integers(0, 99),
+)
+def test_plan_partitions_the_picture(sizes, seed):
+    tokens, steps, reach = sizes
+    plan = Plan(PairedNoise(seed, (0, 1)).orders(tokens), MARSettings(ar_steps=steps))
+    groups = [plan.ahead(s) for s in range(steps)]
+    assert torch.equal(torch.cat(groups, 1).sort(1).values, torch.arange(tokens).expand(2, -1))
+    assert all(group.numel() for group in groups)
+    for s in range(steps):
+        assert torch.equal(plan.known(s), torch.cat([plan.reveal[:, :0], *groups[:s]], 1).sort(1).values)
+        assert torch.equal(plan.ahead(s, reach), torch.cat(groups[s : s + reach], 1))
+    assert all(1 <= c <= 3.0 for c in plan.cfg) and plan.cfg == sorted(plan.cfg)
+
+
 # ------------------------------------------------------------------------------------------------ orders
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_order_is_a_permutation_whatever_the_batch(name):
+    for grid in range(1, 33):
+        # One token has no second entry to take flips from.
+        random = PairedNoise(grid, range(3)).orders(grid * grid) if grid > 1 else torch.zeros(3, 2)[:, :1].long()
+        if grid == 1 and name == "halton":
+            continue
+        orders = ORDERS[name](random)
+        assert torch.equal(orders.sort(1).values, torch.arange(grid * grid).expand(3, -1))
+        assert torch.equal(ORDERS[name](random[1:2]), orders[1:2])
+        assert name != "random" or torch.equal(orders, random)
 
 
 def revealed(order: str, *random: int) -> list[int]:
@@ -119,19 +226,48 @@ def test_a_whole_fraction_does_not_fall_short_of_it():
     assert annealed_steps(11, 1, "linear", 11) == list(range(11, 0, -1))
 
 
-@pytest.mark.parametrize(("end", "highest"), [(29, 950), (30, 999)])
-def test_fewer_than_30_steps_at_the_end_start_at_950(model, end, highest):
+@given(st.integers(1, 1000), st.integers(0, 1000), st.sampled_from(CURVES), st.integers(1, 300))
+def test_steps_fall_from_the_first_to_the_last(a, b, curve, ar_steps):
+    first, last = max(a, b), min(a, b)
+    steps = annealed_steps(first, last, curve, ar_steps)
+    assert len(steps) == ar_steps and steps == sorted(steps, reverse=True)
+    assert (steps[0], steps[-1]) == (first, last if last and ar_steps > 1 else first)
+
+
+@pytest.mark.parametrize("changes", [{"diffusion_steps_curve": "cosine"}, {"diffusion_steps_end": 12}], ids=str)
+def test_no_annealing_is_plain_mar_bit_for_bit(model, changes):
+    plain, found = run(model, **ANNEALED), run(model, **ANNEALED, **changes)
+    assert torch.equal(found.latents, plain.latents) and found.report.counts == plain.report.counts
+
+
+def test_head_calls_are_the_steps_that_were_asked_for(model):
+    """9 - floor(9 s / 5) + 3 steps at AR step s, of which those above t = 950 coincide: 12, 10, 8, 6, 4 and 3, all kept."""
+    report = run(model, **ANNEALED, diffusion_steps_end=3, diffusion_steps_curve="linear").report
+    assert report.counts["head_calls"] == 12 + 10 + 8 + 6 + 4 + 3
+
+
+def test_more_steps_at_the_end_are_refused(model):
+    with pytest.raises(UserError, match="^diffusion_steps_end: "):
+        run(model, **ANNEALED, diffusion_steps_end=13)
+
+
+def test_lazymar_without_caches_is_annealed_mar_bit_for_bit(model):
+    settings = LazyMARSettings(**ANNEALED, diffusion_steps_end=3, refresh_period=1)
+    lazy = finish(lazymar(model, from_ids((1, 4)), settings, PairedNoise(5, (0, 3))))
+    assert torch.equal(lazy.latents, run(model, **ANNEALED, diffusion_steps_end=3).latents)
+
+
+@pytest.mark.parametrize(("end", "own", "highest"), [(29, 0, 950), (30, 0, 999), (0, 0, 999), (29, 999, 999)])
+def test_fewer_than_30_steps_at_the_end_start_at_950(model, end, own, highest):
+    """Unless the setting ``t_max`` says otherwise."""
     official = dataclasses.replace(model, t_max=999)
 
     def latents(t_max: int) -> torch.Tensor:
         # No noise within the diffusion: a table that is clipped has fewer steps and would take other entries.
-        few = MARSettings(
-            ar_steps=3, diffusion_steps=32, cfg=1.0, diffusion_steps_end=end, t_max=t_max, temperature=0.0
-        )
-        return finish(mar(official, from_ids((1,)), few, PairedNoise(5, (0,)))).latents
+        few = {"ar_steps": 3, "diffusion_steps": 32, "cfg": 1.0, "temperature": 0.0}
+        return run(official, **few, diffusion_steps_end=end, t_max=t_max).latents
 
-    found = {t_max: torch.equal(latents(0), latents(t_max)) for t_max in (950, 999)}
-    assert found == {highest: True, 1949 - highest: False}
+    assert torch.equal(latents(own), latents(highest)) and not torch.equal(latents(own), latents(1949 - highest))
 
 
 class Spaced:
@@ -223,3 +359,23 @@ def test_tables_by_hand():
 
 def test_one_timestep_has_a_floor_under_its_log_variance():
     assert tables(1).posterior_log_variance_clipped.tolist() == pytest.approx([math.log(1e-20)])
+
+
+@given(st.integers(2, 1000), st.integers(0, 999))
+def test_respacing_is_ascending_within_bounds_and_keeps_both_ends(count, t_max):
+    times = respaced_timesteps(count, t_max)
+    assert times == sorted(set(times)) and times[0] == 0 and times[-1] == t_max and len(times) <= count
+
+
+def test_first_step_gain_is_why_t_max_exists():
+    """The figures in the module's text: 1 / sqrt(alpha) of the first step."""
+    gain = [float((1 - tables(n, t).betas[-1]) ** -0.5) for n, t in ((100, 999), (10, 999), (10, 950))]
+    assert gain == [pytest.approx(316, rel=0.01), pytest.approx(3493, rel=0.01), pytest.approx(2.2, rel=0.05)]
+
+
+@pytest.mark.parametrize(
+    ("count", "t_max", "name"), [(0, 999, "diffusion steps"), (1001, 999, "diffusion steps"), (10, 1000, "t_max")]
+)
+def test_out_of_range_says_which(count, t_max, name):
+    with pytest.raises(UserError, match=f"^{name}: "):
+        tables(count, t_max)

@@ -1,0 +1,219 @@
+"""FastHybrid against the slow reference and by hand: guidance weights, which drafts are kept, and what it costs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.reports.record import ACCEPTED, PLAIN, REDONE
+from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.mar.fasthybrid import fasthybrid, guidance_weights
+from fastar_nodes.samplers.mar.loop import FullTransformer
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
+from fastar_nodes.samplers.noise import PairedNoise
+from mar_reference import reference
+
+BASE = {"ar_steps": 8, "diffusion_steps": 12, "cfg": 2.0}
+LABELS = (1, 4, 0)
+
+
+SLOW = {"ar_steps": 6, "diffusion_steps": 6, "cfg": 2.0, "lookahead": 3, "guided_steps": 5, "threshold": 0.97}
+
+
+def run(model, images=(0, 1, 2), **settings):
+    labels, noise = from_ids([LABELS[i] for i in images]), PairedNoise(5, images)
+    return finish(fasthybrid(model, labels, FastHybridSettings(**{**BASE, **settings}), noise))
+
+
+def plain(model, **settings):
+    return finish(mar(model, from_ids(LABELS), MARSettings(**BASE, **settings), PairedNoise(5, (0, 1, 2))))
+
+
+# gamma_t of t = T_g .. 1. cos: 1 - cos^2(pi t / 2 T_g); at T_g = 5 the angles are 90, 72, 54, 36 and 18 degrees.
+WEIGHTS = {
+    "cos": {1: [1], 2: [1, 0.5], 5: [1, 0.9045084972, 0.6545084972, 0.3454915028, 0.0954915028]},
+    "linear-down": {1: [1], 2: [1, 0.5], 5: [1, 0.8, 0.6, 0.4, 0.2]},
+    "square": {1: [1], 2: [1, 0.25], 5: [1, 0.64, 0.36, 0.16, 0.04]},
+    "linear-up": {1: [1], 2: [0.5, 1], 5: [0.2, 0.4, 0.6, 0.8, 1]},
+    "none": {1: [0], 2: [0, 0], 5: [0, 0, 0, 0, 0]},
+}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("schedule", WEIGHTS)
+def test_guidance_weights_in_full(schedule, steps):
+    assert list(guidance_weights(schedule, steps)) == pytest.approx(WEIGHTS[schedule][steps], abs=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------ the whole method
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"guidance_space": "x0", "cfg": 1.0, "temperature": 0.7},
+        {"verify": "step", "guidance_schedule": "square"},
+        {"accepted": "keep", "cfg_schedule": "constant"},
+        {"similarity": "without position", "threshold": 0.98},
+        {"lookahead_start": 2, "lookahead": 4, "threshold": 0.98, "guidance_schedule": "linear-up"},
+    ],
+    ids=str,
+)
+def test_equals_the_slow_reference(model, changes):
+    """Lookahead k = 3 of 6 AR steps, 6 diffusion steps and 5 guided ones."""
+    s = FastHybridSettings(**{**SLOW, **changes})
+    noise, labels = PairedNoise(5, (0, 3)), (1, 4)
+    gamma = WEIGHTS[s.guidance_schedule][5]
+    slow, outcome = reference(model, labels, s, noise, (0, 200, 400, 599, 799, 950), (0, 250, 500, 749, 950), gamma)
+    fast = finish(fasthybrid(model, from_ids(labels), s, noise))
+    assert torch.equal(torch.from_numpy(fast.report.maps["outcome"]).flatten(1), outcome)
+    assert len(outcome.unique()) == 3, "all outcomes must occur for this to say anything"
+    torch.testing.assert_close(fast.latents, slow, rtol=1e-3, atol=1e-3 * float(slow.abs().max()))
+
+
+@pytest.mark.parametrize(("lookahead", "verify"), [(1, "token"), (3, "step"), (50, "token")])
+def test_rejecting_everything_is_plain_mar(model, lookahead, verify):
+    result, full = run(model, lookahead=lookahead, threshold=1.01, verify=verify), plain(model)
+    torch.testing.assert_close(result.latents, full.latents, rtol=1e-4, atol=1e-4)
+    assert result.report.counts["accepted"] == 0
+    assert result.report.counts["head_calls"] == full.report.counts["head_calls"]
+
+
+@pytest.mark.parametrize("changes", [{"lookahead": 0}, {"lookahead": 2, "threshold": 1.01}], ids=str)
+def test_annealed_steps_are_kept(model, changes):
+    annealed = plain(model, diffusion_steps_end=3).latents
+    found = run(model, diffusion_steps_end=3, **changes).latents
+    torch.testing.assert_close(found, annealed, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("more", [{}, {"verify": "step"}, {"accepted": "keep"}, {"diffusion_steps_end": 6}], ids=str)
+def test_every_image_of_a_batch_is_itself_alone(model, more):
+    settings = {"lookahead": 3, "threshold": 0.97, "guided_steps": 4, **more}
+    together, parts = run(model, **settings), [run(model, (i,), **settings) for i in range(3)]
+    torch.testing.assert_close(together.latents, torch.cat([part.latents for part in parts]), rtol=1e-4, atol=1e-4)
+    for count in ("accepted", "rejected", "restarts", "head_rows"):
+        assert together.report.counts[count] == sum(part.report.counts[count] for part in parts), count
+
+
+# ------------------------------------------------------------------------------------------------ costs
+
+
+@pytest.mark.parametrize(("lookahead", "start"), [(2, 0), (3, 0), (8, 0), (4, 1), (4, 3), (4, 8)])
+def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start):
+    """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1)), less one where the
+    weight is 1. AR steps before the first lookahead are plain MAR's."""
+    result = run(model, lookahead=lookahead, threshold=-1.0, guided_steps=4, lookahead_start=start)
+    full = [step for step in range(8) if step <= start or step % lookahead == 0]
+    assert result.report.counts["head_calls"] == len(full) * 12 + (8 - len(full)) * 3
+    assert result.report.counts["rejected"] == result.report.counts["restarts"] == 0
+    assert (result.report.counts["accepted"] == 0) == (start >= 8)
+
+
+def test_thresholds_are_monotone_in_work(model):
+    reports = [run(model, lookahead=4, threshold=t, guided_steps=4).report for t in (-1.0, 0.95, 0.98, 0.995, 1.01)]
+    assert reports[0].acceptance == 1 and reports[-1].acceptance == 0
+    calls = [r.counts["head_calls"] for r in reports]
+    assert calls == sorted(calls)
+
+
+def test_lookaheads_of_a_batch_start_together(model):
+    """A full pass at every multiple of k, and one more for each AR step at which any image restarts."""
+    settings = {"lookahead": 4, "threshold": 0.97, "guided_steps": 4, "accepted": "keep"}
+    together, parts = run(model, **settings), [run(model, (i,), **settings) for i in range(3)]
+    assert max(part.report.counts["head_calls"] // 12 for part in parts) > 2, "an image must restart"
+    maps = [part.report.maps for part in parts]
+    restarts = {int(s) for m in maps for s in np.unique(m["step"][m["outcome"] == REDONE]) if s % 4}
+    assert together.report.counts["head_calls"] == 12 * (2 + len(restarts))
+
+
+def test_guided_steps_run_beside_the_full_ones(model):
+    """An AR step with rejected and accepted tokens has the head calls of its full diffusion, not the sum."""
+    report = run(model, lookahead=4, threshold=0.97, guided_steps=4).report
+    step, outcome = report.maps["step"], report.maps["outcome"]
+    full = [bool((outcome[step == s] != ACCEPTED).any()) for s in range(8)]
+    assert any(f and (outcome[step == s] == ACCEPTED).any() for s, f in enumerate(full)), "both in one AR step"
+    assert report.counts["head_calls"] == 12 * sum(full) + 3 * (8 - sum(full))
+
+
+# ------------------------------------------------------------------------------------------------ verification
+
+# Two vectors of 16 channels whose cosine is 1/2, exactly in fp32: (1, 0, 0, 0) and (1, 1, 1, 1), then zeros.
+ONE = torch.tensor([1.0, 0, 0, 0] + [0] * 12)
+HALF = torch.tensor([1.0, 1, 1, 1] + [0] * 12)
+# Four AR steps decide 2, 3, 5 and 6 of the tiny model's tokens, in raster order.
+SETTINGS = {"ar_steps": 4, "diffusion_steps": 3, "guided_steps": 2, "lookahead": 4, "cfg": 2.0, "order": "raster"}
+
+
+class Prescribed(FullTransformer):
+    """Gives ``z(step, position)`` instead of the transformer's output: int64 [B, M] positions to fp32 [B, M, 16]."""
+
+    def __init__(self, z):
+        super().__init__()
+        self.z = z
+
+    def __call__(self, run, step, wanted):
+        out = super().__call__(run, step, wanted)
+        out[0].copy_(self.z(step, wanted))
+        return out
+
+
+def outcomes(model, z, **settings):
+    """FastHybrid's outcome map [B, 16] of two images, and its report."""
+    transformer, s = Prescribed(z), FastHybridSettings(**{**SETTINGS, **settings})
+    report = finish(fasthybrid(model, from_ids((1, 4)), s, PairedNoise(5, (0, 1)), transformer=transformer)).report
+    return torch.from_numpy(report.maps["outcome"]).flatten(1), torch.from_numpy(report.maps["step"]).flatten(1), report
+
+
+def test_a_draft_at_the_threshold_is_kept(model):
+    def z(step, wanted):
+        return (ONE if step == 0 else HALF).expand(*wanted.shape, -1)
+
+    outcome, step, report = outcomes(model, z, threshold=0.5)
+    assert (outcome[step == 0] == PLAIN).all() and (outcome[step > 0] == ACCEPTED).all()
+    assert report.similarity.tolist() == [0.5] * len(report.similarity)
+    # Just above it the first drafts are redone, with all that follow them; the new drafts' cosine is 1.
+    outcome, step, report = outcomes(model, z, threshold=0.5001)
+    assert (outcome[step == 1] == REDONE).all() and (outcome[step > 1] == ACCEPTED).all()
+    assert set(report.similarity.tolist()) == {0.5, 1.0}
+
+
+def test_without_position_subtracts_the_embedding_of_the_same_token_from_both(model):
+    """z' = p + a and z = p + b: cos(a, b) = 1/2, cos(z', z) is above 0.7, and below 0.4 if the embedding is subtracted from one only."""
+    net = copy.deepcopy(model.net)
+    place = torch.zeros(16, 16)
+    place[:, 5] = 2.0 + torch.arange(16)
+    net.diffusion_pos_embed_learned.copy_(place[None])
+    placed = dataclasses.replace(model, net=net)
+
+    def z(step, wanted):
+        return (ONE if step == 0 else HALF) + place[wanted]
+
+    for threshold, kept in ((0.5, ACCEPTED), (0.5001, REDONE)):
+        outcome, step, report = outcomes(placed, z, similarity="without position", threshold=threshold)
+        assert (outcome[step == 1] == kept).all()
+        assert set(report.similarity[:2].tolist()) == {0.5}
+    outcome, step, _ = outcomes(placed, z, similarity="condition", threshold=0.5001)
+    assert (outcome[step > 0] == ACCEPTED).all()
+
+
+def test_one_wrong_token_has_its_images_whole_step_redone(model):
+    """Position 5 is wrong, of the first image only."""
+
+    def z(step, wanted):
+        out = ONE.expand(*wanted.shape, -1).clone()
+        if step:
+            out[0][wanted[0] == 5] = HALF
+        return out
+
+    for verify in ("token", "step"):
+        outcome, _, report = outcomes(model, z, threshold=0.9, verify=verify)
+        position = torch.arange(16)
+        wrong = (position >= 5) & (position < 10) if verify == "step" else position == 5
+        assert torch.equal(outcome[0] == REDONE, wrong) and not (outcome[1] == REDONE).any()
+        assert report.counts["rejected"] == int(wrong.sum()) and report.counts["restarts"] == 1

@@ -1,0 +1,238 @@
+"""What every sampler of discrete tokens must do, whatever it accelerates. A new sampler is added to CASES and passes all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports.record import COUNTS
+from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_ids
+from fastar_nodes.samplers.registry import MAR, SAMPLERS
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.mulosd import mulosd
+from fastar_nodes.samplers.tokens.par import par
+from fastar_nodes.samplers.tokens.settings import (
+    ADJACENT,
+    NON_LOCAL,
+    ONE_BY_ONE,
+    SUFFIX,
+    LlamaGenSettings,
+    MuLoSDSettings,
+    PARSettings,
+    TarPromptSettings,
+    ZipARSettings,
+)
+from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.upsampling import UpSampling
+from fastar_nodes.samplers.tokens.zipar import zipar
+from qwen_reference import tiny_tar
+from tiny_tokens import VQ
+from tokens_reference import condition_of, tiny_gpt
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
+PLAIN, TRAINED, TEXT, FEATURES = tiny_gpt(), tiny_gpt(special=3, seed=1), tiny_gpt("text"), tiny_gpt("features")
+GROUPED = tiny_gpt("class, grouped heads")
+LARGE = {kind: tiny_gpt(kind, 6) for kind in ("class", "text", "features", "class, grouped heads")}
+SMALL = {(kind, side): tiny_gpt(kind, side, seed=1) for kind in LARGE for side in (2, 3)}
+TAR = tiny_tar(penalty=1.3)
+PROMPTS = ("a red boat", "cat", "a red boat")
+
+
+def scaled(kind="class", small=3, **changes):
+    """MuLo-SD from a draft of 2 x 2 or 3 x 3 to 6 x 6."""
+    chosen = MuLoSDSettings(**{**FEW, "tau": 0.2, "draft_window": 2, "resample_window": 2, **changes})
+    return mulosd, LARGE[kind], chosen, SMALL[kind, small]
+
+
+# Name to sampler, model, settings and draft model.
+CASES = {
+    "llamagen": (llamagen, PLAIN, LlamaGenSettings(**FEW)),
+    "llamagen, no guidance": (llamagen, PLAIN, LlamaGenSettings(**FEW | {"cfg": 1.0})),
+    "llamagen, guided at first": (llamagen, PLAIN, LlamaGenSettings(**FEW, cfg_interval=4)),
+    "llamagen, text": (llamagen, TEXT, LlamaGenSettings(**FEW)),
+    "llamagen, features, grouped heads": (llamagen, FEATURES, LlamaGenSettings(**FEW)),
+    "par": (par, TRAINED, PARSettings(**FEW)),
+    "par, text": (par, tiny_gpt("text", special=3), PARSettings(**FEW)),
+    "par, at once": (par, TRAINED, PARSettings(**FEW, sequential_start=False)),
+    "par, non-local": (par, PLAIN, PARSettings(**FEW, grouping=NON_LOCAL)),
+    "par, adjacent": (par, PLAIN, PARSettings(**FEW, grouping=ADJACENT, group=3)),
+    "zipar": (zipar, PLAIN, ZipARSettings(**FEW, window=2)),
+    "zipar, blanks": (zipar, PLAIN, ZipARSettings(**FEW, window=2, mask_undecoded=False)),
+    "zipar, guided at first": (zipar, PLAIN, ZipARSettings(**FEW, window=1, cfg_interval=2)),
+    "zipar, text": (zipar, TEXT, ZipARSettings(**FEW, window=2)),
+    "zipar, grouped heads": (zipar, GROUPED, ZipARSettings(**FEW, window=3)),
+    "window, llamagen": (llamagen, PLAIN, LlamaGenSettings(**FEW, parallel=5)),
+    "window, guided at first": (llamagen, GROUPED, LlamaGenSettings(**FEW, cfg_interval=4, parallel=3)),
+    "window, text": (llamagen, TEXT, LlamaGenSettings(**FEW, parallel=5)),
+    "window, par": (par, TRAINED, PARSettings(**FEW, parallel=4)),
+    "window, par, adjacent": (par, FEATURES, PARSettings(**FEW, grouping=ADJACENT, group=3, parallel=4)),
+    "window, zipar": (zipar, PLAIN, ZipARSettings(**FEW, window=2, parallel=4)),
+    "window, zipar, text": (zipar, TEXT, ZipARSettings(**FEW, window=2, parallel=4)),
+    "mulosd": scaled(),
+    "mulosd, rows": scaled("text", draft_rows=1),
+    "mulosd, raster": scaled("features", resample_window=0),
+    "mulosd, no guidance": scaled(cfg=1.0, draft_rows=2),
+    "mulosd, guided at first": scaled(cfg_interval=9),
+    "mulosd, suffix": scaled("class, grouped heads", repair=SUFFIX),
+    "mulosd, one by one": scaled(resample_order=ONE_BY_ONE),
+    "mulosd, rate": scaled(acceptance_target=0.7),
+    "mulosd, a third": scaled(small=2, draft_rows=1),
+    "mulosd, drafted in windows": scaled("features", draft_parallel=3, draft_window=0),
+    "mulosd, rows in windows": scaled("text", draft_parallel=4, draft_rows=1),
+    "mulosd, exact": scaled(tau=1.01, resample_window=0),
+    "prompt": (tar_prompt, TAR, TarPromptSettings(top_k=0, top_p=1.0)),
+    "prompt, window": (tar_prompt, TAR, TarPromptSettings(top_k=9, parallel=4)),
+}
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request):
+    return request.param
+
+
+def start(case, images=(0, 1, 2), seed=5, move=lambda m: m):
+    """The steps of a case; ``move`` changes every model."""
+    sampler, model, chosen, *drafts = CASES[case]
+    more = {"draft": move(drafts[0]), "up_sampler": UpSampling(move(VQ))} if drafts else {}
+    what = [PROMPTS[i] for i in images] if model is TAR else condition_of(model.net.config.condition, images)
+    return sampler(move(model), what, chosen, PairedDraws(seed, images), seed, **more)
+
+
+def run(steps):
+    """Steps of a sampler, and its result."""
+    seen = []
+    while True:
+        try:
+            seen.append(next(steps))
+        except StopIteration as end:
+            return seen, end.value
+
+
+whole = functools.cache(lambda case: run(start(case)))
+
+
+def test_every_registered_sampler_is_in_the_contract():
+    entries = [e for e in SAMPLERS.values() if e.family != MAR]
+    assert {(e.run, e.settings) for e in entries} <= {(c[0], type(c[2])) for c in CASES.values()}
+    assert [e.name for e in entries if e.baseline] == ["llamagen", "tar"]
+
+
+def test_an_image_does_not_depend_on_its_batch(case):
+    _, together = whole(case)
+    for i in range(3):
+        _, alone = run(start(case, (i,)))
+        assert torch.equal(alone.codes[0], together.codes[i])
+        for name, values in alone.report.maps.items():
+            # The passes of MuLo-SD are those of the image that needs most of them.
+            assert ("mulosd" in case and name == "step") or np.array_equal(values[0], together.report.maps[name][i])
+
+
+def test_another_seed_another_picture(case):
+    assert not torch.equal(run(start(case, seed=6))[1].codes, whole(case)[1].codes)
+
+
+def test_repeats_itself_changes_nothing_global_and_never_waits_for_the_device(case):
+    model = CASES[case][1]
+
+    def state():
+        return (
+            torch.random.get_rng_state().tolist(),
+            np.random.get_state()[1].tolist(),
+            random.getstate(),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+        )
+
+    before, weights = state(), {k: v.clone() for k, v in model.net.state_dict().items()}
+    left = start(case)
+    step = next(left)
+    assert state() == before, "in the middle of a run"
+    assert not step.codes.is_inference()
+    left.close()
+    steps = start(case)
+    next(steps)
+
+    class NoAnswers(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.overloadpacket.__name__
+            assert name not in ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal"), func
+            return func(*args, **(kwargs or {}))
+
+    with NoAnswers():
+        _, again = run(steps)
+    assert state() == before
+    assert all(torch.equal(v, weights[k]) for k, v in model.net.state_dict().items())
+    assert torch.equal(again.codes, whole(case)[1].codes) and again.report.counts == whole(case)[1].report.counts
+
+
+def test_yields_after_every_pass(case):
+    seen, result = whole(case)
+    maps, done = result.report.maps, [step.done for step in seen]
+    assert len(seen) == result.report.counts["transformer_passes"], "one step a pass of either model"
+    assert (np.diff(done) > 0).all() and done[-1] == seen[-1].total and all(s.done <= s.total for s in seen)
+    assert torch.equal(seen[-1].codes, result.codes)
+    for k, step in enumerate(seen):
+        assert step.codes.shape == result.codes.shape
+        if "mulosd" not in case or "exact" in case:
+            decided = torch.from_numpy(maps["step"] <= k).view_as(step.codes)
+            assert torch.equal(step.codes, torch.where(decided, result.codes, 0)), (
+                "what is decided stays, the rest is 0"
+            )
+            window = "window" in case
+            assert step.done == (int(decided.flatten(1).sum(1).min()) if window else k + 1)
+            assert step.total == (result.codes[0].numel() if window else len(seen))
+            assert "prompt" in case or torch.equal(step.decided, decided)
+        else:
+            assert step.done == k + 1 and not step.codes[~step.decided].any()
+    assert "prompt" in case or seen[-1].decided.all()
+
+
+def test_report_adds_up(case):
+    _, model, chosen, *_ = CASES[case]
+    _, (codes, report, *_) = whole(case)
+    vocab = model.special.codes if model is TAR else model.net.config.vocab
+    assert codes.dtype == torch.int64 and 0 <= int(codes.min()) and int(codes.max()) < vocab
+    assert set(report.counts) <= set(COUNTS), "add what is missing to COUNTS, and explain it in docs/report.md"
+    side = model.sides[0] if model is TAR else model.grid
+    shape, step, outcome = (3, side, side), report.maps["step"], report.maps["outcome"]
+    assert all(values.shape == shape for values in report.maps.values())
+    assert step.dtype == np.int32 and outcome.dtype == np.uint8 and step.min() >= 0
+    assert step.max() < report.counts["transformer_passes"] and ("mulosd" in case or (step[:, 0, 0] == 0).all())
+    if "accepted" in report.counts and "mulosd" not in case:
+        assert report.counts["accepted"] == int((outcome == 1).sum()) and outcome.max() <= 1
+    elif "mulosd" not in case:
+        assert not outcome.any()
+    own = dataclasses.asdict(chosen)
+    own |= {"up_sampler": "bicubic"} if "mulosd" in case else {}
+    own |= {"repetition_penalty": 1.3} if model is TAR else {}  # the model's, which is in place of 0
+    assert report.settings == own and (report.images, report.seed, report.device) == (3, 5, "cpu")
+    assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
+    phases = {"transformer", "sampling"}
+    if "mulosd" in case and "exact" not in case:
+        phases |= {"draft", "up-sampling", "verification"}
+    assert set(report.phases) == phases
+
+
+def test_wrong_input_says_so(case):
+    sampler, model, chosen, *drafts = CASES[case]
+    more = {"draft": drafts[0], "up_sampler": UpSampling(VQ)} if drafts else {}
+    if model is TAR:  # see test_tar_prompt.py
+        return
+    kind, one = model.net.config.condition, PairedDraws(1, (0,))
+    other = TextCondition((torch.zeros(2, 6),), ("",)) if kind != "text" else from_ids((1,))
+    wrong = [(condition_of(kind), one), (other, one)]
+    wrong += [(from_ids((5,)), one), (Condition((), ()), PairedDraws(1, ()))] if kind == "class" else []
+    for what, draws in wrong:
+        with pytest.raises(UserError, match="^(condition|label)"):
+            next(sampler(model, what, chosen, draws, **more))
