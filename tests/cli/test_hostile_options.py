@@ -38,8 +38,6 @@ def test_threads_that_no_machine_has(cli, sentence, text: str) -> None:
 @pytest.mark.parametrize("choice", [[], {}, ["mar-base"], {"a": 1}, None, 3, b"x"])
 def test_choices_that_are_no_text(choice: object, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="^checkpoint: "):
-        hub.check(choice, "tar", ["x"])
-    with pytest.raises(UserError, match="^checkpoint: "):
         hub.resolve(choice, "mar", [tmp_path], tmp_path)
 
 
