@@ -68,14 +68,20 @@ def test_stale_predictions_that_never_change_are_always_right(model, monkeypatch
     assert len(verified) <= 4 * (4 + 4) and report.counts["accepted_steps"] >= 48 * 9
 
 
-def test_fewer_rows_than_the_budget_change_nothing(model, monkeypatch):
+def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypatch):
+    """A state has 3 x 2 + 2 modulations of width 16 in each branch of guidance."""
+    sizes, head = [], type(model.net.head)
+    inner = head.denoise
+    monkeypatch.setattr(head, "denoise", lambda self, x, m: sizes.append(len(x)) or inner(self, x, m))
     short = {"labels": (1,), "images": (0,), "ar_steps": 1, "diffusion_steps": 5, "speculation": 4}
     whole = run(model, **short)
-    monkeypatch.setattr(speculative, "BUDGET", 1)
-    parts = run(model, **short)
-    torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
-    assert parts.report.counts["head_rows"] == whole.report.counts["head_rows"]
-    assert parts.report.counts["head_calls"] > whole.report.counts["head_calls"]
+    for budget, states in ((2 * 2 * 8 * 16, 2), (2 * 2 * 8 * 16 - 1, 1), (1, 1)):
+        sizes.clear()
+        monkeypatch.setattr(speculative, "BUDGET", budget)
+        parts = run(model, **short)
+        torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
+        assert max(sizes) == 2 * states and sum(sizes) == whole.report.counts["head_rows"]
+        assert parts.report.counts["head_calls"] == len(sizes)
 
 
 def test_with_annealed_steps(model):
