@@ -262,7 +262,9 @@ def judge(mutant: Mutant, root: Path, known: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--formulas", action="store_true", help="the samplers' arithmetic, and the tests that prove it, only")
+    parser.add_argument(
+        "--formulas", action="store_true", help="the samplers' arithmetic, and the tests that prove it, only"
+    )
     parser.add_argument("--count", type=int, default=100, help="mutants; default 100")
     parser.add_argument("--seed", type=int, default=1, help="of the choice; default 1")
     parser.add_argument(

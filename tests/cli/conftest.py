@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import hybrid_files
@@ -50,8 +51,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     about = {"heads": 2, "latent_scale": 1.0, "t_max": 950, "label_set": "picture-book", "name": "tiny mar"}
     write(MAR(MAR_SIZE), made.mar, 1, **about)
     write(KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4)), made.kl, 2, groups=4)
-    read = {"grid": "4", "latent_scale": "1.0", "t_max": "950", "name": "tiny hybrid"}
-    save_file(hybrid_files.weights(), made.hybrid, {**hybrid_files.METADATA, **read})
+    read = {**hybrid_files.METADATA, "grid": 4, "latent_scale": 1.0, "t_max": 950, "name": "tiny hybrid"}
+    write(SimpleNamespace(state_dict=hybrid_files.weights), made.hybrid, 2, **read)
     write_gpt(made.llamagen, 3)
     write_gpt(made.par, 4, config=replace(GPT_SIZE, special=3))
     write_vq(made.vq)

@@ -17,13 +17,7 @@ from ...errors import UserError
 from .cases import Case, judge
 
 # Files that identify Tar's folder: its VQ files have the names of LlamaGen's.
-TAR = (
-    "ar_tiny_*.safetensors",
-    "mulosd_geometry.json",
-    "tatok_*.safetensors",
-    "simvq_*.safetensors",
-    "full_size_shapes.json",
-)
+TAR = ("ar_tiny_*.safetensors", "mulosd_geometry.json", "tatok_*.safetensors", "simvq_*.safetensors")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
