@@ -93,17 +93,22 @@ def test_with_annealed_steps(model):
     )
 
 
-def test_a_cached_head_cannot_be_verified_with(model):
-    def cached(end=0, **changes):
-        settings = dataclasses.replace(FEW, speculation=4, diffusion_steps=30, diffusion_steps_end=end)
-        transformer = LazyTransformer(CacheSettings(**changes))
-        return finish(mar(model, from_ids((1,)), settings, PairedNoise(0, (0,)), transformer=transformer))
+def cached(model, end=0, **changes):
+    settings = dataclasses.replace(FEW, speculation=4, diffusion_steps=30, diffusion_steps_end=end)
+    transformer = LazyTransformer(CacheSettings(**changes))
+    return finish(mar(model, from_ids((1,)), settings, PairedNoise(0, (0,)), transformer=transformer))
 
-    for end in (0, 3):  # the last AR steps' few diffusion steps are not cached, the first ones' are
-        with pytest.raises(UserError, match="speculation: .*head_cache"):
-            cached(end)
-    for full in ({"head_cache": False}, {"head_period": 3}, {"refresh_period": 1}):
-        assert cached(**full).report.counts["drafted_steps"]
+
+@pytest.mark.parametrize("end", [0, 3])
+def test_a_cached_head_cannot_be_verified_with(model, end):
+    """Nor where it is cached in the first AR steps only, as the last ones have few diffusion steps."""
+    with pytest.raises(UserError, match="speculation: .*head_cache"):
+        cached(model, end)
+
+
+@pytest.mark.parametrize("full", [{"head_cache": False}, {"head_period": 3}, {"refresh_period": 1}], ids=str)
+def test_a_head_that_is_not_cached_can(model, full):
+    assert cached(model, **full).report.counts["drafted_steps"]
 
 
 @pytest.mark.slow
