@@ -1,24 +1,28 @@
 """Parity cases of Tar: AR-DTok, its VQ tokenizer, TA-Tok and its codebook, top-k and top-p filters.
 
-A folder contains any of the files named below. ``X_io`` belongs to the weights ``X_state``. All sizes are read
-from the files. MuLo-SD has cases of its own (``mulosd.py``).
+A folder contains any of the files named below. ``X_io`` belongs to the weights ``X_state``; files of AR-DTok's variants contain
+weights (``sd.``) and results. All sizes are read from the files. MuLo-SD has cases of its own (``mulosd.py``).
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
-from ...model_loaders.networks.llama import Llama, TokenModel
-from ...model_loaders.networks.ta_tok import Bottleneck, TATok, TATokConfig, TATokModel, unused
+from ...model_loaders.checkpoint import read_metadata
+from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
+from ...model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
+from ...model_loaders.networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel, unused
 from ...model_loaders.tar import load_detokenizer
-from ...samplers.conditioning import CodeCondition, FeatureCondition
+from ...samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition
 from ...samplers.driver import finish
 from ...samplers.tokens.conditioning import features_of
 from ...samplers.tokens.draws import allowed
@@ -26,7 +30,7 @@ from ...samplers.tokens.llamagen import decode
 from ...samplers.tokens.loop import begin
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings
-from .cases import Case, Check, exact, gathered, read_json, read_tensors
+from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
 from .llamagen import MultinomialDraws, replay
 
 _GREEDY = re.compile(r"greedy_(cond4_)?cfg([\d.]+?)(?:_interval(\d+))?")
@@ -40,6 +44,10 @@ def cases(folder: Path) -> list[Case]:
     """The cases whose files are in ``folder``."""
     known: dict[str, Callable[[Path], Iterable[Case]]] = {
         "ar_tiny_io": _detokenizer,
+        "ar_tiny_fixedpe": _variant,
+        "ar_tiny_gqa": _variant,
+        "ar_tiny_indice": _variant,
+        "ar_tiny_class": _names,
         "vq_tiny_io": _vq,
         "simvq_bottleneck": _codebook,
         "tatok_tiny_io": _ta_tok,
@@ -49,6 +57,8 @@ def cases(folder: Path) -> list[Case]:
     for stem, make in known.items():
         if (path := folder / f"{stem}.safetensors").is_file():
             out += gathered(f"tar/{stem}", partial(make, path))
+    if (listed := folder / "full_size_shapes.json").is_file():
+        out += gathered("tar/keys", partial(_key_lists, listed))
     return out
 
 
@@ -62,6 +72,9 @@ def _weights(path: Path) -> tuple[Tensors, Path]:
 
 def _own(data: Tensors) -> Tensors:
     return {name.removeprefix("sd."): t for name, t in data.items() if name.startswith("sd.")}
+
+
+# ------------------------------------------------------------------------------------------------ AR-DTok
 
 
 @lru_cache(maxsize=2)
@@ -111,6 +124,55 @@ def _detokenizer(path: Path) -> Iterator[Case]:
             top_p = float(f"{m[3][0]}.{m[3][1:]}") if m[3] else 1.0  # topp095 is 0.95
             settings = TokenSettings(cfg=float(m[1]), top_k=int(m[2] or 0), top_p=top_p)
             yield Case(case, partial(generated, key, False, settings, int(m[4])))
+
+
+def _network(state: Mapping[str, Tensor], heads: int) -> Llama:
+    net = Llama(LlamaConfig.of_llamagen(state, heads))
+    net.load_state_dict(dict(state))
+    return net.eval()
+
+
+def _heads(path: Path) -> int:
+    """Head count of the variants, from the base weights in the same folder."""
+    plain = path.with_name("ar_tiny_state.safetensors")
+    return int(json.loads(read_metadata(plain).get("config", "{}")).get("n_head", 4))
+
+
+def _variant(path: Path) -> Iterator[Case]:
+    data = read_tensors(path)
+
+    def checks() -> Iterator[Check]:
+        net = _network(_own(data), _heads(path))
+        tokens, cond, expected = data["idx"], data["cond"], data["logits"]
+        grid = int(expected.shape[1] ** 0.5)
+        yield Check(_full(net, cond, tokens, grid), expected)
+        model = TokenModel(net, path.stem, grid)
+        names = ("",) * len(cond)
+        what: AnyCondition = _features(cond) if cond.is_floating_point() else CodeCondition(tuple(cond), names)
+        # The reference does not support this with fewer key heads. The last token is not an input.
+        whole = torch.cat([tokens, tokens[:, -1:]], 1)
+        yield Check(replay(model, what, raster(grid), whole, False), expected)
+
+    yield Case(f"tar/{path.stem}", checks)
+
+
+def _names(path: Path) -> Iterator[Case]:
+    """A variant that the reference cannot run: compares the names of the weights and the shape of the logits."""
+    data = read_tensors(path)
+
+    def checks() -> Iterator[Check]:
+        state = _own(data)
+        net = _network(state, _heads(path))
+        yield exact(torch.tensor(len({*net.state_dict()} ^ {*state})), torch.tensor(0))
+        grid = int((data["idx"].shape[1] + 1) ** 0.5)
+        logits = _full(net, data["cond"], data["idx"], grid)
+        shape = (len(data["cond"]), grid**2, state["output.weight"].shape[0])
+        yield exact(torch.tensor(logits.shape), torch.tensor(shape))
+
+    yield Case(f"tar/{path.stem}", checks)
+
+
+# ------------------------------------------------------------------------------------------------ VQ, TA-Tok
 
 
 def _vq(path: Path) -> Iterator[Case]:
@@ -195,6 +257,9 @@ def _ta_tok(path: Path) -> Iterator[Case]:
         yield Case(f"tar/{name}.encode.resized", other_size)
 
 
+# ------------------------------------------------------------------------------------------------ sampling, names
+
+
 def _filters(path: Path) -> Iterator[Case]:
     io = read_tensors(path)
 
@@ -205,3 +270,31 @@ def _filters(path: Path) -> Iterator[Case]:
         yield Case(
             f"tar/{path.stem}.{m[0].removeprefix('probs_')}", partial(checks, m[0], float(m[1]), int(m[2]), float(m[3]))
         )
+
+
+def _key_lists(path: Path) -> Iterator[Case]:
+    """Names and shapes of the official files, and what follows from them."""
+
+    def checks(about: Mapping[str, Any]) -> Iterator[Check]:
+        shapes = {key: shape for key, (shape, _) in about["tensors"].items()}
+        # Buffers are listed but not counted.
+        weights = [shape for key, shape in shapes.items() if key != HISTORY and not key.startswith("scale_layer.")]
+        yield exact(torch.tensor(sum(map(math.prod, weights))), torch.tensor(about["params"]))
+        configs: list[LlamaConfig] = []
+
+        def make(state: dict[str, Tensor]) -> torch.nn.Module:
+            if TABLE in state:
+                return TATok(TATokConfig.from_state_dict(state))
+            if "tok_embeddings.weight" not in state:
+                return VQAutoencoder(VQConfig.from_state_dict(state))
+            configs.append(LlamaConfig.of_llamagen(state))
+            return Llama(configs[0])
+
+        yield same_shapes(shapes, make, unused(shapes) if TABLE in shapes else (HISTORY,))
+        for config in configs:
+            stated = about["INFERRED_args"]
+            length = stated["max_seq_len"] + stated["cls_token_num"] - 1
+            yield exact(torch.tensor([config.heads, config.absolute]), torch.tensor([stated["n_head"], length]))
+
+    for name, about in read_json(path).items():
+        yield Case(f"tar/keys.{name}", partial(checks, about))
