@@ -84,16 +84,11 @@ def test_weights_are_the_files(model: Path) -> None:
     assert not encoder.net.training and not any(p.requires_grad or p.is_meta for p in encoder.net.parameters())
 
 
-def test_dtype(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dtype(model: Path) -> None:
     assert load_text_encoder(model, "bf16").encode(["cat"])[0].dtype == torch.bfloat16
-    with pytest.raises(UserError, match="^dtype: fp16 overflows in a T5 encoder"):
-        load_text_encoder(model, "fp16")
-    with pytest.raises(UserError, match="^dtype: 'fp8' is not known"):
-        load_text_encoder(model, "fp8")
-    assert text.choose_dtype("auto", "mps") == text.choose_dtype("auto", "cpu") == torch.float32
-    for capability, expected in (((7, 5), torch.float32), ((8, 6), torch.bfloat16)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        assert text.choose_dtype("auto", "cuda:0") == expected
+    for name in ("fp16", "fp8"):
+        with pytest.raises(UserError, match="^dtype: "):
+            load_text_encoder(model, name)
 
 
 # ----------------------------------------------------------------------------------------------------- layouts
@@ -151,7 +146,7 @@ def test_incomplete_folders(copy: Path, tmp_path: Path) -> None:
     fails(tmp_path, "holds no model.safetensors")
     fails(tmp_path / "gone.safetensors", "there is no file or folder .*gone.safetensors")
     save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
-    fails(tmp_path, r"has no tokenizer")
+    fails(tmp_path / "one.safetensors", "no weights of a T5 text encoder")
 
 
 def test_damaged_tokenizer(copy: Path) -> None:
@@ -179,7 +174,7 @@ Q, BIAS = (
         (lambda s: s.pop("shared.weight"), "embed_tokens.weight is missing"),
         (lambda s: s.pop(BIAS), "relative_attention_bias.weight is missing"),
         (lambda s: s.update({BIAS: torch.ones(32, 0)}), "empty or too large"),
-        (lambda s: s.update({BIAS: torch.ones(3)}), "does not fit a T5 encoder"),
+        (lambda s: s.update({BIAS: torch.ones(3)}), "does not fit a T5 text encoder"),
         (lambda s: s.update({Q: torch.ones(12, 9)}), "misshaped"),
         (lambda s: s.update({"encoder.extra": torch.ones(1)}), r"1 unexpected \(encoder.extra\)"),
         (lambda s: s.update({"shared.weight": torch.ones(5, WIDTH)}), "has 5 tokens"),
@@ -242,8 +237,6 @@ def test_menu_and_folders_of_ones_own(tmp_path: Path) -> None:
     assert "flan-t5-xl/model-00001-of-00002.safetensors" not in hub.menu(
         "mar", ["flan-t5-xl/model-00001-of-00002.safetensors"]
     )
-    for choice in (*hub.menu("t5", local), *local):
-        hub.check(choice, "t5", local)
     (tmp_path / "mine").mkdir()
     assert hub.resolve("mine", "t5", [tmp_path], tmp_path) == tmp_path / "mine"
     for choice in (".", "", "..", "mine/..", "/tmp", "gone"):
