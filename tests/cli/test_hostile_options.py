@@ -19,7 +19,7 @@ def test_devices_that_compute_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a\0b.png", "x" * 300 + ".png"])
 def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="^out: .* cannot be the name of a file; give another"):
+    with pytest.raises(UserError, match="^out: "):
         output(tmp_path / name, "out", (".png",))
 
 
