@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +21,9 @@ from .errors import UserError
 from .memory import enough_memory, in_chunks
 from .model_loaders import checkpoint as ck
 from .model_loaders import families, hub
-from .model_loaders import hybrid as hybrids
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
 from .model_loaders.folders import weight_files
-from .model_loaders.hybrid import load_hybrid
+from .model_loaders.hybrid import load_hybrid, precision
 from .model_loaders.janus import load_janus, load_janus_vq
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
@@ -34,8 +33,7 @@ from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import PLAIN, choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
-from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar, parts_inside
-from .model_loaders.tokenizer import has_tokenizer
+from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
 from .reports.record import Clock, Report
 from .samplers.mar.memory import DECODE
 from .samplers.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, UP_SAMPLER, Entry
@@ -49,14 +47,8 @@ DEMO = "demo"
 DEMO_LABELS = "picture-book"
 PAR = "par"
 
-# Tokenizer of Harmon and UniPic files that come without one (a catalogue entry), and small parameters that identify a model folder.
+# Tokenizer of Harmon and UniPic files that come without one (a catalogue entry).
 _TOKENIZER = "qwen2.5-tokenizer"
-_IDENTIFYING = (
-    "mar.fake_latent",
-    "llm.model.embed_tokens.weight",
-    "gen_head.vision_head.bias",
-    "model.generation_head.vision_head.bias",
-)
 # Published settings of Harmon; UniPic, whose largest beta is lower, takes half the AR steps.
 _HYBRID_DEFAULTS = {"diffusion_steps": 100, "cfg": 3.0, "cfg_schedule": "constant", "temperature": 1.0}
 _HARMON_STEPS, _UNIPIC_STEPS, _HYBRID_BETA = 64, 32, 0.5
@@ -99,7 +91,7 @@ class Source:
         device = self.compute or self.device
         if self.dtype == ck.INT8 and ck.choose_dtype(self.dtype, device):
             return ck.INT8
-        return dtype_name(_LOADERS[family].dtype(self.dtype, device))
+        return dtype_name(_DTYPES[family](self.dtype, device))
 
 
 def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
@@ -215,18 +207,11 @@ def listed_family(choice: str) -> str | None:
 
 def identify(path: Path) -> str:
     """What a model file or folder holds: "mar", "hybrid", "llamagen", "par", "tar" or "janus"; "" for anything else."""
-    if path.is_dir():
-        files = weight_files(path, "model", "a model")
-        state = ck.read_all(files, path, "model", lambda name: name not in _IDENTIFYING).state
-    else:
-        state = ck.read(path).state
-    # A de-tokenizer's file may also hold its TA-Tok and decoder.
-    own = {name: tensor for name, tensor in state.items() if not name.startswith(("ta_tok.", "vq."))}
-    kind = families.identify(own or state)
-    family = next((name for name, f in FAMILIES.items() if f.files == kind), "")
-    if family == LLAMAGEN and any(name.startswith("spe_tok_embeddings.") for name in state):
+    names = ck.read(path, shards=weight_files(path, "checkpoint", "a model")).state
+    kind = families.identify(names)
+    if kind == "llamagen" and any(name.startswith("spe_tok_embeddings.") for name in names):
         return PAR
-    return family
+    return next((name for name, family in FAMILIES.items() if family.files == kind), "")
 
 
 @enough_memory("dtype: memory is insufficient to load this model; choose bf16 or fp16, or unload others.")
@@ -242,28 +227,23 @@ def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: in
         UserError: a file is missing, does not fit, or the decoder is for other latents.
     """
     about = FAMILIES[family]
-    path = source.find(choice, about.files)
+    path, kind = source.find(choice, about.files), "kl" if about.masked else "vq"
+    names, metadata = ck.read_header(path)
     model: Any = _load_model(family, path, source, grid)
-    inside = decoder == AUTO and (family == JANUS or family == TAR and "vq" in parts_inside(path))
+    inside = decoder == AUTO and (family == JANUS or families.KINDS[kind].part in families.parts_of(names))
     if decoder == AUTO and not inside:
-        from_text = None if about.masked else model.net.config.condition == "text"
-        decoder = hub.decoder_for(choice, path, about.files, from_text)
-    kind, loader, expect = ("kl", load_kl, _expect_latents) if about.masked else ("vq", load_vq, expect_codes)
-    loader = load_janus_vq if inside and family == JANUS else loader
-    net: Any = loader(path if inside else source.find(decoder, kind), AUTO, source.device)
-    expect(net, model)
-    return Ready(family, model, net, ck.read_metadata(path), choice, decoder, path)
+        text = not about.masked and model.net.config.condition == "text"
+        decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
+    decoder_path = path if inside else source.find(decoder, kind)
+    loader: Any = load_kl if about.masked else load_janus_vq if inside and family == JANUS else load_vq
+    net: Any = loader(decoder_path, AUTO, source.device)
+    (_expect_latents if about.masked else expect_codes)(net, model)
+    return Ready(family, model, net, metadata, choice, decoder, path)
 
 
 def _load_model(family: str, path: Path, source: Source, grid: int | None = None) -> Model:
     """Load a model without its decoder."""
-    loader = _LOADERS[family]
-    more: list[Any] = [grid] if loader.sized else []
-    if loader.tokenizer:
-        folder, stem = (path, "") if path.is_dir() else (path.parent, path.stem)
-        own = has_tokenizer(folder, stem, ck.read_metadata(path))
-        more.append(None if own else source.find(_TOKENIZER, "tokenizer"))
-    model = loader.load(path, source.precision(family), source.device, *more)
+    model = _LOADERS[family](path, source.precision(family), source, grid)
     choose(model.net, source.speed, source.compute or source.device)
     return model
 
@@ -290,8 +270,9 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel 
     if choice == AUTO and ready.config.condition != "features":
         return None
     path = cast(Path, ready.path)
-    if choice != AUTO or "ta-tok" not in parts_inside(path):
-        path = source.find(hub.ta_tok_for(ready.choice, path) if choice == AUTO else choice, "ta-tok")
+    names, metadata = ck.read_header(path)
+    if choice != AUTO or families.KINDS["ta-tok"].part not in families.parts_of(names):
+        path = source.find(hub.ta_tok_for(metadata.get("ta_tok")) if choice == AUTO else choice, "ta-tok")
     reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False)
     expect_features(reader, cast(TokenModel, ready.model))
     return reader
@@ -312,10 +293,17 @@ def choose_models(
     Raises:
         UserError: a sampler is for another family.
     """
-    if model != DEMO:
-        return dict.fromkeys((e.name for e in entries), (_family_of_model(model, entries, files), model))
-    families = _families(entries, prompted, labelled)
-    return {e.name: (families[e.name], _demo_model(e, entries, families, files)) for e in entries}
+    if model == DEMO:
+        demos = _families(entries, prompted, labelled)
+        return {e.name: (demos[e.name], _demo_model(e, entries, demos, files)) for e in entries}
+    found = listed_family(model) or identified(model, files) or entries[0].family
+    found = LLAMAGEN if found == PAR else found
+    if other := next((e for e in entries if found not in e.families), None):
+        raise UserError(
+            f"samplers: {other.name} samples {other.models}, but {Path(model).name} is not one; leave it out, or name "
+            "another model."
+        )
+    return dict.fromkeys((e.name for e in entries), (found, model))
 
 
 def identified(choice: str, files: Source) -> str:
@@ -323,23 +311,10 @@ def identified(choice: str, files: Source) -> str:
     return identify(files.find(choice, FAMILIES[listed_family(choice) or MAR].files))
 
 
-def _family_of_model(choice: str, entries: Sequence[Entry], files: Source) -> str:
-    """Family of a named model; a UserError if a sampler is for another one."""
-    found = listed_family(choice) or identified(choice, files) or entries[0].family
-    found = LLAMAGEN if found == PAR else found
-    other = next((e for e in entries if found not in e.families), None)
-    if other:
-        raise UserError(
-            f"samplers: {other.name} samples {other.models}, but {Path(choice).name} is not one; leave it out, "
-            "or name another model."
-        )
-    return found
-
-
 def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[str, str]:
     """Sampler name to the family of its demo model. A token sampler of two families follows the samplers of one; with a prompt it uses
     Tar, and a MAR sampler without a label the demo that reads prompts."""
-    settled = {e.family for e in entries if sum(bool(FAMILIES[name].demo) for name in e.families) == 1}
+    settled = {e.family for e in entries if len(e.families) == 1}
     tar = prompted or TAR in settled and LLAMAGEN not in settled
     out = {e.name: TAR if tar and TAR in e.families else e.family for e in entries}
     if prompted and not labelled and any(e.built_in and not e.missing for e in hub.entries(FAMILIES[HYBRID].files)):
@@ -357,10 +332,11 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
     own = entry.demos(family)
     if len(own) == 1 or not fixed:
         return own[0]
-    sizes = {
-        choice: ck.read_metadata(files.find(choice, FAMILIES[family].files)).get("grid") for choice in (fixed[0], *own)
-    }
-    return next((choice for choice in own if sizes[choice] == sizes[fixed[0]]), own[0])
+
+    def size(choice: str) -> str | None:
+        return ck.read_metadata(files.find(choice, FAMILIES[family].files)).get("grid")
+
+    return next((choice for choice in own if size(choice) == size(fixed[0])), own[0])
 
 
 # ------------------------------------------------------------------------------------------------ draft models
@@ -390,15 +366,14 @@ class Drafts:
             what = "a small draft model" if target.masked else "a draft model of a smaller picture"
             raise UserError(f"draft: {sampler} needs {what} beside {self._name}; name one with --draft.")
         key = target.family, choice
-        if key not in self._loaded:
-            try:
+        # A masked draft has the target's size, whatever it was trained for.
+        grid = target.config.grid if target.masked else None
+        try:
+            if key not in self._loaded:
                 path = self._source.find(choice, FAMILIES[target.family].files)
-                # A masked draft has the target's size, whatever it was trained for.
-                self._loaded[key] = _load_model(
-                    target.family, path, self._source, target.config.grid if target.masked else None
-                )
-            except UserError as e:  # the loaders name the field of the main model
-                raise UserError(str(e).replace("checkpoint:", "draft:", 1)) from e
+                self._loaded[key] = _load_model(target.family, path, self._source, grid)
+        except UserError as e:  # the loaders name the field of the main model
+            raise UserError(f"draft: {str(e).partition(': ')[2]}") from e
         return self._loaded[key]
 
 
@@ -446,7 +421,7 @@ def defaults(ready: Ready) -> dict[str, Any]:
 
     A MAR gets no more AR steps than it has tokens.
     """
-    out = _LOADERS[ready.family].defaults(ready)
+    out = _published(ready)
     if "ar_steps" in out:
         out["ar_steps"] = min(out["ar_steps"], ready.tokens)
     return {**out, **stated_defaults(ready.metadata)}
@@ -454,8 +429,9 @@ def defaults(ready: Ready) -> dict[str, Any]:
 
 def language_model_for(ready: Ready) -> str:
     """The language model of Tar (a catalogue id) that "auto" selects for a de-tokenizer."""
-    built_in = {entry.id for entry in hub.entries("dtok") if entry.built_in}
-    return DEMO_TAR if ready.choice in built_in else OFFICIAL_TAR
+    return (
+        DEMO_TAR if any(entry.id == ready.choice and entry.built_in for entry in hub.entries("dtok")) else OFFICIAL_TAR
+    )
 
 
 def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> TarPromptSettings:
@@ -467,44 +443,31 @@ def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> Tar
 # ------------------------------------------------------------------------------------------------ families
 
 
-class _Loader(NamedTuple):
-    """How models of a family are loaded.
+# (path, dtype, source, grid) to a model.
+_LOADERS: dict[str, Callable[[Path, str, Source, int | None], Model]] = {
+    MAR: lambda path, dtype, source, grid: load_mar(path, dtype, source.device),
+    LLAMAGEN: lambda path, dtype, source, grid: load_llamagen(path, dtype, source.device, grid),
+    TAR: lambda path, dtype, source, grid: load_detokenizer(path, dtype, source.device, grid),
+    HYBRID: lambda path, dtype, source, grid: load_hybrid(
+        path, dtype, source.device, grid, lambda: source.find(_TOKENIZER, "tokenizer")
+    ),
+    JANUS: lambda path, dtype, source, grid: load_janus(path, dtype, source.device, grid),
+}
+_DTYPES: dict[str, Callable[[str, torch.device], torch.dtype]] = {
+    MAR: ck.choose_dtype,
+    **dict.fromkeys((LLAMAGEN, TAR, JANUS), partial(ck.choose_dtype, bf16=True)),
+    HYBRID: precision,
+}
 
-    ``load`` takes (path, dtype, device), and where it has them (``sized``) a grid and (``tokenizer``) the folder of a tokenizer, None
-    where the model's folder has one. ``dtype`` is from (name, device), ``defaults`` gives the published settings of a model.
-    """
 
-    load: Callable[..., Model]
-    dtype: Callable[[str, torch.device], torch.dtype]
-    defaults: Callable[[Ready], dict[str, Any]]
-    sized: bool = True
-    tokenizer: bool = False
-
-
-def _mar_defaults(ready: Ready) -> dict[str, Any]:
-    return {"ar_steps": _DEMO_STEPS if ready.demo else knobs(SAMPLERS[MAR].settings)["ar_steps"][0]}
-
-
-def _hybrid_defaults(ready: Ready) -> dict[str, Any]:
+def _published(ready: Ready) -> dict[str, Any]:
+    """The published settings of a model."""
+    if not ready.masked:
+        return published(cast(TokenModel, ready.model))
+    if ready.condition == "class":
+        return {"ar_steps": _DEMO_STEPS if ready.demo else knobs(SAMPLERS[MAR].settings)["ar_steps"][0]}
     unipic = cast(MARModel, ready.model).max_beta < _HYBRID_BETA
     return {**_HYBRID_DEFAULTS, "ar_steps": _UNIPIC_STEPS if unipic else _HARMON_STEPS}
-
-
-def _token_defaults(ready: Ready) -> dict[str, Any]:
-    return published(cast(TokenModel, ready.model))
-
-
-def _token_dtype(name: str, device: torch.device) -> torch.dtype:
-    return ck.choose_dtype(name, device, bf16=True)
-
-
-_LOADERS = {
-    MAR: _Loader(load_mar, lambda name, device: ck.choose_dtype(name, device, bf16=False), _mar_defaults, sized=False),
-    LLAMAGEN: _Loader(load_llamagen, _token_dtype, _token_defaults),
-    TAR: _Loader(load_detokenizer, _token_dtype, _token_defaults),
-    HYBRID: _Loader(load_hybrid, hybrids.precision, _hybrid_defaults, tokenizer=True),
-    JANUS: _Loader(load_janus, _token_dtype, _token_defaults),
-}
 
 
 # ------------------------------------------------------------------------------------------------ decoding

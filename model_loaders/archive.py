@@ -12,7 +12,6 @@ import re
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
 
 _MAX_RECORDS = 20_000
 _MAX_PICKLE = 1 << 24  # bytes; a checkpoint of 1000 tensors has 150 kB
@@ -20,15 +19,18 @@ _MAX_WORK = 400_000  # operations; a tensor takes about 35
 
 # Classes that torch.save writes without arguments, and their content as separate operations.
 _CONTAINERS = ("collections OrderedDict", "argparse Namespace", "easydict EasyDict")
+_NEW = [f"new {name}" for name in _CONTAINERS]
 _CALLED = re.compile(
     r"torch\._utils _rebuild_(tensor|tensor_v2|tensor_v3|parameter|parameter_with_state)|torch (Size|device)"
 )
 _TYPES = re.compile(
     r"torch \w+Storage|torch\.storage UntypedStorage|torch (u?int|long|short|b?float|double|half|bool|complex)\d*"
 )
-# Operations that push a number, text, boolean or None.
+# Operations that push a number, text, boolean or None, and those that push something else.
 _ATOMS = "NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINSTRING".split()
-_MARK = object()
+_PUSHES = [*_ATOMS, "MARK", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE"]
+# Values of a tuple; those of the last are all above a mark.
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "TUPLE": None}
 
 
 class Refused(Exception):
@@ -47,7 +49,7 @@ def check(path: Path) -> None:
         OSError: it cannot be read.
     """
     try:
-        _Scan().run(_pickle(path))
+        _scan(_pickle(path))
     except (Refused, OSError, MemoryError):
         raise
     except Exception as e:  # zipfile and pickletools raise many
@@ -55,14 +57,7 @@ def check(path: Path) -> None:
 
 
 def _pickle(path: Path) -> bytes:
-    """The pickle within the zip file.
-
-    The directory must end the file and name one folder and no record twice, so that Python's and torch's readers find the same.
-
-    Raises:
-        Refused: it is too large, or a record is compressed.
-        ValueError: another layout.
-    """
+    """The pickle in a zip file, whose layout leaves no doubt which records Python's and torch's readers find."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - 98))
@@ -91,92 +86,56 @@ def _pickle(path: Path) -> bytes:
         return archive.read(record)
 
 
-class _Value:
-    """Placeholder of a value that is no number, text or tuple.
+def _scan(pickled: bytes) -> None:
+    """Follow a pickle on a stack of names: a global, the class of a new container, or the operation that made the value."""
+    stack: list[str] = []
+    memo: dict[int, str] = {}
 
-    Attributes:
-        name: "module name" of a global, else "".
-        entries: of a dictionary; None for other values.
-    """
+    def popped(count: int | None) -> list[str]:
+        """The upper ``count`` names, or all above the last mark; the uppermost first."""
+        if count is not None:
+            return [stack.pop() for _ in range(count)]
+        return list(iter(stack.pop, "MARK"))
 
-    def __init__(self, name: str = "", entries: int | None = None):
-        self.name, self.entries = name, entries
-
-
-class _Scan:
-    """Follows a pickle on a stack of placeholders."""
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.work = 0
-
-    def run(self, pickled: bytes) -> None:
-        """Follow a pickle to its end.
-
-        Raises:
-            Refused: it is over a limit, or holds something else than weights and plain values.
-            Exception: it ends early or contradicts itself.
-        """
-        memo: dict[Any, Any] = {}
-        for operation, argument, _ in pickletools.genops(pickled):
-            self._spend(1)
-            if operation.name in ("BINPUT", "LONG_BINPUT"):
-                memo[argument] = self.stack[-1]
-            elif operation.name in ("BINGET", "LONG_BINGET"):
-                self.stack.append(memo[argument])
-            elif operation.name not in ("PROTO", "STOP"):
-                self._step(operation.name, argument)
-
-    def _spend(self, work: int) -> None:
-        self.work += work
-        if self.work > _MAX_WORK:
+    for work, (operation, argument, _) in enumerate(pickletools.genops(pickled), 1):
+        name = operation.name
+        if work > _MAX_WORK:
             raise Refused(f"describes its weights in more steps than the limit of {_MAX_WORK}")
-
-    def _step(self, name: str, argument: Any) -> None:
-        push, pop = self.stack.append, self.stack.pop
-        if name in _ATOMS:
-            push(argument)
-        elif name == "MARK":
-            push(_MARK)
-        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
-            push(_Value(entries=0))
-        elif name == "EMPTY_TUPLE":
-            push(())
-        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            push(tuple(pop() for _ in range(int(name[-1]))))
-        elif name == "TUPLE":
-            push(tuple(self._marked()))
-        elif name in ("APPEND", "SETITEM", "APPENDS", "SETITEMS"):
-            items = self._marked() if name.endswith("S") else [pop() for _ in range(1 + (name == "SETITEM"))]
-            keys = items[1::2] if name.startswith("SETITEM") else []  # the items are in reverse
-            if any(isinstance(key, (tuple, _Value)) for key in keys):  # the hash of nested tuples can take minutes
+        if name in _PUSHES:
+            stack.append(name)
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            memo[argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append("known" if memo[argument] == "EMPTY_DICT" else memo[argument])
+        elif name in _TUPLES:
+            popped(_TUPLES[name])
+            stack.append(name)
+        elif name in ("APPEND", "APPENDS"):
+            popped(1 if name == "APPEND" else None)
+            if stack[-1] != "EMPTY_LIST":
+                raise Refused("appends to something else than a list")
+        elif name in ("SETITEM", "SETITEMS"):
+            keys = popped(2 if name == "SETITEM" else None)[1::2]
+            if not all(key in _ATOMS for key in keys):  # the hash of nested tuples can take minutes
                 raise Refused("has entries that are named by no text or number")
-            self.stack[-1].entries = (self.stack[-1].entries or 0) + len(items)
+            if stack[-1] not in ("EMPTY_DICT", *_NEW):  # an assignment to a tensor fills it
+                raise Refused("assigns to something else than a dictionary")
         elif name == "GLOBAL":
             if argument not in _CONTAINERS and not _CALLED.fullmatch(argument) and not _TYPES.fullmatch(argument):
                 raise HoldsCode(argument.replace(" ", "."))
-            push(_Value(argument))
+            stack.append(argument)
         elif name in ("REDUCE", "NEWOBJ"):
-            arguments, called = pop(), pop()
-            if not isinstance(called, _Value) or called.name not in _CONTAINERS and not _CALLED.fullmatch(called.name):
+            arguments, called = popped(2)
+            if called not in _CONTAINERS and not _CALLED.fullmatch(called):
                 raise HoldsCode("a call")
-            if called.name in _CONTAINERS and arguments != ():
+            if called in _CONTAINERS and arguments != "EMPTY_TUPLE":
                 raise Refused("copies a dictionary, which torch.save does not write")
-            push(_Value(entries=0 if called.name in _CONTAINERS else None))
-        elif name == "BUILD":
-            state = pop()
-            if state.entries is None or self.stack[-1].entries is None:
+            stack.append(f"new {called}")
+        elif name == "BUILD":  # copies a dictionary: only one that is made for this
+            if popped(1) != ["EMPTY_DICT"] or stack[-1] not in _NEW:
                 raise Refused("sets the state of a tensor, which torch.save does not write")
-            self._spend(state.entries)
         elif name == "BINPERSID":
-            pop()
-            push(_Value())
-        else:
+            popped(1)
+            stack.append(name)
+        elif name not in ("PROTO", "STOP"):
             raise Refused("uses a pickle operation that torch.save does not write")
-
-    def _marked(self) -> list[Any]:
-        """Everything above the last mark, in reverse."""
-        items = []
-        while (item := self.stack.pop()) is not _MARK:
-            items.append(item)
-        return items

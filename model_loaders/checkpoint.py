@@ -4,6 +4,10 @@ The format is detected from the first bytes, not from the extension. Pickled che
 unpickler, which executes no code from the file. Besides tensors it accepts the two classes in which official training
 scripts store their arguments: ``argparse.Namespace``, and easydict's ``EasyDict``, replaced by an ordered dictionary. Every
 problem with a file is reported as :class:`~..errors.UserError`.
+
+Arguments that all loaders share: ``path``, see :func:`read`; ``dtype``, see :func:`choose_dtype`; ``device``, of the weights.
+All raise a UserError if a file is missing, damaged or of another network, if its weights do not fit, or if its metadata is
+invalid. The shape of a network is derived from its weights. Networks are in eval mode, without gradients.
 """
 
 from __future__ import annotations
@@ -25,12 +29,12 @@ from torch import Tensor, nn
 
 from ..errors import UserError, first_line
 from . import archive
-from .networks.ops import limit_packing
+from .folders import parse_json, read_json
+from .networks.ops import limit_packing, quantize
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Of models, on a CPU: int8 weights in the blocks, see networks/ops.py; everything else is fp32.
 INT8 = "int8"
-UNCHANGED = "get an unchanged copy of the file"
 
 # Keys under which training scripts store weights, in order of preference: papers evaluate the EMA weights.
 _NESTS = ("model_ema", "ema", "model", "module", "state_dict", "sd")
@@ -68,16 +72,28 @@ class Checkpoint:
         state: parameter names to CPU tensors in the file's dtype, memory-mapped.
         metadata: text entries of a safetensors header. For a pickle with ``sd`` and ``args`` (Tar): the entry "args", the
             scalar arguments as JSON. Otherwise empty.
-        path: the file.
+        path: the file, or the folder of its shards.
         field: name of the input that selected the file; messages begin with it.
+        what: the kind of network it is read for ("a MAR"), for messages.
     """
 
     state: dict[str, Tensor]
     metadata: dict[str, str]
     path: Path
     field: str = "checkpoint"
+    what: str = "a network"
 
-    def error(self, found: str, remedy: str = UNCHANGED) -> UserError:
+    @property
+    def folder(self) -> Path:
+        """Folder of the file."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def stem(self) -> str:
+        """Name of a single file without extension; "" for a model folder."""
+        return "" if self.path.is_dir() else self.path.stem
+
+    def error(self, found: str, remedy: str = "get an unchanged copy of the file") -> UserError:
         """The error "field: file name found; remedy"."""
         return UserError(f"{self.field}: {self.path.name} {found}; {remedy}")
 
@@ -85,49 +101,33 @@ class Checkpoint:
         """The weights whose names satisfy ``keep``."""
         return replace(self, state={name: t for name, t in self.state.items() if keep(name)})
 
-    def section(self, prefix: str) -> Checkpoint:
-        """The weights under a prefix ("vq.", "ta_tok.") of a file with several networks; any other file unchanged."""
-        inside = {name.removeprefix(prefix): t for name, t in self.state.items() if name.startswith(prefix)}
-        return replace(self, state=inside) if inside else self
+    def number(self, key: str, default: Any, low: float, high: float, settings: Mapping[str, Any] | None = None) -> Any:
+        """A number from ``low`` to ``high``, a whole one if ``low`` is an int; ``default`` if it is missing or null.
 
-    def number(self, key: str, default: Any, low: float, high: float, kind: Callable[[str], Any]) -> Any:
-        """A number (``int`` or ``float``) from the metadata, from ``low`` to ``high``; ``default`` if there is none.
+        Args:
+            settings: a JSON configuration; None for the metadata.
 
         Raises:
-            UserError: the entry is not a number, or out of range.
+            UserError: the entry is no such number.
         """
-        if key not in self.metadata:
-            return default
-        try:
-            value = kind(self.metadata[key])
-        except ValueError:
-            value = math.nan
-        return self.checked(f"{key} = {self.metadata[key][:40]} in its metadata", value, low, high, kind is int)
-
-    def setting(self, settings: Mapping[str, Any], key: str, default: Any, low: float, high: float) -> Any:
-        """A number of a JSON configuration; ``default`` if it is missing or null. A float default accepts any number.
-
-        Raises:
-            UserError: the entry is not such a number, or out of range.
-        """
-        value = settings.get(key)
+        where, value = (
+            ("metadata", self.metadata.get(key)) if settings is None else ("configuration", settings.get(key))
+        )
         if value is None:
             return default
-        number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-        return self.checked(
-            f"{key} = {str(value)[:40]} in its configuration", number, low, high, not isinstance(default, float)
-        )
-
-    def checked(self, stated: str, value: float, low: float, high: float, whole: bool) -> Any:
-        """A number from ``low`` to ``high``; ``stated`` describes it in the message.
-
-        Raises:
-            UserError: it is out of range, or no whole number.
-        """
-        if low <= value <= high and not (whole and value % 1):
-            return int(value) if whole else float(value)
-        noun = "a whole number" if whole else "a number"
-        raise self.error(f"states {stated}, which must be {noun} from {low:g} to {high:g}")
+        kind, number = type(low), math.nan
+        if settings is None:
+            try:
+                number = kind(value)
+            except ValueError:
+                pass
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            number = value
+        if not low <= number <= high or kind is int and number % 1:
+            noun = "a whole number" if kind is int else "a number"
+            stated = f"{key} = {str(value)[:40]} in its {where}"
+            raise self.error(f"states {stated}, which must be {noun} from {low:g} to {high:g}")
+        return kind(number)
 
     def text(self, key: str, default: str) -> str:
         """A text from the metadata: printable characters in one line, at most 80; ``default`` if missing or empty."""
@@ -136,15 +136,34 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Display name: the metadata entry ``name``, or the file's stem; of MAR's ``checkpoint-last.pth`` the folder's name."""
-        stem = self.path.stem
-        return self.text("name", self.path.parent.name if stem == "checkpoint-last" and self.path.parent.name else stem)
+        """Display name: the metadata entry ``name``, else the file's stem, or the folder's name where that says nothing."""
+        telling = self.stem not in ("", "model", "checkpoint-last") or not self.folder.name
+        return self.text("name", self.stem if telling else self.folder.name)
+
+    def settings(self, key: str, beside: bool = False) -> dict[str, Any]:
+        """A JSON object from the metadata; {} if there is none.
+
+        Args:
+            beside: whether a file without a configuration in its metadata has it in ``<key>.json`` in its folder.
+
+        Raises:
+            UserError: it is not a JSON object, or cannot be read.
+        """
+        if key in self.metadata:
+            return parse_json(self.metadata[key], f"the entry {key} in {self.path.name}", self.field)
+        beside = beside and "config" not in self.metadata
+        return read_json(self.folder / f"{key}.json", self.field) if beside else {}
 
 
 # --------------------------------------------------------------------------------------------------- reading
 
 
-def read(path: str | Path, field: str = "checkpoint", skip: Callable[[str], bool] | None = None) -> Checkpoint:
+def read(
+    path: str | Path,
+    field: str = "checkpoint",
+    skip: Callable[[str], bool] | None = None,
+    shards: Sequence[Path] = (),
+) -> Checkpoint:
     """Read a weight file without executing code from it.
 
     Args:
@@ -152,55 +171,50 @@ def read(path: str | Path, field: str = "checkpoint", skip: Callable[[str], bool
             ``ema``, ``model``, ``module``, ``state_dict`` or ``sd``. A ``module.`` prefix common to all names is removed.
         field: name of the input that selected the file; messages begin with it.
         skip: whether a weight of this name is left out. In safetensors it is not read at all.
+        shards: the files that ``path``, a folder, stands for.
 
     Raises:
         UserError: the file is missing, empty, damaged, of another format, contains objects other than plain values and
-            tensors, contains no tensor, more than 100,000, or one that is empty.
+            tensors, contains no tensor, more than 100,000, or one that is empty; two shards contain the same weight.
     """
-    file = Checkpoint({}, {}, Path(path), field)
-    pickled = _is_pickled(file)
-    state, metadata = _read_pickled(file) if pickled else _read_safetensors(file, skip)
-    state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
-    if not state and skip is None:
-        raise file.error("holds no tensors", "choose a file with a model's weights")
-    if all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    for name, tensor in state.items():
-        if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape):
-            raise file.error(f"holds a tensor that is empty or too large ({name[:80]}: {shape_text(tensor)})")
-    return replace(file, state=state, metadata=metadata)
+    whole = Checkpoint({}, {}, Path(path), field)
+    for shard in shards or [whole.path]:
+        file = Checkpoint({}, {}, shard, field)
+        state, metadata = _read_pickled(file) if _is_pickled(file) else _read_safetensors(file, skip)
+        state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
+        if not state and skip is None:
+            raise file.error("holds no tensors", "choose a file with a model's weights")
+        if all(name.startswith("module.") for name in state):
+            state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+        for name, tensor in state.items():
+            if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape):
+                raise file.error(f"holds a tensor that is empty or too large ({name[:80]}: {_shape(tensor)})")
+        if twice := state.keys() & whole.state.keys():
+            raise file.error(f"holds {min(twice)[:80]}, which another shard holds too", "get the shards again")
+        whole.state.update(state)
+        whole.metadata.update(metadata)
+    return whole
 
 
-def read_all(files: Sequence[Path], path: Path, field: str, skip: Callable[[str], bool] | None = None) -> Checkpoint:
-    """Read the shards of a model as one checkpoint, with the metadata of the first. ``path`` stands for them in messages.
-
-    Raises:
-        UserError: see :func:`read`, or two files contain the same weight.
-    """
-    state: dict[str, Tensor] = {}
-    shards = [read(shard, field, skip) for shard in files]
-    for shard in shards:
-        if twice := state.keys() & shard.state.keys():
-            raise shard.error(f"holds {min(twice)[:80]}, which another shard holds too", "get the shards again")
-        state.update(shard.state)
-    return Checkpoint(state, shards[0].metadata, path, field)
+def read_header(path: str | Path) -> tuple[list[str], dict[str, str]]:
+    """Names of the weights and text entries of a safetensors file, without its weights; both empty for any other file."""
+    file = Checkpoint({}, {}, Path(path))
+    try:
+        if _is_pickled(file):
+            return [], {}
+        with _opened(file) as opened:
+            return list(opened.keys()), dict(opened.metadata() or {})
+    except UserError:
+        return [], {}
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """Text entries of a safetensors header, without reading the weights; {} for any other file."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            return dict(file.metadata() or {})
-    except Exception:  # a damaged file can raise any exception
-        return {}
+    """Text entries of a safetensors header; {} for any other file."""
+    return read_header(path)[1]
 
 
 def _is_pickled(file: Checkpoint) -> bool:
-    """Whether a file was written by ``torch.save`` rather than safetensors, from its first bytes.
-
-    Raises:
-        UserError: it is neither, or cannot be read.
-    """
+    """Whether a file was written by ``torch.save`` rather than safetensors; a UserError if it is neither."""
     path = file.path
     if not os.path.exists(path):  # Path.exists can raise
         raise UserError(f"{file.field}: there is no file {path}; put it there or choose another")
@@ -220,27 +234,30 @@ def _is_pickled(file: Checkpoint) -> bool:
     raise file.error(f"is {found}", "choose a .safetensors file or a torch checkpoint")
 
 
-def _read_safetensors(file: Checkpoint, skip: Callable[[str], bool] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+@contextmanager
+def _opened(file: Checkpoint) -> Iterator[Any]:
+    """A safetensors file, opened by the library; a UserError in place of every exception in the block."""
     with file.path.open("rb") as raw:  # the library takes kilobytes for each tensor of a header
         count = raw.read(8 + int.from_bytes(raw.read(8), "little")).count(b'"data_offsets"')
     if count > _MAX_TENSORS:
         raise file.error(f"holds {count} tensors, more than the limit of {_MAX_TENSORS}", "choose another file")
     try:
         with safe_open(str(file.path), framework="pt", device="cpu") as opened:
-            names = [name for name in opened.keys() if not (skip and skip(name))]
-            return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {})
+            yield opened
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception
         raise file.error(f"is damaged or cut short ({first_line(e)})") from e
 
 
-def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights and metadata of a file of ``torch.save``.
+def _read_safetensors(file: Checkpoint, skip: Callable[[str], bool] | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with _opened(file) as opened:
+        names = [name for name in opened.keys() if not (skip and skip(name))]
+        return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {})
 
-    Raises:
-        UserError: it is damaged, holds something else than weights and plain values, or claims more bytes than it has.
-    """
+
+def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights and metadata of a file of ``torch.save``; a UserError if it holds anything else, or claims more than its bytes."""
     path = file.path
     if _TORCH < (2, 6):  # older weights-only unpicklers can be made to execute code (CVE-2025-32434)
         why = f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}"
@@ -286,7 +303,7 @@ def _is_plain(value: object) -> bool:
 # --------------------------------------------------------------------------------------------------- loading
 
 
-def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> torch.dtype:
+def choose_dtype(name: str, device: str | torch.device, bf16: bool = False, overflows: str = "") -> torch.dtype:
     """Resolve the compute dtype of a network.
 
     Args:
@@ -297,10 +314,13 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> t
         device: device the network computes on.
         bf16: whether "auto" prefers bf16 on CUDA devices of compute capability 8.0 or higher, for networks that were
             trained and evaluated in bf16 (LlamaGen, T5).
+        overflows: what overflows in fp16, for networks that "auto" therefore runs in bf16 or fp32.
 
     Raises:
-        UserError: unknown name, or int8 on another device than a CPU or without its product in PyTorch.
+        UserError: unknown name, fp16 where it overflows, or int8 on another device than a CPU or without its product in PyTorch.
     """
+    if name == "fp16" and overflows:
+        raise UserError(f"dtype: fp16 overflows in {overflows}; choose bf16, fp32 or auto")
     if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
     device = torch.device(device)
@@ -312,103 +332,69 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False) -> t
         return torch.float32
     if name != "auto":
         raise UserError(f"dtype: {name!r} is not known; choose auto, {', '.join(DTYPES)}, {INT8}")
+    half = device.type in ("mps", "xpu")
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        if bf16 and capability >= (8, 0):
+        if (bf16 or overflows) and capability >= (8, 0):
             return torch.bfloat16
-        # Before Volta fp16 is not faster than fp32, and on some cards much slower.
-        return torch.float16 if capability >= (7, 0) else torch.float32
-    return torch.float16 if device.type in ("mps", "xpu") else torch.float32
-
-
-def without_fp16(name: str, device: str | torch.device, what: str) -> torch.dtype:
-    """As :func:`choose_dtype`, for networks whose activations overflow in fp16: "auto" is bf16 or fp32.
-
-    Raises:
-        UserError: unknown name, or fp16; ``what`` names the network.
-    """
-    if name == "fp16":
-        raise UserError(f"dtype: fp16 overflows in {what}; choose bf16, fp32 or auto")
-    compute = choose_dtype(name, device, bf16=True)
-    return torch.float32 if compute == torch.float16 else compute
+        half = capability >= (7, 0)  # before Volta fp16 is not faster than fp32, and on some cards much slower
+    return torch.float16 if half and not overflows else torch.float32
 
 
 @contextmanager
-def shape_errors(file: Checkpoint, what: str) -> Iterator[None]:
-    """Report errors of deriving a network's shape from the weights of ``file``.
-
-    Args:
-        what: the kind of network ("a MAR").
-
-    Raises:
-        UserError: in place of the errors that missing, misshaped or contradictory weights cause in the block.
-    """
+def misfits(file: Checkpoint) -> Iterator[None]:
+    """Report the errors that missing, misshaped or contradictory weights of ``file`` cause in the block as a UserError."""
     try:
         yield
     except UserError:
         raise
     except KeyError as e:
-        raise file.error(f"does not fit {what}: {e.args[0]} is missing") from e
+        raise file.error(f"does not fit {file.what}: {e.args[0]} is missing") from e
     except (ValueError, IndexError, ZeroDivisionError, OverflowError, RuntimeError, TypeError) as e:
-        raise file.error(f"does not fit {what}, a weight is misshaped ({first_line(e)})") from e
-
-
-def build(file: Checkpoint, what: str, make: Callable[[], N]) -> N:
-    """Construct a network on the meta device, where weights take no memory.
-
-    Raises:
-        UserError: see :func:`shape_errors`.
-    """
-    with shape_errors(file, what), torch.device("meta"):
-        return make()
+        raise file.error(f"does not fit {file.what}, a weight is misshaped ({first_line(e)})") from e
 
 
 def load_strictly(
-    net: N,
     file: Checkpoint,
-    what: str,
+    make: Callable[[], N],
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype = torch.float32,
     fp32: Collection[str] = (),
     device: str | torch.device = "cpu",
+    int8: bool = False,
 ) -> N:
-    """Load all weights of ``file`` into ``net``. If any check fails, ``net`` is left unchanged.
+    """A network in eval mode, without gradients, with all weights of a file. If a check fails, the network is left unchanged.
 
     Args:
-        net: the network, on any device; on "meta" the weights are allocated only once.
         file: the weights. They are copied, so the file may change or be deleted afterwards.
-        what: the kind of network ("a MAR"), for messages.
-        dtype: dtype of the loaded weights; None keeps the file's.
+        make: constructs the network; called with "meta" as default device, where weights take no memory.
+        dtype, device: of the loaded weights.
         fp32: name prefixes of weights that are loaded in fp32 regardless of ``dtype``.
-        device: device of the loaded weights.
-
-    Returns:
-        ``net`` in eval mode, without gradients.
+        int8: whether the blocks are rounded to int8.
 
     Raises:
         UserError: names missing, unexpected or misshaped, or weights that are not finite floating-point numbers.
     """
+    with misfits(file), torch.device("meta"):
+        net = make()
     state, expected = file.state, net.state_dict()
-    wrong = [
-        _some("missing", [name for name in expected if name not in state]),
-        _some("unexpected", [name for name in state if name not in expected]),
-        _some(
-            "misshaped",
-            [
-                f"{name} is {shape_text(state[name])}, not {shape_text(t)}"
-                for name, t in expected.items()
-                if name in state and state[name].shape != t.shape
-            ],
-        ),
-    ]
-    if any(wrong):
-        raise file.error(f"does not fit {what}: {', '.join(filter(None, wrong))}")
+    shapes = {name: (_shape(state[name]), _shape(t)) for name, t in expected.items() if name in state}
+    wrong = {
+        "missing": [name for name in expected if name not in state],
+        "unexpected": [name for name in state if name not in expected],
+        "misshaped": [
+            f"{name} is {found}, not {wanted}" for name, (found, wanted) in shapes.items() if found != wanted
+        ],
+    }
+    if any(wrong.values()):
+        listed = [f"{len(names)} {kind} ({_some(names)})" for kind, names in wrong.items() if names]
+        raise file.error(f"does not fit {file.what}: {', '.join(listed)}")
     loaded = {}
     for name, tensor in state.items():
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise file.error(f"holds {kind} and no plain weights in {name[:80]}", "get an fp32 or fp16 file")
-        target = torch.float32 if name.startswith(tuple(fp32)) and dtype is not None else dtype
+        target = torch.float32 if name.startswith(tuple(fp32)) else dtype
         loaded[name] = tensor.to(device=device, dtype=target, copy=True).contiguous()
         if not _finite(loaded[name]):
             if _finite(tensor):
@@ -416,18 +402,17 @@ def load_strictly(
             raise file.error(f"holds NaN or infinite weights in {name[:80]}", "get the file again")
     net.load_state_dict(loaded, strict=True, assign=True)
     limit_packing(net)
-    return net.eval().requires_grad_(False)
+    return (quantize(net) if int8 else net).eval().requires_grad_(False)
 
 
-def shape_text(tensor: Tensor) -> str:
+def _shape(tensor: Tensor) -> str:
     """For example "3x4"."""
     return "x".join(map(str, tensor.shape)) or "a single number"
 
 
-def _some(kind: str, names: list[str]) -> str:
-    """For example "12 missing (a, b, c, ...)"; "" if there are none."""
-    shown = ", ".join(name[:80] for name in names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{len(names)} {kind} ({shown})" if names else ""
+def _some(names: list[str]) -> str:
+    """For example "a, b, c, ..."."""
+    return ", ".join(name[:80] for name in names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -7,7 +7,6 @@ file, and before 1.3, which transformers 4 requires, it cannot report progress.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -15,8 +14,9 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import TypeVar
 
 from ..errors import UserError, first_line
@@ -52,30 +52,24 @@ def download(
     sha256: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     field: str = "checkpoint",
-) -> Path:
+) -> None:
     """Download ``file`` of ``repo`` to ``to / file``.
 
     An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. Before the file is renamed, its
-    length is verified, and its sha256 against the catalogue's, the one recorded at the first download, and the server's,
-    where it states one. The sha256 is then recorded, see :func:`check_digest`.
+    length is verified, and its sha256 against the catalogue's, and the server's, where it states one.
 
     Args:
         to: target folder; created if necessary.
         revision: commit, or None for the newest.
         sha256: hex digest, or None.
-        progress: see :func:`.hub.resolve`.
+        progress: see :func:`.hub.resolve`; None shows huggingface_hub's progress bar.
         field: name of the input, for messages.
-
-    Returns:
-        Path of the downloaded file.
 
     Raises:
         Missing: the repository has no such file.
         UserError: no connection, a refusal by the server, a full disk, or a corrupted file; the message gives the address
-            for a manual download. Also a ``file`` that is no plain file name.
+            for a manual download.
     """
-    if file in ("", "..") or PureWindowsPath(file).name != file or "\0" in file or ":" in file:
-        raise UserError(f"{field}: {file[:80]!a} is no plain file name, so it is not downloaded; install FastAR again")
     by_hand = f"get it from https://huggingface.co/{repo} and put it into {to}"
     try:
         import huggingface_hub as hub
@@ -88,6 +82,7 @@ def download(
     try:
         to.mkdir(parents=True, exist_ok=True)
         with FileLock(to / f".{file}.lock", timeout=0):
+            # 1. Ask for the length and the digest.
             url, headers = hub.hf_hub_url(repo, file, revision=revision), build_hf_headers()
             offer = _in_thread(lambda: hub.get_hf_file_metadata(url, timeout=10), lambda: report(0, 0))
             etag, size = offer.etag or "", offer.size or 0
@@ -95,6 +90,7 @@ def download(
             for other in to.glob(f".{file}.*.part"):  # of other versions
                 if other != part or not etag:
                     other.unlink()
+            # 2. Append what is missing to the partial file.
             with part.open("ab", buffering=0) as opened:  # unbuffered, so that the file's size is the progress
                 begin = opened.tell()
                 if size - begin > (free := shutil.disk_usage(to).free):
@@ -105,13 +101,13 @@ def download(
                         lambda: http_get(url, opened, resume_size=begin, headers=headers, expected_size=size or None),
                         lambda: report(os.fstat(opened.fileno()).st_size, size),
                     )
+            # 3. Verify and rename.
             found = _sha256(part, lambda: report(size, size))
-            expected = [sha256, recorded(to / file), etag if re.fullmatch("[0-9a-f]{64}", etag) else None]
+            expected = [sha256, etag if re.fullmatch("[0-9a-f]{64}", etag) else None]
             if size and part.stat().st_size != size or any(digest not in (None, found) for digest in expected):
                 part.unlink()
                 raise _Failed from ValueError(f"what arrived has another length or sha256 ({found[:16]}...)")
             os.replace(part, to / file)
-            _record(to / file, found)
             logging.getLogger(__name__).info("%s: sha256 %s", file, found)
     except Timeout as e:
         raise UserError(f"{field}: {file} is already being downloaded to {to}; wait for that to end") from e
@@ -123,7 +119,6 @@ def download(
         if e.filename is None:  # raised by ``progress``, not by file access
             raise
         raise UserError(f"{field}: {file} could not be written to {to} ({e.strerror}); {by_hand}") from e
-    return to / file
 
 
 def _in_thread(call: Callable[[], T], tick: Callable[[], None]) -> T:
@@ -132,23 +127,20 @@ def _in_thread(call: Callable[[], T], tick: Callable[[], None]) -> T:
     Raises:
         _Failed: ``call`` raised. Exceptions of ``tick`` propagate unchanged.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    future: Future[T] = Future()
 
     def work() -> None:
         try:
-            results.append(call())
+            future.set_result(call())
         except BaseException as e:  # noqa: B036  re-raised in the calling thread
-            errors.append(e)
+            future.set_exception(e)
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_TICK_SECONDS)
+    threading.Thread(target=work, daemon=True).start()
+    while not wait([future], _TICK_SECONDS).done:
         tick()
-    if errors:
-        raise _Failed from errors[0]
-    return results[0]
+    if error := future.exception():
+        raise _Failed from error
+    return future.result()
 
 
 @contextmanager
@@ -168,66 +160,11 @@ def _without_bar(enabled: bool) -> Iterator[None]:
 
 def _reason(error: BaseException, status: int | None) -> str:
     """A failed transfer's cause, for the message."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "the disk is full"
     if status is not None:
         return f"status {status}{': a token in HF_TOKEN may help' if status in (401, 403) else ''}"
-    return f"{first_line(error).rstrip('.')}; HF_ENDPOINT may name a mirror"
-
-
-# ------------------------------------------------------------------------------------------------ digests
-
-
-def check_digest(path: Path, pinned: str | None, field: str, tick: Callable[[], None] = lambda: None) -> None:
-    """Check a downloaded file against its sha256: the catalogue's, or the one recorded at the first download.
-
-    Beside ``NAME`` the file ``NAME.sha256`` holds a line in the format of ``sha256sum``. Hashing 12 GB takes half a minute,
-    so a file is hashed again only after it changed, which its modification time shows.
-
-    Args:
-        pinned: sha256 of the catalogue, or None.
-        field: name of the input, for messages.
-        tick: called every 4 MB.
-
-    Raises:
-        UserError: the digest differs.
-    """
-    first = recorded(path)
-    expected = pinned or first
-    try:
-        if expected is None or first == expected and path.stat().st_mtime <= _beside(path).stat().st_mtime:
-            return
-        found = _sha256(path, tick)
-        if found == expected:
-            return _record(path, found)
-    except OSError:  # a read-only folder
-        return
-    raise UserError(
-        f"{field}: {path.name} has the sha256 {found[:16]}... instead of {expected[:16]}...; delete it to download it again"
-        f"{'' if pinned else f', or {path.name}.sha256 to accept it'}"
-    )
-
-
-def recorded(path: Path) -> str | None:
-    """The sha256 recorded for a file, or None."""
-    try:
-        found = re.match("[0-9a-f]{64}", _beside(path).read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    return found[0] if found else None
-
-
-def _record(path: Path, sha256: str) -> None:
-    """Record the sha256 of a file."""
-    _beside(path).write_text(f"{sha256}  {path.name}\n", encoding="utf-8")
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(path.name + ".sha256")
+    if isinstance(error, OSError) and error.strerror:  # a full disk
+        return error.strerror
+    return f"{first_line(error).rstrip('.')}; HF_ENDPOINT may name a mirror, and HF_HUB_OFFLINE must not be set"
 
 
 def _sha256(path: Path, tick: Callable[[], None]) -> str:

@@ -1,11 +1,14 @@
-"""The families of weight files: where they are chosen, and how their parameter names identify them."""
+"""The families of weight files: where they are chosen, how their parameter names identify them, and reading one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
-from .checkpoint import Checkpoint
+from . import checkpoint as ck
+from .folders import weight_files
 
 
 class Kind(NamedTuple):
@@ -18,6 +21,8 @@ class Kind(NamedTuple):
             identified.
         folder: whether it may be a model folder.
         loader: the node that loads it, if it has one of its own.
+        decoder: catalogue id of its official decoder.
+        part: beginning of its parameter names in a file with a de-tokenizer.
     """
 
     noun: str
@@ -25,10 +30,13 @@ class Kind(NamedTuple):
     prefixes: tuple[str | tuple[str, ...], ...] = ()
     folder: bool = False
     loader: str = ""
+    decoder: str = ""
+    part: str = ""
 
 
 # In order of identification: a file is of the first family whose prefixes are all there.
 KINDS = {
+    "janusflow": Kind("a JanusFlow, which draws by another method", "checkpoint", ("vision_gen_",)),
     "janus": Kind(
         "a Janus",
         "checkpoint",
@@ -42,17 +50,26 @@ KINDS = {
         ("mar.fake_latent", "llm.model.embed_tokens."),
         folder=True,
         loader="Load Harmon / UniPic",
+        decoder="kl16",
     ),
-    "mar": Kind("a MAR", "checkpoint", ("diffloss.net.",), loader="Load MAR"),
-    "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",)),
+    "mar": Kind("a MAR", "checkpoint", ("diffloss.net.",), loader="Load MAR", decoder="kl16"),
+    "vq": Kind("a VQ autoencoder", "decoder", ("quantize.embedding.weight",), part="vq."),
     "kl": Kind("a KL autoencoder", "decoder", ("post_quant_conv.weight", "decoder.")),
     "llamagen": Kind(
-        "a LlamaGen", "checkpoint", ("tok_embeddings.weight", "cls_embedding."), loader="Load LlamaGen / PAR"
+        "a LlamaGen",
+        "checkpoint",
+        ("tok_embeddings.weight", "cls_embedding."),
+        loader="Load LlamaGen / PAR",
+        decoder="vq16-c2i",
     ),
     "dtok": Kind(
-        "a Tar de-tokenizer", "checkpoint", ("tok_embeddings.weight", "clip_proj."), loader="Load Tar De-tokenizer"
+        "a Tar de-tokenizer",
+        "checkpoint",
+        ("tok_embeddings.weight", "clip_proj."),
+        loader="Load Tar De-tokenizer",
+        decoder="vq16-t2i",
     ),
-    "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",)),
+    "ta-tok": Kind("a TA-Tok", "ta_tok", ("bottleneck.regularizer.",), part="ta_tok."),
     "t5": Kind("a T5 text encoder", "encoder", ("encoder.block.0.layer.0.SelfAttention.",), folder=True),
     "tar": Kind("a Tar language model", "checkpoint", ("model.embed_tokens.weight",), folder=True, loader="Load Tar"),
     "tokenizer": Kind("a tokenizer", "checkpoint", folder=True),
@@ -68,19 +85,38 @@ def identify(names: Iterable[str]) -> str:
     return "unknown"
 
 
-def expect(checkpoint: Checkpoint, family: str) -> None:
-    """Check that a file holds ``family``, a key of :data:`KINDS`.
+def parts_of(names: Iterable[str]) -> set[str]:
+    """The prefixes (``Kind.part``) of the networks that a de-tokenizer's file holds besides it."""
+    held = list(names)
+    return {kind.part for kind in KINDS.values() if kind.part and any(name.startswith(kind.part) for name in held)}
+
+
+def read(path: str | Path, family: str, skip: Callable[[str], bool] | None = None) -> ck.Checkpoint:
+    """Read a file of ``family``, a key of :data:`KINDS`, or the files of a model folder.
+
+    Args:
+        path: see :func:`.checkpoint.read`; where the family allows it, also a Hugging Face model folder or one of its shards.
+        skip: see :func:`.checkpoint.read`.
 
     Raises:
-        UserError: it holds another family; the message names it and the input or node that accepts it.
+        UserError: see :func:`.checkpoint.read`, or it holds another family; the message names it and the input or node that
+            accepts it.
     """
-    found, expected = identify(checkpoint.state), KINDS[family]
+    expected, path = KINDS[family], Path(path)
+    shards = weight_files(path, expected.field, expected.noun) if expected.folder else [path]
+    whole = path if shards == [path] else shards[0].parent
+    file = replace(ck.read(whole, expected.field, skip, shards), what=expected.noun)
+    part = expected.part
+    if part in parts_of(file.state):
+        file = replace(file, state={n.removeprefix(part): t for n, t in file.state.items() if n.startswith(part)})
+    found = identify(file.state)
     if found == family:
-        return
+        return file
     if found == "unknown":
-        names = ", ".join(name[:80] for name in sorted(checkpoint.state)[:3])
-        raise checkpoint.error(f"holds no weights of {expected.noun} (but {names})", "choose another file")
+        names = ", ".join(name[:80] for name in sorted(file.state)[:3])
+        raise file.error(f"holds no weights of {expected.noun} (but {names})", "choose another file")
     kind = KINDS[found]
     elsewhere = "choose another file" if kind.field == expected.field else f"choose it as {kind.field}"
-    remedy = f"load it with {kind.loader}" if kind.loader else elsewhere
-    raise checkpoint.error(f"holds {kind.noun}, not {expected.noun}", remedy)
+    raise file.error(
+        f"holds {kind.noun}, not {expected.noun}", f"load it with {kind.loader}" if kind.loader else elsewhere
+    )

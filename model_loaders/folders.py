@@ -19,11 +19,7 @@ _MAX_DIGITS = 25
 def weight_files(path: Path, field: str, what: str) -> list[Path]:
     """The weight files of a model folder, or of the folder of a shard, or the file itself.
 
-    A single file is preferred to shards, and safetensors to pickles.
-
-    Args:
-        field: name of the input, for messages.
-        what: the kind of network ("a T5 encoder"), for messages.
+    A single file is preferred to shards, and safetensors to pickles. ``what`` is the kind of network, for messages.
 
     Raises:
         UserError: the path does not exist, or the folder has no weights or not all shards.
@@ -34,9 +30,9 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
     if not os.path.isdir(folder):
         return [path]
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
-        shards = sorted(folder.glob(f"{stem}-*-of-*.{suffix}"))
         if (folder / f"{stem}.{suffix}").is_file():
             return [member(folder / f"{stem}.{suffix}", field)]
+        shards = sorted(folder.glob(f"{stem}-*-of-*.{suffix}"))
         if shards:
             match = _SHARD.search(shards[0].name)
             if match and len(shards) != int(match[1]):
@@ -44,18 +40,11 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
                     f"{field}: {folder} holds {len(shards)} of {int(match[1])} shards; put all of them there"
                 )
             return [member(shard, field) for shard in shards]
-    others = sorted(folder.glob("*.safetensors"))
-    if len(others) == 1:
-        return [member(others[0], field)]
     raise UserError(f"{field}: {folder} holds no model.safetensors or shards; choose a folder or file with {what}")
 
 
 def member(path: Path, field: str) -> Path:
-    """Check that a file of a model folder is not a link out of it; links within Hugging Face's cache are accepted.
-
-    Raises:
-        UserError: it is such a link.
-    """
+    """A file of a model folder; a UserError if it is a link out of it, unless within Hugging Face's cache."""
     folder, target = path.parent.resolve(), path.resolve()
     cached = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
     if folder not in target.parents and not cached:
@@ -64,11 +53,7 @@ def member(path: Path, field: str) -> Path:
 
 
 def read_text(path: Path, field: str) -> str:
-    """The text of a file of a model folder.
-
-    Raises:
-        UserError: the file is unreadable, too large, or a link out of the folder.
-    """
+    """The text of a file of a model folder; a UserError if it is unreadable, too large, or a link out of the folder."""
     member(path, field)
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
@@ -81,39 +66,31 @@ def read_text(path: Path, field: str) -> str:
 
 
 def read_json(path: Path, field: str) -> dict[str, Any]:
-    """Read a JSON object from a file; {} if the file does not exist.
-
-    Raises:
-        UserError: the file is unreadable, too large, or not a JSON object.
-    """
+    """A JSON object from a file of a model folder; {} if the file does not exist. Errors as :func:`parse_json`."""
     return parse_json(read_text(path, field), f"{path.name} in {path.parent}", field) if path.is_file() else {}
 
 
 def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
-    """Parse a JSON object of finite numbers with at most 25 digits; Python's parser also accepts NaN and endless integers.
-
-    Args:
-        where: the source, for messages.
+    """A JSON object of finite numbers with at most 25 digits; Python's parser also accepts NaN and endless integers.
 
     Raises:
-        UserError: ``text`` is not JSON, or not an object, or holds other numbers.
+        UserError: ``text``, which comes from ``where``, is not JSON, or not an object, or holds other numbers.
     """
+
+    def integer(text: str) -> int:
+        if len(text) > _MAX_DIGITS:
+            raise ValueError(f"it holds a number of {len(text)} digits")
+        return int(text)
+
+    def finite(text: str) -> float:
+        if not math.isfinite(float(text)):
+            raise ValueError(f"it holds the number {text[:20]}")
+        return float(text)
+
     try:
-        value = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(text, parse_int=integer, parse_float=finite, parse_constant=finite)
         if not isinstance(value, dict):
             raise ValueError("it is no JSON object")
         return value
     except (ValueError, RecursionError) as e:
         raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
-
-
-def _integer(text: str) -> int:
-    if len(text) > _MAX_DIGITS:
-        raise ValueError(f"it holds a number of {len(text)} digits")
-    return int(text)
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(float(text)):
-        raise ValueError(f"it holds the number {text[:20]}")
-    return float(text)

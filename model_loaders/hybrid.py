@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -10,35 +11,27 @@ import torch
 
 from ..errors import UserError
 from . import checkpoint as ck
-from .families import expect
-from .folders import read_json, weight_files
+from .families import read
 from .mar import FP32_WEIGHTS, latent_metadata
 from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, resize_table
-from .networks.ops import quantize
 from .networks.prompts import HybridModel
-from .tar import json_entry
-from .tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from .tokenizer import has_tokenizer, load_tokenizer
 
 # Weights that no picture needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class labels,
 # RoPE frequencies, and what training scripts leave behind.
 _UNREAD = ("llm.lm_head.", "siglip2.", "vae.", "mar.class_emb.")
-_LEFT = ("siglip2_proj.", "mar.label_drop", "mar.mask_ratio", "mar.diffusion_batch_mul", "mar.diffloss.diffusion_batch")
 _READER = "siglip2_proj."
+_LEFT = (_READER, "mar.label_drop", "mar.mask_ratio", "mar.diffusion_batch_mul", "mar.diffloss.diffusion_batch")
 # UniPic: rows of its stored table, and the largest beta of its diffusion, which no file states.
 _UNIPIC_TOKENS, UNIPIC_MAX_BETA, MAX_BETA = 1024, 0.2, 0.999
 # The official models draw pictures of twice the side of their stored tables.
 _TRAINED = 2
 SMALLEST_GRID, LARGEST_GRID = 2, 128
-_WHAT = "Harmon or UniPic"
 
 
 def precision(dtype: str, device: str | torch.device) -> torch.dtype:
-    """Compute dtype: "auto" is bf16 on GPUs that compute it at full speed, else fp32.
-
-    Raises:
-        UserError: unknown name, or fp16, in which activations of Qwen2.5 overflow.
-    """
-    return ck.without_fp16(dtype, device, "the language model of Harmon and UniPic")
+    """Compute dtype, see :func:`.checkpoint.choose_dtype`; activations of Qwen2.5 overflow in fp16."""
+    return ck.choose_dtype(dtype, device, overflows="the language model of Harmon and UniPic")
 
 
 def load_hybrid(
@@ -46,13 +39,13 @@ def load_hybrid(
     dtype: str = "auto",
     device: str | torch.device = "cpu",
     grid: int | None = None,
-    tokenizer_dir: Path | None = None,
+    find_tokenizer: Callable[[], Path] | None = None,
 ) -> HybridModel:
-    """Load a Harmon or UniPic of any size with the official parameter names, and its tokenizer.
+    """Load a Harmon or UniPic of any size, and its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    The shape is derived from the weights. Head counts are those of the official model of the same width, unless the configuration
-    states ``llm.num_attention_heads`` and ``mar.encoder_num_heads``. Weights that no picture needs are ignored, most of them
-    without being read. Position tables are resized to the sampled grid in fp32.
+    Head counts are those of the official model of the same width, unless the configuration states ``llm.num_attention_heads`` and
+    ``mar.encoder_num_heads``. Weights that no picture needs are ignored, most of them without being read. Position tables are
+    resized to the sampled grid in fp32.
 
     Metadata entries of a single safetensors file: ``config`` and ``tokenizer`` (contents of the JSON files), ``grid`` (tokens per side of
     the pictures it was trained for; officially twice that of the stored tables), ``max_beta`` (largest beta of the diffusion; 0.2 for
@@ -61,48 +54,39 @@ def load_hybrid(
     Args:
         path: a Hugging Face model folder, one of its shards, or a weight file.
         dtype: see :func:`precision`. The last layer of the diffusion head is always fp32.
-        device: device of the weights.
         grid: tokens per side, 2 to 128; None for the size it was trained for.
-        tokenizer_dir: folder of a Qwen2.5 tokenizer, for models that come without one; None for none.
-
-    Returns:
-        The model in eval mode, without gradients.
-
-    Raises:
-        UserError: a file is missing, damaged or of another network; the weights do not fit; invalid metadata.
+        find_tokenizer: called for the folder of a Qwen2.5 tokenizer if the model comes without one.
     """
-    compute, path = precision(dtype, device), Path(path)
-    files = weight_files(path, "checkpoint", _WHAT)
-    folder, single = files[0].parent, files == [path]
-    file = ck.read_all(files, path if single else folder, "checkpoint", lambda name: name.startswith(_UNREAD))
-    expect(file, "hybrid")
-    settings = json_entry(file, "config") or ({} if single else read_json(folder / "config.json", "checkpoint"))
-    reader = any(name.startswith(_READER) for name in file.state)
+    compute = precision(dtype, device)
+    file = read(path, "hybrid", lambda name: name.startswith(_UNREAD))
+    settings = file.settings("config", beside=True)
     config = config_of(file, settings)
     stated = latent_metadata(file, config.mar.channels)
-    trained = file.number("grid", min(_TRAINED * config.mar.grid, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID, int)
+    trained = file.number("grid", min(_TRAINED * config.mar.grid, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID)
     side = trained if grid is None else grid
     if not SMALLEST_GRID <= side <= LARGEST_GRID:
         raise UserError(f"grid: {side} tokens per side are outside {SMALLEST_GRID} to {LARGEST_GRID}.")
-    unipic = reader or config.mar.tokens == _UNIPIC_TOKENS
-    usual = file.setting(_part(settings, "diffusion"), "max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0)
-    max_beta = file.number("max_beta", usual, 1e-4, 1.0, float)
-    stem = path.stem if single else ""
-    if tokenizer_dir is None or has_tokenizer(folder, stem, file.metadata):
-        tokenizer_dir = folder
-    tokenizer = load_tokenizer(tokenizer_dir, stem, file.metadata)
-    net = load_network(file, config, side, side, compute, device)
-    if dtype == ck.INT8:
-        quantize(net)
+    unipic = config.mar.tokens == _UNIPIC_TOKENS or any(name.startswith(_READER) for name in file.state)
+    usual = file.number("max_beta", UNIPIC_MAX_BETA if unipic else MAX_BETA, 1e-4, 1.0, _part(settings, "diffusion"))
+    max_beta = file.number("max_beta", usual, 1e-4, 1.0)
+    own = find_tokenizer is None or has_tokenizer(file.folder, file.stem, file.metadata)
+    tokenizer = load_tokenizer(file.folder if own else find_tokenizer(), file.stem, file.metadata)
+    chat = tokenizer.chat_tokens()
+    if chat is None or not 0 <= min(chat) <= max(chat) < config.llm.vocab:
+        raise file.error(
+            f"has {config.llm.vocab} rows of embeddings, and its tokenizer has no <|im_start|> and <|im_end|> among them",
+            "put the tokenizer of the same model there",
+        )
+    net = load_network(file, config, side, side, compute, device, int8=dtype == ck.INT8)
     return HybridModel(
         net=net.mar,
-        name=file.text("name", stem or folder.name),
+        name=file.name,
         **stated,
         label_set=file.text("label_set", ""),
         max_beta=max_beta,
         hybrid=net,
         tokenize=tokenizer.encode,
-        turn=_chat_tokens(file, tokenizer, config),
+        turn=chat,
         trained=trained,
     )
 
@@ -114,6 +98,7 @@ def load_network(
     width: int,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    int8: bool = False,
 ) -> Hybrid:
     """The network of a file, with position tables of another grid.
 
@@ -121,19 +106,19 @@ def load_network(
         file: the weights; those that no picture needs are ignored.
         config: their shape.
         height, width: tokens of the grid.
-        dtype, device: of the loaded weights.
+        dtype, device, int8: see :func:`.checkpoint.load_strictly`.
 
     Raises:
         UserError: the weights do not fit.
     """
-    state = {n: t for n, t in file.state.items() if not n.startswith(_UNREAD + _LEFT) and not n.endswith(".inv_freq")}
-    with ck.shape_errors(file, _WHAT):
+    file = file.filter(lambda name: not name.startswith(_UNREAD + _LEFT) and not name.endswith(".inv_freq"))
+    with ck.misfits(file):
         for table in TABLES:
-            stored = state[MAR_PREFIX + table]
-            state[MAR_PREFIX + table] = resize_table(stored.float(), config.mar.grid, height, width)
-    net = ck.build(file, _WHAT, lambda: Hybrid(replace(config, mar=replace(config.mar, tokens=height * width))))
+            stored = file.state[MAR_PREFIX + table].float()
+            file.state[MAR_PREFIX + table] = resize_table(stored, config.mar.grid, height, width)
+    resized = replace(config, mar=replace(config.mar, tokens=height * width))
     fp32 = [MAR_PREFIX + prefix for prefix in FP32_WEIGHTS]
-    return ck.load_strictly(net, replace(file, state=state), _WHAT, dtype=dtype, fp32=fp32, device=device)
+    return ck.load_strictly(file, lambda: Hybrid(resized), dtype=dtype, fp32=fp32, device=device, int8=int8)
 
 
 def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
@@ -142,41 +127,22 @@ def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
-    """The shape of the stored weights.
-
-    Args:
-        file: the weights.
-        settings: the configuration, {} for an official size.
+    """The shape of the stored weights; ``settings`` is the configuration, {} for an official size.
 
     Raises:
         UserError: the weights or the configuration do not fit.
     """
     llm, mar = _part(settings, "llm"), _part(settings, "mar")
-    with ck.shape_errors(file, _WHAT):
+    with ck.misfits(file):
         config = HybridConfig.from_state_dict(
             file.state,
-            heads=file.setting(llm, "num_attention_heads", None, 1, 4096),
-            mar_heads=file.setting(mar, "encoder_num_heads", None, 1, 1024),
-            positions=file.setting(llm, "max_position_embeddings", 32768, 1, 1 << 24),
-            theta=file.setting(llm, "rope_theta", 1e6, 1.0, 1e12),
-            eps=file.setting(llm, "rms_norm_eps", 1e-6, 0.0, 1.0),
+            heads=file.number("num_attention_heads", None, 1, 4096, llm),
+            mar_heads=file.number("encoder_num_heads", None, 1, 1024, mar),
+            positions=file.number("max_position_embeddings", 32768, 1, 1 << 24, llm),
+            theta=file.number("rope_theta", 1e6, 1.0, 1e12, llm),
+            eps=file.number("rms_norm_eps", 1e-6, 0.0, 1.0, llm),
         )
     sizes = [*astuple(replace(config.mar, classes=1)), config.llm.dim, config.llm.depth, config.llm.hidden]
     if min(sizes) < 1:
-        raise file.error(f"does not fit {_WHAT}: a part of it is missing or empty")
+        raise file.error(f"does not fit {file.what}: a part of it is missing or empty")
     return config
-
-
-def _chat_tokens(file: ck.Checkpoint, tokenizer: Tokenizer, config: HybridConfig) -> tuple[int, int]:
-    """Ids of the special tokens of a chat turn.
-
-    Raises:
-        UserError: they are unknown, or outside the embedding.
-    """
-    ids = tokenizer.chat_tokens()
-    if ids is None or not 0 <= min(ids) <= max(ids) < config.llm.vocab:
-        raise file.error(
-            f"has {config.llm.vocab} rows of embeddings, and its tokenizer has no <|im_start|> and <|im_end|> among them",
-            "put the tokenizer of the same model there",
-        )
-    return ids

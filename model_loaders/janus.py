@@ -7,7 +7,7 @@ read. Sources: see ``networks/janus.py``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ import torch
 from ..errors import UserError
 from . import checkpoint as ck
 from .autoencoders import build_vq
-from .families import expect
-from .folders import read_json, weight_files
+from .families import read
+from .folders import weight_files
 from .llamagen import LARGEST_GRID
-from .networks.autoencoder import HISTORY, VQModel
+from .networks.autoencoder import VQModel
 from .networks.janus import Janus, JanusConfig, JanusModel, Template
-from .networks.ops import quantize
-from .tar import json_entry
+from .tar import expect_stated
 from .tokenizer import Tokenizer, load_tokenizer
 
 _WHAT = "a Janus"
@@ -79,26 +78,20 @@ def load_janus(
             another grid is asked for.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
-    file, folder = _read(path, "checkpoint", lambda name: not name.startswith(_VQ))
-    if any(name.startswith("vision_gen_") for name in file.state):
-        raise file.error("is a JanusFlow, which draws by another method", "choose a Janus-Pro")
-    expect(file, "janus")
-    settings = json_entry(file, "config") or read_json(folder / "config.json", "checkpoint")
-    tokenizer = load_tokenizer(folder, file.path.stem, file.metadata, letters=True)
-    whole = file.path == folder
-    name = file.text("name", folder.name if whole or file.path.stem in ("model", "pytorch_model") else file.path.stem)
-    template, pad = _template(file, tokenizer, plain=bool(_FIRST_GENERATION.search(f"{name} {file.path.stem}")))
+    file = _renamed(read(path, "janus", lambda name: _is_unused(name) or _name(name).startswith(_VQ)))
+    settings = file.settings("config", beside=True)
+    tokenizer = load_tokenizer(file.folder, file.stem, file.metadata, letters=True)
+    template, pad = _template(file, tokenizer, plain=bool(_FIRST_GENERATION.search(f"{file.name} {file.path.name}")))
     config = _config(file, settings, pad)
-    side = file.number("grid", _GRID, 2, LARGEST_GRID, int)
+    side = file.number("grid", _GRID, 2, LARGEST_GRID)
     if grid not in (None, side):
         raise UserError(
             f"grid: a Janus draws {side}x{side} tokens and no other size; choose auto, and enlarge the picture"
         )
-    net = ck.build(file, _WHAT, lambda: Janus(config))
-    ck.load_strictly(net, file, _WHAT, dtype=compute, device=device).fold()
+    net = ck.load_strictly(file, lambda: Janus(config), dtype=compute, device=device, int8=dtype == ck.INT8)
     return JanusModel(
-        net=quantize(net) if dtype == ck.INT8 else net,
-        name=name,
+        net=net.fold(),
+        name=file.name,
         grid=side,
         tokenize=tokenizer.encode,
         template=template,
@@ -106,25 +99,21 @@ def load_janus(
 
 
 def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
-    """Load the VQ tokenizer of a Janus; arguments as :func:`load_janus`, the dtype as for :func:`.autoencoders.load_vq`.
-
-    Raises:
-        UserError: see :func:`.autoencoders.load_vq`.
-    """
-    file, _ = _read(path, "decoder", lambda name: name.startswith(_VQ) and name != _VQ + HISTORY)
+    """Load the VQ tokenizer of a Janus; arguments and errors as :func:`.autoencoders.load_vq`, the path as :func:`load_janus`."""
+    path = Path(path)
+    shards = weight_files(path, "decoder", _WHAT)
+    whole = path if shards == [path] else shards[0].parent
+    file = _renamed(ck.read(whole, "decoder", lambda name: not _name(name).startswith(_VQ), shards))
     first = file.state.get(f"{_VQ}decoder.conv_in.weight")
     if first is not None and first.shape[2:] != (3, 3):
         raise file.error("stores convolutions in MLX's order", "choose a copy for PyTorch")
-    return build_vq(file.section(_VQ), dtype, device)
+    state = {name.removeprefix(_VQ): tensor for name, tensor in file.state.items()}
+    return build_vq(replace(file, state=state, what="a VQ autoencoder"), dtype, device)
 
 
-def _read(path: str | Path, field: str, keep: Callable[[str], bool]) -> tuple[ck.Checkpoint, Path]:
-    """The weights that ``keep`` selects by the authors' names, and the folder of the files beside them."""
-    path = Path(path)
-    files = weight_files(path, field, _WHAT)
-    folder = files[0].parent
-    file = ck.read_all(files, path if files == [path] else folder, field, lambda n: _is_unused(n) or not keep(_name(n)))
-    return replace(file, state={_name(name): tensor for name, tensor in file.state.items()}), folder
+def _renamed(file: ck.Checkpoint) -> ck.Checkpoint:
+    """A file under the authors' names."""
+    return replace(file, state={_name(name): tensor for name, tensor in file.state.items()})
 
 
 def _is_unused(name: str) -> bool:
@@ -144,14 +133,14 @@ def _config(file: ck.Checkpoint, settings: Mapping[str, Any], pad: int) -> Janus
     stated = stated if isinstance(stated, dict) else {}
     if stated.get("rope_scaling"):
         raise file.error("uses RoPE scaling, which no Janus does", "choose an official one")
-    with ck.shape_errors(file, _WHAT):
+    with ck.misfits(file):
         config = JanusConfig.of_janus(
             file.state,
-            heads=file.setting(stated, "num_attention_heads", None, 1, 4096),
+            heads=file.number("num_attention_heads", None, 1, 4096, stated),
             pad=pad,
-            positions=file.setting(stated, "max_position_embeddings", 16384, 1, 1 << 24),
-            theta=file.setting(stated, "rope_theta", 1e4, 1.0, 1e12),
-            eps=file.setting(stated, "rms_norm_eps", 1e-6, 0.0, 1.0),
+            positions=file.number("max_position_embeddings", 16384, 1, 1 << 24, stated),
+            theta=file.number("rope_theta", 1e4, 1.0, 1e12, stated),
+            eps=file.number("rms_norm_eps", 1e-6, 0.0, 1.0, stated),
         )
     derived = {
         "hidden_size": config.dim,
@@ -160,12 +149,7 @@ def _config(file: ck.Checkpoint, settings: Mapping[str, Any], pad: int) -> Janus
         "intermediate_size": config.hidden,
         "vocab_size": config.words,
     }
-    for key, value in derived.items():
-        if file.setting(stated, key, value, 0, 1 << 30) != value:
-            raise file.error(
-                f"has {key} = {stated[key]} in its configuration, and weights of {value}",
-                "put the configuration of the same model there",
-            )
+    expect_stated(file, stated, derived)
     return config
 
 

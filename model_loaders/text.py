@@ -17,19 +17,16 @@ from torch import Tensor, nn
 
 from . import checkpoint as ck
 from .captions import clean
-from .families import expect
-from .folders import weight_files
+from .families import KINDS, read
 from .networks.structure import depth
 from .tokenizer import Tokenizer, import_error, load_tokenizer
 
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.
 MAX_TOKENS = 120
-FIELD = "encoder"
 _END = "</s>"
 _ATTENTION = "encoder.block.0.layer.0.SelfAttention"
 _FEED_FORWARD = "encoder.block.0.layer.1.DenseReluDense"
 _SHARED, _COPY = "shared.weight", "encoder.embed_tokens.weight"
-_WHAT = "a T5 encoder"
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,59 +77,47 @@ class TextEncoder:
 
 
 def choose_dtype(name: str, device: str | torch.device) -> torch.dtype:
-    """Resolve the encoder's compute dtype; "auto" is bf16 where CUDA hardware supports it, else fp32.
-
-    Raises:
-        UserError: unknown name, or fp16, in which T5's activations overflow.
-    """
-    return ck.without_fp16(name, device, _WHAT)
+    """Compute dtype, see :func:`.checkpoint.choose_dtype`; T5's activations overflow in fp16."""
+    return ck.choose_dtype(name, device, overflows=KINDS["t5"].noun)
 
 
 def load_text_encoder(
     path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", tokenizer: str | Path | None = None
 ) -> TextEncoder:
-    """Load a T5 encoder of any size.
+    """Load a T5 encoder of any size. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    The shape is derived from the weights. No code from the folder is executed, and decoder weights are ignored.
+    No code from the folder is executed, and decoder weights are ignored.
 
     Args:
         path: a Hugging Face model folder (one weight file or shards, safetensors preferred, and the tokenizer), one of its
             shards, or a single weight file.
         dtype: "auto", "fp32" or "bf16", see :func:`choose_dtype`.
-        device: device of the weights.
         tokenizer: folder with ``tokenizer.json``; None for the folder of the weights. All T5 and Flan-T5 sizes share one
             tokenizer.
 
-    Returns:
-        The encoder in eval mode, without gradients.
-
     Raises:
-        UserError: transformers or tokenizers is missing, or a file is missing, damaged, incomplete or of another network.
+        UserError: transformers or tokenizers is missing.
     """
-    compute, path = choose_dtype(dtype, device), Path(path)
+    compute = choose_dtype(dtype, device)
     try:
         from transformers import T5Config, T5EncoderModel
     except (ImportError, RuntimeError) as e:
-        raise import_error("transformers", FIELD, e) from e
-    files = weight_files(path, FIELD, _WHAT)
-    if len(files) > 1:
-        path = files[0].parent
-    words = load_tokenizer(Path(tokenizer) if tokenizer else files[0].parent, "", {}, FIELD)
-    file = ck.read_all(files, path, FIELD, lambda name: name.startswith(("decoder.", "lm_head.")))
-    expect(file, "t5")
+        raise import_error("transformers", KINDS["t5"].field, e) from e
+    file = read(path, "t5", lambda name: name.startswith(("decoder.", "lm_head.")))
+    words = load_tokenizer(Path(tokenizer) if tokenizer else file.folder, "", {}, file.field)
     state = file.state
-    with ck.shape_errors(file, _WHAT):
+    with ck.misfits(file):
         # Two names of the same matrix; files have either or both.
         state[_SHARED] = state[_COPY] = state[_SHARED if _SHARED in state else _COPY]
+        rows, width = state[_SHARED].shape
         buckets, heads = state[f"{_ATTENTION}.relative_attention_bias.weight"].shape
-        inner, width = state[f"{_ATTENTION}.q.weight"].shape
         gated = f"{_FEED_FORWARD}.wi_0.weight" in state
         config = T5Config(
-            vocab_size=state[_SHARED].shape[0],
+            vocab_size=rows,
             d_model=width,
-            d_kv=inner // heads,
+            d_kv=len(state[f"{_ATTENTION}.q.weight"]) // heads,
             num_heads=heads,
-            d_ff=state[f"{_FEED_FORWARD}.{'wi_0' if gated else 'wi'}.weight"].shape[0],
+            d_ff=len(state[f"{_FEED_FORWARD}.{'wi_0' if gated else 'wi'}.weight"]),
             num_layers=depth(state, "encoder.block."),
             relative_attention_num_buckets=buckets,
             feed_forward_proj="gated-gelu" if gated else "relu",
@@ -140,13 +125,11 @@ def load_text_encoder(
             use_cache=False,
             dropout_rate=0.0,
         )
-    net: Any = ck.build(file, _WHAT, lambda: T5EncoderModel(config))
-    rows = net.shared.num_embeddings
     if _END not in words.special_tokens or max(words.size, words.special_tokens[_END] + 1) > rows:
         raise file.error(f"has {rows} tokens, its tokenizer {words.size}", "put the tokenizer of the same model there")
-    ck.load_strictly(net, file, _WHAT, dtype=compute, device=device)
+    net: Any = ck.load_strictly(file, lambda: T5EncoderModel(config), dtype=compute, device=device)
     net.encoder.embed_tokens.weight = net.shared.weight
-    return TextEncoder(net, words, path.stem if path.suffix == ".safetensors" else path.name)
+    return TextEncoder(net, words, file.name)
 
 
 def has_tokenizer(path: str | Path) -> bool:

@@ -21,9 +21,9 @@ from ..errors import UserError, first_line
 from .folders import parse_json, read_json, read_text
 
 # Pre-tokenization pattern of Qwen2, applied before byte-pair merges.
-_QWEN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_QWEN = {
+    "Regex": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+}
 # Pre-tokenization patterns of DeepSeek-LLM; the second lists the cased letters. Written as escapes, because tools that normalise Unicode
 # turn U+2126 and U+212A into other letters.
 _DEEPSEEK = (
@@ -48,33 +48,22 @@ _LONGEST_CHARSMAP = 500_000  # T5's has 320,000; it may map one character to as 
 _MOST_PARTS = 8  # of a sequence of components
 _MOST_KEPT, _FLAGS = 4096, ("single_word", "lstrip", "rstrip", "normalized")  # added tokens, and their flags
 _PROBE = "A small red boat, 2 cats & 1 moon: caf\u00e9 \u6708 \U0001f319.\n"
-# Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, each with the arguments it may have (... accepts every value).
-# Other normalizers and patterns can turn a short prompt into gigabytes or run for minutes, and some abort the process.
-_COMPONENTS: dict[str, dict[str | None, dict[str, Any]]] = {
-    "model": {
-        "BPE": {"vocab": ..., "merges": ..., "unk_token": ..., "byte_fallback": (True,), "ignore_merges": (True,)},
-        "WordLevel": {"vocab": ..., "unk_token": ...},
-        "Unigram": {"vocab": ..., "unk_id": ..., "byte_fallback": (True,)},
-    },
-    "normalizer": {
-        **dict.fromkeys((None, "NFC", "NFD", "NFKC", "NFKD", "Lowercase"), {}),
-        "Precompiled": {"precompiled_charsmap": ...},
-        "Strip": {"strip_left": (True,), "strip_right": (True,)},
-        "Replace": {"pattern": ({"Regex": " {2,}"},), "content": ("\u2581", " ")},
-    },
-    "pre_tokenizer": {
-        **dict.fromkeys((None, "Whitespace", "WhitespaceSplit"), {}),
-        "ByteLevel": {"add_prefix_space": (True,), "trim_offsets": (True,), "use_regex": (True,)},
-        "Split": {"pattern": tuple({"Regex": p} for p in (_QWEN, *_DEEPSEEK)), "behavior": ("Isolated",)},
-        "Digits": {"individual_digits": (True,)},
-        "Metaspace": {
-            "replacement": ("\u2581",),
-            "add_prefix_space": (True,),
-            "prepend_scheme": ("always", "first", "never"),
-            "split": (True,),
-            "str_rep": ("\u2581",),
-        },
-    },
+# Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, and the values of their arguments besides None,
+# booleans and "" (... accepts every value). Other normalizers and patterns can turn a short prompt into gigabytes, run for minutes, or abort
+# the process.
+_COMPONENTS: dict[str, tuple[str | None, ...]] = {
+    "model": ("BPE", "WordLevel", "Unigram"),
+    "normalizer": (None, "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Precompiled", "Strip", "Replace"),
+    "pre_tokenizer": (None, "Whitespace", "WhitespaceSplit", "ByteLevel", "Split", "Digits", "Metaspace"),
+}
+_ARGUMENTS: dict[str, Any] = {
+    **dict.fromkeys(("type", "vocab", "merges", "unk_token", "unk_id", "precompiled_charsmap"), ...),
+    "pattern": ({"Regex": " {2,}"}, _QWEN, *({"Regex": pattern} for pattern in _DEEPSEEK)),
+    "content": ("\u2581", " "),
+    "behavior": ("Isolated",),
+    "replacement": ("\u2581",),
+    "str_rep": ("\u2581",),
+    "prepend_scheme": ("always", "first", "never"),
 }
 
 
@@ -100,14 +89,17 @@ class Tokenizer:
         return _QWEN_CHAT if self.size == _QWEN_SIZE else None
 
 
+def _source(folder: Path, stem: str) -> str | None:
+    """Name of the file in a folder that holds the tokenizer of ``<stem>.safetensors``; None if there is none."""
+    for names in ([f"{stem}.tokenizer.json"], ["tokenizer.json"], ["vocab.json", "merges.txt"]):
+        if all((folder / name).is_file() for name in names):
+            return names[0]
+    return None
+
+
 def has_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str]) -> bool:
     """Whether :func:`load_tokenizer` finds a tokenizer."""
-    whole = any((folder / name).is_file() for name in _files(stem))
-    return "tokenizer" in metadata or whole or all((folder / name).is_file() for name in ("vocab.json", "merges.txt"))
-
-
-def _files(stem: str) -> list[str]:
-    return ([f"{stem}.tokenizer.json"] if stem else []) + ["tokenizer.json"]
+    return "tokenizer" in metadata or _source(folder, stem) is not None
 
 
 def load_tokenizer(
@@ -131,58 +123,50 @@ def load_tokenizer(
     if "tokenizer" in metadata:
         where = "the tokenizer within the file"
         return _build(parse_json(metadata["tokenizer"], where, field), where, field, letters)
-    for name in _files(stem):
-        if (folder / name).is_file():
-            return _build(read_json(folder / name, field), f"{name} in {folder}", field, letters)
-    if not has_tokenizer(folder, stem, metadata):
+    name = _source(folder, stem)
+    if name is None:
         raise UserError(f"{field}: {folder} has no tokenizer (tokenizer.json); put the one of the same model there")
-    merges = read_text(folder / "merges.txt", field).split("\n")
-    added = read_json(folder / "added_tokens.json", field)
-    spec = {  # the tokenizer.json that Qwen2's files stand for
-        "added_tokens": [{"content": name, "id": number} for name, number in added.items()],
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": _QWEN}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "vocab": read_json(folder / "vocab.json", field),
-            "merges": [line for line in merges if line.strip() and not line.startswith("#version")],
-        },
-    }
-    return _build(spec, f"vocab.json in {folder}", field)
+    spec = read_json(folder / name, field)
+    if name == "vocab.json":  # the tokenizer.json that Qwen2's files stand for
+        merges = read_text(folder / "merges.txt", field).split("\n")
+        added = read_json(folder / "added_tokens.json", field)
+        parts = [
+            {"type": "Split", "pattern": _QWEN, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        ]
+        spec = {
+            "added_tokens": [{"content": name, "id": number} for name, number in added.items()],
+            "normalizer": {"type": "NFC"},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts},
+            "model": {
+                "type": "BPE",
+                "vocab": spec,
+                "merges": [line for line in merges if line.strip() and not line.startswith("#version")],
+            },
+        }
+    return _build(spec, f"{name} in {folder}", field, letters)
 
 
-def _build(spec: dict[str, Any], where: str, field: str, letters: bool = False) -> Tokenizer:
-    """Construct a tokenizer from the content of a ``tokenizer.json``.
-
-    Raises:
-        UserError: the content is invalid, or the package ``tokenizers`` is missing.
-    """
+def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Tokenizer:
+    """Construct a tokenizer from the content of a ``tokenizer.json``; a UserError if it is invalid."""
+    try:
+        from tokenizers import Tokenizer as Library
+    except (ImportError, RuntimeError) as e:
+        raise import_error("tokenizers", field, e) from e
     with library_errors(f"{field}: {where} is no tokenizer"):
         special_tokens = {str(entry["content"]): _id(entry["id"]) for entry in spec.get("added_tokens") or []}
-        kept = [
-            {"id": n, "content": name, "special": len(name) > 1, **dict.fromkeys(_FLAGS, False)}
-            for name, n in (special_tokens.items() if letters else ())
-        ]
-        if len(kept) > _MOST_KEPT:
-            raise ValueError(f"it has {len(kept)} added tokens")
         model = dict(spec["model"])
         if model.get("type") == "WordLevel":  # its vocabulary also contains the added tokens
             unknown, words = model.get("unk_token"), model["vocab"].items()
             model["vocab"] = {word: _id(n) for word, n in words if word == unknown or word not in special_tokens}
         spec = {"version": "1.0", "model": model} | {k: spec.get(k) for k in ("normalizer", "pre_tokenizer")}
         check_components(spec, where, field)
-        size = len(model["vocab"])
-    try:
-        from tokenizers import Tokenizer as Library
-    except (ImportError, RuntimeError) as e:
-        raise import_error("tokenizers", field, e) from e
-    with library_errors(f"{field}: {where} is no tokenizer"):
+        kept = [
+            {"id": n, "content": name, "special": len(name) > 1, **dict.fromkeys(_FLAGS, False)}
+            for name, n in (special_tokens.items() if letters else ())
+        ]
+        if len(kept) > _MOST_KEPT:
+            raise ValueError(f"it has {len(kept)} added tokens")
         library = Library.from_str(json.dumps({**spec, "added_tokens": kept}))
         library.encode_special_tokens = True
         if any(library.token_to_id(entry["content"]) != entry["id"] for entry in kept):
@@ -195,26 +179,18 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool = False) 
         with library_errors(f"{field}: {where} cannot encode the prompt"):
             return tuple(library.encode(text, add_special_tokens=False).ids)
 
-    return Tokenizer(lambda text: list(ids(text)), special_tokens, size)
+    return Tokenizer(lambda text: list(ids(text)), special_tokens, len(model["vocab"]))
 
 
 def _id(value: Any) -> int:
-    """A token id.
-
-    Raises:
-        ValueError: it is no integer from 0 to 2^31 - 1.
-    """
+    """A token id; a ValueError if it is no integer from 0 to 2^31 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
         raise ValueError(f"{str(value)[:20]} is no token id")
     return value
 
 
 def check_components(spec: Mapping[str, Any], where: str, field: str) -> None:
-    """Check that a ``tokenizer.json`` has no other components than :data:`_COMPONENTS`.
-
-    Raises:
-        UserError: it has another component, or one with other arguments.
-    """
+    """Raise a UserError if a ``tokenizer.json`` has other components or arguments than the official tokenizers."""
     for place, types in _COMPONENTS.items():
         part: Any = spec.get(place)
         parts = [part]
@@ -226,27 +202,19 @@ def check_components(spec: Mapping[str, Any], where: str, field: str) -> None:
             raise UserError(f"{field}: {where} has a {place} that no official tokenizer has; get the official file")
 
 
-def _accepted(part: Any, types: Mapping[str | None, Mapping[str, Any]]) -> bool:
-    """Whether a component is of one of the types, and each of its arguments unset, false, or accepted."""
-    if part is None:
-        return None in types
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str) or part["type"] not in types:
+def _accepted(part: Any, types: tuple[str | None, ...]) -> bool:
+    """Whether a component is of one of the types and has no other arguments than :data:`_ARGUMENTS`."""
+    if not isinstance(part, dict):
+        return part is None and None in types
+    if part.get("type") not in types or len(str(part.get("precompiled_charsmap", ""))) > _LONGEST_CHARSMAP:
         return False
-    if len(str(part.get("precompiled_charsmap", ""))) > _LONGEST_CHARSMAP:
-        return False
-    accepted = {"type": ..., **types[part["type"]]}
-    return all(
-        accepted.get(name) is ... or value in (None, False, "", *accepted.get(name, ())) for name, value in part.items()
-    )
+    values = {name: _ARGUMENTS.get(name, ()) for name in part}
+    return all(values[name] is ... or value in (None, False, True, "", *values[name]) for name, value in part.items())
 
 
 @contextmanager
 def library_errors(found: str) -> Iterator[None]:
-    """Report errors of the package ``tokenizers``, whose panics are no ``Exception``.
-
-    Raises:
-        UserError: in place of every error in the block but interruption and lack of memory.
-    """
+    """Raise a UserError in place of every error of the package ``tokenizers``, whose panics are no ``Exception``."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, UserError):

@@ -122,19 +122,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Advice:
-    """Result of a calibration.
+    """Result of a calibration."""
 
-    Attributes:
-        settings: how it was made.
-        baseline: the plain sampler.
-        measured: the candidates, those that pass first, each group by falling speed-up.
-        best: the fastest candidate that passes and is faster than the baseline; else the baseline's choice.
-    """
-
-    settings: AdviceSettings
-    baseline: Choice
-    measured: tuple[Measured, ...]
-    best: Choice
+    settings: AdviceSettings  # how it was made
+    baseline: Choice  # the plain sampler
+    measured: tuple[Measured, ...]  # the candidates, those that pass first, each group by falling speed-up
+    best: Choice  # the fastest candidate that passes and is faster than the baseline; else the baseline's choice
 
     @property
     def sentence(self) -> str:

@@ -23,23 +23,15 @@ _UNKNOWN_SIDE = 1 << 16
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a comparison.
+    """A run of a comparison."""
 
-    Attributes:
-        group: runs of one group can be compared: one model family and size.
-        sampler: its command-line name.
-        settings: setting name to value.
-        side: of the token grid.
-        work: passes and head calls, if known; of several runs that could be the baseline the one with most is taken.
-        seconds: an image, if known.
-    """
-
-    group: Hashable
-    sampler: str
-    settings: Mapping[str, Any]
-    side: int
+    group: Hashable  # runs of one group can be compared: one model family and size
+    sampler: str  # its command-line name
+    settings: Mapping[str, Any]  # setting name to value
+    side: int  # of the token grid
+    # passes and head calls, if known; of several runs that could be the baseline the one with most is taken
     work: tuple[int, ...] = ()
-    seconds: float = 0.0
+    seconds: float = 0.0  # an image, if known
 
     @property
     def plain(self) -> bool:

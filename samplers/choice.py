@@ -20,17 +20,11 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Choice:
-    """A sampler, a preset and the settings that are not left to the preset, the model's file or the default.
+    """A sampler, a preset and the settings that are not left to the preset, the model's file or the default."""
 
-    Attributes:
-        entry: the sampler.
-        preset: one of :data:`.presets.NAMES`.
-        values: setting name to value, as text or of its type.
-    """
-
-    entry: Entry
-    preset: str = presets.AS_SET
-    values: Mapping[str, Any] = field(default_factory=dict)
+    entry: Entry  # the sampler
+    preset: str = presets.AS_SET  # one of .presets.NAMES
+    values: Mapping[str, Any] = field(default_factory=dict)  # setting name to value, as text or of its type
 
     def with_values(self, values: Mapping[str, Any]) -> Choice:
         """The same sampler with further settings, the preset among them; they take precedence."""

@@ -44,18 +44,12 @@ class _Entries:
 
 @dataclass(frozen=True)
 class Condition(_Entries):
-    """Class labels of a batch.
-
-    Attributes:
-        labels: class ids, one per image.
-        names: class names, same length; used as captions.
-        label_set: the list of the names ("picture-book", "imagenet-1k"), or "" for bare ids.
-    """
+    """Class labels of a batch."""
 
     kind: ClassVar[str] = "class"
-    labels: tuple[int, ...]
-    names: tuple[str, ...]
-    label_set: str = ""
+    labels: tuple[int, ...]  # class ids, one per image
+    names: tuple[str, ...]  # class names, same length; used as captions
+    label_set: str = ""  # the list of the names ("picture-book", "imagenet-1k"), or "" for bare ids
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
         """int64 [B] on ``device``, checked against a model of ``classes`` classes.
@@ -87,16 +81,11 @@ class Condition(_Entries):
 
 @dataclass(frozen=True)
 class PromptCondition(_Entries):
-    """Prompts of a batch, for models with a language model of their own. Each model that samples encodes them itself.
-
-    Attributes:
-        texts: prompts as typed, one per image.
-        unconditional: the whole instruction of the unconditional branch of guidance.
-    """
+    """Prompts of a batch, for models with a language model of their own. Each model that samples encodes them itself."""
 
     kind: ClassVar[str] = "prompt"
-    texts: tuple[str, ...]
-    unconditional: str = UNCONDITIONAL
+    texts: tuple[str, ...]  # prompts as typed, one per image
+    unconditional: str = UNCONDITIONAL  # the whole instruction of the unconditional branch of guidance
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,15 +111,10 @@ class PromptCondition(_Entries):
 
 @dataclass(frozen=True, eq=False)
 class _Features(_Entries):
-    """Rows that condition a batch.
+    """Rows that condition a batch."""
 
-    Attributes:
-        features: one float tensor [n_i, E] per image.
-        names: captions, same length.
-    """
-
-    features: tuple[Tensor, ...]
-    names: tuple[str, ...]
+    features: tuple[Tensor, ...]  # one float tensor [n_i, E] per image
+    names: tuple[str, ...]  # captions, same length
 
 
 class TextCondition(_Features):
@@ -147,18 +131,12 @@ class FeatureCondition(_Features):
 
 @dataclass(frozen=True, eq=False)
 class CodeCondition(_Entries):
-    """Semantic codes of a batch, from Tar's language model or from an image.
-
-    Attributes:
-        codes: one int64 tensor [n] per image, all of one length.
-        names: captions, same length.
-        size: entries of the codebook, 0 if unknown.
-    """
+    """Semantic codes of a batch, from Tar's language model or from an image."""
 
     kind: ClassVar[str] = "codes"
-    codes: tuple[Tensor, ...]
-    names: tuple[str, ...]
-    size: int = 0
+    codes: tuple[Tensor, ...]  # one int64 tensor [n] per image, all of one length
+    names: tuple[str, ...]  # captions, same length
+    size: int = 0  # entries of the codebook, 0 if unknown
 
 
 # Conditions of masked models (MAR, Harmon, UniPic).

@@ -55,12 +55,7 @@ class Noise(Protocol):
 
 
 class PairedNoise:
-    """Noise of the images ``images`` of ``seed``.
-
-    Args:
-        seed: 0 to 2^64 - 1.
-        images: image indices, one per batch entry.
-    """
+    """Noise of some images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
     def __init__(self, seed: int, images: Sequence[int]):
         self.seed, self.images = seed, tuple(images)
@@ -91,10 +86,7 @@ class CounterRNG:
     """Counter-based random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
 
     There is no state, so a row's numbers depend neither on its batch nor on other calls. They are computed on the device of
-    the keys.
-
-    Args:
-        keys: int64 [N], one per row; see :func:`row_keys`.
+    the keys, int64 [N], one per row; see :func:`row_keys`.
     """
 
     def __init__(self, keys: Tensor):

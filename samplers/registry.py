@@ -39,21 +39,13 @@ UP_SAMPLER = "up_sampler"
 
 @dataclass(frozen=True)
 class Family:
-    """A model family.
+    """A model family."""
 
-    Attributes:
-        words: its models in messages.
-        files: family of its files in the catalogue.
-        demo: catalogue entries that "demo" means, the preferred one first; () if there is no demo.
-        usual: samplers of a run that names none.
-        masked: whether it is sampled by the masked loop, to latents; otherwise token by token, to codes.
-    """
-
-    words: str
-    files: str
-    demo: tuple[str, ...]
-    usual: str
-    masked: bool = False
+    words: str  # its models in messages
+    files: str  # family of its files in the catalogue
+    demo: tuple[str, ...]  # catalogue entries that "demo" means, the preferred one first; () if there is no demo
+    usual: str  # samplers of a run that names none
+    masked: bool = False  # whether it is sampled by the masked loop, to latents; otherwise token by token, to codes
 
 
 FAMILIES = {
@@ -68,30 +60,19 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A sampler.
+    """A sampler."""
 
-    Attributes:
-        name: its command-line name.
-        title: display name.
-        run: ``run(model, condition, settings, noise, seed)`` returns the generator. In the masked families ``edit=``
-            samples part of a picture again, and noise is a ``Noise``; in the token families it is ``Draws``.
-        settings: its settings class.
-        families: its model families, keys of :data:`FAMILIES`; reports are compared with those of the first.
-        baseline: whether the others of its family are measured against it.
-        needs_draft: whether ``run`` also takes ``draft``, a second model.
-        needs_codes: the tokenizer argument of ``run``: :data:`UP_SAMPLER` (MuLo-SD) or "".
-        demo: catalogue entries that "demo" means for it, if not its family's.
-    """
-
-    name: str
+    name: str  # its command-line name
     title: str
+    # run(model, condition, settings, noise, seed) returns the generator. In the masked families edit= samples part of
+    # a picture again, and noise is a Noise; in the token families it is Draws.
     run: Callable[..., Sampler | TokenSampler]
     settings: type[MARBase] | type[TokenSettings]
-    families: tuple[str, ...]
-    baseline: bool = False
-    needs_draft: bool = False
-    needs_codes: str = ""
-    demo: tuple[str, ...] = ()
+    families: tuple[str, ...]  # its model families, keys of FAMILIES; reports are compared with those of the first
+    baseline: bool = False  # whether the others of its family are measured against it
+    needs_draft: bool = False  # whether run also takes draft, a second model
+    needs_codes: str = ""  # the tokenizer argument of run: UP_SAMPLER (MuLo-SD) or ""
+    demo: tuple[str, ...] = ()  # catalogue entries that "demo" means for it, if not its family's
 
     @property
     def family(self) -> str:

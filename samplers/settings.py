@@ -18,25 +18,17 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Knob:
-    """Metadata of one setting.
+    """Metadata of one setting."""
 
-    Attributes:
-        help: what it is, the effect of a higher value, a usual value, the value at which the method is exact.
-        low, high, step: range (inclusive) and widget step; None for choices and switches.
-        choices: allowed strings, or empty.
-        symbol: the paper's symbol, or "".
-        unit: unit, or "".
-        advanced: hidden among the advanced widgets.
-    """
-
-    help: str
+    help: str  # what it is, the effect of a higher value, a usual value, the value at which the method is exact
+    # low, high, step: range (inclusive) and widget step; None for choices and switches
     low: float | None = None
     high: float | None = None
     step: float | None = None
-    choices: tuple[str, ...] = ()
-    symbol: str = ""
-    unit: str = ""
-    advanced: bool = False
+    choices: tuple[str, ...] = ()  # allowed strings, or empty
+    symbol: str = ""  # the paper's symbol, or ""
+    unit: str = ""  # unit, or ""
+    advanced: bool = False  # hidden among the advanced widgets
 
     @property
     def tooltip(self) -> str:

@@ -15,34 +15,40 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveBytes(TorchDispatchMode):
-    """Counts storages that are made within the mode, from their making to their end."""
+class Live:
+    """Bytes of storages from their making to their end: at present, and the most there were."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.live = self.peak = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for t in tree_leaves((args, kwargs)):  # storages from outside are not counted
-            if isinstance(t, Tensor) and id(t.untyped_storage()) not in self._known:
-                self._add(t, 0)
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor) and id(t.untyped_storage()) not in self._known:
-                self._add(t, t.untyped_storage().nbytes())
-        return out
-
-    def _add(self, t: Tensor, count: int) -> None:
-        storage = t.untyped_storage()
-        self._known.add(id(storage))
-        weakref.finalize(storage, self._end, id(storage), count)
-        self.live += count
-        self.peak = max(self.peak, self.live)
+    def add(self, storage: torch.UntypedStorage, count: int) -> None:
+        """Count ``count`` bytes for a storage, if it is not known already."""
+        if id(storage) not in self._known:
+            self._known.add(id(storage))
+            weakref.finalize(storage, self._end, id(storage), count)
+            self.live += count
+            self.peak = max(self.peak, self.live)
 
     def _end(self, key: int, count: int) -> None:
         self._known.discard(key)
         self.live -= count
+
+
+class LiveBytes(Live, TorchDispatchMode):
+    """Counts storages that are made within the mode."""
+
+    def __init__(self) -> None:
+        Live.__init__(self)
+        TorchDispatchMode.__init__(self)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensors, made in (((args, kwargs), False), (out, True)):  # storages from outside are not counted
+            for t in tree_leaves(tensors):
+                if isinstance(t, Tensor):
+                    self.add(t.untyped_storage(), made * t.untyped_storage().nbytes())
+        return out
 
 
 @contextmanager

@@ -8,7 +8,6 @@ CUDA device would have to send to the host. What is not checked: kernels, their 
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from live_bytes import Live
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn.attention import bias
@@ -32,33 +32,14 @@ _MIXED = ("copy_", "_to_copy", "index", "index_put_", "index_put", "_index_put_i
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim")
 
 
-class Memory:
-    """Bytes of the pretended device.
+class Memory(Live):
+    """Bytes of the pretended device; ``highest``: the most in the whole block of :func:`pretended_cuda`."""
 
-    Attributes:
-        live: bytes of all tensors at present.
-        peak: most bytes since :meth:`reset`, which the memory statistics of ``torch.cuda`` report.
-        highest: most bytes in the whole block of :func:`pretended_cuda`.
-    """
+    highest = 0
 
-    def __init__(self) -> None:
-        self.live = self.peak = self.highest = 0
-        self._known: set[int] = set()
-
-    def add(self, host: torch.Tensor) -> None:
-        """Count the storage of a tensor, until the storage ends; storages that are counted already are not counted again."""
-        storage = host.untyped_storage()
-        key, size = id(storage), storage.nbytes()
-        if key in self._known:
-            return
-        self._known.add(key)
-        weakref.finalize(storage, self._end, key, size)
-        self.live += size
-        self.peak, self.highest = max(self.peak, self.live), max(self.highest, self.live)
-
-    def _end(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.live -= size
+    def add(self, storage: torch.UntypedStorage, count: int) -> None:
+        super().add(storage, count)
+        self.highest = max(self.highest, self.live)
 
     def reset(self) -> None:
         """What ``torch.cuda.reset_peak_memory_stats`` does."""
@@ -79,7 +60,7 @@ class CUDATensor(torch.Tensor):
             cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=CUDA
         )
         out.host = host
-        MEMORY.add(host)
+        MEMORY.add(host.untyped_storage(), host.untyped_storage().nbytes())
         return out
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:

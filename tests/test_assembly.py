@@ -14,7 +14,7 @@ from fastar_nodes.assembly import Drafts, Ready, Source, defaults
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.families import KINDS
-from fastar_nodes.samplers.registry import FAMILIES, LLAMAGEN, MAR, SAMPLERS, TAR
+from fastar_nodes.samplers.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -112,11 +112,11 @@ def test_files_are_identified():
 
 
 def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, source):
-    asked = []
-    monkeypatch.setattr(assembly.ck, "choose_dtype", lambda *a, **k: asked.append((a, k)) or torch.bfloat16)
-    assert Source(built_in, CPU, "auto", torch.device("meta")).precision(LLAMAGEN) == "bf16"
-    assert asked == [(("auto", torch.device("meta")), {"bf16": True})]
-    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    families = {MAR: "fp16", LLAMAGEN: "bf16", TAR: "bf16", HYBRID: "bf16"}
+    for family, name in families.items():
+        assert Source(built_in, CPU, "auto", torch.device("cuda")).precision(family) == name
+        assert Source(built_in, CPU, "int8").precision(family) == "int8"
     with pytest.raises(UserError, match="^dtype: 'int4'"):
         assembly.load(MAR, "demo", Source(built_in, CPU, "int4"))
 

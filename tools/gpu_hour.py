@@ -130,25 +130,21 @@ def _gpt(name: str, dry: bool) -> Llama:
     return llama.initialise(Llama(config))
 
 
-def _vq(device: torch.device, dry: bool) -> VQModel:
-    """A random VQ tokenizer of LlamaGen's size."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = VQConfig(ch=128, ch_mult=(1, 1, 2, 2, 4), blocks=2, z_channels=256, codes=16384)
-        if dry:
-            config = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=32, code_channels=4, groups=4)
-        return VQModel(VQAutoencoder(config).eval().requires_grad_(False).to(device), "random VQ")
-
-
 def extras(cell: Cell, device: torch.device, dry: bool) -> dict[str, Any]:
-    """Draft model and tokenizer of a sampler."""
+    """Draft model and random tokenizer, of LlamaGen's size, of a sampler."""
     entry, out = SAMPLERS[cell.sampler], dict[str, Any]()
     if entry.needs_draft:
         name = {"MAR-H": "MAR-B", "AR-DTok-1024": "AR-DTok-512"}.get(cell.model, cell.model)
         out["draft"] = build(name, cell.dtype, device, dry)
         choose(out["draft"].net, cell.speed, device)
     if entry.needs_codes:
-        vq = _vq(device, dry)
+        config = VQConfig(ch=128, ch_mult=(1, 1, 2, 2, 4), blocks=2, z_channels=256, codes=16384)
+        if dry:
+            config = VQConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=8, codes=32, code_channels=4, groups=4)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            net = VQAutoencoder(config).eval().requires_grad_(False).to(device)
+        vq = VQModel(net, "random VQ")
         out[entry.needs_codes] = UpSampling(vq) if entry.needs_codes == "up_sampler" else vq
     return out
 

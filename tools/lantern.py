@@ -82,9 +82,6 @@ class LanternSettings(TokenSettings):
 # fmt: on
 
 
-# ------------------------------------------------------------------------------------------------ the rules
-
-
 def relaxed(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> tuple[Tensor, Tensor]:
     """Relaxed probabilities fp32 [...] of draft tokens x int64 [...], and whether any neighbour was added, bool [...].
 
@@ -133,9 +130,6 @@ def likeliest(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> Tensor:
     """Greedy acceptance, bool [...]: whether x is the argmax of p with its relaxed probability. Arguments: :func:`relaxed`."""
     probability = relaxed(p, x, nearest, delta)[0]
     return p.scatter(-1, x[..., None], probability[..., None]).argmax(-1) == x
-
-
-# ------------------------------------------------------------------------------------------------ the sampler
 
 
 def lantern(

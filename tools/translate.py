@@ -59,25 +59,35 @@ class Translator:
         return {k: v for k, v in out.items() if v}
 
 
-def main() -> None:
-    """Write the files."""
+def generated(language: str) -> tuple[str, set[str]]:
+    """The text of a language's nodeDefs.json, and the texts that have no translation."""
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "nodes")]
     import_module("fake_comfy").install()
-    test_schemas = import_module("test_schemas")
-    from ..nodes import schema
+    classes = import_module("test_schemas").CLASSES.values()
+    from ..nodes import conditioning, schema
+    from ..samplers.mar.settings import CacheSettings
+    from ..samplers.registry import SAMPLERS
     from ..samplers.settings import knobs
+    from ..samplers.tokens.settings import TarPromptSettings
 
-    symbols = {about.symbol for kind in test_schemas.SETTINGS.values() for _, about in knobs(kind).values()} - {""}
+    kinds = {entry.settings for entry in SAMPLERS.values()}
+    kinds |= {CacheSettings, TarPromptSettings, conditioning.ImageToCodesSettings}
+    symbols = {about.symbol for kind in kinds for _, about in knobs(kind).values()} - {""}
     suffixes = (f" -1 is auto: {schema._SOURCES}", f" auto: {schema._SOURCES}")
+    table = json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8"))
+    translator = Translator(table, symbols, suffixes)
+    nodes = translator.all(texts(list(classes))).items()
+    # One line a node, without spaces: the archive's size is limited.
+    lines = [f'"{n}":{json.dumps(about, ensure_ascii=False, separators=(",", ":"))}' for n, about in nodes]
+    return "{\n" + ",\n".join(lines) + "\n}\n", translator.missing
+
+
+def main() -> None:
+    """Write the files."""
     for language in LANGUAGES:
-        table = json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8"))
-        translator = Translator(table, symbols, suffixes)
-        nodes = translator.all(texts(list(test_schemas.CLASSES.values()))).items()
-        # One line a node, without spaces: the archive's size is limited.
-        lines = [f'"{n}":{json.dumps(about, ensure_ascii=False, separators=(",", ":"))}' for n, about in nodes]
-        path = ROOT / "locales" / language / "nodeDefs.json"
-        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-        print(f"{language}: {len(translator.missing)} texts stay English", *sorted(translator.missing), sep="\n  ")
+        text, missing = generated(language)
+        (ROOT / "locales" / language / "nodeDefs.json").write_text(text, encoding="utf-8")
+        print(f"{language}: {len(missing)} texts stay English", *sorted(missing), sep="\n  ")
 
 
 if __name__ == "__main__":

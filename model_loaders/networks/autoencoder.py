@@ -34,19 +34,12 @@ _BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class _Shape:
-    """What both autoencoders have.
+    """What both autoencoders have."""
 
-    Attributes:
-        ch: channels at full resolution.
-        ch_mult: multiple of ``ch`` at every level.
-        blocks: residual blocks per level of the encoder (the decoder has one more).
-        z_channels: channels between the encoder or decoder and the 1x1 convolutions; KL: of a latent.
-    """
-
-    ch: int
-    ch_mult: tuple[int, ...]
-    blocks: int
-    z_channels: int
+    ch: int  # channels at full resolution
+    ch_mult: tuple[int, ...]  # multiple of ch at every level
+    blocks: int  # residual blocks per level of the encoder (the decoder has one more)
+    z_channels: int  # channels between the encoder or decoder and the 1x1 convolutions; KL: of a latent
 
     @property
     def stride(self) -> int:
@@ -61,16 +54,12 @@ class _Shape:
 
 @dataclass(frozen=True)
 class KLConfig(_Shape):
-    """Shape of a KL autoencoder.
+    """Shape of a KL autoencoder."""
 
-    Attributes:
-        encoder_attention, decoder_attention: levels (0 = full resolution) whose blocks are followed by attention.
-        groups: GroupNorm groups; 32 in the official model.
-    """
-
+    # encoder_attention, decoder_attention: levels (0 = full resolution) whose blocks are followed by attention
     encoder_attention: frozenset[int] = frozenset()
     decoder_attention: frozenset[int] = frozenset()
-    groups: int = 32
+    groups: int = 32  # GroupNorm groups; 32 in the official model
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
@@ -84,26 +73,20 @@ class KLConfig(_Shape):
         levels = depth(state, "encoder.down.", MOST_LEVELS)
         mult = tuple(state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] // ch for i in range(levels))
         blocks = depth(state, "encoder.down.0.block.", MOST_LEVELS)
-        attention = (
+        encoder, decoder = (
             frozenset(i for i in range(levels) if f"{side}.{i}.attn.0.q.weight" in state)
             for side in ("encoder.down", "decoder.up")
         )
-        return KLConfig(ch, mult, blocks, state["post_quant_conv.weight"].shape[1], *attention, groups)
+        return KLConfig(ch, mult, blocks, state["post_quant_conv.weight"].shape[1], encoder, decoder, groups)
 
 
 @dataclass(frozen=True)
 class VQConfig(_Shape):
-    """Shape of a VQ tokenizer.
+    """Shape of a VQ tokenizer."""
 
-    Attributes:
-        codes: entries of the codebook.
-        code_channels: channels of a code vector and of a LATENT; 8 officially.
-        groups: GroupNorm groups.
-    """
-
-    codes: int
-    code_channels: int = 8
-    groups: int = 32
+    codes: int  # entries of the codebook
+    code_channels: int = 8  # channels of a code vector and of a LATENT; 8 officially
+    groups: int = 32  # GroupNorm groups
 
     @property
     def encoder_attention(self) -> frozenset[int]:

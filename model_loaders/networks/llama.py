@@ -56,45 +56,28 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Shape of a network. The side of the grid is not part of it; see :class:`TokenModel`.
+    """Shape of a network. The side of the grid is not part of it; see :class:`TokenModel`."""
 
-    Attributes:
-        dim: width C.
-        depth: number of blocks.
-        heads, kv_heads: attention heads; fewer key and value heads are grouped-query attention.
-        hidden: inner width of the feed-forward part.
-        vocab: number of token values V.
-        condition: :data:`CLASS` (one label), :data:`TEXT` (features of a text encoder), :data:`FEATURES` or :data:`CODES` (Tar's
-            semantic features or codes), :data:`PROMPT` (a language model).
-        condition_size: number of labels or codes, without the null entry; width of a feature row; 0 for a prompt.
-        text_rows: maximum rows of a text (120 officially); 0 for other conditions.
-        absolute: rows of the additive position table; 0 selects RoPE: 1-D for prompts, else 2-D.
-        special: number of PAR's learned transition tokens; 0 for a plain model.
-        queries: width of all queries of a row; 0 is ``dim``.
-        bias: whether queries, keys and values have biases.
-        tied: whether the embedding is also the output layer.
-        positions: maximum sequence length of a language model.
-        theta: base of RoPE.
-        eps: of the norms.
-    """
-
-    dim: int
-    depth: int
+    dim: int  # width C
+    depth: int  # number of blocks
+    # heads, kv_heads: attention heads; fewer key and value heads are grouped-query attention
     heads: int
     kv_heads: int
-    hidden: int
-    vocab: int
+    hidden: int  # inner width of the feed-forward part
+    vocab: int  # number of token values V
+    # CLASS (one label), TEXT (features of a text encoder), FEATURES or CODES (Tar's semantic features or codes),
+    # PROMPT (a language model)
     condition: str
-    condition_size: int = 0
-    text_rows: int = 0
-    absolute: int = 0
-    special: int = 0
-    queries: int = 0
-    bias: bool = False
-    tied: bool = False
-    positions: int = 0
-    theta: float = 1e4
-    eps: float = 1e-5
+    condition_size: int = 0  # number of labels or codes, without the null entry; width of a feature row; 0 for a prompt
+    text_rows: int = 0  # maximum rows of a text (120 officially); 0 for other conditions
+    absolute: int = 0  # rows of the additive position table; 0 selects RoPE: 1-D for prompts, else 2-D
+    special: int = 0  # number of PAR's learned transition tokens; 0 for a plain model
+    queries: int = 0  # width of all queries of a row; 0 is dim
+    bias: bool = False  # whether queries, keys and values have biases
+    tied: bool = False  # whether the embedding is also the output layer
+    positions: int = 0  # maximum sequence length of a language model
+    theta: float = 1e4  # base of RoPE
+    eps: float = 1e-5  # of the norms
 
     @property
     def head_dim(self) -> int:
@@ -225,15 +208,10 @@ def _frequencies(count: int, theta: float, device: torch.device) -> Tensor:
 
 
 class Positions(NamedTuple):
-    """Position encodings of a run.
+    """Position encodings of a run."""
 
-    Attributes:
-        table: fp32 [L, 2, D] of :func:`rope_table`, or additive embeddings [L, C].
-        offset: index of position 0; int64 [R, 1] if prefixes differ in length.
-    """
-
-    table: Tensor
-    offset: int | Tensor
+    table: Tensor  # fp32 [L, 2, D] of rope_table, or additive embeddings [L, C]
+    offset: int | Tensor  # index of position 0; int64 [R, 1] if prefixes differ in length
 
     def rows(self, position: Tensor, batch: int) -> Tensor:
         """Rows of the table at int64 positions [n] or [R, n], for the first ``batch`` rows of the batch."""
@@ -287,19 +265,13 @@ def update(store: Tensor, slot: Tensor, kv: Tensor, end: int) -> tuple[Tensor, T
 
 @dataclass(eq=False)
 class Cache:
-    """KV cache of one run, allocated once and written by slot.
+    """KV cache of one run, allocated once and written by slot."""
 
-    Attributes:
-        blocks: of every block the keys, then the values, [R, 2 kv heads, slots, D]; zero where nothing has been written.
-        prefix: slots of the condition; the slot of cell 0 follows.
-        positions: see :class:`Positions`.
-        valid: bool [R, 1, 1, slots], False on the padding of shorter prefixes; None without padding.
-    """
-
+    # of every block the keys, then the values, [R, 2 kv heads, slots, D]; zero where nothing has been written
     blocks: list[Tensor]
-    prefix: int
+    prefix: int  # slots of the condition; the slot of cell 0 follows
     positions: Positions
-    valid: Tensor | None
+    valid: Tensor | None  # bool [R, 1, 1, slots], False on the padding of shorter prefixes; None without padding
 
     def keep(self, index: Tensor) -> None:
         """Reduce or repeat the batch to its rows ``index`` int64, one tensor at a time."""
@@ -545,9 +517,14 @@ class Llama(Regional):
         Returns:
             fp32 [R, n, V]; entry i is the prediction of row i.
         """
+
+        def attention(q: Tensor, kv: Tensor) -> Tensor:
+            k, v = kv.chunk(2, 1)
+            return attend(q, k, v, mask, causal=mask is None)
+
         x, rope = self._encode(x, positions.rows(position, len(x)))
         for block in self.layers:
-            x = block(x, rope, lambda q, kv: attend(q, *kv.chunk(2, 1), mask, causal=mask is None))
+            x = block(x, rope, attention)
         return self.logits(x, span)
 
     def hidden(self, x: Tensor, position: Tensor, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
@@ -649,21 +626,14 @@ def initialise(net: Llama) -> Llama:
 
 @dataclass(frozen=True, eq=False)
 class TokenModel:
-    """A network with the metadata of its file or of the catalogue.
+    """A network with the metadata of its file or of the catalogue."""
 
-    Attributes:
-        net: the network in eval mode.
-        name: display name, used in messages and reports.
-        grid: tokens along one side of the image: 16 for 256 pixels, 24 for 384, 32 for 512.
-        label_set: name of the label list ("imagenet-1k", "picture-book"), or "" if there are no labels or it is unknown.
-        ta_tok: of a de-tokenizer: the TA-Tok that computes its features from semantic codes.
-    """
-
-    net: Llama
-    name: str
-    grid: int
+    net: Llama  # the network in eval mode
+    name: str  # display name, used in messages and reports
+    grid: int  # tokens along one side of the image: 16 for 256 pixels, 24 for 384, 32 for 512
+    # name of the label list ("imagenet-1k", "picture-book"), or "" if there are no labels or it is unknown
     label_set: str = ""
-    ta_tok: TATokModel | None = None
+    ta_tok: TATokModel | None = None  # of a de-tokenizer: the TA-Tok that computes its features from semantic codes
 
     @property
     def tokens(self) -> int:

@@ -398,7 +398,7 @@ class ClassRows:
     """
 
     def __init__(self, net: MAR, labels: Tensor):
-        self.net, self.labels = net, labels
+        self.mar, self.labels = net, labels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -409,8 +409,8 @@ class ClassRows:
         Returns:
             [E, C]: E is ``count`` B, or twice that where the branches of guidance differ in the encoder.
         """
-        rows = self.net.class_emb(self.labels).repeat(count, 1)
-        return torch.cat([rows, self.net.fake_latent.expand_as(rows)]) if guided else rows
+        rows = self.mar.class_emb(self.labels).repeat(count, 1)
+        return torch.cat([rows, self.mar.fake_latent.expand_as(rows)]) if guided else rows
 
     def fuse(self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None) -> Tensor:
         """The decoder's input rows, both branches of guidance, the unconditional one last.
@@ -436,7 +436,7 @@ class ClassRows:
             room: tokens and buffer rows that will have to fit.
             cached: whether old tokens' features are reused between encoder and decoder, or computed again at every step.
         """
-        return encoded, Kept(self.net.config.buffer)
+        return encoded, Kept(self.mar.config.buffer)
 
     def counts(self, work: Work) -> dict[str, int]:
         """Counts of a transformer pass for the report."""

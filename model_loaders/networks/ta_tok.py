@@ -39,34 +39,23 @@ _BLOCK = 4096
 
 @dataclass(frozen=True)
 class TATokConfig:
-    """Shape of a TA-Tok.
+    """Shape of a TA-Tok."""
 
-    Attributes:
-        width: width C of both transformers and of a feature row; 1152 officially.
-        code_width: width of a code vector; 1536.
-        codes: entries of the codebook; 65536.
-        depth, heads, hidden: of the decoder transformer; 3, 12 and 3072.
-        places: side of the decoder's position table, which is resized to any grid; 16.
-        encoder_depth: layers of the image encoder that are computed; 26. 0: no image encoder.
-        encoder_heads, encoder_hidden: 16 and 4304.
-        patch: pixels of a patch, per side; 14.
-        side: side of the finest grid of codes; 27. 0 without an image encoder.
-        input_size: pixels per side that images are resized to; 384.
-    """
-
-    width: int
-    code_width: int
-    codes: int
+    width: int  # width C of both transformers and of a feature row; 1152 officially
+    code_width: int  # width of a code vector; 1536
+    codes: int  # entries of the codebook; 65536
+    # depth, heads, hidden: of the decoder transformer; 3, 12 and 3072
     depth: int
     heads: int
     hidden: int
-    places: int
-    encoder_depth: int = 0
+    places: int  # side of the decoder's position table, which is resized to any grid; 16
+    encoder_depth: int = 0  # layers of the image encoder that are computed; 26. 0: no image encoder.
+    # encoder_heads, encoder_hidden: 16 and 4304
     encoder_heads: int = 0
     encoder_hidden: int = 0
-    patch: int = 0
-    side: int = 0
-    input_size: int = 0
+    patch: int = 0  # pixels of a patch, per side; 14
+    side: int = 0  # side of the finest grid of codes; 27. 0 without an image encoder.
+    input_size: int = 0  # pixels per side that images are resized to; 384
 
     @staticmethod
     def from_state_dict(
@@ -298,14 +287,9 @@ class TATok(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class TATokModel:
-    """A TA-Tok and its name.
+    """A TA-Tok and its name."""
 
-    Attributes:
-        net: the network in eval mode.
-        name: display name.
-    """
-
-    net: TATok
+    net: TATok  # the network in eval mode
     name: str
 
     @property

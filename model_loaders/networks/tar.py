@@ -19,42 +19,25 @@ _SYSTEM = "You are a helpful assistant."
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of special tokens.
+    """Ids of special tokens."""
 
-    Attributes:
-        image: start of an image (Tar's ``<im_start>``, not the chat's).
-        scale: scale 0; the other scales follow.
-        code: code 0; the other codes follow.
-        codes: entries of the codebook.
-        chat: start and end of a chat turn, or None for a model without a chat template.
-    """
-
-    image: int
-    scale: int
-    code: int
-    codes: int
-    chat: tuple[int, int] | None = None
+    image: int  # start of an image (Tar's <im_start>, not the chat's)
+    scale: int  # scale 0; the other scales follow
+    code: int  # code 0; the other codes follow
+    codes: int  # entries of the codebook
+    chat: tuple[int, int] | None = None  # start and end of a chat turn, or None for a model without a chat template
 
 
 @dataclass(frozen=True, eq=False)
 class TarModel:
-    """A language model with the metadata of its files.
+    """A language model with the metadata of its files."""
 
-    Attributes:
-        net: the network in eval mode.
-        name: display name, used in messages and reports.
-        tokenize: text to token ids, without special tokens.
-        special: ids of the special tokens.
-        sides: side of the grid of codes at every scale: 27, 13 and 9 officially.
-        repetition_penalty: recommended by the files; 1 is none.
-    """
-
-    net: Llama
-    name: str
-    tokenize: Callable[[str], list[int]]
-    special: SpecialTokens
-    sides: tuple[int, ...] = (27, 13, 9)
-    repetition_penalty: float = 1.0
+    net: Llama  # the network in eval mode
+    name: str  # display name, used in messages and reports
+    tokenize: Callable[[str], list[int]]  # text to token ids, without special tokens
+    special: SpecialTokens  # ids of the special tokens
+    sides: tuple[int, ...] = (27, 13, 9)  # side of the grid of codes at every scale: 27, 13 and 9 officially
+    repetition_penalty: float = 1.0  # recommended by the files; 1 is none
 
     @property
     def span(self) -> tuple[int, int]:

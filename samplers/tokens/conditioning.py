@@ -25,31 +25,18 @@ from ..conditioning import (
 
 
 class PreparedCondition(NamedTuple):
-    """A condition as an argument of :meth:`Llama.prefix`.
+    """A condition as an argument of :meth:`Llama.prefix`."""
 
-    Attributes:
-        condition: labels int64 [B], features [B, n, E], codes int64 [B, n], token ids int64 [B, n] of Janus' prompts, or int64 [P, n] of
-            Tar's P distinct ones.
-        lengths: int64 [B] or [P], valid rows of each; None if all have the same number.
-        images: int64 [B], index of every image's prompt; None: an entry an image.
-    """
-
+    # labels int64 [B], features [B, n, E], codes or token ids of Janus' prompts int64 [B, n], or of Tar's P distinct prompts int64 [P, n]
     condition: Tensor
-    lengths: Tensor | None = None
-    images: Tensor | None = None
+    lengths: Tensor | None = None  # int64 [B] or [P], valid rows of each; None if all have the same number
+    images: Tensor | None = None  # int64 [B], index of every image's prompt; None: an entry an image
 
 
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
-    """Semantic codes to the features that condition a de-tokenizer.
+    """Semantic codes to the features that condition a de-tokenizer, on TA-Tok's device and in its dtype.
 
     Images are computed one at a time, so that the features do not depend on the batch; equal codes share one tensor.
-
-    Args:
-        condition: codes on any device.
-        ta_tok: the TA-Tok that the codes belong to.
-
-    Returns:
-        Features on TA-Tok's device and in its dtype.
 
     Raises:
         UserError: codes of another codebook, not a square grid, or none.

@@ -8,8 +8,8 @@ device, without a table and without waiting for the host.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Protocol
 
 import torch
@@ -36,12 +36,7 @@ class Draws(Protocol):
 
 
 class PairedDraws:
-    """Draws of some images of a seed.
-
-    Args:
-        seed: 0 to 2^64 - 1.
-        images: image indices, one per batch entry.
-    """
+    """Draws of some images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
     def __init__(self, seed: int, images: Sequence[int]):
         self.seed, self.images = seed, tuple(images)
@@ -57,10 +52,8 @@ class PairedDraws:
         """Key of every image [B, 1, 1] and offset of every value [values]; computed once per run."""
         name = (stream, values, device)
         if name not in self._keys:
-            digests = (
-                hashlib.sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest() for image in self.images
-            )
-            keys = [int.from_bytes(digest[:8], "little", signed=True) for digest in digests]
+            names = (f"fastar/{self.seed}/{image}/{stream}" for image in self.images)
+            keys = [int.from_bytes(sha256(n.encode()).digest()[:8], "little", signed=True) for n in names]
             steps = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
             self._keys[name] = torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 1, 1), steps
         return self._keys[name]
@@ -82,11 +75,9 @@ _AT_ONCE, _AT_ONCE_GPU = 1 << 17, 1 << 22
 
 
 class DrawsAhead:
-    """Draws of the passes of a schedule, several passes in one call; the same numbers in fewer operations.
+    """Draws of a schedule, for several passes in one call: the same numbers in fewer operations.
 
-    Args:
-        draws: where they come from.
-        cells: cells of every pass, int64 [n] each; :meth:`gumbel` of one of these very tensors draws those of later passes too.
+    ``cells`` are those of every pass, int64 [n] each; :meth:`gumbel` of one of these very tensors draws those of later passes too.
     """
 
     def __init__(self, draws: Draws, cells: Sequence[Tensor]):
@@ -154,12 +145,8 @@ def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
 
 
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
-    """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers).
+    """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers); 1 changes nothing.
 
-    Args:
-        logits: fp32 [..., V].
-        used: bool [..., V], values that were drawn before. Their logits are divided by the penalty if positive, else
-            multiplied by it.
-        penalty: 1 changes nothing.
+    Of logits fp32 [..., V], those of values drawn before (``used``, bool [..., V]) are divided by it if positive, else multiplied.
     """
     return torch.where(used, torch.where(logits < 0, logits * penalty, logits / penalty), logits)

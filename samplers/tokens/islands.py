@@ -25,24 +25,14 @@ _BLOCK = 1 << 24
 
 @torch.inference_mode()
 def neighbours(vectors: Tensor, k: int) -> Tensor:
-    """Nearest neighbours of every code.
-
-    Args:
-        vectors: fp32 [V, channels], compared by L2 distance; ties in any order.
-        k: number of neighbours, 0 to V - 1.
-
-    Returns:
-        int32 [V, 1 + k]: the code itself, then its neighbours, nearest first.
-    """
+    """Every code of vectors fp32 [V, channels], then its k nearest by L2 distance, nearest first: int32 [V, 1 + k]; k < V."""
     count = len(vectors)
     square = vectors.square().sum(1)
     parts = []
     for at in range(0, count, max(1, _BLOCK // count)):
         rows = torch.arange(at, min(count, at + max(1, _BLOCK // count)), device=vectors.device)
         score = vectors[rows] @ vectors.t() - square / 2  # larger is nearer
-        score[torch.arange(len(rows), device=rows.device), rows] = (
-            torch.inf
-        )  # the code itself first, even with duplicates
+        score.scatter_(1, rows[:, None], torch.inf)  # the code itself first, even with duplicates
         parts.append(score.topk(1 + k, dim=1).indices.to(torch.int32))
     return torch.cat(parts)
 
@@ -63,13 +53,7 @@ def codebook_neighbours(codebook: nn.Module, k: int, device: torch.device) -> Te
 
 
 def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
-    """Pooled probability of a code and its neighbours, fp32 of the shape of ``codes``.
-
-    Args:
-        p: probabilities fp32 [..., V].
-        codes: int64 [...].
-        table: from :func:`neighbours`.
-    """
+    """Pooled probability of codes int64 [...] and their neighbours, from :func:`neighbours`; fp32 [...] of p fp32 [..., V]."""
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
@@ -106,14 +90,9 @@ def suffix(rejections: np.ndarray) -> np.ndarray:
 
 
 def expand(rejections: np.ndarray, radius: int) -> np.ndarray:
-    """R_X: cells within ``radius`` rows and columns of a rejected one, at or behind the first of them.
+    """R_X: cells within ``radius`` (the paper's l) rows and columns of a rejected one (R_T), at or behind the first of them.
 
-    Args:
-        rejections: R_T, bool [B, h, w].
-        radius: the paper's l, 0 and up.
-
-    Returns:
-        bool [B, h, w].
+    Both are bool [B, h, w].
     """
     near = rejections
     for axis in (1, 2):
@@ -128,13 +107,9 @@ def expand(rejections: np.ndarray, radius: int) -> np.ndarray:
 
 
 def islands(region: np.ndarray) -> np.ndarray:
-    """8-connected components of each image.
+    """CC_8(R_X): 8-connected components of each image of bool [B, h, w].
 
-    Args:
-        region: bool [B, h, w].
-
-    Returns:
-        int32 [B, h, w]: 0 outside, else the number of the island from 1, in raster order of their first cells.
+    Returns int32 [B, h, w]: 0 outside, else the number of the island from 1, in raster order of their first cells.
     """
     index = np.arange(region.size).reshape(region.shape)
     pairs = []
@@ -165,17 +140,11 @@ def islands(region: np.ndarray) -> np.ndarray:
 
 
 def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
-    """The wave in which each cell is drawn again. Islands are drawn in parallel.
+    """The wave in which each cell is drawn again, int32 [B, h, w] from 0; -1 outside. Islands are drawn in parallel.
 
     A cell waits for the cells of its own island that are to its left, and for those above it in columns up to
-    column + ``window`` - 1.
-
-    Args:
-        numbered: from :func:`islands`, int32 [B, h, w].
-        window: ZipAR's, 1 and up; None, or the width of the grid and more, is raster order.
-
-    Returns:
-        int32 [B, h, w]: the wave, from 0; -1 outside.
+    column + ``window`` - 1. ``numbered`` is from :func:`islands`; a window of None, or of the width of the grid and more, is
+    raster order.
     """
     image, row, column = np.nonzero(numbered)
     out = np.full(numbered.shape, -1, np.int32)

@@ -30,13 +30,7 @@ _CPU_BATCH = 4
 
 
 class History:
-    """The first uncertain pass of every image, int64 [B] in ``at``, before the first call and after each.
-
-    Args:
-        schedule: what is decoded; its first pass is done.
-        window: the paper's W, passes of one call.
-        images: batch size B.
-    """
+    """The first uncertain pass of every image, int64 [B] in ``at``, before the first call and after each; ``window`` is W."""
 
     def __init__(self, schedule: Schedule, window: int, images: int):
         self.schedule, self.table, self.window = schedule, schedule.ahead, window
@@ -152,15 +146,11 @@ def _copied(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSteps:
-    """Decode a schedule in windows.
+    """Decode a schedule in windows; yields steps after the prefill and after each call.
 
-    Yields:
-        Steps after the prefill and after each call: ``done`` counts the certain cells of the image that has the fewest, and ``total``
-        the cells; guesses count as undecided.
-
-    Returns:
-        The report also counts the guesses that a call accepted and those that it drew but did not accept. Map "step" is the call that
-        made a cell certain, "outcome" whether that needed a guess (ACCEPTED) or not.
+    ``done`` of a step counts the certain cells of the image that has the fewest, and ``total`` the cells; guesses count as
+    undecided. The report also counts the guesses that a call accepted and those that it drew but did not accept. Map "step"
+    is the call that made a cell certain, "outcome" whether that needed a guess (ACCEPTED) or not.
     """
     if schedule.unwritten_visible:  # a window writes slots before the rows that should see them blank
         raise UserError(

@@ -27,20 +27,14 @@ S = TypeVar("S", bound=TokenSettings)
 
 @dataclass(frozen=True, eq=False)
 class TokenStep:
-    """The partial result that a token sampler yields after every pass.
+    """The partial result that a token sampler yields after every pass."""
 
-    Attributes:
-        done, total: passes of the transformer.
-        codes: int64 [B, G, G] so far; 0 where undecided.
-        decided: bool [B, G, G].
-        report: the running report (its counts so far).
-    """
-
+    # done, total: passes of the transformer
     done: int
     total: int
-    codes: Tensor
-    decided: Tensor
-    report: Report
+    codes: Tensor  # int64 [B, G, G] so far; 0 where undecided
+    decided: Tensor  # bool [B, G, G]
+    report: Report  # the running report (its counts so far)
 
 
 class TokenSampled(NamedTuple):
@@ -62,33 +56,22 @@ class TokenRun:
 
     With guidance, a pass has R = 2 B batch rows: the condition's, then the null condition's. ``null`` arguments say whether the second
     half is run.
-
-    Attributes:
-        net: the network.
-        grid: side of the grid; N = ``grid`` ** 2 cells.
-        condition: the packed condition.
-        settings: with the model's own values in place.
-        draws: random numbers of B images.
-        tokens, decided: int64 and bool [B, N + 1]; the last column receives the padding of passes in which images differ.
-        stream: stream of the random numbers.
-        span: token values that are image codes, half-open; None: all.
-        penalty: repetition penalty; 1 is none.
-        phases: names of the time spent in the transformer and in drawing.
     """
 
-    net: Llama
-    grid: int
-    condition: PreparedCondition
-    settings: TokenSettings
-    draws: Draws
+    net: Llama  # the network
+    grid: int  # side of the grid; N = grid ** 2 cells
+    condition: PreparedCondition  # the packed condition
+    settings: TokenSettings  # with the model's own values in place
+    draws: Draws  # random numbers of B images
     report: Report
     clock: Clock
+    # tokens, decided: int64 and bool [B, N + 1]; the last column receives the padding of passes in which images differ
     tokens: Tensor = field(init=False)
     decided: Tensor = field(init=False)
-    stream: str = "token"
-    span: tuple[int, int] | None = None
-    penalty: float = 1.0
-    phases: tuple[str, str] = ("transformer", "sampling")
+    stream: str = "token"  # stream of the random numbers
+    span: tuple[int, int] | None = None  # token values that are image codes, half-open; None: all
+    penalty: float = 1.0  # repetition penalty; 1 is none
+    phases: tuple[str, str] = ("transformer", "sampling")  # names of the time spent in the transformer and in drawing
 
     def __post_init__(self) -> None:
         self.tokens = torch.zeros(len(self.draws), self.count + 1, dtype=torch.int64, device=self.device)

@@ -158,15 +158,12 @@ def neighbour_count(settings: MuLoSDSettings, codes: int) -> int:
 
 
 class Block(NamedTuple):
-    """The rows of one cycle.
+    """The rows of one cycle."""
 
-    Attributes:
-        row, rows: first row and number of rows on the draft's grid.
-        first, last: first cell, and the cell after the last one, on the target's grid.
-    """
-
+    # row, rows: first row and number of rows on the draft's grid
     row: int
     rows: int
+    # first, last: first cell, and the cell after the last one, on the target's grid
     first: int
     last: int
 
@@ -184,19 +181,11 @@ class _Generation:
         pools: pooled probabilities of all verified draft tokens.
     """
 
-    def __init__(
-        self,
-        run: TokenRun,
-        drafter: TokenRun,
-        settings: MuLoSDSettings,
-        up_sampler: UpSampling,
-        factor: int,
-        neighbours: Tensor,
-    ):
-        self.run, self.drafter, self.settings, self.up_sampler = run, drafter, settings, up_sampler
-        self.factor, self.neighbours, self.grid = factor, neighbours, run.grid
+    def __init__(self, run: TokenRun, drafter: TokenRun, s: MuLoSDSettings, up: UpSampling, r: int, neighbours: Tensor):
+        self.run, self.drafter, self.settings, self.up_sampler = run, drafter, s, up
+        self.factor, self.neighbours, self.grid = r, neighbours, run.grid
         self.null = any(run.guided(raster(run.grid)))
-        self.null_draft = any(drafter.guided(draft_schedule(drafter.grid, settings.draft_window)))
+        self.null_draft = any(drafter.guided(draft_schedule(drafter.grid, s.draft_window)))
         self.cache: Cache | None = None
         self.draft_cache: Cache | None = None
         self.draft_slots = self.done = self.total = 0
@@ -410,17 +399,12 @@ class _Generation:
 
 @lru_cache(maxsize=64)
 def draft_schedule(grid: int, window: int, first: int = 0, rows: int | None = None, again: int = 0) -> Schedule:
-    """Passes in which the draft model generates some rows.
+    """Passes in which the draft model generates rows of its grid. The clocks count tokens, as in serial decoding.
 
     Args:
-        grid: side of the draft's grid.
         window: ZipAR's window; 0, or a row or wider, is raster order.
-        first: number of rows that are decided already.
-        rows: number of rows to generate; None: all remaining.
+        first, rows: number of rows that are decided already, and of rows to generate; None: all remaining.
         again: number of decided rows, the last ones, that are fed again.
-
-    Returns:
-        The schedule. Its clocks count tokens, as in serial decoding.
     """
     rows, known = grid - first if rows is None else rows, first * grid
     serial = not 0 < window < grid
@@ -431,29 +415,20 @@ def draft_schedule(grid: int, window: int, first: int = 0, rows: int | None = No
 
 
 class Wave(NamedTuple):
-    """Cells that are resampled in one pass: int64 arrays [B, .], each image's entries left-aligned.
+    """Cells that are resampled in one pass: int64 arrays [B, .], each image's entries left-aligned."""
 
-    Attributes:
-        cells: cells to draw; padded with the number of cells of the grid.
-        fed: cells fed before; padded with the last cell, which no row attends to. Empty in the first wave, whose predictions
-            come from the verification.
-        rows: for each of ``cells`` the index in ``fed`` of the cell that predicts it.
-        end: cells below this one are attended to.
-    """
-
-    cells: np.ndarray
+    cells: np.ndarray  # cells to draw; padded with the number of cells of the grid
+    # cells fed before; padded with the last cell, which no row attends to. Empty in the first wave, whose predictions
+    # come from the verification.
     fed: np.ndarray
-    rows: np.ndarray
-    end: int
+    rows: np.ndarray  # for each of cells the index in fed of the cell that predicts it
+    end: int  # cells below this one are attended to
 
 
 def resampled(wave: np.ndarray, first: int, count: int) -> list[Wave]:
     """The cells that each wave feeds (those before its own, and those that the last wave drew) and draws.
 
-    Args:
-        wave: int32 [B, n], wave of the cells from ``first`` on; -1: not drawn.
-        first: raster number of the block's first cell.
-        count: cells of the grid.
+    ``wave`` int32 [B, n] is that of the cells from ``first`` on, -1 where not drawn; ``count`` are the cells of the grid.
     """
     last, out = first + wave.shape[1], []
     parts = []  # of each image, the cells of its waves

@@ -14,44 +14,26 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of the transformer. The first pass of a schedule is the prefill, whose input is the condition only.
+    """One pass of the transformer. The first pass of a schedule is the prefill, whose input is the condition only."""
 
-    Attributes:
-        cells: cells that the pass decides, as raster numbers.
-        rows: for each of ``cells`` the index of the fed row that predicts it; 0 in the prefill.
-        fed: cells whose tokens are fed, one row each.
-        special: number of PAR's transition tokens fed behind them.
-        position: position of each fed row: a cell, or -1 for a transition token.
-        slot: cache slot of each fed row, counted from the first image slot.
-        last_visible: highest slot that each fed row attends to.
-        clock: step counter compared with ``cfg_interval``, counted as the reference does.
-    """
-
-    cells: tuple[int, ...]
-    rows: tuple[int, ...]
-    fed: tuple[int, ...] = ()
-    special: int = 0
-    position: tuple[int, ...] = ()
-    slot: tuple[int, ...] = ()
-    last_visible: tuple[int, ...] = ()
-    clock: int = -1
+    cells: tuple[int, ...]  # cells that the pass decides, as raster numbers
+    rows: tuple[int, ...]  # for each of cells the index of the fed row that predicts it; 0 in the prefill
+    fed: tuple[int, ...] = ()  # cells whose tokens are fed, one row each
+    special: int = 0  # number of PAR's transition tokens fed behind them
+    position: tuple[int, ...] = ()  # position of each fed row: a cell, or -1 for a transition token
+    slot: tuple[int, ...] = ()  # cache slot of each fed row, counted from the first image slot
+    last_visible: tuple[int, ...] = ()  # highest slot that each fed row attends to
+    clock: int = -1  # step counter compared with cfg_interval, counted as the reference does
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Passes that decide a whole grid.
+    """Passes that decide a whole grid."""
 
-    Attributes:
-        grid: side of the grid.
-        passes: see :class:`Pass`.
-        unwritten_visible: whether slots are attended to before they are written (ZipAR's published code).
-        known: number of cells, from the first in raster order, that are decided and cached already; the first pass is then
-            empty.
-    """
-
-    grid: int
+    grid: int  # side of the grid
     passes: tuple[Pass, ...]
-    unwritten_visible: bool = False
+    unwritten_visible: bool = False  # whether slots are attended to before they are written (ZipAR's published code)
+    # number of cells, from the first in raster order, that are decided and cached already; the first pass is then empty
     known: int = 0
 
     @cached_property
@@ -80,37 +62,24 @@ class Schedule:
 class Table:
     """All rows and cells of a schedule in the order of their passes. Arrays are int64; the last entry of a row's or a cell's array
     is padding.
-
-    Attributes:
-        passes: number of passes P.
-        slots: image slots of the cache.
-        fed: cell whose token a row feeds; N + 1 + i for transition token i.
-        position: see :class:`Pass`; padding 0.
-        slot: cache slot of a row, from the first image slot; padding writes to the last one.
-        visible: bool [rows, slots], slots that a row attends to.
-        row_start, cell_start: [P + 1], the first row and cell of each pass, and their numbers.
-        pass_end: [P], slots below this one are attended to in a pass.
-        cells: cells in order of decision; padding N.
-        cell_row: row that predicts a cell.
-        cell_pass: pass that decides a cell; padding P.
-        decided_at: [N] by cell: pass that decides it; -1 for known cells, P for cells that the schedule leaves out.
-        one_to_one: whether every row predicts one cell, in order.
     """
 
-    passes: int
-    slots: int
-    fed: np.ndarray
-    position: np.ndarray
-    slot: np.ndarray
-    visible: np.ndarray
+    passes: int  # number of passes P
+    slots: int  # image slots of the cache
+    fed: np.ndarray  # cell whose token a row feeds; N + 1 + i for transition token i
+    position: np.ndarray  # see Pass; padding 0
+    slot: np.ndarray  # cache slot of a row, from the first image slot; padding writes to the last one
+    visible: np.ndarray  # bool [rows, slots], slots that a row attends to
+    # row_start, cell_start: [P + 1], the first row and cell of each pass, and their numbers
     row_start: np.ndarray
     cell_start: np.ndarray
-    pass_end: np.ndarray
-    cells: np.ndarray
-    cell_row: np.ndarray
-    cell_pass: np.ndarray
+    pass_end: np.ndarray  # [P], slots below this one are attended to in a pass
+    cells: np.ndarray  # cells in order of decision; padding N
+    cell_row: np.ndarray  # row that predicts a cell
+    cell_pass: np.ndarray  # pass that decides a cell; padding P
+    # [N] by cell: pass that decides it; -1 for known cells, P for cells that the schedule leaves out
     decided_at: np.ndarray
-    one_to_one: bool
+    one_to_one: bool  # whether every row predicts one cell, in order
 
 
 def _table(schedule: Schedule, ahead: bool) -> Table:
@@ -135,9 +104,7 @@ def _table(schedule: Schedule, ahead: bool) -> Table:
         for row in range(first, last):
             seen = holder[: last_visible[row] + 1]
             visible[row, seen[seen >= 0]] = True
-    ends = (
-        np.where(visible.any(1), slots - np.argmax(visible[:, ::-1], axis=1), 0) if slots else np.zeros(len(fed), int)
-    )
+    ends = np.max(np.where(visible, np.arange(1, slots + 1), 0), axis=1, initial=0)
     cells = np.array([c for p in passes for c in p.cells] + [count])
     cell_pass = np.repeat(np.arange(len(passes) + 1), [*(len(p.cells) for p in passes), 1])
     cell_row = np.array([int(row_start[k]) + r for k, p in enumerate(passes) for r in p.rows] + [0])
@@ -162,25 +129,17 @@ def _table(schedule: Schedule, ahead: bool) -> Table:
 
 
 class DevicePass(NamedTuple):
-    """A :class:`Pass` as tensors on a device.
+    """A :class:`Pass` as tensors on a device."""
 
-    Attributes:
-        cells, fed, position: int64, see :class:`Pass`; ``fed`` as in :class:`Table`.
-        slot: int64, counted from the first slot of the cache.
-        special: whether transition tokens are fed.
-        rows: int64, index of the fed row of each cell; None: row i predicts cell i.
-        mask: bool [rows, end]; None: every row attends to all slots below ``end``.
-        end: slots below this one are attended to.
-    """
-
+    # cells, fed, position: int64, see Pass; fed as in Table
     cells: Tensor
     fed: Tensor
     position: Tensor
-    slot: Tensor
-    special: bool
-    rows: Tensor | None
-    mask: Tensor | None
-    end: int
+    slot: Tensor  # int64, counted from the first slot of the cache
+    special: bool  # whether transition tokens are fed
+    rows: Tensor | None  # int64, index of the fed row of each cell; None: row i predicts cell i
+    mask: Tensor | None  # bool [rows, end]; None: every row attends to all slots below end
+    end: int  # slots below this one are attended to
 
 
 def on_device(schedule: Schedule, prefix: int, device: torch.device) -> list[DevicePass]:
@@ -215,11 +174,9 @@ def next_token_passes(
     stand-in's slot.
 
     Args:
-        groups: cells of each pass; the first group holds cell 0 and is drawn from the prefill's prediction.
-        grid: side of the grid.
+        groups: cells of each pass; without ``start`` the first group holds cell 0 and is drawn from the prefill's prediction.
         clocks: see :class:`Pass`, one per group; None counts groups.
-        start: number of cells, from the first in raster order, that are decided already; the first pass is then empty and
-            ``groups`` follow it.
+        start: number of cells that are decided already; the first pass is then empty.
         again: number of these cells, the last ones, that are fed once more with the first group.
     """
     passes = [Pass((), ())] if start else []

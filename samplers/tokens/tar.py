@@ -28,18 +28,13 @@ from .settings import DETAILS, TarPromptSettings, TokenSettings
 
 @dataclass(frozen=True, eq=False)
 class CodeStep:
-    """The partial result that the sampler yields after every code.
+    """The partial result that the sampler yields after every code."""
 
-    Attributes:
-        done, total: codes of every image; with a window those of the image that has the fewest.
-        codes: int64 [B, n] so far; 0 where undecided.
-        report: the running report (its counts so far).
-    """
-
+    # done, total: codes of every image; with a window those of the image that has the fewest
     done: int
     total: int
-    codes: Tensor
-    report: Report
+    codes: Tensor  # int64 [B, n] so far; 0 where undecided
+    report: Report  # the running report (its counts so far)
 
 
 class TarPrompted(NamedTuple):

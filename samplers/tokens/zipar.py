@@ -24,12 +24,8 @@ from .settings import ZipARSettings
 def row_groups(grid: int, window: int, rows: int | None = None) -> list[list[int]]:
     """Cells of every pass: the first row cell by cell, then one cell of every active row.
 
-    Row r + 1 becomes active when row r holds ``window`` tokens.
-
-    Args:
-        grid: side G of the grid.
-        window: the paper's s, 1 <= window < G. G rows take G + (G - 2) window + G passes.
-        rows: number of rows; None: G.
+    Row r + 1 becomes active when row r holds ``window`` tokens (the paper's s, 1 <= s < G). All G rows (``rows`` None) take
+    G + (G - 2) s + G passes.
     """
     rows = grid if rows is None else rows
     groups = [[c] for c in range(grid)]

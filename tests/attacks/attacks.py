@@ -1,7 +1,7 @@
 """Small hostile files. Each function writes one into a folder, returns its path, and its docstring states what it tries.
 
 Attacks that are no files are in other tests: on widgets and sockets in ``tests/nodes/test_hostile_values.py``, on a server in
-``tests/comfyui/test_hostile.py`` and ``test_load.py``, on the command line in ``tests/cli/test_hostile_options.py``, on downloads in
+``tests/comfyui/test_load.py``, on the command line in ``tests/cli/test_hostile_options.py``, on downloads in
 ``tests/model_loaders/test_download.py``, elongated pictures in ``tests/reports/test_grid.py``, lack of memory in
 ``tests/samplers/test_batches.py`` and ``tests/nodes/test_node_memory.py``.
 """
@@ -11,21 +11,26 @@ from __future__ import annotations
 import copy
 import io
 import json
-import os
 import pickle
 import warnings
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tar_files
 import torch
+from mutations import Payload
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 # Beginning of the format that torch.save wrote before version 1.6.
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_GROW = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+EXPLODING = {"type": "Sequence", "normalizers": [_GROW] * 8}
+# Opcodes of a dictionary whose first key is "a".
+NAMED_A = b"\x80\x02}X\x01\0\0\0a"
 # Attack, the loader that reads it, and a word of the refusal.
 ATTACKS: list[tuple[Callable[[Path], Path], str, str]] = []
 
@@ -139,53 +144,34 @@ def copies_of_a_dictionary(folder: Path) -> Path:
 @attack("mar", "no weights of a MAR")
 def storage_larger_than_its_record(folder: Path) -> Path:
     """A storage of 2^31 elements whose record has four bytes."""
-    return archive_with(
-        folder / "x.pt", b"\x80\x02}X\x01\0\0\0a" + tensor("0", 2**31 - 1, 1) + b"s.", **{"0": bytes(4)}
-    )
+    return archive_with(folder / "x.pt", NAMED_A + tensor("0", 2**31 - 1, 1) + b"s.", **{"0": bytes(4)})
 
 
 @attack("mar", "damaged")
 def tensor_larger_than_its_storage(folder: Path) -> Path:
     """A tensor of 2^31 elements over a storage of one, which torch enlarges to fit."""
-    return archive_with(
-        folder / "x.pt", b"\x80\x02}X\x01\0\0\0a" + tensor("0", 1, 2**31 - 1) + b"s.", **{"0": bytes(4)}
-    )
+    return archive_with(folder / "x.pt", NAMED_A + tensor("0", 1, 2**31 - 1) + b"s.", **{"0": bytes(4)})
+
+
+def legacy(folder: Path, state: bytes, tail: bytes = b"") -> Path:
+    """A file of the old format: version, system, opcodes of the weights, keys of their storages, and the storages."""
+    parts = (b"\x80\x02M\xe9\x03.", pickle.dumps({"little_endian": True}, 2), state, pickle.dumps(["0"], 2), tail)
+    (folder / "x.pth").write_bytes(LEGACY + b"".join(parts))
+    return folder / "x.pth"
 
 
 @attack("mar", "before 2020")
 def legacy_storage_of_gigabytes(folder: Path) -> Path:
     """The old format allocates a storage before it reads it: 8 GB for 200 bytes."""
-    path = folder / "x.pth"
-    path.write_bytes(
-        LEGACY
-        + b"\x80\x02M\xe9\x03."
-        + pickle.dumps({"little_endian": True}, 2)
-        + b"\x80\x02}X\x01\0\0\0a"
-        + tensor("0", 2**31 - 1, 2**31 - 1)
-        + b"s."
-        + pickle.dumps(["0"], 2)
-    )
-    return path
+    return legacy(folder, NAMED_A + tensor("0", 2**31 - 1, 2**31 - 1) + b"s.")
 
 
 @attack("mar", "before 2020")
 def legacy_storage_that_grows(folder: Path) -> Path:
     """A storage first of one element, then under the same key of 2^31: torch takes the first, and enlarges it."""
-    path = folder / "x.pth"
-    path.write_bytes(
-        LEGACY
-        + b"\x80\x02M\xe9\x03."
-        + pickle.dumps({"little_endian": True}, 2)
-        + b"\x80\x02}(X\x01\0\0\0a"
-        + tensor("0", 1, 1)
-        + b"X\x01\0\0\0b"
-        + tensor("0", 2**31 - 1, 2**31 - 1)
-        + b"u."
-        + pickle.dumps(["0"], 2)
-        + (1).to_bytes(8, "little")
-        + bytes(4)
-    )
-    return path
+    first, second = tensor("0", 1, 1), tensor("0", 2**31 - 1, 2**31 - 1)
+    state = b"\x80\x02}(X\x01\0\0\0a" + first + b"X\x01\0\0\0b" + second + b"u."
+    return legacy(folder, state, (1).to_bytes(8, "little") + bytes(4))
 
 
 @attack("mar", "claims more weights")
@@ -193,16 +179,6 @@ def expanded_tensor(folder: Path) -> Path:
     """Strides of zero: one element as a terabyte."""
     torch.save({"a": torch.ones(1).expand(10**6, 10**6)}, folder / "x.pt")
     return folder / "x.pt"
-
-
-class Payload:
-    """Creates a folder when it is unpickled without care."""
-
-    def __init__(self, canary: Path):
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.canary),)
 
 
 @attack("mar", "mkdir")
@@ -280,20 +256,19 @@ def resaved(path: Path, source: Path, **tensors: torch.Tensor) -> Path:
     return path
 
 
-def small_blocks(path: Path, name: str, numbers: range, source: Path) -> Path:
+def small_blocks(path: Path, source: Path, name: str, numbers: range) -> Path:
     """A valid file with further tensors of one number, named like blocks."""
     return resaved(path, source, **{name.format(i): torch.ones(1) for i in numbers})
 
 
-def many_blocks(loader: str, name: str) -> None:
-    def make(folder: Path) -> Path:
-        return small_blocks(
-            folder / "x.safetensors", name, range(3, 20_000), folder / "seeds" / f"{loader}.safetensors"
-        )
+def crafted(loader: str, make: Callable[[Path, Path], Path], name: str, about: str, words: str) -> None:
+    """Register an attack that changes the valid file of a loader."""
 
-    make.__name__ = f"many_blocks_of_{loader}"
-    make.__doc__ = f"20,000 tensors of one number named {name}, each of which would become a block of the network."
-    attack(loader, "block")(make)
+    def attacking(folder: Path) -> Path:
+        return make(folder / "x.safetensors", folder / "seeds" / f"{loader}.safetensors")
+
+    attacking.__name__, attacking.__doc__ = f"{name}_of_{loader}", about
+    attack(loader, words)(attacking)
 
 
 for _loader, _name in (
@@ -305,7 +280,9 @@ for _loader, _name in (
     ("dtok", "layers.{}.x"),
     ("hybrid", "llm.model.layers.{}.x"),
 ):
-    many_blocks(_loader, _name)
+    _about = f"20,000 tensors of one number named {_name}, each of which would become a block of the network."
+    _make = partial(small_blocks, name=_name, numbers=range(3, 20_000))
+    crafted(_loader, _make, "many_blocks", _about, "block")
 
 
 def edited(path: Path, source: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -317,16 +294,6 @@ def edited(path: Path, source: Path, change: Callable[[dict[str, Any]], None]) -
     return header(path, entries, data[8 + length :])
 
 
-def huge_axes(loader: str, tensor: str) -> None:
-    def make(folder: Path) -> Path:
-        source = folder / "seeds" / f"{loader}.safetensors"
-        return resaved(folder / "x.safetensors", source, **{tensor: torch.zeros(2**60, 0)})
-
-    make.__name__ = f"huge_axis_of_{loader}"
-    make.__doc__ = f"{tensor} with the shape [2^60, 0] and no bytes."
-    attack(loader, "empty or too large")(make)
-
-
 for _loader, _name in (
     ("mar", "mask_token"),
     ("gpt", "layers.0.attention.wqkv.weight"),
@@ -335,7 +302,9 @@ for _loader, _name in (
     ("dtok", "abs_pe"),
     ("hybrid", "mar.mask_token"),
 ):
-    huge_axes(_loader, _name)
+    _make = partial(resaved, **{_name: torch.zeros(2**60, 0)})
+    _about = f"{_name} with the shape [2^60, 0] and no bytes."
+    crafted(_loader, _make, "huge_axis", _about, "empty or too large")
 
 
 @attack("mar", "damaged")
@@ -359,9 +328,8 @@ def names_of_100_kilobytes(folder: Path) -> Path:
 @attack("mar", "not numbered 0 to")
 def blocks_with_words(folder: Path) -> Path:
     """Blocks that are numbered by words, which a count of distinct names accepts."""
-    return small_blocks(
-        folder / "x.safetensors", "encoder_blocks.x{}.y", range(400), folder / "seeds" / "mar.safetensors"
-    )
+    source = folder / "seeds" / "mar.safetensors"
+    return small_blocks(folder / "x.safetensors", source, "encoder_blocks.x{}.y", range(400))
 
 
 @attack("kl", "empty or too large")
@@ -431,9 +399,7 @@ def negative_token_id(folder: Path) -> Path:
 @attack("tar", "normalizer that no official tokenizer has")
 def exploding_normalizer(folder: Path) -> Path:
     """Eight replacements of a by ten a: a prompt becomes gigabytes when it is encoded."""
-    grow = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
-    words = tar_files.words(normalizer={"type": "Sequence", "normalizers": [grow] * 8})
-    return tar(folder, tokenizer__json=json.dumps(words))
+    return tar(folder, tokenizer__json=json.dumps(tar_files.words(normalizer=EXPLODING)))
 
 
 @attack("tar", "pre_tokenizer that no official tokenizer has")
@@ -443,36 +409,29 @@ def backtracking_pattern(folder: Path) -> Path:
     return tar(folder, tokenizer__json=json.dumps(tar_files.words(pre_tokenizer=split)))
 
 
+def t5(folder: Path, normalizer: dict[str, Any]) -> Path:
+    """A text encoder with this normalizer."""
+    file = folder / "seeds" / "t5" / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": normalizer}))
+    return file.parent
+
+
 @attack("t5", "normalizer that no official tokenizer has")
 def exploding_normalizer_of_t5(folder: Path) -> Path:
     """The same in a text encoder."""
-    path = folder / "seeds" / "t5"
-    spec = json.loads((path / "tokenizer.json").read_text())
-    grow = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
-    spec["normalizer"] = {"type": "Sequence", "normalizers": [grow] * 8}
-    (path / "tokenizer.json").write_text(json.dumps(spec))
-    return path
-
-
-def charsmap(folder: Path, text: str) -> Path:
-    """A text encoder with this table of its normalizer."""
-    path = folder / "seeds" / "t5"
-    spec = json.loads((path / "tokenizer.json").read_text())
-    spec["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": text}
-    (path / "tokenizer.json").write_text(json.dumps(spec))
-    return path
+    return t5(folder, EXPLODING)
 
 
 @attack("t5", "no tokenizer")
 def panic_while_reading(folder: Path) -> Path:
     """A table on which the library tokenizers panics: not an Exception, but a BaseException."""
-    return charsmap(folder, "AAAA")
+    return t5(folder, {"type": "Precompiled", "precompiled_charsmap": "AAAA"})
 
 
 @attack("t5", "no tokenizer")
 def panic_while_encoding(folder: Path) -> Path:
     """A table that is read, and on which the library panics at the first prompt."""
-    return charsmap(folder, "BAAAAAAAAAA=")
+    return t5(folder, {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="})
 
 
 @attack("t5", "too large")

@@ -10,7 +10,7 @@ from dataclasses import replace
 import made_sweeps
 import numpy as np
 import pytest
-from fastar_nodes.bench.curve import Point, Time, curve, front, label_of, lines, to_csv
+from fastar_nodes.bench.curve import Point, Time, curve, front, lines, to_csv
 from fastar_nodes.bench.measures import Means, Result, evaluate
 from fastar_nodes.bench.plot import contact_sheet, curve_plot, pick
 from fastar_nodes.bench.store import Store
@@ -26,9 +26,6 @@ def store(tmp_path_factory) -> Store:
     made = made_sweeps.write(tmp_path_factory.mktemp("sweep"))
     evaluate(made, ["psnr", "ssim", "identical"], Means(resamples=20))
     return made
-
-
-# ------------------------------------------------------------------------------------------------ figures
 
 
 def test_speed_is_measured_and_calls_are_counted(store, tmp_path):
@@ -90,11 +87,6 @@ def test_words_are_not_on_the_front_unless_equal():
     assert front([replace(points[0], result=None)]) == set()
 
 
-def test_labels_are_the_settings_that_differ(store):
-    cells = store.cells()
-    assert [label_of(cell, cells) for cell in cells] == ["", "0.8", "0.9", "1", ""]
-
-
 def test_lines_follow_the_setting_with_most_values():
     asked = [{"threshold": t, "lookahead": k} for k in (8, 4) for t in ("1", "0.95", "0.9")]
     points = [
@@ -112,8 +104,6 @@ def test_the_csv_holds_every_cell(store):
     assert float(own["value_low"]) < float(own["value"]) < float(own["value_high"])
     assert rows[3]["word"] == "identical" and rows[3]["value"] == "" and rows[0]["word"] == "identical"
 
-
-# ------------------------------------------------------------------------------------------------ plots
 
 pytest.importorskip("matplotlib")
 

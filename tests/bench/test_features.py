@@ -23,9 +23,6 @@ def random_pictures(n: int, h: int = 12, w: int = 16) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, (n, h, w, 3), dtype=np.uint8)
 
 
-# ------------------------------------------------------------------------------------------------ a function
-
-
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module of the user, importable as ``my_extractor``."""
@@ -69,9 +66,6 @@ def test_what_a_function_returns_is_checked(module, function):
 def test_unusable_names_are_refused(module, name):
     with pytest.raises(UserError, match="^extractor: "):
         load_extractor(name, None, CPU)
-
-
-# ------------------------------------------------------------------------------------------------ torch-fidelity
 
 
 def test_inception_is_read_from_the_named_file(fake_fidelity, tmp_path):
@@ -140,9 +134,6 @@ def test_the_real_torch_fidelity():
     assert figure("is", own) > 1 and 0 < figure("precision", own, other) <= 1
     blocks = _kid(own, other)
     assert len(blocks) == 20 and blocks.mean() == pytest.approx(figure("kid", own, other), rel=0.2)
-
-
-# ------------------------------------------------------------------------------------------------ references
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

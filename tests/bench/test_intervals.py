@@ -16,9 +16,6 @@ def normal(n: int, d: int, seed: int, shift: float = 0.0, scale: float = 1.0) ->
     return (np.random.default_rng(seed).normal(size=(n, d)) * scale + shift).astype(np.float32)
 
 
-# ------------------------------------------------------------------------------------------------ intervals
-
-
 def test_interval_of_a_mean_is_that_of_the_normal_distribution():
     values = np.random.default_rng(1).normal(3, 2, 400)
     found = estimate(mean(values), 400, 2000).figure()
@@ -73,18 +70,12 @@ def test_shares_have_an_interval_where_all_images_agree():
     assert (half.low, half.high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))
 
 
-# ------------------------------------------------------------------------------------------------ pairs
-
-
 def test_equal_and_small_pictures():
     a, b = np.random.default_rng(5).integers(0, 256, (2, 3, 16, 16, 3), dtype=np.uint8)
     a[1] = b[1]
     assert statistics.squared_errors(a, b)[1] == 0 and statistics.similarities(a, b)[1] == 1
     assert np.isnan(statistics.similarities(a[:1, :8], b[:1, :8])).all()
     assert statistics.to_psnr(0.0) == math.inf
-
-
-# ------------------------------------------------------------------------------------------------ features
 
 
 def test_frechet_distance_against_the_definition():

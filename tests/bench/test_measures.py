@@ -59,9 +59,6 @@ def means(**about) -> Means:
     return Means(**({"resamples": 20} | about))
 
 
-# ------------------------------------------------------------------------------------------------ pairs
-
-
 def test_pairs_agree_with_compare(store):
     found = latest(evaluate(store, ["psnr", "ssim", "identical"], means()))
     for name in ("fasthybrid-0.8", "fasthybrid-0.9"):
@@ -77,9 +74,6 @@ def test_pairs_agree_with_compare(store):
     lossless = found["cspd-0", ("psnr", "")]
     assert (lossless.value, lossless.word) == (None, "same distribution")
     assert not any(name == "mar-0" for name, _ in found), "the plain sampler is not compared with itself"
-
-
-# ------------------------------------------------------------------------------------------------ features
 
 
 @pytest.fixture
@@ -137,9 +131,6 @@ def test_without_a_reference_the_plain_sampler_is_one(shared, monkeypatch):
     assert found["cspd-0", ("frechet", "colour")].value > 0
 
 
-# ------------------------------------------------------------------------------------------------ judge
-
-
 class FakeJudge:
     """Reads brightness; whole where it is above 100."""
 
@@ -181,9 +172,6 @@ def test_the_demo_judge_recognises_its_own_pictures():
     assert judge.judges((64, 64), labels) and not judge.judges((96, 96), labels)
     assert not judge.judges((64, 128), labels) and not judge.judges((64, 64), np.array(["a cat"]))
     assert not judge.judges((64, 64), labels + 100)
-
-
-# ------------------------------------------------------------------------------------------------ the table of results
 
 
 def test_new_pictures_are_measured_and_old_figures_kept(tmp_path):
@@ -234,9 +222,6 @@ def test_the_table_shows_figures_with_intervals_and_words(store):
     assert rows[0] == ["cell", "images", "PSNR, dB", "identical, %"]
     assert rows[2] == ["mar-0", "", "", ""] and rows[3][1] == "48"
     assert rows[3][2].count("[") == 1 and rows[5][2:] == ["identical", "100.0 [92.6, 100.0]"]
-
-
-# ------------------------------------------------------------------------------------------------ refusals
 
 
 def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, reference, tmp_path, monkeypatch):

@@ -118,6 +118,22 @@ CASES = {
     "cells elsewhere": (cells_elsewhere, "leads out"),
     "a cell outside": (another_cell, "manifest.json .* damaged"),
     "a cell with another id": (lambda f: edit(f, "cells/mar-0/cell.json", id="../../../etc"), "cell.json .* damaged"),
+    **{
+        f"a manifest with {about}": (lambda f, about=about: edit(f, "manifest.json", **about), "manifest.json|format")
+        for about in ({"format": 99}, {"cells": None}, {"cells": [7]}, {"cells": []}, {"batch": 0}, {"batch": True})
+    },
+    **{
+        f"a cell with {about}": (
+            lambda f, about=about: edit(f, "cells/mar-0/cell.json", **about),
+            "cell.json .* damaged",
+        )
+        for about in (
+            *({"size": [8]}, {"images": "5"}, {"images": 10**30}, {"seed": -1}, {"id": None}),
+            *({"baseline": "elsewhere"}, {"settings": 3}),
+        )
+    },
+    "a manifest that is no table": (lambda f: (f / "manifest.json").write_text("[]"), "manifest.json"),
+    "a manifest that is cut": (lambda f: (f / "manifest.json").write_text("{"), "manifest.json"),
     "a cell of absurd size": (lambda f: edit(f, "cells/mar-0/cell.json", size=[10**9, 10**9]), "cell.json .* damaged"),
     "a cell without images": (lambda f: edit(f, "cells/mar-0/cell.json", images=None), "cell.json .* damaged"),
     "an absurd batch": (lambda f: edit(f, "manifest.json", batch=10**18), "manifest.json .* damaged"),

@@ -19,7 +19,7 @@ from fastar_nodes.bench.sweep import estimates, time_cell
 from fastar_nodes.bench.work import Worker
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import registry
-from tiny_sweeps import begin, command, lasting, table, tokens, write_files, write_spec
+from tiny_sweeps import begin, command, lasting, table, write_files, write_spec
 
 pytestmark = pytest.mark.slow
 
@@ -144,12 +144,6 @@ def test_pictures_depend_on_the_index_and_labels_are_balanced(files, tmp_path):
 # ------------------------------------------------------------------------------------------------ what goes wrong
 
 
-def test_a_finished_sweep_draws_nothing(files, whole, tmp_path):
-    finish(tmp_path, table(files))
-    store, drawn = finish(tmp_path, table(files))
-    assert drawn == [] and (lasting(tmp_path), store.table()) == whole
-
-
 def test_a_task_is_a_range_of_all_cells(files, tmp_path):
     store, cells, _ = begin(tmp_path, table(files))
     ids = tuple(cell.id for cell in cells)
@@ -229,13 +223,6 @@ def test_a_changed_setting_makes_cells_of_its_own_and_the_way_back_draws_nothing
     assert store.table() != whole[1]
     store, drawn = finish(tmp_path, table(files))
     assert drawn == [] and store.table() == whole[1]
-
-
-def test_token_models_draw_the_same_in_any_order(files, tmp_path):
-    store, _ = finish(tmp_path / "a", tokens(files))
-    for rank in (1, 0):
-        finish(tmp_path / "b", tokens(files), rank=rank, world=2)
-    assert lasting(tmp_path / "a") == lasting(tmp_path / "b") and len(store.shards(store.cells()[1])) == 4
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are ended by signals of POSIX")

@@ -144,40 +144,6 @@ def test_damaged_records_do_not_count(tmp_path, record):
     assert [s.first for s in store.shards(CELL)] == [2, 4]
 
 
-@pytest.mark.parametrize(
-    "about",
-    [{"format": 99}, {"cells": None}, {"cells": [7]}, {"cells": []}, {"batch": 0}, {"batch": True}, b"{", b"[]"],
-)
-def test_damaged_manifests_are_refused_in_a_sentence(tmp_path, about):
-    filled(tmp_path)
-    path = tmp_path / "manifest.json"
-    path.write_bytes(
-        about if isinstance(about, bytes) else json.dumps({**json.loads(path.read_text()), **about}).encode()
-    )
-    with pytest.raises(UserError):
-        Store(tmp_path).cells()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"size": [8]},
-        {"images": "5"},
-        {"images": 10**30},
-        {"seed": -1},
-        {"id": None},
-        {"baseline": "elsewhere"},
-        {"settings": 3},
-    ],
-)
-def test_damaged_cells_are_refused_in_a_sentence(tmp_path, change):
-    filled(tmp_path)
-    path = tmp_path / "cells" / CELL.id / "cell.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(UserError, match=r"cell.json .* is missing or damaged"):
-        Store(tmp_path).cells()
-
-
 def test_a_folder_without_a_sweep_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(UserError, match="holds no sweep"):
         Store(tmp_path / "none").cells()

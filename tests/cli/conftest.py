@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import hybrid_files
@@ -50,8 +51,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     about = {"heads": 2, "latent_scale": 1.0, "t_max": 950, "label_set": "picture-book", "name": "tiny mar"}
     write(MAR(MAR_SIZE), made.mar, 1, **about)
     write(KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4)), made.kl, 2, groups=4)
-    read = {"grid": "4", "latent_scale": "1.0", "t_max": "950", "name": "tiny hybrid"}
-    save_file(hybrid_files.weights(), made.hybrid, {**hybrid_files.METADATA, **read})
+    read = {**hybrid_files.METADATA, "grid": 4, "latent_scale": 1.0, "t_max": 950, "name": "tiny hybrid"}
+    write(SimpleNamespace(state_dict=hybrid_files.weights), made.hybrid, 2, **read)
     write_gpt(made.llamagen, 3)
     write_gpt(made.par, 4, config=replace(GPT_SIZE, special=3))
     write_vq(made.vq)
@@ -60,7 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         tiny_qwen().state_dict(), made.tar, {k: json.dumps(v) for k, v in language.items()} | {"name": "tiny tar"}
     )
     save_file(tiny_ta_tok(READER).state_dict(), made.ta_tok, {"name": "tiny ta-tok"})
-    shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}}
+    shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}, "ta_tok": "demo-ta-tok"}
     write(detokenizer(4), made.low, 11, grid=4, name="tiny low", **shared)
     write(detokenizer(8), made.high, 12, grid=8, name="tiny high", **shared)
     parts = {"": made.low, "ta_tok.": made.ta_tok, "vq.": made.vq}

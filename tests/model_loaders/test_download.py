@@ -228,7 +228,7 @@ def test_no_room(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_disk_that_fills_up(server: Server, tmp_path: Path) -> None:
     part = tmp_path / f".{NAME}.{DIGEST[:16]}.part"
     part.symlink_to("/dev/full")
-    refused(tmp_path, "the disk is full")
+    refused(tmp_path, "No space left")
     part.unlink()
     assert resolve(tmp_path).read_bytes() == CONTENT
 
@@ -292,13 +292,6 @@ def test_killed_and_started_again(server: Server, tmp_path: Path) -> None:
     assert any((wanted or "").startswith("bytes=") for wanted in server.ranges()), "it went on, not from the start"
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "a\\b", "C:x", "", "..", ".", "/etc/x", "x\0"])
-def test_names_that_leave_the_folder(server: Server, tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="^checkpoint: "):
-        transfer.download(REPO, name, tmp_path / "models")
-    assert not server.requests and not (tmp_path / "models").exists()
-
-
 # ------------------------------------------------------------------------------------------------ digests
 
 
@@ -310,68 +303,17 @@ def test_wrong_bytes_of_the_right_length(server: Server, tmp_path: Path) -> None
     assert resolve(tmp_path).read_bytes() == CONTENT
 
 
-def test_without_a_digest_of_the_server_the_first_is_recorded(server: Server, tmp_path: Path) -> None:
-    server.etag = "5f3759df-1"
-    path, record = resolve(tmp_path), tmp_path / f"{NAME}.sha256"
-    assert record.read_text() == f"{DIGEST}  {NAME}\n"
-    path.unlink()
-    server.sends = WRONG
-    refused(tmp_path, "sha256")
-    assert not path.exists() and not hidden(tmp_path)
-    record.unlink()
-    assert resolve(tmp_path).read_bytes() == WRONG
-
-
-def test_a_file_that_changed_after_the_download(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, hashed = resolve(tmp_path), []
-    known = transfer._sha256
-    monkeypatch.setattr(transfer, "_sha256", lambda path, tick: hashed.append(path) or known(path, tick))
-    written = path.with_name(f"{NAME}.sha256").stat().st_mtime_ns
-    os.utime(path, ns=(written, written))  # within one tick of the clock
-    assert resolve(tmp_path) == path and not hashed
-    os.utime(path, ns=(written, written + 10**10))
-    assert resolve(tmp_path) == path and hashed == [path], "its content is the same"
-    path.write_bytes(WRONG)
-    os.utime(path, ns=(written, written + 2 * 10**10))
-    refused(tmp_path, "has the sha256 .*delete it to download it again")
-    path.unlink()
-    assert resolve(tmp_path).read_bytes() == CONTENT
-
-
 def test_a_pinned_digest_and_revision(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256="0" * 64),))
-    refused(tmp_path, "sha256")
-    assert not hidden(tmp_path) and not list(tmp_path.glob("mar*"))
+    server.etag = "5f3759df-1"  # small files have no digest on the server
+    for at in (0, 17, 63):  # every digit counts
+        other = DIGEST[:at] + ("0" if DIGEST[at] != "0" else "1") + DIGEST[at + 1 :]
+        monkeypatch.setattr(hub, "_catalogue", lambda other=other: (entry(sha256=other),))
+        refused(tmp_path, "sha256")
+        assert not hidden(tmp_path) and not list(tmp_path.glob("mar*"))
     monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256=DIGEST, revision="a" * 40),))
     assert hub.menu("mar", []) == ["mar-base (download 10 kB)"]
-    path, record = resolve(tmp_path), tmp_path / f"{NAME}.sha256"
+    path = resolve(tmp_path)
     assert path.read_bytes() == CONTENT and server.requests[-1][1].endswith(f"/resolve/{'a' * 40}/{NAME}")
-    record.unlink()
-    assert resolve(tmp_path) == path and transfer.recorded(path) == DIGEST, "checked once"
-    record.unlink()
-    path.write_bytes(WRONG)
-    refused(tmp_path, "sha256")
-
-
-@pytest.mark.parametrize("at", [0, 17, 63])
-def test_every_digit_of_a_digest_counts(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    """A digest that differs in one of its 64 digits: the catalogue's, and the one recorded at the first download."""
-    other = DIGEST[:at] + ("0" if DIGEST[at] != "0" else "1") + DIGEST[at + 1 :]
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256=other),))
-    refused(tmp_path, "sha256")
-    assert not list(tmp_path.glob("mar*"))
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(),))
-    path, record = resolve(tmp_path), tmp_path / f"{NAME}.sha256"
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256=other),))
-    refused(tmp_path, "has the sha256 .*delete it to download it again")
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(),))
-    record.write_text(f"{other}  {NAME}\n")
-    os.utime(path, ns=(record.stat().st_mtime_ns, record.stat().st_mtime_ns + 10**10))
-    refused(tmp_path, "has the sha256 .*sha256 to accept it")
 
 
 # ------------------------------------------------------------------------------------------------ folders
@@ -391,13 +333,6 @@ def test_every_part_of_a_folder_is_checked(server: Server, tmp_path: Path, monke
 
     assert get() == tmp_path / "Tar"
     assert seen[-1] == (2 * len(CONTENT), 2 * len(CONTENT)) and seen == sorted(seen)
-    for part in ("config.json", "w.bin"):
-        assert transfer.recorded(tmp_path / "Tar" / part) == DIGEST
-    later = time.time() + 10
-    (tmp_path / "Tar" / "config.json").write_bytes(WRONG)
-    os.utime(tmp_path / "Tar" / "config.json", (later, later))
-    with pytest.raises(UserError, match="^checkpoint: config.json has the sha256"):
-        get()
     (tmp_path / "Tar" / "config.json").unlink()
     server.sends = WRONG
     with pytest.raises(UserError, match="^checkpoint: config.json could not be downloaded"):

@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
-from safetensors.torch import save_file
 
 BASE = "mar-base (download 832 MB, weights without EMA, draws worse, not pinned)"
 EMA = "mar-base-ema (download 1.66 GB)"
@@ -87,52 +85,34 @@ def test_catalogue_is_sound() -> None:
     sizes = whole | {k: 4 * v for k, v in parameters.items()} | {k: 2 * v for k, v in bf16.items()}
     assert {e.id: e.size for e in everything if e.size and not e.parts} == sizes
     assert hub.menu("hybrid", [])[-1] == "unipic-1.5b (download, non-commercial, not pinned)"
-    hub.check("harmon-0.5b (download 1.82 GB, non-commercial)", "hybrid", [])
 
 
-def test_menu() -> None:
-    assert hub.menu("mar", []) == [
-        "demo",
-        "demo-draft",
-        BASE,
-        EMA,
-        "mar-large (download 1.91 GB, not pinned)",
-        "mar-huge (download 3.77 GB, not pinned)",
-    ]
-    assert hub.menu("mar", ["zebra.safetensors", "big\\mar-huge.safetensors", "a/mar-base.safetensors"]) == [
-        "demo",
-        "demo-draft",
-        "zebra.safetensors",
-        "big\\mar-huge.safetensors",
-        "a/mar-base.safetensors",
-        EMA,
-        "mar-large (download 1.91 GB, not pinned)",
-    ]
-    assert hub.menu("kl", []) == ["demo-kl", "kl16 (download 266 MB, not pinned)", "kl16-original (download 266 MB)"]
+MAR_LARGE, MAR_HUGE = "mar-large (download 1.91 GB, not pinned)", "mar-huge (download 3.77 GB, not pinned)"
+TAR_7B = "tar-7b (download 16.17 GB, not pinned)"
+LOCAL = ["Tar-1.5B/model.safetensors", "ta_tok.pth", "sub/ar_dtok_lp_512px.pth", "vq_ds16_t2i.pt", "my.pt"]
 
 
-def test_menu_of_llamagen_and_par() -> None:
-    entries = [text for text in hub.menu("llamagen", []) if not text.startswith("demo")]
-    assert entries == [
-        "llamagen-b-256 (download 444 MB, not pinned)",
-        "llamagen-b-384 (download 444 MB, not pinned)",
-        "llamagen-l-256 (download 1.37 GB, not pinned)",
-        "llamagen-l-384 (download 1.37 GB, not pinned)",
-        "llamagen-xl-384 (download 3.10 GB, not pinned)",
-        "llamagen-xxl-384 (download 5.64 GB, not pinned)",
-        "llamagen-3b-384 (download 12.39 GB, not pinned)",
-        "llamagen-t2i-xl-256 (download 3.11 GB, not pinned)",
-        "llamagen-t2i-xl-512 (download 3.11 GB, not pinned)",
-        "par-xl-4x (download, not pinned)",
-        "par-xxl-4x (download, not pinned)",
-        "par-3b-4x (download, not pinned)",
-        "par-3b-16x (download, not pinned)",
-    ]
-    assert [text for text in hub.menu("vq", ["a/vq_ds16_t2i.pt"]) if not text.startswith("demo")] == [
-        "a/vq_ds16_t2i.pt",
-        "vq16-c2i (download 288 MB, not pinned)",
-        "vq8-c2i (download 281 MB, not pinned)",
-    ]
+@pytest.mark.parametrize(
+    ("family", "local", "shown"),
+    [
+        ("mar", [], [BASE, EMA, MAR_LARGE, MAR_HUGE]),
+        ("mar", ["z.safetensors", "big\\mar-huge.safetensors", "a/mar-base.safetensors"],
+         ["z.safetensors", "big\\mar-huge.safetensors", "a/mar-base.safetensors", EMA, MAR_LARGE]),
+        ("kl", [], ["kl16 (download 266 MB, not pinned)", "kl16-original (download 266 MB)"]),
+        ("vq", ["a/vq_ds16_t2i.pt"],
+         ["a/vq_ds16_t2i.pt", "vq16-c2i (download 288 MB, not pinned)", "vq8-c2i (download 281 MB, not pinned)"]),
+        ("tar", [], ["tar-1.5b (download 3.29 GB, not pinned)", TAR_7B]),
+        ("tar", LOCAL, ["Tar-1.5B", "my.pt", TAR_7B]),
+        ("ta-tok", LOCAL, ["ta_tok.pth", "my.pt"]),
+        ("dtok", LOCAL, ["sub/ar_dtok_lp_512px.pth", "my.pt", "ar-dtok-256 (download, not pinned)",
+                         "ar-dtok-1024 (download, not pinned)"]),
+        ("llamagen", LOCAL[-1:], ["my.pt", "llamagen-b-256 (download 444 MB, not pinned)"]),
+    ],
+)  # fmt: skip
+def test_menu(family: str, local: list[str], shown: list[str]) -> None:
+    menu = [text for text in hub.menu(family, local) if not text.startswith("demo")]
+    assert menu[: len(shown)] == shown and (len(menu) == len(shown) or family == "llamagen")
+    assert [text for text in hub.menu("mar", [])][:2] == ["demo", "demo-draft"]
 
 
 def test_a_menu_leaves_out_built_in_files_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +124,6 @@ def test_a_menu_leaves_out_built_in_files_that_are_not_here(tmp_path: Path, monk
     files["demo-par"].parent.mkdir(parents=True)
     files["demo-par"].touch()
     assert [text for text in hub.menu("llamagen", []) if text.startswith("demo")] == ["demo-par"]
-    hub.check("demo-llamagen", "llamagen", [])  # a saved graph says it is missing when it runs
     with pytest.raises(UserError, match="^checkpoint: the built-in demo-llamagen is missing from this installation"):
         resolve("demo-llamagen", tmp_path, "llamagen")
 
@@ -161,31 +140,23 @@ def test_a_menu_leaves_out_what_is_catalogued_for_another(tmp_path: Path) -> Non
         assert [name for name in hub.menu(family, local) if name in local] == [
             name for name in local if name in (own, "my.pt")
         ]
-        for name in local:  # what a saved graph may hold stays valid; the loader says what is wrong with it
-            hub.check(name, family, local)
 
 
-def test_check_knows_every_text_a_menu_ever_showed() -> None:
-    local = ["mar-base.safetensors"]
-    for choice in (
-        *hub.menu("mar", []),
-        *hub.menu("mar", local),
-        "mar-base",
-        "mar-base (download 1 TB)",
-        "mar-base (download 832 MB)",
-    ):
-        hub.check(choice, "mar", local)
-    for choice in ("", "gone.safetensors", "../../etc/passwd", "mar-base (downloaded)x"):
-        with pytest.raises(UserError, match="^checkpoint: .*choose another"):
-            hub.check(choice, "mar", local)
-    with pytest.raises(UserError, match="^checkpoint: kl16 .*choose it as decoder$"):
-        hub.check("kl16", "mar", local)
-    with pytest.raises(UserError, match="^checkpoint: par-xl-4x .*choose another"):
-        hub.check("par-xl-4x", "mar", local)
-    with pytest.raises(UserError, match="^decoder: kl16 .*choose another"):
-        hub.check("kl16 (download 266 MB)", "vq", local)
-    with pytest.raises(UserError, match="^checkpoint: flan-t5-xl .*choose it as encoder$"):
-        hub.check("flan-t5-xl", "llamagen", local)
+@pytest.mark.parametrize(
+    ("choice", "family", "remedy"),
+    [
+        ("kl16", "mar", "^checkpoint: kl16 .*choose it as decoder$"),
+        ("par-xl-4x", "mar", "^checkpoint: par-xl-4x .*choose another"),
+        ("kl16 (download 266 MB)", "vq", "^decoder: kl16 .*choose another"),
+        ("flan-t5-xl", "llamagen", "^checkpoint: flan-t5-xl .*choose it as encoder$"),
+        ("tar-7b", "dtok", "^checkpoint: tar-7b is a Tar language model, not a Tar de-tokenizer"),
+        ("ta-tok", "dtok", "^checkpoint: ta-tok .*choose it as ta_tok$"),
+        ("mar-base (downloaded)x", "mar", "^checkpoint: .*choose another"),
+    ],
+)
+def test_an_entry_of_another_family_is_refused(tmp_path: Path, choice: str, family: str, remedy: str) -> None:
+    with pytest.raises(UserError, match=remedy):
+        resolve(choice, tmp_path, family)
 
 
 # --------------------------------------------------------------------------------------------- files that are here
@@ -270,28 +241,37 @@ def test_links_are_followed_as_comfyui_does(tmp_path: Path, without_hub: None) -
     assert resolve("linked.safetensors", models) == models / "linked.safetensors"
 
 
-def test_decoder_for(tmp_path: Path) -> None:
-    assert hub.decoder_for("demo") == hub.decoder_for("demo-draft") == "demo-kl"
-    assert hub.decoder_for("mar-base") == hub.decoder_for(BASE) == "kl16"
-    assert hub.decoder_for("sub\\mar-large.safetensors") == hub.decoder_for("whatever.pth") == "kl16"
-    own = tmp_path / "own.safetensors"
-    for named, expected in (("demo-kl", "demo-kl"), ("../evil", "kl16"), ("mar-base", "kl16")):
-        save_file({"a": torch.ones(1)}, own, metadata={"decoder": named})
-        assert hub.decoder_for(own.name, own) == expected
+@pytest.mark.parametrize(
+    ("choice", "family", "about", "decoder"),
+    [
+        ("demo", "mar", {}, "demo-kl"),
+        (BASE, "mar", {}, "kl16"),
+        ("sub\\mar-large.safetensors", "mar", {}, "kl16"),
+        ("mar-base-ema", "mar", {}, "kl16-original"),
+        ("sub\\mar-base-ema\\checkpoint-last.pth", "mar", {}, "kl16-original"),
+        ("own.safetensors", "mar", {"stated": "demo-kl"}, "demo-kl"),
+        ("own.safetensors", "mar", {"stated": "../evil"}, "kl16"),
+        ("own.safetensors", "mar", {"stated": "mar-base"}, "kl16"),
+        ("mine.pt", "hybrid", {}, "kl16"),
+        ("par-3b-16x (download)", "llamagen", {}, "vq16-c2i"),
+        ("llamagen-t2i-xl-512", "llamagen", {}, "vq16-t2i"),
+        ("sub/t2i_XL_stage2_512.pt", "llamagen", {}, "vq16-t2i"),
+        ("c2i_B_256.pt", "llamagen", {"text": True}, "vq16-c2i"),
+        ("mine.pt", "llamagen", {"text": True}, "vq16-t2i"),
+        ("mine.pt", "llamagen", {}, "vq16-c2i"),
+        ("mine.pt", "llamagen", {"stated": "vq8-c2i"}, "vq8-c2i"),
+        ("mine.pt", "llamagen", {"stated": "kl16"}, "vq16-c2i"),
+        ("ar-dtok-256", "dtok", {}, "vq16-t2i"),
+        ("mine.pth", "dtok", {}, "vq16-t2i"),
+    ],
+)
+def test_decoder_for(choice: str, family: str, about: dict, decoder: str) -> None:
+    assert hub.decoder_for(choice, family, **about) == decoder
 
 
-def test_decoder_for_llamagen_and_par(tmp_path: Path) -> None:
-    def decoder(choice: str, path: Path | None = None, text: bool | None = None) -> str:
-        return hub.decoder_for(choice, path, "llamagen", text)
-
-    assert decoder("llamagen-b-384") == decoder("par-3b-16x (download)") == decoder("mine.pt") == "vq16-c2i"
-    assert decoder("llamagen-t2i-xl-512") == decoder("x", Path("sub/t2i_XL_stage2_512.pt")) == "vq16-t2i"
-    assert decoder("my_T2I.pt") == decoder("mine.pt", text=True) == "vq16-t2i"
-    assert decoder("my_T2I.pt", text=False) == decoder("c2i_B_256.pt", text=True) == "vq16-c2i"
-    own = tmp_path / "own.safetensors"
-    for named, expected in (("vq8-c2i", "vq8-c2i"), ("kl16", "vq16-c2i"), ("../evil", "vq16-c2i")):
-        save_file({"a": torch.ones(1)}, own, metadata={"decoder": named})
-        assert decoder(own.name, own) == expected
+def test_ta_tok_for() -> None:
+    assert hub.ta_tok_for("demo-ta-tok") == "demo-ta-tok"
+    assert hub.ta_tok_for(None) == hub.ta_tok_for("../evil") == hub.ta_tok_for("kl16") == "ta-tok"
 
 
 def test_without_huggingface_hub(tmp_path: Path, without_hub: None) -> None:
@@ -322,7 +302,6 @@ def test_an_entry_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
         return to / file
 
     monkeypatch.setattr(hub, "download", fetch)
-    monkeypatch.setattr(hub, "check_digest", lambda *a, **about: None)
     (tmp_path / "mar_huge").mkdir()
     (tmp_path / "mar_huge" / "checkpoint-last.pth").write_bytes(b"another model")
     path = resolve(EMA, tmp_path)
@@ -333,4 +312,3 @@ def test_an_entry_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     menu = hub.menu("mar", local)
     assert EMA not in menu and {*local} <= {*menu} and EMA in hub.menu("mar", local[:1])
     assert local[1] not in hub.menu("kl", local) and local[0] in hub.menu("kl", local)
-    assert hub.decoder_for("mar-base-ema") == hub.decoder_for(EMA) == "kl16-original"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders import checkpoint
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.families import KINDS, identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid
@@ -18,7 +19,7 @@ from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 pytest.importorskip("transformers", reason="the files of every kind include a text encoder")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
@@ -48,106 +49,118 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {stem: found[stem] for stem in LOADERS}
 
 
-@pytest.fixture(params=LOADERS)
-def kind(request: pytest.FixtureRequest, files: dict[str, Path], tmp_path: Path):
-    """A loader, the beginning of its messages, and a function that writes its file changed."""
-    load, family = LOADERS[request.param]
-    with safe_open(files[request.param], "pt") as file:
-        metadata = file.metadata()
+@pytest.fixture
+def write(files: dict[str, Path], tmp_path: Path):
+    """Writes a valid file of a kind, changed, to x.safetensors; returns its path."""
 
-    def write(change: Callable[[dict], object] = lambda state: None) -> Path:
-        state = load_file(files[request.param])
+    def write(stem: str, change: Callable[[dict], object] = lambda state: None, **metadata: str) -> Path:
+        state = load_file(files[stem])
         change(state)
-        save_file(state, tmp_path / "x.safetensors", metadata=metadata)
+        with safe_open(files[stem], "pt") as file:
+            save_file(state, tmp_path / "x.safetensors", metadata=file.metadata() | metadata)
         return tmp_path / "x.safetensors"
 
-    return load, f"{KINDS[family].field}: x.safetensors ", write
+    return write
 
 
 def network(model: Any) -> nn.Module:
     return getattr(model, "hybrid", None) or model.net
 
 
-def refused(load: Callable[..., Any], path: Path, beginning: str, words: str) -> None:
+def refused(stem: str, path: Path, words: str = "", **options: Any) -> None:
+    """The loader refuses the file in one line, which begins with its input and holds ``words``."""
+    load, family = LOADERS[stem]
     with pytest.raises(UserError) as error:
-        load(path)
+        load(path, **options)
     text = str(error.value)
-    assert text.startswith(beginning) and words in text and "\n" not in text
+    assert text.startswith(f"{KINDS[family].field}: ") and path.name in text and words in text
+    assert "\n" not in text and len(text) <= 400
 
 
-def test_a_network_is_ready_and_owns_its_weights(kind) -> None:
-    load, _, write = kind
-    path = write()
-    net = network(load(path))
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    path.write_bytes(bytes(path.stat().st_size))
-    assert not net.training and not any(p.requires_grad or p.is_meta for p in net.parameters())
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+@pytest.mark.parametrize("stem", LOADERS)
+class TestEveryLoader:
+    def test_a_network_is_ready_and_owns_its_weights(self, stem, write) -> None:
+        path = write(stem)
+        stored = {name: value.clone() for name, value in load_file(path).items()}
+        net = network(LOADERS[stem][0](path))
+        tables = [name for name in stored if name.endswith("pos_embed_learned")] if stem == "hybrid" else []
+        path.write_bytes(bytes(path.stat().st_size))
+        assert not net.training and not any(p.requires_grad or p.is_meta for p in net.parameters())
+        assert all(torch.equal(value, stored[n].float()) for n, value in net.state_dict().items() if n not in tables)
 
+    @pytest.mark.parametrize("name", ["auto", "bf16"])
+    def test_dtype(self, stem, write, name: str) -> None:
+        for key, value in network(LOADERS[stem][0](write(stem), name)).state_dict().items():
+            always = name == "auto" or any(key.removeprefix("mar.").startswith(prefix) for prefix in FP32)
+            assert value.dtype == (torch.float32 if always else torch.bfloat16), key
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("auto", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)]
-)
-def test_dtype(kind, name: str, dtype: torch.dtype) -> None:
-    load, _, write = kind
-    for key, value in network(load(write(), name)).state_dict().items():
-        always = any(key.removeprefix("mar.").startswith(prefix) for prefix in FP32)
-        assert value.dtype == (torch.float32 if always else dtype), key
+    def test_dtype_is_checked_before_the_file(self, stem, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="^dtype: 'fp8'"):
+            LOADERS[stem][0](tmp_path / "gone.safetensors", "fp8")
 
+    def test_auto_is_the_dtype_of_the_papers(self, stem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """bf16 for token models; a denoiser's first diffusion step multiplies rounding errors, see choose_dtype."""
+        choose, seen = checkpoint.choose_dtype, []
 
-def test_dtype_is_checked_before_the_file(kind, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="^dtype: 'fp8'"):
-        kind[0](tmp_path / "gone.safetensors", "fp8")
+        def chosen(*args: Any, **options: Any) -> torch.dtype:
+            seen.append(choose(*args, **options))
+            raise KeyboardInterrupt
 
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(checkpoint, "choose_dtype", chosen)
+        with pytest.raises(KeyboardInterrupt):
+            LOADERS[stem][0](tmp_path / "x", "auto", torch.device("cuda"))
+        expected = {"kl": torch.float32, "vq": torch.float32, "mar": torch.float16}
+        assert seen == [expected.get(stem, torch.bfloat16)]
 
-def test_names_are_strict(kind) -> None:
-    load, beginning, write = kind
-    path = write(lambda s: s.update(extra=torch.ones(1)))
-    refused(load, path, beginning, "1 unexpected (extra)")
-    state = load_file(write())
-    expected = set(network(load(write())).state_dict())
-    for name in sorted(state.keys() & expected)[::7]:
-        refused(load, write(lambda s, name=name: s.pop(name)), beginning, "")
+    def test_names_are_strict(self, stem, write) -> None:
+        refused(stem, write(stem, lambda s: s.update(extra=torch.ones(1))), "1 unexpected (extra)")
+        expected = set(network(LOADERS[stem][0](write(stem))).state_dict())
+        names = sorted(load_file(write(stem)).keys() & expected)
+        for name in names[:: len(names) // 8]:
+            refused(stem, write(stem, lambda s, name=name: s.pop(name)))
 
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [
+            (lambda t: torch.full_like(t, float("nan")), "NaN or infinite"),
+            (lambda t: torch.full_like(t, float("-inf")), "NaN or infinite"),
+            (lambda t: torch.ones_like(t, dtype=torch.int64), "int64"),
+            (lambda t: t.new_zeros(0, *t.shape[1:]), "empty or too large"),
+            (lambda t: t.new_ones(*t.shape, 3), ""),
+            (lambda t: t.new_ones(()), ""),
+        ],
+        ids=["nan", "infinite", "integers", "empty", "misshaped", "a number"],
+    )
+    def test_weights_are_finite_numbers_of_the_right_shape(self, stem, write, value, words: str) -> None:
+        state = load_file(write(stem))
+        expected = network(LOADERS[stem][0](write(stem))).state_dict()
+        name = next(n for n in sorted(state) if n in expected and "norm" not in n)
+        refused(stem, write(stem, lambda s: s.update({name: value(s[name])})), words)
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (lambda t: torch.full_like(t, float("nan")), "NaN or infinite"),
-        (lambda t: torch.full_like(t, float("inf")), "NaN or infinite"),
-        (lambda t: torch.ones_like(t, dtype=torch.int64), "int64"),
-        (lambda t: t.new_zeros(0, *t.shape[1:]), "empty or too large"),
-        (lambda t: t.new_ones(*t.shape, 3), ""),
-    ],
-    ids=["nan", "infinite", "integers", "empty", "misshaped"],
-)
-def test_weights_are_finite_numbers_of_the_right_shape(kind, value, words: str) -> None:
-    load, beginning, write = kind
-    expected = network(load(write())).state_dict()
-    name = next(n for n in sorted(load_file(write())) if n in expected and "norm" not in n)
-    refused(load, write(lambda s: s.update({name: value(s[name])})), beginning, words)
+    def test_files_of_every_other_family_are_refused(self, stem, files: dict[str, Path], tmp_path: Path) -> None:
+        for other, path in files.items():
+            family = LOADERS[other][1]
+            assert identify(load_file(path)) == family
+            if other != stem:
+                (tmp_path / "x.safetensors").write_bytes(path.read_bytes())
+                refused(stem, tmp_path / "x.safetensors", f"holds {KINDS[family].noun}, not ")
 
+    def test_damaged_and_missing_files(self, stem, write, tmp_path: Path) -> None:
+        path = write(stem)
+        data = path.read_bytes()
+        for cut in (data[:-1], data[: len(data) // 2], data[:9], b"", b"<html>", b"\x80\x04N."):
+            path.write_bytes(cut)
+            refused(stem, path)
+        save_file({"some.thing": torch.ones(1)}, path)
+        refused(stem, path, "some.thing")
+        refused(stem, tmp_path / "gone.safetensors", "there is no file")
 
-def test_files_of_every_other_family_are_refused(kind, files: dict[str, Path], tmp_path: Path) -> None:
-    load, beginning, write = kind
-    own = identify(load_file(write()))
-    for stem, path in files.items():
-        family = LOADERS[stem][1]
-        assert identify(load_file(path)) == family
-        if family != own:
-            (tmp_path / "x.safetensors").write_bytes(path.read_bytes())
-            refused(load, tmp_path / "x.safetensors", beginning, f"holds {KINDS[family].noun}, not ")
-
-
-def test_damaged_and_missing_files(kind, tmp_path: Path) -> None:
-    load, beginning, write = kind
-    data = write().read_bytes()
-    for cut in (data[:-1], data[: len(data) // 2], data[:9], b"", b"<html>", b"\x80\x04N."):
-        (tmp_path / "x.safetensors").write_bytes(cut)
-        refused(load, tmp_path / "x.safetensors", beginning, "")
-    save_file({"some.thing": torch.ones(1)}, tmp_path / "x.safetensors")
-    refused(load, tmp_path / "x.safetensors", beginning, "some.thing")
-    refused(load, tmp_path / "gone.safetensors", beginning.partition(" ")[0], "there is no file")
+    def test_a_pickle_is_loaded_and_runs_nothing(self, stem, write, tmp_path: Path) -> None:
+        state = load_file(write(stem))
+        torch.save({"model": state, "args": Payload(tmp_path / "canary")}, tmp_path / "x.pt")
+        refused(stem, tmp_path / "x.pt")
+        assert not (tmp_path / "canary").exists()
 
 
 class Payload:
@@ -160,8 +173,113 @@ class Payload:
         return Path.mkdir, (self.canary,)
 
 
-def test_a_pickle_runs_nothing(kind, tmp_path: Path) -> None:
-    load, beginning, write = kind
-    torch.save({"model": load_file(write()), "args": Payload(tmp_path / "canary")}, tmp_path / "x.pt")
-    refused(load, tmp_path / "x.pt", beginning.partition(" ")[0], "")
-    assert not (tmp_path / "canary").exists()
+# ------------------------------------------------------------------------------------------- what a family checks
+
+
+def without(name: str) -> Callable[[dict], object]:
+    return lambda state: state.pop(name)
+
+
+def with_(name: str, *shape: int) -> Callable[[dict], object]:
+    return lambda state: state.update({name: torch.ones(shape)})
+
+
+def renumbered(state: dict[str, Tensor]) -> None:
+    for key in [k for k in state if k.startswith("decoder_blocks.1.")]:
+        state[key.replace("blocks.1.", "blocks.7.")] = state.pop(key)
+
+
+def widened(state: dict[str, Tensor]) -> None:
+    for name in ("conv1.weight", "conv1.bias"):
+        key = f"encoder.conv_blocks.1.res.0.{name}"
+        state[key] = torch.zeros(80, *state[key].shape[1:])
+
+
+QKV, CLASSES = "layers.0.attention.wqkv.weight", "cls_embedding.embedding_table.weight"
+QWEN, TA_TOK = "model.layers.0.", "decoder.vision_model."
+SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
+
+
+@pytest.mark.parametrize(
+    ("stem", "change", "words"),
+    [
+        ("mar", without("class_emb.weight"), "class_emb.weight is missing"),
+        ("mar", with_("mask_token", 1, 1, 9), "1 misshaped (mask_token is 1x1x9, not 1x1x16)"),
+        ("mar", with_("encoder_pos_embed_learned", 1, 3, 8), "missing or empty"),
+        ("mar", with_("diffusion_pos_embed_learned", 1, 5, 8), "5 tokens are no square"),
+        ("mar", renumbered, "not numbered 0 to 1"),
+        ("kl", with_("lossless.weight", 1), "1 unexpected (lossless.weight)"),
+        ("kl", with_("encoder.down.x.weight", 1), "not numbered"),
+        ("vq", without("post_quant_conv.weight"), "post_quant_conv.weight is missing"),
+        ("vq", with_("encoder.conv_blocks.99999999.weight", 1), "not numbered 0 to 2"),
+        ("vq", with_("post_quant_conv.weight", 5, 8, 1, 1), "misshaped"),
+        ("vq", widened, "widths 32, 80 are no multiples of 32"),
+        ("gpt", lambda s: [s.pop(k) for k in list(s) if k.startswith("layers.0.")], f"{QKV} is missing"),
+        ("gpt", with_("layers.7.ffn_norm.weight", 16), "not numbered 0 to 2"),
+        ("gpt", with_(QKV, 47, 16), "does not fit the attention weights"),
+        ("gpt", with_(CLASSES, 1, 16), "missing or empty"),
+        ("gpt", with_(CLASSES, 1, 2, 16), "embeddings are misshaped"),
+        ("gpt", with_(SPECIAL, 4, 16), "4 transition tokens"),
+        ("gpt", with_(SPECIAL, 3, 9), "misshaped"),
+        ("dtok", without("abs_pe"), "abs_pe is missing"),
+        ("dtok", with_("abs_pe", 19), "misshaped"),
+        ("dtok", with_("clip_proj.weight", 16), "misshaped"),
+        ("ta_tok", without(f"{TA_TOK}encoder.layers.0.mlp.fc1.weight"), "fc1.weight is missing"),
+        ("ta_tok", with_(f"{TA_TOK}embeddings.position_embedding.weight", 15, 24), "no square grid"),
+        ("tar", without(f"{QWEN}self_attn.q_proj.weight"), "q_proj.weight is missing"),
+        ("tar", without("model.layers.1.self_attn.q_proj.bias"), "1 missing"),
+        ("tar", with_(f"{QWEN}self_attn.q_norm.weight", 4), "1 unexpected"),
+    ],
+)
+def test_weights_that_do_not_fit(write, stem: str, change, words: str) -> None:
+    refused(stem, write(stem, change), words)
+
+
+@pytest.mark.parametrize(
+    ("stem", "entry", "words"),
+    [
+        ("mar", {"heads": "four"}, "must be a whole number"),
+        ("mar", {"heads": "0"}, "from 1"),
+        ("mar", {"heads": "3"}, "3 does not divide the width 16"),
+        ("mar", {"heads": "9" * 9999}, "heads = 9"),
+        ("mar", {"latent_scale": "nan"}, "must be a number from"),
+        ("mar", {"latent_scale": "[1]"}, "latent_scale"),
+        ("mar", {"t_max": "1000"}, "from 1 to 999"),
+        ("mar", {"t_max": "950.5"}, "t_max = 950.5"),
+        ("mar", {"patch": "3"}, "4 channels"),
+        ("mar", {"patch": ""}, "patch = "),
+        ("kl", {"groups": "none"}, "groups = none"),
+        ("kl", {"groups": "3"}, "num_groups"),
+        ("vq", {"groups": "0"}, "groups = 0"),
+        ("gpt", {"heads": "3"}, "heads: 3 does not fit the width 16"),
+        ("gpt", {"heads": "8"}, "heads: 8 does not fit the width 16"),
+        ("gpt", {"grid": "big"}, "from 2 to 128"),
+        ("gpt", {"grid": "1"}, "grid = 1"),
+        ("dtok", {"grid": "x"}, "grid = x"),
+        ("ta_tok", {"encoder_heads": "many"}, "encoder_heads = many"),
+        ("ta_tok", {"input_size": "0"}, "input_size = 0"),
+        ("tar", {"config": "[1]"}, "config"),
+        ("tar", {"tokenizer": "[1]"}, "tokenizer"),
+        ("tar", {"generation_config": "[1]"}, "generation_config"),
+        ("hybrid", {"max_beta": "nan"}, "max_beta"),
+        ("hybrid", {"config": "{}"}, "none of the official sizes"),
+    ],
+)
+def test_metadata_that_makes_no_sense(write, stem: str, entry: dict, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        LOADERS[stem][0](write(stem, **entry))
+    assert words in str(error.value) and str(error.value).startswith(KINDS[LOADERS[stem][1]].field)
+
+
+def test_names_and_label_sets(write) -> None:
+    def thousand(name: str, rows: int) -> Callable[[dict], object]:
+        return lambda s: s.update({name: torch.zeros(rows, s[name].shape[1])})
+
+    assert load_mar(write("mar", name=" a\nsmall\tMAR " + "x" * 200)).name == "a small MAR " + "x" * 68
+    assert load_mar(write("mar")).label_set == "" and load_mar(write("mar")).name == "x"
+    for load, stem, change in (
+        (load_mar, "mar", thousand("class_emb.weight", 1000)),
+        (load_llamagen, "gpt", thousand(CLASSES, 1001)),
+    ):
+        assert load(write(stem, change)).label_set == "imagenet-1k"
+        assert load(write(stem, change, label_set="birds")).label_set == "birds"

@@ -6,7 +6,8 @@ import json
 import re
 
 import pytest
-from fastar_nodes.tools.translate import LANGUAGES, ROOT, TABLES, Translator
+from fastar_nodes.tools.translate import LANGUAGES, ROOT, TABLES, Translator, generated
+from test_schemas import NODES
 
 
 def test_texts_without_a_translation_are_left_out():
@@ -26,6 +27,9 @@ def test_translations_are_in_their_language_and_keep_names(language, letters):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_comfyui_can_read_the_files(language):
-    nodes = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
-    assert nodes["FastARMARSampler"]["inputs"]["cfg"]["tooltip"]
+def test_comfyui_can_read_the_files_and_they_name_widgets_that_exist(language):
+    saved = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    assert saved["FastARMARSampler"]["inputs"]["cfg"]["tooltip"]
+    for found in (saved, json.loads(generated(language)[0])):
+        for node, about in found.items():
+            assert {*about.get("inputs", {})} <= {i.id for i in NODES[node].inputs}, "run tools.translate"

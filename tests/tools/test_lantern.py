@@ -57,8 +57,6 @@ def run(*args, **options):
     return finish(steps(*args, **options))
 
 
-# ------------------------------------------------------------------------------------------------ the rules
-
 P = torch.tensor([0.40, 0.05, 0.15, 0.10, 0.30])
 NEAREST = torch.tensor([[1, 2, 3, 4], [2, 0, 3, 4], [3, 1, 0, 4], [4, 2, 1, 0], [3, 2, 1, 0]], dtype=torch.int32)
 
@@ -96,9 +94,6 @@ def test_residual_distributions():
     assert torch.allclose(drafted_rest(P, q, x, yes, NEAREST[:, :2]), torch.tensor([0.40, 0, 0.15, 0, 0.30]) / 0.85)
     assert likeliest(P.expand(3, -1), torch.tensor([0, 1, 4]), NEAREST, 0.0).tolist() == [True, False, False]
     assert likeliest(P.expand(3, -1), torch.tensor([0, 1, 4]), NEAREST, 0.6).tolist() == [True, True, True]
-
-
-# ------------------------------------------------------------------------------------------------ exact ends
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,9 +144,6 @@ def test_without_neighbours_the_distribution_is_the_targets(drafts):
     often = {pair: 3000 * p for pair, p in joint.items() if 3000 * p >= 5}
     chi = sum((seen[pair] - expected) ** 2 / expected for pair, expected in often.items())
     assert len(often) >= 4 and chi < 39.3, "8 degrees of freedom: 99.9995 % are below"
-
-
-# ------------------------------------------------------------------------------------------------ what every sampler must do
 
 
 @pytest.mark.parametrize("kind", KINDS)

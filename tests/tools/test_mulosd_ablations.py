@@ -36,9 +36,6 @@ def row(sampler="mulosd", **settings):
     return Row("x", sampler, {**usual, **settings}, HIGH)
 
 
-# ------------------------------------------------------------------------------------------------ what a picture takes
-
-
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -71,9 +68,7 @@ def test_a_line_says_what_was_kept_and_what_it_took(bench):
     assert more["model"] == HIGH and more["again"] == (counts["rejected"] + counts["expanded"]) / judged
     # A row of eight, then the other rows, each one cell behind the row above.
     assert more["draft_forwards"] == counts["draft_passes"] == 8 + 6 + 8
-    assert more["draft_forwards"] < more["forwards"] < counts["transformer_passes"], (
-        "a batch takes as many as its slowest"
-    )
+    assert more["draft_forwards"] < more["forwards"] < counts["transformer_passes"]
     assert list(result.work) == ["accepted %", "drawn again %", "islands", "forwards", "of the draft", "s an image"]
     assert result.work["accepted %"] == f"{100 * counts['accepted'] / judged:.1f}"
     assert result.work["islands"] == f"{counts['islands'] / 100:.1f}"
@@ -98,6 +93,3 @@ def test_lantern_drafts_with_the_target_itself(bench):
     forwards = done.more["forwards"]
     assert forwards > 2 + 255 and done.more["draft_forwards"] == pytest.approx((forwards - 2) * 4 / 5 + 1, rel=0.02)
     assert done.more["again"] is None and 0 < done.acceptance < 1
-
-
-# ------------------------------------------------------------------------------------------------ the table and its files

@@ -45,9 +45,6 @@ def row(model: str = LOW, prompt=FEWEST, sampler="tar", **settings):
     return Row("x", sampler, {"cfg": 1.0, **settings}, model, prompt)
 
 
-# ------------------------------------------------------------------------------------------------ what was asked for
-
-
 def test_real_pictures_show_what_the_prompts_ask_for():
     wanted = wishes(200, 3)
     shown, own = fulfilling_scenes(wanted, 5), picture_book.scenes(5, 200, labels=wanted.label.tolist())
@@ -55,9 +52,7 @@ def test_real_pictures_show_what_the_prompts_ask_for():
     for name in ("colour", "place", "size", "time"):
         left = getattr(wanted, name) == UNSAID
         assert name == "colour" or 0 < left.sum() < 200
-        assert np.array_equal(getattr(shown, name)[left], getattr(own, name)[left]), (
-            "what is left open is the book's own"
-        )
+        assert np.array_equal(getattr(shown, name)[left], getattr(own, name)[left])
     # Places are those of the book, within its jitter.
     assert np.abs(shown.x - (shown.place - 1) * picture_book.PLACE_STEP).max() <= picture_book.JITTER + 1e-6
     assert np.abs(shown.scale - np.array(picture_book.SCALES)[shown.size]).max() <= picture_book.JITTER + 1e-6
@@ -72,9 +67,6 @@ def test_figures_are_of_prompts_beside_real_pictures_of_them(bench):
     names = ["thing", "colour", "both", "place", "size", "time", "all", "whole"]
     assert list(same.cells()) == [*(f"{name} %" for name in names), "Frechet"]
     assert list(bench.floors("tar")) == ["real", "VQ-rebuilt", "real 128-pixel", "VQ-rebuilt 128-pixel"]
-
-
-# ------------------------------------------------------------------------------------------------ codes
 
 
 def test_codes_are_written_once_for_all_that_draw_them(bench, monkeypatch):

@@ -33,9 +33,6 @@ def small_language() -> torch.nn.Module:
     return tar_recipes.build_language(tiny.language())
 
 
-# ------------------------------------------------------------------------------------------------ TA-Tok
-
-
 @pytest.fixture(scope="module")
 def pictures() -> tuple[torch.Tensor, torch.Tensor]:
     return ta_tok_recipe.ta_tok_book(JOB, 12, 1, TINY.input_size)
@@ -94,9 +91,6 @@ def test_quantisation_passes_the_gradient_and_moves_both_sides(pictures, monkeyp
     _, towards = trainer(pictures[0].float() / 255)[2:]
     moves = torch.autograd.grad(towards, (book, sees), allow_unused=True)
     assert moves[0].any() and not moves[1].any(), "features come less: by the commitment alone"
-
-
-# ------------------------------------------------------------------------------------------------ language model
 
 
 @pytest.mark.parametrize("scale", [0, 1, 2])
@@ -159,9 +153,6 @@ def test_mistakes_are_read_but_never_to_be_written(monkeypatch: pytest.MonkeyPat
     assert len(read) == 35 and 0 < int((read != 3).sum()) < 35 and int(read.min()) >= 0 and int(read.max()) < TINY.codes
     logits = made[0][0, row.shape[1] - 1 :]
     torch.testing.assert_close(spoilt, torch.nn.functional.cross_entropy(logits, codes[0]))
-
-
-# ------------------------------------------------------------------------------------------------ de-tokenizers
 
 
 @pytest.mark.parametrize("scale", [0, 1, 2])

@@ -43,9 +43,7 @@ def test_a_row_takes_its_settings_from_the_models_file(bench):
     assert (plain.more["steps"], plain.more["tokens_a_step"]) == (64, 1.0)
     assert plain.counts["transformer_tokens"] == 64 * 2 * 100
     free, other = bench.row(Row("x", "llamagen", {"cfg": 1.0}, LOW), {"cfg": 3.0, "temperature": 0.5})
-    assert free.settings == {"cfg": 1.0, "top_k": 20, "temperature": 0.5}, (
-        "a row goes before its table, that before the file"
-    )
+    assert free.settings == {"cfg": 1.0, "top_k": 20, "temperature": 0.5}
     assert free.counts["transformer_tokens"] == 64 * 100 and not np.array_equal(rgb, other)
 
 

@@ -61,9 +61,6 @@ def rows(serial: Row) -> tuple[Row, ...]:
     )
 
 
-# ------------------------------------------------------------------------------------------------ cost
-
-
 def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
     """Transformer passes of each image of a batch if it is sampled alone, int64 [B], of draft (``small`` cells a
     side) and target."""
@@ -87,9 +84,6 @@ def _chain_passes(decided: np.ndarray, longest: int) -> int:
     known = np.cumsum(decided)
     # Both prefills; then every cycle drafts up to the end of the grid, and verifies.
     return 2 + sum(min(longest, int(known[-1] - before)) + 1 for before in known[:-1])
-
-
-# ------------------------------------------------------------------------------------------------ benches
 
 
 class RepairBench(TokenBench):

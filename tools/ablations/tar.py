@@ -100,9 +100,6 @@ class PromptGround(Ground):
         return Figures(len(rgb), shares, frechet(v.features, self.reference(rgb.shape[1])))
 
 
-# ------------------------------------------------------------------------------------------------ benches
-
-
 class TarBench(TokenBench):
     """Rows of the demo's Tar: language model, TA-Tok and de-tokenizers, with the VQ tokenizer."""
 

@@ -36,9 +36,6 @@ def cases(folder: Path) -> list[Case]:
     return out
 
 
-# ------------------------------------------------------------------------------------------------ geometry
-
-
 def _geometry(path: Path) -> Iterator[Case]:
     for i, case in enumerate(read_json(path)):
         yield Case(f"tar/mulosd_geometry.{i}", partial(_grid, case))
@@ -58,9 +55,6 @@ def _grid(case: dict[str, Any]) -> Iterator[Check]:
         for number, cells in enumerate(expected):
             recorded[cells] = first + number
         yield exact(torch.from_numpy(computed.ravel()), torch.from_numpy(recorded))
-
-
-# ------------------------------------------------------------------------------------------------ acceptance
 
 
 def _lantern(path: Path) -> Iterator[Case]:

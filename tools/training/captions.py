@@ -125,9 +125,6 @@ def wishes(count: int, seed: int = 0) -> Wishes:
     return Wishes(*np.array(rows, np.int64).reshape(-1, len(SAID)).T)
 
 
-# ------------------------------------------------------------------------------------------------ wording
-
-
 def _plain(wish: dict[str, int]) -> str:
     thing = "" if wish["label"] == UNSAID else _THINGS[wish["label"]][0]
     words = ["" if thing == "mountains" else "a"] if thing else []
@@ -210,9 +207,6 @@ def prompt_book(prompt: Callable[[str], list[int]], count: int, seeds: Sequence[
     ]
     lengths = torch.tensor([len(ids) for ids in rows], dtype=torch.int16).view(count, -1)
     return nn.utils.rnn.pad_sequence(rows, batch_first=True).to(torch.int16).view(count, len(seeds), -1), lengths
-
-
-# ------------------------------------------------------------------------------------------------ tokens
 
 
 def vocabulary() -> list[str]:

@@ -64,9 +64,9 @@ class Trainings:
         recipes.train_kl(self.job, self.path("kl"), self._start(load_kl, "kl"))
 
     def mar(self, name: str) -> None:
-        draft = name == "mar-draft"
-        config, schedule = (recipes.DRAFT if draft else recipes.TARGET), recipes.TARGET_SCHEDULE
-        schedule = recipes.DRAFT_SCHEDULE if draft else schedule
+        config, schedule = recipes.TARGET, recipes.TARGET_SCHEDULE
+        if name == "mar-draft":
+            config, schedule = recipes.DRAFT, recipes.DRAFT_SCHEDULE
         kl, start = self._net(load_kl, "kl"), self._start(load_mar, name)
         recipes.train_mar(self.job, self.path(name), name, config, schedule, kl, start)
 
@@ -124,12 +124,8 @@ PROGRAMS: dict[str, Callable[[Trainings], None]] = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--only", default=",".join(PROGRAMS), help="what to train, separated by commas; default all")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder of the checkpoints; default: the repository's, demo/checkpoints and, for the judge, tools/checkpoints",
-    )
+    folders = "folder of the checkpoints; default: the repository's, demo/checkpoints and tools/checkpoints (the judge)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=folders)
     parser.add_argument("--work", type=Path, default=Path("train-demo"), metavar="DIR", help="resumable state")
     parser.add_argument("--improve", action="store_true", help=IMPROVE)
     parser.add_argument("--steps", metavar="N", help="optimiser steps of each training; default: the recipe's")

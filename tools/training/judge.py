@@ -80,22 +80,9 @@ def read(judge: Judge, rgb: np.ndarray) -> Verdict:
     x, y, scale = (out["where"] * _SPREAD + _CENTRE).numpy().T
     place = np.clip(np.round(x / picture_book.PLACE_STEP) + 1, 0, 2).astype(np.int64)
     size = (scale > sum(picture_book.SCALES) / 2).astype(np.int64)
-    scenes = Scenes(
-        best["label"],
-        best["colour"],
-        place,
-        size,
-        best["time"],
-        best["parts"],
-        x,
-        y,
-        scale,
-        np.full(len(x), 0.5, np.float32),
-    )
+    drift = np.full(len(x), 0.5, np.float32)
+    scenes = Scenes(**best, place=place, size=size, x=x, y=y, scale=scale, drift=drift)
     return Verdict(torch.cat(features).numpy(), scenes, out["whole"].sigmoid().numpy()[:, 0])
-
-
-# ------------------------------------------------------------------------------------------------ redraw error
 
 
 def _soften(x: np.ndarray) -> np.ndarray:
@@ -118,9 +105,6 @@ def redraw_error(rgb: np.ndarray, scenes: Scenes) -> np.ndarray:
     """Mean redraw error over the object's pixels, 0 to 1, float [N]; arguments as in :func:`redraw_map`."""
     error, weight = redraw_map(rgb, scenes)
     return error.sum((1, 2)) / np.maximum(weight.sum((1, 2)), 1)
-
-
-# ------------------------------------------------------------------------------------------------ training
 
 
 def _corrupted(z: Tensor, label: Tensor, g: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ Source: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898). The targ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -128,9 +128,10 @@ def language_batch(
 def save_language(net: Llama, out: Path, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> None:
     """Write the language model with its configuration and tokenizer."""
     c, m = net.config, tar_model(net, codes, side).special
-    sizes = {"hidden_size": c.dim, "num_hidden_layers": c.depth, "intermediate_size": c.hidden, "vocab_size": c.vocab}
-    heads = {"num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads, "max_position_embeddings": c.positions}
-    rest = {"rope_theta": c.theta, "rms_norm_eps": c.eps, "tie_word_embeddings": c.tied, "semantic_side": side}
+    sizes = {"hidden_size": c.dim, "num_hidden_layers": c.depth, "num_attention_heads": c.heads}
+    sizes |= {"num_key_value_heads": c.kv_heads, "intermediate_size": c.hidden, "vocab_size": c.vocab}
+    rest = {"rope_theta": c.theta, "rms_norm_eps": c.eps, "max_position_embeddings": c.positions}
+    rest |= {"tie_word_embeddings": c.tied, "semantic_side": side}
     ids = {
         "image_start_tag_id": m.image,
         "image_end_tag_id": m.image + 1,
@@ -139,7 +140,7 @@ def save_language(net: Llama, out: Path, codes: int = TA_TOK.codes, side: int = 
         "image_start_token_id": m.code,
         "image_end_token_id": m.code + m.codes - 1,
     }
-    config, words = {"model_type": "qwen2", **sizes, **heads, **rest, **ids}, captions.tokenizer_json(codes, SCALES)
+    config, words = {"model_type": "qwen2", **sizes, **rest, **ids}, captions.tokenizer_json(codes, SCALES)
     save_checkpoint(net, out, family="tar", config=config, tokenizer=words, name="picture book Tar")
 
 
@@ -174,18 +175,6 @@ def train_language(job: Job, out: Path, ta_tok: TATok, start: Llama | None = Non
 CODE_ERRORS = 0.03
 
 
-@dataclass(frozen=True)
-class DetokenizerRecipe:
-    """An AR-DTok for images of ``grid`` x ``grid`` tokens, 8 times as many pixels a side; ``count``: of training
-    images."""
-
-    name: str
-    title: str
-    grid: int
-    schedule: Schedule
-    count: int
-
-
 def detokenizer_config(
     grid: int, width: int = TA_TOK.width, side: int = TA_TOK.side, vocab: int = VQ.codes
 ) -> LlamaConfig:
@@ -196,8 +185,9 @@ def detokenizer_config(
 
 
 _SMALL = Schedule(steps=8000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45)
-DTOK_LOW = DetokenizerRecipe("dtok-low", "picture book AR-DTok, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES)
-DTOK_HIGH = DetokenizerRecipe(
+# An AR-DTok's configuration depends on TA-Tok, see :func:`detokenizer_config`.
+DTOK_LOW = TokenRecipe("dtok-low", "picture book AR-DTok, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES)
+DTOK_HIGH = TokenRecipe(
     "dtok", "picture book AR-DTok, 16x16", GRID, replace(_SMALL, steps=20000, batch=24), LARGE_PICTURES
 )
 DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
@@ -238,7 +228,7 @@ def detokenizer_batch(
     return codes[SCALE_CYCLE[step % len(SCALE_CYCLE)]][rows].long(), tokens[rows].long()
 
 
-def save_detokenizer(net: Llama, recipe: DetokenizerRecipe, out: Path) -> None:
+def save_detokenizer(net: Llama, recipe: TokenRecipe, out: Path) -> None:
     """Write a de-tokenizer. The codes determine the content, so the large one needs no lower temperature."""
     about = {"heads": net.config.heads, "grid": recipe.grid, "label_set": "picture-book", "decoder": "demo-vq"}
     about |= {"ta_tok": "demo-ta-tok", "name": recipe.title, "defaults": token_defaults(recipe.grid)}
@@ -246,7 +236,7 @@ def save_detokenizer(net: Llama, recipe: DetokenizerRecipe, out: Path) -> None:
 
 
 def train_detokenizer(
-    job: Job, out: Path, recipe: DetokenizerRecipe, ta_tok: TATok, vq: VQAutoencoder, start: Llama | None = None
+    job: Job, out: Path, recipe: TokenRecipe, ta_tok: TATok, vq: VQAutoencoder, start: Llama | None = None
 ) -> Llama:
     """Train a de-tokenizer and write ``out``; ``ta_tok`` and ``vq`` are loaded from their fp16 files as shipped."""
     c, count, device = ta_tok.config, job.count(recipe.count), job.device

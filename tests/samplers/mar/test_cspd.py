@@ -60,12 +60,6 @@ def test_a_draft_that_is_the_target_is_always_accepted(model, length, speculatio
     assert result.report.counts["transformer_passes"] - result.report.counts["draft_passes"] == 1 + segments
 
 
-def test_a_draft_that_is_noise_is_never_accepted(model, other):
-    counts = run(model, other).report.counts
-    assert counts["accepted"] == 0 and counts["rejected"] == 3 * 15
-    assert counts["accepted_steps"] < counts["drafted_steps"]
-
-
 def test_what_comes_out_does_not_depend_on_the_draft_length(model):
     draft = nearly(model, 0.003)
     one, three, all_of_it = (run(model, draft, draft_length=n) for n in (1, 3, 50))
@@ -157,24 +151,20 @@ def test_the_target_makes_the_first_steps_alone(model, ratio, first):
 # ------------------------------------------------------------------------------------------------ who is asked, and when
 
 
-class Remembers:
+class Remembers(FullTransformer):
     """A transformer that verifies step by step, as one with a cache does: it must see final tokens only, in order."""
 
     def __init__(self):
-        self.full, self.asked = FullTransformer(), []
+        self.asked = []
 
     def __call__(self, run, step, wanted):
-        self.asked.append(
-            (step, run.tokens.gather(1, run.plan.known(step)[..., None].expand(-1, -1, run.tokens.shape[2])))
-        )
-        return self.full(run, step, wanted)
+        known = run.plan.known(step)[..., None].expand(-1, -1, run.tokens.shape[2])
+        self.asked.append((step, run.tokens.gather(1, known)))
+        return super().__call__(run, step, wanted)
 
     def verify(self, run, step, count):
         for s in range(step, step + count):
             yield [self(run, s, run.plan.ahead(s))]
-
-    def begin(self, run):
-        pass
 
     def forget(self):
         raise AssertionError("the target's tokens are final")
@@ -187,26 +177,19 @@ def test_a_transformer_that_remembers_sees_final_tokens_only(model, amount):
     assert [step for step, _ in plug.asked] == list(range(6))
     scale = float(together.latents.abs().max())
     torch.testing.assert_close(seen.latents, together.latents, rtol=1e-3, atol=1e-4 * scale)
-    final = model.to_tokens(seen.latents)
-    for step, tokens in plug.asked[-1:]:
-        known = torch.from_numpy(seen.report.maps["step"]).flatten(1) < step
-        torch.testing.assert_close(tokens.flatten(), final[known].flatten(), rtol=1e-4, atol=1e-4 * scale)
+    (step, tokens), final = plug.asked[-1], model.to_tokens(seen.latents)
+    known = torch.from_numpy(seen.report.maps["step"]).flatten(1) < step
+    torch.testing.assert_close(tokens.flatten(), final[known].flatten(), rtol=1e-4, atol=1e-4 * scale)
 
 
 @pytest.mark.parametrize("mode", ["lossless", "published"])
 def test_lazymars_transformer_serves_both_models(model, mode):
-    draft = nearly(model, 0.003)
+    draft, cache = nearly(model, 0.003), CacheSettings(refresh_period=1)
     full, settings = run(model, draft, mode=mode), CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0, mode=mode)
-    scale = float(full.latents.abs().max())
-    for cache, close in (
-        (CacheSettings(refresh_period=1), 1e-4),
-        (CacheSettings(start_step=1, refresh_period=2), None),
-    ):
-        plugs = LazyTransformer(cache), LazyTransformer(cache)
-        result = finish(cspd(model, LABELS, settings, NOISE, 5, plugs[0], draft=draft, draft_transformer=plugs[1]))
-        assert result.report.sampler == "cspd+lazymar" and bool(result.latents.isfinite().all())
-        if close:
-            torch.testing.assert_close(result.latents, full.latents, rtol=1e-3, atol=close * scale)
+    first, second = LazyTransformer(cache), LazyTransformer(cache)
+    result = finish(cspd(model, LABELS, settings, NOISE, 5, first, draft=draft, draft_transformer=second))
+    assert result.report.sampler == "cspd+lazymar"
+    torch.testing.assert_close(result.latents, full.latents, rtol=1e-3, atol=1e-4 * float(full.latents.abs().max()))
 
 
 def test_published_asks_the_target_once_a_segment(model, other):
@@ -258,6 +241,8 @@ def test_counts_of_both_models_add_up(model, other):
         counts = report.counts
         assert counts["accepted"] + counts["rejected"] == int((report.maps["outcome"] != PLAIN).sum()) == 45
         assert 0 < counts["draft_passes"] < counts["transformer_passes"]
+        # Another random model's whole path is never accepted.
+        assert mode == "published" or counts["accepted"] == 0 and counts["accepted_steps"] < counts["drafted_steps"]
         assert counts["draft_head_calls"] == 8 * counts["draft_passes"]
         assert set(report.phases) == {"transformer", "head", "draft"}
         assert report.model == "tiny, drafted by tiny"

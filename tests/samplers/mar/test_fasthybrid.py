@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -181,39 +178,3 @@ def test_a_draft_at_the_threshold_is_kept(model):
     outcome, step, report = outcomes(model, z, threshold=0.5001)
     assert (outcome[step == 1] == REDONE).all() and (outcome[step > 1] == ACCEPTED).all()
     assert set(report.similarity.tolist()) == {0.5, 1.0}
-
-
-def test_without_position_subtracts_the_embedding_of_the_same_token_from_both(model):
-    """z' = p + a and z = p + b: cos(a, b) = 1/2, cos(z', z) is above 0.7, and below 0.4 if the embedding is subtracted from one only."""
-    net = copy.deepcopy(model.net)
-    place = torch.zeros(16, 16)
-    place[:, 5] = 2.0 + torch.arange(16)
-    net.diffusion_pos_embed_learned.copy_(place[None])
-    placed = dataclasses.replace(model, net=net)
-
-    def z(step, wanted):
-        return (ONE if step == 0 else HALF) + place[wanted]
-
-    for threshold, kept in ((0.5, ACCEPTED), (0.5001, REDONE)):
-        outcome, step, report = outcomes(placed, z, similarity="without position", threshold=threshold)
-        assert (outcome[step == 1] == kept).all()
-        assert set(report.similarity[:2].tolist()) == {0.5}
-    outcome, step, _ = outcomes(placed, z, similarity="condition", threshold=0.5001)
-    assert (outcome[step > 0] == ACCEPTED).all()
-
-
-def test_one_wrong_token_has_its_images_whole_step_redone(model):
-    """Position 5 is wrong, of the first image only."""
-
-    def z(step, wanted):
-        out = ONE.expand(*wanted.shape, -1).clone()
-        if step:
-            out[0][wanted[0] == 5] = HALF
-        return out
-
-    for verify in ("token", "step"):
-        outcome, _, report = outcomes(model, z, threshold=0.9, verify=verify)
-        position = torch.arange(16)
-        wrong = (position >= 5) & (position < 10) if verify == "step" else position == 5
-        assert torch.equal(outcome[0] == REDONE, wrong) and not (outcome[1] == REDONE).any()
-        assert report.counts["rejected"] == int(wrong.sum()) and report.counts["restarts"] == 1

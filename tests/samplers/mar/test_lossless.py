@@ -13,7 +13,7 @@ What the tests cannot see, by the smallest of their p-values for errors made on 
 | acceptance 3 % too ready | 0.03 and 0.05: passes | 1e-13: noticed |
 | acceptance 10 % too ready | 1e-12: noticed | below 1e-200: noticed |
 
-``test_paired_lossless.py`` notices a temperature of 1.01 and an acceptance 3 % too ready with 200 tokens, because it compares
+``test_paired_lossless.py`` notices a temperature of 1.01 and an acceptance 3 % too ready with 50 tokens, because it compares
 token by token.
 """
 

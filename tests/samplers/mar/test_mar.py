@@ -67,16 +67,23 @@ def test_modulations_of_as_many_steps_as_fit_the_budget_are_computed_at_once(mod
     sizes, head = [], type(model.net.head)
     inner = head.modulations
     monkeypatch.setattr(head, "modulations", lambda self, x: sizes.append(len(x)) or inner(self, x))
-    for budget in (4 * 64 * 8 * 16, 4 * 64 * 8 * 16 - 1):
+    for budget in (4 * 64 * 8 * 16, 4 * 64 * 8 * 16 - 1, 1):
         monkeypatch.setattr(diffusion, "BUDGET", budget)
         run(model, ar_steps=1)
-    assert sizes == [4, 4, 1, 3, 3, 3]
+    assert sizes == [4, 4, 1, 3, 3, 3, *[1] * 9]
 
 
 def test_every_diffusion_step_evaluates_the_head(model):
     """Of plain MAR, also with more than 100 steps, the unit of LazyMAR's head period: both branches of 2 x 16 tokens."""
     counts = run(model, ar_steps=1, diffusion_steps=150, t_max=999).report.counts
     assert (counts["head_calls"], counts["head_rows"]) == (150, 150 * 2 * 32)
+
+
+def test_computed_rows_by_hand(model):
+    """Both branches of 3 images read 2 class rows and 0, 2, 5 and 10 tokens, and decode 2 + 16 rows at each of 4 AR steps."""
+    settings = MARSettings(ar_steps=4, diffusion_steps=2, cfg=2.0)
+    counts = finish(mar(model, from_ids((1, 4, 0)), settings, PairedNoise(5, (0, 1, 2)))).report.counts
+    assert counts["transformer_tokens"] == 2 * 3 * ((2 + 4 + 7 + 12) + 4 * 18) and counts["transformer_passes"] == 4
 
 
 def test_labels_of_another_set_are_refused(model):

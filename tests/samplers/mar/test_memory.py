@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLCon
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, PromptBatch, PromptCache
 from fastar_nodes.model_loaders.networks.llama import LlamaConfig, qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
-from fastar_nodes.model_loaders.networks.prompts import HybridModel, PromptRows
+from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL, HybridModel, PromptRows
 from fastar_nodes.reports.record import to_text
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
@@ -20,7 +19,6 @@ from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
-    CacheSettings,
     CSpDSettings,
     FastHybridSettings,
     LazyMARSettings,
@@ -130,18 +128,6 @@ def test_a_draft_s_weights_are_part_of_it():
     assert report.memory["weights: draft language model"] == report.memory["weights: language model"]
 
 
-def test_the_estimate_grows_with_what_is_computed_together():
-    model, condition = tiny_hybrid(), PromptCondition(("a boat",))
-    plain = memory.estimate(model, condition, MARSettings(ar_steps=4))
-    ahead = memory.estimate(model, condition, FastHybridSettings(ar_steps=4, lookahead=4))
-    unguided = memory.estimate(model, condition, MARSettings(ar_steps=4, cfg=1.0))
-    twice = memory.estimate(model, replace(condition, texts=("a boat", "a cat")), MARSettings(ar_steps=4))
-    assert ahead[memory.HEAD] >= plain[memory.HEAD] and ahead[memory.LLM] == plain[memory.LLM]
-    assert unguided[memory.LLM] * 2 == plain[memory.LLM] and twice[memory.LLM] == 2 * plain[memory.LLM]
-    assert unguided[memory.PROMPTS] < plain[memory.PROMPTS] < twice[memory.PROMPTS]
-    assert memory.FEATURES in memory.estimate(model, condition, MARSettings(ar_steps=4), CacheSettings())
-
-
 def test_rows_behind_a_prompt_and_cached_tokens_are_counted_with_both():
     asked = []
     net = SimpleNamespace(config=SimpleNamespace(llm_flops=lambda rows, before: asked.append((rows, before)) or 100))
@@ -164,6 +150,10 @@ def test_stages_and_their_sum_by_hand():
     once = model.working_bytes(2 * 2 * (3 + 16))["MAR"]
     assert memory.estimate(model, condition, MARSettings(ar_steps=4))[memory.MAR] == once
     assert memory.estimate(model, condition, CSpDSettings(ar_steps=4, draft_length=3))[memory.MAR] == 3 * once
+    words = [len(model.prompt(text)) for text in condition.texts]
+    for cfg, read in ((1.0, sum(words)), (3.0, sum(words) + len(model.instruction(UNCONDITIONAL)))):
+        found = memory.estimate(model, condition, MARSettings(ar_steps=4, cfg=cfg))
+        assert found[memory.PROMPTS] == model.prompt_bytes(read) and memory.FEATURES not in found
     parts = {
         "weights: MAR": 50,
         "weights: head (streamed)": 1000,

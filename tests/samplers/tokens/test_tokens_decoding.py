@@ -29,7 +29,8 @@ DRAWS = PairedDraws(5, (0, 1, 2))
 CASES = {
     "llamagen": (llamagen, PLAIN, LlamaGenSettings(**FEW), raster(4)),
     "llamagen, no guidance": (llamagen, PLAIN, LlamaGenSettings(**{**FEW, "cfg": 1.0}), raster(4)),
-    "llamagen, guided at first": (llamagen, PLAIN, LlamaGenSettings(**FEW, cfg_interval=4), raster(4)),
+    "llamagen, little guidance": (llamagen, PLAIN, LlamaGenSettings(**FEW | {"cfg": 1.5}), raster(4)),
+    "llamagen, guided at first": (llamagen, PLAIN, LlamaGenSettings(**FEW, cfg_interval=0), raster(4)),
     "llamagen, text": (llamagen, tiny_gpt("text"), LlamaGenSettings(**FEW), raster(4)),
     "llamagen, features, grouped heads": (llamagen, tiny_gpt("features"), LlamaGenSettings(**FEW), raster(4)),
     "par": (par, PAR_MODEL, PARSettings(**FEW), par_schedule(4, 4)),

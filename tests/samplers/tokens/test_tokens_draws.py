@@ -103,10 +103,11 @@ def test_a_draw_is_splitmix64_of_the_digest_the_cell_and_the_value():
 
 
 def test_small_numbers_keep_their_last_bits():
-    """The smallest of a million numbers, where the half that keeps them above 0 counts."""
-    found = PairedDraws(7, (3,)).uniform("token", torch.arange(64), 2**14)[0]
-    cell, value = divmod(int(found.argmin()), 2**14)
-    assert found.min() < 1e-4 and float(found.min()) == pytest.approx(number(cell, value), rel=1e-6)
+    """The 40 smallest of a million numbers, where the half that keeps them above 0 and the lowest bit count."""
+    found = PairedDraws(7, (3,)).uniform("token", torch.arange(64), 2**14)[0].flatten()
+    small = found.topk(40, largest=False)
+    expected = [number(*divmod(i, 2**14)) for i in small.indices.tolist()]
+    assert max(expected) < 1e-4 and small.values.tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_cells_far_apart_and_values_beyond_2_to_the_16_have_draws_of_their_own():
@@ -114,9 +115,8 @@ def test_cells_far_apart_and_values_beyond_2_to_the_16_have_draws_of_their_own()
     first, far = draws.uniform("token", torch.tensor([0, 2**16]), 40)[0]
     assert not (first == far).any()
     # A vocabulary larger than 2^16 does not run into the next cell's numbers.
-    assert float(draws.uniform("token", torch.tensor([0]), 2**16 + 1)[0, 0, -1]) != float(
-        draws.uniform("token", torch.tensor([1]))[0, 0, 0]
-    )
+    (other,) = draws.uniform("token", torch.tensor([1])).flatten().tolist()
+    assert float(draws.uniform("token", torch.tensor([0]), 2**16 + 1)[0, 0, -1]) != other
 
 
 def test_the_key_of_an_image_separates_seed_and_index():
@@ -168,6 +168,30 @@ def test_temperature_divides_the_logits():
     logits, gumbel = torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[1.5, 0.0]]])
     for temperature, token in ((1.0, 0), (0.5, 1), (0.7, 0), (0.0, 1)):
         assert int(draw(logits, LlamaGenSettings(temperature=temperature, top_k=0, top_p=1.0), gumbel)) == token
+    # At 2 a difference of 1 is 0.5, which 0.7 outweighs; at 0 it is divided by 1e-5, as published: 2e-4 is 20.
+    for gap, noise, temperature, token in (
+        (1.0, 0.7, 2.0, 0),
+        (1.0, 0.7, 1.0, 1),
+        (2e-4, 15.0, 0.0, 1),
+        (2e-4, 25.0, 0.0, 0),
+    ):
+        logits, gumbel = torch.tensor([[[0.0, gap]]]), torch.tensor([[[noise, 0.0]]])
+        assert int(draw(logits, LlamaGenSettings(temperature=temperature, top_k=0, top_p=1.0), gumbel)) == token
+
+
+def test_draws_ahead_are_at_most_2_to_the_17_numbers():
+    """Of two images and 2^14 values each that is 4 cells."""
+    calls, cells = [], [torch.tensor([c]) for c in range(10)]
+
+    class Counted(PairedDraws):
+        def gumbel(self, stream, cells, values):
+            calls.append(cells.tolist())
+            return super().gumbel(stream, cells, values)
+
+    draws = ahead(Counted(5, (0, 1)), cells)
+    for part in cells:
+        assert draws.gumbel("token", part, 2**14).shape == (2, 1, 2**14)
+    assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_draws_ahead_are_one_call_and_those_of_other_cells_their_own():

@@ -44,6 +44,9 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
     for k, p in enumerate(schedule.passes):
         assert all(schedule.fixed_at.flat[c] == k for c in p.cells)
         assert len(p.rows) == len(p.cells)
+    assert not any(schedule.passes[0].rows) and not schedule.passes[0].fed, (
+        "the prefill's last row predicts the first cells"
+    )
     assert [p.clock for p in schedule.passes][:1] == [-1]
 
 
@@ -92,7 +95,8 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
         return cell // grid % side, cell % side
 
     block = next(k for k, p in enumerate(schedule.passes) if p.special)
-    assert schedule.passes[block].special == m * m - 1
+    special = schedule.passes[block].special
+    assert special == m * m - 1 and schedule.passes[block].position[-special:] == (-1,) * special
     for p in schedule.passes[block:]:
         assert len({within(c) for c in p.cells}) == 1 and len({region(c) for c in p.cells}) == m * m
     for p in schedule.passes[block + 1 :]:
@@ -165,6 +169,8 @@ def test_pars_passes(grid, n, passes):
 def test_clocks_count_as_published():
     assert [p.clock for p in raster(3).passes] == [-1, 0, 1, 2, 3, 4, 5, 6, 7]
     assert [p.clock for p in par_schedule(4, 4).passes] == [-1, 0, 1, 2, 0, 4, 8]
+    assert [p.clock for p in par_schedule(4, 4, False).passes] == [-1, 0, 4, 8]
+    assert [p.clock for p in ablation_schedule(4, 4, True, False).passes] == [-1, 0, 4, 8]
     # After the first row: tokens decided since, 1, 2, 1 + 1 ... a pass.
     assert [p.clock for p in windowed(4, 2).passes] == [-1, 0, 1, 2, 0, 1, 2, 4, 6, 8, 10, 11]
 
