@@ -66,7 +66,7 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
         action="append",
         metavar="TEXT",
         dest="text",
-        help="a prompt, for Harmon and UniPic, for Tar and for text-to-image models; may be repeated",
+        help="a prompt, for Harmon, UniPic, Janus, Tar and LlamaGen's text-to-image models; may be repeated",
     )
     about = "what guidance leads away from, for Harmon and UniPic: a whole instruction; default 'Generate an image.'"
     add("--negative", metavar="TEXT", help=about)

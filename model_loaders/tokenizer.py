@@ -49,8 +49,8 @@ _MOST_PARTS = 8  # of a sequence of components
 _MOST_KEPT, _FLAGS = 4096, ("single_word", "lstrip", "rstrip", "normalized")  # added tokens, and their flags
 _PROBE = "A small red boat, 2 cats & 1 moon: caf\u00e9 \u6708 \U0001f319.\n"
 # Components of the tokenizers of Qwen2, DeepSeek and T5 and of simpler ones, and the values of their arguments besides None,
-# booleans and "" (... accepts every value). Other normalizers and patterns can turn a short prompt into gigabytes, run for minutes, or abort
-# the process.
+# booleans and "" (... accepts every value). Other normalizers and patterns can turn a short prompt into gigabytes, run for minutes, or
+# abort the process.
 _COMPONENTS: dict[str, tuple[str | None, ...]] = {
     "model": ("BPE", "WordLevel", "Unigram"),
     "normalizer": (None, "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Precompiled", "Strip", "Replace"),
