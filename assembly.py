@@ -206,13 +206,11 @@ def listed_family(choice: str) -> str | None:
 
 def identify(path: Path) -> str:
     """What a model file or folder holds: "mar", "hybrid", "llamagen", "par" or "tar"; "" for anything else."""
-    shards = weight_files(path, "checkpoint", "a model")
-    names = ck.read(path, shards=shards).state
+    names = ck.read(path, shards=weight_files(path, "checkpoint", "a model")).state
     kind = families.identify(names)
-    family = next((name for name, f in FAMILIES.items() if f.files == kind), "")
-    if family == LLAMAGEN and any(name.startswith("spe_tok_embeddings.") for name in names):
+    if kind == "llamagen" and any(name.startswith("spe_tok_embeddings.") for name in names):
         return PAR
-    return family
+    return next((name for name, family in FAMILIES.items() if family.files == kind), "")
 
 
 @enough_memory("dtype: memory is insufficient to load this model; choose bf16 or fp16, or unload others.")
@@ -228,17 +226,14 @@ def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: in
         UserError: a file is missing, does not fit, or the decoder is for other latents.
     """
     about = FAMILIES[family]
-    path = source.find(choice, about.files)
+    path, kind = source.find(choice, about.files), "kl" if about.masked else "vq"
     names, metadata = ck.read_header(path)
     model: Any = _load_model(family, path, source, grid)
-    inside = families.parts_of(names) if family == TAR else set()
-    if decoder != AUTO or families.KINDS["vq"].part not in inside:
-        if decoder == AUTO:
-            text = not about.masked and model.net.config.condition == "text"
-            decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
-        decoder_path = source.find(decoder, "kl" if about.masked else "vq")
-    else:
-        decoder_path = path
+    inside = decoder == AUTO and families.KINDS[kind].part in families.parts_of(names)
+    if decoder == AUTO and not inside:
+        text = not about.masked and model.net.config.condition == "text"
+        decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
+    decoder_path = path if inside else source.find(decoder, kind)
     net: Any = (load_kl if about.masked else load_vq)(decoder_path, AUTO, source.device)
     (_expect_latents if about.masked else expect_codes)(net, model)
     return Ready(family, model, net, metadata, choice, decoder, path)
@@ -273,8 +268,9 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel 
     if choice == AUTO and ready.config.condition != "features":
         return None
     path = cast(Path, ready.path)
-    if choice != AUTO or families.KINDS["ta-tok"].part not in families.parts_of(ck.read_header(path)[0]):
-        path = source.find(hub.ta_tok_for(ready.metadata.get("ta_tok")) if choice == AUTO else choice, "ta-tok")
+    names, metadata = ck.read_header(path)
+    if choice != AUTO or families.KINDS["ta-tok"].part not in families.parts_of(names):
+        path = source.find(hub.ta_tok_for(metadata.get("ta_tok")) if choice == AUTO else choice, "ta-tok")
     reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False)
     expect_features(reader, cast(TokenModel, ready.model))
     return reader
@@ -295,28 +291,22 @@ def choose_models(
     Raises:
         UserError: a sampler is for another family.
     """
-    if model != DEMO:
-        return dict.fromkeys((e.name for e in entries), (_family_of_model(model, entries, files), model))
-    families = _families(entries, prompted, labelled)
-    return {e.name: (families[e.name], _demo_model(e, entries, families, files)) for e in entries}
+    if model == DEMO:
+        demos = _families(entries, prompted, labelled)
+        return {e.name: (demos[e.name], _demo_model(e, entries, demos, files)) for e in entries}
+    found = listed_family(model) or identified(model, files) or entries[0].family
+    found = LLAMAGEN if found == PAR else found
+    if other := next((e for e in entries if found not in e.families), None):
+        raise UserError(
+            f"samplers: {other.name} samples {other.models}, but {Path(model).name} is not one; leave it out, or name "
+            "another model."
+        )
+    return dict.fromkeys((e.name for e in entries), (found, model))
 
 
 def identified(choice: str, files: Source) -> str:
     """What the file of a model holds, see :func:`identify`."""
     return identify(files.find(choice, FAMILIES[listed_family(choice) or MAR].files))
-
-
-def _family_of_model(choice: str, entries: Sequence[Entry], files: Source) -> str:
-    """Family of a named model; a UserError if a sampler is for another one."""
-    found = listed_family(choice) or identified(choice, files) or entries[0].family
-    found = LLAMAGEN if found == PAR else found
-    other = next((e for e in entries if found not in e.families), None)
-    if other:
-        raise UserError(
-            f"samplers: {other.name} samples {other.models}, but {Path(choice).name} is not one; leave it out, "
-            "or name another model."
-        )
-    return found
 
 
 def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[str, str]:
@@ -340,10 +330,11 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
     own = entry.demos(family)
     if len(own) == 1 or not fixed:
         return own[0]
-    sizes = {
-        choice: ck.read_metadata(files.find(choice, FAMILIES[family].files)).get("grid") for choice in (fixed[0], *own)
-    }
-    return next((choice for choice in own if sizes[choice] == sizes[fixed[0]]), own[0])
+
+    def size(choice: str) -> str | None:
+        return ck.read_metadata(files.find(choice, FAMILIES[family].files)).get("grid")
+
+    return next((choice for choice in own if size(choice) == size(fixed[0])), own[0])
 
 
 # ------------------------------------------------------------------------------------------------ draft models
@@ -373,15 +364,14 @@ class Drafts:
             what = "a small draft model" if target.masked else "a draft model of a smaller picture"
             raise UserError(f"draft: {sampler} needs {what} beside {self._name}; name one with --draft.")
         key = target.family, choice
-        if key not in self._loaded:
-            try:
+        # A masked draft has the target's size, whatever it was trained for.
+        grid = target.config.grid if target.masked else None
+        try:
+            if key not in self._loaded:
                 path = self._source.find(choice, FAMILIES[target.family].files)
-                # A masked draft has the target's size, whatever it was trained for.
-                self._loaded[key] = _load_model(
-                    target.family, path, self._source, target.config.grid if target.masked else None
-                )
-            except UserError as e:  # the loaders name the field of the main model
-                raise UserError(f"draft: {str(e).partition(': ')[2]}") from e
+                self._loaded[key] = _load_model(target.family, path, self._source, grid)
+        except UserError as e:  # the loaders name the field of the main model
+            raise UserError(f"draft: {str(e).partition(': ')[2]}") from e
         return self._loaded[key]
 
 
@@ -437,8 +427,9 @@ def defaults(ready: Ready) -> dict[str, Any]:
 
 def language_model_for(ready: Ready) -> str:
     """The language model of Tar (a catalogue id) that "auto" selects for a de-tokenizer."""
-    built_in = {entry.id for entry in hub.entries("dtok") if entry.built_in}
-    return DEMO_TAR if ready.choice in built_in else OFFICIAL_TAR
+    return (
+        DEMO_TAR if any(entry.id == ready.choice and entry.built_in for entry in hub.entries("dtok")) else OFFICIAL_TAR
+    )
 
 
 def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> TarPromptSettings:

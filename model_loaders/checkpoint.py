@@ -257,11 +257,7 @@ def _read_safetensors(file: Checkpoint, skip: Callable[[str], bool] | None) -> t
 
 
 def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights and metadata of a file of ``torch.save``.
-
-    Raises:
-        UserError: it is damaged, holds something else than weights and plain values, or claims more bytes than it has.
-    """
+    """Weights and metadata of a file of ``torch.save``; a UserError if it holds anything else, or claims more than its bytes."""
     path = file.path
     if _TORCH < (2, 6):  # older weights-only unpicklers can be made to execute code (CVE-2025-32434)
         why = f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}"
@@ -367,7 +363,7 @@ def load_strictly(
     device: str | torch.device = "cpu",
     int8: bool = False,
 ) -> N:
-    """A network with all weights of a file. If a check fails, the network that ``make`` returned is left unchanged.
+    """A network in eval mode, without gradients, with all weights of a file. If a check fails, the network is left unchanged.
 
     Args:
         file: the weights. They are copied, so the file may change or be deleted afterwards.
@@ -375,9 +371,6 @@ def load_strictly(
         dtype, device: of the loaded weights.
         fp32: name prefixes of weights that are loaded in fp32 regardless of ``dtype``.
         int8: whether the blocks are rounded to int8.
-
-    Returns:
-        The network in eval mode, without gradients.
 
     Raises:
         UserError: names missing, unexpected or misshaped, or weights that are not finite floating-point numbers.

@@ -178,7 +178,10 @@ def _id(choice: str) -> str:
 
 
 def _entry(choice: str, family: str) -> Entry | None:
-    """The catalogue entry of a choice, None for a file; a UserError if the entry is of another family."""
+    """The catalogue entry of a choice, None for a file; a UserError if it is no text, or the entry of another family."""
+    if not isinstance(choice, str):
+        found = type(choice).__name__
+        raise UserError(f"{KINDS[family].field}: it got a {found}, not a name; choose one from the list")
     entry = next((e for e in _catalogue() if e.id == _id(choice)), None)
     if entry and entry.family != family:
         field, kind = KINDS[family].field, KINDS[entry.family]

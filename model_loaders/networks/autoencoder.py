@@ -73,11 +73,11 @@ class KLConfig(_Shape):
         levels = depth(state, "encoder.down.", MOST_LEVELS)
         mult = tuple(state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] // ch for i in range(levels))
         blocks = depth(state, "encoder.down.0.block.", MOST_LEVELS)
-        attention = (
+        encoder, decoder = (
             frozenset(i for i in range(levels) if f"{side}.{i}.attn.0.q.weight" in state)
             for side in ("encoder.down", "decoder.up")
         )
-        return KLConfig(ch, mult, blocks, state["post_quant_conv.weight"].shape[1], *attention, groups)
+        return KLConfig(ch, mult, blocks, state["post_quant_conv.weight"].shape[1], encoder, decoder, groups)
 
 
 @dataclass(frozen=True)

@@ -509,9 +509,14 @@ class Llama(Regional):
         Returns:
             fp32 [R, n, V]; entry i is the prediction of row i.
         """
+
+        def attention(q: Tensor, kv: Tensor) -> Tensor:
+            k, v = kv.chunk(2, 1)
+            return attend(q, k, v, mask, causal=mask is None)
+
         x, rope = self._encode(x, positions.rows(position, len(x)))
         for block in self.layers:
-            x = block(x, rope, lambda q, kv: attend(q, *kv.chunk(2, 1), mask, causal=mask is None))
+            x = block(x, rope, attention)
         return self.logits(x, span)
 
     def hidden(self, x: Tensor, position: Tensor, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:

@@ -65,7 +65,8 @@ class _Compiled:
         own.__kwdefaults__ = function.__kwdefaults__
         self.plain = function
         self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=True, backend=BACKEND)
-        self.own_sizes = _config.patch(use_duck_shape=False)  # sizes that happen to be equal are symbols of their own
+        # Sizes that happen to be equal are symbols of their own.
+        self.own_sizes = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
 
     def __call__(self, *args: Any) -> Any:
         if self.compiled is not None:

@@ -61,7 +61,8 @@ def guide(out: Tensor, cfg: Tensor | float) -> tuple[Tensor, Tensor]:
     """
     eps, logits = out[0].chunk(2, -1)
     if len(out) == 2:
-        eps = torch.lerp(out[1, :, : eps.shape[1]], eps, cfg)  # null + cfg (eps - null)
+        null = out[1, :, : eps.shape[1]]
+        eps = null + cfg * (eps - null)
     return eps, logits
 
 
@@ -93,7 +94,7 @@ def ancestral_step(
     if draft is not None and space == "mean":
         mean = (1 - gamma) * mean + gamma * draft
     log_std = middle + slope * logits
-    return torch.addcmul(mean, log_std.exp(), noise), mean, log_std
+    return mean + log_std.exp() * noise, mean, log_std
 
 
 def step_numbers(batch: HeadBatch, compiled: bool) -> Sequence[Numbers]:

@@ -20,7 +20,7 @@ from .diffusion import HeadBatch, denoise, spaced
 from .editing import Edit
 from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin, rows_at
 from .settings import DiSASettings, MARSettings
-from .speculative import denoise_speculatively, expect_full_head
+from .speculative import Paths, expect_full_head
 from .tables import Tables
 
 # Below so many steps, starting at t = 999 multiplies the head's error by thousands (tables.py); the authors' code clips.
@@ -88,7 +88,7 @@ def plain_steps(
                 z.flatten(1, 2), plan.scale[b, p, None], start[b, p], spaced(noise[:, b, p], table), table
             )
             if window:
-                made = denoise_speculatively(run, batch, window, CounterRNG(keys[b, p]))
+                made = Paths(run, batch, window, CounterRNG(keys[b, p])).finish(torch.arange(len(b), device=b.device))
             else:
                 (made,) = denoise(run, batch)
             run.write(here, made)

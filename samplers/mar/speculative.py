@@ -182,11 +182,6 @@ class Paths:
         return self.x[of]
 
 
-def denoise_speculatively(run: Run, batch: HeadBatch, window: int, rng: CounterRNG) -> Tensor:
-    """Tokens fp32 [N, channels] with :func:`.diffusion.denoise`'s distribution; arguments as :class:`Paths`."""
-    return Paths(run, batch, window, rng).finish(torch.arange(len(batch.x), device=batch.x.device))
-
-
 def expect_full_head(run: Run, window: int, tables: Sequence[Tables]) -> None:
     """Raise a UserError if steps are to be verified with a head that LazyMAR caches."""
     if window and any(run.head_period(len(table)) > 1 for table in tables):

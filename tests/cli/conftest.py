@@ -61,7 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
         tiny_qwen().state_dict(), made.tar, {k: json.dumps(v) for k, v in language.items()} | {"name": "tiny tar"}
     )
     save_file(tiny_ta_tok(READER).state_dict(), made.ta_tok, {"name": "tiny ta-tok"})
-    shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}}
+    shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}, "ta_tok": "demo-ta-tok"}
     write(detokenizer(4), made.low, 11, grid=4, name="tiny low", **shared)
     write(detokenizer(8), made.high, 12, grid=8, name="tiny high", **shared)
     parts = {"": made.low, "ta_tok.": made.ta_tok, "vq.": made.vq}

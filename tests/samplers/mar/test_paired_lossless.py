@@ -164,9 +164,9 @@ def departures(model, result, images: int, temperature: float, window: int = 0, 
 # ------------------------------------------------------------------------------------------------ the tests
 
 
-def speculated(temperature: float, window: int):
+def speculated(temperature: float, window: int, images: int):
     settings = MARSettings(**FEW, temperature=temperature, speculation=window)
-    return finish(mar(toy_mar(), from_ids([CLASS] * IMAGES), settings, NOISE))
+    return finish(mar(toy_mar(), from_ids([CLASS] * images), settings, PairedNoise(7, range(images))))
 
 
 def drafted(temperature: float, off: float):
@@ -174,12 +174,12 @@ def drafted(temperature: float, off: float):
     return finish(cspd(toy_mar(), from_ids([CLASS] * IMAGES), settings, NOISE, draft=toy_mar(off=off)))
 
 
-@pytest.mark.parametrize(("temperature", "window"), [(1.0, 3), (0.8, 6)])
-def test_every_speculative_token_is_the_references(temperature, window):
-    result = speculated(temperature, window)
+@pytest.mark.parametrize(("temperature", "window", "images"), [(1.0, 3, 2), (1.0, 3, 12), (0.8, 6, 12)])
+def test_every_speculative_token_is_the_references(temperature, window, images):
+    result = speculated(temperature, window, images)
     counts = result.report.counts
     assert 0.2 < counts["accepted_steps"] / counts["drafted_steps"] < 0.95, "both outcomes must occur"
-    assert departures(toy_mar(), result, IMAGES // 2, temperature, window) <= 1
+    assert departures(toy_mar(), result, images, temperature, window) <= 1
 
 
 @pytest.mark.parametrize(("temperature", "off"), [(1.0, 0.1), (0.8, 0.3)])

@@ -68,14 +68,20 @@ def test_stale_predictions_that_never_change_are_always_right(model, monkeypatch
     assert len(verified) <= 4 * (4 + 4) and report.counts["accepted_steps"] >= 48 * 9
 
 
-def test_fewer_rows_than_the_budget_change_nothing(model, monkeypatch):
+def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypatch):
+    """A state has 3 x 2 + 2 modulations of width 16 in each branch of guidance."""
+    sizes, head = [], type(model.net.head)
+    inner = head.denoise
+    monkeypatch.setattr(head, "denoise", lambda self, x, m: sizes.append(len(x)) or inner(self, x, m))
     short = {"labels": (1,), "images": (0,), "ar_steps": 1, "diffusion_steps": 5, "speculation": 4}
     whole = run(model, **short)
-    monkeypatch.setattr(speculative, "BUDGET", 1)
-    parts = run(model, **short)
-    torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
-    assert parts.report.counts["head_rows"] == whole.report.counts["head_rows"]
-    assert parts.report.counts["head_calls"] > whole.report.counts["head_calls"]
+    for budget, states in ((2 * 2 * 8 * 16, 2), (2 * 2 * 8 * 16 - 1, 1), (1, 1)):
+        sizes.clear()
+        monkeypatch.setattr(speculative, "BUDGET", budget)
+        parts = run(model, **short)
+        torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
+        assert max(sizes) == 2 * states and sum(sizes) == whole.report.counts["head_rows"]
+        assert parts.report.counts["head_calls"] == len(sizes)
 
 
 def test_with_annealed_steps(model):
@@ -87,17 +93,22 @@ def test_with_annealed_steps(model):
     )
 
 
-def test_a_cached_head_cannot_be_verified_with(model):
-    def cached(end=0, **changes):
-        settings = dataclasses.replace(FEW, speculation=4, diffusion_steps=30, diffusion_steps_end=end)
-        transformer = LazyTransformer(CacheSettings(**changes))
-        return finish(mar(model, from_ids((1,)), settings, PairedNoise(0, (0,)), transformer=transformer))
+def cached(model, end=0, **changes):
+    settings = dataclasses.replace(FEW, speculation=4, diffusion_steps=30, diffusion_steps_end=end)
+    transformer = LazyTransformer(CacheSettings(**changes))
+    return finish(mar(model, from_ids((1,)), settings, PairedNoise(0, (0,)), transformer=transformer))
 
-    for end in (0, 3):  # the last AR steps' few diffusion steps are not cached, the first ones' are
-        with pytest.raises(UserError, match="speculation: .*head_cache"):
-            cached(end)
-    for full in ({"head_cache": False}, {"head_period": 3}, {"refresh_period": 1}):
-        assert cached(**full).report.counts["drafted_steps"]
+
+@pytest.mark.parametrize("end", [0, 3])
+def test_a_cached_head_cannot_be_verified_with(model, end):
+    """Nor where it is cached in the first AR steps only, as the last ones have few diffusion steps."""
+    with pytest.raises(UserError, match="speculation: .*head_cache"):
+        cached(model, end)
+
+
+@pytest.mark.parametrize("full", [{"head_cache": False}, {"head_period": 3}, {"refresh_period": 1}], ids=str)
+def test_a_head_that_is_not_cached_can(model, full):
+    assert cached(model, **full).report.counts["drafted_steps"]
 
 
 @pytest.mark.slow
