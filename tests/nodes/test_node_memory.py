@@ -122,7 +122,7 @@ def test_codes_are_read_and_weights_placed(monkeypatch):
     monkeypatch.setattr(samplers, "features_of", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient"):
         samplers._with_features(condition, loaded)
-    monkeypatch.setitem(assembly._LOADERS, "mar", assembly._LOADERS["mar"]._replace(load=full))
+    monkeypatch.setitem(assembly._LOADERS, "mar", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient to load"):
         assembly.load("mar", "demo", assembly.Source(lambda *a: Path("x"), torch.device("cpu"), "fp32"))
     monkeypatch.setattr(host.mm, "load_models_gpu", full)

@@ -204,7 +204,7 @@ def points(plot: Plot, text: str) -> list[Point]:
             float(n[int(at or 1) - 1]) for n, (_, _, at) in zip(numbers, axes, strict=True) if len(n) >= int(at or 1)
         ]
         if series is not None and len(values) == 2:
-            out.append(Point(row["setting"], *values, series))
+            out.append(Point(row["setting"], values[0], values[1], series))
     if not out:
         raise UserError(f"series: no row of the table below {section!r} is selected.")
     return out

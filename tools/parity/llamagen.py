@@ -107,7 +107,8 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
             norm = first.attention_norm(x)
             cos, sin = (t[:, None] for t in rope)
             q, kv = first.attention.project(norm, (cos, sin))
-            attention = first.attention.wo(attend(q, *kv.chunk(2, 1), causal=True))
+            k, v = kv.chunk(2, 1)
+            attention = first.attention.wo(attend(q, k, v, causal=True))
             out = x + attention
             out = out + first.feed_forward(first.ffn_norm(out))
             for key, computed in (("l0_norm", norm), ("l0_attn", attention), ("l0_out", out)):

@@ -156,7 +156,7 @@ def whole_loss(net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: tor
 def save_hybrid(net: Hybrid, out: Path) -> None:
     """Write the hybrid with its configuration and tokenizer."""
     c, mar = net.config.llm, net.config.mar
-    llm = {"num_attention_heads": c.heads, "max_position_embeddings": c.positions}
+    llm: dict[str, float] = {"num_attention_heads": c.heads, "max_position_embeddings": c.positions}
     llm |= {"rope_theta": c.theta, "rms_norm_eps": c.eps}
     about = {"config": {"llm": llm, "mar": {"encoder_num_heads": mar.heads}}, "grid": mar.grid, "latent_scale": 1.0}
     about |= {"tokenizer": captions.prompt_tokenizer_json(), "t_max": T_MAX, "label_set": "picture-book"}
