@@ -37,12 +37,12 @@ def load_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = 
     EMA weights are preferred, as upstream does, and code usage statistics are ignored. In a file with several networks the
     weights under ``vq.`` are read. The codebook is always fp32, so that nearest-neighbour codes do not change.
     """
-    return build_vq(read(path, "vq"), dtype, device)
-
-
-def build_vq(file: ck.Checkpoint, dtype: str, device: str | torch.device) -> VQModel:
-    """The VQ tokenizer of a file that was read; see :func:`load_vq`."""
     compute = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device)
+    return build_vq(read(path, "vq"), compute, device)
+
+
+def build_vq(file: ck.Checkpoint, compute: torch.dtype, device: str | torch.device) -> VQModel:
+    """The VQ tokenizer of a file that was read; see :func:`load_vq`."""
     file = file.filter(lambda name: name != HISTORY)
     groups = file.number("groups", 32, 1, 1024)
     net = ck.load_strictly(

@@ -100,7 +100,7 @@ def load_janus(
 
 def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
     """Load the VQ tokenizer of a Janus; arguments and errors as :func:`.autoencoders.load_vq`, the path as :func:`load_janus`."""
-    path = Path(path)
+    compute, path = ck.choose_dtype("fp32" if dtype == "auto" else dtype, device), Path(path)
     shards = weight_files(path, "decoder", _WHAT)
     whole = path if shards == [path] else shards[0].parent
     file = _renamed(ck.read(whole, "decoder", lambda name: not _name(name).startswith(_VQ), shards))
@@ -108,7 +108,7 @@ def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.dev
     if first is not None and first.shape[2:] != (3, 3):
         raise file.error("stores convolutions in MLX's order", "choose a copy for PyTorch")
     state = {name.removeprefix(_VQ): tensor for name, tensor in file.state.items()}
-    return build_vq(replace(file, state=state, what="a VQ autoencoder"), dtype, device)
+    return build_vq(replace(file, state=state, what="a VQ autoencoder"), compute, device)
 
 
 def _renamed(file: ck.Checkpoint) -> ck.Checkpoint:

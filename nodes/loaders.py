@@ -197,10 +197,10 @@ class _Loader(io.ComfyNode):
     def execute(
         cls,
         checkpoint: Any,
+        decoder: Any,
         dtype: Any,
         allow_download: Any,
         speed: Any,
-        decoder: Any = AUTO,
         ta_tok: Any = AUTO,
         grid: Any = AUTO,
         size: Any = AUTO,
@@ -345,6 +345,10 @@ class LoadJanus(_Loader):
         "fp32 is exact and takes twice the memory. The decoder is fp32 in any case.",
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen and ZipAR Sampler, with Prompt.")
+
+    @classmethod
+    def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any, speed: Any) -> io.NodeOutput:  # type: ignore[override]
+        return super().execute(checkpoint, AUTO, dtype, allow_download, speed)
 
 
 NODES: list[type[io.ComfyNode]] = [LoadMAR, LoadLlamaGen, LoadTar, LoadTarDetokenizer, LoadHybrid, LoadJanus]
