@@ -38,6 +38,7 @@ from ..samplers.settings import knobs
 from ..samplers.tokens import memory as token_memory
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.editing import EditDraws, given_tokens
 from ..samplers.tokens.loop import resolve
 from ..samplers.tokens.upsampling import UpSampling
 from . import host
@@ -222,7 +223,7 @@ def _begin_mar(
     model: MARModel = loaded.model
     what = _mar_condition(condition, model)
     images, steps = len(what), settings.diffusion_steps
-    edit, cache = _edit_of(sockets.get("latent"), sockets.get("mask")), sockets.get("cache")
+    edit, cache = _edit_of(sockets, host.KL, "Load MAR"), sockets.get("cache")
     if noise_bytes(model, images, steps) > NOISE_LIMIT:
         raise UserError(
             f"condition: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; ask for fewer images "
@@ -257,8 +258,9 @@ def _mar_condition(value: Any, model: MARModel) -> MaskedCondition:
     return as_labels(value, model.label_set)
 
 
-def _edit_of(latent: Any, mask: Any) -> Edit | None:
-    """The edit of the two optional sockets; None if both are unconnected."""
+def _edit_of(sockets: Mapping[str, Any], kind: str, loader: str) -> Edit | None:
+    """The edit of the two optional sockets, None if both are unconnected; ``kind`` of latents, as ``loader``'s vae makes them."""
+    latent, mask = sockets.get("latent"), sockets.get("mask")
     if latent is None and mask is None:
         return None
     if latent is None:
@@ -267,9 +269,9 @@ def _edit_of(latent: Any, mask: Any) -> Edit | None:
         )
     if not isinstance(latent, dict) or not isinstance(latent.get("samples"), Tensor):
         raise UserError("latent: it got no LATENT; connect the output of VAE Encode.")
-    if host.kind_of(latent["samples"]) not in ("", host.KL):
+    if host.kind_of(latent["samples"]) not in ("", kind):
         raise UserError(
-            "latent: it is of a token model, which has other latents; connect VAE Encode with the vae of Load MAR."
+            f"latent: it is of another family, which has other latents; connect VAE Encode with the vae of {loader}."
         )
     mask = latent.get("noise_mask") if mask is None else mask
     if mask is None:
@@ -289,6 +291,7 @@ def _begin_tokens(
             f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; connect a PAR, or use LlamaGen Sampler or "
             "ZipAR Sampler."
         )
+    edit = _edit_of(sockets, host.VQ, "the model's loader")
     what, settings = _token_condition(condition, loaded), resolve(settings, model)
     small = expect_tokens(sockets["draft"], "draft") if entry.needs_draft else None
     if small is not None:
@@ -312,8 +315,12 @@ def _begin_tokens(
         more = {"draft": small.model, "up_sampler": up}
     place()
 
+    given = None if edit is None else _given(edit, loaded, images)
+
     def start(part: range) -> Any:
-        return entry.run(model, what.of(part), settings, PairedDraws(seed, part), seed, **more)
+        draws = PairedDraws(seed, part)
+        own = draws if given is None else EditDraws(draws, given[list(part)])
+        return entry.run(model, what.of(part), settings, own, seed, **more)
 
     return in_parts(start, images), lambda step: _vectors(vae, step.codes)
 
@@ -336,6 +343,18 @@ def _with_features(condition: AnyCondition, loaded: host.Loaded) -> AnyCondition
     with enough_memory(READING):
         made = features_of(condition, reader.model)
     return FeatureCondition(tuple(rows.to(host.device()) for rows in made.features), made.names)
+
+
+def _given(edit: Edit, loaded: host.Loaded, images: int) -> Tensor:
+    """The tokens that an edit keeps, of the model's grid."""
+    net, latents = _vq(loaded).net, edit.latents
+    table = net.quantize.embedding.weight
+    if latents.ndim != 4 or latents.shape[1] != table.shape[1] or not bool(latents.isfinite().all()):
+        raise UserError(
+            f"latent: it has the shape {list(latents.shape)}, the model makes {table.shape[1]} channels; connect VAE Encode with the vae "
+            "of the same loader."
+        )
+    return given_tokens(net.codes(latents.to(table.device)).cpu(), edit.mask.cpu(), loaded.model.grid, images)
 
 
 def _vq(loaded: host.Loaded) -> VQModel:
@@ -386,6 +405,15 @@ _EDIT = [
         tooltip="Where the picture is sampled again; the rest comes back unchanged. A token is replaced if any of it is painted over.",
     ),
 ]
+_TOKEN_EDIT = [
+    _EDIT[0],
+    io.Mask.Input(
+        "mask",
+        optional=True,
+        tooltip="Where the picture is drawn again; the tokens of the rest are kept, as the VQ tokenizer reads them. A new token follows "
+        "what is above it and to its left, not what is below. It is replaced if any of it is painted over.",
+    ),
+]
 _MAR_MODEL = "The MAR to sample, from Load MAR, or a Harmon or UniPic from its loader."
 _LLAMAGEN_MODEL = (
     "The model to sample: a LlamaGen from Load LlamaGen / PAR, or Load Tar De-tokenizer's or Load Janus' model."
@@ -409,7 +437,7 @@ class _Sampler(io.ComfyNode):
         """Optional sockets."""
         entry = SAMPLERS[cls.sampler]
         if not entry.masked:
-            return []
+            return _TOKEN_EDIT
         return _EDIT if issubclass(entry.settings, CacheSettings) else [_CACHE, *_EDIT]
 
     @classmethod

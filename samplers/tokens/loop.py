@@ -19,6 +19,7 @@ from ..conditioning import AnyCondition
 from ..driver import start_clock
 from .conditioning import PreparedCondition, prepare
 from .draws import Draws, draw, penalised
+from .editing import EditDraws
 from .schedule import Schedule
 from .settings import TokenSettings
 
@@ -209,7 +210,8 @@ def sample(run: TokenRun, logits: Tensor, cells: Tensor) -> Tensor:
         times = torch.zeros(logits.shape, dtype=torch.int32, device=cells.device)
         times.scatter_add_(2, codes.expand_as(before), before.to(times.dtype))
         logits = penalised(logits, times > 0, run.penalty)
-    return draw(logits, run.settings, run.draws.gumbel(run.stream, cells, logits.shape[-1]))
+    tokens = draw(logits, run.settings, run.draws.gumbel(run.stream, cells, logits.shape[-1]))
+    return run.draws.keep(tokens, cells) if isinstance(run.draws, EditDraws) else tokens
 
 
 # ------------------------------------------------------------------------------------------------ settings of a model

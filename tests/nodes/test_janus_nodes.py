@@ -74,3 +74,23 @@ def test_settings_of_the_widgets_reach_the_sampler(loaded):
     model, _ = loaded
     _, report = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=0, cfg=1.5, top_k=3).result
     assert LlamaGenSettings(cfg=1.5, top_k=3) == LlamaGenSettings(**report.settings)
+
+
+def test_a_picture_is_changed_under_a_mask(loaded):
+    model, vae = loaded
+    first = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3).result[0]["samples"]
+    latent = {"samples": vae.encode(torch.rand(1, 8, 8, 3))}
+    mask = torch.zeros(1, 8, 8)
+    mask[:, 4:] = 1
+    asked = {"model": model, "condition": prompts("a cat"), "seed": 3, "latent": latent}
+    changed = LlamaGenSampler.execute(**asked, mask=mask).result[0]["samples"]
+    kept = vae.first_stage_model.codes(latent["samples"])[:, :2]
+    assert torch.equal(vae.first_stage_model.codes(changed)[:, :2], kept) and not torch.equal(changed, first)
+    noted = {**asked, "latent": {**latent, "noise_mask": mask[:, None]}}
+    assert torch.equal(LlamaGenSampler.execute(**noted).result[0]["samples"], changed)
+    with pytest.raises(UserError, match="^mask: "):
+        LlamaGenSampler.execute(**asked)
+    with pytest.raises(UserError, match="^latent: "):
+        ZipARSampler.execute(**{**asked, "latent": {"samples": torch.zeros(1, 4, 4, 4)}}, mask=mask)
+    with pytest.raises(UserError, match="^latent: "):
+        ZipARSampler.execute(**{**asked, "latent": None}, mask=mask)

@@ -1,0 +1,98 @@
+"""Editing with given tokens: they stay, the others are drawn as before, in every sampler of one model and in windows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fastar_nodes.errors import UserError
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
+from fastar_nodes.samplers.driver import finish
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.editing import EditDraws, given_tokens
+from janus_files import tiny_janus
+from tokens_reference import tiny_gpt
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LOW = torch.zeros(1, 8, 8)
+LOW[:, 4:] = 1  # the lower half is drawn again
+CASES = {
+    "janus": ("llamagen", {}),
+    "janus in windows": ("llamagen", {"parallel": 4}),
+    "zipar": ("zipar", {"window": 2}),
+    "zipar in windows": ("zipar", {"window": 2, "parallel": 3}),
+    "llamagen": ("llamagen", {}),
+    "par's groups": ("par", {"grouping": "ablation: non-local", "group": 4}),
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {"janus": tiny_janus(), "llamagen": tiny_gpt()}
+
+
+def run(case, models, noise_of):
+    """The codes of three images of a case; ``noise_of`` gives the draws from the paired ones and the model."""
+    sampler, values = CASES[case]
+    janus = case.startswith(("janus", "zipar"))
+    model = models["janus" if janus else "llamagen"]
+    condition = PromptCondition(("a cat", "", "the moon")) if janus else from_ids([0, 1, 2])
+    entry = SAMPLERS[sampler]
+    return finish(
+        entry.run(model, condition, entry.settings(**values), noise_of(PairedDraws(4, range(3)), model), 4)
+    ).codes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_given_tokens_stay_and_the_rest_follows_them(models, case):
+    plain = run(case, models, lambda draws, model: draws)
+    grid = plain.shape[1]
+    other = (plain + 1) % 3
+    again = run(case, models, lambda draws, model: EditDraws(draws, given_tokens(other, LOW, grid, 3)))
+    assert torch.equal(again[:, : grid // 2], other[:, : grid // 2])
+    assert not torch.equal(again[:, grid // 2 :], plain[:, grid // 2 :]), "the new tokens see the given ones"
+    own = run(case, models, lambda draws, model: EditDraws(draws, given_tokens(plain, LOW, grid, 3)))
+    assert torch.equal(own, plain)
+
+
+@pytest.mark.parametrize(("serial", "windows"), [("janus", "janus in windows"), ("zipar", "zipar in windows")])
+def test_windows_are_exact_and_an_image_does_not_depend_on_its_batch(models, serial, windows):
+    mask = torch.stack([LOW[0], LOW[0].T, LOW[0].flip(0)])
+    codes = torch.arange(3 * 16).view(3, 4, 4) % 128
+    given = given_tokens(codes, mask, 4, 3)
+    both = [run(case, models, lambda draws, model: EditDraws(draws, given)) for case in (serial, windows)]
+    assert torch.equal(*both)
+    sampler, values = CASES[windows]
+    entry, model = SAMPLERS[sampler], models["janus"]
+    alone = entry.run(
+        model,
+        PromptCondition(("the moon",)),
+        entry.settings(**values),
+        EditDraws(PairedDraws(4, range(3)), given).of([2]),
+        4,
+    )
+    assert torch.equal(finish(alone).codes[0], both[0][2])
+
+
+def test_a_token_is_drawn_again_if_any_of_it_is_painted():
+    mask = torch.zeros(1, 64, 64)
+    mask[0, 16, 47] = 1
+    given = given_tokens(torch.zeros(1, 4, 4, dtype=torch.int64), mask, 4, 2)
+    assert given.shape == (2, 17) and (given == -1).nonzero().tolist() == [[0, 6], [0, 16], [1, 6], [1, 16]]
+
+
+@pytest.mark.parametrize(
+    ("codes", "mask", "field"),
+    [
+        (torch.zeros(1, 5, 5, dtype=torch.int64), LOW, "latent"),
+        (torch.zeros(2, 4, 4, dtype=torch.int64), LOW, "latent"),
+        (torch.zeros(1, 4, 4, dtype=torch.int64), LOW.expand(2, -1, -1), "mask"),
+        (torch.zeros(1, 4, 4, dtype=torch.int64), LOW[0], "mask"),
+        (torch.zeros(1, 4, 4, dtype=torch.int64), LOW * float("nan"), "mask"),
+        (torch.zeros(1, 4, 4, dtype=torch.int64), LOW * 0.4, "mask"),
+    ],
+)
+def test_edits_that_do_not_fit(codes, mask, field):
+    with pytest.raises(UserError, match=f"^{field}: "):
+        given_tokens(codes, mask, 4, 3)
