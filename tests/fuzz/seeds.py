@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hybrid_files
+import janus_files
 import tar_files
 import torch
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders.janus import load_janus, load_janus_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
@@ -84,7 +86,15 @@ def build(folder: Path) -> list[Seed]:
     out.append(Seed(merged, use_tar))
     out.append(Seed(write_t5(folder / "t5"), use_t5))
     out.extend(Seed(path, use_hybrid) for path in write_hybrids(folder))
+    out.append(Seed(janus_files.one_file(folder / "janus.safetensors"), use_janus))
+    out.append(Seed(janus_files.in_transformers_layout(folder / "janus"), use_janus))
     return out
+
+
+def use_janus(path: Path) -> object:
+    """Load a Janus with its decoder, and encode a prompt."""
+    load_janus_vq(path)
+    return load_janus(path).prompt(PROMPT)
 
 
 def write_merges(folder: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,3 +204,24 @@ def test_assembly_loads_the_model_with_its_own_decoder():
     ready = assembly.load("janus", str(ORIGINAL), source)
     assert ready.vq.net.config.codes == ready.config.vocab == 128
     assert assembly.defaults(ready) == {"cfg": 5.0, "top_k": 0} and ready.condition == "prompt"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="memory is read as Linux reports it")
+def test_loading_takes_little_more_memory_than_the_weights_that_are_kept(tmp_path):
+    """Names and parts of the 1B at a quarter of its width."""
+    shapes = json.loads((FOLDER / "janus_keys_1b_original.json").read_text())["keys"]
+    narrow = {2048: 512, 5632: 1408}
+    kept = {
+        k: v if k.startswith(("gen_vision", "vision")) else [narrow.get(n, n) for n in v] for k, v in shapes.items()
+    }
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": kept}))
+    script = [
+        sys.executable,
+        str(Path(__file__).with_name("janus_memory.py")),
+        str(tmp_path / "keys.json"),
+        str(tmp_path),
+    ]
+    done = subprocess.run([*script, "bf16"], capture_output=True, text=True, timeout=300, check=True)
+    beyond, weights, imported = done.stdout.split()
+    assert int(weights) > 150e6 and int(beyond) <= 64e6 and imported == "False", done.stdout

@@ -14,6 +14,7 @@ from fastar_nodes.model_loaders import checkpoint
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.families import KINDS, identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders.janus import load_janus
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
@@ -36,6 +37,7 @@ LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
     "ta_tok": (load_ta_tok, "ta-tok"),
     "tar": (load_tar, "tar"),
     "hybrid": (load_hybrid, "hybrid"),
+    "janus": (load_janus, "janus"),
 }
 FP32 = ("diffloss.net.final_layer.linear.", "quantize.")
 
