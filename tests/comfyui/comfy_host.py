@@ -48,8 +48,8 @@ class Missing(Exception):
 
 
 def find_core() -> Path:
-    """The checkout that $COMFYUI_PATH names."""
-    path = Path(os.environ.get("COMFYUI_PATH", "none")).expanduser()
+    """The checkout that $COMFYUI_PATH names, else comfy-cli's default workspace."""
+    path = Path(os.environ.get("COMFYUI_PATH") or "~/comfy/ComfyUI").expanduser()
     if not all((path / part).exists() for part in ("main.py", "comfyui_version.py", "comfy")):
         raise Missing(f"no ComfyUI at {path}; set COMFYUI_PATH to a checkout")
     return path.resolve()
