@@ -59,10 +59,7 @@ CASES = {
     "lazymar": (lazymar, LazyMARSettings(**FEW, **LAZY)),
     "lazymar, no guidance": (lazymar, dataclasses.replace(LazyMARSettings(**FEW, **LAZY), cfg=1.0)),
     "lazymar, cached head": (lazymar, LazyMARSettings(**FEW | {"diffusion_steps": 24}, **LAZY)),
-    "lazymar, both branches": (
-        lazymar,
-        LazyMARSettings(**FEW, **LAZY, condition_cache=False),
-    ),
+    "lazymar, both branches": (lazymar, LazyMARSettings(**FEW, **LAZY, condition_cache=False)),
     "fasthybrid+lazymar": (
         SAMPLERS["fasthybrid+lazymar"].run,
         FastHybridLazyMARSettings(**dataclasses.asdict(HYBRID), **LAZY),
