@@ -161,7 +161,7 @@ def _build(spec: dict[str, Any], where: str, field: str, letters: bool) -> Token
             model["vocab"] = {word: _id(n) for word, n in words if word == unknown or word not in special_tokens}
         spec = {"version": "1.0", "model": model} | {k: spec.get(k) for k in ("normalizer", "pre_tokenizer")}
         check_components(spec, where, field)
-        kept = [
+        kept: list[dict[str, Any]] = [
             {"id": n, "content": name, "special": len(name) > 1, **dict.fromkeys(_FLAGS, False)}
             for name, n in (special_tokens.items() if letters else ())
         ]

@@ -99,7 +99,7 @@ class Janus(Llama):
     def __init__(self, config: JanusConfig):
         super().__init__(config)
         self.words = Embedding(config.words, config.dim)
-        self.tok_embeddings = ImageTokens(config)
+        self.tok_embeddings = ImageTokens(config)  # type: ignore[assignment]
         self.projector = Linear(config.dim, config.projected, bias=True)
         self.output = Linear(config.projected, config.vocab, bias=True)
 
