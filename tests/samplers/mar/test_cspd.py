@@ -19,8 +19,9 @@ from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, CSpDSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.tools.statistics.toy import ManyImages
 from tiny_hybrids import tiny_hybrid
-from tiny_models import ManyImages, tiny_mar, toy_mar
+from tiny_models import tiny_mar, toy_mar
 
 FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}
 LABELS, NOISE = from_ids((1, 4, 0)), PairedNoise(5, (0, 1, 2))
@@ -280,7 +281,7 @@ def test_published_accepts_more_with_a_wider_inner_temperature(model):
 
 def test_shared_noise_accepts_more():
     """The paper's table 3."""
-    labels, noise = from_ids([1] * 50), ManyImages(3, 50)
+    labels, noise = from_ids([1] * 50), ManyImages("shared", 50)
     on, off = (
         run(toy_mar(), toy_mar(off=0.05), labels=labels, noise=noise, mode="published", alignment=a, ar_steps=4)
         for a in (True, False)
