@@ -7,20 +7,24 @@ from dataclasses import replace
 import torch
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.tools.statistics.toy import ToyHead
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def tiny_mar(seed: int = 0, tokens: int = 16, heads: int = 2, **shape: int) -> MARModel:
     """A random MAR; ``shape`` changes other fields of its config."""
     config = MARConfig(16, 2, 2, heads, 2, tokens, 4, 5, 2, 16)
     config = replace(config, **shape)
+    return MARModel(drawn(MAR(config), seed, 0.5, 0.1), "tiny", latent_scale=0.5, t_max=950)
+
+
+def drawn(net: nn.Module, seed: int, matrix: float, vector: float) -> nn.Module:
+    """The network with random weights of these scales; those of norms lie around 1."""
     g = torch.Generator().manual_seed(seed)
-    net = MAR(config).eval().requires_grad_(False)
-    for name, p in net.named_parameters():
-        p.copy_(torch.randn(p.shape, generator=g) * (0.5 / max(1, p.shape[-1]) ** 0.5 if p.ndim == 2 else 0.1))
+    for name, p in net.eval().requires_grad_(False).named_parameters():
+        p.copy_(torch.randn(p.shape, generator=g) * (matrix / max(1, p.shape[-1]) ** 0.5 if p.ndim == 2 else vector))
         if "norm" in name and name.endswith("weight") or "_ln.weight" in name:
             p.add_(1.0)
-    return MARModel(net, "tiny", latent_scale=0.5, t_max=950)
+    return net
 
 
 class Shifted(ToyHead):

@@ -102,9 +102,8 @@ def run(model, sampler=mar, settings=None, **more):
 def test_reports_hold_the_estimate():
     model = tiny_hybrid()
     report = run(model)
-    assert report.memory == memory.estimate(
-        model, PromptCondition(("a boat", "a cat")), MARSettings(ar_steps=4, diffusion_steps=4)
-    )
+    settings = MARSettings(ar_steps=4, diffusion_steps=4)
+    assert report.memory == memory.estimate(model, PromptCondition(("a boat", "a cat")), settings)
     assert {"weights: language model", "weights: MAR", "weights: head", "prompt cache"} < set(report.memory)
     assert report.to_dict()["memory_estimate_bytes"] == report.memory
     assert "memory, estimated: weights: language model" in to_text(report)
