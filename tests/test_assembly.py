@@ -48,6 +48,8 @@ def test_every_sampler_is_public_with_its_settings(name):
 def test_the_api_lists_what_it_has():
     for name in fastar_nodes._PUBLIC:
         assert getattr(fastar_nodes, name) is not None and name in dir(fastar_nodes)
+    assert {"load_mar", "PairedNoise", "resolve_labels", "UserError"} <= {*fastar_nodes._PUBLIC}
+    assert fastar_nodes.WEB_DIRECTORY == "./web"
     for name in ("nosuch", "NODE_CLASS_MAPPINGS", "__wrapped__"):
         with pytest.raises(AttributeError, match=name):
             getattr(fastar_nodes, name)

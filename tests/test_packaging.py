@@ -87,18 +87,6 @@ def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_the_public_api_resolves():
-    import fastar_nodes
-
-    public = [name for name in dir(fastar_nodes) if not name.startswith("_")]
-    assert {"load_mar", "mar", "fasthybrid", "PairedNoise", "resolve_labels", "UserError"} <= set(public)
-    for name in public:
-        assert getattr(fastar_nodes, name) is not None
-    assert fastar_nodes.WEB_DIRECTORY == "./web"
-    with pytest.raises(AttributeError, match="nosuch"):
-        fastar_nodes.nosuch  # noqa: B018
-
-
 # ------------------------------------------------------------------------------------------------ shipped archive
 
 ALONE = """

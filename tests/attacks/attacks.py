@@ -1,4 +1,4 @@
-"""Small hostile files. Each function writes one into a folder, returns its path, and its docstring states what it tries.
+"""Small hostile files. Each attack writes one into a folder and returns its path; its docstring or comment states what it tries.
 
 Attacks that are no files are in other tests: on widgets and sockets in ``tests/nodes/test_hostile_values.py``, on a server in
 ``tests/comfyui/test_load.py``, on the command line in ``tests/cli/test_hostile_options.py``, on downloads in
@@ -89,56 +89,46 @@ def zip_bomb(folder: Path) -> Path:
     return archive_with(folder / "x.pt", b"\x80\x02}.", zipfile.ZIP_DEFLATED, **{"0": bytes(100_000_000)})
 
 
-@attack("mar", "bytearray")
-def bytearray_of_gigabytes(folder: Path) -> Path:
-    """100 bytes that allocate 2 GB: bytearray(n), which torch's weights-only unpickler calls."""
-    return archive_with(folder / "x.pt", b"\x80\x02}X\x01\0\0\0acbuiltins\nbytearray\nJ\0\0\0\x7f\x85Rs.")
+def numbered(count: int) -> bytes:
+    """Opcodes that push a dictionary key and its value, ``count`` times."""
+    return b"".join(b"J" + i.to_bytes(4, "little") + b"N" for i in range(count))
 
 
-@attack("mar", "torch.Tensor")
-def tensor_of_gigabytes(folder: Path) -> Path:
-    """torch.Tensor(n) allocates 8 GB, by its class instead of a storage."""
-    return archive_with(folder / "x.pt", b"\x80\x02}X\x01\0\0\0actorch\nTensor\nJ\0\0\0\x7f\x85Rs.")
+# Name, a word of the refusal, and the opcodes behind the protocol's number.
+PICKLES = (
+    # 100 bytes that allocate 2 GB: bytearray(n), which torch's weights-only unpickler calls.
+    ("bytearray_of_gigabytes", "bytearray", b"}X\x01\0\0\0acbuiltins\nbytearray\nJ\0\0\0\x7f\x85Rs."),
+    # torch.Tensor(n) allocates 8 GB, by its class instead of a storage.
+    ("tensor_of_gigabytes", "torch.Tensor", b"}X\x01\0\0\0actorch\nTensor\nJ\0\0\0\x7f\x85Rs."),
+    # Thirty times _codecs.encode(x, "hex"): each doubles the length, to gigabytes.
+    (
+        "doubling_codec",
+        "_codecs.encode",
+        b"}X\x01\0\0\0a(U\x08xxxxxxxxq\0" + b"c_codecs\nencode\nh\0X\x03\0\0\0hex\x86Rq\0" * 30 + b"ts.",
+    ),
+    # A dictionary key of forty tuples, each holding the previous twice: its hash takes 2^40 steps.
+    ("hash_of_doubled_tuples", "no text or number", b"})q\0" + b"h\0h\0\x86q\0" * 40 + b"Ns."),
+    # A hundred thousand nested tuples as a key, whose hash overflows the stack of the process.
+    ("deep_tuples", "no text or number", b"})" + b"\x85" * 100_000 + b"Ns."),
+    ("five_million_open_marks", "more steps than the limit", b"(" * 5_000_000 + b"."),
+    # 216 bytes each, in 10 MB.
+    ("ten_million_empty_sets", "pickle operation", b"\x8f" * 10_000_000 + b"."),
+    # OrderedDict(x) of a dictionary with 20,000 entries, 5,000 times.
+    (
+        "copies_of_a_dictionary",
+        "copies a dictionary",
+        b"}q\0(" + numbered(20_000) + b"u](" + b"ccollections\nOrderedDict\nh\0\x85R" * 5_000 + b"e.",
+    ),
+)
 
 
-@attack("mar", "_codecs.encode")
-def doubling_codec(folder: Path) -> Path:
-    """Thirty times _codecs.encode(x, "hex"): each doubles the length, to gigabytes."""
-    body = b"\x80\x02}X\x01\0\0\0a(U\x08xxxxxxxxq\0"
-    body += b"c_codecs\nencode\nh\0X\x03\0\0\0hex\x86Rq\0" * 30
-    return archive_with(folder / "x.pt", body + b"ts.")
+def registered(name: str, loader: str, words: str, make: Callable[[Path], Path]) -> None:
+    make.__name__ = name
+    attack(loader, words)(make)
 
 
-@attack("mar", "no text or number")
-def hash_of_doubled_tuples(folder: Path) -> Path:
-    """A dictionary key of forty tuples, each holding the previous twice: its hash takes 2^40 steps."""
-    return archive_with(folder / "x.pt", b"\x80\x02})q\0" + b"h\0h\0\x86q\0" * 40 + b"Ns.")
-
-
-@attack("mar", "no text or number")
-def deep_tuples(folder: Path) -> Path:
-    """A hundred thousand nested tuples as a key, whose hash overflows the stack of the process."""
-    return archive_with(folder / "x.pt", b"\x80\x02})" + b"\x85" * 100_000 + b"Ns.")
-
-
-@attack("mar", "more steps than the limit")
-def many_marks(folder: Path) -> Path:
-    """Five million open marks."""
-    return archive_with(folder / "x.pt", b"\x80\x02" + b"(" * 5_000_000 + b".")
-
-
-@attack("mar", "pickle operation")
-def million_lists(folder: Path) -> Path:
-    """Ten million empty sets, 216 bytes each, in 10 MB."""
-    return archive_with(folder / "x.pt", b"\x80\x02" + b"\x8f" * 10_000_000 + b".")
-
-
-@attack("mar", "copies a dictionary")
-def copies_of_a_dictionary(folder: Path) -> Path:
-    """OrderedDict(x) of a dictionary with 20,000 entries, 5,000 times."""
-    entries = b"".join(b"J" + i.to_bytes(4, "little") + b"N" for i in range(20_000))
-    body = b"\x80\x02}q\0(" + entries + b"u](" + b"ccollections\nOrderedDict\nh\0\x85R" * 5_000 + b"e."
-    return archive_with(folder / "x.pt", body)
+for _name, _words, _body in PICKLES:
+    registered(_name, "mar", _words, lambda f, body=_body: archive_with(f / "x.pt", b"\x80\x02" + body))
 
 
 @attack("mar", "no weights of a MAR")
@@ -235,17 +225,11 @@ def record_named_twice(folder: Path) -> Path:
 # ------------------------------------------------------------------------------------------------ safetensors
 
 
-def empty_blocks(path: Path, name: str, count: int, others: dict[str, Any]) -> Path:
-    """``count`` empty tensors named like blocks."""
-    at = max((entry["data_offsets"][1] for entry in others.values()), default=0)
-    blocks = {name.format(i): {"dtype": "F32", "shape": [0], "data_offsets": [at, at]} for i in range(count)}
-    return header(path, {**others, **blocks}, bytes(at))
-
-
 @attack("mar", "empty or too large")
 def blocks_of_nothing(folder: Path) -> Path:
     """20,000 empty tensors named like the blocks of a MAR; building that many blocks takes a minute."""
-    return empty_blocks(folder / "x.safetensors", "encoder_blocks.{}.x", 20_000, {})
+    nothing = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    return header(folder / "x.safetensors", {f"encoder_blocks.{i}.x": nothing for i in range(20_000)})
 
 
 def resaved(path: Path, source: Path, **tensors: torch.Tensor) -> Path:
@@ -261,16 +245,16 @@ def small_blocks(path: Path, source: Path, name: str, numbers: range) -> Path:
     return resaved(path, source, **{name.format(i): torch.ones(1) for i in numbers})
 
 
-def crafted(loader: str, make: Callable[[Path, Path], Path], name: str, about: str, words: str) -> None:
+def crafted(loader: str, make: Callable[[Path, Path], Path], name: str, words: str) -> None:
     """Register an attack that changes the valid file of a loader."""
 
     def attacking(folder: Path) -> Path:
         return make(folder / "x.safetensors", folder / "seeds" / f"{loader}.safetensors")
 
-    attacking.__name__, attacking.__doc__ = f"{name}_of_{loader}", about
-    attack(loader, words)(attacking)
+    registered(f"{name}_of_{loader}", loader, words, attacking)
 
 
+# 20,000 tensors of one number, each of which would become a block of the network.
 for _loader, _name in (
     ("mar", "encoder_blocks.{}.x"),
     ("gpt", "layers.{}.x"),
@@ -280,20 +264,11 @@ for _loader, _name in (
     ("dtok", "layers.{}.x"),
     ("hybrid", "llm.model.layers.{}.x"),
 ):
-    _about = f"20,000 tensors of one number named {_name}, each of which would become a block of the network."
     _make = partial(small_blocks, name=_name, numbers=range(3, 20_000))
-    crafted(_loader, _make, "many_blocks", _about, "block")
+    crafted(_loader, _make, "many_blocks", "block")
 
 
-def edited(path: Path, source: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A valid file with another header over the same bytes."""
-    data = source.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    entries = json.loads(data[8 : 8 + length])
-    change(entries)
-    return header(path, entries, data[8 + length :])
-
-
+# The shape [2^60, 0], and no bytes.
 for _loader, _name in (
     ("mar", "mask_token"),
     ("gpt", "layers.0.attention.wqkv.weight"),
@@ -303,18 +278,17 @@ for _loader, _name in (
     ("hybrid", "mar.mask_token"),
 ):
     _make = partial(resaved, **{_name: torch.zeros(2**60, 0)})
-    _about = f"{_name} with the shape [2^60, 0] and no bytes."
-    crafted(_loader, _make, "huge_axis", _about, "empty or too large")
+    crafted(_loader, _make, "huge_axis", "empty or too large")
 
 
 @attack("mar", "damaged")
 def bytes_that_contradict_the_shape(folder: Path) -> Path:
     """A tensor of 2^40 elements over the bytes of a few."""
-
-    def change(entries: dict[str, Any]) -> None:
-        entries["mask_token"]["shape"] = [2**20, 2**20]
-
-    return edited(folder / "x.safetensors", folder / "seeds" / "mar.safetensors", change)
+    data = (folder / "seeds" / "mar.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    entries = json.loads(data[8 : 8 + length])
+    entries["mask_token"]["shape"] = [2**20, 2**20]
+    return header(folder / "x.safetensors", entries, data[8 + length :])
 
 
 @attack("mar", "does not fit a MAR: 3 unexpected")
@@ -370,43 +344,38 @@ def config(**changes: str) -> str:
     return "{" + ", ".join(f'"{k}": {v}' for k, v in text.items()) + "}"
 
 
-@attack("tar", "a number of 400 digits")
-def integer_of_400_digits(folder: Path) -> Path:
-    """An integer that overflows a float when it is compared with its limits."""
-    return tar(folder, config__json=config(rope_theta="9" * 400))
+def tokens(**changes: Any) -> str:
+    """Tar's tokenizer.json with parts replaced."""
+    return json.dumps(tar_files.words(**changes))
 
 
-@attack("tar", "Infinity")
-def infinity_in_the_configuration(folder: Path) -> Path:
-    """Infinity, which Python's JSON parser accepts and no comparison with an upper limit of a float refuses as a type."""
-    return tar(folder, config__json=config(rms_norm_eps="Infinity"))
-
-
-@attack("tar", "NaN")
-def nan_in_the_vocabulary(folder: Path) -> Path:
-    """NaN as a token id."""
-    words = json.dumps(tar_files.words()).replace('"red": 2', '"red": NaN')
-    return tar(folder, tokenizer__json=words)
-
-
-@attack("tar", "-15 is no token id")
-def negative_token_id(folder: Path) -> Path:
-    """A special token with a negative id, which reads another row of the embedding."""
-    added = {**tar_files.ADDED, "<im_start>": -15}
-    return tar(folder, config__json=json.dumps(tar_files.CONFIG), tokenizer__json=json.dumps(tar_files.words(added)))
-
-
-@attack("tar", "normalizer that no official tokenizer has")
-def exploding_normalizer(folder: Path) -> Path:
-    """Eight replacements of a by ten a: a prompt becomes gigabytes when it is encoded."""
-    return tar(folder, tokenizer__json=json.dumps(tar_files.words(normalizer=EXPLODING)))
-
-
-@attack("tar", "pre_tokenizer that no official tokenizer has")
-def backtracking_pattern(folder: Path) -> Path:
-    """A pattern that takes exponential time on a prompt."""
-    split = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
-    return tar(folder, tokenizer__json=json.dumps(tar_files.words(pre_tokenizer=split)))
+BACKTRACKING = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+PART = "that no official tokenizer has"
+# Name, a word of the refusal, and the files that are replaced.
+FOLDERS = (
+    # It overflows a float when it is compared with its limits.
+    ("integer_of_400_digits", "a number of 400 digits", {"config__json": config(rope_theta="9" * 400)}),
+    # Python's JSON parser accepts it, and no comparison with an upper limit of a float refuses it as a type.
+    ("infinity_in_the_configuration", "Infinity", {"config__json": config(rms_norm_eps="Infinity")}),
+    ("nan_as_a_token_id", "NaN", {"tokenizer__json": tokens().replace('"red": 2', '"red": NaN')}),
+    # It reads another row of the embedding.
+    (
+        "negative_token_id",
+        "-15 is no token id",
+        {
+            "config__json": json.dumps(tar_files.CONFIG),
+            "tokenizer__json": tokens(added={**tar_files.ADDED, "<im_start>": -15}),
+        },
+    ),
+    # Eight replacements of a by ten a: a prompt becomes gigabytes when it is encoded.
+    ("exploding_normalizer", f"normalizer {PART}", {"tokenizer__json": tokens(normalizer=EXPLODING)}),
+    # It takes exponential time on a prompt.
+    ("backtracking_pattern", f"pre_tokenizer {PART}", {"tokenizer__json": tokens(pre_tokenizer=BACKTRACKING)}),
+    # A hundred thousand nested lists, which overflow the stack of a recursive parser.
+    ("deep_json", "config.json", {"config__json": "[" * 100_000}),
+)
+for _name, _words, _files in FOLDERS:
+    registered(_name, "tar", _words, lambda f, files=_files: tar(f, **files))
 
 
 def t5(folder: Path, normalizer: dict[str, Any]) -> Path:
@@ -416,22 +385,13 @@ def t5(folder: Path, normalizer: dict[str, Any]) -> Path:
     return file.parent
 
 
-@attack("t5", "normalizer that no official tokenizer has")
-def exploding_normalizer_of_t5(folder: Path) -> Path:
-    """The same in a text encoder."""
-    return t5(folder, EXPLODING)
-
-
-@attack("t5", "no tokenizer")
-def panic_while_reading(folder: Path) -> Path:
-    """A table on which the library tokenizers panics: not an Exception, but a BaseException."""
-    return t5(folder, {"type": "Precompiled", "precompiled_charsmap": "AAAA"})
-
-
-@attack("t5", "no tokenizer")
-def panic_while_encoding(folder: Path) -> Path:
-    """A table that is read, and on which the library panics at the first prompt."""
-    return t5(folder, {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="})
+for _name, _words, _part in (
+    ("exploding_normalizer_of_t5", f"normalizer {PART}", EXPLODING),
+    # Tables on which the library tokenizers panics, not with an Exception but a BaseException: when it is read, or at a prompt.
+    ("panic_while_reading", "no tokenizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+    ("panic_while_encoding", "no tokenizer", {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAA="}),
+):
+    registered(_name, "t5", _words, lambda f, part=_part: t5(f, part))
 
 
 @attack("t5", "too large")
@@ -451,9 +411,3 @@ def link_to_a_secret(folder: Path) -> Path:
     (path / "config.json").unlink()
     (path / "config.json").symlink_to(folder / "secret.json")
     return path
-
-
-@attack("tar", "config.json")
-def deep_json(folder: Path) -> Path:
-    """A hundred thousand nested lists, which overflow the stack of a recursive parser."""
-    return tar(folder, config__json="[" * 100_000)

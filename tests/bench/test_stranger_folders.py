@@ -60,14 +60,8 @@ def sparse(path: Path) -> None:
 
 def encrypted(path: Path) -> None:
     """An npz file whose members claim to be encrypted."""
-    data = bytearray(path.read_bytes())
-    at = -1
-    while (at := data.find(b"PK\x03\x04", at + 1)) >= 0:
-        data[at + 6] |= 1
-    at = -1
-    while (at := data.find(b"PK\x01\x02", at + 1)) >= 0:
-        data[at + 8] |= 1
-    path.write_bytes(data)
+    flags = re.compile(rb"(PK\x03\x04..|PK\x01\x02....)(.)", re.DOTALL)
+    path.write_bytes(flags.sub(lambda found: found[1] + bytes([found[2][0] | 1]), path.read_bytes()))
 
 
 def misshapen(path: Path) -> None:

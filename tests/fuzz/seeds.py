@@ -124,9 +124,10 @@ def write_t5(folder: Path) -> Path:
         {k: v.contiguous() for k, v in state.items() if not k.endswith("embed_tokens.weight")},
         folder / "model.safetensors",
     )
-    words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat"]
+    words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat", "\u2581cat", "\u2581small"]
     made = tokenizers.Tokenizer(tokenizers.models.Unigram([(w, -float(i)) for i, w in enumerate(words)], unk_id=2))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     made.add_special_tokens(["</s>"])
     made.save(str(folder / "tokenizer.json"))
     return folder

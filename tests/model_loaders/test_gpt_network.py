@@ -127,21 +127,17 @@ def test_prefix_keys_are_zero_and_so_are_transition_tokens():
         assert not keys.any() and values.abs().sum(-1).all()
 
 
-@pytest.mark.parametrize("mask", [None, "causal", "drawn"])
-def test_grouped_heads_are_repeated_keys(mask):
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("mask", ["", "causal", "drawn"])
+def test_attention_sees_every_key_that_its_mask_shows(mask, group):
     g = torch.Generator().manual_seed(0)
-    q, k, v = (
-        torch.randn(2, 6, 4, 8, generator=g),
-        torch.randn(2, 2, 4, 8, generator=g),
-        torch.randn(2, 2, 4, 8, generator=g),
-    )
-    drawn = torch.rand(4, 4, generator=g) > 0.4
-    drawn |= torch.eye(4, dtype=torch.bool)
-    repeated = [x.repeat_interleave(3, dim=1) for x in (k, v)]
-    seen = {None: None, "causal": torch.ones(4, 4, dtype=torch.bool).tril(), "drawn": drawn}[mask]
-    want = F.scaled_dot_product_attention(q, *repeated, attn_mask=seen).transpose(1, 2).flatten(2)
-    got = attend(q, k, v, drawn if mask == "drawn" else None, causal=mask == "causal")
-    torch.testing.assert_close(got, want)
+    q, k, v = torch.randn(2, 6, 4, 8, generator=g), *(torch.randn(2, 6 // group, 4, 8, generator=g) for _ in range(2))
+    every, drawn = torch.ones(4, 4, dtype=torch.bool), torch.rand(4, 4, generator=g) > 0.4
+    seen = {"": every, "causal": every.tril(), "drawn": drawn | torch.eye(4, dtype=torch.bool)}[mask]
+    wide = [t.repeat_interleave(group, 1) for t in (k, v)]
+    scores = (q @ wide[0].transpose(2, 3) / 8**0.5).masked_fill(~seen, -torch.inf)
+    want = (scores.softmax(-1) @ wide[1]).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(attend(q, k, v, seen if mask == "drawn" else None, causal=mask == "causal"), want)
 
 
 def test_training_reaches_every_weight():
@@ -166,16 +162,3 @@ def test_half_precision_stays_close():
     exact = logits(net)
     rough = logits(build(config).to(torch.bfloat16))
     assert rough.dtype == torch.float32 and float((rough - exact).abs().max()) < 0.15 * float(exact.abs().max())
-
-
-@pytest.mark.parametrize("group", [1, 2])
-def test_attention_sees_every_key_unless_it_is_causal(group):
-    g = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(1, 4, 3, 8, generator=g), *(torch.randn(1, 4 // group, 3, 8, generator=g) for _ in range(2))
-    wide = [t.repeat_interleave(group, 1) for t in (k, v)]
-    scores = q @ wide[0].transpose(2, 3) / 8**0.5
-    for causal in (False, True):
-        seen = scores.masked_fill(~torch.ones(3, 3, dtype=torch.bool).tril(), -torch.inf) if causal else scores
-        want = (seen.softmax(-1) @ wide[1]).transpose(1, 2).flatten(2)
-        got = attend(q, k, v, causal=True) if causal else attend(q, k, v)
-        torch.testing.assert_close(got, want)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks import ops
-from fastar_nodes.model_loaders.networks.ops import Int8Linear, Linear, outputs, quantize, remark
+from fastar_nodes.model_loaders.networks.ops import Int8Linear, Linear, outputs, remark
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.noise import PairedNoise
@@ -68,12 +68,7 @@ def test_the_rule(amd, monkeypatch):
     one, two = (["baddbmm"], ["addmm"]) if amd else (plain, plain)
     wide = filled(ops.HALVES_WIDTH + 2, 4)
     cases = {
-        "rows": [
-            (filled(16, 8), 1, one),
-            (filled(16, 8), 2, two),
-            (filled(16, 8), 3, packed),
-            (filled(16, 8), 300, packed),
-        ],
+        "rows": [(filled(16, 8), rows, kind) for rows, kind in ((1, one), (2, two), (3, packed), (300, packed))],
         "odd heights have no halves": [(filled(16, 7), 1, plain), (filled(16, 7), 2, two)],
         "long rows": [(wide, 1, plain), (wide, 2, two), (wide, 3, packed)],
     }
@@ -138,11 +133,6 @@ def test_the_first_layers_of_a_network_are_packed_whatever_else_is_loaded(amd, m
 # ------------------------------------------------------------------------------------------------ int8
 
 
-def _layer(out: int, width: int, bias: bool = True) -> nn.Linear:
-    torch.manual_seed(0)
-    return nn.Linear(width, out, bias=bias).requires_grad_(False)
-
-
 def _plain(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """Weights and activations rounded one by one, in float64."""
     out = torch.zeros(len(x), layer.out_features, dtype=torch.float64)
@@ -160,7 +150,7 @@ def _plain(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 7, 40])
 def test_the_product_is_that_of_rounded_factors(rows, bias):
-    layer = _layer(24, 40, bias)
+    layer = filled(40, 24, bias)
     x = torch.randn(rows, 40) * torch.logspace(-3, 3, rows)[:, None]
     mine, plain = Int8Linear.of(layer)(x).double(), _plain(layer, x)
     # A sum of halves may round to the other neighbour: one step of one product.
@@ -170,26 +160,26 @@ def test_the_product_is_that_of_rounded_factors(rows, bias):
 
 @pytest.mark.parametrize("rows", [2, 3, 16, 65])
 def test_rows_do_not_influence_each_other(rows):
-    layer, x = Int8Linear.of(_layer(96, 64)), torch.randn(rows, 64)
+    layer, x = Int8Linear.of(filled(64, 96)), torch.randn(rows, 64)
     x[0] *= 1000
     together = layer(x)
     assert all(torch.equal(together[i : i + 1], layer(x[i : i + 1])) for i in range(rows))
 
 
 def test_zeros_empty_batches_and_more_axes():
-    layer = Int8Linear.of(_layer(8, 16))
+    layer = Int8Linear.of(filled(16, 8))
     assert torch.equal(layer(torch.zeros(2, 16)), layer.bias.expand(2, 8))
     assert layer(torch.zeros(2, 0, 16)).shape == (2, 0, 8)
     x = torch.randn(2, 3, 16)
     assert torch.equal(layer(x)[1, 2], layer(x[1, 2]))
-    dead = _layer(8, 16)
+    dead = filled(16, 8)
     dead.weight[3] = 0  # a pruned channel
     assert torch.equal(Int8Linear.of(dead)(x)[..., 3], dead.bias[3].expand(2, 3))
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, Int8Linear])
 def test_some_outputs_of_a_layer(kind):
-    layer, x = _layer(24, 16), torch.randn(5, 16)
+    layer, x = filled(16, 24), torch.randn(5, 16)
     whole = layer if kind is nn.Linear else Int8Linear.of(layer)
     torch.testing.assert_close(outputs(whole, 8, 20)(x), whole(x)[:, 8:20])
 
@@ -230,11 +220,3 @@ def test_image_of_a_batch_equals_the_image_alone(root):
         ]
     assert torch.equal(made[0].codes[1:], made[1].codes)
     assert made[0].report.note.startswith("int8 weights")
-
-
-def test_quantize_leaves_other_modules():
-    net = nn.ModuleDict(
-        {"layers": nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.SiLU())]), "output": nn.Linear(8, 4)}
-    )
-    assert quantize(net) is net and isinstance(net["layers"][0][0], Int8Linear)
-    assert type(net["output"]) is nn.Linear and type(net["layers"][0][1]) is nn.SiLU

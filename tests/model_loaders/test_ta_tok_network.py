@@ -11,7 +11,7 @@ from fastar_nodes.model_loaders.networks import ta_tok
 from fastar_nodes.model_loaders.networks.ta_tok import SimVQ, TATok, TATokConfig, TATokModel, unused
 from tar_files import OF_CODES, tiny_ta_tok
 from tar_files import TA_TOK as TINY
-from torch import Tensor
+from torch import Tensor, nn
 
 OFFICIAL = TATokConfig(
     width=1152,
@@ -31,45 +31,25 @@ OFFICIAL = TATokConfig(
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def layer_names(prefix: str, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    out: dict[str, tuple[int, ...]] = {}
-    for part in ("k", "v", "q", "out"):
-        out |= {
-            f"{prefix}self_attn.{part}_proj.weight": (width, width),
-            f"{prefix}self_attn.{part}_proj.bias": (width,),
-        }
-    for n in (1, 2):
-        out |= {f"{prefix}layer_norm{n}.{w}": (width,) for w in ("weight", "bias")}
-    out |= {f"{prefix}mlp.fc1.weight": (hidden, width), f"{prefix}mlp.fc1.bias": (hidden,)}
-    return out | {f"{prefix}mlp.fc2.weight": (width, hidden), f"{prefix}mlp.fc2.bias": (width,)}
-
-
-def head_names(prefix: str, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """The attention-pool head, which nothing uses."""
-    out: dict[str, tuple[int, ...]] = {f"{prefix}head.probe": (1, 1, width)}
-    out |= {
-        f"{prefix}head.attention.in_proj_weight": (3 * width, width),
-        f"{prefix}head.attention.in_proj_bias": (3 * width,),
-    }
-    out |= {
-        f"{prefix}head.attention.out_proj.weight": (width, width),
-        f"{prefix}head.attention.out_proj.bias": (width,),
-    }
-    out |= {f"{prefix}head.layernorm.{w}": (width,) for w in ("weight", "bias")}
-    out |= {f"{prefix}head.mlp.fc1.weight": (hidden, width), f"{prefix}head.mlp.fc1.bias": (hidden,)}
-    return out | {f"{prefix}head.mlp.fc2.weight": (width, hidden), f"{prefix}head.mlp.fc2.bias": (width,)}
+def siglip(c: TATokConfig, decoder: bool) -> nn.Module:
+    """The vision transformer of transformers that one half of a TA-Tok is a variant of, with an attention-pool head."""
+    tf = pytest.importorskip("transformers", reason="TA-Tok's two halves are compared with those of transformers")
+    if decoder:
+        shape = dict(num_hidden_layers=c.depth, num_attention_heads=c.heads, intermediate_size=c.hidden)
+        made = tf.Siglip2VisionModel(tf.Siglip2VisionConfig(hidden_size=c.width, num_patches=c.places**2, **shape))
+        net = getattr(made, "vision_model", made)  # a level of names that newer versions leave out
+        net.embeddings.patch_embedding = nn.Linear(c.code_width, c.width)
+        return net.eval()
+    shape = dict(num_attention_heads=c.encoder_heads, intermediate_size=c.encoder_hidden, patch_size=c.patch)
+    size = dict(hidden_size=c.width, num_hidden_layers=c.encoder_depth + 1, image_size=c.side * c.patch)
+    made = tf.SiglipVisionModel(tf.SiglipVisionConfig(**shape, **size))
+    return getattr(made, "vision_model", made).eval()
 
 
 def official_names(c: TATokConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the official file, written down from its layout."""
-    e, d, w = "encoder.", "decoder.vision_model.", c.width
+    """Names and shapes of the official file."""
+    w = c.width
     out: dict[str, tuple[int, ...]] = {
-        f"{e}embeddings.patch_embedding.weight": (w, 3, c.patch, c.patch),
-        f"{e}embeddings.patch_embedding.bias": (w,),
-        f"{e}embeddings.position_embedding.weight": (c.side**2, w),
-        f"{d}embeddings.patch_embedding.weight": (w, c.code_width),
-        f"{d}embeddings.patch_embedding.bias": (w,),
-        f"{d}embeddings.position_embedding.weight": (c.places**2, w),
         "bottleneck.in_linear.weight": (c.code_width, w),
         "bottleneck.in_linear.bias": (c.code_width,),
         "bottleneck.regularizer.embedding.weight": (c.codes, c.code_width),
@@ -80,64 +60,35 @@ def official_names(c: TATokConfig) -> dict[str, tuple[int, ...]]:
         out |= {f"{name}.weight": (c.code_width, c.code_width), f"{name}.bias": (c.code_width,)}
     for name in ("encode_task_layer.0", "decode_task_layer.0", "decode_task_layer.2"):
         out |= {f"{name}.weight": (w, w), f"{name}.bias": (w,)}
-    for prefix, layers, hidden in ((e, c.encoder_depth + 1, c.encoder_hidden), (d, c.depth, c.hidden)):
-        out |= {f"{prefix}post_layernorm.{part}": (w,) for part in ("weight", "bias")}
-        for n in range(layers):
-            out |= layer_names(f"{prefix}encoder.layers.{n}.", w, hidden)
-        out |= head_names(prefix, w, hidden)
+    for prefix, decoder in (("encoder.", False), ("decoder.vision_model.", True)):
+        with torch.device("meta"):
+            out |= {f"{prefix}{k}": tuple(v.shape) for k, v in siglip(c, decoder).state_dict().items()}
     return out
 
 
-# ---------------------------------------------------------------------------------------------- the plain one
+# --------------------------------------------------------------------------------------- against transformers
 
 
-def plain_layer(state: dict[str, Tensor], prefix: str, x: Tensor, heads: int) -> Tensor:
-    """One layer on the rows of one picture, head by head."""
-
-    def linear(name: str, y: Tensor) -> Tensor:
-        return y @ state[f"{prefix}{name}.weight"].double().T + state[f"{prefix}{name}.bias"].double()
-
-    def norm(name: str, y: Tensor) -> Tensor:
-        y = y - y.mean(-1, keepdim=True)
-        y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-        return y * state[f"{prefix}{name}.weight"].double() + state[f"{prefix}{name}.bias"].double()
-
-    y = norm("layer_norm1", x)
-    q, k, v = (linear(f"self_attn.{part}_proj", y).chunk(heads, -1) for part in "qkv")
-    seen = [(q[h] @ k[h].T / q[h].shape[-1] ** 0.5).softmax(-1) @ v[h] for h in range(heads)]
-    x = x + linear("self_attn.out_proj", torch.cat(seen, -1))
-    z = linear("mlp.fc1", norm("layer_norm2", x))
-    z = 0.5 * z * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (z + 0.044715 * z**3)))
-    return x + linear("mlp.fc2", z)
-
-
-def triangle(size: int, target: int) -> Tensor:
-    """What every one of ``target`` new samples takes of ``size`` old ones: a triangle as wide as the coarser grid's step."""
-    step = size / target
-    at = (torch.arange(target, dtype=torch.float64) + 0.5) * step - 0.5
-    weight = (1 - (torch.arange(size, dtype=torch.float64) - at[:, None]).abs() / max(step, 1)).clamp(min=0)
-    return weight / weight.sum(1, keepdim=True)
+def loaded(net: TATok, decoder: bool) -> nn.Module:
+    """A half of ``net`` in transformers, in float64."""
+    half, prefix = siglip(net.config, decoder).double(), "decoder.vision_model." if decoder else "encoder."
+    own = {k.removeprefix(prefix): v.double() for k, v in net.state_dict().items() if k.startswith(prefix)}
+    assert not half.load_state_dict(own, strict=False).unexpected_keys
+    return half
 
 
 def plain_features(net: TATok, codes: Tensor) -> Tensor:
     """Features float64 [n, C] of one picture's codes [n]."""
-    s, c = net.state_dict(), net.config
+    s, side = {k: v.double() for k, v in net.state_dict().items()}, round(len(codes) ** 0.5)
 
     def linear(name: str, y: Tensor) -> Tensor:
-        return y @ s[f"{name}.weight"].double().T + s[f"{name}.bias"].double()
+        return y @ s[f"{name}.weight"].T + s[f"{name}.bias"]
 
-    z = linear("bottleneck.regularizer.embedding_proj", s["bottleneck.regularizer.embedding.weight"].double()[codes])
+    z = linear("bottleneck.regularizer.embedding_proj", s["bottleneck.regularizer.embedding.weight"][codes])
     x = linear("bottleneck.out_linear", z / z.norm(dim=-1, keepdim=True))
-    d, side = "decoder.vision_model.", round(len(codes) ** 0.5)
-    table = s[f"{d}embeddings.position_embedding.weight"].double().view(c.places, c.places, -1)
-    at = triangle(c.places, side)
-    x = linear(f"{d}embeddings.patch_embedding", x) + torch.einsum("ia,jb,abc->ijc", at, at, table).flatten(0, 1)
-    for n in range(c.depth):
-        x = plain_layer(s, f"{d}encoder.layers.{n}.", x, c.heads)
-    x = x - x.mean(-1, keepdim=True)
-    x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    x = x * s[f"{d}post_layernorm.weight"].double() + s[f"{d}post_layernorm.bias"].double()
-    return linear("decode_task_layer.2", linear("decode_task_layer.0", x).tanh())
+    with torch.no_grad():
+        out = loaded(net, True)(x[None], torch.ones(1, len(x), dtype=torch.int64), torch.tensor([[side, side]]))
+    return linear("decode_task_layer.2", linear("decode_task_layer.0", out.last_hidden_state[0]).tanh())
 
 
 @pytest.mark.parametrize("side", [1, 2, 3, 4, 5, 9])
@@ -150,21 +101,12 @@ def test_features_are_those_of_the_plain_one(side: int) -> None:
         torch.testing.assert_close(net.features(codes[i : i + 1])[0], got[i], **CLOSE)
 
 
-def plain_look(net: TATok, image: Tensor) -> Tensor:
-    """Features float64 [side * side, C] of the picture encoder, of one picture of the right size."""
-    s, c = net.state_dict(), net.config
-    x = (image.double() - 0.5) / 0.5
-    weight, p = s["encoder.embeddings.patch_embedding.weight"].double().flatten(1), c.patch
-    rows = [
-        weight @ x[:, i * p : i * p + p, j * p : j * p + p].flatten()
-        + s["encoder.embeddings.patch_embedding.bias"].double()
-        for i in range(c.side)
-        for j in range(c.side)
-    ]
-    out = torch.stack(rows) + s["encoder.embeddings.position_embedding.weight"].double()
-    for n in range(c.encoder_depth):
-        out = plain_layer(s, f"encoder.encoder.layers.{n}.", out, c.encoder_heads)
-    return out
+def triangle(size: int, target: int) -> Tensor:
+    """What every one of ``target`` new samples takes of ``size`` old ones: a triangle as wide as the coarser grid's step."""
+    step = size / target
+    at = (torch.arange(target, dtype=torch.float64) + 0.5) * step - 0.5
+    weight = (1 - (torch.arange(size, dtype=torch.float64) - at[:, None]).abs() / max(step, 1)).clamp(min=0)
+    return weight / weight.sum(1, keepdim=True)
 
 
 @pytest.mark.parametrize("pool", [1, 2, 3])
@@ -177,8 +119,10 @@ def test_codes_are_those_of_the_plain_one(pool: int) -> None:
     s = {k: v.double() for k, v in net.state_dict().items()}
     book = s["bottleneck.regularizer.embedding.weight"] @ s["bottleneck.regularizer.embedding_proj.weight"].T
     book = book + s["bottleneck.regularizer.embedding_proj.bias"]
+    with torch.no_grad():  # 16 pixels hold five whole patches of 3
+        seen = loaded(net, False)(2 * images[..., :15, :15].double() - 1, output_hidden_states=True).hidden_states[-2]
     for i in range(2):
-        grid = plain_look(net, images[i]).view(c.side, c.side, -1)
+        grid = seen[i].view(c.side, c.side, -1)
         # What is left at the right and below does not count.
         boxes = [
             grid[a * pool : a * pool + pool, b * pool : b * pool + pool].mean((0, 1))

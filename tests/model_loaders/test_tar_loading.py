@@ -23,7 +23,7 @@ from qwen_reference import TINY, tiny_qwen
 from safetensors.torch import load_file, save_file
 from tar_files import CONFIG, DTOK, IDS, OF_CODES, WORDS, detokenizer_state, language_model, tiny_ta_tok, words
 from tar_files import TA_TOK as TINY_TA_TOK
-from test_ta_tok_network import head_names, layer_names
+from test_ta_tok_network import official_names
 
 TA_TOK = {"encoder_heads": "3", "input_size": "16"}
 STATED = {"heads": "2", "grid": "4"}
@@ -283,11 +283,7 @@ def test_damaged_tokenizers(folder: Path, text: str) -> None:
 
 def test_ta_tok_in_the_official_nesting(tmp_path: Path) -> None:
     net = tiny_ta_tok()
-    state = net.state_dict()
-    for prefix, hidden in (("encoder.", 20), ("decoder.vision_model.", 16)):
-        state |= {k: torch.ones(s) for k, s in head_names(prefix, 24, hidden).items()}
-    state |= {k: torch.ones(s) for k, s in layer_names("encoder.encoder.layers.2.", 24, 20).items()}
-    state |= {f"encoder.post_layernorm.{w}": torch.ones(24) for w in ("weight", "bias")}
+    state = {name: torch.ones(shape) for name, shape in official_names(TINY_TA_TOK).items()} | net.state_dict()
     used, state["teacher.something"] = dict(state), torch.full((3,), float("nan"))
     args = {"input_size": 16, "bottleneck": {"name": "bottleneck"}, "teacher": "google/siglip2"}
     torch.save({"model": {"name": "ta_tok", "args": args, "sd": state}}, tmp_path / "ta_tok.pth")

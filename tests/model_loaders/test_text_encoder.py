@@ -16,35 +16,20 @@ from fastar_nodes.model_loaders.text import load_text_encoder
 from fastar_nodes.model_loaders.tokenizer import check_components
 from safetensors.torch import load_file, save_file
 
-WIDTH, VOCABULARY = 16, 120
-WORDS = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat", "\u2581cat", "\u2581small"]
+pytest.importorskip("transformers", reason="transformers is not installed: the text encoder cannot be tested here")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
 
+import seeds  # noqa: E402
 
-def transformers_here():
-    return pytest.importorskip(
-        "transformers", reason="transformers is not installed: the text encoder cannot be tested here"
-    )
+WIDTH = 16
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as Hugging Face lays it out: a tiny random T5 with decoder, and a tokenizer of six words."""
-    tf = transformers_here()
-    tokenizers = pytest.importorskip("tokenizers")
-    folder = tmp_path_factory.mktemp("models") / "t5-tiny"
-    folder.mkdir()
-    torch.manual_seed(0)
-    config = tf.T5Config(
-        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=4, d_ff=24, num_layers=2, num_heads=3, feed_forward_proj="gated-gelu"
-    )
-    net = tf.T5ForConditionalGeneration(config)
-    state = {k: v.contiguous() for k, v in net.state_dict().items() if not k.endswith("embed_tokens.weight")}
-    save_file({**state, "lm_head.weight": state["lm_head.weight"].clone()}, folder / "model.safetensors")
-    words = tokenizers.Tokenizer(tokenizers.models.Unigram([(w, -float(i)) for i, w in enumerate(WORDS)], unk_id=2))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
-    words.post_processor = tokenizers.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    words.add_special_tokens(["</s>"])
-    words.save(str(folder / "tokenizer.json"))
+    """A folder as Hugging Face lays it out: a tiny random T5, with weights of a decoder, and a tokenizer of six words."""
+    folder = seeds.write_t5(tmp_path_factory.mktemp("models") / "t5-tiny")
+    decoder = {"decoder.final_layer_norm.weight": torch.ones(WIDTH), "lm_head.weight": torch.ones(120, WIDTH)}
+    save_file(load_file(folder / "model.safetensors") | decoder, folder / "model.safetensors")
     return folder
 
 
