@@ -12,23 +12,18 @@ import pytest
 import torch
 from fastar_nodes.assembly import Ready, defaults, find_file
 from fastar_nodes.cli import compare as command
-from fastar_nodes.cli import conditions
 from fastar_nodes.cli.models import with_draft
-from fastar_nodes.cli.options import source
 from fastar_nodes.cli.planning import Planned, measured_against, plan
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import text
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.tar import load_detokenizer
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.samplers.mar.loop import Sampled
 from fastar_nodes.samplers.registry import SAMPLERS
 from PIL import Image
-from safetensors.torch import save_file
-from tar_files import tiny_ta_tok
-from tiny_files import GPT_SIZE, READER, VQ_SIZE, write, write_gpt, write_vq
+from tiny_files import GPT_SIZE, write, write_gpt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -150,7 +145,7 @@ DEMO = {
         "64 64 *",
         ["tiny llamagen"] * 3,
     ),
-    "--prompt 'a red boat'": ("Tar ZipAR MuLo-SD", "64 * *", ["tiny high"] * 3),
+    "--prompt 'a red boat' --set zipar.window=2": ("Tar ZipAR MuLo-SD", "64 28 *", ["tiny high"] * 3),
     "--prompt cat --samplers tar,zipar,llamagen": (
         "Tar ZipAR LlamaGen",
         "64 * 64",
@@ -170,18 +165,6 @@ def test_models_of_the_demo(cli, tiny_demo, line):
     baselines = ("llamagen", "tar")
     assert all(run["speedup"] == 1.0 for run in runs() if run["sampler"] in baselines)
     assert all(run["counts"]["draft_passes"] == 16 for run in runs() if run["sampler"] == "mulosd")
-
-
-def test_a_prompt_draws_with_the_demos_tar(cli, tiny_demo):
-    line = "compare --prompt 'a red boat at sunset' --samplers zipar,mulosd,tar --set zipar.window=2 --set acceptance_target=0.5"
-    rows = table(cli(f"{line} --batch 2 --device cpu --json c.json --maps m.png"))
-    assert [name.split(" ")[0] for name in rows] == ["Tar", "ZipAR", "MuLo-SD"] and rows["Tar"]["speed-up"] == "1.00x"
-    tar, zipar, mulosd = runs()
-    assert {run["model"] for run in runs()} == {"tiny high"} and mulosd["images"] == 2
-    assert tar["counts"]["transformer_passes"] == 64 and zipar["counts"]["transformer_passes"] == 28
-    assert mulosd["speedup"] == pytest.approx(tar["seconds"] / mulosd["seconds"], rel=1e-3)
-    assert tar["settings"]["top_k"] == 0 and tar["settings"]["cfg"] == 2.0 and 0.3 < mulosd["acceptance"] < 0.7
-    assert np.asarray(Image.open("compare.png")).std() > 5 and Image.open("m.png").width > 3 * 320
 
 
 def test_samplers_of_masked_models_take_prompts(compare):
@@ -227,110 +210,70 @@ def test_files_of_par_and_tar(compare, cli, files):
 
 # ------------------------------------------------------------------------------------------------ mistakes
 
-BAD = [
-    ("samplers", "mar", "--samplers mar,fasthybrid+cspd"),
-    ("samplers", "mar", "--samplers mar,tar"),
-    ("samplers", "mar", "--samplers mar,zipar"),
-    ("samplers", "mar", "--samplers mar,nosuch"),
-    ("samplers", "mar", "--samplers ,"),
-    ("text", "mar", "--text cat"),
-    ("set", "mar", "--set threshold"),
-    ("set", "mar", "--set fasthybrid.threshold="),
-    ("set", "mar", "--set fasthybrid.nosuch=1"),
-    ("set", "mar", "--set nosuch=1"),
-    ("set", "mar", "--set mar.threshold=0.5"),
-    ("set", "mar", "--set cspd.draft_length=4"),
-    ("set", "mar", "--samplers mar --set fasthybrid.threshold=0.9"),
-    ("threshold", "mar", "--set fasthybrid.threshold=abc"),
-    ("threshold", "mar", "--set fasthybrid.threshold=7"),
-    ("preset", "mar", "--set fasthybrid.preset=faster"),
-    ("draft", "mar", "--samplers mar,cspd"),
-    ("ar_steps", "mar", "--steps 17"),
-    ("label", "mar", "--label dragon"),
-    ("label", "mar", "--label 10"),
-    ("label", "mar", "--label ,"),
-    ("seed", "mar", "--seed -1"),
-    ("seed", "mar", "--seed many"),
-    ("batch", "mar", "--batch 0"),
-    ("device", "mar", "--device abacus"),
-    ("out", "mar", "--out picture.docx"),
-    ("json", "mar", "--json numbers.txt"),
-    ("decoder", "mar", "--decoder nosuch.safetensors"),
-    ("checkpoint", "mar", "--model nosuch"),
-    ("checkpoint", "mar", "--model {kl}"),
-    ("python -m fastar_nodes compare", "mar", "--dtype int4"),
-    ("python -m fastar_nodes compare", "mar", "--nosuch"),
-    ("prompt", "hybrid", ""),
-    ("label", "hybrid", "--label cat"),
-    ("model", "par", "--samplers llamagen"),
-    ("grouping", "llamagen", "--samplers par"),
-    ("samplers", "llamagen", "--samplers llamagen,fasthybrid"),
-    ("samplers", "llamagen", "--samplers mar"),
-    ("samplers", "llamagen", "--model mar-base --samplers zipar"),  # known before it is downloaded
-    ("checkpoint", "llamagen", "--model {vq} --samplers zipar"),
-    ("steps", "llamagen", "--steps 4"),
-    ("grid", "llamagen", "--grid 8"),
-    ("grid", "llamagen", "--grid many"),
-    ("label", "llamagen", "--label 10"),
-    ("text", "llamagen", "--text cat"),
-    ("window", "llamagen", "--set window=0"),
-    ("set", "llamagen", "--set llamagen.window=2"),
-    ("grouping", "par", "--set par.grouping=mine"),
-    ("samplers", "llamagen", "--draft x --samplers cspd"),
-    ("set", "llamagen", "--samplers llamagen --set prompt.detail=81"),
-    ("draft", "tar", "--samplers mulosd"),
-    ("draft", "tar", "--samplers mulosd --draft {high}"),
-    ("draft", "tar", "--samplers mulosd --draft {llamagen}"),
-    ("samplers", "tar", "--samplers llamagen"),
-    ("samplers", "tar", "--samplers tar,par"),
-    ("label", "tar", "--label cat --samplers tar"),
-    ("detail", "tar", "--set prompt.detail=5"),
-    ("colour", "tar", "--set prompt.colour=5"),
-    ("set", "tar", "--set prompt.detail"),
-    ("set", "tar", "--set mulosd.tau=0"),
-    ("set", "tar", "--set tau=0"),
-    ("checkpoint", "tar", "--tar nowhere.safetensors"),
-    ("text", "tar", f"--prompt '{'cat ' * 100}'"),
-    ("model", "tar", "--model tar-1.5b"),
-]
+# Family and the field that is named, to command lines.
+BAD = {
+    ("mar", "samplers"): [
+        *("--samplers mar,fasthybrid+cspd", "--samplers mar,tar", "--samplers mar,zipar", "--samplers mar,nosuch"),
+        "--samplers ,",
+    ],
+    ("mar", "text"): ["--text cat"],
+    ("mar", "set"): [
+        *("--set threshold", "--set fasthybrid.threshold=", "--set fasthybrid.nosuch=1", "--set nosuch=1"),
+        *("--set mar.threshold=0.5", "--set cspd.draft_length=4", "--samplers mar --set fasthybrid.threshold=0.9"),
+    ],
+    ("mar", "threshold"): ["--set fasthybrid.threshold=abc", "--set fasthybrid.threshold=7"],
+    ("mar", "preset"): ["--set fasthybrid.preset=faster"],
+    ("mar", "draft"): ["--samplers mar,cspd"],
+    ("mar", "ar_steps"): ["--steps 17"],
+    ("mar", "label"): ["--label dragon", "--label 10", "--label ,"],
+    ("mar", "seed"): ["--seed -1", "--seed many"],
+    ("mar", "batch"): ["--batch 0"],
+    ("mar", "device"): ["--device abacus"],
+    ("mar", "out"): ["--out picture.docx"],
+    ("mar", "json"): ["--json numbers.txt"],
+    ("mar", "decoder"): ["--decoder nosuch.safetensors"],
+    ("mar", "checkpoint"): ["--model nosuch", "--model {kl}"],
+    ("mar", "python -m fastar_nodes compare"): ["--dtype int4", "--nosuch"],
+    ("hybrid", "prompt"): [""],
+    ("hybrid", "label"): ["--label cat"],
+    ("par", "model"): ["--samplers llamagen"],
+    ("llamagen", "grouping"): ["--samplers par"],
+    ("llamagen", "samplers"): [
+        *("--samplers llamagen,fasthybrid", "--samplers mar", "--model mar-base --samplers zipar"),
+        "--draft x --samplers cspd",
+    ],
+    ("llamagen", "checkpoint"): ["--model {vq} --samplers zipar"],
+    ("llamagen", "steps"): ["--steps 4"],
+    ("llamagen", "grid"): ["--grid 8", "--grid many"],
+    ("llamagen", "label"): ["--label 10"],
+    ("llamagen", "text"): ["--text cat"],
+    ("llamagen", "window"): ["--set window=0"],
+    ("llamagen", "set"): ["--set llamagen.window=2", "--samplers llamagen --set prompt.detail=81"],
+    ("par", "grouping"): ["--set par.grouping=mine"],
+    ("tar", "draft"): ["--samplers mulosd", "--samplers mulosd --draft {high}", "--samplers mulosd --draft {llamagen}"],
+    ("tar", "samplers"): ["--samplers llamagen", "--samplers tar,par"],
+    ("tar", "label"): ["--label cat --samplers tar"],
+    ("tar", "detail"): ["--set prompt.detail=5"],
+    ("tar", "colour"): ["--set prompt.colour=5"],
+    ("tar", "set"): ["--set prompt.detail", "--set mulosd.tau=0", "--set tau=0"],
+    ("tar", "checkpoint"): ["--tar nowhere.safetensors"],
+    ("tar", "text"): [f"--prompt '{'cat ' * 100}'"],
+    ("tar", "model"): ["--model tar-1.5b"],
+}
 
 
-@pytest.mark.parametrize("field, family, line", BAD)
-def test_bad_input_is_one_sentence(compare, sentence, tmp_path, monkeypatch, field, family, line):
+@pytest.mark.parametrize("family, field, line", [(*named, line) for named, lines in BAD.items() for line in lines])
+def test_bad_input_is_one_sentence(compare, sentence, tmp_path, monkeypatch, family, field, line):
     monkeypatch.setattr("socket.socket.connect", None)
     assert sentence(compare(family, line, "--models", tmp_path)).startswith(f"{field}: ")
     assert not list(tmp_path.iterdir()), "nothing was written"
 
 
-def kl_of_6_channels(path):
+def test_a_decoder_of_other_latents(compare, sentence, tmp_path):
+    """Further parts that do not fit are in tests/nodes/test_loaders.py: the same code loads them."""
+    path = tmp_path / "other.safetensors"
     write(KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=6, groups=4)), path, 5, groups=4)
-
-
-PARTS = {
-    "other latents": ("decoder", "mar", "--decoder", kl_of_6_channels),
-    "other codes": ("decoder", "llamagen", "--decoder", lambda path: write_vq(path, replace(VQ_SIZE, codes=30))),
-    "other codes of Tar": ("decoder", "tar", "--decoder", lambda path: write_vq(path, replace(VQ_SIZE, codes=30))),
-    "a wider TA-Tok": (
-        "ta_tok",
-        "tar",
-        "--ta-tok",
-        lambda path: save_file(tiny_ta_tok(replace(READER, width=36)).state_dict(), path),
-    ),
-    "more semantic codes": (
-        "condition",
-        "tar",
-        "--ta-tok",
-        lambda path: save_file(tiny_ta_tok(replace(READER, codes=30)).state_dict(), path),
-    ),
-    "a text": ("checkpoint", "mar", "--model", lambda path: path.write_text("hello")),
-}
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_parts_that_do_not_fit(compare, sentence, tmp_path, name):
-    field, family, option, make = PARTS[name]
-    make(tmp_path / "other.safetensors")
-    assert sentence(compare(family, "", option, tmp_path / "other.safetensors")).startswith(f"{field}: ")
+    assert sentence(compare("mar", "--decoder", path)).startswith("decoder: ")
 
 
 @pytest.mark.parametrize(
@@ -340,7 +283,6 @@ def test_parts_that_do_not_fit(compare, sentence, tmp_path, name):
         ("checkpoint", "compare --prompt cat", "dtok"),
         ("decoder", "compare --samplers mar,llamagen --decoder {kl}", ""),
         ("decoder", "compare --prompt cat --samplers tar,llamagen --decoder {vq}", ""),
-        ("samplers", "bench --random LlamaGen-B --samplers tar", ""),
     ],
 )
 def test_what_the_demo_cannot_do(cli, tiny_demo, files, sentence, field, line, gone):
@@ -377,12 +319,10 @@ def test_defaults_come_from_the_file_and_suit_the_model(files):
     model = load_mar(files.mar, "fp32")
     assert defaults(Ready("mar", model)) == {"ar_steps": 16}  # never more than it has tokens
     stated = Ready("mar", model, metadata={"defaults": '{"ar_steps": 8, "threshold": 0.95}'})
-    assert defaults(stated) == {"ar_steps": 8, "threshold": 0.95}
     ready = dict.fromkeys(("mar", "fasthybrid"), stated)
     mar, fast = plan("mar,fasthybrid", [], None, ready)
     assert (mar.settings.ar_steps, fast.settings.threshold) == (8, 0.95)
     assert plan("mar", ["ar_steps=4"], 5, ready)[0].settings.ar_steps == 4  # --set takes precedence over --steps
-    assert defaults(Ready("mar", model, metadata={"defaults": "nonsense"})) == {"ar_steps": 16}
 
 
 def test_settings_of_all_and_of_one():
@@ -394,30 +334,13 @@ def test_settings_of_all_and_of_one():
     assert both == again and both.settings.threshold == 0.9 and both.entry.name == "fasthybrid+lazymar"
 
 
-def options(**more) -> SimpleNamespace:
-    return SimpleNamespace(models=None, dtype="auto", speed="plain", device="cpu", **more)
-
-
-def test_settings_of_the_prompt(files, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        conditions,
-        "drive",
-        lambda sampler, *_: seen.append(next(sampler).report.settings) or SimpleNamespace(condition="codes"),
-    )
-    sets, asked = conditions.of_prompt(["cfg=2", "prompt.detail=81", "prompt.temperature=0.5"])
-    assert sets == ["cfg=2"]
-    on = Ready("tar", load_detokenizer(files.high), choice=str(files.high), path=files.high)
-    assert conditions.Builder(source(options()), tar=str(files.tar), asked=asked).codes(on, ["cat"]) == "codes"
-    # Settings of the command line take precedence over the file's defaults.
-    wanted = {"detail": "81", "temperature": 0.5, "top_k": 15, "top_p": 0.95}
-    assert {name: seen[0][name] for name in wanted} == wanted
-
-
 def test_random_weights_have_no_tokenizer(files):
     ready = Ready("llamagen", load_llamagen(files.llamagen))
     with pytest.raises(UserError, match="^random: "):
-        with_draft(plan("mulosd", [], None, {"mulosd": ready}), options(model="demo", draft="auto"))
+        with_draft(
+            plan("mulosd", [], None, {"mulosd": ready}),
+            SimpleNamespace(models=None, dtype="auto", speed="plain", device="cpu", model="demo", draft="auto"),
+        )
 
 
 def test_speed_ups_are_measured_within_a_family_and_a_size(files):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from fastar_nodes.cli.options import choose_device, output, save, whole
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import hub
 
 
 @pytest.mark.parametrize("name", ["meta", "nosuch", "cuda:99", "", "cpu\0", "x" * 10_000, "9" * 5000])
@@ -33,12 +32,6 @@ def test_long_values_are_shortened(text: str) -> None:
 @pytest.mark.parametrize("text", ["x", "-5", "1000000", ""])
 def test_threads_that_no_machine_has(cli, sentence, text: str) -> None:
     assert sentence(cli("sweep", "none.json", "--threads", text)).startswith("threads: ")
-
-
-@pytest.mark.parametrize("choice", [[], {}, ["mar-base"], {"a": 1}, None, 3, b"x"])
-def test_choices_that_are_no_text(choice: object, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="^checkpoint: "):
-        hub.resolve(choice, "mar", [tmp_path], tmp_path)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

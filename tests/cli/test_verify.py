@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,24 +51,22 @@ def _copy(mar_fixtures, tmp_path, *names):
     return folder
 
 
-def test_a_changed_number_fails_its_case_alone(cli, mar_fixtures, tmp_path):
+@pytest.mark.parametrize(
+    "file, name, at, change, failed",
+    [
+        ("encdec", "half.dec_out", (1, 5, 7), 3e-4, 1),  # this case alone
+        ("tiny_mar_f16", "decoder_blocks.0.attn.qkv.weight", 0, 0.05, 6),  # all
+    ],
+)
+def test_a_changed_number_and_other_weights_fail(cli, mar_fixtures, tmp_path, file, name, at, change, failed):
     folder = _copy(mar_fixtures, tmp_path, "encdec.safetensors", "tiny_mar_f16.safetensors", "tiny_mar_config.json")
-    state = load_file(folder / "encdec.safetensors")
-    state["half.dec_out"][1, 5, 7] += 3e-4
-    save_file(state, folder / "encdec.safetensors")
+    state = load_file(folder / f"{file}.safetensors")
+    state[name][at] += change
+    save_file(state, folder / f"{file}.safetensors")
     answer = cli("verify", folder)
-    found = verdicts(answer)
-    assert answer.code == 1
-    assert [name for name, verdict in found.items() if verdict == "FAIL"] == ["mar/encdec.half.cond"]
-    assert len(found) == 6 and "Traceback" not in answer.err
-
-
-def test_other_weights_fail(cli, mar_fixtures, tmp_path):
-    folder = _copy(mar_fixtures, tmp_path, "encdec.safetensors", "tiny_mar_f16.safetensors", "tiny_mar_config.json")
-    state = load_file(folder / "tiny_mar_f16.safetensors")
-    state["decoder_blocks.0.attn.qkv.weight"][0] += 0.05
-    save_file(state, folder / "tiny_mar_f16.safetensors")
-    assert cli("verify", folder).code == 1
+    found = [case for case, verdict in verdicts(answer).items() if verdict == "FAIL"]
+    assert answer.code == 1 and len(found) == failed and "Traceback" not in answer.err
+    assert len(verdicts(answer)) == 6 and (failed > 1 or found == ["mar/encdec.half.cond"])
 
 
 def test_damaged_missing_and_wrong_files_fail_without_a_traceback(cli, mar_fixtures, tmp_path):
@@ -114,22 +113,6 @@ def test_tars_folder_is_known_by_its_files(cli, tmp_path):
     assert "ar_tiny_state.safetensors is not beside it" in answer.err
 
 
-class _Positions:
-    """Noise by position; the test records it in the order of the reference's draws."""
-
-    def __init__(self, orders, first, steps):
-        self.o, self.f, self.s = orders, first, steps
-
-    def orders(self, tokens):
-        return self.o
-
-    def first(self, *_):
-        return self.f
-
-    def steps(self, *_):
-        return self.s
-
-
 @pytest.mark.parametrize("cfg", [1.0, 2.5])
 def test_cases_of_another_size_are_read_from_their_tensors(cli, tmp_path, cfg):
     """A network of 16 tokens, three images and other steps, in the same layout."""
@@ -144,7 +127,7 @@ def test_cases_of_another_size_are_read_from_their_tensors(cli, tmp_path, cfg):
     first = torch.randn(batch, tokens, channels, generator=g)
     steps = torch.randn(batch, count, tokens, channels, generator=g).half().float()
     settings = MARSettings(ar_steps=5, diffusion_steps=count, cfg=cfg, cfg_schedule="linear", t_max=950)
-    noise = _Positions(orders, first, steps)
+    noise = SimpleNamespace(orders=lambda *_: orders, first=lambda *_: first, steps=lambda *_: steps)
     out = finish(mar(model, from_ids(labels.tolist()), settings, noise)).latents * model.latent_scale
 
     plan = Plan(orders, settings)
@@ -175,8 +158,6 @@ def test_cases_of_another_size_are_read_from_their_tensors(cli, tmp_path, cfg):
 
 def test_not_a_number_fails():
     bad, good = torch.tensor([float("nan")]), torch.zeros(1)
-    assert judge(Case("x", lambda: [Check(bad, good)])).verdict == "FAIL"
-    assert judge(Case("x", lambda: [Check(good, bad)])).verdict == "FAIL"
-    assert judge(Case("x", lambda: [Check(good, torch.zeros(2))])).verdict == "FAIL"
-    assert judge(Case("x", lambda: [])).verdict == "FAIL"
+    for checks in ([Check(bad, good)], [Check(good, bad)], [Check(good, torch.zeros(2))], []):
+        assert judge(Case("x", lambda checks=checks: checks)).verdict == "FAIL"
     assert judge(Case("x", lambda: [Check(good, good)])).verdict == "ok"

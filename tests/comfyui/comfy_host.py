@@ -48,8 +48,8 @@ class Missing(Exception):
 
 
 def find_core() -> Path:
-    """The checkout that $COMFYUI_PATH names."""
-    path = Path(os.environ.get("COMFYUI_PATH", "none")).expanduser()
+    """The checkout that $COMFYUI_PATH names, else comfy-cli's default workspace."""
+    path = Path(os.environ.get("COMFYUI_PATH") or "~/comfy/ComfyUI").expanduser()
     if not all((path / part).exists() for part in ("main.py", "comfyui_version.py", "comfy")):
         raise Missing(f"no ComfyUI at {path}; set COMFYUI_PATH to a checkout")
     return path.resolve()
@@ -327,6 +327,21 @@ def widgets(node: str) -> dict[str, Any]:
     return {name: about[0] for name, _, *about in recorded if len(about) > 1}
 
 
+# A 10 x 10 sweep of small cells, as values of Sweep's widgets.
+TEN = {"x": "threshold", "x_values": "0.1..1 x 10", "y": "lookahead", "y_values": "1..10", "seeds": "7"}
+TEN |= {"settings": "ar_steps=4, diffusion_steps=6, guided_steps=3"}
+
+
+def sweep_workflow(folder: str) -> dict[str, Any]:
+    """The shared sweep with :data:`TEN`."""
+    workflow = load_workflow("20 Sweep FastHybrid")
+    values = {"FastARSweep": {**TEN, "folder": folder}, "FastARClassLabel": {"labels": "cat"}}
+    for node in workflow["nodes"]:
+        for name, value in values.get(node["type"], {}).items():
+            node["widgets_values"][[*widgets(node["type"])].index(name)] = value
+    return workflow
+
+
 def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     """A small prompt on the demo: loader 1, labels 2, MAR 3, FastHybrid 4, decoded 5 and 6, Compare 7 saved by 8.
 
@@ -336,14 +351,8 @@ def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     shared = {"model": ["1", 0], "condition": ["2", 0], "seed": 7, "ar_steps": 8, "diffusion_steps": 8, "cfg": 3.0}
     shared |= {"cfg_schedule": "linear", "temperature": 1.0}
     mar = {**widgets("FastARMARSampler"), **shared}
-    fast = {
-        **widgets("FastARFastHybridSampler"),
-        **shared,
-        "preset": "none",
-        "lookahead": 3,
-        "threshold": 0.95,
-        "guided_steps": 4,
-    }
+    fast = {**widgets("FastARFastHybridSampler"), **shared, "preset": "none"}
+    fast |= {"lookahead": 3, "threshold": 0.95, "guided_steps": 4}
     pair = {"image_1": ["5", 0], "report_1": ["3", 1], "image_2": ["6", 0], "report_2": ["4", 1]}
     labels = {"labels": "cat, boat", "label_set": "picture-book", "images_per_label": 1, "add_label": "none"}
     nodes = {
@@ -359,11 +368,6 @@ def graph(**changes: dict[str, Any]) -> dict[str, Any]:
     prompt = {key: {"class_type": kind, "inputs": dict(inputs)} for key, (kind, inputs) in nodes.items()}
     for key, inputs in changes.items():
         inputs = dict(inputs)
-        kind = inputs.pop("class_type", None)
-        node = prompt.setdefault(key[1:], {"class_type": kind, "inputs": {}})
-        for name, value in inputs.items():
-            if value is None:
-                node["inputs"].pop(name, None)
-            else:
-                node["inputs"][name] = value
+        node = prompt.setdefault(key[1:], {"class_type": inputs.pop("class_type", None), "inputs": {}})
+        node["inputs"] = {k: v for k, v in {**node["inputs"], **inputs}.items() if v is not None}
     return prompt

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comfy_host import ROOT, Comfy, load_workflow, to_api, widgets
+from comfy_host import ROOT, TEN, Comfy, load_workflow, sweep_workflow, to_api
 from test_browser import _no_complaint, _run, browser, editor  # noqa: F401  fixtures
 
 # ruff: noqa: F811
@@ -40,24 +40,6 @@ def picture_of(comfy: Comfy, entry: dict[str, Any], page: Any, kind: str = "Save
 
 
 WIDGETS = "type => Object.fromEntries(app.graph._nodes.find(n => n.type === type).widgets.map(w => [w.name, w.value]))"
-TEN = {
-    "x": "threshold",
-    "x_values": "0.1..1 x 10",
-    "y": "lookahead",
-    "y_values": "1..10",
-    "seeds": "7",
-    "settings": "ar_steps=4, diffusion_steps=6, guided_steps=3",
-}
-
-
-def sweep_workflow(folder: str) -> dict[str, Any]:
-    """The shared sweep with 10 x 10 small cells."""
-    workflow = load_workflow("20 Sweep FastHybrid")
-    values = {"FastARSweep": {**TEN, "folder": folder}, "FastARClassLabel": {"labels": "cat"}}
-    for node in workflow["nodes"]:
-        for name, value in values.get(node["type"], {}).items():
-            node["widgets_values"][[*widgets(node["type"])].index(name)] = value
-    return workflow
 
 
 def queue(comfy: Comfy, workflow: dict[str, Any], info: dict[str, Any]) -> str:
@@ -128,13 +110,15 @@ def test_a_saved_picture_is_dropped_on_load_report(comfy: Comfy, editor: Any, ar
     _no_complaint(editor)
 
 
-# Selects a node and returns its id and where its widget lookahead is on the screen.
-SELECT = """type => {
+# Brings a node to the middle of the screen, selected or not; its id and where its title and its widget lookahead are.
+SELECT = """([type, selected]) => {
     const node = app.graph._nodes.find(n => n.type === type)
-    app.canvas.ds.scale = 1; app.canvas.deselectAll(); app.canvas.select(node); app.canvas.centerOnNode(node)
+    app.canvas.ds.scale = 1; app.canvas.deselectAll(); app.canvas.centerOnNode(node)
+    if (selected) app.canvas.select(node)
     const {scale, offset} = app.canvas.ds, box = app.canvas.canvas.getBoundingClientRect()
     const row = node.widgets.find(w => w.name === 'lookahead').last_y + 10
-    return {id: node.id, x: (node.pos[0] + 60 + offset[0]) * scale + box.x, y: (node.pos[1] + row + offset[1]) * scale + box.y}
+    const at = (x, y) => [(node.pos[0] + x + offset[0]) * scale + box.x, (node.pos[1] + y + offset[1]) * scale + box.y]
+    return {id: node.id, title: at(90, -15), lookahead: at(60, row)}
 }"""
 
 
@@ -145,22 +129,13 @@ SHOWN = """() => {
 }"""
 
 
-# Brings a node to the middle of the screen and returns where its title is.
-TITLE = """type => {
-    const node = app.graph._nodes.find(n => n.type === type)
-    app.canvas.ds.scale = 1; app.canvas.deselectAll(); app.canvas.centerOnNode(node)
-    const {scale, offset} = app.canvas.ds, box = app.canvas.canvas.getBoundingClientRect()
-    return {x: (node.pos[0] + 90 + offset[0]) * scale + box.x, y: (node.pos[1] - 15 + offset[1]) * scale + box.y}
-}"""
-
-
 def test_help_opens_beside_the_graph_with_its_picture(editor: Any, artifacts: Path) -> None:
     node = "FastARFastHybridSampler"
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("04 FastHybrid vs MAR"))
     editor.wait_for_timeout(1500)
-    at = editor.evaluate(TITLE, node)
+    at = editor.evaluate(SELECT, [node, False])
     editor.wait_for_timeout(500)
-    editor.mouse.click(at["x"], at["y"])
+    editor.mouse.click(*at["title"])
     editor.get_by_test_id("info-button").click(timeout=10000)
     editor.wait_for_timeout(2500)
     editor.screenshot(path=str(artifacts / f"help_{editor.renderer}.png"))
@@ -187,12 +162,12 @@ def test_names_and_tooltips_are_translated(translated: str, comfy: Comfy, editor
     )
     assert titles == {node: names[node]["display_name"] for node in titles}
     about = names["FastARFastHybridSampler"]
-    at = editor.evaluate(SELECT, "FastARFastHybridSampler")
+    at = editor.evaluate(SELECT, ["FastARFastHybridSampler", True])
     editor.wait_for_timeout(1000)
     if editor.renderer == "vue":
         editor.locator(f'[data-node-id="{at["id"]}"]').get_by_text("lookahead", exact=True).first.hover()
     else:
-        editor.mouse.move(at["x"], at["y"])
+        editor.mouse.move(*at["lookahead"])
     editor.wait_for_timeout(2000)
     tooltip = about["inputs"]["lookahead"]["tooltip"]
     editor.screenshot(path=str(artifacts / f"tooltip {translated}_{editor.renderer}.png"))

@@ -15,42 +15,31 @@ from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.tools.training import picture_book
 from PIL import Image
 
-# Tested in test_bench.py.
-BENCH = ("20 Sweep FastHybrid", "21 Advisor and slider")
+# What makes sweeps and advice short, by node type.
+FEW = {
+    "FastARSweep": {"settings": "ar_steps=4, diffusion_steps=6, threshold=0.8", "x_values": "0, 2", "folder": "shared"},
+    "FastARAdvisor": {"repeats": 1, "measure": "PSNR", "least": 0.0},
+    "ImageCompare": {"compare_view": {}},
+}
 
 
-@pytest.mark.parametrize("name", [name for name in WORKFLOWS if name not in BENCH])
+@pytest.mark.parametrize("name", WORKFLOWS)
 def test_every_shared_workflow_runs(comfy, info, name):
     prompt = to_api(load_workflow(name), info)
-    for node in prompt.values():  # the same graph, in seconds
-        node["inputs"].update({k: v for k, v in {"ar_steps": 8, "diffusion_steps": 8}.items() if k in node["inputs"]})
-    decoders = [key for key, node in prompt.items() if node["class_type"] == "VAEDecode"]
-    for key in decoders:
-        prompt[f"see {key}"] = {"class_type": "PreviewImage", "inputs": {"images": [key, 0]}}
+    for key, node in list(prompt.items()):  # the same graph, in seconds
+        node["inputs"].update({k: 8 for k in ("ar_steps", "diffusion_steps") if k in node["inputs"]})
+        node["inputs"].update(FEW.get(node["class_type"], {}))
+        if node["class_type"] == "VAEDecode":  # every sampler's own picture
+            prompt[f"see {key}"] = {"class_type": "PreviewImage", "inputs": {"images": [key, 0]}}
     outputs = comfy.run(prompt)
-    for key in decoders:  # every sampler's own picture
-        assert np.asarray(comfy.picture(outputs.pop(f"see {key}")["images"][0])).std() > 5, key
-    shown = {prompt[key]["class_type"]: value for key, value in outputs.items()}
-    if "FastARCompare" not in {node["class_type"] for node in prompt.values()}:  # a starter: one picture
-        (output,) = outputs.values()
-        assert np.asarray(comfy.picture(output["images"][0])).std() > 5
-        return
-    grid = comfy.picture(shown["SaveImage"]["images"][0])
-    assert grid.width > 700 and np.asarray(grid).std() > 20
-    maps = comfy.picture(shown["PreviewImage"]["images"][0])
-    assert maps.width >= 384 and np.asarray(maps).std() > 10
-    # A graph may show a report's text too.
-    texts = {key: value["text"][0] for key, value in outputs.items() if prompt[key]["class_type"] == "PreviewAny"}
-    ((compared, table),) = (
-        (prompt[source]["inputs"], texts[key].partition("\n\n")[0])
-        for key in texts
-        if prompt[source := prompt[key]["inputs"]["source"][0]]["class_type"] == "FastARCompare"
-    )
-    rows = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    pictures = [field.removeprefix("image_") for field in compared if field.startswith("image_")]
-    labels = dict(zip(pictures, compared["labels"].split("\n"), strict=False))
-    assert len(rows) == sum(field.startswith("report_") for field in compared) and "1.00x" in table
-    assert {label for i, label in labels.items() if label and f"report_{i}" in compared} <= {*rows}, table
+    shown = [image for output in outputs.values() for image in output.get("images", [])]
+    assert shown and all(np.asarray(comfy.picture(image)).std() > 5 for image in shown)
+    kinds = {node["class_type"] for node in prompt.values()}
+    if kinds & {"FastARCompare", "FastARSweep"}:
+        texts = [output["text"][0] for output in outputs.values() if "text" in output]
+        assert any("| seconds" in text for text in texts) and (
+            "FastARCompare" not in kinds or "1.00x" in "".join(texts)
+        )
 
 
 def test_pictures_are_decoded_and_the_same_for_the_same_seed(comfy):
@@ -69,8 +58,14 @@ def test_pictures_are_decoded_and_the_same_for_the_same_seed(comfy):
 def test_an_edit_leaves_the_rest_alone(comfy):
     """The picture of 3 is redrawn at the bottom by 4, with core's mask nodes and through core's VAE Encode."""
     solid = {"class_type": "SolidMask", "width": 64, "height": 64}
-    where = {"class_type": "MaskComposite", "destination": ["9", 0], "source": ["10", 0], "operation": "add"}
-    where |= {"x": 0, "y": 32}
+    where = {
+        "class_type": "MaskComposite",
+        "destination": ["9", 0],
+        "source": ["10", 0],
+        "operation": "add",
+        "x": 0,
+        "y": 32,
+    }
     save = {"class_type": "SaveImage", "filename_prefix": "edit"}
     prompt = graph(
         n2={"labels": "sunset"},
@@ -210,11 +205,8 @@ def test_own_files_in_the_model_folder(comfy):
         assert menu[0] == "demo" and {"mine.safetensors", "notes.safetensors"} <= set(menu)
         assert any(choice.startswith("mar-base (download ") for choice in menu)
         comfy.run(graph(n1={"checkpoint": "mine.safetensors", "decoder": "my-kl.safetensors"}))
-        swapped = comfy.complaint(graph(n1={"checkpoint": "my-kl.safetensors"}))
-        assert swapped.startswith("checkpoint: my-kl.safetensors")
-        assert comfy.complaint(graph(n1={"checkpoint": "notes.safetensors"})).startswith(
-            "checkpoint: notes.safetensors"
-        )
+        for name in ("my-kl.safetensors", "notes.safetensors"):
+            assert comfy.complaint(graph(n1={"checkpoint": name})).startswith(f"checkpoint: {name}")
     finally:
         for name in ("mine", "my-kl", "notes"):
             (folder / f"{name}.safetensors").unlink()

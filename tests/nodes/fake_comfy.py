@@ -19,26 +19,19 @@ class Interrupted(BaseException):
     """Like core's since 0.20: no Exception."""
 
 
-class FakeInput:
-    """Keeps the arguments of a widget or socket."""
+class Part:
+    """Keeps the arguments of a widget, a socket or an output."""
 
     kind = ""
 
-    def __init__(self, id: str, **about: Any):
+    def __init__(self, id: str = "", **about: Any):
         self.id, self.about = id, about
         self.optional, self.advanced = bool(about.get("optional")), about.get("advanced")
 
 
-class FakeOutput:
-    def __init__(self, id: str = "", **about: Any):
-        self.id, self.about = id, about
-
-
 def _type(kind: str) -> Any:
-    return SimpleNamespace(
-        Input=type(f"{kind}Input", (FakeInput,), {"kind": kind}),
-        Output=type(f"{kind}Output", (FakeOutput,), {"kind": kind}),
-    )
+    part = type(kind, (Part,), {"kind": kind})
+    return SimpleNamespace(Input=part, Output=part)
 
 
 @dataclass
@@ -48,8 +41,8 @@ class Schema:
     node_id: str
     display_name: str = ""
     category: str = ""
-    inputs: list[FakeInput] = field(default_factory=list)
-    outputs: list[FakeOutput] = field(default_factory=list)
+    inputs: list[Part] = field(default_factory=list)
+    outputs: list[Part] = field(default_factory=list)
     description: str = ""
     search_aliases: list[str] = field(default_factory=list)
     hidden: list[Any] = field(default_factory=list)
@@ -113,14 +106,15 @@ class Upscaled:
         return NodeOutput(image.repeat_interleave(upscale_model.scale, 1).repeat_interleave(upscale_model.scale, 2))
 
 
+# Devices of ComfyUI by what they are for: all are the CPU.
+PLACES = ("get_torch", "unet_offload", "vae", "vae_offload", "text_encoder", "text_encoder_offload", "intermediate")
+
+
 def install() -> None:
     """Register the fake modules."""
-    cpu = torch.device("cpu")
+    types = ("Int", "Float", "Boolean", "String", "Combo", "Image", "Latent", "Mask", "Vae", "UpscaleModel")
     io = SimpleNamespace(
-        **{
-            k: _type(k.upper())
-            for k in ("Int", "Float", "Boolean", "String", "Combo", "Image", "Latent", "Mask", "Vae", "UpscaleModel")
-        },
+        **{kind: _type(kind.upper()) for kind in types},
         Custom=_type,
         Schema=Schema,
         NodeOutput=NodeOutput,
@@ -128,22 +122,16 @@ def install() -> None:
         UploadType=SimpleNamespace(image="image_upload"),
         FolderType=SimpleNamespace(input="input"),
         Hidden=SimpleNamespace(unique_id="UNIQUE_ID", extra_pnginfo="EXTRA_PNGINFO", prompt="PROMPT"),
-        Input=FakeInput,
-        Output=FakeOutput,
+        Input=Part,
+        Output=Part,
     )
     modules = {
         "comfy": {},
         "comfy_api": {},
         "comfy_api.latest": {"io": io, "ComfyExtension": object},
         "comfy.model_management": {
-            "get_torch_device": lambda: cpu,
+            **dict.fromkeys((f"{part}_device" for part in PLACES), lambda: torch.device("cpu")),
             "get_torch_device_name": lambda device: state.device,
-            "unet_offload_device": lambda: cpu,
-            "vae_device": lambda: cpu,
-            "vae_offload_device": lambda: cpu,
-            "text_encoder_device": lambda: cpu,
-            "text_encoder_offload_device": lambda: cpu,
-            "intermediate_device": lambda: cpu,
             "get_free_memory": lambda device: 1e9,
             "load_models_gpu": lambda models, **about: state.loaded.append((models, about)),
             "soft_empty_cache": lambda: None,

@@ -174,7 +174,7 @@ def test_a_finished_download_leaves_the_menu_and_stays_valid(folder, monkeypatch
 # Texts that look like an entry of the menu.
 FORGED = ("mar-huge (download 12 kB)", "mar-huge (already on your disk)", "mar-huge (download 3.77 GB", "mar-huge")
 FORGED += (" mar-huge (download 3.77 GB)", "tar-7b (already on your disk)", "kl16", "../../etc/passwd", "/etc/passwd")
-FORGED += ("", 5, None, ["demo"], {"demo": 1})
+FORGED += ("", 5, None, [], ["demo"], {"demo": 1}, b"x")
 
 
 @pytest.mark.parametrize("text", FORGED, ids=repr)

@@ -10,7 +10,6 @@ import fake_comfy
 import numpy as np
 import pytest
 import torch
-from fake_comfy import Interrupted
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import advisor, compare, samplers, sharing
 from fastar_nodes.nodes import sweep as sweep_nodes
@@ -34,6 +33,7 @@ SWEEP = {
     "y_values": "0, 2",
     "seeds": "7..8",
 }
+SMALL = {"x_values": "0.5", "y": "none", "seeds": "7"}
 
 
 @pytest.fixture(autouse=True)
@@ -66,30 +66,16 @@ def test_a_sweep_runs_every_combination_and_its_baselines(folder):
     own = (model.vae.decode(latent["samples"]).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
     (cell,) = [c for c in found.cells if (c.x, c.y, c.seed) == (1, 1, 8)]
     assert np.array_equal(found.store.read(cell.key)[0], own)
-
-
-def test_an_interrupted_sweep_is_resumed(folder):
-    model = a_mar()
-    fake_comfy.state.interrupt_at = 30
-    with pytest.raises(Interrupted):
-        sweep(model)
-    kept = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")}
-    assert 0 < len(kept) < 14 and not list(folder.glob(".*"))
-    fake_comfy.state.interrupt_at = -1
-    sweep(model)
-    after = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")}
-    assert len(after) == 14 and all(after[name] == time for name, time in kept.items())
-    # Another value draws its own cells, and no other.
+    # Another value draws its own cells, and no other. That an interrupted sweep goes on is tested in tests/comfyui.
     sweep(model, x_values="-1, 0.5, 0.7, 1.01")
     assert len(list(folder.glob("*.png"))) == 14 + 4
 
 
 @pytest.mark.parametrize("change", ["condition", "settings", "model", "speed", "device"])
 def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
-    small = {"x_values": "0.5", "y": "none", "seeds": "7"}
     model = a_mar()
-    sweep(model, **small)
-    sweep(model, **small)
+    sweep(model, **SMALL)
+    sweep(model, **SMALL)
     assert len(list(folder.glob("*.png"))) == 2
     if change == "model":
         with torch.no_grad():
@@ -99,11 +85,8 @@ def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
     if change == "device":
         monkeypatch.setattr(fake_comfy.state, "device", "another card")
     other = {"condition": from_ids([3, 2]), "settings": SWEEP["settings"] + ", cfg=2"}
-    sweep(model, **small, **({change: other[change]} if change in other else {}))
+    sweep(model, **SMALL, **({change: other[change]} if change in other else {}))
     assert len(list(folder.glob("*.png"))) == 4
-
-
-SMALL = {"x_values": "0.5", "y": "none", "seeds": "7"}
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence_and_no_cell_is_sampled_in_vain(folder, monkeypatch):
@@ -270,25 +253,20 @@ def test_a_saved_picture_gives_its_reports_back(tmp_path):
     assert again.settings == report.settings and again.counts == report.counts
 
 
-def test_files_that_are_not_there(tmp_path):
-    assert "there is no picture" in sharing.LoadReport.validate_inputs("gone.png")
-    (tmp_path / "input" / "b.png").write_bytes(b"")
-    with pytest.raises(UserError, match="^image: b.png cannot be read"):
-        sharing.LoadReport.execute("b.png")
-
-
 def test_no_picture_outside_of_comfyuis_folders_is_opened(tmp_path):
     """The stand-in joins names and checks nothing, like ComfyUI 0.27."""
     secret = tmp_path / "secret.png"
     Image.new("RGB", (8, 8)).save(secret)
     (tmp_path / "input" / "folder.png").mkdir()
     names = ("../secret.png", str(secret), "sub/../../secret.png", "folder.png", "", "a\0b.png", "x" * 5000 + ".png")
-    for name in names:
+    for name in (*names, "gone.png"):
         assert sharing.LoadReport.validate_inputs(name) is not True
         with pytest.raises(UserError, match="^image: "):
             sharing.LoadReport.execute(name)
-    for name, kind in (("gif.png", "GIF"), ("tiff.png", "TIFF")):
-        Image.new("RGB", (8, 8)).save(tmp_path / "input" / name, kind)
+    (tmp_path / "input" / "empty.png").touch()
+    for kind in ("GIF", "TIFF"):
+        Image.new("RGB", (8, 8)).save(tmp_path / "input" / f"{kind}.png", kind)
+    for name in ("GIF.png", "TIFF.png", "empty.png"):
         with pytest.raises(UserError, match="^image: "):
             sharing.LoadReport.execute(name)
 

@@ -63,9 +63,8 @@ class Graph:
         return [node for node in self.nodes.values() if node["type"] in kinds]
 
     def ours(self):
-        """Its nodes of this pack, each with its schema and the values of its widgets by name."""
-        for node in (node for node in self.nodes.values() if node["type"] in NODES):
-            yield node, NODES[node["type"]], widget_values(node, NODES[node["type"]])
+        """Its nodes of this pack, each with its schema."""
+        return [(node, NODES[node["type"]]) for node in self.nodes.values() if node["type"] in NODES]
 
     def sources(self, node):
         """Node behind every connected input of a node."""
@@ -120,32 +119,36 @@ def test_every_graph_has_a_thumbnail_and_every_family_a_starter():
         assert picture[:2] == b"\xff\xd8" and len(picture) < 200_000
 
 
+def links_agree(nodes, links):
+    """Links (id, source, output, target, input, type) are those that both ends name."""
+    for link, source, out, target, into, kind in links:
+        assert nodes[target]["inputs"][into]["link"] == link
+        output = nodes[source]["outputs"][out]
+        assert link in output["links"] and kind == output["type"]
+    used = [i["link"] for node in nodes.values() for i in node["inputs"] if i["link"] is not None]
+    assert sorted(used) == sorted(link for link, *_ in links)
+
+
+def values_fit(node):
+    """Every widget of a node of this pack has a value in its range, or of its menu."""
+    widgets = [i for i in NODES[node["type"]].inputs if i.kind in WIDGETS]
+    controls = sum(bool(i.about.get("control_after_generate")) for i in widgets)
+    assert len(widgets) + controls == len(node["widgets_values"]), node["type"]
+    for widget in widgets:
+        value, limits = widget_values(node, NODES[node["type"]])[widget.id], widget.about
+        assert "options" not in limits or value in limits["options"], (node["type"], widget.id)
+        assert "min" not in limits or limits["min"] <= value <= limits["max"], (node["type"], widget.id)
+
+
 def test_nodes_are_known_and_links_agree_with_both_ends(graph):
     assert {node["type"] for node in graph.nodes.values()} <= CORE | set(NODES)
     assert len(graph.nodes) == len(graph.saved["nodes"]) and graph.saved["last_node_id"] == max(graph.nodes)
-    for link, source, out, target, into, kind in graph.links.values():
-        assert graph.nodes[target]["inputs"][into]["link"] == link
-        output = graph.nodes[source]["outputs"][out]
-        assert link in output["links"] and kind == output["type"]
-    used = [i["link"] for node in graph.nodes.values() for i in node["inputs"] if i["link"] is not None]
-    assert sorted(used) == sorted(graph.links)
+    links_agree(graph.nodes, graph.links.values())
 
 
-def test_every_widget_has_a_value_in_range(graph):
-    for node, about, values in graph.ours():
-        widgets = [i for i in about.inputs if i.kind in WIDGETS]
-        controls = sum(bool(i.about.get("control_after_generate")) for i in widgets)
-        assert len(widgets) + controls == len(node["widgets_values"]), node["type"]
-        for widget in widgets:
-            value, limits = values[widget.id], widget.about
-            if widget.kind == "COMBO":
-                assert value in limits["options"], (node["type"], widget.id)
-            if widget.kind in ("INT", "FLOAT"):
-                assert limits["min"] <= value <= limits["max"], (node["type"], widget.id)
-
-
-def test_sockets_are_the_nodes_own(graph):
-    for node, about, _ in graph.ours():
+def test_every_widget_has_a_value_in_range_and_sockets_are_the_nodes_own(graph):
+    for node, about in graph.ours():
+        values_fit(node)
         given = [i["name"] for i in node["inputs"]]
         assert set(given) <= {i.id for i in about.inputs}
         sockets = [i.id for i in about.inputs if i.kind not in WIDGETS]
@@ -311,7 +314,6 @@ def test_it_runs(path, run, monkeypatch):
 # ------------------------------------------------------------------------------------------------ blueprints
 
 BLUEPRINTS = sorted((FOLDER.parent / "subgraphs").glob("*.json"))
-ENDS = {-10: "inputs", -20: "outputs"}
 
 
 @pytest.fixture(params=BLUEPRINTS, ids=lambda path: path.stem)
@@ -340,9 +342,7 @@ def test_inner_nodes_of_blueprints_are_known_and_connected(blueprint):
     for node in definition["nodes"]:
         assert node["type"] in CORE or node["type"] in NODES
         if node["type"] in NODES:
-            values = widget_values(node, NODES[node["type"]])
-            for about in (i for i in NODES[node["type"]].inputs if i.kind == "COMBO"):
-                assert values[about.id] in about.about["options"]
+            values_fit(node)
             linked = {i["name"] for i in node["inputs"] if i["link"] is not None}
             needed = {i.id for i in NODES[node["type"]].inputs if i.kind not in WIDGETS and not i.optional}
             assert needed <= linked, node["type"]
@@ -350,18 +350,8 @@ def test_inner_nodes_of_blueprints_are_known_and_connected(blueprint):
 
 def test_links_of_blueprints_agree_with_both_ends(blueprint):
     _, _, definition = blueprint
-    nodes = {node["id"]: node for node in definition["nodes"]}
-    for link in definition["links"]:
-        number, source, target = link["id"], link["origin_id"], link["target_id"]
-        if source in ENDS:
-            assert number in definition["inputs"][link["origin_slot"]]["linkIds"]
-        else:
-            output = nodes[source]["outputs"][link["origin_slot"]]
-            assert number in output["links"] and output["type"] == link["type"]
-        if target in ENDS:
-            assert number in definition["outputs"][link["target_slot"]]["linkIds"]
-        else:
-            assert nodes[target]["inputs"][link["target_slot"]]["link"] == number
-    used = [i["link"] for node in nodes.values() for i in node["inputs"] if i["link"] is not None]
-    used += [number for output in definition["outputs"] for number in output["linkIds"]]
-    assert sorted(used) == sorted(link["id"] for link in definition["links"])
+    ends = {-10: {"inputs": [], "outputs": [{**s, "links": s["linkIds"]} for s in definition["inputs"]]}}
+    ends[-20] = {"inputs": [{"link": link} for s in definition["outputs"] for link in s["linkIds"]], "outputs": []}
+    keys = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
+    nodes = ends | {node["id"]: node for node in definition["nodes"]}
+    links_agree(nodes, [[link[key] for key in keys] for link in definition["links"]])

@@ -10,6 +10,7 @@ from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.sweep import Cell
 from fastar_nodes.samplers import advice as a
 from fastar_nodes.samplers.choice import choose
+from stepping import stepped
 
 PLAIN = choose("mar", {})
 # Line to (seconds, error of every pixel, accepted of 10 drafts).
@@ -41,15 +42,11 @@ class Bench:
         return (base + error).astype(np.uint8), out
 
 
-def advise(seed=7, **settings):
+def advise(seed=7, run=None, **settings):
     bench, tried = Bench(), [a.parse_choice(line, "sampler") for line in KNOWN]
-    steps = a.calibrate(PLAIN, tried, bench, a.AdviceSettings(**settings), seed)
-    seen = []
-    while True:
-        try:
-            seen.append(next(steps))
-        except StopIteration as end:
-            return end.value, bench, seen
+    steps = a.calibrate(PLAIN, tried, run or bench, a.AdviceSettings(**settings), seed)
+    seen, found = stepped(steps)
+    return found, bench, seen
 
 
 ANSWERS = {
@@ -85,9 +82,7 @@ def test_rounds_are_paired_and_only_what_can_win_runs_again():
     later = [run for run in bench.runs if run[1] > 7]
     assert len(later) == len(seen) - 1 - len(KNOWN) and len(later) % 2 == 0
     for one, other in zip(later[::2], later[1::2], strict=True):
-        assert (one[0] == "mar") != (other[0] == "mar") and one[1] == other[1], (
-            "a candidate beside a run of the plain sampler"
-        )
+        assert (one[0] == "mar") != (other[0] == "mar") and one[1] == other[1], "beside the plain sampler"
     orders = [[a == "mar" for a, seed in later[::2] if seed == at] for at in (8, 9)]
     assert all(a != b for a, b in zip(*orders, strict=True)), "before and behind it in turn"
     assert times["fasthybrid: preset=fast"] == [7], "too far from the limit"
@@ -106,14 +101,7 @@ def test_a_stall_of_the_first_baseline_does_not_decide():
         first.append(False)
         return pictures, report
 
-    tried = [a.parse_choice(line, "sampler") for line in KNOWN]
-    steps = a.calibrate(PLAIN, tried, stalled, a.AdviceSettings(measure="PSNR", least=30.0, repeats=2), 7)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found = end.value
-            break
+    found, _, _ = advise(run=stalled, measure="PSNR", least=30.0, repeats=2)
     assert found.best.text == "fasthybrid: preset=balanced"
     best = next(m for m in found.measured if m.choice is found.best)
     assert best.ratios == [200.0, 2.0] and best.ratio == 2.0

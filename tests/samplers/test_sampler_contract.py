@@ -1,13 +1,9 @@
-"""What every MAR sampler must do, whatever it accelerates. A new sampler is added to CASES and passes all of it.
-
-Samplers of discrete tokens have a contract of their own in test_token_contract.py.
-"""
+"""What every MAR sampler must do, whatever it accelerates. A new sampler is added to CASES and passes all of it."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import random
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -20,16 +16,10 @@ from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import (
-    CSpDLazyMARSettings,
-    CSpDSettings,
-    FastHybridLazyMARSettings,
-    FastHybridSettings,
-    LazyMARSettings,
-    MARSettings,
-)
+from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import MAR, SAMPLERS
+from stepping import process_state, stepped
 from tiny_models import tiny_mar
 
 FEW = {"ar_steps": 6, "diffusion_steps": 8, "cfg": 2.0}
@@ -38,42 +28,28 @@ CSPD = CSpDSettings(**FEW, draft_length=2)
 LAZY = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, "block": 1}
 CASES = {
     "mar": (mar, MARSettings(**FEW)),
-    "mar, no guidance": (mar, dataclasses.replace(MARSettings(**FEW), cfg=1.0)),
+    "mar, no guidance": (mar, MARSettings(**FEW | {"cfg": 1.0})),
     "mar, raster, constant cfg": (mar, MARSettings(**FEW, order="raster", cfg_schedule="constant")),
     "fasthybrid": (fasthybrid, HYBRID),
-    "fasthybrid, no guidance": (fasthybrid, dataclasses.replace(HYBRID, cfg=1.0)),
-    "fasthybrid, x0, step, keep": (
-        fasthybrid,
-        dataclasses.replace(HYBRID, guidance_space="x0", verify="step", accepted="keep"),
-    ),
+    "fasthybrid, no guidance": (fasthybrid, replace(HYBRID, cfg=1.0)),
+    "fasthybrid, x0, step, keep": (fasthybrid, replace(HYBRID, guidance_space="x0", verify="step", accepted="keep")),
     "mar, annealed": (mar, MARSettings(**FEW, diffusion_steps_end=3)),
     "mar, speculation": (mar, MARSettings(**FEW, speculation=3)),
     "cspd": (cspd, CSPD),
-    "cspd, speculation": (cspd, dataclasses.replace(CSPD, speculation=3)),
-    "cspd, no guidance": (cspd, dataclasses.replace(CSPD, cfg=1.0)),
-    "cspd, published": (cspd, dataclasses.replace(CSPD, mode="published")),
-    "cspd, published, no alignment": (
-        cspd,
-        dataclasses.replace(CSPD, mode="published", alignment=False, draft_length=1),
-    ),
+    "cspd, speculation": (cspd, replace(CSPD, speculation=3)),
+    "cspd, no guidance": (cspd, replace(CSPD, cfg=1.0)),
+    "cspd, published": (cspd, replace(CSPD, mode="published")),
+    "cspd, published, no alignment": (cspd, replace(CSPD, mode="published", alignment=False, draft_length=1)),
     "lazymar": (lazymar, LazyMARSettings(**FEW, **LAZY)),
-    "lazymar, no guidance": (lazymar, dataclasses.replace(LazyMARSettings(**FEW, **LAZY), cfg=1.0)),
+    "lazymar, no guidance": (lazymar, replace(LazyMARSettings(**FEW, **LAZY), cfg=1.0)),
     "lazymar, cached head": (lazymar, LazyMARSettings(**FEW | {"diffusion_steps": 24}, **LAZY)),
-    "lazymar, both branches": (
-        lazymar,
-        LazyMARSettings(**FEW, **LAZY, condition_cache=False),
-    ),
-    "fasthybrid+lazymar": (
-        SAMPLERS["fasthybrid+lazymar"].run,
-        FastHybridLazyMARSettings(**dataclasses.asdict(HYBRID), **LAZY),
-    ),
-    "cspd+lazymar": (SAMPLERS["cspd+lazymar"].run, CSpDLazyMARSettings(**dataclasses.asdict(CSPD), **LAZY)),
-    "fasthybrid, without position": (
-        fasthybrid,
-        dataclasses.replace(HYBRID, similarity="without position", threshold=0.9),
-    ),
+    "lazymar, both branches": (lazymar, LazyMARSettings(**FEW, **LAZY, condition_cache=False)),
+    **{
+        name: (SAMPLERS[name].run, SAMPLERS[name].settings(**asdict(alone), **LAZY))
+        for name, alone in (("fasthybrid+lazymar", HYBRID), ("cspd+lazymar", CSPD))
+    },
+    "fasthybrid, without position": (fasthybrid, replace(HYBRID, similarity="without position", threshold=0.9)),
 }
-
 
 MODEL, DRAFT = tiny_mar(), tiny_mar(1)
 DRAFTED = {entry.run for entry in SAMPLERS.values() if entry.needs_draft}
@@ -86,17 +62,7 @@ def start(case, images=(0, 1, 2), labels=(1, 4, 0), seed=5, move=lambda m: m, mo
     return sampler(move(model), condition or from_ids(labels), settings, PairedNoise(seed, images), seed, **more)
 
 
-def run(steps):
-    """Steps of a sampler, and its result."""
-    seen = []
-    while True:
-        try:
-            seen.append(next(steps))
-        except StopIteration as end:
-            return seen, end.value
-
-
-whole = functools.cache(lambda case: run(start(case)))
+whole = functools.cache(lambda case: stepped(start(case)))
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -124,24 +90,13 @@ def test_an_image_does_not_depend_on_its_batch(case):
 
 
 def test_repeats_itself_and_changes_nothing_global(case):
-    def state():
-        return (
-            torch.random.get_rng_state().tolist(),
-            np.random.get_state()[1].tolist(),
-            random.getstate(),
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
-            torch.get_num_threads(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
-
-    before, weights = state(), {k: v.clone() for k, v in MODEL.net.state_dict().items()}
+    before, weights = process_state(), {k: v.clone() for k, v in MODEL.net.state_dict().items()}
     left = start(case)
     next(left)
-    assert state() == before, "in the middle of a run"
+    assert process_state() == before, "in the middle of a run"
     left.close()
     again = finish(start(case))
-    assert state() == before
+    assert process_state() == before
     assert all(torch.equal(v, weights[k]) for k, v in MODEL.net.state_dict().items())
     assert torch.equal(again.latents, whole(case)[1].latents) and again.report.counts == whole(case)[1].report.counts
 
@@ -166,7 +121,7 @@ def test_report_adds_up(case):
     step, outcome = report.maps["step"], report.maps["outcome"]
     assert step.shape == outcome.shape == (3, 4, 4)
     assert step.min() == 0 and step.max() == settings.ar_steps - 1
-    assert report.settings == dataclasses.asdict(settings) and report.images == 3 and report.seed == 5
+    assert report.settings == asdict(settings) and report.images == 3 and report.seed == 5
     assert report.seconds > 0 and sum(report.phases.values()) <= report.seconds * 1.05
     if "accepted" in report.counts:
         assert report.counts["accepted"] == int((outcome == 1).sum())
@@ -178,7 +133,7 @@ def test_report_adds_up(case):
 
 def test_too_many_steps_and_bad_labels_say_so(case):
     sampler, settings = CASES[case]
-    more, many = {"draft": DRAFT} if sampler in DRAFTED else {}, dataclasses.replace(settings, ar_steps=17)
+    more, many = {"draft": DRAFT} if sampler in DRAFTED else {}, replace(settings, ar_steps=17)
     for field, chosen, condition in (
         ("ar_steps", many, from_ids((1,))),
         ("condition: label 5 ", settings, from_ids((5,))),

@@ -18,9 +18,7 @@ from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.memory import STREAMED, WEIGHTS, total
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.settings import (
-    TarPromptSettings,
-)
+from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import TINY, tiny_tar
 from tiny_hybrids import tiny_hybrid

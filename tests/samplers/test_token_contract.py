@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import random
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_ids
+from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.registry import MAR, SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
@@ -32,8 +32,9 @@ from fastar_nodes.samplers.tokens.tar import tar_prompt
 from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.zipar import zipar
 from qwen_reference import tiny_tar
+from stepping import process_state, stepped
 from tiny_tokens import VQ
-from tokens_reference import condition_of, tiny_gpt
+from tokens_reference import KINDS, condition_of, tiny_gpt
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
 PLAIN, TRAINED, TEXT, FEATURES = tiny_gpt(), tiny_gpt(special=3, seed=1), tiny_gpt("text"), tiny_gpt("features")
 GROUPED = tiny_gpt("class, grouped heads")
-LARGE = {kind: tiny_gpt(kind, 6) for kind in ("class", "text", "features", "class, grouped heads")}
+LARGE = {kind: tiny_gpt(kind, 6) for kind in KINDS}
 SMALL = {(kind, side): tiny_gpt(kind, side, seed=1) for kind in LARGE for side in (2, 3)}
 TAR = tiny_tar(penalty=1.3)
 PROMPTS = ("a red boat", "cat", "a red boat")
@@ -107,17 +108,7 @@ def start(case, images=(0, 1, 2), seed=5, move=lambda m: m):
     return sampler(move(model), what, chosen, PairedDraws(seed, images), seed, **more)
 
 
-def run(steps):
-    """Steps of a sampler, and its result."""
-    seen = []
-    while True:
-        try:
-            seen.append(next(steps))
-        except StopIteration as end:
-            return seen, end.value
-
-
-whole = functools.cache(lambda case: run(start(case)))
+whole = functools.cache(lambda case: stepped(start(case)))
 
 
 def test_every_registered_sampler_is_in_the_contract():
@@ -129,7 +120,7 @@ def test_every_registered_sampler_is_in_the_contract():
 def test_an_image_does_not_depend_on_its_batch(case):
     _, together = whole(case)
     for i in range(3):
-        _, alone = run(start(case, (i,)))
+        alone = finish(start(case, (i,)))
         assert torch.equal(alone.codes[0], together.codes[i])
         for name, values in alone.report.maps.items():
             # The passes of MuLo-SD are those of the image that needs most of them.
@@ -137,27 +128,16 @@ def test_an_image_does_not_depend_on_its_batch(case):
 
 
 def test_another_seed_another_picture(case):
-    assert not torch.equal(run(start(case, seed=6))[1].codes, whole(case)[1].codes)
+    assert not torch.equal(finish(start(case, seed=6)).codes, whole(case)[1].codes)
 
 
 def test_repeats_itself_changes_nothing_global_and_never_waits_for_the_device(case):
     model = CASES[case][1]
 
-    def state():
-        return (
-            torch.random.get_rng_state().tolist(),
-            np.random.get_state()[1].tolist(),
-            random.getstate(),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-            torch.get_num_threads(),
-        )
-
-    before, weights = state(), {k: v.clone() for k, v in model.net.state_dict().items()}
+    before, weights = process_state(), {k: v.clone() for k, v in model.net.state_dict().items()}
     left = start(case)
     step = next(left)
-    assert state() == before, "in the middle of a run"
+    assert process_state() == before, "in the middle of a run"
     assert not step.codes.is_inference()
     left.close()
     steps = start(case)
@@ -170,8 +150,8 @@ def test_repeats_itself_changes_nothing_global_and_never_waits_for_the_device(ca
             return func(*args, **(kwargs or {}))
 
     with NoAnswers():
-        _, again = run(steps)
-    assert state() == before
+        again = finish(steps)
+    assert process_state() == before
     assert all(torch.equal(v, weights[k]) for k, v in model.net.state_dict().items())
     assert torch.equal(again.codes, whole(case)[1].codes) and again.report.counts == whole(case)[1].report.counts
 
@@ -186,9 +166,7 @@ def test_yields_after_every_pass(case):
         assert step.codes.shape == result.codes.shape
         if "mulosd" not in case or "exact" in case:
             decided = torch.from_numpy(maps["step"] <= k).view_as(step.codes)
-            assert torch.equal(step.codes, torch.where(decided, result.codes, 0)), (
-                "what is decided stays, the rest is 0"
-            )
+            assert torch.equal(step.codes, torch.where(decided, result.codes, 0)), "what is decided stays"
             window = "window" in case
             assert step.done == (int(decided.flatten(1).sum(1).min()) if window else k + 1)
             assert step.total == (result.codes[0].numel() if window else len(seen))

@@ -18,12 +18,7 @@ from fastar_nodes.samplers.mar import memory
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import (
-    CSpDSettings,
-    FastHybridSettings,
-    LazyMARSettings,
-    MARSettings,
-)
+from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from live_bytes import counted
 from tiny_hybrids import TURN, characters, tiny_hybrid

@@ -146,12 +146,7 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
         _, model, chosen = CASES[name]
         serial = run(*CASES[name], **FEW)
         state = begin(
-            name,
-            model,
-            condition_of(kind_of(model)),
-            dataclasses.replace(chosen, **FEW),
-            PairedDraws(5, (0, 1, 2)),
-            5,
+            name, model, condition_of(kind_of(model)), dataclasses.replace(chosen, **FEW), PairedDraws(5, (0, 1, 2)), 5
         )
         one = finish(module.windows(state, schedule, 1))
         assert torch.equal(one.codes, serial.codes)

@@ -9,13 +9,7 @@ from __future__ import annotations
 
 import pytest
 from fastar_nodes.samplers.tokens.memory import estimate
-from fastar_nodes.samplers.tokens.settings import (
-    ADJACENT,
-    LlamaGenSettings,
-    MuLoSDSettings,
-    PARSettings,
-    ZipARSettings,
-)
+from fastar_nodes.samplers.tokens.settings import ADJACENT, LlamaGenSettings, MuLoSDSettings, PARSettings, ZipARSettings
 from tokens_reference import condition_of, tiny_gpt
 
 # 3 images with guidance behind one condition row, on a grid of 4 x 4: cache, fed rows and logits.

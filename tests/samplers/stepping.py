@@ -1,0 +1,28 @@
+"""What the tests of all samplers share: a run step by step, and what it must not change in its process."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def stepped(steps: Any, sent: float | None = None) -> tuple[list[Any], Any]:
+    """All steps of a run, and its result; ``sent`` goes to the run after every step."""
+    seen = []
+    try:
+        seen.append(next(steps))
+        while True:
+            seen.append(steps.send(sent))
+    except StopIteration as end:
+        return seen, end.value
+
+
+def process_state() -> list[Any]:
+    states = [torch.random.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
+    return [*states, torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()] + [
+        torch.is_inference_mode_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    ]
