@@ -41,7 +41,6 @@ def base(dim: int, depth: int, heads: int, head_depth: int, head_width: int) -> 
         ("vq/keys_vq_16", VQAutoencoder, VQConfig(128, (1, 1, 2, 2, 4), 2, 256, 16384, 8, 32), 343, 71_883_403),
         ("vq/keys_vq_8", VQAutoencoder, VQConfig(128, (1, 2, 2, 4), 2, 256, 16384, 8, 32), 299, 70_109_835),
     ],
-    ids=str,
 )
 def test_official_names_and_shapes(root: Path, listed: str, net, expected, count: int, parameters: int) -> None:
     shapes = json.loads((root / "tests" / "parity" / f"{listed}.json").read_text())
