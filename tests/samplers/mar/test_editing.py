@@ -122,6 +122,7 @@ FINE, ALL = torch.zeros(1, 4, 4, 4), torch.ones(1, 4, 4)
         ("latent", torch.zeros(4, 4, 4), ALL),
         ("latent", torch.zeros(3, 4, 4, 4), ALL),
         ("latent", torch.full((1, 4, 4, 4), torch.nan), ALL),
+        ("latent", torch.tensor([torch.nan] + [0.0] * 63).view(1, 4, 4, 4), ALL),
         ("mask", FINE, torch.zeros(1, 4, 4)),
         ("mask", FINE, torch.full((1, 4, 4), 0.5)),
         ("mask", FINE, torch.ones(4, 4)),

@@ -334,6 +334,13 @@ def test_betas_are_limited():
     assert float(tables().alphas_cumprod[-1]) == pytest.approx(2.43e-9, rel=0.01)
 
 
+def test_the_highest_timestep_is_in_range():
+    assert tables(2, 0).timestep_map.tolist() == [0]
+    for t_max in (-1, 1000):
+        with pytest.raises(UserError, match="^t_max: "):
+            tables(2, t_max)
+
+
 def test_respaced_timesteps_by_hand():
     """Multiples of 999 / (N - 1), rounded half to even, the highest limited to t_max."""
     assert respaced_timesteps(4) == [0, 333, 666, 999] and respaced_timesteps(4, 950) == [0, 333, 666, 950]
