@@ -12,6 +12,7 @@ import re
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any, cast
 
 _MAX_RECORDS = 20_000
 _MAX_PICKLE = 1 << 24  # bytes; a checkpoint of 1000 tensors has 150 kB
@@ -97,8 +98,8 @@ def _scan(pickled: bytes) -> None:
             return [stack.pop() for _ in range(count)]
         return list(iter(stack.pop, "MARK"))
 
-    for work, (operation, argument, _) in enumerate(pickletools.genops(pickled), 1):
-        name = operation.name
+    for work, (operation, read, _) in enumerate(pickletools.genops(pickled), 1):
+        name, argument = operation.name, cast(Any, read)
         if work > _MAX_WORK:
             raise Refused(f"describes its weights in more steps than the limit of {_MAX_WORK}")
         if name in _PUSHES:

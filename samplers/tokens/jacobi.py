@@ -48,7 +48,7 @@ class History:
         step = np.stack([np.searchsorted(of_image, t.decided_at, side="right") for of_image in at.T])
         # The first pass of a window needs no guess.
         first = np.take_along_axis(at, np.maximum(step - 1, 0).T, axis=0).T
-        accepted = (step > 0) & (t.decided_at > first)
+        accepted = t.decided_at > first
         certain = (t.cell_start[-1] - t.cell_start[1]) * len(step)
         report.add(accepted=int(accepted.sum()), rejected=int(evaluated - certain))
         return {"step": step.astype(np.int32), "outcome": np.where(accepted, ACCEPTED, PLAIN).astype(np.uint8)}

@@ -21,7 +21,7 @@ from typing import Any
 
 import tar_files
 import torch
-from mutations import Payload
+from payload import Payload
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 

@@ -10,7 +10,7 @@ import fidelity
 import pytest
 import torch
 from fastar_nodes.bench import features
-from tiny_sweeps import write_files
+from tiny_sweeps import table, undisturbed, write_files
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +28,17 @@ def importable(tmp_path_factory):
 def files(tmp_path_factory):
     """Weight files of tiny models."""
     return write_files(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def whole(files, tmp_path_factory):
+    """The lasting files and the table of an undisturbed run."""
+    return undisturbed(tmp_path_factory.mktemp("whole"), table(files))
+
+
+@pytest.fixture(params=["local", "memory"])
+def address(request, tmp_path):
+    return tmp_path / "sweep" if request.param == "local" else f"memory://{tmp_path.name}/sweep"
 
 
 @pytest.fixture(autouse=True)

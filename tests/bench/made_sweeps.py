@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,4 +75,29 @@ def write(folder: Path, images: int = 48, finished: int | None = None, timed: bo
             drawn = pictures(first, count, noise, side=side)
             times = {"seconds": calls / 1000 * count, "worker": "one"} if timed else {}
             store.write_shard(c, record, drawn, labels, times)
+    return store
+
+
+# A cell of five images, in shards of two.
+SMALL = cell("mar-0000", "mar", {}, 5, title="MAR", size=(8, 6), settings={"cfg": 2.0}, seed=0)
+
+
+def random_pictures(first: int, count: int) -> np.ndarray:
+    return np.random.default_rng(first).integers(0, 256, (count, *SMALL.size, 3), dtype=np.uint8)
+
+
+def draw(store: Store, first: int, count: int, labels: Sequence[Any] = range(5)) -> Shard:
+    """Write a shard of the small cell."""
+    counts = {"transformer_passes": 3, "head_rows": 4 * count, "accepted": count, "rejected": count}
+    shard = Shard(shard_key(SMALL.key, first, count), first, count, "", counts=counts)
+    own = np.array(labels[first : first + count])
+    return store.write_shard(SMALL, shard, random_pictures(first, count), own, {"seconds": 1.0, "worker": "a"})
+
+
+def filled(address: object, labels: Sequence[Any] = range(5)) -> Store:
+    """A sweep of the small cell."""
+    store = Store(address)
+    store.write_manifest({"batch": 2}, [SMALL])
+    for first, count in store.ranges(SMALL):
+        draw(store, first, count, labels)
     return store

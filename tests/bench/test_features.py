@@ -13,6 +13,7 @@ from fastar_nodes.bench import features
 from fastar_nodes.bench.features import INCEPTION, WEIGHTS, figure, load_extractor, open_reference
 from fastar_nodes.errors import UserError
 from fidelity import Inception
+from payload import Payload
 
 pytestmark = pytest.mark.slow
 
@@ -86,16 +87,11 @@ def test_inception_is_looked_for_where_torch_hub_keeps_it(fake_fidelity, tmp_pat
     assert load_extractor(INCEPTION, None, CPU).name == INCEPTION
 
 
-class Harmful:
-    def __reduce__(self):
-        return print, ("executed",)
-
-
-def test_a_file_with_code_or_other_weights_is_refused(fake_fidelity, tmp_path, capsys):
-    torch.save({"fc.weight": torch.ones(4, 3), "bad": Harmful()}, tmp_path / "code.pth")
+def test_a_file_with_code_or_other_weights_is_refused(fake_fidelity, tmp_path):
+    torch.save({"fc.weight": torch.ones(4, 3), "bad": Payload(tmp_path / "canary")}, tmp_path / "code.pth")
     with pytest.raises(UserError, match="inception: "):
         load_extractor(INCEPTION, tmp_path / "code.pth", CPU)
-    assert "executed" not in capsys.readouterr().out
+    assert not (tmp_path / "canary").exists()
     torch.save({"other": torch.ones(2)}, tmp_path / "other.pth")
     with pytest.raises(UserError, match="other.pth holds another network"):
         load_extractor(INCEPTION, tmp_path / "other.pth", CPU)

@@ -19,25 +19,9 @@ from fastar_nodes.bench.sweep import estimates, time_cell
 from fastar_nodes.bench.work import Worker
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import registry
-from tiny_sweeps import begin, command, lasting, table, write_files, write_spec
+from tiny_sweeps import begin, command, finish, lasting, table, write_files, write_spec
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def whole(files, tmp_path_factory):
-    """The lasting files and the table of an undisturbed run."""
-    folder = tmp_path_factory.mktemp("whole")
-    store, drawn = finish(folder, table(files))
-    assert len(drawn) == 12
-    return lasting(folder), store.table()
-
-
-def finish(folder, entries, **parts):
-    """Draw what is left; the store and (cell, first image) of what this call drew."""
-    store, cells, worker = begin(folder, entries)
-    tasks, _ = unfinished(store, tasks_of(store, cells, **parts))
-    return store, [(name, shard.first) for name, shard in run_here(worker, tasks)]
 
 
 # ------------------------------------------------------------------------------------------------ names and keys

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from fastar_nodes.bench import engines
-from fastar_nodes.bench.engines import Cluster, connect, run_here, run_on_ray, tasks_of, unfinished
+from fastar_nodes.bench.engines import Cluster, connect, run_on_ray, tasks_of, unfinished
 from fastar_nodes.bench.work import numerics
 from fastar_nodes.errors import UserError
-from tiny_sweeps import begin, lasting, table
+from tiny_sweeps import begin, lasting, table, undisturbed
 
 pytestmark = pytest.mark.slow
 
@@ -35,18 +35,6 @@ def ray():
     ray.shutdown()
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-def alone(folder, entries):
-    """The lasting files and the table of one process."""
-    store, cells, worker = begin(folder, entries)
-    list(run_here(worker, tasks_of(store, cells)))
-    return lasting(folder), store.table()
-
-
-@pytest.fixture(scope="module")
-def whole(files, tmp_path_factory):
-    return alone(tmp_path_factory.mktemp("whole"), table(files))
 
 
 def on_ray(folder, entries, workers):
@@ -89,7 +77,7 @@ def test_workers_killed_at_random_moments_lose_only_what_they_were_drawing(ray, 
         killer.join()
     assert len(killed) == 2
     assert len(drawn) == len(set(drawn)) == 3 * 12, "nothing is lost"
-    assert (lasting(tmp_path / "sweep"), store.table()) == alone(tmp_path / "alone", entries)
+    assert (lasting(tmp_path / "sweep"), store.table()) == undisturbed(tmp_path / "alone", entries)
 
 
 def test_what_a_worker_reports_stops_the_sweep_in_a_sentence(ray, files, tmp_path):

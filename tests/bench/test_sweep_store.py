@@ -12,40 +12,14 @@ import zipfile
 import numpy as np
 import pytest
 from fastar_nodes.bench.folder import PART, Folder
-from fastar_nodes.bench.records import Cell, Shard, ranges, sha256, shard_key, to_npz
+from fastar_nodes.bench.records import ranges, sha256, to_npz
 from fastar_nodes.bench.store import Store
 from fastar_nodes.errors import UserError
+from made_sweeps import SMALL as CELL
+from made_sweeps import draw, filled
+from made_sweeps import random_pictures as pictures
 
 pytestmark = pytest.mark.slow
-
-CELL = Cell("mar-0000", "k" * 32, "MAR", "demo", "d", "mar", "mar", {}, {"cfg": 2.0}, 0, 5, (8, 6), None, "")
-
-
-def filled(address):
-    store = Store(address)
-    store.write_manifest({"batch": 2}, [CELL])
-    for first, count in store.ranges(CELL):
-        draw(store, first, count)
-    return store
-
-
-def pictures(first, count):
-    return np.random.default_rng(first).integers(0, 256, (count, 8, 6, 3), dtype=np.uint8)
-
-
-def draw(store, first, count, time=None):
-    key = shard_key(CELL.key, first, count)
-    counts = {"transformer_passes": 3, "head_rows": 4 * count, "accepted": count, "rejected": count}
-    shard = Shard(key, first, count, "", counts=counts)
-    labels = np.arange(first, first + count)
-    return store.write_shard(
-        CELL, shard, pictures(first, count), labels, {"seconds": 1.0, "worker": "a", **(time or {})}
-    )
-
-
-@pytest.fixture(params=["local", "memory"])
-def address(request, tmp_path):
-    return tmp_path / "sweep" if request.param == "local" else f"memory://{tmp_path.name}/sweep"
 
 
 def test_what_is_written_is_read_again(address):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fastar_nodes.assembly import Source, find_file
+from fastar_nodes.bench.engines import run_here, tasks_of, unfinished
 from fastar_nodes.bench.records import Cell
 from fastar_nodes.bench.spec import Spec, from_table
 from fastar_nodes.bench.store import Store
@@ -85,6 +86,19 @@ def lasting(folder: Path) -> dict[str, bytes]:
     """The files of a sweep that do not differ from run to run, by name."""
     found = (p for p in sorted((folder / "cells").rglob("*")) if p.is_file() and not p.name.endswith(".time.json"))
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
+
+
+def finish(folder: Path, entries: dict[str, Any], **parts: int) -> tuple[Store, list[tuple[str, int]]]:
+    """Draw what is left; the store and (cell, first image) of what this call drew."""
+    store, cells, worker = begin(folder, entries)
+    tasks, _ = unfinished(store, tasks_of(store, cells, **parts))
+    return store, [(name, shard.first) for name, shard in run_here(worker, tasks)]
+
+
+def undisturbed(folder: Path, entries: dict[str, Any]) -> tuple[dict[str, bytes], str]:
+    """The lasting files and the table of a run in one process."""
+    store, _ = finish(folder, entries)
+    return lasting(folder), store.table()
 
 
 def command(*argv: object) -> list[str]:

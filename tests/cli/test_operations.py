@@ -19,6 +19,7 @@ from fastar_nodes.model_loaders.networks.ops import Linear
 from fastar_nodes.samplers.conditioning import FeatureCondition, from_ids
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
+from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
@@ -48,20 +49,12 @@ def test_mar_b():
     """64 AR steps of 100 diffusion steps from t = 950, guided: 4,943 operations a step, 48 a diffusion step."""
     net = MAR(replace(official("MAR-B"), dim=24, head_width=16)).eval().requires_grad_(False)
     model = MARModel(net, "narrow", t_max=950)
-    settings = MARSettings(ar_steps=64, diffusion_steps=100, cfg=3.0)
-    found = operations_a_step(mar(model, from_ids((1,)), settings, PairedNoise(1, (0,))), 2, 2)
-    short = operations_a_step(
-        mar(model, from_ids((1,)), replace(settings, diffusion_steps=50), PairedNoise(1, (0,))), 2, 2
+    found, short = (
+        operations_a_step(mar(model, from_ids((1,)), MARSettings(64, count, 3.0), PairedNoise(1, (0,))), 2, 2)
+        for count in (100, 50)
     )
-    steps = [len(model_tables(model, n)) for n in (100, 50)]
-    assert (found - short) / (steps[0] - steps[1]) <= 49
+    assert (found - short) / (len(tables(100, 950)) - len(tables(50, 950))) <= 49
     assert 64 * found <= 320_000
-
-
-def model_tables(model, count):
-    from fastar_nodes.samplers.mar.tables import tables
-
-    return tables(count, model.t_max)
 
 
 @pytest.mark.slow
@@ -116,9 +109,7 @@ def test_the_floor_is_the_larger_of_arithmetic_and_memory():
 
 
 def test_the_command_counts_every_sampler(cli, tiny_demo):
-    done = cli(
-        "operations", "--samplers", "llamagen,zipar", "--set", "zipar.window=1", "--device", "cpu", "--batch", "2"
-    )
+    done = cli("operations --samplers llamagen,zipar --set zipar.window=1 --device cpu --batch 2")
     assert done.code == 0, done
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()]
     assert rows[0] == ["sampler", "operations", "waits", "floor, s", "TFLOP"] and len(rows) == 4

@@ -90,31 +90,25 @@ def words():
     return model, run
 
 
-def harmon():
-    settings = module("samplers.mar.settings").FastHybridSettings
-    model = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result[0]
-    condition = conditioning.Prompt.execute("a red boat at sunset").result[0]
+def sampled(node, model, condition, **changes):
+    about = values(samplers.SAMPLERS[node.sampler].settings, **changes)
 
     def run():
-        out = samplers.FastHybridSampler.execute(
-            model=model, condition=condition, seed=3, **values(settings, ar_steps=8, diffusion_steps=8)
-        ).result
-        return out[0]["samples"], out[1].note
+        latent, report = node.execute(model=model, condition=condition, seed=3, **about).result
+        return latent["samples"], report.note
 
     return model, run
+
+
+def harmon():
+    model = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result[0]
+    condition = conditioning.Prompt.execute("a red boat at sunset").result[0]
+    return sampled(samplers.FastHybridSampler, model, condition, ar_steps=8, diffusion_steps=8)
 
 
 def llamagen():
-    settings = module("samplers.tokens.settings").LlamaGenSettings
     model = loaders.LoadLlamaGen.execute("demo-llamagen", "auto", "fp32", False, "plain").result[0]
-    condition = module("samplers.conditioning").from_ids([1])
-
-    def run():
-        about = values(settings, cfg=2.0, top_k=0)
-        out = samplers.LlamaGenSampler.execute(model=model, condition=condition, seed=3, **about).result
-        return out[0]["samples"], out[1].note
-
-    return model, run
+    return sampled(samplers.LlamaGenSampler, model, module("samplers.conditioning").from_ids([1]), cfg=2.0, top_k=0)
 
 
 found = {}

@@ -76,13 +76,11 @@ def _no_complaint(page: Any) -> None:
 
 
 def _overlaps(boxes: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    sides = (("x", "w"), ("y", "h"))
     return [
         (a["type"], b["type"])
         for a, b in itertools.combinations(boxes, 2)
-        if a["x"] < b["x"] + b["w"]
-        and b["x"] < a["x"] + a["w"]
-        and a["y"] < b["y"] + b["h"]
-        and b["y"] < a["y"] + a["h"]
+        if all(a[at] < b[at] + b[size] and b[at] < a[at] + a[size] for at, size in sides)
     ]
 
 
@@ -91,9 +89,8 @@ def _show_all(page: Any) -> None:
     scale, x, y = page.evaluate("[app.canvas.ds.scale, ...app.canvas.ds.offset]")
     boxes = page.evaluate(BOXES)
     right, bottom = (max(b[at] + b[size] for b in boxes) for at, size in (("x", "w"), ("y", "h")))
-    page.set_viewport_size(
-        {"width": max(1920, round((right + x) * scale) + 60), "height": max(1080, round((bottom + y) * scale) + 60)}
-    )
+    width, height = (round(end * scale) + 60 for end in (right + x, bottom + y))
+    page.set_viewport_size({"width": max(1920, width), "height": max(1080, height)})
     page.wait_for_timeout(1000)
 
 

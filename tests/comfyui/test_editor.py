@@ -113,8 +113,9 @@ def test_a_saved_picture_is_dropped_on_load_report(comfy: Comfy, editor: Any, ar
 # Brings a node to the middle of the screen, selected or not; its id and where its title and its widget lookahead are.
 SELECT = """([type, selected]) => {
     const node = app.graph._nodes.find(n => n.type === type)
-    app.canvas.ds.scale = 1; app.canvas.deselectAll(); app.canvas.centerOnNode(node)
+    app.canvas.ds.scale = 1; app.canvas.deselectAll()
     if (selected) app.canvas.select(node)
+    app.canvas.centerOnNode(node)
     const {scale, offset} = app.canvas.ds, box = app.canvas.canvas.getBoundingClientRect()
     const row = node.widgets.find(w => w.name === 'lookahead').last_y + 10
     const at = (x, y) => [(node.pos[0] + x + offset[0]) * scale + box.x, (node.pos[1] + y + offset[1]) * scale + box.y]

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import time
 import uuid
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +101,6 @@ def reseed(prompt: dict[str, Any], rng: random.Random) -> None:
             node["inputs"]["seed"] = rng.randrange(1 << 40)
 
 
-def copy_of(prompt: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(prompt))
-
-
 def footprint(comfy: Comfy) -> tuple[float, int, int]:
     """Resident MiB, threads and open files of the server, all models unloaded, after the reference graph.
 
@@ -143,7 +139,7 @@ def test_many_prompts_leave_nothing_behind(comfy, prompts):
     while k < PROMPTS or time.monotonic() - began < SECONDS:
         batch = []
         for _ in range(min(4, max(1, PROMPTS - k))):
-            prompt, what = copy_of(order.pop() if order else rng.choice(prompts)), "valid"
+            prompt, what = deepcopy(order.pop() if order else rng.choice(prompts)), "valid"
             reseed(prompt, rng)
             if not order and rng.random() < 0.25:
                 what = spoil(prompt, rng)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import re
 import zipfile
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from payload import Payload
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 255, 513, 20_000, 2**31 - 1, 2**31, 2**53, 2**60, 2**63, 2**64, -(2**63), 10**24, 10**399)
 TEXTS = ("", "0", "-1", "nan", "inf", "1e400", "9" * 400, "x" * 5000, "\0", "../../x", "\ud800", "ümläut", "[" * 2000)
@@ -28,16 +28,6 @@ EVIL_PARTS: tuple[dict[str, Any], ...] = (
     {"type": "Sequence", "pretokenizers": [{"type": "UnicodeScripts"}] * 50},
     {"type": "NoSuchPart"},
 )
-
-
-class Payload:
-    """Unpickling this carelessly makes a folder."""
-
-    def __init__(self, canary: Path):
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.canary),)
 
 
 # ------------------------------------------------------------------------------------------------ bytes

@@ -17,6 +17,7 @@ from fastar_nodes.model_loaders import archive, checkpoint, folders
 from fastar_nodes.model_loaders.checkpoint import Checkpoint, choose_dtype, load_strictly, read, read_metadata
 from fastar_nodes.model_loaders.families import identify
 from fastar_nodes.model_loaders.tokenizer import check_components, load_tokenizer
+from payload import Payload
 from safetensors.torch import save_file
 from torch import nn
 
@@ -84,16 +85,6 @@ def test_pickled_nestings(tmp_path: Path, wrap) -> None:
 def test_prefix_stays_when_not_all_have_it(tmp_path: Path) -> None:
     save_file({"module.a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "x.safetensors")
     assert set(read(tmp_path / "x.safetensors").state) == {"module.a", "b"}
-
-
-class Payload:
-    """Unpickling this carelessly makes a folder."""
-
-    def __init__(self, canary: Path):
-        self.canary = canary
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.canary),)
 
 
 def saved(canary: Path, path: Path) -> None:

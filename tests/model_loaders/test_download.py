@@ -323,6 +323,14 @@ def test_every_part_of_a_folder_is_checked(server: Server, tmp_path: Path, monke
 
     assert get() == tmp_path / "Tar"
     assert seen[-1] == (2 * len(CONTENT), 2 * len(CONTENT)) and seen == sorted(seen)
+    (tmp_path / "Tar" / "w.bin").unlink()
+    server.requests.clear()
+    seen.clear()
+    folders = [tmp_path / "none", tmp_path]
+    for choice in ("tar", "tar (download 20 kB)", "Tar"):
+        assert hub.resolve(choice, "tar", folders, tmp_path, lambda *n: seen.append(n)) == tmp_path / "Tar"
+        assert {path for _, path, _ in server.requests} == {f"/{REPO}/resolve/main/w.bin"}, "what is missing"
+        assert seen[0][0] >= len(CONTENT) and seen[-1] == (2 * len(CONTENT), 2 * len(CONTENT))
     (tmp_path / "Tar" / "config.json").unlink()
     server.sends = WRONG
     with pytest.raises(UserError, match="^checkpoint: config.json could not be downloaded"):

@@ -18,6 +18,7 @@ from fastar_nodes.model_loaders.janus import load_janus
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from payload import Payload
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -163,16 +164,6 @@ class TestEveryLoader:
         torch.save({"model": state, "args": Payload(tmp_path / "canary")}, tmp_path / "x.pt")
         refused(stem, tmp_path / "x.pt")
         assert not (tmp_path / "canary").exists()
-
-
-class Payload:
-    """Creates a folder when it is unpickled without care."""
-
-    def __init__(self, canary: Path):
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.mkdir, (self.canary,)
 
 
 # ------------------------------------------------------------------------------------------- what a family checks

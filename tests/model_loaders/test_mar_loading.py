@@ -11,7 +11,7 @@ from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.model_loaders.checkpoint import read_metadata
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.model_loaders.networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, initialise
 from safetensors.torch import load_file, save_file
 
@@ -20,44 +20,37 @@ TINY = MARConfig(8, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=
 KL_TINY = KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, encoder_attention=frozenset({1}), groups=4)
 
 
-def keys(path: Path) -> dict[str, torch.Tensor]:
-    """A key list as a state dict without memory."""
-    return {k: torch.empty(shape, device="meta") for k, shape in json.loads(path.read_text()).items()}
-
-
 def state(seed: int = 0) -> dict[str, torch.Tensor]:
     torch.manual_seed(seed)
     return {k: torch.randn(v.shape) for k, v in MAR(TINY).state_dict().items()}
 
 
+def base(dim: int, depth: int, heads: int, head_depth: int, head_width: int) -> MARConfig:
+    shape = {"encoder_depth": depth, "decoder_depth": depth, "heads": heads}
+    head = {"head_depth": head_depth, "head_width": head_width}
+    return MARConfig(dim, **shape, **head, buffer=64, tokens=256, channels=16, classes=1000)
+
+
 @pytest.mark.parametrize(
-    ("size", "shape", "parameters", "count"),
+    ("listed", "net", "expected", "count", "parameters"),
     [
-        ("b", (768, 12, 12, 12, 6, 1024), 207_924_768, 364),
-        ("l", (1024, 16, 16, 16, 8, 1280), 478_326_304, 476),
-        ("h", (1280, 20, 20, 16, 12, 1536), 942_403_104, 604),
+        ("mar/mar_b_keys", MAR, base(768, 12, 12, 6, 1024), 364, 207_924_768),
+        ("mar/mar_l_keys", MAR, base(1024, 16, 16, 8, 1280), 476, 478_326_304),
+        ("mar/mar_h_keys", MAR, base(1280, 20, 16, 12, 1536), 604, 942_403_104),
+        ("mar/kl16_keys", KLAutoencoder, KLConfig(128, (1, 1, 2, 2, 4), 2, 16, frozenset({4})), 312, 66_456_019),
+        ("vq/keys_vq_16", VQAutoencoder, VQConfig(128, (1, 1, 2, 2, 4), 2, 256, 16384, 8, 32), 343, 71_883_403),
+        ("vq/keys_vq_8", VQAutoencoder, VQConfig(128, (1, 2, 2, 4), 2, 256, 16384, 8, 32), 299, 70_109_835),
     ],
 )
-def test_full_size_mar_keys(mar_fixtures: Path, size: str, shape: tuple, parameters: int, count: int) -> None:
-    official = keys(mar_fixtures / f"mar_{size}_keys.json")
-    c = MARConfig.from_state_dict(official)
-    assert (c.dim, c.encoder_depth, c.decoder_depth, c.heads, c.head_depth, c.head_width) == shape
-    assert (c.tokens, c.buffer, c.channels, c.classes) == (256, 64, 16, 1000)
+def test_official_names_and_shapes(root: Path, listed: str, net, expected, count: int, parameters: int) -> None:
+    shapes = json.loads((root / "tests" / "parity" / f"{listed}.json").read_text())
+    official = {k: torch.empty(shape, device="meta") for k, shape in shapes.get("keys", shapes).items()}
+    assert type(expected).from_state_dict(official) == expected
+    official.pop(HISTORY, None)
     with torch.device("meta"):
-        ours = MAR(c).state_dict()
+        ours = net(expected).state_dict()
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in official.items()}
     assert len(ours) == count and sum(v.numel() for v in ours.values()) == parameters
-
-
-def test_full_size_kl_keys(mar_fixtures: Path) -> None:
-    official = keys(mar_fixtures / "kl16_keys.json")
-    config = KLConfig.from_state_dict(official)
-    assert (config.ch, config.ch_mult, config.blocks, config.z_channels) == (128, (1, 1, 2, 2, 4), 2, 16)
-    assert (config.encoder_attention, config.decoder_attention, config.stride) == ({4}, frozenset(), 16)
-    with torch.device("meta"):
-        ours = KLAutoencoder(config).state_dict()
-    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in official.items()}
-    assert len(ours) == 312 and sum(v.numel() for v in ours.values()) == 66_456_019
 
 
 def test_the_references_load(mar_fixtures: Path) -> None:

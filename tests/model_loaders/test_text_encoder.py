@@ -161,35 +161,6 @@ def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # -------------------------------------------------------------------------------------------------- catalogue
 
 
-def test_the_catalogued_folder_is_found_or_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (entry,) = hub.entries("t5")
-    asked: list[str] = []
-    told: list[tuple[int, int]] = []
-
-    def download(repo: str, file: str, to: Path, **options) -> Path:
-        assert repo == "google/flan-t5-xl" and options["field"] == "encoder"
-        asked.append(file)
-        to.mkdir(parents=True, exist_ok=True)
-        options["progress"](5, 10)
-        (to / file).write_bytes(b"0123456789")
-        return to / file
-
-    monkeypatch.setattr(hub, "download", download)
-    for path in (tmp_path / entry.file / part for part in entry.parts[:1]):
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"0123456789")
-    arguments = ("t5", [tmp_path / "none"], tmp_path)
-    assert hub.resolve("flan-t5-xl", *arguments, lambda *n: told.append(n)) == tmp_path / "flan-t5-xl"
-    assert (
-        asked == list(entry.parts[1:])
-        and told[0] == (15, entry.size)
-        and told[-1] == (10 * len(entry.parts) - 5, entry.size)
-    )
-    for choice in (entry.id, entry.label, "flan-t5-xl (download 1 GB)"):
-        assert hub.resolve(choice, "t5", [tmp_path / "none", tmp_path], tmp_path / "x") == tmp_path / "flan-t5-xl"
-    assert len(asked) == len(entry.parts) - 1
-
-
 def test_menu_and_folders_of_ones_own(tmp_path: Path) -> None:
     local = ["mine/model-00001-of-00002.safetensors", "mine/model-00002-of-00002.safetensors", "one.safetensors"]
     assert hub.menu("t5", local) == ["mine", "one.safetensors", "flan-t5-xl (download 11.40 GB, not pinned)"]

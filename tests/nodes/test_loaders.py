@@ -101,31 +101,26 @@ def test_tar_from_files_to_pictures(folder):
 LLAMAGEN, DTOK = loaders.LoadLlamaGen, loaders.LoadTarDetokenizer
 
 
+DEMO = {"checkpoint": "demo-hybrid", "decoder": "auto"}
+REFUSED = {
+    (LLAMAGEN, "grid"): [{"checkpoint": "silent.safetensors"}, {"grid": "8"}, {"grid": "7"}, {"grid": None}],
+    (LLAMAGEN, "checkpoint"): [{"checkpoint": name} for name in ("vq.safetensors", 5, "gone.safetensors")],
+    (LLAMAGEN, "decoder"): [{"decoder": "plain.safetensors"}, {"decoder": "other.safetensors"}],
+    (LLAMAGEN, "dtype"): [{"dtype": "int4"}],
+    (LLAMAGEN, "speed"): [{"speed": "kernels"}],
+    (LLAMAGEN, "allow_download"): [{"allow_download": "yes"}],
+    (DTOK, "ta_tok"): [{"ta_tok": f"{name}.safetensors"} for name in ("wide", "drawer", "gone")],
+    (DTOK, "decoder"): [{"decoder": "other.safetensors"}],
+    (DTOK, "checkpoint"): [{"checkpoint": "reader.safetensors"}],
+    (DTOK, "grid"): [{"checkpoint": "silent-drawer.safetensors"}],
+    (loaders.LoadTar, "checkpoint"): [{"checkpoint": "drawer.safetensors"}],
+    (loaders.LoadHybrid, "size"): [{**DEMO, "size": "256"}],
+    (loaders.LoadHybrid, "dtype"): [{**DEMO, "dtype": "fp16"}],
+}
+
+
 @pytest.mark.parametrize(
-    "node, field, changes",
-    [
-        (LLAMAGEN, "grid", {"checkpoint": "silent.safetensors"}),
-        (LLAMAGEN, "grid", {"grid": "8"}),
-        (LLAMAGEN, "grid", {"grid": "7"}),
-        (LLAMAGEN, "grid", {"grid": None}),
-        (LLAMAGEN, "checkpoint", {"checkpoint": "vq.safetensors"}),
-        (LLAMAGEN, "checkpoint", {"checkpoint": 5}),
-        (LLAMAGEN, "checkpoint", {"checkpoint": "gone.safetensors"}),
-        (LLAMAGEN, "decoder", {"decoder": "plain.safetensors"}),
-        (LLAMAGEN, "decoder", {"decoder": "other.safetensors"}),
-        (LLAMAGEN, "dtype", {"dtype": "int4"}),
-        (LLAMAGEN, "speed", {"speed": "kernels"}),
-        (LLAMAGEN, "allow_download", {"allow_download": "yes"}),
-        (DTOK, "ta_tok", {"ta_tok": "wide.safetensors"}),
-        (DTOK, "ta_tok", {"ta_tok": "drawer.safetensors"}),
-        (DTOK, "ta_tok", {"ta_tok": "gone.safetensors"}),
-        (DTOK, "decoder", {"decoder": "other.safetensors"}),
-        (DTOK, "checkpoint", {"checkpoint": "reader.safetensors"}),
-        (DTOK, "grid", {"checkpoint": "silent-drawer.safetensors"}),
-        (loaders.LoadTar, "checkpoint", {"checkpoint": "drawer.safetensors"}),
-        (loaders.LoadHybrid, "size", {"checkpoint": "demo-hybrid", "decoder": "auto", "size": "256"}),
-        (loaders.LoadHybrid, "dtype", {"checkpoint": "demo-hybrid", "decoder": "auto", "dtype": "fp16"}),
-    ],
+    "node, field, changes", [(*key, changes) for key, found in REFUSED.items() for changes in found]
 )
 def test_what_a_loader_refuses(folder, node, field, changes):
     with pytest.raises(UserError, match=f"^{field}: ") as problem:

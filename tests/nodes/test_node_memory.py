@@ -36,26 +36,15 @@ def mapped() -> torch.Tensor:
     return compare.TokenMap.execute(report=record, what="fixed at step", opacity=1.0).result[0]
 
 
-VAE = tiny.a_vae()
-
-
-def decoded() -> torch.Tensor:
-    return VAE.decode(torch.linspace(-1, 1, 40).view(5, 2, 2, 2))
-
-
-def encoded() -> torch.Tensor:
-    return VAE.encode(torch.linspace(0, 1, 960).view(5, 8, 8, 3))
-
-
 def nodes() -> dict[str, Callable[[], torch.Tensor]]:
     """Nodes to their results; networks are loaded before."""
-    model, gpt, qwen = tiny.a_mar(), tiny.a_gpt(), host.Loaded.of(tiny.tiny_tar())
+    model, gpt, qwen, vae = tiny.a_mar(), tiny.a_gpt(), host.Loaded.of(tiny.tiny_tar()), tiny.a_vae()
     return {
         "MAR Sampler": lambda: tiny.sample(samplers.MARSampler, model=model, **FEW)[0],
         "LlamaGen Sampler": lambda: tiny.sample(samplers.LlamaGenSampler, model=gpt)[0],
         "Tar Prompt": lambda: tiny.a_prompt(qwen, detail="81").codes[1],
-        "VAE Decode": decoded,
-        "VAE Encode": encoded,
+        "VAE Decode": lambda: vae.decode(torch.linspace(-1, 1, 40).view(5, 2, 2, 2)),
+        "VAE Encode": lambda: vae.encode(torch.linspace(0, 1, 960).view(5, 8, 8, 3)),
     }
 
 

@@ -59,17 +59,14 @@ class Record:
 def replay(folder, record: Record, **changed):
     """The sampler's result for a record's noise and settings; ``changed`` overrides settings."""
     o = record.options
-    settings = CSpDSettings(
-        ar_steps=o["num_iter"],
-        draft_length=o["num_draft"],
-        prefill_ratio=o["ratio"],
-        cfg=o["cfg"],
-        temperature=o["temperature"],
-        inner_temperature=o["inner"],
-        diffusion_steps=record.step_noise.shape[2],
-        t_max=950,
-        mode="published",
-    )
+    named = {
+        "ar_steps": "num_iter",
+        "draft_length": "num_draft",
+        "prefill_ratio": "ratio",
+        "inner_temperature": "inner",
+    }
+    own = {ours: o[theirs] for ours, theirs in (named | {"cfg": "cfg", "temperature": "temperature"}).items()}
+    settings = CSpDSettings(**own, diffusion_steps=record.step_noise.shape[2], t_max=950, mode="published")
     target, draft = (
         replace(load_mar(folder / f"{name}_f16.safetensors", "fp32", heads=4), latent_scale=1.0)
         for name in ("tiny_mar", "cspd_draft")

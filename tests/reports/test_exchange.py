@@ -19,9 +19,8 @@ from PIL.PngImagePlugin import PngInfo
 
 
 def report(sampler="fasthybrid", seconds=1.5, **counts) -> Report:
-    out = Report(
-        sampler, "tiny", {"threshold": 0.9, "order": "random", "enabled": True, "ar_steps": 8}, 7, 2, "cpu", seconds
-    )
+    settings = {"threshold": 0.9, "order": "random", "enabled": True, "ar_steps": 8}
+    out = Report(sampler, "tiny", settings, 7, 2, "cpu", seconds)
     out.phases = {"head": 0.5}
     out.add(**counts)
     return out
@@ -43,9 +42,8 @@ def test_what_is_written_comes_back(tmp_path):
     quality = [None, Quality(30.0, 0.9)]
     exchange.add_runs(metadata, exchange.described([plain, fast], "7", ["MAR", "ours"], 0, quality))
     runs = metadata[exchange.KEY]["runs"]
-    assert (
-        [run["node"] for run in runs] == ["7", "7"] and runs[1]["speedup"] == 2.0 and runs[1]["quality"]["psnr"] == 30.0
-    )
+    assert [run["node"] for run in runs] == ["7", "7"]
+    assert runs[1]["speedup"] == 2.0 and runs[1]["quality"]["psnr"] == 30.0
     shown, reports, labels = exchange.read_runs(write(tmp_path / "a.png", json.dumps(metadata[exchange.KEY])))
     assert shown.size == (4, 6) and labels == ["MAR", "ours"]
     assert reports == [plain, fast] and reports[1].acceptance == 0.75

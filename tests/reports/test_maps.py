@@ -15,24 +15,28 @@ def mapped(**maps) -> Report:
     return out
 
 
-OKABE_ITO = {  # blue, orange, sky blue, vermillion of the published palette
-    ACCEPTED: (0, 114, 178),
-    REDONE: (230, 159, 0),
-    DRAFTED: (86, 180, 233),
-    REJECTED: (213, 94, 0),
-}
+# Blue, orange, sky blue, vermillion of the published palette.
+OKABE_ITO = {ACCEPTED: (0, 114, 178), REDONE: (230, 159, 0), DRAFTED: (86, 180, 233), REJECTED: (213, 94, 0)}
+
+
+def centres(picture) -> list[tuple[int, ...]]:
+    """Colours of a map of 2 x 2 cells of 32 pixels."""
+    return [tuple(picture[y, x].tolist()) for y in (16, 48) for x in (16, 48)]
+
+
+def ramp(*places: float) -> list[tuple[int, ...]]:
+    return [tuple(colour) for colour in p.ramp(np.array(places)).tolist()]
 
 
 def test_outcome_colours():
     grid = np.array([[[ACCEPTED, REDONE], [DRAFTED, REJECTED], [CACHED, PLAIN]]], np.uint8)
     (picture,) = p.token_map(mapped(outcome=grid), "outcome", size=64)
     assert picture.shape[1] == 64 and picture.shape[0] > 96
-    centres = {int(grid[0, y, x]): tuple(picture[32 * y + 16, 32 * x + 16]) for y in range(3) for x in range(2)}
-    for value, colour in OKABE_ITO.items():
-        assert centres[value] == colour
-    grey = np.array([centres[CACHED], centres[PLAIN]], int)
+    found = {int(grid[0, y, x]): tuple(picture[32 * y + 16, 32 * x + 16]) for y in range(3) for x in range(2)}
+    assert {value: found[value] for value in OKABE_ITO} == OKABE_ITO
+    grey = np.array([found[CACHED], found[PLAIN]], int)
     assert (np.ptp(grey, axis=1) < 10).all() and grey[0, 0] - grey[1, 0] > 60  # two distinct greys
-    assert len(set(centres.values())) == 6
+    assert len(set(found.values())) == 6
 
 
 def test_the_backdrop_shines_through_without_its_own_hue():
@@ -69,8 +73,7 @@ def test_steps_run_from_dark_to_light_evenly():
     assert (steps > 0).all() and steps.max() < 2.2 * steps.min()  # CIE lightness, another measure than the one built on
     grid = np.array([[[0, 1], [2, 3]]], np.int32)
     (picture,) = p.token_map(mapped(step=grid), "fixed at step", size=64)
-    centres = [tuple(picture[y, x]) for y, x in ((16, 16), (16, 48), (48, 16), (48, 48))]
-    assert centres == [tuple(c) for c in p.ramp(np.array([0, 1 / 3, 2 / 3, 1]))]
+    assert centres(picture) == ramp(0, 1 / 3, 2 / 3, 1)
     (numbered,) = p.token_map(mapped(step=grid), "order", size=64)
     changed = (numbered != picture).any(-1)
     assert changed[:64].any() and not changed[64:].any()  # numbers in the map, the same legend
@@ -78,15 +81,12 @@ def test_steps_run_from_dark_to_light_evenly():
 
 def test_given_tokens_are_blank_in_every_map():
     blank = p.OUTCOMES[GIVEN][1]
-    assert (
-        max(blank) < 50 and np.abs(np.subtract(blank, p.OUTCOMES[PLAIN][1])).min() > 20
-    )  # nearly black, and no other grey
+    # Nearly black, and no other grey.
+    assert max(blank) < 50 and np.abs(np.subtract(blank, p.OUTCOMES[PLAIN][1])).min() > 20
     step = np.array([[[-1, 4], [-1, 9]]], np.int32)
     (picture,) = p.token_map(mapped(step=step), "fixed at step", size=64)
-    assert tuple(picture[16, 16]) == tuple(picture[48, 16]) == blank
     # The ramp runs over the tokens that were decided, however late the first of them.
-    first, last = p.ramp(np.array([0.0, 1.0]))
-    assert tuple(picture[16, 48]) == tuple(first) and tuple(picture[48, 48]) == tuple(last)
+    assert centres(picture) == [blank, ramp(0)[0], blank, ramp(1)[0]]
     (numbered,) = p.token_map(mapped(step=step), "order", size=64)
     changed = (numbered != picture).any(-1)
     assert changed[:64, 33:].any() and not changed[:, :32].any()  # no number on what was given
@@ -107,8 +107,7 @@ def ends(monkeypatch):
 def test_cached_is_a_ramp_from_seldom_to_often(ends):
     cached = np.array([[[0, 3], [6, 12]]], np.int32)
     (picture,) = p.token_map(mapped(cached=cached), "cached", size=64)
-    centres = [tuple(picture[y, x]) for y, x in ((16, 16), (16, 48), (48, 16), (48, 48))]
-    assert centres == [tuple(c) for c in p.ramp(np.array([0, 0.25, 0.5, 1]))]
+    assert centres(picture) == ramp(0, 0.25, 0.5, 1)
     never = p.token_map(mapped(cached=np.zeros((2, 2, 2), np.int32)), "cached", size=64)
     assert (never[:, 16, 16] == p.ramp(np.array(0.0))).all()
     assert ends == [("cached 0 times", "12"), ("cached 0 times", "0"), ("cached 0 times", "0")]
@@ -131,25 +130,24 @@ def test_a_batch_and_one_backdrop_for_all():
 STEP = np.zeros((2, 2, 2), np.int32)
 
 
-@pytest.mark.parametrize(
-    "field, r, what, options",
-    [
-        ("what", mapped(step=STEP), "outcome", {}),
-        ("what", mapped(step=STEP), "cached", {}),
-        ("what", mapped(step=STEP), "islands", {}),
-        ("what", mapped(), "fixed at step", {}),
-        ("what", mapped(), "colourful", {}),
-        ("image", mapped(step=STEP), "fixed at step", {"image": np.zeros((3, 64, 64, 3), np.uint8)}),
-        ("opacity", mapped(step=STEP), "fixed at step", {"opacity": 1.5}),
-        ("opacity", mapped(step=STEP), "fixed at step", {"opacity": float("nan")}),
-        ("size", mapped(step=STEP), "fixed at step", {"size": 8}),
-        ("size", mapped(step=STEP), "fixed at step", {"size": 5000}),
-        ("size", mapped(step=np.zeros((64, 2, 2), np.int32)), "fixed at step", {"size": 4096}),
-    ],
-)
-def test_map_errors(field, r, what, options):
+MISTAKES = [
+    *(("what", what, {}) for what in ("outcome", "cached", "islands", "colourful")),
+    ("image", "order", {"image": np.zeros((3, 64, 64, 3), np.uint8)}),
+    *(("opacity", "order", {"opacity": value}) for value in (1.5, float("nan"))),
+    *(("size", "order", {"size": value}) for value in (8, 5000)),
+]
+
+
+@pytest.mark.parametrize("field, what, options", MISTAKES)
+def test_map_errors(field, what, options):
     with pytest.raises(UserError, match=f"^{field}: "):
-        p.token_map(r, what, **options)
+        p.token_map(mapped(step=STEP), what, **options)
+
+
+def test_a_report_without_maps_and_too_many_large_maps():
+    for field, r in (("what", mapped()), ("size", mapped(step=np.zeros((64, 2, 2), np.int32)))):
+        with pytest.raises(UserError, match=f"^{field}: "):
+            p.token_map(r, "fixed at step", size=4096)
 
 
 # ------------------------------------------------------------------------------------------------ islands and waves
@@ -184,10 +182,7 @@ def test_many_islands_are_ends_apart():
 
 def test_waves_run_from_dark_to_light_and_leave_the_rest_blank(ends):
     (picture,) = p.token_map(mapped(waves=np.array([[[-1, 0], [1, 4]]], np.int32)), "waves", size=64)
-    assert corner(picture, 0, 0) == p.OUTCOMES[GIVEN][1]
-    assert [corner(picture, *at) for at in ((0, 1), (1, 0), (1, 1))] == [
-        tuple(c) for c in p.ramp(np.array([0, 0.25, 1])).tolist()
-    ]
+    assert centres(picture) == [p.OUTCOMES[GIVEN][1], *ramp(0, 0.25, 1)]
     p.token_map(mapped(waves=np.full((1, 2, 2), -1, np.int32)), "waves", size=64)
     assert ends == [("wave 1", "5"), ("no waves", "")]
 

@@ -214,16 +214,6 @@ def test_the_table_names_both_axes(tmp_path):
     assert "lookahead" not in s.sweep_table(made(tmp_path, y=("",)))
 
 
-def test_a_grid_has_a_cell_for_every_combination(tmp_path):
-    sweep = made(tmp_path, (7, 8))
-    grid, small = sweep_grid(sweep, 64), sweep_grid(sweep, 32)
-    assert grid.shape[0] > small.shape[0] and grid.shape[1] >= small.shape[1]
-    cell = picture(99)[0].repeat(4, 0).repeat(4, 1)  # enlarged by a whole factor: its pixels are in the grid
-    windows = np.lib.stride_tricks.sliding_window_view(grid[..., 0], (64, 64))
-    hits = (windows[:, :, ::9, ::9] == cell[::9, ::9, 0]).all((2, 3)).sum()
-    assert hits == 4  # x = 0.99 in four rows
-
-
 def test_a_cell_that_has_gone_is_named(tmp_path):
     sweep = made(tmp_path)
     sweep.store.path("c1").unlink()
@@ -231,20 +221,18 @@ def test_a_cell_that_has_gone_is_named(tmp_path):
         sweep_grid(sweep)
 
 
-@pytest.mark.parametrize("measure_", ["PSNR", "SSIM", "acceptance", "passes"])
-def test_a_plot_has_a_dot_for_every_point(tmp_path, measure_):
-    plot = sweep_plot(made(tmp_path), measure_)
-    assert plot.shape == (640, 960, 3)
-    assert all((plot == colour).all(-1).any() for colour in SERIES[:2])
+def test_a_plot_of_every_measure_has_a_dot_for_every_line(tmp_path):
+    for name in ("PSNR", "SSIM", "acceptance", "passes"):
+        plot = sweep_plot(made(tmp_path), name)
+        assert plot.shape == (640, 960, 3) and all((plot == colour).all(-1).any() for colour in SERIES[:2])
 
 
 def test_a_measure_that_no_cell_has(tmp_path):
     sweep = made(tmp_path)
     bare = replace(sweep, cells=tuple(replace(c, report=Report("mar", "t", {}, 7, 1, "cpu", 1.0)) for c in sweep.cells))
-    with pytest.raises(UserError, match="^measure: "):
-        sweep_plot(bare, "acceptance")
-    with pytest.raises(UserError, match="^measure: "):
-        sweep_plot(sweep, "beauty")
+    for shown, name in ((bare, "acceptance"), (sweep, "beauty")):
+        with pytest.raises(UserError, match="^measure: "):
+            sweep_plot(shown, name)
 
 
 def test_too_many_cells():
@@ -258,6 +246,7 @@ class Pen:
 
     def __init__(self, image):
         self.draw, self.texts, self.lines, self.dots = ImageDraw.Draw(image), {}, [], []
+        self.rectangle = self.draw.rectangle
         Pen.last = self
 
     def text(self, at, text, *more, **named):
@@ -272,8 +261,9 @@ class Pen:
         self.dots.append((box, colours))
         self.draw.ellipse(box, *colours)
 
-    def rectangle(self, *given, **named):
-        self.draw.rectangle(*given, **named)
+    def centres(self):
+        """Of the dots."""
+        return [((a + c) / 2, (b + d) / 2) for (a, b, c, d), _ in self.dots]
 
 
 @pytest.fixture
@@ -293,6 +283,7 @@ def test_names_are_beside_their_rows_and_above_their_columns(tmp_path, pen):
             pasted.append((x, y))
     texts = pen.last.texts
     assert [x for x, _ in pasted] == [texts["0.99"][0][0]] * 4
+    assert sweep_grid(sweep, 32).shape[0] < grid.shape[0]
     rows = [texts[f"lookahead {a}, seed {seed}"][0][1] for a in (2, 4) for seed in (7, 8)]
     assert rows == [y + 2 for _, y in pasted]
     assert texts["0.8"][0][0] < texts["0.9"][0][0] < texts["0.99"][0][0]
@@ -305,7 +296,7 @@ def test_a_plot_has_axes_and_a_column_of_identical_pictures(tmp_path, pen):
     sweep_plot(sweep, "PSNR")
     found = pen.last
     assert {"speed-up", "PSNR, dB (right is closer)", "identical", "labels: threshold"} <= {*found.texts}
-    centres = [((a + c) / 2, (b + d) / 2) for (a, b, c, d), _ in found.dots]
+    centres = found.centres()
     assert len(centres) == 6
     column = max(x for x, _ in centres)
     assert sum(x == column for x, _ in centres) == 2, "one of every line"
@@ -322,8 +313,7 @@ def test_without_a_baseline_a_plot_shows_seconds(tmp_path, pen):
     bare = replace(sweep, cells=tuple(replace(c, baseline=None) for c in sweep.cells))
     sweep_plot(bare, "acceptance")
     assert "seconds" in pen.last.texts and "identical" not in pen.last.texts and "drafts kept, %" in pen.last.texts
-    centres = [((a + c) / 2, (b + d) / 2) for (a, b, c, d), _ in pen.last.dots]
-    of_first = sorted(centres[:3])  # by drafts kept, of which the slowest run has fewest
+    of_first = sorted(pen.last.centres()[:3])  # by drafts kept, of which the slowest run has fewest
     assert of_first[0][1] < of_first[1][1] < of_first[2][1], "more seconds are higher"
 
 

@@ -21,8 +21,6 @@ def stepped(steps: Any, sent: float | None = None) -> tuple[list[Any], Any]:
 
 
 def process_state() -> list[Any]:
-    states = [torch.random.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
-    return [*states, torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()] + [
-        torch.is_inference_mode_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    ]
+    state = [torch.random.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
+    state += [torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()]
+    return state + [torch.is_inference_mode_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()]

@@ -24,12 +24,6 @@ def test_an_image_has_its_own_noise_whatever_the_batch(seed, batch, tokens):
         assert torch.equal(noise.steps("full", 5, tokens, 3)[row], alone.steps("full", 5, tokens, 3)[0])
 
 
-@settings(deadline=None)
-@given(st.integers(0, 2**64 - 1), st.integers(1, 300))
-def test_orders_are_permutations(seed, tokens):
-    assert torch.equal(PairedNoise(seed, (0, 1)).orders(tokens).sort(1).values, torch.arange(tokens).expand(2, -1))
-
-
 def test_seeds_images_and_streams_differ():
     a = PairedNoise(1, (0, 1)).first("full", 50, 4)
     assert not torch.equal(a[0], a[1])
@@ -53,10 +47,7 @@ def test_noise_is_standard_normal_and_streams_are_uncorrelated():
 
 
 def test_the_key_of_an_image_separates_seed_and_index():
-    for seed, image in ((12, 3), (1, 2), (123, 0)):
-        other = PairedNoise(seed, (image,))
-        assert not torch.equal(PairedNoise(1, (23,)).first("full", 4, 4), other.first("full", 4, 4))
-        assert not torch.equal(PairedNoise(1, (23,)).orders(64), other.orders(64))
+    assert not torch.equal(PairedNoise(1, (23,)).first("full", 4, 4), PairedNoise(12, (3,)).first("full", 4, 4))
 
 
 # The first 8 bytes of sha256("fastar/7/3/<stream>"), little-endian, without the lowest bit: seeds of torch's generator.

@@ -7,12 +7,6 @@ from dataclasses import asdict
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import presets
-from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
-from fastar_nodes.samplers.mar.lazymar import lazymar
-from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
     CSpDSettings,
@@ -21,7 +15,6 @@ from fastar_nodes.samplers.mar.settings import (
     LazyMARSettings,
     MARSettings,
 )
-from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.settings import (
     LlamaGenSettings,
@@ -31,17 +24,9 @@ from fastar_nodes.samplers.tokens.settings import (
     ZipARSettings,
 )
 
-KINDS = (
-    FastHybridSettings,
-    CacheSettings,
-    LazyMARSettings,
-    FastHybridLazyMARSettings,
-    CSpDSettings,
-    ZipARSettings,
-    MuLoSDSettings,
-)
+KINDS = (FastHybridSettings, CacheSettings, LazyMARSettings, FastHybridLazyMARSettings, CSpDSettings)
+KINDS += (ZipARSettings, MuLoSDSettings)
 REAL = presets.NAMES[1:]
-SMALL = {"ar_steps": 8, "diffusion_steps": 6, "cfg": 2.0}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,17 +82,6 @@ def test_lookahead_follows_the_papers_model_sizes(width, k):
 def test_lazymar_follows_the_papers_numbers_of_steps(steps, values):
     settings = presets.apply(LazyMARSettings(ar_steps=steps), "balanced", False)
     assert (settings.refresh_period, settings.start_step) == values
-
-
-def test_exact_costs_what_plain_mar_costs(model):
-    def counts(sampler, settings, **more):
-        report = finish(sampler(model, from_ids([1, 3]), settings, PairedNoise(5, range(2)), 5, **more)).report
-        return {k: v for k, v in report.counts.items() if k.startswith(("head", "transformer"))}
-
-    plain = counts(mar, MARSettings(**SMALL))
-    for sampler, kind in ((fasthybrid, FastHybridSettings), (lazymar, LazyMARSettings)):
-        assert counts(sampler, presets.apply(kind(**SMALL), "exact", True)) == plain
-    assert counts(cspd, presets.apply(CSpDSettings(**SMALL), "exact", True), draft=model) == plain
 
 
 @pytest.mark.parametrize("name", ["best", "", None, "Exact"])

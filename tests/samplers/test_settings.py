@@ -8,8 +8,6 @@ from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize("kind", {TarPromptSettings: None} | {entry.settings: None for entry in SAMPLERS.values()})
@@ -19,7 +17,11 @@ def test_every_field_has_help_a_valid_default_and_ends(kind):
         ranged = about.low is not None and about.high is not None and about.step
         assert ranged or about.choices or isinstance(default, bool), name
         make(kind, {name: default})
-        ends = (about.low - about.step, about.high + about.step, 1e9, float("nan")) if ranged else ("spiral",)
+        ends = (
+            (about.low - about.step, about.high + about.step, 1e9, float("nan"), float("inf"))
+            if ranged
+            else ("spiral",)
+        )
         for value in ends if ranged or about.choices else ():
             with pytest.raises(UserError, match=f"^{name}: "):
                 make(kind, {name: value})
@@ -27,33 +29,14 @@ def test_every_field_has_help_a_valid_default_and_ends(kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("cfg", float("nan"), "not a finite number"),
-        ("cfg", float("inf"), "not a finite number"),
-        ("cfg", "much", "not a number"),
-        ("cfg", None, "not a number"),
-        ("cfg", 1e9, "outside 1 to 20"),
-        ("ar_steps", 2.5, "not a whole number"),
-        ("ar_steps", 0, "outside 1 to 4096"),
-        ("order", "spiral", "not one of random, raster"),
-        ("order", 3, "not one of"),
-        ("speed", 9, "no such setting"),
-    ],
+    ("name", "value"),
+    [*(("cfg", bad) for bad in ("much", None, float("-inf"))), ("ar_steps", 2.5), ("order", 3), ("speed", 9)],
 )
-def test_bad_values(name, value, says):
-    with pytest.raises(UserError, match=f"^{name}: .*{says}"):
+def test_values_of_another_kind(name, value):
+    with pytest.raises(UserError, match=f"^{name}: "):
         make(MARSettings, {name: value})
 
 
 def test_text_from_a_command_line_is_understood():
     made = make(FastHybridSettings, {"ar_steps": "16", "threshold": "0.95", "order": "raster"})
     assert (made.ar_steps, made.threshold, made.order) == (16, 0.95, "raster") and isinstance(made.ar_steps, int)
-
-
-@given(st.floats(allow_nan=True, allow_infinity=True))
-def test_no_number_gets_past_the_range(value):
-    try:
-        assert -1.0 <= make(FastHybridSettings, {"threshold": value}).threshold <= 1.01
-    except UserError as e:
-        assert str(e).startswith("threshold: ")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
 from fastar_nodes.model_loaders.networks.llama import qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.prompts import HybridModel
+from tiny_models import drawn
 
 TURN = 126, 127
 
@@ -23,12 +23,7 @@ def tiny_hybrid(
         MARConfig(**shape, buffer=3, tokens=tokens, channels=4, classes=0),
         qwen_config(dim=24, depth=2, heads=4, kv_heads=2, head_dim=6, hidden=32, vocab=128, positions=positions),
     )
-    g = torch.Generator().manual_seed(seed)
-    net = Hybrid(config).eval().requires_grad_(False)
-    for name, p in net.named_parameters():
-        p.copy_(torch.randn(p.shape, generator=g) * (0.8 / max(1, p.shape[-1]) ** 0.5 if p.ndim == 2 else 0.2))
-        if "norm" in name and name.endswith("weight") or "_ln.weight" in name:
-            p.add_(1.0)
+    net = drawn(Hybrid(config), seed, 0.8, 0.2)
     net.llm.tok_embeddings.weight.mul_(5)
     return HybridModel(
         net.mar,

@@ -106,10 +106,6 @@ def test_the_small_de_tokenizer_drafts_for_the_large_one(folder):
     fast = row(HIGH, sampler="mulosd", tau=0.0, draft_window=1)
     assert repairs.needs(fast) == ("vq", HIGH, "ta-tok", "tar", LOW)
     done, _ = repairs.row(fast, {})
-    assert (done.more["forwards"], done.more["draft_forwards"], done.acceptance, done.more["model"]) == (
-        23,
-        22,
-        1.0,
-        HIGH,
-    )
+    assert (done.more["forwards"], done.more["draft_forwards"]) == (23, 22)
+    assert (done.acceptance, done.more["model"]) == (1.0, HIGH)
     assert done.figures.images == 100 and "both %" in done.figures.cells()

@@ -41,9 +41,8 @@ def sampled(model, name="mar", condition=PROMPTS, images=None, *, draft=None, tr
 
 
 def begun(model, **settings):
-    return begin(
-        "mar", model, PROMPTS, MARSettings(**FEW, **settings), PairedNoise(3, (0, 1)), None, None, FullTransformer()
-    )
+    made, noise = MARSettings(**FEW, **settings), PairedNoise(3, (0, 1))
+    return begin("mar", model, PROMPTS, made, noise, None, None, FullTransformer())
 
 
 @pytest.fixture(scope="module")

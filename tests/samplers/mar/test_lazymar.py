@@ -121,6 +121,7 @@ def test_equals_the_slow_reference(deep, cfg):
     got, slow = as_slow(deep, changed)
     left_out = torch.stack([branch.left_out for branch in slow.cond]).view(2, 5, 5).numpy()
     assert np.array_equal(got.report.maps["cached"], left_out) and left_out.any()
+    assert got.report.counts["cached_tokens"] == left_out.sum()
     plain = finish(mar(deep, LABELS, MARSettings(**{**BASE, "cfg": cfg}), NOISE))
     assert (plain.latents - got.latents).abs().max() > 1e-3, "the caches must matter for this to say anything"
 
@@ -288,16 +289,6 @@ def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep,
         assert keep is None or (keep[:, :, None] == must[:, None]).any(1).all()
 
 
-@pytest.mark.slow
-@settings(FEW, derandomize=True)  # two similarities within rounding would be no error
-@given(caches, st.booleans(), st.sampled_from([1.0, 2.0]))
-def test_an_image_does_not_depend_on_its_batch(deep, cache, head_cache, cfg):
-    base = {**BASE, "cfg": cfg, "diffusion_steps": 16}
-    together = lazy(deep, base, **cache, head_cache=head_cache)
-    alone = lazy(deep, base, from_ids((4,)), PairedNoise(5, (1,)), **cache, head_cache=head_cache)
-    torch.testing.assert_close(alone.latents, together.latents[1:2], rtol=1e-3, atol=1e-3)
-
-
 def test_forgetting_computes_everything_anew(deep):
     base = LazyMARSettings(**BASE, refresh_period=50, start_step=0)
     plug = Watched(base)
@@ -326,15 +317,6 @@ def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
         numbers = live * c.dim * (rows * (2 * 3 + 1 + 1) + 2 * c.encoder_depth * (c.buffer + run.plan.starts[8]))
         numbers += 2 * c.tokens * c.dim if kept.residual is not None else 0
         assert kept.bytes == 4 * numbers == run.report.counts["cache_bytes"]
-
-
-def test_the_report_adds_up(deep):
-    result = lazy(deep)
-    counts, cached = result.report.counts, result.report.maps["cached"]
-    assert counts["cached_tokens"] == cached.sum() > 0 and cached.shape == (2, 5, 5) and cached.max() < 10
-    full = finish(mar(deep, LABELS, MARSettings(**BASE), NOISE)).report.counts
-    assert counts["transformer_passes"] == full["transformer_passes"] == 10
-    assert counts["transformer_tokens"] < full["transformer_tokens"] and counts["head_rows"] == full["head_rows"]
 
 
 @pytest.mark.parametrize("encoder_cache", [True, False])

@@ -277,22 +277,6 @@ def test_fewer_than_30_steps_at_the_end_start_at_950(model, end, own, highest):
     assert torch.equal(latents(own), latents(highest)) and not torch.equal(latents(own), latents(1949 - highest))
 
 
-class Spaced:
-    """Noise whose diffusion steps are some entries of another's."""
-
-    def __init__(self, noise: PairedNoise, count: int, entries: list[int]):
-        self.noise, self.count, self.entries = noise, count, entries
-
-    def orders(self, tokens):
-        return self.noise.orders(tokens)
-
-    def first(self, stream, tokens, channels):
-        return self.noise.first(stream, tokens, channels)
-
-    def steps(self, stream, count, tokens, channels):
-        return self.noise.steps(stream, self.count, tokens, channels)[:, self.entries]
-
-
 @pytest.mark.parametrize(("end", "entries"), [(6, [0, 2, 4, 6, 8, 10]), (5, [0, 2, 4, 7, 9]), (3, [0, 4, 8])])
 def test_fewer_diffusion_steps_take_evenly_spaced_noise(model, end, entries):
     """Entries floor(k S / s) of S = 12. The last AR step is compared with a run of s steps that has this noise only.
@@ -305,7 +289,12 @@ def test_fewer_diffusion_steps_take_evenly_spaced_noise(model, end, entries):
     few = MARSettings(ar_steps=2, diffusion_steps=12, cfg=2.0, diffusion_steps_end=end)
     annealed = finish(mar(blind, labels, few, noise))
     short = dataclasses.replace(few, diffusion_steps=end, diffusion_steps_end=0)
-    expected = finish(mar(blind, labels, short, Spaced(noise, 12, entries)))
+
+    class Spaced(PairedNoise):
+        def steps(self, stream, count, tokens, channels):
+            return super().steps(stream, 12, tokens, channels)[:, entries]
+
+    expected = finish(mar(blind, labels, short, Spaced(5, (0, 1))))
     last = torch.from_numpy(annealed.report.maps["step"] == 1)[:, None].expand_as(annealed.latents)
     torch.testing.assert_close(annealed.latents[last], expected.latents[last], rtol=1e-5, atol=1e-5)
     assert not torch.allclose(annealed.latents[~last], expected.latents[~last])
@@ -327,11 +316,16 @@ def test_betas_are_limited():
     """Only the last: there the product falls to 2.4e-9 of 1 instead of to 0."""
     betas = cosine_betas()
     assert len(betas) == 1000 and float(betas[0]) == pytest.approx(1 - abar(0)) and float(betas[-1]) == 0.999
-    assert float(betas[500]) == pytest.approx(1 - abar(500) / abar(499)) and float(betas[-2]) == pytest.approx(
-        0.75, abs=0.001
-    )
+    assert betas[[500, -2]].tolist() == [pytest.approx(1 - abar(500) / abar(499)), pytest.approx(0.75, abs=0.001)]
     assert float((cosine_betas(max_beta=0.2) == 0.2).sum()) == 9  # UniPic: the nine highest timesteps
     assert float(tables().alphas_cumprod[-1]) == pytest.approx(2.43e-9, rel=0.01)
+
+
+def test_the_highest_timestep_is_in_range():
+    assert tables(2, 0).timestep_map.tolist() == [0]
+    for t_max in (-1, 1000):
+        with pytest.raises(UserError, match="^t_max: "):
+            tables(2, t_max)
 
 
 def test_respaced_timesteps_by_hand():

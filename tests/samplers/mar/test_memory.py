@@ -102,9 +102,8 @@ def run(model, sampler=mar, settings=None, **more):
 def test_reports_hold_the_estimate():
     model = tiny_hybrid()
     report = run(model)
-    assert report.memory == memory.estimate(
-        model, PromptCondition(("a boat", "a cat")), MARSettings(ar_steps=4, diffusion_steps=4)
-    )
+    settings = MARSettings(ar_steps=4, diffusion_steps=4)
+    assert report.memory == memory.estimate(model, PromptCondition(("a boat", "a cat")), settings)
     assert {"weights: language model", "weights: MAR", "weights: head", "prompt cache"} < set(report.memory)
     assert report.to_dict()["memory_estimate_bytes"] == report.memory
     assert "memory, estimated: weights: language model" in to_text(report)
@@ -149,14 +148,8 @@ def test_stages_and_their_sum_by_hand():
     for cfg, read in ((1.0, sum(words)), (3.0, sum(words) + len(model.instruction(UNCONDITIONAL)))):
         found = memory.estimate(model, condition, MARSettings(ar_steps=4, cfg=cfg))
         assert found[memory.PROMPTS] == model.prompt_bytes(read) and memory.FEATURES not in found
-    parts = {
-        "weights: MAR": 50,
-        "weights: head (streamed)": 1000,
-        "noise": 5,
-        memory.MAR: 3,
-        memory.HEAD: 7,
-        memory.LLM: 2,
-    }
+    parts = {"weights: MAR": 50, "weights: head (streamed)": 1000, "noise": 5}
+    parts |= {memory.MAR: 3, memory.HEAD: 7, memory.LLM: 2}
     assert memory.total(parts) == 50 + 5 + 7 and memory.total({"noise": 5}) == 5
 
 

@@ -60,9 +60,8 @@ def plain_waves(islands: list[list[int]], w: int, window: int | None) -> list[li
 
 def listed(numbers: np.ndarray, first: int) -> list[list[int]]:
     """Cells of every number of one grid."""
-    return [
-        np.flatnonzero(numbers.ravel() == n).tolist() for n in range(first, int(numbers.max(initial=first - 1)) + 1)
-    ]
+    last = int(numbers.max(initial=first - 1))
+    return [np.flatnonzero(numbers.ravel() == n).tolist() for n in range(first, last + 1)]
 
 
 grids = arrays.arrays(
@@ -171,12 +170,9 @@ def test_pooling_adds_the_neighbours_probabilities():
     pool = geometry.pooled(p, codes, table)
     for i in range(2):
         for j in range(5):
-            assert float(pool[i, j]) == pytest.approx(
-                sum(float(p[i, j, c]) for c in table[codes[i, j]].tolist()), abs=1e-6
-            )
-    assert torch.equal(
-        geometry.pooled(p, codes, geometry.neighbours(vectors(7), 0)), p.gather(-1, codes[..., None])[..., 0]
-    )
+            assert float(pool[i, j]) == pytest.approx(float(p[i, j, table[codes[i, j]].long()].sum()), abs=1e-6)
+    alone = geometry.neighbours(vectors(7), 0)
+    assert torch.equal(geometry.pooled(p, codes, alone), p.gather(-1, codes[..., None])[..., 0])
 
 
 @settings(deadline=None, max_examples=60)

@@ -144,10 +144,8 @@ def test_calls_are_those_of_a_plain_iteration_without_a_cache(window):
 def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
     for name, schedule in (("llamagen", raster(4)), ("zipar 2", windowed(4, 2)), ("par", par_schedule(4, 4))):
         _, model, chosen = CASES[name]
-        serial = run(*CASES[name], **FEW)
-        state = begin(
-            name, model, condition_of(kind_of(model)), dataclasses.replace(chosen, **FEW), PairedDraws(5, (0, 1, 2)), 5
-        )
+        serial, chosen = run(*CASES[name], **FEW), dataclasses.replace(chosen, **FEW)
+        state = begin(name, model, condition_of(kind_of(model)), chosen, PairedDraws(5, (0, 1, 2)), 5)
         one = finish(module.windows(state, schedule, 1))
         assert torch.equal(one.codes, serial.codes)
         assert one.report.counts["transformer_passes"] == serial.report.counts["transformer_passes"]
@@ -251,10 +249,10 @@ def test_a_report_counts_what_a_plain_iteration_draws():
 
 def test_finished_images_leave_the_batch():
     """Together three images feed no more rows than each on its own, but for the padding of unlike windows."""
-    together = run(*CASES["llamagen, 6 x 6"], **FEW, parallel=5).report.counts["transformer_tokens"]
-    own = [
-        run(*CASES["llamagen, 6 x 6"], (i,), **FEW, parallel=5).report.counts["transformer_tokens"] for i in range(3)
-    ]
+    together, *own = (
+        run(*CASES["llamagen, 6 x 6"], images, **FEW, parallel=5).report.counts["transformer_tokens"]
+        for images in ((0, 1, 2), (0,), (1,), (2,))
+    )
     assert sum(own) <= together < 3 * max(own) and len(set(own)) > 1
 
 
@@ -282,19 +280,20 @@ PROMPTS = ("a red boat", "cat", "a red boat", "")
 @settings(deadline=None, max_examples=25)
 @given(
     st.sampled_from([2, 3, 7, 40]),
-    st.sampled_from([0.0, 0.6, 1.0, 1.9]),
-    st.sampled_from([0.0, 0.8, 1.3]),
-    st.sampled_from([(0, 1.0), (5, 0.9)]),
-    st.sampled_from(["729", "169", "81"]),
+    st.builds(
+        TarPromptSettings,
+        detail=st.sampled_from(["729", "169", "81"]),
+        temperature=st.sampled_from([0.0, 0.8, 1.3]),
+        top_p=st.sampled_from([0.9, 1.0]),
+        top_k=st.sampled_from([0, 5]),
+        repetition_penalty=st.sampled_from([0.0, 0.6, 1.0, 1.9]),
+    ),
     st.integers(0, 2**32),
 )
-def test_codes_of_tar_are_those_of_serial_decoding(window, penalty, temperature, cut, detail, seed):
-    chosen = TarPromptSettings(detail, temperature, cut[1], cut[0], penalty)
-
+def test_codes_of_tar_are_those_of_serial_decoding(window, chosen, seed):
     def prompted(parallel, prompts=PROMPTS, images=range(4)):
-        return finish(
-            tar_prompt(TAR, prompts, dataclasses.replace(chosen, parallel=parallel), PairedDraws(seed, images))
-        )
+        own = dataclasses.replace(chosen, parallel=parallel)
+        return finish(tar_prompt(TAR, prompts, own, PairedDraws(seed, images)))
 
     serial, parallel = prompted(0), prompted(window)
     assert torch.equal(parallel.codes, serial.codes)

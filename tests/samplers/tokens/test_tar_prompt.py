@@ -21,6 +21,7 @@ from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, Tar
 from fastar_nodes.samplers.tokens.tar import CodeStep, tar_prompt
 from qwen_reference import TINY, language_logits, tiny_tar
 from safetensors.torch import save_file
+from stepping import stepped
 from tar_files import DTOK, TA_TOK, detokenizer_state, language_model, tiny_ta_tok
 
 PROMPTS = ("a red boat", "cat", "a red boat", "")
@@ -100,12 +101,7 @@ def test_what_a_run_reads_counts_and_returns() -> None:
 
 def test_time_of_the_driver_is_not_the_samplers() -> None:
     sampler = tar_prompt(tiny_tar(), ["cat"], TarPromptSettings(detail="169"), PairedDraws(1, [0]))
-    next(sampler)
-    try:
-        while True:
-            sampler.send(1000.0)
-    except StopIteration as end:
-        assert end.value.report.seconds < -2000
+    assert stepped(sampler, 1000.0)[1].report.seconds < -2000
 
 
 def test_repetition_penalty_defaults_to_the_files() -> None:
@@ -123,10 +119,8 @@ def test_a_strong_penalty_writes_every_code_once() -> None:
     flat = tiny_tar()
     flat.net.load_state_dict({k: v * 0.02 for k, v in flat.net.state_dict().items()})
     few = replace(flat, special=replace(flat.special, codes=16))
-    for row in run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=2.0)).codes.tolist():
-        assert len(set(row)) > len(
-            set(run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=1.0)).codes[0].tolist())
-        )
+    free, strong = (run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=p)).codes for p in (1.0, 2.0))
+    assert all(len(row.unique()) > len(free[0].unique()) for row in strong)
 
 
 # ---------------------------------------------------------------------------------------------------- prompts
@@ -164,9 +158,7 @@ def test_prompts_of_every_kind(loaded: TarModel, text: str) -> None:
 
 def test_a_very_long_prompt(loaded: TarModel) -> None:
     text = ("a red boat at sunset. " * 500)[:10_000]
-    with pytest.raises(
-        UserError, match=r"^text: the prompt takes 2\d\d\d tokens with .*, tar has room for 60; shorten it.$"
-    ):
+    with pytest.raises(UserError, match=r"^text: .* 2\d\d\d tokens .* 60; "):
         run(loaded, [text], replace(DRAWN, detail="169"))
     # A model with the official room reads all of it.
     roomy = tiny_tar(replace(TINY, positions=32768))
@@ -201,9 +193,8 @@ def test_codes_become_features_and_a_picture(tmp_path: Path) -> None:
     by_hand = finish(llamagen(load_detokenizer(path), features, LlamaGenSettings(), draws))
     assert torch.equal(made.codes, by_hand.codes) and made.codes.shape == (4, 4, 4)
     # Fewer codes stand in fewer rows, at the same network.
-    few = finish(
-        llamagen(model, run(tiny_tar(), settings=replace(DRAWN, detail="169")).condition, LlamaGenSettings(), draws)
-    )
+    short = run(tiny_tar(), settings=replace(DRAWN, detail="169")).condition
+    few = finish(llamagen(model, short, LlamaGenSettings(), draws))
     assert few.codes.shape == (4, 4, 4) and not torch.equal(few.codes, made.codes)
     same = CodeCondition((prompted.codes[0], prompted.codes[0].clone()), ("x", "y"))
     first, second = features_of(same, ta_tok).features
@@ -211,9 +202,7 @@ def test_codes_become_features_and_a_picture(tmp_path: Path) -> None:
 
 
 def codes(*images, size: int = 0) -> CodeCondition:
-    return CodeCondition(
-        tuple(torch.tensor(image, dtype=torch.int64) for image in images), ("",) * len(images), size=size
-    )
+    return CodeCondition(tuple(torch.tensor(x, dtype=torch.int64) for x in images), ("",) * len(images), size=size)
 
 
 @pytest.mark.parametrize(

@@ -118,18 +118,16 @@ def test_visible_unwritten_slots_change_the_tokens():
 
 
 def test_a_model_and_a_sampler_that_do_not_fit_say_so():
-    draws, what = PairedDraws(1, (0,)), from_ids((1,))
-    for sampler, chosen in ((llamagen, LlamaGenSettings()), (zipar, ZipARSettings())):
-        with pytest.raises(UserError, match="model: tiny was trained in PAR's order"):
-            next(sampler(PAR_MODEL, what, chosen, draws))
-    with pytest.raises(UserError, match="grouping: tiny is a plain LlamaGen"):
-        next(par(PLAIN, what, PARSettings(), draws))
-    with pytest.raises(UserError, match="grouping: tiny was trained for its own groups"):
-        next(par(PAR_MODEL, what, PARSettings(grouping=ADJACENT), draws))
-    with pytest.raises(UserError, match="group: 17 is more than the picture's 16 tokens"):
-        next(par(PLAIN, what, PARSettings(grouping=ADJACENT, group=17), draws))
-    with pytest.raises(UserError, match="group: 9 regions do not tile"):
-        next(par(PLAIN, what, PARSettings(grouping=NON_LOCAL, group=9), draws))
+    for sampler, model, chosen, told in (
+        (llamagen, PAR_MODEL, LlamaGenSettings(), "model: tiny"),
+        (zipar, PAR_MODEL, ZipARSettings(), "model: tiny"),
+        (par, PLAIN, PARSettings(), "grouping: tiny is a plain LlamaGen"),
+        (par, PAR_MODEL, PARSettings(grouping=ADJACENT), "grouping: tiny was trained for its own groups"),
+        (par, PLAIN, PARSettings(grouping=ADJACENT, group=17), "group: 17 "),
+        (par, PLAIN, PARSettings(grouping=NON_LOCAL, group=9), "group: 9 "),
+    ):
+        with pytest.raises(UserError, match=f"^{told}"):
+            next(sampler(model, from_ids((1,)), chosen, PairedDraws(1, (0,))))
 
 
 def test_all_greedy_settings_draw_the_likeliest():
@@ -210,5 +208,3 @@ def test_a_group_may_be_the_whole_picture_and_no_more():
     chosen = PARSettings(**FEW, grouping=ADJACENT, sequential_start=False)
     whole = run((par, PLAIN, chosen, None), group=16)
     assert not whole.report.maps["step"].any() and whole.report.counts["transformer_passes"] == 1
-    with pytest.raises(UserError, match="^group: 17 is more than the picture's 16 tokens"):
-        run((par, PLAIN, chosen, None), group=17)

@@ -10,6 +10,7 @@ from fastar_nodes.samplers.tokens.draws import PairedDraws, ahead, allowed, draw
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_noise import GOLDEN, MASK, halves, mixed
 
 EULER = 0.5772156649
 
@@ -79,15 +80,11 @@ def test_the_largest_of_log_probabilities_and_noise_is_a_sample():
 
 # The first 8 bytes of sha256("fastar/7/3/token"), little-endian.
 KEY = 0x8544DD6AE90ECEB1
-MASK, GOLDEN = 2**64 - 1, 0x9E3779B97F4A7C15
 
 
 def number(cell: int, value: int) -> float:
     """The uniform number of a cell and a value: SplitMix64 at key + (2^32 cell + value) golden, its upper 32 bits."""
-    x = KEY + (2**32 * cell + value) * GOLDEN & MASK
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
-    return (((x ^ x >> 31) >> 32) + 0.5) / 2**32
+    return halves(mixed(KEY + (2**32 * cell + value) * GOLDEN & MASK))[0]
 
 
 def test_a_draw_is_splitmix64_of_the_digest_the_cell_and_the_value():
@@ -117,14 +114,6 @@ def test_cells_far_apart_and_values_beyond_2_to_the_16_have_draws_of_their_own()
     # A vocabulary larger than 2^16 does not run into the next cell's numbers.
     (other,) = draws.uniform("token", torch.tensor([1])).flatten().tolist()
     assert float(draws.uniform("token", torch.tensor([0]), 2**16 + 1)[0, 0, -1]) != other
-
-
-def test_the_key_of_an_image_separates_seed_and_index():
-    cells = torch.arange(4)
-    for seed, image in ((12, 3), (123, 0)):
-        assert not (
-            PairedDraws(1, (23,)).uniform("token", cells, 9) == PairedDraws(seed, (image,)).uniform("token", cells, 9)
-        ).any()
 
 
 # ------------------------------------------------------------------------------------------------ top-k and top-p
@@ -164,12 +153,10 @@ def test_ties_of_the_last_kept_value_are_kept_by_top_k():
 
 
 def test_temperature_divides_the_logits():
-    """Differences of 1 in the logits are 2 at temperature 0.5, which a difference of 1.5 in the noise does not turn."""
-    logits, gumbel = torch.tensor([[[0.0, 1.0]]]), torch.tensor([[[1.5, 0.0]]])
-    for temperature, token in ((1.0, 0), (0.5, 1), (0.7, 0), (0.0, 1)):
-        assert int(draw(logits, LlamaGenSettings(temperature=temperature, top_k=0, top_p=1.0), gumbel)) == token
+    """A difference of 1 in the logits is 2 at temperature 0.5, which a difference of 1.5 in the noise does not turn."""
     # At 2 a difference of 1 is 0.5, which 0.7 outweighs; at 0 it is divided by 1e-5, as published: 2e-4 is 20.
     for gap, noise, temperature, token in (
+        *((1.0, 1.5, *case) for case in ((1.0, 0), (0.5, 1), (0.7, 0), (0.0, 1))),
         (1.0, 0.7, 2.0, 0),
         (1.0, 0.7, 1.0, 1),
         (2e-4, 15.0, 0.0, 1),
@@ -179,30 +166,24 @@ def test_temperature_divides_the_logits():
         assert int(draw(logits, LlamaGenSettings(temperature=temperature, top_k=0, top_p=1.0), gumbel)) == token
 
 
-def test_draws_ahead_are_at_most_2_to_the_17_numbers():
+@pytest.mark.parametrize(
+    ("cells", "other", "values", "expected"),
+    [
+        ([[0], [1, 2], [3]], [[2, 0]], 7, [[0, 1, 2, 3], [2, 0]]),
+        ([[c] for c in range(10)], [], 2**14, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+    ],
+)
+def test_draws_ahead_are_of_2_to_the_17_numbers_and_those_of_other_cells_their_own(cells, other, values, expected):
     """Of two images and 2^14 values each that is 4 cells."""
-    calls, cells = [], [torch.tensor([c]) for c in range(10)]
+    calls = []
 
     class Counted(PairedDraws):
         def gumbel(self, stream, cells, values):
             calls.append(cells.tolist())
             return super().gumbel(stream, cells, values)
 
-    draws = ahead(Counted(5, (0, 1)), cells)
-    for part in cells:
-        assert draws.gumbel("token", part, 2**14).shape == (2, 1, 2**14)
-    assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
-def test_draws_ahead_are_one_call_and_those_of_other_cells_their_own():
-    calls, cells = [], [torch.tensor([0]), torch.tensor([1, 2]), torch.tensor([3])]
-
-    class Counted(PairedDraws):
-        def gumbel(self, stream, cells, values):
-            calls.append(cells.tolist())
-            return super().gumbel(stream, cells, values)
-
-    draws, plain = ahead(Counted(5, (0, 1)), cells), PairedDraws(5, (0, 1))
-    for part in (*cells, torch.tensor([2, 0])):
-        assert torch.equal(draws.gumbel("token", part, 7), plain.gumbel("token", part, 7))
-    assert calls == [[0, 1, 2, 3], [2, 0]]
+    own, plain = [torch.tensor(c) for c in cells], PairedDraws(5, (0, 1))
+    draws = ahead(Counted(5, (0, 1)), own)
+    for part in (*own, *map(torch.tensor, other)):
+        assert torch.equal(draws.gumbel("token", part, values), plain.gumbel("token", part, values))
+    assert calls == expected
