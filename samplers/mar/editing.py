@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
+from ..editing import masked_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,25 +47,12 @@ class Edit:
                 f"latent: it has the shape {list(self.latents.shape)}, {model.name} makes [batch, {want[0]}, {want[1]}, {want[2]}]; "
                 f"encode a picture of the model's own size with VAE Encode and the vae of the same loader."
             )
-        if self.mask.ndim != 3 or 0 in self.mask.shape:
-            raise UserError(f"mask: it has the shape {list(self.mask.shape)}; connect a MASK [batch, height, width].")
-        for name, x in (("latent", self.latents), ("mask", self.mask)):
-            if len(x) not in (1, images):
-                raise UserError(
-                    f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or as many."
-                )
-            if not bool(x.isfinite().all()):
-                raise UserError(f"{name}: it holds numbers that are not finite; make it again.")
+        drawn = masked_tokens(self.latents, self.mask, c.grid, images, device)
         start = self.latents.to(device, torch.float32).expand(images, -1, -1, -1)
-        # Max pooling: a mask of picture size covers every token it touches.
-        cells = F.adaptive_max_pool2d(self.mask.to(device, torch.float32)[:, None], c.grid)[:, 0] > 0.5
-        drawn = cells.flatten(1).expand(images, -1)
         counts = drawn.sum(1).tolist()
         if min(counts) != max(counts):
             raise UserError(
                 f"mask: the images' masks cover different numbers of tokens ({min(counts)} to {max(counts)}); "
                 "use one mask for the batch, or run the images apart."
             )
-        if not counts[0]:
-            raise UserError("mask: it is empty; paint over the part to be drawn anew.")
         return model.to_tokens(start), drawn

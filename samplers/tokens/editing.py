@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UserError
+from ..editing import masked_tokens
 from .draws import Draws
 
 
@@ -62,15 +63,6 @@ def given_tokens(codes: Tensor, mask: Tensor, grid: int, images: int) -> Tensor:
             f"latent: it has {codes.shape[1]} x {codes.shape[2]} tokens, the model draws {grid} x {grid}; encode a picture of the model's "
             "own size with VAE Encode and the vae of the same loader."
         )
-    if mask.ndim != 3 or 0 in mask.shape or not bool(mask.isfinite().all()):
-        raise UserError(f"mask: it has the shape {list(mask.shape)}; connect a MASK [batch, height, width] of numbers.")
-    for name, x in (("latent", codes), ("mask", mask)):
-        if len(x) not in (1, images):
-            raise UserError(
-                f"{name}: its batch has {len(x)} entries, the condition asks for {images} images; use one, or as many."
-            )
-    again = F.adaptive_max_pool2d(mask.float()[:, None], grid).to(codes.device)[:, 0] > 0.5
-    if not bool(again.flatten(1).any(1).all()):
-        raise UserError("mask: it is empty; paint over the part to be drawn anew.")
-    given = torch.where(again, -1, codes).flatten(1).expand(images, -1)
+    again = masked_tokens(codes, mask, grid, images, codes.device)
+    given = torch.where(again, -1, codes.flatten(1))
     return F.pad(given, (0, 1), value=-1)
