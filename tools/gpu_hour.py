@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 
+from ..bench.initialise import initialise_llama, initialise_mar
 from ..bench.sizes import DTOK_SIZES, PAR_SPECIAL, SIZES, TOKEN_SIZES, official, official_gpt
 from ..cli.options import choose_device
 from ..errors import UserError
-from ..model_loaders.networks import llama, mar
 from ..model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from ..model_loaders.networks.llama import Llama, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
@@ -101,7 +101,7 @@ def build(name: str, dtype: str, device: torch.device, dry: bool = False) -> MAR
             if dry:
                 config = replace(config, dim=24, encoder_depth=2, decoder_depth=2, heads=2, buffer=2, tokens=16)
                 config = replace(config, channels=4, classes=8, head_depth=6, head_width=16)
-            net = mar.initialise(MAR(config)).eval().requires_grad_(False)
+            net = initialise_mar(MAR(config)).eval().requires_grad_(False)
             for parameter in net.head.parameters():  # zero at first: every condition would have the same tokens
                 if parameter.ndim == 2 and not parameter.any():
                     parameter.normal_(std=0.1 if dry else 0.02)
@@ -127,7 +127,7 @@ def _gpt(name: str, dry: bool) -> Llama:
     if dry:
         config = replace(config, dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=32)
         config = replace(config, condition_size=8) if config.condition == "class" else config
-    return llama.initialise(Llama(config))
+    return initialise_llama(Llama(config))
 
 
 def extras(cell: Cell, device: torch.device, dry: bool) -> dict[str, Any]:

@@ -334,13 +334,10 @@ class VQAutoencoder(nn.Module):
         codes = self.codes(self.features(x))
         return self.vectors(codes), codes
 
-    def render(self, vectors: Tensor) -> Tensor:
-        """Images as in :meth:`decode`, of vectors without the look-up of the nearest codes."""
-        return self.decoder(self.post_quant_conv(vectors.to(self.post_quant_conv.weight.dtype)))
-
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Images as in :meth:`decode`, of codes int64 [B, h, w]; any h and w."""
-        return self.render(self.vectors(codes))
+        convolution = self.post_quant_conv
+        return self.decoder(convolution(self.vectors(codes).to(convolution.weight.dtype)))
 
     def decode(self, latents: Tensor) -> Tensor:
         """Images [B, 3, h * stride, w * stride], about -1..1 and not clipped, of the nearest codes of a LATENT [B, code_channels, h, w]."""

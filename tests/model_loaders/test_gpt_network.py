@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, attend, initialise
+from fastar_nodes.bench.initialise import initialise_llama
+from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, attend
 
 SHAPES = {
     "class": LlamaConfig(32, 3, 4, 4, 48, 19, "class", 5),
@@ -141,7 +142,7 @@ def test_attention_sees_every_key_that_its_mask_shows(mask, group):
 
 
 def test_training_reaches_every_weight():
-    net = initialise(Llama(SHAPES["par"]))
+    net = initialise_llama(Llama(SHAPES["par"]))
     assert not net.output.weight.any() and 0.015 < float(net.tok_embeddings.weight.detach().std()) < 0.025
     torch.nn.init.normal_(net.output.weight)
     special = net.special_rows().expand(2, -1, -1)

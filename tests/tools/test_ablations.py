@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tiny_demo as tiny
 import torch
+from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.cli.main import main
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
-from fastar_nodes.model_loaders.networks.mar import MAR, initialise
+from fastar_nodes.model_loaders.networks.mar import MAR
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
@@ -35,7 +36,7 @@ def bench(tmp_path_factory):
     torch.manual_seed(0)
     recipes.save_checkpoint(KLAutoencoder(tiny.KL), folder / "kl.safetensors", groups=4)
     about = {"heads": 2, "label_set": "picture-book", "t_max": 950}
-    recipes.save_checkpoint(initialise(MAR(tiny.MAR)), folder / "mar.safetensors", **about)
+    recipes.save_checkpoint(initialise_mar(MAR(tiny.MAR)), folder / "mar.safetensors", **about)
     recipes.save_checkpoint(Judge(), folder / "judge.safetensors", tolerance=0.05)
     return ablations.MARBench(tables.Ground(100, folder))
 

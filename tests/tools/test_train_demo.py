@@ -64,7 +64,7 @@ def test_every_checkpoint_loads(made):
         assert (model.grid, model.regions, model.label_set) == (grid, special + 1, "picture-book")
     assert load_judge(path("judge"))[1] > 0
     ta_tok, tar = load_ta_tok(path("ta-tok"), "fp32"), load_tar(path("tar"), "fp32")
-    assert ta_tok.net.config == tiny.TA_TOK and ta_tok.has_encoder
+    assert ta_tok.net.config == tiny.TA_TOK
     assert tar.net.config == tiny.language() and tar.sides == (6, 3, 2)
     for name, grid in (("dtok-low", 8), ("dtok", 16)):
         model = load_detokenizer(path(name), "fp32", ta_tok=ta_tok)

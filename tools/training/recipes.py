@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from ...bench.initialise import initialise_mar
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from ...model_loaders.networks.mar import MAR, DiffusionHead, MARConfig, initialise
+from ...model_loaders.networks.mar import MAR, DiffusionHead, MARConfig
 from ...samplers.mar.tables import Tables, tables
 from . import picture_book
 from .picture_book import Scenes
@@ -268,7 +269,7 @@ def train_mar(
     job.log("encoding the picture book")
     # The posterior mean, not a sample: the decoder is robust to noise, so the MAR need not reproduce it.
     encoded = latents(kl, data, job.device)[0].flatten(2).transpose(1, 2).contiguous()
-    net = seeded(7, lambda: initialise(MAR(config)), start)
+    net = seeded(7, lambda: initialise_mar(MAR(config)), start)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(13, step)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.networks import llama
+from ...bench.initialise import initialise_llama
 from ...model_loaders.networks.autoencoder import VQAutoencoder
 from ...model_loaders.networks.llama import Llama, LlamaConfig, qwen_config
 from ...model_loaders.networks.ta_tok import TATok
@@ -76,7 +76,7 @@ def language_config(codes: int = TA_TOK.codes) -> LlamaConfig:
 
 def build_language(config: LlamaConfig | None = None, start: nn.Module | None = None) -> Llama:
     """A language model with random weights or those of ``start``; None selects :func:`language_config`."""
-    return seeded(59, lambda: llama.initialise(Llama(config or language_config())), start)
+    return seeded(59, lambda: initialise_llama(Llama(config or language_config())), start)
 
 
 def tar_model(net: Llama, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
@@ -243,7 +243,7 @@ def train_detokenizer(
     held = _held(count)
     semantic, (tokens, _) = semantic_book(job, ta_tok, count + held), code_book(job, vq, count + held, recipe.grid)
     config = detokenizer_config(recipe.grid, c.width, c.side, vq.config.codes)
-    net = seeded(67, lambda: llama.initialise(Llama(config)), start).to(device)
+    net = seeded(67, lambda: initialise_llama(Llama(config)), start).to(device)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(71, step)

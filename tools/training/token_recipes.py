@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...bench.initialise import initialise_llama
 from ...model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder, VQConfig
-from ...model_loaders.networks.llama import Llama, LlamaConfig, Positions, initialise
+from ...model_loaders.networks.llama import Llama, LlamaConfig, Positions
 from ...samplers.tokens.par import par_groups
 from . import picture_book
 from .recipes import NULL_LABELS, book, pictures, psnr, reconstruction_loss, save_checkpoint, to_signed
@@ -180,7 +181,7 @@ def train_vq(job: Job, out: Path, kl: KLAutoencoder | None = None) -> VQAutoenco
                 module.revive(features.detach().permute(0, 2, 3, 1).flatten(0, 2), g)
             vectors, codes, codebook_loss = quantisation_loss(module.net, features)
         module.count_idle(codes)
-        y = module.net.render(vectors).float()
+        y = module.net.decoder(module.net.post_quant_conv(vectors)).float()
         figures = {f"psnr{side}": psnr(y, x), "gap": codebook_loss, "idle": (module.idle > PATIENCE / 2).sum()}
         return reconstruction_loss(y, x) + codebook_loss, figures
 
@@ -272,7 +273,7 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
     """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``."""
     config, count = recipe.config, job.count(recipe.count)
     codes, labels = code_book(job, vq, count, recipe.grid)
-    net = seeded(31, lambda: initialise(Llama(config)), start).to(job.device)
+    net = seeded(31, lambda: initialise_llama(Llama(config)), start).to(job.device)
     layout, places = Layout.of(recipe.grid, config.regions).to(job.device), net.positions(recipe.grid, 1)
     codes = codes[:, layout.order.cpu()]
 

@@ -17,6 +17,7 @@ from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.tools.training.hybrid_recipe import conditions
 from tiny_hybrids import TURN, tiny_hybrid
 from tiny_models import tiny_mar
 
@@ -92,7 +93,7 @@ def test_marks_that_are_typed_stay_text(hybrid):
 @pytest.mark.parametrize(
     ("model", "condition", "says"),
     [
-        (tiny_hybrid(positions=60), PromptCondition((LONG,)), "reads at most 41"),
+        (tiny_hybrid(positions=60), PromptCondition((LONG,)), "reads 41"),
         (tiny_hybrid(), PromptCondition((5,)), "must be text"),
         (tiny_hybrid(), PromptCondition(()), "no prompt"),
         (tiny_hybrid(), from_ids([0, 1]), "conditioned on prompts"),
@@ -155,7 +156,7 @@ class Uncached(FullTransformer):
     def __call__(self, run, step, wanted):
         known = run.plan.known(step).repeat(2, 1)
         tokens = run.tokens.repeat(2, 1, 1)
-        z = run.model.hybrid(tokens, known, self.ids, self.lengths, wanted.repeat(2, 1))
+        z = conditions(run.model.hybrid, tokens, known, self.ids, self.lengths, wanted.repeat(2, 1))
         return z.unflatten(0, (2, -1))
 
 
