@@ -193,15 +193,10 @@ def identify(path: Path) -> str:
 
 @enough_memory("dtype: memory is insufficient to load this model; choose bf16 or fp16, or unload others.")
 def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None) -> Ready:
-    """Load a model and its decoder.
+    """Load a model of a family of the registry, and its decoder.
 
-    Args:
-        family: model family of the registry.
-        choice, decoder: catalogue entries or files; "auto" selects the decoder the model was trained with.
-        grid: tokens per side of a token model; None takes the file's.
-
-    Raises:
-        UserError: a file is missing, does not fit, or the decoder is for other latents.
+    ``choice`` and ``decoder`` are catalogue entries or files; "auto" selects the decoder the model was trained with. ``grid``: tokens per
+    side of a token model; None takes the file's. A UserError if a file is missing or does not fit, or the decoder is for other latents.
     """
     about = FAMILIES[family]
     path, kind = source.find(choice, about.files), "kl" if about.masked else "vq"
@@ -261,14 +256,9 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel 
 def choose_models(
     model: str, entries: Sequence[Entry], files: Source, prompted: bool = False, labelled: bool = False
 ) -> dict[str, tuple[str, str]]:
-    """(family, choice) of the model of each sampler: the one named, or of the demo the one of the sampler's family.
+    """(family, choice) of the model of each sampler: the one named (a catalogue entry or file), or for "demo" that of the sampler's family.
 
-    Args:
-        model: "demo", a catalogue entry or a file.
-        prompted, labelled: whether the run has prompts, or class labels.
-
-    Raises:
-        UserError: a sampler is for another family.
+    ``prompted``, ``labelled``: whether the run has prompts, or class labels. A UserError if a sampler is for another family.
     """
     if model == DEMO:
         demos = _families(entries, prompted, labelled)
@@ -300,10 +290,8 @@ def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[
 
 
 def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, str], files: Source) -> str:
-    """The built-in model that a sampler uses for "demo".
-
-    A sampler with a single model fixes the picture size for its family, because seconds are comparable only at one size.
-    """
+    """The built-in model that a sampler uses for "demo". One with a single model fixes the picture size for its family, because seconds
+    are comparable only at one size."""
     family = families[entry.name]
     fixed = [e.demos(family)[0] for e in entries if families[e.name] == family and len(e.demos(family)) == 1]
     own = entry.demos(family)
@@ -385,10 +373,7 @@ def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def defaults(ready: Ready) -> dict[str, Any]:
-    """Settings recommended for a model: its file's, and for what the file does not state the published ones of its kind.
-
-    A MAR gets no more AR steps than it has tokens.
-    """
+    """Settings recommended for a model: its file's, else the published ones of its kind; a MAR gets no more AR steps than it has tokens."""
     out = _published(ready)
     if "ar_steps" in out:
         out["ar_steps"] = min(out["ar_steps"], ready.tokens)

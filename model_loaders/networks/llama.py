@@ -508,11 +508,10 @@ class Llama(Regional):
     def prefill(
         self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, image: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """Allocate the cache and run the prefix, alone or with the first cells of an image.
+        """Allocate the cache and run the prefix, alone or with the first cells of an image of ``grid`` x ``grid`` tokens.
 
         Args:
-            x: prefix rows [R, n, C]; rows at and beyond a prefix' length are ignored.
-            grid: side of the image in tokens.
+            x: prefix rows [R, n, C].
             slots: image slots of the cache.
             lengths: int64 [R], valid rows of each prefix; None: all.
             image: rows [R, m, C] of the cells 0 to m - 1; each attends to the prefix and to the cells up to itself.
@@ -550,19 +549,15 @@ class Llama(Regional):
         mask: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Feed rows behind the cached ones, and write their keys and values into the cache.
+        """Feed rows behind the cached ones, and write their keys and values into the cache; hidden rows [R, n, C], for :meth:`logits`.
 
         Args:
             x: rows [R, n, C]; R may be less than the cache's, then its first R rows are used.
             position: int64 [n], or [R, n] if the batch rows differ.
             slot: int64 [n] or [R, n], cache slots to write, counted with the prefix.
-            cache: from :meth:`prefill`.
             end: slots below this one are attended to.
             mask: bool [n, end] or [R, n, end], True where a row attends to a slot; None: everywhere.
             causal: the rows fill the cache from its first slot on, and each attends to those up to its own.
-
-        Returns:
-            Hidden rows [R, n, C], for :meth:`logits`.
         """
         x, rope = self._encode(x, cache.positions.rows(position, len(x)))
         mask = None if causal else cache.mask(mask, len(x), x.shape[1], end)
