@@ -26,6 +26,7 @@ from ...samplers.mar.mar import annealed_steps
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import Tables, tables
 from ...samplers.noise import PairedNoise
+from ..training.hybrid_recipe import conditions
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .mar import CLIPPED, schedule_cases, table_cases
 
@@ -126,7 +127,7 @@ def _inside(folder: Path) -> Iterator[Case]:
         yield Check(net.mar.decode(fused, known.repeat(2, 1), at), wanted)
         # The form for training reads the prompts in one sequence with the picture.
         both = [t.repeat(2, *[1] * (t.ndim - 1)) for t in (found["tokens_f16"], known)]
-        yield Check(net(*both, ids, seen.sum(1)), found["z"])
+        yield Check(conditions(net, *both, ids, seen.sum(1)), found["z"])
 
     for tag, entry in sorted(about.items()):
         yield Case(f"{_family(folder)}/inside.{tag}", partial(checks, tag, *entry["image_shape"]))

@@ -145,8 +145,10 @@ def fuse(net: Hybrid, encoded: Tensor, known: Tensor, ids: Tensor, lengths: Tens
     return encoded + net.proj_out(pick(h, order.argsort(1)))
 
 
-def conditions(net: Hybrid, tokens: Tensor, known: Tensor, ids: Tensor, lengths: Tensor, wanted: Tensor) -> Tensor:
-    """z of ``MAR.decode`` at ``wanted`` int64 [B, M], of tokens fp32 [B, L, channels]; other arguments as for :func:`fuse`."""
+def conditions(
+    net: Hybrid, tokens: Tensor, known: Tensor, ids: Tensor, lengths: Tensor, wanted: Tensor | None = None
+) -> Tensor:
+    """z of ``MAR.decode`` at ``wanted`` int64 [B, M] (None: everywhere), of tokens fp32 [B, L, channels], as for :func:`fuse`."""
     encoded = net.mar.encode(tokens, known, net.mar.class_rows(None, len(tokens)))
     return net.mar.decode(fuse(net, encoded, known, ids, lengths), known, wanted)
 
