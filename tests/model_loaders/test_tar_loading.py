@@ -141,7 +141,7 @@ def test_rotations(folder: Path, rotation: dict, known: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "words_"),
     [
-        ({"image_end_token_id": 40}, "image_end_token_id = 40 .* a whole number from 0 to 39"),
+        ({"image_end_token_id": 40}, "image_end_token_id = 40, .* a whole number from 0 to 39"),
         ({"image_end_token_id": 19}, "image codes would be tokens 20 to 19"),
         ({"image_start_token_id": "<I0>"}, "image_start_token_id = <I0>"),
         ({"image_start_token_id": -1}, "image_start_token_id = -1"),
