@@ -54,7 +54,8 @@ class JanusConfig(LlamaConfig):
             ValueError: the head count does not fit the weights.
         """
         trunk = {name.removeprefix(_TRUNK): tensor for name, tensor in state.items() if name.startswith(_TRUNK)}
-        shape = vars(LlamaConfig.of_qwen(trunk, **{"positions": 16384, "theta": 1e4, **numbers}))
+        numbers = {"positions": 16384, "theta": 1e4, **numbers}
+        shape = vars(LlamaConfig.of_qwen(trunk, **numbers))
         vocab, narrow = state["gen_embed.weight"].shape
         about = {"bias": False, "tied": False, "vocab": vocab, "words": shape["vocab"], "narrow": narrow, "pad": pad}
         return JanusConfig(**{**shape, **about}, projected=len(state["gen_head.output_mlp_projector.weight"]))
