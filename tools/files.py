@@ -1,7 +1,5 @@
 """Paths of the demo's checkpoints in a checkout of the repository."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]

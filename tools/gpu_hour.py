@@ -14,8 +14,6 @@ A run that takes too long is stopped after some steps and extrapolated to all of
 time are listed as left out. With --dry every cell runs once at a tiny size, on any device; its numbers mean nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

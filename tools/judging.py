@@ -1,7 +1,5 @@
 """The demo's judge as a measure of the command evaluate: class, scene, whole and Frechet distance of ``training/quality.py``."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..errors import UserError

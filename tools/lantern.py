@@ -20,8 +20,6 @@ Images advance independently, so that each equals the image generated alone. The
 number of cycles depends on the accepted tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -11,8 +11,6 @@ tests records what they call. Linux and macOS only, since it forks.
 ``equivalent_mutants.json`` lists survivors that no test can notice, with the reason. The score leaves them out.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import copy

@@ -3,8 +3,6 @@
 Everything is drawn by the demo on fixed seeds, without seconds, so that a picture changes only if a sampler does.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Prints the size of the shipped archive and every open item. Exit code 0 if there
 CONTRIBUTING.md ("Publishing").
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

@@ -4,8 +4,6 @@ After an intended change raise ``ALGORITHM`` in samplers/registry.py and run ``p
 anew. Pictures may differ from the recorded ones by rounding, because processors and versions of PyTorch do.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

@@ -1,7 +1,5 @@
 """The curve: speed-up, Pareto front, CSV, plot and contact sheet."""
 
-from __future__ import annotations
-
 import csv
 import io
 import sys

@@ -1,7 +1,5 @@
 """Extractors and references: what is read, and what is refused in a sentence."""
 
-from __future__ import annotations
-
 import sys
 import zipfile
 from types import ModuleType
@@ -114,22 +112,6 @@ def test_rows_of_features_are_handed_to_torch_fidelity(fake_fidelity):
     asked = fake_fidelity.asked
     assert [a.get("kid_subset_size") for a in asked] == [None, None, 30, None, None]
     assert all(not a["cuda"] and not a["cache"] and a["feature_extractor"] == "fastar-rows" for a in asked)
-
-
-def test_the_real_torch_fidelity():
-    """Only where it can be imported: our Frechet distance, of which the intervals are made, is its FID."""
-    pytest.importorskip("torch_fidelity", exc_type=ImportError)
-    from fastar_nodes.bench.measures import _kid
-    from fastar_nodes.bench.statistics import frechet
-
-    features.fidelity.cache_clear()
-    own, other = np.random.default_rng(2).normal(size=(2, 2000, 16)).astype(np.float32)
-    other = other + 0.2
-    value = figure("fid", own, other)
-    assert frechet(own, other)(np.ones(2000)) == pytest.approx(value, rel=1e-4)
-    assert figure("is", own) > 1 and 0 < figure("precision", own, other) <= 1
-    blocks = _kid(own, other)
-    assert len(blocks) == 20 and blocks.mean() == pytest.approx(figure("kid", own, other), rel=0.2)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

@@ -1,7 +1,5 @@
 """Measures of a sweep's folder: paired figures, differences, what is skipped and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The commands evaluate and plot."""
 
-from __future__ import annotations
-
 import csv
 import re
 import sys

@@ -3,8 +3,6 @@
 Every case is run by the command in a child process, and its time and memory are compared with those of a run on a sound folder.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

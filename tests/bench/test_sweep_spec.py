@@ -1,7 +1,5 @@
 """Specs of sweeps: what they ask for, and what is refused before anything is loaded."""
 
-from __future__ import annotations
-
 import json
 import sys
 

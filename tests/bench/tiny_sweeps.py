@@ -1,7 +1,5 @@
 """Sweeps on tiny random models in files, for tests in this process and in others."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Random weights of tiny models and their autoencoders in files, and the command line as a function."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

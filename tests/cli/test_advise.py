@@ -1,7 +1,5 @@
 """The command advise on the demo with few steps."""
 
-from __future__ import annotations
-
 from fastar_nodes.cli import advise
 from fastar_nodes.samplers import advice
 from fastar_nodes.samplers.choice import parse_choice

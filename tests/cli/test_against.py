@@ -1,7 +1,5 @@
 """The command against, with checkouts written for the tests."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

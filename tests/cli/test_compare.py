@@ -1,7 +1,5 @@
 """compare, end to end on random weights of every family: pictures, numbers, mistakes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

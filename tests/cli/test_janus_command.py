@@ -1,7 +1,5 @@
 """Janus on the command line: its file is identified, and prompts of a run are one batch."""
 
-from __future__ import annotations
-
 import pytest
 from janus_files import one_file
 

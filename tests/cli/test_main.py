@@ -1,7 +1,5 @@
 """Exit codes, help, the progress bar, and the commands that tests do not run."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

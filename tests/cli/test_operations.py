@@ -5,8 +5,6 @@ operation for every term of their equations. Counts do not depend on widths, so 
 of a GPU; masked samplers read values and run on the CPU, whose path is the same for few rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -79,9 +77,6 @@ def test_tar_1024():
         PairedDraws(1, (0,)),
     )
     assert operations_a_step(steps, 2, 4) <= 415
-
-
-# ------------------------------------------------------------------------------------------------ counting
 
 
 def test_operations_are_counted_without_views():

@@ -1,7 +1,5 @@
 """Random and structural mutations of weight files and model folders."""
 
-from __future__ import annotations
-
 import io
 import json
 import random
@@ -30,9 +28,6 @@ EVIL_PARTS: tuple[dict[str, Any], ...] = (
 )
 
 
-# ------------------------------------------------------------------------------------------------ bytes
-
-
 def bytes_of(r: random.Random, data: bytes) -> bytes:
     """Change, remove, repeat or replace some bytes, mostly near the start, where headers are."""
     if not data:
@@ -57,9 +52,6 @@ def bytes_of(r: random.Random, data: bytes) -> bytes:
     else:
         edited += r.randbytes(span)
     return bytes(edited)
-
-
-# ------------------------------------------------------------------------------------------------ JSON
 
 
 def nodes(value: Any, at: tuple = ()) -> list[tuple]:
@@ -115,9 +107,6 @@ def tokenizer_of(r: random.Random, text: str) -> str:
     return json.dumps(value)
 
 
-# ------------------------------------------------------------------------------------------------ safetensors
-
-
 def safetensors_of(r: random.Random, data: bytes) -> bytes:
     """Change the header: names, shapes, types, offsets, metadata."""
     length = int.from_bytes(data[:8], "little")
@@ -163,9 +152,6 @@ def safetensors_of(r: random.Random, data: bytes) -> bytes:
     if r.random() < 0.05:
         text = text.replace(b'"shape"', b'"shape": [], "shape"', 1)
     return len(text).to_bytes(8, "little") + text + body
-
-
-# ------------------------------------------------------------------------------------------------ pickles
 
 
 def pickled_of(r: random.Random, data: bytes, canary: Path) -> bytes:
@@ -229,9 +215,6 @@ def archive_of(r: random.Random, data: bytes, canary: Path) -> bytes:
     if kind == 6:
         return r.choice((b"PK\x03\x04" + out.getvalue(), out.getvalue() + b"PK\x05\x06" + bytes(18)))
     return out.getvalue()
-
-
-# ------------------------------------------------------------------------------------------------ files and folders
 
 
 def mutate(r: random.Random, path: Path, outside: Path, canary: Path, fresh: bool) -> None:

@@ -1,7 +1,5 @@
 """Small valid files of every kind that a loader reads, as starting points of mutations."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable

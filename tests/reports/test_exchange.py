@@ -1,7 +1,5 @@
 """Reports in the metadata of pictures: what is written comes back, and files that others wrote are refused in one sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -93,9 +91,6 @@ def test_pictures_without_a_report_and_files_that_are_none(tmp_path):
     for name in [path.name for path in tmp_path.iterdir()] + ["gone.png"]:
         with pytest.raises(UserError, match=f"^image: {name}"):
             exchange.read_runs(tmp_path / name)
-
-
-# ------------------------------------------------------------------------------------------------ one line
 
 
 def test_one_line():

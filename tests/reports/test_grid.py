@@ -1,7 +1,5 @@
 """Contact sheets and comparison grids: geometry, order, numbers and errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
@@ -31,9 +29,6 @@ def where(canvas: np.ndarray, colour) -> tuple[int, int, int, int]:
     return ys.min(), ys.max() + 1, xs.min(), xs.max() + 1
 
 
-# ------------------------------------------------------------------------------------------------ contact sheet
-
-
 @given(n=st.integers(1, 9), columns=st.integers(0, 5), gap=st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_a_sheet_holds_every_picture_at_its_place(n, columns, gap):
@@ -45,9 +40,6 @@ def test_a_sheet_holds_every_picture_at_its_place(n, columns, gap):
     for i in range(n):
         y, x = i // across * (3 + gap), i % across * (5 + gap)
         assert (sheet[y : y + 3, x : x + 5] == batch[i]).all()
-
-
-# ------------------------------------------------------------------------------------------------ grid
 
 
 def test_cells_stand_in_a_row_and_are_equally_wide():
@@ -141,9 +133,6 @@ def test_long_labels_wrap_and_are_shortened():
 def test_grid_errors(field, args):
     with pytest.raises(UserError, match=f"^{field}: "):
         p.compare_grid(*args)
-
-
-# ------------------------------------------------------------------------------------------------ bounds
 
 
 @pytest.mark.parametrize("shape", [(300, 2), (3000, 2), (2, 3000), (100_000, 1), (1, 100_000), (2200, 2200)])

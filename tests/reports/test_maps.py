@@ -1,7 +1,5 @@
 """Token maps: colours, legends, numbers and errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
@@ -148,9 +146,6 @@ def test_a_report_without_maps_and_too_many_large_maps():
     for field, r in (("what", mapped()), ("size", mapped(step=np.zeros((64, 2, 2), np.int32)))):
         with pytest.raises(UserError, match=f"^{field}: "):
             p.token_map(r, "fixed at step", size=4096)
-
-
-# ------------------------------------------------------------------------------------------------ islands and waves
 
 
 def corner(picture: np.ndarray, y: int, x: int, cell: int = 32) -> tuple[int, ...]:

@@ -1,7 +1,5 @@
 """PSNR, SSIM and differences: against formulas written plainly, and the words that take their place."""
 
-from __future__ import annotations
-
 import json
 import math
 

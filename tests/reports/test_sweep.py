@@ -1,7 +1,5 @@
 """Sweeps: digests, cells on disk, resumption after an interruption, bounded memory, grid and plot."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tracemalloc
@@ -29,9 +27,6 @@ def report(seconds=1.0, images=1, accepted=9) -> Report:
 
 def picture(k: int, images=1, side=16) -> np.ndarray:
     return np.random.default_rng(k).integers(0, 256, (images, side, side, 3), dtype=np.uint8)
-
-
-# ------------------------------------------------------------------------------------------------ digests
 
 
 @dataclass(frozen=True)
@@ -68,9 +63,6 @@ def test_a_digest_of_large_weights_samples_all_of_them():
         with torch.no_grad():
             other.weight.view(-1)[at] += 1
         assert (s.weights_digest(other) != first) == seen
-
-
-# ------------------------------------------------------------------------------------------------ cells
 
 
 def test_a_cell_comes_back_as_written(tmp_path):
@@ -181,9 +173,6 @@ def test_a_hundred_large_cells_fit_into_little_memory(tmp_path):
     assert max(grid.shape[:2]) <= LONGEST
     as_image = 4 * grid.size  # fp32, as ComfyUI passes it on
     assert peak + as_image < 600e6, f"{peak / 1e6:.0f} MB"
-
-
-# ------------------------------------------------------------------------------------------------ pictures
 
 
 def made(tmp_path, seeds=(7,), y=("2", "4")) -> s.Sweep:

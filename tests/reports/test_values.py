@@ -1,7 +1,5 @@
 """Values written as text: lists, ranges, words, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.values import MOST_VALUES, parse_values

@@ -4,8 +4,6 @@ Usage: ``killed_training.py FOLDER SEED``. Every attempt is a forked process, so
 n-th event, n random: before and after every optimiser step, every write of a state file, and in the middle of one.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """The LANTERN-style comparison: its rules, its exact limits, and the requirements on every token sampler."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

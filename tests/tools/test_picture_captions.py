@@ -1,7 +1,5 @@
 """Captions of the demo's Tar: correct statements, known words, and no held-out request in training captions."""
 
-from __future__ import annotations
-
 import re
 from random import Random
 

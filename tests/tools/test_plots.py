@@ -1,7 +1,5 @@
 """Plots of the benchmark tables: what is read, where points are drawn, and that every committed plot has its table."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Quality figures: exact values where possible, and sensitivity of the committed judge."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

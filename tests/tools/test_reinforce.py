@@ -1,7 +1,5 @@
 """Policy gradients on own samples: rewards, credit assignment, and that a GPT learns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

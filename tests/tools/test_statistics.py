@@ -1,7 +1,5 @@
 """The two-sample tests: right p-values where nothing differs, small ones where something does; and the tool's verdict."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The demo's Tar recipes: training inputs equal inference inputs, and what the losses reach."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The token recipes: training logits equal decoding logits; quantisation and the codebook."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The command train-demo with tiny networks: every checkpoint loads, what loads is what was trained, and errors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

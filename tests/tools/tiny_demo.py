@@ -1,19 +1,16 @@
 """Tiny configurations of the demo's networks, and checkpoints with random weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import KLConfig, VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLConfig, VQConfig
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
 from fastar_nodes.tools.training import hybrid_recipe, recipes, ta_tok_recipe, tar_recipes, token_recipes
-from fastar_nodes.tools.training.judge import Judge
 
 KL = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, groups=4)
 MAR = MARConfig(
@@ -77,15 +74,6 @@ def sharp(net: torch.nn.Module, seed: int = 7, scale: float = 3.0) -> Any:
                 embeds = "emb" in name or name == "abs_pe"
                 p.copy_(torch.randn(p.shape, generator=g) * (1 if embeds else scale * p.shape[1] ** -0.5))
     return net.eval().requires_grad_(False)
-
-
-def new_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoints of every table of token models: tokenizer and judge."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    torch.manual_seed(0)
-    recipes.save_checkpoint(scattered(VQAutoencoder(VQ), 1), folder / "vq.safetensors", groups=4)
-    recipes.save_checkpoint(Judge(), folder / "judge.safetensors", tolerance=0.05)
-    return folder
 
 
 def write_gpt(folder: Path, name: str, grid: int, seed: int, special: int = 0, **defaults: object) -> None:

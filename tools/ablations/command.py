@@ -3,8 +3,6 @@
 Tables: {tables}. All rows use the same seeds and labels, or prompts. docs/benchmarks.md defines the quality figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict

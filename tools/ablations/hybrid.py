@@ -3,8 +3,6 @@
 Prompts are defined in ``captions.py``, figures in ``quality.py``.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from ...model_loaders.hybrid import load_hybrid

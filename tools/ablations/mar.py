@@ -1,7 +1,5 @@
 """Ablation tables of the MAR samplers on the demo's MAR."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

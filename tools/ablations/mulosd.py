@@ -8,8 +8,6 @@ The images of a batch share their passes, as many as the image with the most wav
 number of passes of an image sampled alone, computed from the maps of the report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

@@ -4,8 +4,6 @@ The images do not depend on the batch size (noise is paired per image), so batch
 tables are in ``mar.py``, ``hybrid.py``, ``tokens.py`` (LlamaGen, PAR, ZipAR), ``mulosd.py`` and ``tar.py``.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

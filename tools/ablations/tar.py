@@ -5,8 +5,6 @@ same codes. The column *s an image* is the time of the de-tokenizer; *prompt s a
 are defined in ``captions.py``, figures in ``quality.py``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ The rows "ablation on LlamaGen" run PAR's schedules with a network that was not 
 without its sequential start measures the effect of the start for a network trained with it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property

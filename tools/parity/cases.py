@@ -1,7 +1,5 @@
 """Parity cases of all families: comparison of computed with recorded tensors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Every case prints a line: name, largest absolute error, tolerance, and ok, FAIL 
 version). Exit code 0 if no case failed, 1 if one did, 2 if the folder cannot be read.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

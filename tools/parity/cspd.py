@@ -3,8 +3,6 @@
 Class labels, prefill ratio and guidance scale are not recorded; the constants hold them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial

@@ -3,8 +3,6 @@
 A folder contains any of the files named below; all sizes are read from them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass

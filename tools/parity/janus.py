@@ -4,8 +4,6 @@ A folder holds ``janus_config.json`` with the sizes, the recorded files named be
 and ``sharded``. Row 0 of a recorded pair is the conditional one, row 1 the null one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

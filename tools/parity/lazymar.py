@@ -5,8 +5,6 @@ have the same scores as ours, and the run continues with them. The guidance scal
 recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial

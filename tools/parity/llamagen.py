@@ -4,8 +4,6 @@ A folder contains any of the files named below. ``X_io`` belongs to the weights 
 LlamaGen. All sizes are read from the files. The VQ tokenizers have cases of their own (``vq.py``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial

@@ -3,8 +3,6 @@
 A folder contains any of the files named below. All sizes are read from the files; the constants hold what they do not record.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

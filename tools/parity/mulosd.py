@@ -4,8 +4,6 @@
 ``lantern_accept_io`` contains draft trees that the published code verified; one case per tree, setting and decoding mode.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import partial

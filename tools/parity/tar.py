@@ -4,8 +4,6 @@ A folder contains any of the files named below. ``X_io`` belongs to the weights 
 weights (``sd.``) and results. All sizes are read from the files. MuLo-SD has cases of its own (``mulosd.py``).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@
 All sizes are read from the files.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -14,8 +14,6 @@ All seeds are fixed. A case fails if the smallest of its p-values is at most 0.0
 nothing fails, else 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """A toy MAR for statistics: a random transformer and a diffusion head with a known, well-behaved distribution."""
 
-from __future__ import annotations
-
 import zlib
 
 import torch

@@ -5,8 +5,6 @@ of more than object and colour is held out of the training captions. Evaluation 
 compositions that are new to the language model, in known words.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields

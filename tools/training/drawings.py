@@ -1,7 +1,5 @@
 """Drawings of the picture book: signed distance functions with analytic anti-aliasing, one function per label."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

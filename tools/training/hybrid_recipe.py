@@ -5,8 +5,6 @@ is the class-conditional demo MAR and is not trained; the language model starts 
 starts at zero, so the first step equals the MAR without a class label.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -9,8 +9,6 @@ Images of prompts have *agreement* as in GenEval (Ghosh et al. 2023, arXiv 2310.
 the judge reads it in the image.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

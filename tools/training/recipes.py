@@ -4,8 +4,6 @@ The MARs are trained on the latents of the autoencoder. Every recipe writes one 
 configuration that the state dict does not contain.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -12,8 +12,6 @@ The critic has the architecture of the judge, with weights, seed and training im
 quality figures takes part in no training.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -7,8 +7,6 @@ thumbnail, each feature its own patch, so that they contain positions. The heads
 together and share one codebook.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

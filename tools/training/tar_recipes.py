@@ -5,8 +5,6 @@ Source: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898). The targ
 :meth:`TarModel.prompt`, with a loss on the codes alone; the de-tokenizers on TA-Tok's features of the codes, as AR-DTok.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The batch and the noise of a step depend only on (seed, step), so a resumed run 
 the module and a loss function.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
