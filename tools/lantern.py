@@ -16,8 +16,7 @@ A cycle:
 3. tokens are accepted up to the first that fails the relaxed test;
 4. the next token is drawn: after a rejection from the residual distribution, otherwise from the target's prediction.
 
-Images advance independently, so that each equals the image generated alone. The host waits once per cycle, because the
-number of cycles depends on the accepted tokens.
+Images advance independently, so that each equals the image generated alone.
 """
 
 from dataclasses import dataclass, replace

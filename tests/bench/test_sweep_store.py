@@ -32,6 +32,8 @@ def test_what_is_written_is_read_again(address):
         assert np.array_equal(found, pictures(shard.first, shard.count)) and shard.sha256 == sha256(found)
         assert store.labels(CELL, shard).tolist() == list(range(shard.first, shard.first + shard.count))
         assert store.complete(CELL, shard)
+        with np.load(io.BytesIO(store.folder.read(f"cells/{CELL.id}/{shard.stem}.npz", 1 << 20))) as file:
+            assert np.array_equal(file["arr_0"], found), "the ADM evaluator's form"
     assert {first: t["count"] for first, t in store.times(CELL).items()} == {0: 2, 2: 2, 4: 1}
     sizes = store.folder.sizes(f"cells/{CELL.id}")
     assert {n: s for n, s in sizes.items() if n.endswith(".npz")} == {

@@ -1,9 +1,7 @@
 """Random weights of tiny models and their autoencoders in files, and the command line as a function."""
 
 import json
-import shlex
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +9,7 @@ from typing import NamedTuple
 
 import hybrid_files
 import pytest
-from fastar_nodes.cli.main import main
+from command_line import cli, sentence  # noqa: F401
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.llama import Llama
@@ -80,42 +78,3 @@ def tiny_demo(files: Files, tmp_path_factory: pytest.TempPathFactory, monkeypatc
         shutil.copy(file, folder / f"{name}.safetensors")
     write_gpt(folder / "llamagen.safetensors", 5, 8)
     return folder
-
-
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Answer]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Runs a command line, and arguments behind it, in an empty folder; its exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(line: str = "", *more: object) -> Answer:
-        try:
-            code = main([*shlex.split(line), *map(str, more)])
-        except SystemExit as e:  # raised by argparse
-            code = e.code
-        return Answer(code, *capsys.readouterr())
-
-    return run
-
-
-def one_sentence(answer: Answer) -> str:
-    """The message on bad input: exit code 2, one line, no traceback, nothing on stdout."""
-    assert answer.code == 2, answer
-    assert answer.out == ""
-    lines = answer.err.strip().splitlines()
-    assert len(lines) == 1 and lines[0].endswith((".", "!", "?")), answer.err
-    assert "Traceback" not in answer.err
-    return lines[0]
-
-
-@pytest.fixture
-def sentence() -> Callable[[Answer], str]:
-    return one_sentence

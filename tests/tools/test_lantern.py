@@ -21,7 +21,6 @@ from fastar_nodes.tools.lantern import (
 )
 from tiny_tokens import VQ, other_vocabulary, tiny_vq
 from tokens_reference import condition_of, tiny_gpt
-from torch.utils._python_dispatch import TorchDispatchMode
 
 FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
 KINDS = ("class", "text", "features", "class, grouped heads")
@@ -152,28 +151,6 @@ def test_an_image_does_not_depend_on_its_batch(kind, case):
         alone = run(kind, (i,), **CASES[case])
         assert torch.equal(alone.codes[0], together.codes[i])
         assert np.array_equal(alone.report.maps["outcome"][0], together.report.maps["outcome"][i])
-
-
-class Waits(TorchDispatchMode):
-    """Counts operations for which the host waits."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        assert name not in ("nonzero", "masked_select", "equal"), func
-        self.count += name in ("_local_scalar_dense", "item", "is_nonzero")
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_host_waits_once_a_cycle(case):
-    going = steps(**CASES[case])
-    first = next(going)
-    assert not torch.is_inference_mode_enabled() and not first.codes.is_inference() and not first.decided.is_inference()
-    with Waits() as waits:
-        cycles = sum(1 for _ in going)
-    assert waits.count == 2 * cycles, "the fewest and the most tokens of an image"
 
 
 @pytest.mark.parametrize("case", CASES)
