@@ -57,9 +57,8 @@ def compare_grid(
         labels: one per cell; long labels wrap to two lines and are then shortened.
         reports: one per cell, None where no report exists.
         columns: cells per row, at most 22; 0 chooses (at most four).
-        baseline: index of the cell that speed-ups refer to, or one index per cell, None for no speed-up. Each baseline
-            is followed by the cells that refer to it; cells without a baseline come last. If there are reports, baselines get a tag and
-            a coloured outline.
+        baseline: index of the cell that speed-ups refer to, or one index per cell, None for no speed-up. Each baseline is followed by the
+            cells that refer to it; cells without a baseline come last. If there are reports, baselines get a tag and a coloured outline.
         title: one line above the grid, for example the settings all cells share.
         explained: whether a line under the grid says what the numbers mean.
         quality: of each cell against its baseline, None where there is none; () leaves it out.

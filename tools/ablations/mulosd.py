@@ -60,8 +60,7 @@ def rows(serial: Row) -> tuple[Row, ...]:
 
 
 def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
-    """Transformer passes of each image of a batch if it is sampled alone, int64 [B], of draft (``small`` cells a
-    side) and target."""
+    """Transformer passes of each image of a batch if it is sampled alone, int64 [B], of draft (``small`` cells a side) and target."""
     passes, step = report.counts["transformer_passes"], report.maps["step"]
     if isinstance(settings, LanternSettings):
         return np.array(

@@ -49,8 +49,7 @@ Table = tuple[Row, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of a row: quality of its images, the report of all batches, and by name what the family adds;
-    ``work``: cells by heading."""
+    """Figures of a row: quality of its images, the report of all batches, and by name what the family adds; ``work``: cells by heading."""
 
     title: str
     sampler: str
@@ -152,8 +151,7 @@ class Bench(ABC):
 
     @abstractmethod
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
-        """Images uint8 [n, S, S, 3] with these indices, and the report; ``settings``: instance of the sampler's
-        settings class."""
+        """Images uint8 [n, S, S, 3] with these indices, and the report; ``settings``: instance of the sampler's settings class."""
 
     def settings(self, row: Row, common: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of a row, by name."""
@@ -182,8 +180,7 @@ class Bench(ABC):
         return np.concatenate([rgb for rgb, _ in parts]), [report for _, report in parts]
 
     def row(self, row: Row, common: Mapping[str, Any]) -> tuple[Result, np.ndarray]:
-        """Result of a row and its images at the judge's input size, uint8 [images, 64, 64, 3]. Rows of several tables are sampled
-        once."""
+        """Result of a row and its images at the judge's input size, uint8 [images, 64, 64, 3]. Rows of several tables are sampled once."""
         settings = self.settings(row, common)
         made = make(find(row.sampler).settings, settings)
         key = f"{row.sampler} {row.model} {made} {row.prompt}"

@@ -99,8 +99,7 @@ class TokenBench(Bench):
         return load_vq(self.ground.file(VQ), device=self.device)
 
     def model(self, name: str) -> TokenModel:
-        """A token model by the name of its checkpoint. Raises UserError if it is missing, or belongs to another
-        tokenizer."""
+        """A token model by the name of its checkpoint. Raises UserError if it is missing, or belongs to another tokenizer."""
         if name not in self._models:
             model = load_llamagen(self.ground.file(name), self.dtype, self.device)
             expect_codes(self.vq, model)

@@ -94,8 +94,7 @@ def from_files(folder: Path, known: Known, prefix: str) -> list[Case]:
 def same_shapes(
     shapes: Mapping[str, Sequence[int]], make: Callable[[dict[str, Tensor]], nn.Module], unread: Collection[str] = ()
 ) -> Check:
-    """Whether a network on the meta device, made from a state dict, has the tensors of an official file but the
-    ``unread`` ones."""
+    """Whether a network on the meta device, made from a state dict, has the tensors of an official file but the ``unread`` ones."""
     with torch.device("meta"):
         net = make({name: torch.empty(tuple(shape)) for name, shape in shapes.items()})
     ours = {(name, *t.shape) for name, t in net.state_dict().items()}

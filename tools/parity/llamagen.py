@@ -198,9 +198,8 @@ def _filters(folder: Path, stem: str) -> Iterator[Case]:
 
 
 class MultinomialDraws:
-    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers of the global
-    generator and takes the maximum. ``together``: one call draws all cells of a pass (PAR), instead of one call per
-    cell."""
+    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers of the global generator and takes the
+    maximum. ``together``: one call draws all cells of a pass (PAR), instead of one call per cell."""
 
     def __init__(self, seed: int, images: int, together: bool):
         self._generator, self._images, self._together = torch.Generator().manual_seed(seed), images, together

@@ -46,8 +46,7 @@ DRAFTS = {"target": lambda: toy_mar(), "near": lambda: toy_mar(perturbation=0.03
 
 @dataclass(frozen=True)
 class Case:
-    """A sampler that claims plain MAR's distribution: its name, draft, settings that plain MAR has too, its own, and
-    those of controls."""
+    """A sampler that claims plain MAR's distribution: its name, draft, settings that plain MAR has too, its own, and those of controls."""
 
     sampler: str
     draft: str = ""
@@ -107,8 +106,7 @@ def _model(name: str) -> MARModel:
 
 
 def draw(key: str, draws: int, sampler: str, draft: str, settings: Mapping[str, Any]) -> tuple[Tensor, dict[str, int]]:
-    """Latents as vectors fp32 [draws, 8] of images of the toy target, and the report's counts, summed; ``key`` names
-    the noise."""
+    """Latents as vectors fp32 [draws, 8] of images of the toy target, and the report's counts, summed; ``key`` names the noise."""
     entry, counts = SAMPLERS[sampler], dict[str, int]()
     more: dict[str, Any] = {"draft": _model(draft)} if draft else {}
     parts = []
@@ -156,8 +154,7 @@ class Comparisons:
 
 
 def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
-    """Test all cases and print the table; a line for each test that rejects a case and each control that no test
-    rejects."""
+    """Test all cases and print the table; a line for each test that rejects a case and each control that no test rejects."""
     tests, failures = Comparisons(draws), []
     rows = [["case", "tokens accepted %", "steps accepted %", "Hotelling", "energy", "KS", "controls"]]
     for case in cases:

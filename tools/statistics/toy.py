@@ -55,8 +55,7 @@ class ToyHead(nn.Module):
 
 
 def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
-    """A toy MAR of 4 tokens of 2 channels; ``perturbation``: std of noise on every weight, relative to the std of
-    its initialisation."""
+    """A toy MAR of 4 tokens of 2 channels; ``perturbation``: std of noise on every weight, relative to the std of its initialisation."""
     g, other = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1000)
     net = MAR(CONFIG).eval().requires_grad_(False)
     for name, p in net.named_parameters():
@@ -71,8 +70,7 @@ def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
 
 
 class ManyImages:
-    """Independent noise of many images, one tensor a stream (:class:`samplers.noise.Noise`); tokens are in raster
-    order."""
+    """Independent noise of many images, one tensor a stream (:class:`samplers.noise.Noise`); tokens are in raster order."""
 
     def __init__(self, key: str, images: int):
         self.key, self.images = key, images

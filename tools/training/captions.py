@@ -102,8 +102,7 @@ def held_out(wish: dict[str, int]) -> bool:
 
 
 def wishes(count: int, seed: int = 0) -> Wishes:
-    """Held-out requests, the same on every machine: every object in every colour in turn (47), with one to three of
-    size, place, time."""
+    """Held-out requests, the same on every machine: every object in every colour in turn (47), with one to three of size, place, time."""
     # A sunset is red or yellow, and its time is not stated.
     pairs = [
         (label, colour)

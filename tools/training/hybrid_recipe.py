@@ -132,8 +132,7 @@ def hybrid_loss(
 
 
 def whole_loss(net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: torch.Generator) -> tuple[Tensor, Figures]:
-    """Error of the decoder's input rows, given a few tokens and the prompt, as an estimate of the encoder's output for the whole
-    picture.
+    """Error of the decoder's input rows, given a few tokens and the prompt, as an estimate of the encoder's output for the whole picture.
 
     The MAR's decoder draws a picture from the buffer rows of that output alone, so they are what a prompt has to provide.
     """

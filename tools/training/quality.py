@@ -54,8 +54,7 @@ def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray,
 
 
 def shrunk(rgb: np.ndarray) -> np.ndarray:
-    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to the judge's 64 x 64 pixels. Raises ValueError for
-    another shape."""
+    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to the judge's 64 x 64 pixels. Raises ValueError for another shape."""
     side = rgb.shape[1] if rgb.ndim == 4 else 0
     if side < RESOLUTION or side % RESOLUTION or rgb.shape[2:] != (side, 3):
         raise ValueError(f"rgb: images are [N, H, H, 3] with H a multiple of {RESOLUTION}, not {list(rgb.shape)}.")

@@ -245,8 +245,7 @@ def head_loss(
     most: float = 1.0,
     lowest: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`diffusion_loss` of the masked tokens ``hidden`` int64 [B, M] with conditions z [B, M, C], each at
-    ``repeats`` timesteps."""
+    """:func:`diffusion_loss` of the masked tokens ``hidden`` int64 [B, M] with conditions z [B, M, C], each at ``repeats`` timesteps."""
     device = tokens.device
     x0 = tokens.gather(1, hidden[..., None].expand(-1, -1, tokens.shape[2])).flatten(0, 1).repeat(repeats, 1)
     t = torch.randint(lowest, 1000, (len(x0),), generator=g)

@@ -70,8 +70,7 @@ _CLASSES, _SEEN = len(picture_book.LABELS), 300
 def resampled(
     net: Llama, layout: Layout, places: Positions, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
 ) -> Tensor:
-    """Codes int64 [B, N], a share of them resampled from the model given the others, in two rounds; the share is
-    uniform below ``most``."""
+    """Codes int64 [B, N], a share of them resampled from the model given the others, in two rounds; the share is uniform below ``most``."""
     share = most * torch.rand(len(codes), 1, generator=g).to(codes.device)
     for _ in range(2):
         logits = sequence_logits(net, layout, places, labels, codes)
@@ -218,8 +217,7 @@ class Learner(nn.Module):
         self.register_buffer("seen", book * (_SEEN / len(s)))
 
     def count(self, labels: Tensor, s: Scenes) -> float:
-        """Add scenes sampled for ``labels`` int64 [B]; the KL divergence of the samples' attributes from the book's,
-        in nats."""
+        """Add scenes sampled for ``labels`` int64 [B]; the KL divergence of the samples' attributes from the book's, in nats."""
         self.seen.mul_(MEMORY).add_(counted(labels, s).to(self.seen.device) * ((1 - MEMORY) * _SEEN / len(labels)))
         return float((self.book.exp() * (self.book - log_shares(self.seen))).sum(1).mean())
 
@@ -239,8 +237,7 @@ class Learner(nn.Module):
 
 
 def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: Llama, vq: VQAutoencoder, critic: Judge) -> Llama:
-    """Train a copy of ``start``, a LlamaGen after teacher forcing, on its own samples and on real images, and write
-    ``out``."""
+    """Train a copy of ``start``, a LlamaGen after teacher forcing, on its own samples and on real images, and write ``out``."""
     grid, config, device, count = recipe.grid, recipe.config, job.device, job.count(recipe.count)
     codes, kinds = code_book(job, vq, count, grid)
     net = Llama(config).to(device)

@@ -1,10 +1,9 @@
 """Training of the demo's TA-Tok on the picture book.
 
-The official TA-Tok (Tar, arXiv 2506.18898) starts from an image encoder that was trained with text (SigLIP 2) and is trained to
-reconstruct its features from the codes. The demo has no such encoder. Two auxiliary heads on the decoded features replace it:
-one predicts the scene parameters from the mean feature, so that the codes contain what a caption states; the other predicts a
-thumbnail, each feature its own patch, so that they contain positions. The heads are discarded. The three scales are trained
-together and share one codebook.
+The official TA-Tok (Tar, arXiv 2506.18898) starts from an image encoder that was trained with text (SigLIP 2) and is trained to reconstruct
+its features from the codes. The demo has no such encoder. Two auxiliary heads on the decoded features replace it: one predicts the scene
+parameters from the mean feature, so that the codes contain what a caption states; the other predicts a thumbnail, each feature its own
+patch, so that they contain positions. The heads are discarded. The three scales are trained together and share one codebook.
 """
 
 from dataclasses import dataclass

@@ -192,8 +192,7 @@ DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
 
 
 def detokenizer_logits(net: Llama, features: Tensor, tokens: Tensor) -> Tensor:
-    """Teacher-forced logits fp32 [B, N, V] of raster-order tokens [B, N] given features [B, n, C]; zeros mean "no
-    condition"."""
+    """Teacher-forced logits fp32 [B, N, V] of raster-order tokens [B, N] given features [B, n, C]; zeros mean "no condition"."""
     n, count = features.shape[1], tokens.shape[1]
     place = torch.arange(-n, count - 1, device=tokens.device)
     rows = torch.cat([net.prefix(features), net.embed(tokens[:, :-1])], dim=1)

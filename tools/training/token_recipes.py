@@ -123,8 +123,7 @@ def quantisation_loss(net: VQAutoencoder, features: Tensor) -> tuple[Tensor, Ten
 def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
     """Initialise a tokenizer with the convolutions of an autoencoder of the same widths and as many latent channels.
 
-    The encoder then computes its latents, whose direction is quantised. Attention blocks that it lacks start with an
-    output of zero.
+    The encoder then computes its latents, whose direction is quantised. Attention blocks that it lacks start with an output of zero.
     """
     state, source, deepest = net.state_dict(), kl.state_dict(), len(net.config.ch_mult) - 1
     channels = net.config.code_channels
@@ -225,9 +224,8 @@ class Layout:
 
     @staticmethod
     def of(grid: int, regions: int = 1) -> Layout:
-        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every region, ``regions - 1``
-        transition tokens, and all groups but the last. Row i predicts token i of the order: initial tokens one at a
-        time, every later group the next group."""
+        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every region, ``regions - 1`` transition tokens, and
+        all groups but the last. Row i predicts token i of the order: initial tokens one at a time, every later group the next group."""
         n, count, nowhere = regions, grid * grid, torch.tensor([-1])
         if n == 1:
             order = torch.arange(count)

@@ -87,8 +87,7 @@ def seeded(seed: int, make: Callable[[], Net], start: nn.Module | None = None) -
 
 @dataclass(frozen=True)
 class Job:
-    """What the trainings of a run have in common; ``steps`` and ``images`` replace the recipes'. MPS trains in fp32,
-    others in bf16."""
+    """What the trainings of a run have in common; ``steps`` and ``images`` replace the recipes'. MPS trains in fp32, others in bf16."""
 
     folder: Path
     device: torch.device = torch.device("cpu")
