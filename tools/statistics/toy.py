@@ -7,18 +7,7 @@ from torch import Tensor, nn
 
 from ...model_loaders.networks.mar import MAR, MARConfig, MARModel
 
-CONFIG = MARConfig(
-    dim=8,
-    encoder_depth=1,
-    decoder_depth=1,
-    heads=1,
-    buffer=1,
-    tokens=4,
-    channels=2,
-    classes=2,
-    head_depth=1,
-    head_width=8,
-)
+CONFIG = MARConfig(8, 1, 1, 1, buffer=1, tokens=4, channels=2, classes=2, head_depth=1, head_width=8)
 
 
 class ToyHead(nn.Module):

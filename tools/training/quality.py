@@ -44,13 +44,20 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}"
 
 
-def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray, reference: np.ndarray) -> Figures:
-    """Figures of images uint8 [N, 64, 64, 3] with requested ``labels`` [N], against reference features [M, 64]."""
+def judged(
+    judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Features [N, 64] of images uint8 [N, 64, 64, 3] with requested ``labels`` [N], and by figure whether each has it, bool [N]."""
     v = read(judge, rgb)
     right = v.scenes.label == labels
     scene = right & (redraw_error(rgb, v.scenes) <= tolerance)
-    shares = {"class": right, "scene": scene, "whole": v.whole > 0.5}
-    return Figures(len(rgb), {name: float(x.mean()) for name, x in shares.items()}, frechet(v.features, reference))
+    return v.features, {"class": right, "scene": scene, "whole": v.whole > 0.5}
+
+
+def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray, reference: np.ndarray) -> Figures:
+    """Figures of images uint8 [N, 64, 64, 3] with requested ``labels`` [N], against reference features [M, 64]."""
+    features, found = judged(judge, tolerance, rgb, labels)
+    return Figures(len(rgb), {name: float(x.mean()) for name, x in found.items()}, frechet(features, reference))
 
 
 def shrunk(rgb: np.ndarray) -> np.ndarray:

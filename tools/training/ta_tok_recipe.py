@@ -6,7 +6,6 @@ parameters from the mean feature, so that the codes contain what a caption state
 patch, so that they contain positions. The heads are discarded. The three scales are trained together and share one codebook.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -159,38 +158,17 @@ def semantic_codes(net: TATok, images: Tensor) -> list[Tensor]:
     return [net.bottleneck.codes(pool(net, encoded, scale)) for scale in range(SCALES)]
 
 
-@dataclass(frozen=True)
-class ScaleFigures:
-    """Figures of one scale on held-out images: accuracy of each of :data:`PARAMETERS`, mean squared error of the
-    thumbnails, number of codes that occur, and the perplexity of their distribution."""
-
-    right: dict[str, float]
-    error: float
-    used: int
-    perplexity: float
-
-
 @torch.no_grad()
-def ta_tok_figures(trainer: TATokTrainer, images: Tensor, truth: Tensor, chunk: int = 250) -> list[ScaleFigures]:
-    """Figures of every scale on images uint8 [N, 3, H, W] with parameters int64 [N, 6]."""
-    device, n = trainer.output_read.weight.device, len(images)
-    right, error = torch.zeros(SCALES, len(PARAMETERS)), torch.zeros(SCALES)
-    counts = torch.zeros(SCALES, trainer.net.config.codes)
-    for at in range(0, n, chunk):
-        x, what = images[at : at + chunk].to(device).float() / 255, truth[at : at + chunk]
-        read, painted, codes, _ = trainer(x)
-        for scale in range(SCALES):
-            found = torch.stack(
-                [part.argmax(1) for part in read[scale].cpu().split(list(PARAMETERS.values()), dim=1)], 1
-            )
-            right[scale] += (found == what).sum(0)
-            error[scale] += float(F.mse_loss(painted[scale], F.adaptive_avg_pool2d(x, THUMBNAIL))) * len(x)
-            counts[scale] += torch.bincount(codes[scale].flatten().cpu(), minlength=counts.shape[1])
-    out = []
-    for scale in range(SCALES):
-        shares, used = dict(zip(PARAMETERS, (right[scale] / n).tolist(), strict=True)), int((counts[scale] > 0).sum())
-        out.append(ScaleFigures(shares, float(error[scale] / n), used, perplexity(counts[scale])))
-    return out
+def log_figures(job: Job, trainer: TATokTrainer, images: Tensor, truth: Tensor) -> None:
+    """Log for every scale, on images uint8 [N, 3, H, W] with parameters int64 [N, 6], the accuracy by parameter and the used codes."""
+    parts = [trainer(x.to(job.device).float() / 255) for x in images.split(250)]
+    for scale, side in enumerate(trainer.sides):
+        logits = torch.cat([read[scale].cpu() for read, *_ in parts]).split(list(PARAMETERS.values()), dim=1)
+        right = (torch.stack([part.argmax(1) for part in logits], 1) == truth).float().mean(0).tolist()
+        shares = "  ".join(f"{name} {share:.3f}" for name, share in zip(PARAMETERS, right, strict=True))
+        counts = torch.cat([codes[scale].flatten().cpu() for _, _, codes, _ in parts]).bincount().float()
+        used = f"{int((counts > 0).sum())} codes used, perplexity {perplexity(counts):.0f}"
+        job.log(f"ta-tok: {side**2} codes: accuracy: {shares}; {used}")
 
 
 def save_ta_tok(trainer: TATokTrainer, out: Path) -> None:
@@ -212,8 +190,5 @@ def train_ta_tok(job: Job, out: Path, config: TATokConfig = TA_TOK) -> TATok:
     trainer = train(job, "ta-tok", build_ta_tok(config), loss, SCHEDULE)
     save_ta_tok(trainer, out)
     held = ta_tok_book(job, min(HELD, count), HELD_SEED, config.input_size)
-    for side, f in zip(trainer.sides, ta_tok_figures(trainer, *held), strict=True):
-        shares = "  ".join(f"{name} {share:.3f}" for name, share in f.right.items())
-        job.log(f"ta-tok: {side**2} codes: accuracy: {shares}; thumbnail error {f.error:.4f}")
-        job.log(f"ta-tok: {side**2} codes: {f.used} of {config.codes} used, perplexity {f.perplexity:.0f}")
+    log_figures(job, trainer, *held)
     return trainer.net
