@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from ...model_loaders.mar import load_mar
+from ...model_loaders.networks.mar import MARModel
 
 ATOL = 1e-4
 
@@ -123,6 +125,12 @@ def judge(case: Case) -> Outcome:
     except Exception as e:  # damaged case files can raise any exception
         return Outcome(case.name, float("nan"), 0.0, "FAIL", f"{type(e).__name__}: {e}".splitlines()[0])
     return worst
+
+
+def masked_model(weights: Path, config: Path) -> MARModel:
+    """A recorded MAR in fp32, whose tokens are not scaled; ``config``: the JSON with its number of heads, if there is one."""
+    heads = int(read_json(config)["encoder_num_heads"]) if config.is_file() else None
+    return replace(load_mar(weights, "fp32", heads=heads), latent_scale=1.0)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -5,14 +5,12 @@ same scores as ours, and the run continues with them. The guidance scale and the
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...model_loaders.mar import load_mar
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
 from ...samplers.mar.lazymar import REFERENCE_RATIOS, LazyTransformer
@@ -21,7 +19,7 @@ from ...samplers.mar.mar import plain_steps
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.mar.tables import tables_at
 from ...samplers.noise import Noise
-from .cases import Case, Check, exact, read_json, read_tensors
+from .cases import Case, Check, exact, masked_model, read_tensors
 
 DATA, MODEL = "lazymar.safetensors", "lazy_tiny_mar_f16.safetensors"
 CFG, HIGHEST = 3.0, 950
@@ -73,9 +71,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
 
     @lru_cache(maxsize=3)
     def run(tag: str) -> tuple[Tensor, _RecordedSelection]:
-        path = folder / config
-        heads = int(read_json(path)["encoder_num_heads"]) if path.is_file() else None
-        model = replace(load_mar(folder / MODEL, "fp32", heads=heads), latent_scale=1.0)
+        model = masked_model(folder / MODEL, folder / config)
         of = TOKENS if tag == BASELINE else tag  # the baseline has the same noise
         # The noise of the null branch, which the reference draws and discards, may be omitted.
         noise = recorded(

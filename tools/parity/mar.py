@@ -5,7 +5,6 @@ A folder contains any of the files named below. All sizes are read from the file
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.autoencoders import load_kl
-from ...model_loaders.mar import load_mar
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, KLModel
 from ...model_loaders.networks.mar import MAR, ClassRows, MARConfig, MARModel
 from ...reports.record import Clock, Report
@@ -29,7 +27,7 @@ from ...samplers.mar.tables import tables
 from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar
-from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
+from .cases import Case, Check, Known, exact, from_files, masked_model, read_json, read_tensors, relative, same_shapes
 
 MODEL, MODEL_CONFIG, DECODER = "tiny_mar_f16.safetensors", "tiny_mar_config.json", "tiny_vae_f16.safetensors"
 # Recorded runs from t = 999, whose results are large. The other runs, and the tables "c", start at 950.
@@ -56,9 +54,7 @@ def cases(folder: Path) -> list[Case]:
 
 @lru_cache(maxsize=2)
 def _model(folder: Path) -> MARModel:
-    config = folder / MODEL_CONFIG
-    heads = int(read_json(config)["encoder_num_heads"]) if config.is_file() else None
-    return replace(load_mar(folder / MODEL, "fp32", heads=heads), latent_scale=1.0)
+    return masked_model(folder / MODEL, folder / MODEL_CONFIG)
 
 
 @lru_cache(maxsize=2)
