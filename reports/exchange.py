@@ -70,9 +70,8 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
         # No other format: Pillow's reader of EPS, for example, starts a program.
         with Image.open(path, formats=["PNG"]) as picture:
             if picture.width * picture.height > MOST_PIXELS:
-                raise UserError(
-                    f"image: {path.name} has {picture.width} x {picture.height} pixels; choose a smaller one."
-                )
+                size = f"{picture.width} x {picture.height}"
+                raise UserError(f"image: {path.name} has {size} pixels; choose a smaller one.")
             picture.load()
             text = getattr(picture, "text", {}).get(KEY)
             shown = picture.convert("RGB")

@@ -305,13 +305,8 @@ def hour(device: torch.device, dry: bool, seconds: float, out: Path, speeds: tup
         "torch": torch.__version__,
         "dry": dry,
     }
-    found: dict[str, Any] = {
-        "about": about,
-        "cells": [],
-        "parity": parity(device, speeds),
-        "failed": {},
-        "left_out": [],
-    }
+    found: dict[str, Any] = {"about": about, "cells": [], "parity": parity(device, speeds)}
+    found |= {"failed": {}, "left_out": []}
 
     def save() -> None:
         out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -112,11 +112,8 @@ def test_dots_are_where_the_figures_are(store):
     figure = curve_plot(found, "a sweep")
     axes, *words = figure.axes
     assert [a.get_xticklabels()[0].get_text() for a in words] == ["identical", "same distribution"]
-    dots = {
-        (line.get_xdata()[0], line.get_ydata()[0])
-        for line in axes.lines
-        if line.get_marker() == "o" and len(line.get_xdata())
-    }
+    marks = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in marks}
     wanted = {(p.result.value, p.time.speedup) for p in found.points if p.result.value is not None}
     assert dots == wanted and len(wanted) == 2
     ends = {tuple(segment[:, 0]) for bars in axes.collections for segment in bars.get_segments()}

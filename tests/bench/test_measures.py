@@ -203,9 +203,9 @@ def test_lines_are_checked(store):
         {"images": None},
         {"difference": [1]},
         {"cell": 3},
-        {"measure": "x"},
+        {"low": 10**400},
     ]
-    damages += [{"measure": []}, {"more": 1}, {"low": 10**400}, {"difference": 7}, {"high": True}]
+    damages += [{"measure": []}, {"measure": "x"}, {"more": 1}, {"difference": 7}, {"high": True}]
     for line in (*(asdict(whole) | damage for damage in damages), 7, None, [], {}):
         with pytest.raises(UserError, match="results is damaged"):
             from_line(line)

@@ -114,12 +114,7 @@ def test_plot_refuses_bad_input(sweep, cli, sentence, tmp_path):
     sentence(cli("plot", "sweep"))
     cli("evaluate sweep --resamples 20")
     (tmp_path / "a.csv").mkdir()
-    for field, value in (
-        ("measure", "fid"),
-        ("out", "curve.txt"),
-        ("indices", "5, 99"),
-        ("indices", "one"),
-        ("out", "a.png"),
-    ):
+    wrong = {"measure": ("fid",), "out": ("curve.txt", "a.png"), "indices": ("5, 99", "one")}
+    for field, value in [(field, value) for field, values in wrong.items() for value in values]:
         assert sentence(cli("plot", "sweep", f"--{field}", value)).startswith(f"{field}: ")
     assert not (tmp_path / "curve.png").exists()

@@ -36,9 +36,8 @@ def test_what_is_written_is_read_again(address):
             assert np.array_equal(file["arr_0"], found), "the ADM evaluator's form"
     assert {first: t["count"] for first, t in store.times(CELL).items()} == {0: 2, 2: 2, 4: 1}
     sizes = store.folder.sizes(f"cells/{CELL.id}")
-    assert {n: s for n, s in sizes.items() if n.endswith(".npz")} == {
-        f"{s.stem}.npz": s.bytes for s in store.shards(CELL)
-    }
+    files = {name: size for name, size in sizes.items() if name.endswith(".npz")}
+    assert files == {f"{s.stem}.npz": s.bytes for s in store.shards(CELL)}
     row = store.table().splitlines()[2].split("|")
     assert [c.strip() for c in row[1:3] + row[4:8]] == [CELL.id, "5", "3.00", "", "4.00", "50.00 %"]
 
@@ -153,6 +152,5 @@ def test_prompts_go_to_genevals_folders(address):
     name, pictures = export(store, CELL, prompts), pictures_of(store)
     assert json.loads(store.folder.read(f"{name}/00001/metadata.jsonl", 999)) == prompts[1]
     assert list(store.folder.sizes(f"{name}/00000/samples")) == ["00000.png", "00001.png", "00002.png"]
-    assert np.array_equal(
-        Image.open(io.BytesIO(store.folder.read(f"{name}/00001/samples/00001.png", 9999))), pictures[3]
-    )
+    drawn = io.BytesIO(store.folder.read(f"{name}/00001/samples/00001.png", 9999))
+    assert np.array_equal(Image.open(drawn), pictures[3])

@@ -53,9 +53,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     write_gpt(made.par, 4, config=replace(GPT_SIZE, special=3))
     write_vq(made.vq)
     language = {"config": {**CONFIG, **IDS}, "tokenizer": words(), "defaults": {"top_k": 15}}
-    save_file(
-        tiny_qwen().state_dict(), made.tar, {k: json.dumps(v) for k, v in language.items()} | {"name": "tiny tar"}
-    )
+    about = {k: json.dumps(v) for k, v in language.items()}
+    save_file(tiny_qwen().state_dict(), made.tar, about | {"name": "tiny tar"})
     save_file(tiny_ta_tok(READER).state_dict(), made.ta_tok, {"name": "tiny ta-tok"})
     shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}, "ta_tok": "demo-ta-tok"}
     write(detokenizer(4), made.low, 11, grid=4, name="tiny low", **shared)

@@ -100,10 +100,8 @@ def tokenizer_of(r: random.Random, text: str) -> str:
         for entry in value.get("added_tokens") or []:
             entry["id"] = r.choice((entry["id"], -entry["id"], r.choice(NUMBERS)))
     else:
-        value["model"] = {
-            **value["model"],
-            r.choice(("type", "unk_token", "vocab", "dropout")): r.choice((*TEXTS, 3, {})),
-        }
+        part = r.choice(("type", "unk_token", "vocab", "dropout"))
+        value["model"] = {**value["model"], part: r.choice((*TEXTS, 3, {}))}
     return json.dumps(value)
 
 
@@ -174,9 +172,8 @@ def pickled_of(r: random.Random, data: bytes, canary: Path) -> bytes:
     elif kind == 2:
         state[re.sub(r"\d+", lambda m: str(r.choice(NUMBERS)), name)] = state.pop(name)
     elif kind == 3:
-        found = r.choice(
-            (state, {"model": found}, [found], {nest: {nest: found}}, {"sd": state, "args": {"dim": 10**30}})
-        )
+        nested = {nest: {nest: found}}
+        found = r.choice((state, {"model": found}, [found], nested, {"sd": state, "args": {"dim": 10**30}}))
     else:
         nested: Any = ()
         for _ in range(r.choice((10, 200, 900))):

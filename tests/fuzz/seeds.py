@@ -128,10 +128,8 @@ def write_t5(folder: Path) -> Path:
         vocab_size=120, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=3, feed_forward_proj="gated-gelu"
     )
     state = transformers.T5EncoderModel(config).state_dict()
-    save_file(
-        {k: v.contiguous() for k, v in state.items() if not k.endswith("embed_tokens.weight")},
-        folder / "model.safetensors",
-    )
+    kept = {k: v.contiguous() for k, v in state.items() if not k.endswith("embed_tokens.weight")}
+    save_file(kept, folder / "model.safetensors")
     words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat", "\u2581cat", "\u2581small"]
     made = tokenizers.Tokenizer(tokenizers.models.Unigram([(w, -float(i)) for i, w in enumerate(words)], unk_id=2))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()

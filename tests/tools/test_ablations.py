@@ -269,9 +269,8 @@ def test_a_line_says_what_was_kept_and_what_it_took(repairs):
     assert list(result.work) == ["accepted %", "drawn again %", "islands", "forwards", "of the draft", "s an image"]
     assert result.work["accepted %"] == f"{100 * counts['accepted'] / judged:.1f}"
     assert result.work["islands"] == f"{counts['islands'] / 100:.1f}"
-    plain, kept, redone = (
-        repairs.row(r, {})[0] for r in (high("llamagen"), high(tau=0.0), high(tau=1.01, resample_window=0))
-    )
+    rows = (high("llamagen"), high(tau=0.0), high(tau=1.01, resample_window=0))
+    plain, kept, redone = (repairs.row(row, {})[0] for row in rows)
     # Where nothing can be accepted, nothing is drafted.
     assert [r.more["forwards"] for r in (plain, kept, redone)] == [256, 22 + 1, 256]
     assert [(r.acceptance, r.more["again"]) for r in (kept, redone)] == [(1.0, 0.0), (None, None)]

@@ -45,9 +45,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 def steps(kind="class", images=(0, 1, 2), seed=5, draft="itself", **changes):
     chosen = LanternSettings(**{**FEW, "draft_length": 3, "neighbours": 2, **changes})
     model = TARGETS[kind] if draft == "itself" else DRAFTS[kind]
-    return lantern(
-        TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images), seed, draft=model, vq=VQ
-    )
+    about, noise = condition_of(kind, images), PairedDraws(seed, images)
+    return lantern(TARGETS[kind], about, chosen, noise, seed, draft=model, vq=VQ)
 
 
 def run(*args, **options):
@@ -100,17 +99,15 @@ def test_residual_distributions():
 )
 def test_greedy_without_neighbours_is_the_target(kind, draft, change):
     greedy = {**FEW, "temperature": 0.0, "cfg_interval": change.get("cfg_interval", -1)}
-    plain = finish(
-        llamagen(TARGETS[kind], condition_of(kind), LlamaGenSettings(**greedy), PairedDraws(5, (0, 1, 2)))
-    ).codes
+    draws = PairedDraws(5, (0, 1, 2))
+    plain = finish(llamagen(TARGETS[kind], condition_of(kind), LlamaGenSettings(**greedy), draws)).codes
     assert torch.equal(run(kind, draft=draft, temperature=0.0, neighbours=0, **change).codes, plain)
 
 
 def test_the_target_with_its_own_guidance_accepts_every_draft_of_its_own():
     counts = run(draft_cfg=2.5, draft_length=5).report.counts
-    assert (
-        counts["rejected"] == 0 and counts["transformer_passes"] - counts["draft_passes"] == 1 + 3
-    )  # 1 + 6 + 6 + 3 cells
+    verified = counts["transformer_passes"] - counts["draft_passes"]
+    assert counts["rejected"] == 0 and verified == 1 + 3  # 1 + 6 + 6 + 3 cells
 
 
 @pytest.mark.parametrize("drafts", [DRAFTED, CERTAIN])

@@ -28,12 +28,8 @@ def test_prompts_read_as_captions_of_the_book() -> None:
 
 def test_training_captions_say_nothing_false() -> None:
     """Every word for a value of a parameter is one of the scene's value."""
-    for name, values in (
-        ("label", words._THINGS),
-        ("size", words._SIZES),
-        ("place", words._PLACES),
-        ("time", words._TIMES),
-    ):
+    values_of = (words._THINGS, words._SIZES, words._PLACES, words._TIMES)
+    for name, values in zip(("label", "size", "place", "time"), values_of, strict=True):
         wrong = [
             (caption, phrase)
             for caption, truth in zip(TRAINED, getattr(BOOK, name), strict=True)
@@ -59,14 +55,8 @@ def test_captions_say_some_of_it_in_many_ways() -> None:
 
 def test_every_word_is_known() -> None:
     known = words.tokenizer(16, 3)
-    for text in [
-        *TRAINED,
-        "You are a helpful assistant.",
-        "system",
-        "user",
-        "assistant",
-        *book.scenes(2, 300).captions(),
-    ]:
+    around = ("You are a helpful assistant.", "system", "user", "assistant")
+    for text in (*TRAINED, *around, *book.scenes(2, 300).captions()):
         unknown = [w for w in re.findall(r"\w+|[^\w\s]", text) if known.encode(w) == [0]]
         assert set(unknown) <= {words._STRANGE}, text
     assert known.encode("a zebra") == [known.encode("a")[0], 0]

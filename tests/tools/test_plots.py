@@ -63,9 +63,7 @@ def test_a_figure_shows_the_values_titles_and_error_bars():
     axes = plots.figure(PLOT, found).axes[0]
     assert [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()] == ["A title", "speed-up", "scenes (%)"]
     window, mar = axes.containers  # the series, then the rows without one
-    assert window.lines[0].get_xydata().tolist() == [[2.5, 50.0]] and mar.lines[0].get_xydata().tolist() == [
-        [1.0, 90.0]
-    ]
+    assert [c.lines[0].get_xydata().tolist() for c in (window, mar)] == [[[2.5, 50.0]], [[1.0, 90.0]]]
     low, high = mar.lines[2][0].get_segments()[0][:, 1]
     assert [90 - low, high - 90] == pytest.approx([100 * (0.9 * 0.1 / 300) ** 0.5] * 2)
     assert [text.get_text() for text in axes.texts] == ["MAR", "window 4"]

@@ -111,9 +111,8 @@ def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
 
 def test_a_step_draws_prompts_with_their_own_codes() -> None:
     books = [torch.arange(20, dtype=torch.int16)[:, None].expand(-1, n) for n in (36, 9, 4)]
-    prompts = (
-        torch.arange(20, dtype=torch.int16)[:, None, None].expand(-1, 3, 5) + torch.tensor([0, 100, 200])[None, :, None]
-    )
+    images, variants = (torch.tensor(n, dtype=torch.int16) for n in (range(20), (0, 100, 200)))
+    prompts = images[:, None, None].expand(-1, 3, 5) + variants[None, :, None]
     lengths = prompts[..., 0]
     variants, drawn = set(), set()
     for step in range(8):

@@ -22,9 +22,7 @@ TINY_GPT = replace(tiny.GPT_CONFIG, dim=32, depth=2, hidden=32)
 
 
 @pytest.mark.parametrize("special", [0, 3])
-def test_tokens_are_learned_in_the_order_they_are_decided(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, special: int
-) -> None:
+def test_tokens_are_learned_in_the_order_they_are_decided(tmp_path, monkeypatch, special: int) -> None:
     seen, real = [], recipes.sequence_logits
     cells = torch.arange(64, dtype=torch.int16).expand(5, -1)
     monkeypatch.setattr(recipes, "code_book", lambda *_: (cells, torch.arange(5)))

@@ -18,9 +18,7 @@ MAR = MARConfig(
     head_width=16,
 )  # fmt: skip
 VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
-GPT_CONFIG = LlamaConfig(
-    dim=16, depth=1, heads=2, kv_heads=2, hidden=16, vocab=VQ.codes, condition="class", condition_size=10
-)
+GPT_CONFIG = LlamaConfig(16, 1, 2, 2, hidden=16, vocab=VQ.codes, condition="class", condition_size=10)
 TA_TOK = TATokConfig(
     width=24, code_width=8, codes=16, depth=1, heads=2, hidden=16, places=6, encoder_depth=1, encoder_heads=2,
     encoder_hidden=16, patch=4, side=6, input_size=24,
@@ -46,10 +44,8 @@ def shrink_demo(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recipes, "DRAFT", replace(MAR, dim=16))
     patch.setattr(hybrid_recipe, "TARGET", MAR)
     patch.setattr(token_recipes, "VQ", VQ)
-    small = {
-        name: replace(r, config=replace(GPT_CONFIG, special=r.config.special))
-        for name, r in token_recipes.RECIPES.items()
-    }
+    configs = {name: replace(GPT_CONFIG, special=r.config.special) for name, r in token_recipes.RECIPES.items()}
+    small = {name: replace(token_recipes.RECIPES[name], config=config) for name, config in configs.items()}
     patch.setattr(token_recipes, "RECIPES", small)
     patch.setattr(ta_tok_recipe, "TA_TOK", TA_TOK)
     for module in (tar_recipes, hybrid_recipe):

@@ -173,9 +173,8 @@ class MARBench(Bench):
         entry = find(row.sampler)
         more = {"draft": self.draft} if entry.needs_draft else {}
         seed = self.ground.seed
-        latents, report = finish(
-            entry.run(self.mar, self.condition(images), settings, PairedNoise(seed, images), seed, **more)
-        )
+        noise = PairedNoise(seed, images)
+        latents, report = finish(entry.run(self.mar, self.condition(images), settings, noise, seed, **more))
         return to_rgb(self.kl.net.decode(latents)), report
 
     def work(self, result: Result) -> dict[str, str]:

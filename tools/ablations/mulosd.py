@@ -63,9 +63,8 @@ def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
     """Transformer passes of each image of a batch if it is sampled alone, int64 [B], of draft (``small`` cells a side) and target."""
     passes, step = report.counts["transformer_passes"], report.maps["step"]
     if isinstance(settings, LanternSettings):
-        return np.array(
-            [_chain_passes(np.unique(image, return_counts=True)[1], settings.draft_length) for image in step]
-        )
+        decided = (np.unique(image, return_counts=True)[1] for image in step)
+        return np.array([_chain_passes(counts, settings.draft_length) for counts in decided])
     if not isinstance(settings, MuLoSDSettings):
         return np.full(len(step), passes)
     grid = step.shape[1]

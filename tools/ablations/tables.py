@@ -210,9 +210,8 @@ def bench_of(name: str, kinds: Sequence[type[Bench]]) -> type[Bench]:
     for kind in kinds:
         if name in kind.tables:
             return kind
-    raise UserError(
-        f"table: there is no {name!r}; there are {', '.join(table for kind in kinds for table in kind.tables)}."
-    )
+    known = ", ".join(table for kind in kinds for table in kind.tables)
+    raise UserError(f"table: there is no {name!r}; there are {known}.")
 
 
 def run_table(

@@ -131,9 +131,8 @@ class TarBench(TokenBench):
     def prompt_settings(self, row: Row) -> TarPromptSettings:
         """Settings of the language model: the defaults of its checkpoint, updated by the row."""
         names = knobs(TarPromptSettings)
-        defaults = (
-            {} if "codes" in row.prompt else json.loads(read_metadata(self.ground.file(LANGUAGE)).get("defaults", "{}"))
-        )
+        metadata = {} if "codes" in row.prompt else read_metadata(self.ground.file(LANGUAGE))
+        defaults = json.loads(metadata.get("defaults", "{}"))
         own = {name: value for name, value in row.prompt.items() if name != "codes"}
         return make(TarPromptSettings, {**{name: value for name, value in defaults.items() if name in names}, **own})
 
@@ -162,9 +161,8 @@ class TarBench(TokenBench):
 
     def condition(self, row: Row, images: range) -> AnyCondition:
         codes = self.codes(row)[0]
-        part = CodeCondition(
-            codes.codes[images.start : images.stop], codes.names[images.start : images.stop], codes.size
-        )
+        part = slice(images.start, images.stop)
+        part = CodeCondition(codes.codes[part], codes.names[part], codes.size)
         return features_of(part, self.ta_tok)  # outside the sampler, so that its seconds exclude it
 
     def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:

@@ -122,10 +122,8 @@ class TokenBench(Bench):
                 codes = (self.vq.net.encode(part.to(self.device))[1] for part in from_rgb(real).split(_CHUNK))
                 rebuilt = np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes])
                 size = "" if side == RESOLUTION else f" {side}-pixel"
-                self._floors[side] = {
-                    f"real{size}": self.ground.figures(real),
-                    f"VQ-rebuilt{size}": self.ground.figures(rebuilt),
-                }
+                made = {"real": self.ground.figures(real), "VQ-rebuilt": self.ground.figures(rebuilt)}
+                self._floors[side] = {f"{name}{size}": figures for name, figures in made.items()}
             out.update(self._floors[side])
         return out
 

@@ -88,9 +88,8 @@ def from_files(folder: Path, known: Known, prefix: str) -> list[Case]:
         return make(folder)
 
     there = [(first, *about) for first, about in known.items() if (folder / first).is_file()]
-    return [
-        case for first, *about in there for case in gathered(f"{prefix}/{first.split('.')[0]}", partial(of, *about))
-    ]
+    cases = (gathered(f"{prefix}/{first.split('.')[0]}", partial(of, *about)) for first, *about in there)
+    return [case for part in cases for case in part]
 
 
 def same_shapes(

@@ -247,9 +247,8 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
         model = _model(folder, *entry["image_shape"])
         found = {k.removeprefix(f"{tag}."): v for k, v in data.items() if k.startswith(f"{tag}.")}
         images, guided = len(entry["prompts"]), entry["cfg"] != 1
-        ids = [
-            row[:n] for row, n in zip(found["input_ids"], found["attention_mask"].long().sum(1).tolist(), strict=True)
-        ]
+        lengths = found["attention_mask"].long().sum(1).tolist()
+        ids = [row[:n] for row, n in zip(found["input_ids"], lengths, strict=True)]
         lower, upper = entry.get("diff_lower_steps", 0), entry.get("diff_upper_steps", 0)
         settings = MARSettings(
             ar_steps=entry["num_iter"],

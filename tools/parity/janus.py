@@ -32,6 +32,7 @@ CONFIG, IO, VQ = "janus_config.json", "janus_io.safetensors", "janus_vq_io.safet
 SHARDED = "janus_sharded_io.safetensors"
 WORDS, KEYS = "janus_prompts.json", re.compile(r"janus_keys_(\w+)_(?:original|transformers)\.json")
 TOLERANCE = 1e-5
+Tensors = Mapping[str, Tensor]
 _SAMPLED = re.compile(r"j4\.(\w+)\.cfg([\d.]+)_t([\d.]+)\.tokens")
 # The prompt that the reference encodes otherwise than this package: names of special tokens are plain text here.
 _PLAIN = "tag inside"
@@ -115,7 +116,7 @@ def _recorded(folder: Path) -> Iterator[Case]:
     yield from _sampling(folder, io)
 
 
-def _network(folder: Path, io: Mapping[str, Tensor]) -> Iterator[Case]:
+def _network(folder: Path, io: Tensors) -> Iterator[Case]:
     """Layers, rotations, teacher-forced logits, null prompts and the embedding."""
 
     def inside() -> Iterator[Check]:
@@ -164,7 +165,7 @@ def _network(folder: Path, io: Mapping[str, Tensor]) -> Iterator[Case]:
     yield Case("janus/j9", partial(forced, second, "j9.logits", "j2.ids", "j2.tokens"))
 
 
-def _sampling(folder: Path, io: Mapping[str, Tensor]) -> Iterator[Case]:
+def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
     """Greedy and sampled pictures, of one prompt and of two together."""
 
     def greedy(cfg: str) -> Iterator[Check]:
@@ -210,9 +211,7 @@ def _sampling(folder: Path, io: Mapping[str, Tensor]) -> Iterator[Case]:
     yield Case("janus/j6", together)
 
 
-def _greedy_run(
-    folder: Path, part: str, ids: Tensor, io: Mapping[str, Tensor], name: str, cfg: float
-) -> Iterator[Check]:
+def _greedy_run(folder: Path, part: str, ids: Tensor, io: Tensors, name: str, cfg: float) -> Iterator[Check]:
     """Tokens, logits and picture of a recorded greedy run of one prompt; some files lack logits or the picture."""
     model = _model(folder, part)
     tokens = _tokens(model, [ids], _greedy(cfg), _Gumbel(torch.zeros(1, model.tokens, model.net.config.vocab)))

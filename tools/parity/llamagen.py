@@ -118,10 +118,8 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
         what: AnyCondition = _condition(io)
         if suffix == "_nomask":
             what = TextCondition(tuple(io["caption_embs"]), ("",) * len(io["caption_embs"]))
-        yield Check(
-            replay(model, what, raster(model.grid), io["tokens"], "uncond" in suffix),
-            io[f"{tag}.cached_logits{suffix}"],
-        )
+        computed = replay(model, what, raster(model.grid), io["tokens"], "uncond" in suffix)
+        yield Check(computed, io[f"{tag}.cached_logits{suffix}"])
 
     for key in sorted(io):
         for kind, make in (("full_logits", full), ("cached_logits", cached)):

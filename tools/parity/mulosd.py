@@ -25,10 +25,8 @@ _JUDGED = re.compile(r"(.+)\.(greedy|sample)\.(off|(?:pp_)?k(\d+)_[dl]([\d.]+))\
 def cases(folder: Path) -> list[Case]:
     """The cases whose files are in ``folder``."""
     out: list[Case] = []
-    for file, name, make in (
-        (GEOMETRY, "tar/mulosd_geometry", _geometry),
-        (LANTERN, "llamagen/lantern_accept", _lantern),
-    ):
+    known = ((GEOMETRY, "tar/mulosd_geometry", _geometry), (LANTERN, "llamagen/lantern_accept", _lantern))
+    for file, name, make in known:
         if (folder / file).is_file():
             out += gathered(name, partial(make, folder / file)) or [Case(name, lambda: ())]
     return out
@@ -45,10 +43,8 @@ def _grid(case: dict[str, Any]) -> Iterator[Check]:
     region = geometry.expand(down, case["l"])
     islands = geometry.islands(region)
     yield exact(torch.from_numpy(region.ravel().nonzero()[0]), torch.tensor(case["R_X"], dtype=torch.int64))
-    for computed, first, expected in (
-        (islands, 1, case["islands"]),
-        (geometry.waves(islands, case["window"]), 0, case["waves"]),
-    ):
+    parts = (islands, 1, case["islands"]), (geometry.waves(islands, case["window"]), 0, case["waves"])
+    for computed, first, expected in parts:
         recorded = np.full(down.size, first - 1)
         for number, cells in enumerate(expected):
             recorded[cells] = first + number

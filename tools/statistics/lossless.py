@@ -164,9 +164,8 @@ def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
         failures += [f"{case.title}: {test} p = {value:.2g}" for test, value in p.items() if value <= ALPHA]
         failures += [f"{case.title}: {name} p = {value:.2g}" for name, value in controls.items() if value > ALPHA]
         tokens = n["accepted"] / (n["accepted"] + n["rejected"]) if case.draft else None
-        rows.append(
-            [case.title, figure(tokens, ".1f", scale=100), f"{100 * n['accepted_steps'] / n['drafted_steps']:.1f}"]
-        )
+        steps = f"{100 * n['accepted_steps'] / n['drafted_steps']:.1f}"
+        rows.append([case.title, figure(tokens, ".1f", scale=100), steps])
         rows[-1] += [f"{value:.3f}" for value in p.values()]
         rows[-1].append(", ".join(f"{name} {max(value, 1e-300):.0e}" for name, value in controls.items()))
     print(markdown(rows))

@@ -197,11 +197,8 @@ def prompt_book(prompt: Callable[[str], list[int]], count: int, seeds: Sequence[
     """Prompts of the first training images, a caption for every seed: ids int16 [count, seeds, L], padded with 0 at
     the end, and lengths."""
     s = picture_book.scenes(TRAIN_SEED, count)
-    rows = [
-        torch.tensor(prompt(text))
-        for texts in zip(*(training_captions(s, i) for i in seeds), strict=True)
-        for text in texts
-    ]
+    texts = zip(*(training_captions(s, i) for i in seeds), strict=True)
+    rows = [torch.tensor(prompt(text)) for several in texts for text in several]
     lengths = torch.tensor([len(ids) for ids in rows], dtype=torch.int16).view(count, -1)
     return nn.utils.rnn.pad_sequence(rows, batch_first=True).to(torch.int16).view(count, len(seeds), -1), lengths
 

@@ -201,9 +201,8 @@ def _fish(c: Canvas, ink: np.ndarray) -> None:
         weed = np.abs(c.x - wx - 0.05 * np.sin(c.y * 9 + drift * 6)) - 0.05
         c.paint(np.maximum(weed, c.y + 0.95 - wh), np.array((0.10, 0.44, 0.30)))
     for i, (bx, by) in enumerate(((0.55, 0.45), (0.62, 0.68), (0.48, 0.86))):
-        c.paint(
-            np.abs(_disc(c.x, c.y, bx * (2 * drift - 1), by, 0.05 + 0.012 * i)) - 0.014, np.array((0.92, 0.98, 1.0))
-        )
+        bubble = np.abs(_disc(c.x, c.y, bx * (2 * drift - 1), by, 0.05 + 0.012 * i)) - 0.014
+        c.paint(bubble, np.array((0.92, 0.98, 1.0)))
     c.part(_convex(c.u, c.v, ((0.30, 0.0), (0.60, -0.26), (0.60, 0.26))), ink * 0.85)
     c.part(_convex(c.u, c.v, ((-0.12, 0.18), (0.20, 0.18), (0.16, 0.40))), ink * 0.85)
     body = _oval(c.u, c.v, 0, 0, 0.44, 0.26)
@@ -232,9 +231,8 @@ def _tree(c: Canvas, ink: np.ndarray) -> None:
     v = c.v + 0.04
     c.part(_box(c.u, v, 0, -0.42, 0.075, 0.24), np.array((0.45, 0.28, 0.16)))
     round_, pine, fruit = _is(c.s.parts, 0, 2), _is(c.s.parts, 1), _is(c.s.parts, 2)
-    crown = np.minimum(
-        _disc(c.u, v, 0, 0.24, 0.28), np.minimum(_disc(c.u, v, -0.22, 0.02, 0.24), _disc(c.u, v, 0.22, 0.02, 0.24))
-    )
+    left, right = (_disc(c.u, v, side * 0.22, 0.02, 0.24) for side in (-1, 1))
+    crown = np.minimum(_disc(c.u, v, 0, 0.24, 0.28), np.minimum(left, right))
     c.part(crown, ink, round_)
     for y, half in ((-0.22, 0.42), (0.04, 0.34), (0.30, 0.24)):
         c.part(_convex(c.u, v, ((-half, y), (half, y), (0, y + 0.36))), ink, pine)

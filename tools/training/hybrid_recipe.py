@@ -50,9 +50,8 @@ def tokenizer() -> Tokenizer:
 def config() -> HybridConfig:
     """Configuration of the demo's hybrid: the demo MAR and the demo Tar's language model."""
     words = tokenizer()
-    return HybridConfig(
-        replace(TARGET, classes=0), replace(language_config(), vocab=words.size + len(words.special_tokens))
-    )
+    language = replace(language_config(), vocab=words.size + len(words.special_tokens))
+    return HybridConfig(replace(TARGET, classes=0), language)
 
 
 def build(shape: HybridConfig | None = None, start: Hybrid | None = None) -> Hybrid:

@@ -54,9 +54,8 @@ class Scenes:
     def captions(self) -> list[str]:
         """One caption per image, for example ``a small red boat on the left at sunset``."""
         lines = []
-        for label, colour, place, size, time in zip(
-            self.label, self.colour, self.place, self.size, self.time, strict=True
-        ):
+        parameters = (self.label, self.colour, self.place, self.size, self.time)
+        for label, colour, place, size, time in zip(*parameters, strict=True):
             name = LABELS[label]
             article = "" if name == "mountains" else "a "
             when = "" if name == "sunset" else f" {TIMES[time]}"

@@ -86,9 +86,8 @@ def prompt_agreement(scenes: Scenes, wanted: Wishes) -> dict[str, float | None]:
         ValueError: no image, or another number of requests.
     """
     if not len(scenes) or len(scenes) != len(wanted):
-        raise ValueError(
-            f"wanted: {len(wanted)} requests for {len(scenes)} images; give one per image, and at least one."
-        )
+        given = f"{len(wanted)} requests for {len(scenes)} images"
+        raise ValueError(f"wanted: {given}; give one per image, and at least one.")
     right = wanted.fulfilled(scenes)
 
     def share(name: str) -> float | None:

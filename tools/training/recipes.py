@@ -279,12 +279,7 @@ def train_mar(
         return mse + bound, {"mse": mse, "bound": bound}
 
     train(job, name, net, loss, schedule)
-    about = {
-        "heads": config.heads,
-        "latent_scale": 1.0,
-        "t_max": T_MAX,
-        "label_set": "picture-book",
-        "decoder": "demo-kl",
-    }
-    save_checkpoint(net, out, family="mar", **about, name=f"picture book {name}", defaults=DEFAULTS)
+    about = {"heads": config.heads, "latent_scale": 1.0, "t_max": T_MAX, "label_set": "picture-book"}
+    about |= {"decoder": "demo-kl", "name": f"picture book {name}", "defaults": DEFAULTS}
+    save_checkpoint(net, out, family="mar", **about)
     return net

@@ -251,9 +251,8 @@ def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: Llama, vq: VQAuto
         """Codes [B, G, G] of new samples of the classes ``what``, and the critic's predictions."""
         with torch.autocast(device.type, enabled=False), torch.no_grad():
             draws = PairedDraws(seed, range(step * len(what), (step + 1) * len(what)))
-            codes = finish(
-                llamagen(TokenModel(net, recipe.title, grid), from_ids(what.tolist()), settings, draws)
-            ).codes
+            model = TokenModel(net, recipe.title, grid)
+            codes = finish(llamagen(model, from_ids(what.tolist()), settings, draws)).codes
             return codes, marks(critic, decoded(vq, codes).permute(0, 2, 3, 1).numpy(), what, grid)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:

@@ -70,9 +70,8 @@ class TATokTrainer(nn.Module):
                 similarity = targets @ table.T
                 code = similarity.argmax(-1)
                 chosen = table[code]
-                quantisation = (
-                    quantisation + _gap(chosen, targets.detach()) + COMMITMENT * _gap(targets, chosen.detach())
-                )
+                gap = _gap(chosen, targets.detach()) + COMMITMENT * _gap(targets, chosen.detach())
+                quantisation = quantisation + gap
                 probability = F.softmax(similarity / SOFTNESS, dim=-1)
                 uncertainty = uncertainty + _entropy(probability).mean()
                 probabilities.append(probability.flatten(0, 1).mean(0))

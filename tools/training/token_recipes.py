@@ -128,9 +128,8 @@ def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
     state, source, deepest = net.state_dict(), kl.state_dict(), len(net.config.ch_mult) - 1
     channels = net.config.code_channels
     if source["quant_conv.weight"].shape[0] != 2 * channels or net.config.z_channels != channels:
-        raise ValueError(
-            f"an autoencoder of {source['quant_conv.weight'].shape[0] // 2} channels does not fit codes of {channels}"
-        )
+        found = source["quant_conv.weight"].shape[0] // 2
+        raise ValueError(f"an autoencoder of {found} channels does not fit codes of {channels}")
     middle = {"block_1": "0", "attn_1": "1", "block_2": "2"}
     for name, value in source.items():
         side, part, *rest = name.split(".")
