@@ -91,6 +91,10 @@ class Canvas:
         text = text if room is None else shorten(text, size, room)
         self.draw.text((x - before * text_width(text, size), y), text, colour, font=font(size))
 
+    def outlined(self, centre: tuple[float, float], text: str, size: int) -> None:
+        """Write a text with a dark outline around a point."""
+        self.draw.text(centre, text, TEXT, font(size), "mm", stroke_width=1, stroke_fill=(0, 0, 0))
+
     def paste(self, picture: np.ndarray, x: int, y: int) -> None:
         """Paste uint8 [H, W, 3] with its top left corner at (x, y)."""
         self.image.paste(Image.fromarray(picture), (x, y))

@@ -9,20 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import UserError
-from .drawing import (
-    BACKGROUND,
-    EDGE,
-    PAD,
-    TAG_SIZE,
-    TEXT,
-    Canvas,
-    Colour,
-    check_batch,
-    font,
-    line_height,
-    resize,
-    text_width,
-)
+from .drawing import BACKGROUND, EDGE, PAD, TAG_SIZE, Canvas, Colour, check_batch, line_height, resize, text_width
 from .record import ACCEPTED, CACHED, DRAFTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
 
 # Maps that token_map draws, in menu order. Append only: saved graphs refer to these names.
@@ -311,5 +298,5 @@ def _write(picture: np.ndarray, grid: np.ndarray, numbers: list[tuple[int, int, 
     cell = picture.shape[1] / grid.shape[1]
     for y, x, number in numbers:
         centre = ((x + 0.5) * cell, (y + 0.5) * picture.shape[0] / grid.shape[0])
-        canvas.draw.text(centre, str(number), TEXT, font(size), "mm", stroke_width=1, stroke_fill=(0, 0, 0))
+        canvas.outlined(centre, str(number), size)
     return canvas.pixels

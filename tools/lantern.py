@@ -143,10 +143,8 @@ def lantern(
     """
     check_pair(target, draft, vq.net.config.codes, "the LANTERN-style comparison")
     if draft.grid != target.grid:
-        raise UserError(
-            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}; this comparison "
-            "drafts at the same size."
-        )
+        sizes = f"{draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}"
+        raise UserError(f"draft: {draft.name} draws {sizes}; this comparison drafts at the same size.")
     k = neighbour_count(settings, target.net.config.vocab)
     settings = resolve(settings, target)
     run = begin("lantern", target, condition, settings, noise, seed)

@@ -71,13 +71,8 @@ def storage(key: str, count: int) -> bytes:
 def tensor(key: str, count: int, shape: int) -> bytes:
     """Opcodes that push a tensor over such a storage."""
     size = shape.to_bytes(4, "little")
-    return (
-        b"ctorch._utils\n_rebuild_tensor_v2\n("
-        + storage(key, count)
-        + b"K\0J"
-        + size
-        + b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
-    )
+    over = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage(key, count) + b"K\0J" + size
+    return over + b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
 
 
 # ------------------------------------------------------------------------------------------------ pickles

@@ -253,8 +253,5 @@ def test_estimates_follow_from_the_seconds_of_an_image(files, tmp_path):
     work.plan(spec, worker.models, worker.conditions, work.numerics(spec, worker.models.source), measure)
     assert list(seconds) == [c.id for c in cells] and min(seconds.values()) > 0
     _, *rows = estimates(cells, {c.id: 0.5 * (i + 1) for i, c in enumerate(cells)}, 2)
-    assert [row[1:5] for row in rows] == [
-        ["4", "0.500", "4 s", ""],
-        ["4", "1.000", "7 s", "0.50x"],
-        ["4", "1.500", "10 s", "0.33x"],
-    ]
+    wanted = (["4", "0.500", "4 s", ""], ["4", "1.000", "7 s", "0.50x"], ["4", "1.500", "10 s", "0.33x"])
+    assert [row[1:5] for row in rows] == [*wanted]

@@ -37,12 +37,9 @@ def write_mar(path: Path, seed: int) -> Path:
 def write_files(folder: Path) -> Files:
     """A MAR and a LlamaGen with their decoders."""
     kl = KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4))
-    return Files(
-        write_mar(folder / "tiny.safetensors", 1),
-        write(kl, folder / "tiny-kl.safetensors", 2, groups=4, name="tiny kl"),
-        write_gpt(folder / "llamagen.safetensors", 3, 8),
-        write_vq(folder / "vq.safetensors"),
-    )
+    mar, vq = write_mar(folder / "tiny.safetensors", 1), write_vq(folder / "vq.safetensors")
+    kl = write(kl, folder / "tiny-kl.safetensors", 2, groups=4, name="tiny kl")
+    return Files(mar, kl, write_gpt(folder / "llamagen.safetensors", 3, 8), vq)
 
 
 def table(files: Files, **more: Any) -> dict[str, Any]:

@@ -137,11 +137,8 @@ def safetensors_of(r: random.Random, data: bytes) -> bytes:
         prefix, number, rest = (re.split(r"(\d+)", name, maxsplit=1) + ["0", ""])[:3]
         end = entry["data_offsets"][1]
         for i in range(r.choice((30, 600, 20_000))):
-            header[f"{prefix}{int(number or 0) + i}{rest}x"] = {
-                "dtype": "F32",
-                "shape": r.choice(([0], [2**40, 0])),
-                "data_offsets": [end, end],
-            }
+            nothing = {"dtype": "F32", "shape": r.choice(([0], [2**40, 0])), "data_offsets": [end, end]}
+            header[f"{prefix}{int(number or 0) + i}{rest}x"] = nothing
     elif kind == 7:
         del header[name]
     else:

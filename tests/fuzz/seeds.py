@@ -53,10 +53,7 @@ def build(folder: Path) -> list[Seed]:
         torch.save({"model": state, "epoch": 3, "args": argparse.Namespace(lr=1e-4)}, folder / f"{name}.pt")
         out.extend(Seed(folder / f"{name}.{suffix}", load) for suffix in ("safetensors", "pt"))
 
-    mar = MARConfig(
-        dim=16, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=4, channels=4, classes=3, head_depth=1,
-        head_width=8,
-    )  # fmt: skip
+    mar = MARConfig(16, 1, 2, 2, buffer=2, tokens=4, channels=4, classes=3, head_depth=1, head_width=8)
     add("mar", lambda p: load_mar(p, heads=None if p.suffix == ".safetensors" else 2), weights(MAR(mar)), heads="2")
     kl = KLConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=4, encoder_attention=frozenset({1}), groups=32)
     add("kl", load_kl, weights(KLAutoencoder(kl)))
@@ -71,11 +68,8 @@ def build(folder: Path) -> list[Seed]:
     single = folder / "single"
     single.mkdir()
     settings = json.dumps({**tar_files.CONFIG, **tar_files.IDS})
-    save_file(
-        tiny_qwen().state_dict(),
-        single / "tar.safetensors",
-        metadata={"config": settings, "tokenizer": json.dumps(tar_files.words())},
-    )
+    about = {"config": settings, "tokenizer": json.dumps(tar_files.words())}
+    save_file(tiny_qwen().state_dict(), single / "tar.safetensors", metadata=about)
     out.append(Seed(single / "tar.safetensors", use_tar))
     out.append(Seed(tar_files.language_model(folder / "words"), use_tar))
     merged = tar_files.language_model(folder / "merges", {**tar_files.CONFIG, **tar_files.IDS})

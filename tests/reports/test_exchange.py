@@ -59,10 +59,9 @@ def test_damaged_metadata_is_refused(tmp_path, text):
         exchange.read_runs(write(tmp_path / "a.png", text))
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-)
+KEYS = st.text(max_size=5)
+SIMPLE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+VALUES = st.recursive(SIMPLE, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEYS, v, max_size=3))
 
 
 @given(st.sampled_from(sorted(GOOD["runs"][0])), VALUES)

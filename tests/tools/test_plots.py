@@ -27,14 +27,8 @@ Text.
 | window 4 | 0.2 | 1.25 / 2.50 | {scene} |
 | window 2 | 0.3 |  | 30.0 |
 """
-PLOT = plots.Plot(
-    "small",
-    "page.md#Section",
-    "A title",
-    ("ratio, batch 1 / 8#2", "speed-up"),
-    ("scene %", "scenes (%)"),
-    (("windows", "window .*"),),
-)
+AXES = ("ratio, batch 1 / 8#2", "speed-up"), ("scene %", "scenes (%)")
+PLOT = plots.Plot("small", "page.md#Section", "A title", *AXES, (("windows", "window .*"),))
 
 
 def test_points_are_the_rows_with_both_values():

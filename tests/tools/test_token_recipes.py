@@ -58,10 +58,8 @@ def test_a_tokenizer_can_begin_as_an_autoencoder() -> None:
     """Its features are the latents, and unit vectors are decoded as latents of unit variance in that direction."""
     torch.manual_seed(0)
     shape = {"ch": 8, "ch_mult": (1, 2), "blocks": 1, "groups": 4}
-    kl, net = (
-        KLAutoencoder(KLConfig(**shape, z_channels=8)).eval(),
-        VQAutoencoder(VQConfig(**shape, z_channels=8, codes=16)).eval(),
-    )
+    kl = KLAutoencoder(KLConfig(**shape, z_channels=8)).eval()
+    net = VQAutoencoder(VQConfig(**shape, z_channels=8, codes=16)).eval()
     recipes.initialise_from_kl(net, kl)
     x = torch.rand(2, 3, 16, 16) * 2 - 1
     with torch.no_grad():

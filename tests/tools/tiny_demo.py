@@ -13,10 +13,7 @@ from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
 from fastar_nodes.tools.training import hybrid_recipe, recipes, ta_tok_recipe, tar_recipes, token_recipes
 
 KL = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, groups=4)
-MAR = MARConfig(
-    dim=32, encoder_depth=1, decoder_depth=1, heads=2, buffer=2, tokens=64, channels=8, classes=10, head_depth=1,
-    head_width=16,
-)  # fmt: skip
+MAR = MARConfig(32, 1, 1, 2, buffer=2, tokens=64, channels=8, classes=10, head_depth=1, head_width=16)
 VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
 GPT_CONFIG = LlamaConfig(16, 1, 2, 2, hidden=16, vocab=VQ.codes, condition="class", condition_size=10)
 TA_TOK = TATokConfig(

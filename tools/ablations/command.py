@@ -38,12 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     kinds = ("fp32", "bf16", "int8")
     parser.add_argument("--dtype", default="fp32", choices=kinds, help="weights of the models; default fp32")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument(
-        "--sheet",
-        type=Path,
-        metavar="FILE",
-        help="draw the first 10 images of every row of all tables, one line per row",
-    )
+    drawn = "draw the first 10 images of every row of all tables, one line per row"
+    parser.add_argument("--sheet", type=Path, metavar="FILE", help=drawn)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -177,12 +177,9 @@ class TarBench(TokenBench):
         }
 
     def work(self, result: Result) -> dict[str, str]:
-        return {
-            "codes": str(result.more["codes"]),
-            "prompt s an image": figure(result.more["prompt_seconds"], ".3f"),
-            "steps (forwards)": str(result.more["steps"]),
-            "s an image": result.seconds_an_image,
-        }
+        more = result.more
+        cells = {"codes": str(more["codes"]), "prompt s an image": figure(more["prompt_seconds"], ".3f")}
+        return cells | {"steps (forwards)": str(more["steps"]), "s an image": result.seconds_an_image}
 
 
 class TarRepairBench(RepairBench, TarBench):

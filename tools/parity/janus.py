@@ -192,10 +192,10 @@ def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
     def together() -> Iterator[Check]:
         model, names = _model(folder, "original"), ("j6.a", "j6.b")
         prompts = [io[f"{name}.ids"] for name in names]
-        for key, settings, draws in (
-            ("tokens", _greedy(5.0), _Gumbel(torch.zeros_like(io["j4.gumbel"]))),
-            ("gumbel_tokens", TokenSettings(cfg=5.0, top_k=0), _Gumbel(io["j4.gumbel"])),
-        ):
+        gumbel = _Gumbel(io["j4.gumbel"])
+        runs = {"tokens": (_greedy(5.0), _Gumbel(torch.zeros_like(gumbel.table)))}
+        runs |= {"gumbel_tokens": (TokenSettings(cfg=5.0, top_k=0), gumbel)}
+        for key, (settings, draws) in runs.items():
             tokens = _tokens(model, prompts, settings, draws)
             yield exact(tokens, torch.stack([io[f"{name}.{key}"] for name in names]))
         both = _both(model, prompts, torch.stack([io[f"{name}.tokens"] for name in names]))

@@ -98,11 +98,10 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
             block=BLOCK,
             head_cache=tag not in (BASELINE, TOKENS),
         )
-        kept = (
-            {}
-            if tag == BASELINE
-            else dict(zip(data[f"{of}.prune_step"].tolist(), data[f"{of}.prune_keep_mask"].bool(), strict=True))
-        )
+        kept = {}
+        if tag != BASELINE:
+            masks = data[f"{of}.prune_keep_mask"].bool()
+            kept = dict(zip(data[f"{of}.prune_step"].tolist(), masks, strict=True))
         transformer = _RecordedSelection(settings, kept)
         state = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None, None, transformer)
         # The recorded timesteps are not a respacing.
@@ -121,10 +120,8 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
             ours = torch.zeros_like(theirs).scatter(1, keep, True)
             yield exact(theirs.gather(1, must), torch.ones_like(must))
             yield exact(theirs.sum(1), ours.sum(1))
-            lowest = [
-                computed.scores[step].where(mask, torch.inf).sort(1).values[:, : keep.shape[1]]
-                for mask in (ours, theirs)
-            ]
+            scores = (computed.scores[step].where(mask, torch.inf).sort(1).values for mask in (ours, theirs))
+            lowest = [values[:, : keep.shape[1]] for values in scores]
             yield Check(lowest[0], lowest[1], SCORE_TOLERANCE)
 
     def conditions(tag: str) -> Iterator[Check]:

@@ -30,13 +30,8 @@ _SAMPLED = re.compile(r"(.+)\.sampled\.seed(\d+)_cfg([\d.]+)_k(\d+)_p([\d.]+)_t(
 
 def cases(folder: Path) -> list[Case]:
     """The cases whose files are in ``folder``; weights are read when a case runs."""
-    known: dict[str, Callable[[Path, str], Iterable[Case]]] = {
-        "gpt": _gpt,
-        "par": _par,
-        "zipar": _zipar,
-        "ziparmasked": _zipar,
-        "sampler": _filters,
-    }
+    known: dict[str, Callable[[Path, str], Iterable[Case]]]
+    known = {"gpt": _gpt, "par": _par, "zipar": _zipar, "ziparmasked": _zipar, "sampler": _filters}
     out: list[Case] = []
     for path in sorted(folder.glob("*_io.safetensors")):
         stem = path.name.removesuffix("_io.safetensors")

@@ -5,6 +5,7 @@ A folder contains any of the files named below. All sizes are read from the file
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -245,14 +246,8 @@ def _sampling(folder: Path) -> Iterator[Case]:
         # Clipping merges timesteps: 25 steps from 950 are 24. Recorded settings are multiples of 5.
         fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max)) == executed]
         count = next((n for n in fitting if n % 5 == 0), fitting[0])
-        settings = MARSettings(
-            ar_steps=len(scales),
-            diffusion_steps=count,
-            cfg=round(cfg, 6),
-            t_max=t_max,
-            cfg_schedule="constant" if constant else "linear",
-            temperature=TEMPERATURES.get(tag, 1.0),
-        )
+        settings = MARSettings(len(scales), count, round(cfg, 6), "constant" if constant else "linear")
+        settings = replace(settings, t_max=t_max, temperature=TEMPERATURES.get(tag, 1.0))
         noise = RecordedNoise(data, tag, guided=settings.cfg != 1)
         out = finish(mar(model, from_ids(data[f"{tag}.labels"].tolist()), settings, noise)).latents
         expected = data[f"{tag}.out"]

@@ -58,10 +58,8 @@ def _lantern(path: Path) -> Iterator[Case]:
         if m := _JUDGED.fullmatch(key):
             k, delta = (int(m[4]), float(m[5])) if m[4] else (0, 0.0)
             how = _greedy if m[2] == "greedy" else _sampled
-            yield Case(
-                f"llamagen/lantern_accept.{key.removesuffix('.best')}",
-                partial(how, data, m[1], key.removesuffix("best"), k, delta),
-            )
+            checks = partial(how, data, m[1], key.removesuffix("best"), k, delta)
+            yield Case(f"llamagen/lantern_accept.{key.removesuffix('.best')}", checks)
 
 
 def _nearest(data: dict[str, Tensor]) -> Iterator[Check]:

@@ -74,17 +74,13 @@ class Wishes:
 
     def captions(self) -> list[str]:
         """The prompts in the words of the book's captions: ``a red boat at sunset``."""
-        return [
-            _plain(dict(zip(SAID, row, strict=True)))
-            for row in np.stack([getattr(self, f.name) for f in fields(self)], 1).tolist()
-        ]
+        rows = np.stack([getattr(self, f.name) for f in fields(self)], 1).tolist()
+        return [_plain(dict(zip(SAID, row, strict=True))) for row in rows]
 
     def fulfilled(self, scenes: Scenes) -> dict[str, np.ndarray]:
         """Whether N scenes match the request, bool [N] by parameter; True where a parameter is not stated."""
-        return {
-            f.name: (getattr(self, f.name) == UNSAID) | (getattr(self, f.name) == getattr(scenes, f.name))
-            for f in fields(self)
-        }
+        pairs = {f.name: (getattr(self, f.name), getattr(scenes, f.name)) for f in fields(self)}
+        return {name: (wanted == UNSAID) | (wanted == shown) for name, (wanted, shown) in pairs.items()}
 
 
 def held_out(wish: dict[str, int]) -> bool:
@@ -105,11 +101,10 @@ def wishes(count: int, seed: int = 0) -> Wishes:
     """Held-out requests, the same on every machine: every object in every colour in turn (47), with one to three of size, place, time."""
     # A sunset is red or yellow, and its time is not stated.
     pairs = [
-        (label, colour)
-        for colour, name in enumerate(picture_book.COLOURS)
-        for label in range(len(picture_book.LABELS))
-        if label != SUNSET or name in ("red", "yellow")
+        (label, colour) for colour in range(len(picture_book.COLOURS)) for label in range(len(picture_book.LABELS))
     ]
+    suns = [picture_book.COLOURS.index(name) for name in ("red", "yellow")]
+    pairs = [(label, colour) for label, colour in pairs if label != SUNSET or colour in suns]
     r, rows = Random(seed), []
     for i in range(count):
         wish = dict(zip(SAID, (*pairs[i % len(pairs)], UNSAID, UNSAID, UNSAID), strict=True))
@@ -175,10 +170,8 @@ def caption(wish: dict[str, int], r: Random) -> str:
 def training_wish(scene: Sequence[int], r: Random) -> dict[str, int]:
     """The part of a scene (label, colour, size, place, time) that a training caption states; never a held-out request."""
     everything = r.random() < 0.15
-    wish = {
-        name: value if everything or r.random() < SAID[name] else UNSAID
-        for name, value in zip(SAID, scene, strict=True)
-    }
+    stated = (everything or r.random() < share for share in SAID.values())
+    wish = {name: value if says else UNSAID for name, value, says in zip(SAID, scene, stated, strict=True)}
     if scene[0] == SUNSET:
         wish["time"] = UNSAID
     while held_out(wish):

@@ -163,14 +163,9 @@ def _mountains(c: Canvas, ink: np.ndarray) -> None:
         shade = ink if top == 0.42 else ink * 0.8
         c.part(_convex(c.u, v, ((x - half, -0.40), (x + half, -0.40), (x, top))), shade, when)
         cap = 0.34
-        c.part(
-            _convex(
-                c.u, v, ((x - half * cap, top - (top + 0.4) * cap), (x + half * cap, top - (top + 0.4) * cap), (x, top))
-            ),
-            np.array((0.99, 0.99, 1.0)),
-            when,
-            line=0.0,
-        )
+        edge, low = half * cap, top - (top + 0.4) * cap
+        snow = _convex(c.u, v, ((x - edge, low), (x + edge, low), (x, top)))
+        c.part(snow, np.array((0.99, 0.99, 1.0)), when, line=0.0)
     hill = 0.06 * np.sin(c.x * 3.1 + c.s.drift[:, None, None] * 5)
     c.paint(c.y + 0.37 - hill, _MEADOW[c.s.time])
 
@@ -193,10 +188,8 @@ def _flower(c: Canvas, ink: np.ndarray) -> None:
 def _fish(c: Canvas, ink: np.ndarray) -> None:
     _gradient(c, _DEEP)
     drift = c.s.drift[:, None, None]
-    c.paint(
-        c.y + 0.82 + 0.05 * np.sin(c.x * 4 + drift * 6),
-        np.array((0.86, 0.76, 0.52)) * np.array((1, 0.85, 0.5))[c.s.time][:, None],
-    )
+    sand = np.array((0.86, 0.76, 0.52)) * np.array((1, 0.85, 0.5))[c.s.time][:, None]
+    c.paint(c.y + 0.82 + 0.05 * np.sin(c.x * 4 + drift * 6), sand)
     for wx, wh in ((-0.78, 0.55), (0.74, 0.42)):
         weed = np.abs(c.x - wx - 0.05 * np.sin(c.y * 9 + drift * 6)) - 0.05
         c.paint(np.maximum(weed, c.y + 0.95 - wh), np.array((0.10, 0.44, 0.30)))
@@ -237,12 +230,8 @@ def _tree(c: Canvas, ink: np.ndarray) -> None:
     for y, half in ((-0.22, 0.42), (0.04, 0.34), (0.30, 0.24)):
         c.part(_convex(c.u, v, ((-half, y), (half, y), (0, y + 0.36))), ink, pine)
     for x, y in ((-0.20, 0.06), (0.04, 0.28), (0.22, 0.02)):
-        c.part(
-            _disc(c.u, v, x, y, 0.065),
-            np.where(c.s.colour[:, None] == _RED, (1.0, 0.9, 0.3), (0.88, 0.12, 0.14)),
-            fruit,
-            line=0.0,
-        )
+        colour = np.where(c.s.colour[:, None] == _RED, (1.0, 0.9, 0.3), (0.88, 0.12, 0.14))
+        c.part(_disc(c.u, v, x, y, 0.065), colour, fruit, line=0.0)
 
 
 def _planet(c: Canvas, ink: np.ndarray) -> None:
@@ -277,13 +266,8 @@ def _balloon(c: Canvas, ink: np.ndarray) -> None:
     _land(c, -0.62)
     v = c.v - 0.10
     for side in (-1, 1):
-        c.part(
-            np.abs(c.u * 1.0 - side * (0.10 + (v + 0.58) * 0.42))
-            - 0.012
-            + 10 * np.clip(np.abs(v + 0.42) - 0.16, 0, None),
-            np.array((0.35, 0.25, 0.2)),
-            line=0.012,
-        )
+        rope = np.abs(c.u - side * (0.10 + (v + 0.58) * 0.42)) - 0.012 + 10 * np.clip(np.abs(v + 0.42) - 0.16, 0, None)
+        c.part(rope, np.array((0.35, 0.25, 0.2)), line=0.012)
     bag = np.minimum(
         _disc(c.u, v, 0, 0.14, 0.42), _convex(c.u, v, ((-0.12, -0.40), (0.12, -0.40), (0.385, -0.02), (-0.385, -0.02)))
     )

@@ -69,17 +69,8 @@ def hybrid_model(net: Hybrid) -> HybridModel:
     """A hybrid with the demo's vocabulary, as the loader returns it."""
     words, side = tokenizer(), net.config.mar.grid
     opening, closing = (words.special_tokens[name] for name in captions.TURNS)
-    return HybridModel(
-        net.mar,
-        TITLE,
-        latent_scale=1.0,
-        t_max=T_MAX,
-        label_set="picture-book",
-        hybrid=net,
-        tokenize=words.encode,
-        turn=(opening, closing),
-        trained=side,
-    )
+    about = {"latent_scale": 1.0, "t_max": T_MAX, "label_set": "picture-book", "trained": side}
+    return HybridModel(net.mar, TITLE, hybrid=net, tokenize=words.encode, turn=(opening, closing), **about)
 
 
 @torch.no_grad()

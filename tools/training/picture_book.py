@@ -93,18 +93,9 @@ def scenes(seed: int, count: int, start: int = 0, labels: Sequence[int] | None =
     time = np.where(sun, 1, time)
     x = (place - 1) * PLACE_STEP + spread(6) * JITTER
     scale = np.where(size == 1, SCALES[1], SCALES[0]) + spread(7) * JITTER
-    return Scenes(
-        label,
-        colour,
-        place,
-        size,
-        time,
-        parts,
-        x.astype(np.float32),
-        spread(8) * JITTER,
-        scale.astype(np.float32),
-        _uniform(seed, index, 9).astype(np.float32),
-    )
+    y, drift = spread(8) * JITTER, _uniform(seed, index, 9)
+    x, scale, drift = (values.astype(np.float32) for values in (x, scale, drift))
+    return Scenes(label, colour, place, size, time, parts, x, y, scale, drift)
 
 
 def render(s: Scenes, resolution: int = 64, objects: bool = True) -> tuple[np.ndarray, np.ndarray]:

@@ -162,13 +162,8 @@ def marks(critic: Judge, rgb: np.ndarray, labels: Tensor, grid: int) -> Marks:
     errors = error / cover.sum(1, keepdim=True).clamp(min=1) / UNIT
     errors = errors * (MOST / errors.sum(1, keepdim=True).clamp(min=MOST))
     right = torch.from_numpy(verdict.scenes.label) == labels
-    return Marks(
-        errors,
-        _from_above((cover > 1).flip(1).cummax(1).values.flip(1)),
-        right,
-        torch.from_numpy(verdict.whole),
-        verdict.scenes,
-    )
+    live = _from_above((cover > 1).flip(1).cummax(1).values.flip(1))
+    return Marks(errors, live, right, torch.from_numpy(verdict.whole), verdict.scenes)
 
 
 def _from_above(rows: Tensor) -> Tensor:
@@ -273,14 +268,8 @@ def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: Llama, vq: VQAuto
         known = nats(what, real).mean()
         value = (weight * nats(labels.to(device), tokens)).mean() + REAL * known
         good, better = (marked.right & (marked.errors.sum(1) <= 1) for marked in (m, asked))
-        return value, {
-            "right": m.right.float().mean(),
-            "scenes": good.float().mean(),
-            "whole": m.whole.mean(),
-            "as asked": better.float().mean(),
-            "apart": apart,
-            "nats": known,
-        }
+        shares = {"right": m.right.float(), "scenes": good.float(), "whole": m.whole, "as asked": better.float()}
+        return value, {name: share.mean() for name, share in shares.items()} | {"apart": apart, "nats": known}
 
     learner = Learner(net)
     train(job, f"{recipe.name}-reinforce", learner, loss, SCHEDULE)

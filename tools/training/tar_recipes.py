@@ -130,14 +130,9 @@ def save_language(net: Llama, out: Path, codes: int = TA_TOK.codes, side: int = 
     sizes |= {"num_key_value_heads": c.kv_heads, "intermediate_size": c.hidden, "vocab_size": c.vocab}
     rest = {"rope_theta": c.theta, "rms_norm_eps": c.eps, "max_position_embeddings": c.positions}
     rest |= {"tie_word_embeddings": c.tied, "semantic_side": side}
-    ids = {
-        "image_start_tag_id": m.image,
-        "image_end_tag_id": m.image + 1,
-        "scale_start_token_id": m.scale,
-        "scale_end_token_id": m.scale + SCALES - 1,
-        "image_start_token_id": m.code,
-        "image_end_token_id": m.code + m.codes - 1,
-    }
+    firsts = {"image_start_tag_id": m.image, "scale_start_token_id": m.scale, "image_start_token_id": m.code}
+    lasts = {"image_end_tag_id": m.image + 1, "scale_end_token_id": m.scale + SCALES - 1}
+    ids = {**firsts, **lasts, "image_end_token_id": m.code + m.codes - 1}
     config, words = {"model_type": "qwen2", **sizes, **rest, **ids}, captions.tokenizer_json(codes, SCALES)
     save_checkpoint(net, out, family="tar", config=config, tokenizer=words, name="picture book Tar")
 
