@@ -17,7 +17,7 @@ from ..cli.conditions import conditions
 from ..cli.models import load, with_draft
 from ..cli.planning import plan
 from ..cli.running import draw
-from ..reports.drawing import BACKGROUND
+from ..reports.drawing import Ink
 from ..reports.grid import compare_grid
 from ..reports.maps import OUTCOMES, token_map
 from ..reports.record import ACCEPTED, DRAFTED, PLAIN
@@ -64,7 +64,7 @@ def icon(side: int = 256) -> Image.Image:
         tip = min(row, 7 - row)
         outcome[row, tip : tip + 2], outcome[row, tip + 3 : tip + 5] = ACCEPTED, DRAFTED
     step, gap = side // 8, side // 64
-    out = Image.new("RGB", (side, side), BACKGROUND)
+    out = Image.new("RGB", (side, side), Ink.BACKGROUND)
     pen = ImageDraw.Draw(out)
     for (y, x), what in np.ndenumerate(outcome):
         box = (x * step + gap, y * step + gap, (x + 1) * step - gap - 1, (y + 1) * step - gap - 1)

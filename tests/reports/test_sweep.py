@@ -11,7 +11,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import drawing
 from fastar_nodes.reports import sweep as s
-from fastar_nodes.reports.drawing import BACKGROUND
+from fastar_nodes.reports.drawing import Ink
 from fastar_nodes.reports.quality import measure
 from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.sweep_pictures import LONGEST, SERIES, sweep_grid, sweep_plot
@@ -290,7 +290,7 @@ def test_a_plot_has_axes_and_a_column_of_identical_pictures(tmp_path, pen):
     column = max(x for x, _ in centres)
     assert sum(x == column for x, _ in centres) == 2, "one of every line"
     assert any(line[0] == line[2] == column for line in found.lines if len(line) == 4)
-    assert abs(found.texts["identical"][0][0] + drawing.text_width("identical", drawing.TAG_SIZE) / 2 - column) < 1
+    assert abs(found.texts["identical"][0][0] + drawing.text_width("identical", drawing.Size.TAG) / 2 - column) < 1
     assert column > max(x for x, _ in centres if x != column) + 20
     # Higher is faster.
     of_first = sorted(centres[:3])
@@ -311,5 +311,5 @@ def test_lines_beyond_the_colours_have_hollow_dots(tmp_path, pen):
     sweep_plot(made(tmp_path, y=values), "SSIM")
     colours = [c for _, c in pen.last.dots]
     assert len(colours) == 3 * len(values)
-    assert [c[:2] for c in colours[:3]] == [(SERIES[0], BACKGROUND)] * 3
-    assert [c[:2] for c in colours[-3:]] == [(BACKGROUND, SERIES[0])] * 3
+    assert [c[:2] for c in colours[:3]] == [(SERIES[0], Ink.BACKGROUND)] * 3
+    assert [c[:2] for c in colours[-3:]] == [(Ink.BACKGROUND, SERIES[0])] * 3
