@@ -78,9 +78,8 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
         raise UserError(f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file.") from None
     if text is None:
-        raise UserError(
-            f"image: {path.name} holds no FastAR report; choose a PNG that Save Image wrote in a run in which a sampler ran."
-        )
+        remedy = "choose a PNG that Save Image wrote in a run in which a sampler ran"
+        raise UserError(f"image: {path.name} holds no FastAR report; {remedy}.")
     if len(text) > _MOST_TEXT:
         raise UserError(f"image: the report of {path.name} has {len(text)} characters; at most {_MOST_TEXT} are read.")
     try:

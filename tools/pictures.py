@@ -42,9 +42,8 @@ def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray
     """The pictures of samplers side by side, and token maps of the last one; uint8 [H, W, 3]."""
     parser = argparse.ArgumentParser()
     compare.arguments(parser)
-    options = parser.parse_args(
-        ["--samplers", samplers, "--label", "cat", "--device", "cpu", *(w for s in sets for w in ("--set", s))]
-    )
+    words = ["--samplers", samplers, "--label", "cat", "--device", "cpu"]
+    options = parser.parse_args([*words, *(w for s in sets for w in ("--set", s))])
     ready = load(options, [p.entry for p in plan(samplers, sets, None, {})])
     planned = plan(samplers, sets, None, ready)
     what = conditions(planned, options.label, options.text, 1, options, SEED, {})

@@ -152,11 +152,6 @@ def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, mo
     assert answer.out.rstrip().endswith(f"note: MAR, batch 4: {said}")
 
 
-def test_bench_of_random_weights_takes_one_family(cli, sentence):
-    text = sentence(cli("bench --random LlamaGen-B --samplers mar,llamagen --device cpu"))
-    assert "mar samples a MAR" in text and "LlamaGen-B" in text
-
-
 def test_bench_checks_before_it_loads(cli, sentence):
     assert "batch" in sentence(cli("bench", "--batch", "1,x"))
     assert "there is no sampler 'fasthybrid+cspd'" in sentence(cli("bench", "--samplers", "mar,fasthybrid+cspd"))

@@ -122,14 +122,11 @@ class RepairBench(TokenBench):
         return {"model": row.model, "forwards": mean, "draft_forwards": drafted, "again": again, "islands": islands}
 
     def work(self, result: Result) -> dict[str, str]:
-        return {
-            "accepted %": percent(result.acceptance),
-            "drawn again %": percent(result.more["again"]),
-            "islands": figure(result.more["islands"], ".1f"),
-            "forwards": figure(result.more["forwards"], ".1f"),
-            "of the draft": figure(result.more["draft_forwards"], ".1f"),
-            "s an image": result.seconds_an_image,
-        }
+        more = result.more
+        kept = {"accepted %": percent(result.acceptance), "drawn again %": percent(more["again"])}
+        names = {"islands": "islands", "forwards": "forwards", "draft_forwards": "of the draft"}
+        counts = {heading: figure(more[name], ".1f") for name, heading in names.items()}
+        return {**kept, **counts, "s an image": result.seconds_an_image}
 
 
 class LlamaGenRepairBench(RepairBench):

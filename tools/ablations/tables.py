@@ -105,9 +105,8 @@ class Ground:
         """Path of a checkpoint. Raises UserError if it is missing."""
         path = files.checkpoint(name, self.checkpoints)
         if not path.is_file():
-            raise UserError(
-                f"tables: the demo's {path.name} is missing, which this run needs; make it with train-demo --only {name}."
-            )
+            remedy = f"make it with train-demo --only {name}"
+            raise UserError(f"tables: the demo's {path.name} is missing, which this run needs; {remedy}.")
         return path
 
     def condition(self, images: range) -> Condition:

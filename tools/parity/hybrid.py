@@ -160,9 +160,8 @@ def _words(path: Path) -> Case:
         recorded, tokenizer = read_json(path), load_tokenizer(folder, "", {})
         opening, closing = (tokenizer.special_tokens[f"<|im_{end}|>"] for end in ("start", "end"))
         tiny = _model(path.parent, 2, 2)
-        model = HybridModel(
-            tiny.net, "recorded", hybrid=tiny.hybrid, tokenize=tokenizer.encode, turn=(opening, closing), trained=2
-        )
+        about = {"tokenize": tokenizer.encode, "turn": (opening, closing), "trained": 2}
+        model = HybridModel(tiny.net, "recorded", hybrid=tiny.hybrid, **about)
         assert recorded["prefix"] == INSTRUCTION, "the instruction differs"
         for case in recorded["conditional"]:
             yield exact(torch.tensor(model.prompt(case["prompt"])), torch.tensor(case["ids"]))

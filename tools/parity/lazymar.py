@@ -74,30 +74,18 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         model = masked_model(folder / MODEL, folder / config)
         of = TOKENS if tag == BASELINE else tag  # the baseline has the same noise
         # The noise of the null branch, which the reference draws and discards, may be omitted.
-        noise = recorded(
-            {
-                "x.orders": data[f"{of}.orders"],
-                "x.n_pred": data[f"{of}.n_pred"],
-                "x.init_noise_cat": data[f"{of}.init_noise_cat_f16"],
-                "x.step_noise_cat_f16": steps,
-            },
-            "x",
-            steps.shape[1] > len(data[f"{of}.init_noise_cat_f16"]),
-        )
+        own = {name: data[f"{of}.{name}"] for name in ("orders", "n_pred")}
+        own |= {"init_noise_cat": data[f"{of}.init_noise_cat_f16"], "step_noise_cat_f16": steps}
+        both = steps.shape[1] > len(own["init_noise_cat"])
+        noise = recorded({f"x.{name}": value for name, value in own.items()}, "x", both)
         fresh = [] if tag == BASELINE else data[f"{of}.force_fresh"].nonzero()[:, 0].tolist()
         # Refreshed up to the start step, then once per period.
         start = next((k for k, s in enumerate(fresh) if s + 1 not in fresh), 0)
         later = [s for s in fresh if s > start]
-        settings = LazyMARSettings(
-            ar_steps=len(data[f"{of}.n_pred"]),
-            diffusion_steps=len(steps),
-            cfg=CFG,
-            t_max=HIGHEST,
-            start_step=start,
-            refresh_period=later[0] - start if later else 4096 if fresh else 1,
-            block=BLOCK,
-            head_cache=tag not in (BASELINE, TOKENS),
-        )
+        period = later[0] - start if later else 4096 if fresh else 1
+        of_steps = {"ar_steps": len(data[f"{of}.n_pred"]), "diffusion_steps": len(steps), "cfg": CFG, "t_max": HIGHEST}
+        caches = {"start_step": start, "refresh_period": period, "block": BLOCK}
+        settings = LazyMARSettings(**of_steps, **caches, head_cache=tag not in (BASELINE, TOKENS))
         kept = {}
         if tag != BASELINE:
             masks = data[f"{of}.prune_keep_mask"].bool()

@@ -100,9 +100,8 @@ def held_out(wish: dict[str, int]) -> bool:
 def wishes(count: int, seed: int = 0) -> Wishes:
     """Held-out requests, the same on every machine: every object in every colour in turn (47), with one to three of size, place, time."""
     # A sunset is red or yellow, and its time is not stated.
-    pairs = [
-        (label, colour) for colour in range(len(picture_book.COLOURS)) for label in range(len(picture_book.LABELS))
-    ]
+    colours, labels = range(len(picture_book.COLOURS)), range(len(picture_book.LABELS))
+    pairs = [(label, colour) for colour in colours for label in labels]
     suns = [picture_book.COLOURS.index(name) for name in ("red", "yellow")]
     pairs = [(label, colour) for label, colour in pairs if label != SUNSET or colour in suns]
     r, rows = Random(seed), []

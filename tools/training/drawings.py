@@ -268,9 +268,8 @@ def _balloon(c: Canvas, ink: np.ndarray) -> None:
     for side in (-1, 1):
         rope = np.abs(c.u - side * (0.10 + (v + 0.58) * 0.42)) - 0.012 + 10 * np.clip(np.abs(v + 0.42) - 0.16, 0, None)
         c.part(rope, np.array((0.35, 0.25, 0.2)), line=0.012)
-    bag = np.minimum(
-        _disc(c.u, v, 0, 0.14, 0.42), _convex(c.u, v, ((-0.12, -0.40), (0.12, -0.40), (0.385, -0.02), (-0.385, -0.02)))
-    )
+    cone = _convex(c.u, v, ((-0.12, -0.40), (0.12, -0.40), (0.385, -0.02), (-0.385, -0.02)))
+    bag = np.minimum(_disc(c.u, v, 0, 0.14, 0.42), cone)
     c.part(bag, ink)
     pale = np.where(c.s.colour[:, None] == _WHITE, (0.86, 0.30, 0.28), (0.99, 0.95, 0.86))
     c.part(np.maximum(np.abs(c.u) - 0.11, bag), pale, _is(c.s.parts, 1), line=0.0)

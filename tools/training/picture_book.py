@@ -18,6 +18,9 @@ PLACES = ("on the left", "in the middle", "on the right")
 SIZES = ("small", "large")
 TIMES = ("by day", "at sunset", "at night")
 PARTS = 3
+# Numbers of values of the parameters.
+VALUES = {"label": len(LABELS), "colour": len(COLOURS), "place": len(PLACES), "size": len(SIZES), "time": len(TIMES)}
+VALUES |= {"parts": PARTS}
 # Distance between places, scale of each size, and the largest random offset of both (half a pixel of 64).
 PLACE_STEP = 0.34
 SCALES = (0.82, 1.15)

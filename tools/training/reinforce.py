@@ -52,13 +52,7 @@ REAL_BATCH, REAL, NULL = 40, 0.3, 0.3
 ADVANTAGE = 4.0
 # Decay of the running attribute counts per step.
 MEMORY = 0.95
-ATTRIBUTES = {
-    "colour": len(picture_book.COLOURS),
-    "time": len(picture_book.TIMES),
-    "parts": picture_book.PARTS,
-    "place": len(picture_book.PLACES),
-    "size": len(picture_book.SIZES),
-}
+ATTRIBUTES = {name: picture_book.VALUES[name] for name in ("colour", "time", "parts", "place", "size")}
 # Effective number of images in the running counts: _SEEN.
 _CLASSES, _SEEN = len(picture_book.LABELS), 300
 

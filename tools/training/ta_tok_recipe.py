@@ -30,14 +30,7 @@ COUNT = 40000
 # Seed and number of the held-out images.
 HELD_SEED, HELD = TRAIN_SEED + 400, 1000
 # Predicted parameters and their numbers of values.
-PARAMETERS = {
-    "label": len(picture_book.LABELS),
-    "colour": len(picture_book.COLOURS),
-    "place": len(picture_book.PLACES),
-    "size": len(picture_book.SIZES),
-    "time": len(picture_book.TIMES),
-    "parts": picture_book.PARTS,
-}
+PARAMETERS = picture_book.VALUES
 # Side of the thumbnail, a multiple of every grid's side, and the weight of its loss.
 THUMBNAIL, PAINTING = 12, 10.0
 # Weights of the commitment loss and of the codebook's entropy loss, and the softmax temperature of the latter.

@@ -258,9 +258,8 @@ def code_book(job: Job, vq: VQAutoencoder, count: int, grid: int) -> tuple[Tenso
     """Codes int16 [count, grid * grid] of the training images in raster order, and their labels int64 [count]."""
     codes, labels = [], []
     for s, rgb in book(job, count, grid * vq.config.stride):
-        codes += [
-            vq.encode(to_signed(part).to(job.device))[1].flatten(1).to("cpu", torch.int16) for part in rgb.split(50)
-        ]
+        parts = (to_signed(part).to(job.device) for part in rgb.split(50))
+        codes += [vq.encode(part)[1].flatten(1).to("cpu", torch.int16) for part in parts]
         labels.append(torch.from_numpy(s.label))
     return torch.cat(codes), torch.cat(labels)
 
