@@ -45,18 +45,18 @@ def test_a_function_gets_all_pictures_in_parts(module):
     assert logits is None and sizes == [50, 50, 20] and found.dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda p: p.float(),
-        lambda p: torch.zeros(1, 4),
-        lambda p: [1, 2],
-        lambda p: torch.full((2, 3), float("nan")),
-        lambda p: torch.zeros(2, 1 << 17),
-    ],
+WRONG = (
+    torch.zeros(2, 12, 16, 3),
+    torch.zeros(1, 4),
+    [1, 2],
+    torch.full((2, 3), float("nan")),
+    torch.zeros(2, 1 << 17),
 )
-def test_what_a_function_returns_is_checked(module, function):
-    module.function = function
+
+
+@pytest.mark.parametrize("returned", WRONG, ids=range(5))
+def test_what_a_function_returns_is_checked(module, returned):
+    module.function = lambda pictures: returned
     with pytest.raises(UserError, match="^extractor: my_extractor:function"):
         load_extractor("my_extractor:function", None, CPU)(iter([random_pictures(2)]))
 
@@ -125,15 +125,10 @@ def test_an_npz_file_is_read_in_chunks(tmp_path, save):
     assert (found.size, found.name) == ((12, 16), "r.npz")
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"mu": np.zeros(3), "sigma": np.eye(3)},
-        {"arr_0": np.zeros((2, 4, 4, 3))},
-        {"arr_0": np.zeros((2, 4, 4), np.uint8)},
-        {"arr_0": np.zeros((0, 4, 4, 3), np.uint8)},
-    ],
-)
+ARRAYS = [{"arr_0": np.zeros((2, 4, 4, 3))}, *({"arr_0": np.zeros(n, np.uint8)} for n in ((2, 4, 4), (0, 4, 4, 3)))]
+
+
+@pytest.mark.parametrize("arrays", [{"mu": np.zeros(3), "sigma": np.eye(3)}, *ARRAYS])
 def test_other_arrays_are_refused(tmp_path, arrays):
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(UserError, match="^reference: .*bad.npz"):

@@ -51,20 +51,12 @@ def hostile(shape: str, kind: int = zipfile.ZIP_STORED, data: bytes = b"\0" * 28
     return out.getvalue()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        hostile("(1000000000000, 8, 6, 3)"),
-        hostile("(-1, 8, 6, 3)"),
-        hostile("(-2, -8, 6, 3)"),
-        hostile("(True, 8, 6, 3)"),
-        hostile("(2, 8, 6, 3)", zipfile.ZIP_DEFLATED),
-        hostile("(2, 8, 6, 3)", data=b""),
-        hostile("(" * 90),
-        hostile("(2, 8, 6, 3)").replace(b"|u1", b"|O1"),
-    ],
-    ids=range(8),
-)
+SHAPES = ("(1000000000000, 8, 6, 3)", "(-1, 8, 6, 3)", "(-2, -8, 6, 3)", "(True, 8, 6, 3)", "(" * 90)
+HOSTILE = [*map(hostile, SHAPES), hostile("(2, 8, 6, 3)", zipfile.ZIP_DEFLATED), hostile("(2, 8, 6, 3)", data=b"")]
+HOSTILE += [hostile("(2, 8, 6, 3)").replace(b"|u1", b"|O1")]
+
+
+@pytest.mark.parametrize("data", HOSTILE, ids=range(8))
 def test_hostile_files_take_no_memory(tmp_path, data):
     store = filled(tmp_path)
     shard = store.shards(CELL)[0]

@@ -114,21 +114,14 @@ def test_long_labels_wrap_and_are_shortened():
     assert titled.shape[0] > short.shape[0]
 
 
-@pytest.mark.parametrize(
-    "field, args",
-    [
-        ("pictures", ([], [], [])),
-        ("pictures", ([flat(RED)], [], [None])),
-        ("pictures", ([flat(RED)], ["a"], [])),
-        ("pictures", ([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1)),  # more than a sheet holds
-        ("baseline", ([flat(RED)], ["a"], [None], 0, 1)),
-        ("picture 1", ([flat(RED).astype(float)], ["a"], [None])),
-        ("picture 1", ([flat(RED)[:0]], ["a"], [None])),
-        ("picture 1", ([flat(RED)[0]], ["a"], [None])),
-        ("picture 1", ([flat(RED)[..., :2]], ["a"], [None])),
-        ("picture 1", ([[1, 2]], ["a"], [None])),
-    ],
-)
+NO_BATCHES = (flat(RED).astype(float), flat(RED)[:0], flat(RED)[0], flat(RED)[..., :2], [1, 2])
+MISTAKES = [("pictures", args) for args in (([], [], []), ([flat(RED)], [], [None]), ([flat(RED)], ["a"], []))]
+MISTAKES += [("pictures", ([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1))]  # more than a sheet holds
+MISTAKES += [("baseline", ([flat(RED)], ["a"], [None], 0, 1))]
+MISTAKES += [("picture 1", ([pictures], ["a"], [None])) for pictures in NO_BATCHES]
+
+
+@pytest.mark.parametrize("field, args", MISTAKES)
 def test_grid_errors(field, args):
     with pytest.raises(UserError, match=f"^{field}: "):
         p.compare_grid(*args)

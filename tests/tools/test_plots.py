@@ -38,14 +38,10 @@ def test_points_are_the_rows_with_both_values():
     assert [p.x for p in first] == [1.0, 1.25]
 
 
-@pytest.mark.parametrize(
-    "change, field",
-    [
-        ({"source": "page.md#Nothing"}, "section"),
-        ({"x": ("speed", "")}, "section"),
-        ({"series": (), "others": "no row"}, "series"),
-    ],
-)
+SECTIONS = [({"source": "page.md#Nothing"}, "section"), ({"x": ("speed", "")}, "section")]
+
+
+@pytest.mark.parametrize("change, field", [*SECTIONS, ({"series": (), "others": "no row"}, "series")])
 def test_what_cannot_be_read_is_refused(change, field):
     with pytest.raises(UserError, match=f"^{field}:"):
         plots.points(replace(PLOT, **change), PAGE)
