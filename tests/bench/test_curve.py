@@ -87,9 +87,8 @@ def test_words_are_not_on_the_front_unless_equal():
 
 def test_lines_follow_the_setting_with_most_values():
     asked = [{"threshold": t, "lookahead": k} for k in (8, 4) for t in ("1", "0.95", "0.9")]
-    points = [
-        replace(point(k, 1.0, 1.0), cell=made_sweeps.cell(str(k), "fasthybrid", a, 8)) for k, a in enumerate(asked)
-    ]
+    cells = [made_sweeps.cell(str(k), "fasthybrid", a, 8) for k, a in enumerate(asked)]
+    points = [replace(point(k, 1.0, 1.0), cell=cell) for k, cell in enumerate(cells)]
     found = [[(p.cell.asked["lookahead"], p.cell.asked["threshold"]) for p in line] for line in lines(points)]
     assert found == [[(8, "0.9"), (8, "0.95"), (8, "1")], [(4, "0.9"), (4, "0.95"), (4, "1")]]
 

@@ -45,13 +45,8 @@ def test_a_function_gets_all_pictures_in_parts(module):
     assert logits is None and sizes == [50, 50, 20] and found.dtype == np.float32
 
 
-WRONG = (
-    torch.zeros(2, 12, 16, 3),
-    torch.zeros(1, 4),
-    [1, 2],
-    torch.full((2, 3), float("nan")),
-    torch.zeros(2, 1 << 17),
-)
+WRONG = [torch.zeros(shape) for shape in ((2, 12, 16, 3), (1, 4), (2, 1 << 17))]
+WRONG += [[1, 2], torch.full((2, 3), float("nan"))]
 
 
 @pytest.mark.parametrize("returned", WRONG, ids=range(5))

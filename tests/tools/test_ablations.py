@@ -235,11 +235,8 @@ def high(sampler="mulosd", **settings):
 
 CHOSEN = [high(tau=0.001), high(tau=0.01, expansion=0), *(high(tau=0.001, draft_rows=n) for n in (2, 3)), high(tau=0.0)]
 CHOSEN += [high("lantern", draft_length=3, delta=0.3, neighbours=6)]
-CHOSEN += [
-    high("lantern", draft_length=40, neighbours=8, delta=0.5, top_k=4),
-    high("zipar", window=1),
-    high("llamagen"),
-]
+CHOSEN += [high("lantern", draft_length=40, neighbours=8, delta=0.5, top_k=4)]
+CHOSEN += [high("zipar", window=1), high("llamagen")]
 
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids=lambda chosen: f"{chosen.sampler} {chosen.settings}")

@@ -9,16 +9,7 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
-from fastar_nodes.tools.lantern import (
-    CERTAIN,
-    DRAFTED,
-    LanternSettings,
-    certain_rest,
-    drafted_rest,
-    lantern,
-    likeliest,
-    relaxed,
-)
+from fastar_nodes.tools.lantern import CERTAIN, LanternSettings, certain_rest, drafted_rest, lantern, likeliest, relaxed
 from tiny_tokens import VQ, other_vocabulary, tiny_vq
 from tokens_reference import condition_of, tiny_gpt
 
@@ -110,7 +101,7 @@ def test_the_target_with_its_own_guidance_accepts_every_draft_of_its_own():
     assert counts["rejected"] == 0 and verified == 1 + 3  # 1 + 6 + 6 + 3 cells
 
 
-@pytest.mark.parametrize("drafts", [DRAFTED, CERTAIN])
+@pytest.mark.parametrize("drafts", ["drafted", CERTAIN])
 def test_without_neighbours_the_distribution_is_the_targets(drafts):
     """The first two cells of 3,000 pictures against the exact joint distribution of tokens: chi-square over those expected often."""
     target, other = tiny_gpt(grid=2), tiny_gpt(grid=2, seed=1)
@@ -179,11 +170,8 @@ def test_neighbours_and_delta_accept_more():
 
 
 MISFITS = {"draft": [{"draft": other_vocabulary(DRAFTS["class"], 9)}, {"draft": tiny_gpt(grid=2)}]}
-MISFITS |= {
-    "decoder": [{"vq": tiny_vq(31)}],
-    "model": [{"draft": tiny_gpt(special=3)}],
-    "condition": [{"draft": DRAFTS["text"]}],
-}
+MISFITS |= {"decoder": [{"vq": tiny_vq(31)}], "model": [{"draft": tiny_gpt(special=3)}]}
+MISFITS |= {"condition": [{"draft": DRAFTS["text"]}]}
 MISFITS |= {"neighbours": [{"settings": LanternSettings(neighbours=22)}]}
 
 
