@@ -1,4 +1,4 @@
-"""The LANTERN-style comparison: its rules, its exact limits, and the requirements on every token sampler."""
+"""The LANTERN-style comparison: its rules, its exact limits, independence of the batch, and its report."""
 
 import numpy as np
 import pytest
@@ -139,28 +139,15 @@ def test_an_image_does_not_depend_on_its_batch(kind, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_yields_every_cycle_and_reports_what_adds_up(case):
-    seen, result, going = [], None, steps(**CASES[case])
-    while result is None:
-        try:
-            seen.append(next(going))
-        except StopIteration as end:
-            result = end.value
-    report, counts, maps = result.report, result.report.counts, result.report.maps
-    assert seen[-1].decided.all() and torch.equal(seen[-1].codes, result.codes)
-    assert all(s.total >= s.done and not s.codes[~s.decided].any() for s in seen) and seen[-1].total == seen[-1].done
-    for earlier, later in zip(seen, seen[1:], strict=False):
-        assert later.decided[earlier.decided].all()
-        assert torch.equal(later.codes[earlier.decided], earlier.codes[earlier.decided])
-    passes = counts["transformer_passes"]
-    assert seen[-1].done == passes and passes - counts["draft_passes"] == len(seen)
-    outcome, step = maps["outcome"], maps["step"]
+def test_reports_what_adds_up(case):
+    result = run(**CASES[case])
+    counts, outcome, step = result.report.counts, result.report.maps["outcome"], result.report.maps["step"]
     assert {*np.unique(outcome)} <= {ACCEPTED, REJECTED, PLAIN} and (outcome[:, 0, 0] == PLAIN).all()
     for value, name in ((ACCEPTED, "accepted"), (REJECTED, "rejected")):
         assert (outcome == value).sum() == counts[name]
-    assert step.min() == 0 and step.max() == passes - 1
+    assert step.min() == 0 and step.max() == counts["transformer_passes"] - 1
     assert (np.diff(step.reshape(3, -1), axis=1) >= 0).all(), "in raster order"
-    assert report.sampler == "lantern" and 0 <= int(result.codes.min()) and int(result.codes.max()) < 23
+    assert result.report.sampler == "lantern" and 0 <= int(result.codes.min()) and int(result.codes.max()) < 23
 
 
 def test_neighbours_and_delta_accept_more():
