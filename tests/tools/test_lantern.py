@@ -33,15 +33,11 @@ CASES = {
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-def steps(kind="class", images=(0, 1, 2), seed=5, draft="itself", **changes):
+def run(kind="class", images=(0, 1, 2), seed=5, draft="itself", **changes):
     chosen = LanternSettings(**{**FEW, "draft_length": 3, "neighbours": 2, **changes})
     model = TARGETS[kind] if draft == "itself" else DRAFTS[kind]
     about, noise = condition_of(kind, images), PairedDraws(seed, images)
-    return lantern(TARGETS[kind], about, chosen, noise, seed, draft=model, vq=VQ)
-
-
-def run(*args, **options):
-    return finish(steps(*args, **options))
+    return finish(lantern(TARGETS[kind], about, chosen, noise, seed, draft=model, vq=VQ))
 
 
 P = torch.tensor([0.40, 0.05, 0.15, 0.10, 0.30])
