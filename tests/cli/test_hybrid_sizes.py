@@ -1,7 +1,5 @@
 """Official sizes of Harmon and UniPic: work, random weights, and the check of downloaded ones."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

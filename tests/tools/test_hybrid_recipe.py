@@ -1,7 +1,5 @@
 """The hybrid's recipe: what it starts from, its prompts, and its two losses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

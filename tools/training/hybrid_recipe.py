@@ -5,8 +5,6 @@ is the class-conditional demo MAR and is not trained; the language model starts 
 starts at zero, so the first step equals the MAR without a class label.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -53,9 +51,8 @@ def tokenizer() -> Tokenizer:
 def config() -> HybridConfig:
     """Configuration of the demo's hybrid: the demo MAR and the demo Tar's language model."""
     words = tokenizer()
-    return HybridConfig(
-        replace(TARGET, classes=0), replace(language_config(), vocab=words.size + len(words.special_tokens))
-    )
+    language = replace(language_config(), vocab=words.size + len(words.special_tokens))
+    return HybridConfig(replace(TARGET, classes=0), language)
 
 
 def build(shape: HybridConfig | None = None, start: Hybrid | None = None) -> Hybrid:
@@ -73,17 +70,8 @@ def hybrid_model(net: Hybrid) -> HybridModel:
     """A hybrid with the demo's vocabulary, as the loader returns it."""
     words, side = tokenizer(), net.config.mar.grid
     opening, closing = (words.special_tokens[name] for name in captions.TURNS)
-    return HybridModel(
-        net.mar,
-        TITLE,
-        latent_scale=1.0,
-        t_max=T_MAX,
-        label_set="picture-book",
-        hybrid=net,
-        tokenize=words.encode,
-        turn=(opening, closing),
-        trained=side,
-    )
+    about = {"latent_scale": 1.0, "t_max": T_MAX, "label_set": "picture-book", "trained": side}
+    return HybridModel(net.mar, TITLE, hybrid=net, tokenize=words.encode, turn=(opening, closing), **about)
 
 
 @torch.no_grad()
@@ -165,8 +153,7 @@ def hybrid_loss(
 
 
 def whole_loss(net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: torch.Generator) -> tuple[Tensor, Figures]:
-    """Error of the decoder's input rows, given a few tokens and the prompt, as an estimate of the encoder's output for the whole
-    picture.
+    """Error of the decoder's input rows, given a few tokens and the prompt, as an estimate of the encoder's output for the whole picture.
 
     The MAR's decoder draws a picture from the buffer rows of that output alone, so they are what a prompt has to provide.
     """

@@ -124,15 +124,13 @@ def quantisation_loss(net: VQAutoencoder, features: Tensor) -> tuple[Tensor, Ten
 def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
     """Initialise a tokenizer with the convolutions of an autoencoder of the same widths and as many latent channels.
 
-    The encoder then computes its latents, whose direction is quantised. Attention blocks that it lacks start with an
-    output of zero.
+    The encoder then computes its latents, whose direction is quantised. Attention blocks that it lacks start with an output of zero.
     """
     state, source, deepest = net.state_dict(), kl.state_dict(), len(net.config.ch_mult) - 1
     channels = net.config.code_channels
     if source["quant_conv.weight"].shape[0] != 2 * channels or net.config.z_channels != channels:
-        raise ValueError(
-            f"an autoencoder of {source['quant_conv.weight'].shape[0] // 2} channels does not fit codes of {channels}"
-        )
+        found = source["quant_conv.weight"].shape[0] // 2
+        raise ValueError(f"an autoencoder of {found} channels does not fit codes of {channels}")
     middle = {"block_1": "0", "attn_1": "1", "block_2": "2"}
     for name, value in source.items():
         side, part, *rest = name.split(".")
@@ -226,9 +224,8 @@ class Layout:
 
     @staticmethod
     def of(grid: int, regions: int = 1) -> Layout:
-        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every region, ``regions - 1``
-        transition tokens, and all groups but the last. Row i predicts token i of the order: initial tokens one at a
-        time, every later group the next group."""
+        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every region, ``regions - 1`` transition tokens, and
+        all groups but the last. Row i predicts token i of the order: initial tokens one at a time, every later group the next group."""
         n, count, nowhere = regions, grid * grid, torch.tensor([-1])
         if n == 1:
             order = torch.arange(count)
@@ -262,9 +259,8 @@ def code_book(job: Job, vq: VQAutoencoder, count: int, grid: int) -> tuple[Tenso
     """Codes int16 [count, grid * grid] of the training images in raster order, and their labels int64 [count]."""
     codes, labels = [], []
     for s, rgb in book(job, count, grid * vq.config.stride):
-        codes += [
-            vq.encode(to_signed(part).to(job.device))[1].flatten(1).to("cpu", torch.int16) for part in rgb.split(50)
-        ]
+        parts = (to_signed(part).to(job.device) for part in rgb.split(50))
+        codes += [vq.encode(part)[1].flatten(1).to("cpu", torch.int16) for part in parts]
         labels.append(torch.from_numpy(s.label))
     return torch.cat(codes), torch.cat(labels)
 
