@@ -62,26 +62,11 @@ def test_what_is_set_stays():
         assert presets.apply(plain, "fast", True) == plain, "it has nothing to set"
 
 
-def test_a_combination_takes_the_presets_of_its_parts():
-    for demo in (True, False):
-        for name in REAL:
-            both = presets.values(FastHybridSettings, name, demo) | presets.values(CacheSettings, name, demo)
-            assert presets.values(FastHybridLazyMARSettings, name, demo) == both
-            if name != "fast":
-                assert presets.values(LazyMARSettings, name, demo) == presets.values(CacheSettings, name, demo)
-
-
 @pytest.mark.parametrize("width, k", [(768, 7), (1024, 8), (1280, 9), (0, 8)])
 def test_lookahead_follows_the_papers_model_sizes(width, k):
     for name in ("balanced", "fast"):
         assert presets.values(FastHybridSettings, name, False, width)["lookahead"] == k
         assert presets.values(FastHybridSettings, name, True, width) == presets.values(FastHybridSettings, name, True)
-
-
-@pytest.mark.parametrize("steps, values", [(64, (9, 5)), (32, (5, 4))])
-def test_lazymar_follows_the_papers_numbers_of_steps(steps, values):
-    settings = presets.apply(LazyMARSettings(ar_steps=steps), "balanced", False)
-    assert (settings.refresh_period, settings.start_step) == values
 
 
 @pytest.mark.parametrize("name", ["best", "", None, "Exact"])

@@ -6,17 +6,18 @@ from functools import cache, partial
 
 import pytest
 import torch
-from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
+from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BASE = {"ar_steps": 6, "diffusion_steps": 30, "cfg": 2.0}
-LABELS, NOISE = from_ids((1, 4)), PairedNoise(5, (0, 1))
+NOISE = PairedNoise(5, (0, 1))
 CACHED = {"refresh_period": 3, "start_step": 1}
 ANNEALED = {"diffusion_steps_end": 8}
 EXACT, LOSSLESS, NEITHER = "exact", "lossless", "neither"
@@ -27,6 +28,8 @@ CASES = [
     ("mar", {"speculation": 4, **ANNEALED}, NEITHER),
     ("fasthybrid", {"lookahead": 0}, EXACT),
     ("fasthybrid", {"threshold": 1.01}, EXACT),
+    ("fasthybrid", {"threshold": 1.01, "lookahead": 1}, EXACT),
+    ("fasthybrid", {"threshold": 1.01, "lookahead": 3, "verify": "step"}, EXACT),
     ("fasthybrid", {"threshold": 0.5}, NEITHER),
     ("fasthybrid", {"lookahead": 0, **ANNEALED}, NEITHER),
     ("lazymar", {"refresh_period": 1}, EXACT),
@@ -47,16 +50,18 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def sampled():
+@pytest.fixture(scope="module", params=["class labels", "prompts"])
+def sampled(request):
     """A function from a sampler and settings to its result; plain MAR's is its baseline."""
-    model, draft = tiny_mar(), tiny_mar(1)
+    labels = request.param == "class labels"
+    model, draft = (tiny_mar(seed) if labels else tiny_hybrid(seed) for seed in (0, 1))
+    condition = from_ids((1, 4)) if labels else PromptCondition(("a dog", "two red apples"))
 
     @cache
     def run(name, settings):
         entry = SAMPLERS[name]
         start = partial(entry.run, draft=draft) if entry.needs_draft else entry.run
-        return finish(start(model, LABELS, settings, NOISE))
+        return finish(start(model, condition, settings, NOISE))
 
     return run
 

@@ -171,10 +171,6 @@ OFF = dict.fromkeys(("condition_cache", "token_cache", "head_cache", "encoder_ca
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("mar", {"diffusion_steps_end": 4}),
-        ("fasthybrid", {"lookahead": 0}),
-        ("fasthybrid", {"lookahead": 3, "threshold": 1.01}),
-        ("lazymar", {"refresh_period": 1}),
         ("lazymar", {"refresh_period": 3, "start_step": 6}),
         ("lazymar", {"refresh_period": 3, "start_step": 1, **OFF}),
         ("cspd", {"draft_length": 2, "prefill_ratio": 0.2}),
@@ -185,23 +181,7 @@ def test_exact_settings_are_plain(hybrid, plain, name, settings):
     """CSpD's draft is the target's copy: all that it drafts is accepted."""
     made = sampled(hybrid, name, draft=tiny_hybrid() if name == "cspd" else None, **settings)
     close(made.latents, plain.latents, 1e-3 if name == "cspd" else 1e-5)
-    assert not made.report.counts.get("rejected") or name == "fasthybrid"
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "count"),
-    [
-        ("mar", {"diffusion_steps_end": 2}, "head_calls"),
-        ("mar", {"speculation": 3}, "drafted_steps"),
-        ("fasthybrid", {"lookahead": 3, "threshold": -1.0}, "accepted"),
-        ("fasthybrid+lazymar", {"lookahead": 3, "threshold": 0.5, "refresh_period": 2}, "accepted"),
-    ],
-    ids=str,
-)
-def test_every_sampler_takes_prompts(hybrid, plain, name, settings, count):
-    made = sampled(hybrid, name, **settings)
-    assert made.report.counts[count] and made.report.counts[count] != plain.report.counts.get(count)
-    assert bool(made.latents.isfinite().all()) and not torch.allclose(made.latents, plain.latents)
+    assert not made.report.counts.get("rejected")
 
 
 @pytest.mark.parametrize("llm_cache", [True, False])
@@ -241,8 +221,6 @@ def test_a_masked_edit_keeps_the_rest(hybrid, plain):
     made = sampled(hybrid, "mar", PromptCondition((LONG, SHORT)), edit=edit)
     assert torch.equal(made.latents[:, :, 2:], plain.latents[:, :, 2:])
     assert not torch.equal(made.latents[:, :, :2], plain.latents[:, :, :2])
-    quick = sampled(hybrid, "fasthybrid", edit=edit, lookahead=2)
-    assert torch.equal(quick.latents[:, :, 2:], plain.latents[:, :, 2:])
 
 
 # ------------------------------------------------------------------------------------------------ diffusion and work

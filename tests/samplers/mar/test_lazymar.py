@@ -138,14 +138,6 @@ def test_an_edit_equals_the_slow_reference(deep):
 # ------------------------------------------------------------------------------------------------ when
 
 
-# 1 - (1 - end) (1 - ratio) / 0.95 of the published table at 64 AR steps.
-@pytest.mark.parametrize(
-    ("step", "end", "ratio"), [(19.5, 0.05, 0.8), (40, 0.5, 0.5), (20, 0.24, 0.68), (20, 1.0, 1.0), (64, 0.3, 0.3)]
-)
-def test_the_share_of_computed_rows(step, end, ratio):
-    assert computed_ratio(step / 64, end) == pytest.approx(ratio, abs=1e-9)
-
-
 def test_the_curve_is_the_references_table():
     assert [computed_ratio(s / 64, 0.05) for s in range(64)] == TABLE
 
