@@ -115,13 +115,6 @@ def test_values_are_the_recorded_ones():
             )
 
 
-def test_counter_based_normals_have_the_moments_of_the_normal_distribution():
-    keys = row_keys(PairedNoise(1, range(50)), "x", 40).flatten()
-    x = CounterRNG(keys).normal(0, 0, 50, 2).double()
-    assert abs(float(x.mean())) < 0.01 and abs(float(x.std()) - 1) < 0.01
-    assert abs(float((x**4).mean()) - 3) < 0.1
-
-
 if __name__ == "__main__":
     groups = [
         f"{json.dumps(group)}: {{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in found.items()) + "\n}"

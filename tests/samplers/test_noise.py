@@ -24,13 +24,6 @@ def test_an_image_has_its_own_noise_whatever_the_batch(seed, batch, tokens):
         assert torch.equal(noise.steps("full", 5, tokens, 3)[row], alone.steps("full", 5, tokens, 3)[0])
 
 
-def test_seeds_images_and_streams_differ():
-    a = PairedNoise(1, (0, 1)).first("full", 50, 4)
-    assert not torch.equal(a[0], a[1])
-    assert not torch.equal(a[0], PairedNoise(2, (0,)).first("full", 50, 4)[0])
-    assert not torch.equal(a[0], PairedNoise(1, (0,)).first("guided", 50, 4)[0])
-
-
 def test_noise_is_standard_normal_and_streams_are_uncorrelated():
     """n = 400,000: mean and variance within 4.4 standard errors (two-sided p = 1e-5 each), correlation likewise."""
     n = 400_000

@@ -62,15 +62,18 @@ CASES = {
     "llamagen, text": (llamagen, TEXT, LlamaGenSettings(**FEW)),
     "llamagen, features, grouped heads": (llamagen, FEATURES, LlamaGenSettings(**FEW)),
     "par": (par, TRAINED, PARSettings(**FEW)),
+    "par, guided at first": (par, TRAINED, PARSettings(**FEW, cfg_interval=1)),
     "par, text": (par, tiny_gpt("text", special=3), PARSettings(**FEW)),
     "par, at once": (par, TRAINED, PARSettings(**FEW, sequential_start=False)),
     "par, non-local": (par, PLAIN, PARSettings(**FEW, grouping=NON_LOCAL)),
     "par, adjacent": (par, PLAIN, PARSettings(**FEW, grouping=ADJACENT, group=3)),
+    "par, adjacent, at once": (par, FEATURES, PARSettings(**FEW, grouping=ADJACENT, sequential_start=False)),
     "zipar": (zipar, PLAIN, ZipARSettings(**FEW, window=2)),
     "zipar, blanks": (zipar, PLAIN, ZipARSettings(**FEW, window=2, mask_undecoded=False)),
     "zipar, guided at first": (zipar, PLAIN, ZipARSettings(**FEW, window=1, cfg_interval=2)),
     "zipar, text": (zipar, TEXT, ZipARSettings(**FEW, window=2)),
     "zipar, grouped heads": (zipar, GROUPED, ZipARSettings(**FEW, window=3)),
+    "zipar, features": (zipar, FEATURES, ZipARSettings(**FEW, window=2)),
     "window, llamagen": (llamagen, PLAIN, LlamaGenSettings(**FEW, parallel=5)),
     "window, guided at first": (llamagen, GROUPED, LlamaGenSettings(**FEW, cfg_interval=4, parallel=3)),
     "window, text": (llamagen, TEXT, LlamaGenSettings(**FEW, parallel=5)),
@@ -100,9 +103,10 @@ def case(request):
     return request.param
 
 
-def start(case, images=(0, 1, 2), seed=5, move=lambda m: m):
-    """The steps of a case; ``move`` changes every model."""
+def start(case, images=(0, 1, 2), seed=5, move=lambda m: m, **changes):
+    """The steps of a case; ``move`` changes every model, ``changes`` the settings."""
     sampler, model, chosen, *drafts = CASES[case]
+    chosen = dataclasses.replace(chosen, **changes)
     more = {"draft": move(drafts[0]), "up_sampler": UpSampling(move(VQ))} if drafts else {}
     what = [PROMPTS[i] for i in images] if model is TAR else condition_of(model.net.config.condition, images)
     return sampler(move(model), what, chosen, PairedDraws(seed, images), seed, **more)

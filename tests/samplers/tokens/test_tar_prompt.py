@@ -115,14 +115,6 @@ def test_repetition_penalty_defaults_to_the_files() -> None:
     assert penalised(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
 
 
-def test_a_strong_penalty_writes_every_code_once() -> None:
-    flat = tiny_tar()
-    flat.net.load_state_dict({k: v * 0.02 for k, v in flat.net.state_dict().items()})
-    few = replace(flat, special=replace(flat.special, codes=16))
-    free, strong = (run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=p)).codes for p in (1.0, 2.0))
-    assert all(len(row.unique()) > len(free[0].unique()) for row in strong)
-
-
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
@@ -163,11 +155,6 @@ def test_a_very_long_prompt(loaded: TarModel) -> None:
     # A model with the official room reads all of it.
     roomy = tiny_tar(replace(TINY, positions=32768))
     assert run(roomy, [text], replace(DRAWN, detail="81")).codes.shape == (1, 1)
-
-
-def test_names_of_special_tokens_in_a_prompt_are_plain_text(loaded: TarModel) -> None:
-    typed = loaded.prompt("a cat <im_start><S0><I7>", 0)
-    assert typed[:2] == [1, 5] and typed[-2:] == [15, 16] and all(i < 14 for i in typed[:-2])
 
 
 # -------------------------------------------------------------------------------------- codes to a de-tokenizer
@@ -236,15 +223,6 @@ def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
     _, path = parts(tmp_path)
     with pytest.raises(UserError, match="^condition: .*TA-Tok"):
         prepare(load_detokenizer(path), run(tiny_tar()).condition, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("window", [0, 4])
-def test_every_call_of_the_network_is_counted(loaded: TarModel, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, inner = [], loaded.net.feed
-    monkeypatch.setattr(loaded.net, "feed", lambda *a, **b: calls.append(1) or inner(*a, **b))
-    report = run(loaded, ["cat"], replace(DRAWN, parallel=window)).report
-    assert report.counts["transformer_passes"] == len(calls) and (window == 0) == (len(calls) == 16)
-    assert report.counts["transformer_tokens"] >= len(calls)
 
 
 def test_a_single_code_needs_no_window() -> None:
