@@ -3,8 +3,6 @@
 ``python tests/test_recorded_values.py`` writes them again, if a change is intended.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import is_dataclass

@@ -1,7 +1,5 @@
 """LlamaGen's network: shapes from names, and the cache against the uncached pass."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Janus' loader: layouts, shards and pickles, what is left out, special tokens, and files of other models."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

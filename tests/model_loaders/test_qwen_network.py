@@ -1,7 +1,5 @@
 """The language model: against that of transformers, cached against uncached, batches against single prompts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Tar's files to models: layouts, ids of special tokens, tokenizers, and parts that belong together."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

@@ -1,7 +1,5 @@
 """CSpD's published mode against recorded runs of the reference, and that a spoilt record is seen."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Harmon and UniPic against recorded runs of the reference, and that swapped diffusion tables are seen."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The recorded cases of Janus, a spoilt one, and transformers' layout of the same weights."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

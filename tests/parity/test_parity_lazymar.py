@@ -1,7 +1,5 @@
 """LazyMAR against recorded runs of the published code, and that a spoilt record is seen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fastar_nodes.tools.parity import lazymar as parity_lazymar

@@ -1,7 +1,5 @@
 """The recorded cases of LlamaGen, PAR, ZipAR, Tar, MuLo-SD and the VQ tokenizer, spoilt ones, and cases of another size."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The calibration on runs whose seconds and pictures are given, and the lines of the candidates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError

@@ -1,7 +1,5 @@
 """Lack of memory at every call that allocates: the batch is split, a single image ends in a sentence, and nothing stays behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import logging

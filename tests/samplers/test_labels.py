@@ -1,7 +1,5 @@
 """Class labels, and the registry of samplers."""
 
-from __future__ import annotations
-
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import conditioning

@@ -1,7 +1,5 @@
 """Paired noise: determinism, batch invariance, independence of streams, and that it is normal."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Presets: values that are settings at all, exact where they say so, and nobody else's business."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

@@ -1,7 +1,5 @@
 """Couplings of Gaussians: the right distribution comes out, as often as possible unchanged."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """CSpD: what is accepted, how many AR steps are drafted, and what is counted. Its distribution: ``test_paired_lossless.py``."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

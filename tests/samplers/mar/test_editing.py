@@ -1,7 +1,5 @@
 """Drawing part of a picture anew, in every sampler: what is given comes back bit for bit."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What settings promise: ``exact`` settings give plain MAR's picture and work, others another one, ``lossless`` ones are never exact."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 import pytest

@@ -1,7 +1,5 @@
 """FastHybrid against the slow reference and by hand: guidance weights, which drafts are kept, and what it costs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

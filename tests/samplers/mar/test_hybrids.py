@@ -1,7 +1,5 @@
 """Harmon and UniPic in the masked samplers: prompts, batches, exactness settings, work counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """LazyMAR: where it is plain MAR, that it is what the paper says (against a slow copy), and what its caches may never do."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from itertools import combinations

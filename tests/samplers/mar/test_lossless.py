@@ -17,8 +17,6 @@ What the tests cannot see, by the smallest of their p-values for errors made on 
 token by token.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import pytest

@@ -1,7 +1,5 @@
 """Plain MAR, DiSA and the diffusion: against the slow reference, and formulas with expected values by hand."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """The self-speculative head: its cost, and where it is off. Its distribution: ``test_paired_lossless.py`` and ``test_lossless.py``."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Windows of passes: the tokens of serial decoding in every schedule, and what a call accepts."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Janus with the token samplers: exactness, batches of different prompts, and the samplers that do not apply."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """MuLo-SD against an uncached reference, its two exact limits, and what its reports count."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prompts to semantic codes: against a slow reference loop, single settings, batches, unusual prompts, and the de-tokenizer."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cached loop against the slow reference, settings at which methods agree, and published settings."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

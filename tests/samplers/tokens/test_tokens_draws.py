@@ -1,7 +1,5 @@
 """Paired draws: any cell at any time, image by image, and that they are Gumbel numbers nobody shares."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
