@@ -76,6 +76,25 @@ def test_claims_hold(sampled, name, settings, claim):
         assert torch.equal(found.latents, plain.latents) and found.report.counts == plain.report.counts
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fasthybrid", {"lookahead": 3, "threshold": 0.9, "guided_steps": 2}),
+        ("cspd", {"draft_length": 3, "prefill_ratio": 0.0}),
+        ("cspd", {"draft_length": 3, "prefill_ratio": 0.0, "mode": "published"}),
+    ],
+    ids=str,
+)
+def test_caches_that_are_refreshed_at_every_ar_step_change_nothing(sampled, name, settings):
+    alone = sampled(name, SAMPLERS[name].settings(**BASE, **settings))
+    cached = SAMPLERS[f"{name}+lazymar"].settings(**BASE, **settings, refresh_period=1)
+    both = sampled(f"{name}+lazymar", cached)
+    scale = float(alone.latents.abs().max())
+    torch.testing.assert_close(both.latents, alone.latents, rtol=1e-3, atol=1e-4 * scale)
+    assert name == "cspd" or torch.equal(both.latents, alone.latents) and both.report.counts == alone.report.counts
+    assert both.report.sampler == f"{name}+lazymar"
+
+
 def test_a_threshold_of_1_may_keep_a_draft():
     kind = SAMPLERS["fasthybrid"].settings
     assert [kind(threshold=t).exact(4) for t in (1.0, 1.01)] == [False, True]

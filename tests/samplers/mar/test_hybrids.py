@@ -105,17 +105,6 @@ def test_conditions_that_cannot_be_read_are_refused(model, condition, says):
 # ------------------------------------------------------------------------------------------------ order and positions
 
 
-def test_several_ar_steps_in_one_pass_are_those_one_by_one(hybrid):
-    """The language model reads known tokens in raster order; another order differs by more than 1e-3."""
-    run, transformer = begun(hybrid), FullTransformer()
-    run.tokens = torch.randn(run.tokens.shape, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        together = next(transformer.verify(run, 1, 4))
-        for step, z in enumerate(together, 1):
-            torch.testing.assert_close(z, transformer(run, step, run.plan.ahead(step)), rtol=0, atol=1e-5)
-    assert len(together) == 4
-
-
 def test_appended_tokens_equal_a_full_pass_where_raster_order_is_the_same(hybrid):
     rows, net = PROMPTS.rows(hybrid, True), hybrid.hybrid
     tokens, known, new = torch.randn(2, 16, 4), torch.tensor([[1, 4], [0, 2]]), torch.tensor([[5, 9], [3, 15]])

@@ -13,21 +13,17 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import diffusion
 from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
 from fastar_nodes.samplers.mar.editing import Edit
-from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
-    FastHybridLazyMARSettings,
-    FastHybridSettings,
     LazyMARSettings,
     MARBase,
     MARSettings,
 )
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,14 +92,6 @@ def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
     assert torch.equal(ours.latents, plain.latents)
     assert {k: v for k, v in ours.report.counts.items() if k != "cached_tokens"} == plain.report.counts
     assert not ours.report.counts.get("cached_tokens") and "cache_bytes" not in ours.report.counts
-
-
-def test_a_refreshed_combination_is_fasthybrid_bit_for_bit(deep):
-    more = {"lookahead": 3, "threshold": 0.9, "guided_steps": 2}
-    alone = finish(fasthybrid(deep, LABELS, FastHybridSettings(**BASE, **more), NOISE))
-    combined = SAMPLERS["fasthybrid+lazymar"].run
-    both = finish(combined(deep, LABELS, FastHybridLazyMARSettings(**BASE, **more, refresh_period=1), NOISE))
-    assert torch.equal(alone.latents, both.latents) and alone.report.counts == both.report.counts
 
 
 def test_a_share_of_one_leaves_nothing_out(deep):
@@ -411,12 +399,6 @@ def test_a_sampler_with_lazymars_transformer_is_the_combination(deep):
     plain = finish(mar(deep, LABELS, MARSettings(**BASE), NOISE, transformer=LazyTransformer(cache))).report
     assert plain.sampler == "lazymar"
     assert plain.settings == {**dataclasses.asdict(MARSettings(**BASE)), **dataclasses.asdict(cache)}
-    both = FastHybridLazyMARSettings(**BASE, **QUICK, lookahead=3)
-    combined = finish(SAMPLERS["fasthybrid+lazymar"].run(deep, LABELS, both, NOISE)).report
-    alone = FastHybridSettings(**BASE, lookahead=3)
-    apart = finish(fasthybrid(deep, LABELS, alone, NOISE, transformer=LazyTransformer(cache))).report
-    assert apart.sampler == combined.sampler == "fasthybrid+lazymar"
-    assert apart.settings == combined.settings and apart.counts == combined.counts
 
 
 def test_a_block_the_decoder_does_not_have(deep):

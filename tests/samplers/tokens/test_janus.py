@@ -50,15 +50,6 @@ def test_zipar(model):
     assert not torch.equal(narrow, serial)
 
 
-def test_guidance_is_towards_the_prompt(model):
-    condition = PromptCondition(PROMPTS[:2])
-    plain = codes(model, "llamagen", condition, range(2), cfg=1.0)
-    assert not torch.equal(plain, codes(model, "llamagen", condition, range(2)))
-    assert torch.equal(
-        codes(model, "llamagen", condition, range(2), cfg=5.0), codes(model, "llamagen", condition, range(2))
-    )
-
-
 def test_published_settings_and_the_report(model):
     entry = SAMPLERS["llamagen"]
     report = finish(entry.run(model, PromptCondition(("cat",)), entry.settings(), PairedDraws(0, (0,)), 0)).report
