@@ -15,7 +15,7 @@ from fastar_nodes.samplers.tokens import llamagen as serially
 from fastar_nodes.samplers.tokens import mulosd as module
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.mulosd import mulosd
+from fastar_nodes.samplers.tokens.mulosd import draft_schedule, mulosd, resampled
 from fastar_nodes.samplers.tokens.settings import (
     ONE_BY_ONE,
     SUFFIX,
@@ -26,12 +26,14 @@ from fastar_nodes.samplers.tokens.settings import (
 )
 from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.zipar import windowed, zipar
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_islands import plain_expansion, plain_islands, plain_waves
 from test_token_contract import FEW
 from test_token_contract import LARGE as TARGETS
 from test_token_contract import SMALL as DRAFTS
 from tiny_tokens import CODES, UP, VQ, other_vocabulary, tiny_vq
-from tokens_reference import KINDS, History, condition_of, pick, prefix_rows, reference_codes, tiny_gpt
+from tokens_reference import KINDS, History, condition_of, pick, prefix_rows, reference_codes, tiny_gpt, visible
 
 ALL = {"top_k": 0, "top_p": 1.0}
 GRID = 6
@@ -353,6 +355,55 @@ def test_comparisons_draw_more_again():
 
 
 # ------------------------------------------------------------------------------------------------ schedules
+
+
+@settings(deadline=None)
+@given(st.integers(1, 7), st.integers(0, 8), st.data())
+def test_draft_schedules_decide_their_rows_once(grid, window, data):
+    first = data.draw(st.integers(0, grid - 1))
+    rows = data.draw(st.integers(1, grid - first))
+    again = data.draw(st.integers(0, first))
+    schedule = draft_schedule(grid, window, first, rows, again)
+    cells = [c for p in schedule.passes for c in p.cells]
+    assert sorted(cells) == list(range(first * grid, (first + rows) * grid))
+    known = {*range(first * grid), *schedule.passes[0].cells}
+    decided = len(known)
+    for p, seen in zip(schedule.passes[1:], visible(schedule), strict=True):
+        assert set(p.fed) <= known and max(p.slot) <= grid * grid - 2
+        assert p.clock == decided - 1
+        for row, last in enumerate(p.last_visible):
+            assert set(range(min(first * grid, last + 1))) <= set(seen[row].nonzero()[0].tolist())
+        known |= set(p.cells)
+        decided += len(p.cells)
+    if first:
+        assert set(schedule.passes[1].position) == {*range((first - again) * grid, first * grid), first * grid - 1}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_waves_feed_what_they_need_and_nothing_twice(data):
+    rows, width, images = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 6)), data.draw(st.integers(1, 3))
+    above = data.draw(st.integers(0, 2))
+    down = np.array(data.draw(st.lists(st.booleans(), min_size=images * rows * width, max_size=images * rows * width)))
+    region = geometry.expand(down.reshape(images, rows, width), 1)
+    wave = geometry.waves(geometry.islands(region), data.draw(st.none() | st.integers(1, 3))).reshape(images, -1)
+    first, last, count = above * width, (above + rows) * width, (above + rows + 1) * width
+    plan = resampled(wave, first, count)
+    drawn = [[] for _ in range(images)]
+    for k, step in enumerate(plan):
+        for image in range(images):
+            cells = [c for c in step.cells[image].tolist() if c < count]
+            assert cells == sorted(first + np.flatnonzero(wave[image] == k)), "in raster order"
+            if k:
+                fed = [c for c in step.fed[image].tolist() if c < count - 1]
+                before = [first + c for c in np.flatnonzero(wave[image] == k - 1) if first + c < last - 1]
+                want = sorted({*before, *(c - 1 for c in cells)}) if cells else []
+                assert fed == want and (not fed or max(fed) < step.end)
+                assert [fed[row] + 1 for row in step.rows[image][: len(cells)]] == cells
+            drawn[image] += cells
+    for image in range(images):
+        assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()
+    assert resampled(np.full((2, 4), -1, np.int32), 0, 4) == []
 
 
 # ------------------------------------------------------------------------------------------------ up-samplers
