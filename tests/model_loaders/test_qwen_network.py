@@ -1,7 +1,5 @@
 """The language model: against that of transformers, cached against uncached, batches against single prompts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -165,15 +163,3 @@ def test_prompts_that_do_not_fit() -> None:
         model.prompt(3, 0)
     with pytest.raises(UserError, match="^text: the tokenizer makes token 40 of it, tiny has 40"):
         replace(model, tokenize=lambda text: [40]).prompt("x", 0)
-
-
-def test_cache_bytes() -> None:
-    net = tiny_qwen()
-    _, cache = net.prefill(net.prefix(torch.tensor([[1, 2, 3]] * 2)), 4, 15)
-    assert tiny_tar().cache_bytes(2, 0, 3) == cache.bytes
-
-
-@pytest.mark.parametrize("shape", [{}, {"tied": True}, {"tied": False}])
-def test_the_output_matrix_is_the_embedding_unless_stated(shape):
-    net = Llama(qwen_config(dim=8, depth=1, heads=2, kv_heads=1, head_dim=4, hidden=8, vocab=5, **shape))
-    assert ("lm_head.weight" in net.state_dict()) == (shape.get("tied") is False)
