@@ -112,7 +112,7 @@ def test_cells_far_apart_and_values_beyond_2_to_the_16_have_draws_of_their_own()
     first, far = draws.uniform("token", torch.tensor([0, 2**16]), 40)[0]
     assert not (first == far).any()
     # A vocabulary larger than 2^16 does not run into the next cell's numbers.
-    (other,) = draws.uniform("token", torch.tensor([1])).flatten().tolist()
+    (other,) = draws.uniform("token", torch.tensor([1]), 1).flatten().tolist()
     assert float(draws.uniform("token", torch.tensor([0]), 2**16 + 1)[0, 0, -1]) != other
 
 
