@@ -28,8 +28,7 @@ class Choice:
 
     def with_values(self, values: Mapping[str, Any]) -> Choice:
         """The same sampler with further settings, the preset among them; they take precedence."""
-        own = {**self.values, **values}
-        return choose(self.entry.name, {PRESET: self.preset, **own})
+        return choose(self.entry.name, {PRESET: self.preset, **self.values, **values})
 
     def settings(self, recommended: Mapping[str, Any], demo: bool, width: int = 0) -> Any:
         """The settings for a model; arguments as :func:`.presets.combine`."""

@@ -219,9 +219,9 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     if label_set and label_set not in label_sets():
         raise UserError(f"label_set: {label_set!r} is unknown; there are {', '.join(label_sets())}.")
     names = label_sets()[label_set] if label_set else ()
-    sets = {label_set: names}
-    _refuse([word for word in words if _class_id(word, label_set) is None], sets, field)
-    ids = [cast(int, _class_id(word, label_set)) for word in words for _ in range(repeat)]
+    found = {word: _class_id(word, label_set) for word in words}
+    _refuse([word for word, number in found.items() if number is None], {label_set: names}, field)
+    ids = [cast(int, found[word]) for word in words for _ in range(repeat)]
     return Condition(tuple(ids), tuple(names[i] if names else str(i) for i in ids), label_set)
 
 

@@ -38,7 +38,6 @@ from ..samplers.tokens.loop import (
     TokenRun,
     TokenSampled,
     TokenSampler,
-    TokenSteps,
     begin,
     feed,
     guide,
@@ -153,7 +152,7 @@ def lantern(
     return (yield from timed(_cycles(run, drafter, settings, vq, k), run.clock, run.report, run.device))
 
 
-def _cycles(run: TokenRun, drafter: TokenRun, s: LanternSettings, vq: VQModel, k: int) -> TokenSteps:
+def _cycles(run: TokenRun, drafter: TokenRun, s: LanternSettings, vq: VQModel, k: int) -> TokenSampler:
     report, clock, device, count = run.report, run.clock, run.device, run.count
     batch, cells = torch.arange(len(run.tokens), device=device), torch.arange(count, device=device)
     fixed_at = torch.full((len(batch), count), -1, dtype=torch.int32, device=device)

@@ -19,7 +19,6 @@ from ..conditioning import (
     Condition,
     FeatureCondition,
     PromptCondition,
-    TextCondition,
     expect_kind,
 )
 
@@ -69,26 +68,24 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
         UserError: a condition of another kind than the model's, an empty one, labels or rows that do not fit, or more rows than
             the model has positions.
     """
-    kind = model.net.config.condition
-    if condition.kind == "codes" and kind == "features":
+    c, name = model.net.config, model.name
+    if isinstance(condition, CodeCondition) and c.condition == "features":
         if model.ta_tok is None:
             raise UserError(
-                f"condition: it holds semantic codes, {model.name} is conditioned on {KINDS[kind]}; load it with the TA-Tok that "
+                f"condition: it holds semantic codes, {name} is conditioned on {KINDS[c.condition]}; load it with the TA-Tok that "
                 "makes those of them."
             )
-        condition = features_of(cast(CodeCondition, condition), model.ta_tok)
-    expect_kind(condition, kind, model.name)
-    if kind == "class":
-        labels = cast(Condition, condition)
-        return PreparedCondition(labels.class_ids(model.net.config.condition_size, model.label_set, device))
-    c, name = model.net.config, model.name
-    if kind == "codes":
-        entries = cast(CodeCondition, condition).codes
-        _check_codes(cast(CodeCondition, condition), c.condition_size, name)
-    elif kind == "prompt":
+        condition = features_of(condition, model.ta_tok)
+    expect_kind(condition, c.condition, name)
+    if isinstance(condition, Condition):
+        return PreparedCondition(condition.class_ids(c.condition_size, model.label_set, device))
+    if isinstance(condition, CodeCondition):
+        entries = condition.codes
+        _check_codes(condition, c.condition_size, name)
+    elif isinstance(condition, PromptCondition):
         entries = tuple(torch.tensor(ids) for ids in prompt_ids(model, condition))
     else:
-        entries = cast("TextCondition | FeatureCondition", condition).features
+        entries = condition.features
         _check_entries(entries)
         other = next((rows.shape[-1] for rows in entries if rows.shape[-1] != c.condition_size), None)
         if other is not None:
@@ -98,7 +95,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     # Rows or codes are padded to the longest image's.
     counts = [len(entry) for entry in entries]
     least, most = min(counts), max(counts)
-    if kind == "text" and most > c.text_rows:
+    if c.condition == "text" and most > c.text_rows:
         raise UserError(f"condition: a text has {most} tokens, {name} reads {c.text_rows}; shorten it.")
     if c.absolute and most != least:
         raise UserError(f"condition: images have {least} to {most} codes; run those of one detail at a time.")

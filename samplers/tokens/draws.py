@@ -58,7 +58,7 @@ class PairedDraws:
             self._keys[name] = torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 1, 1), steps
         return self._keys[name]
 
-    def uniform(self, stream: str, cells: Tensor, values: int = 1) -> Tensor:
+    def uniform(self, stream: str, cells: Tensor, values: int) -> Tensor:
         """Uniform numbers fp32 [B, n, values] in (0, 1) of int64 cells [n] or [B, n], on their device; finest near 0."""
         keys, steps = self._start(stream, values, cells.device)
         # The counter is cell * 2^32 + value; int64 arithmetic wraps around.
@@ -68,49 +68,6 @@ class PairedDraws:
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
         # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
         return self.uniform(stream, cells, values).neg_().log1p_().neg_().log_().neg_()
-
-
-# Numbers that are drawn at once: few enough for the caches of a CPU, and on a GPU for its memory.
-_AT_ONCE, _AT_ONCE_GPU = 1 << 17, 1 << 22
-
-
-class DrawsAhead:
-    """Draws of a schedule, for several passes in one call: the same numbers in fewer operations.
-
-    ``cells`` are those of every pass, int64 [n] each; :meth:`gumbel` of one of these very tensors draws those of later passes too.
-    """
-
-    def __init__(self, draws: Draws, cells: Sequence[Tensor]):
-        self._draws, self._cells = draws, cells
-        self._number = {id(part): i for i, part in enumerate(cells)}
-        self._ready: dict[int, Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self._draws)
-
-    def of(self, images: Sequence[int]) -> Draws:
-        return self._draws.of(images)
-
-    def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        number = self._number.get(id(cells))
-        if number is None:
-            return self._draws.gumbel(stream, cells, values)
-        if number not in self._ready:
-            most = (_AT_ONCE if cells.device.type == "cpu" else _AT_ONCE_GPU) // (len(self) * values)
-            parts, count = [cells], len(cells)
-            for part in self._cells[number + 1 :]:
-                count += len(part)
-                if count > most:
-                    break
-                parts.append(part)
-            drawn = self._draws.gumbel(stream, torch.cat(parts), values).split([len(part) for part in parts], 1)
-            self._ready = {number + i: part for i, part in enumerate(drawn)}
-        return self._ready.pop(number)
-
-
-def ahead(draws: Draws, cells: Sequence[Tensor]) -> Draws:
-    """Draws of a schedule: :class:`DrawsAhead` where a number depends on its cell only; recorded ones depend on the calls."""
-    return DrawsAhead(draws, cells) if isinstance(draws, PairedDraws) else draws
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:

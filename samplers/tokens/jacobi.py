@@ -21,60 +21,40 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.llama import Cache
-from ...reports.record import ACCEPTED, PLAIN, Report
-from .loop import TokenRun, TokenSampled, TokenSteps, feed, guide, prefill, sample
+from ...reports.record import ACCEPTED, PLAIN
+from .loop import TokenRun, TokenSampled, TokenSampler, decide, feed, guide, prefill, sample
 from .schedule import Schedule
 
 # On a CPU, batches of this size and more gain little or nothing from a window.
 _CPU_BATCH = 4
 
 
-class History:
-    """The first uncertain pass of every image, int64 [B] in ``at``, before the first call and after each; ``window`` is W."""
-
-    def __init__(self, schedule: Schedule, window: int, images: int):
-        self.schedule, self.table, self.window = schedule, schedule.ahead, window
-        self.at = [np.ones(images, np.int64)]
-
-    def decided(self) -> np.ndarray:
-        """Which cells are certain, bool [B, N + 1]."""
-        return np.append(self.table.decided_at, self.table.passes) < self.at[-1][:, None]
-
-    def maps(self, report: Report) -> dict[str, np.ndarray]:
-        """Add the accepted and rejected guesses to a report; returns the maps "step" and "outcome" [B, N]."""
-        t, at = self.table, np.stack(self.at)
-        stop = np.minimum(at[:-1] + self.window, t.passes)
-        evaluated = (t.cell_start[stop] - t.cell_start[at[:-1]]).sum()
-        step = np.stack([np.searchsorted(of_image, t.decided_at, side="right") for of_image in at.T])
-        # The first pass of a window needs no guess.
-        first = np.take_along_axis(at, np.maximum(step - 1, 0).T, axis=0).T
-        accepted = t.decided_at > first
-        certain = (t.cell_start[-1] - t.cell_start[1]) * len(step)
-        report.add(accepted=int(accepted.sum()), rejected=int(evaluated - certain))
-        return {"step": step.astype(np.int32), "outcome": np.where(accepted, ACCEPTED, PLAIN).astype(np.uint8)}
-
-
-def iterate(run: TokenRun, history: History, cache: Cache, shrink: bool = True) -> Iterator[None]:
+def iterate(run: TokenRun, schedule: Schedule, window: int, cache: Cache, shrink: bool = True) -> Iterator[np.ndarray]:
     """The passes after the first one by Jacobi iteration; yields after every call.
 
     Args:
         run: its tokens hold the cells of the first pass and the known ones, and receive certain tokens and guesses.
-        history: what to decode; receives the positions.
+        schedule: what to decode.
+        window: W.
         cache: with at least ``schedule.ahead.slots`` image slots.
         shrink: whether finished images leave the batch and the cache.
+
+    Yields:
+        The first uncertain pass of every image, int64 [B].
     """
-    t, window, device, at = history.table, history.window, run.device, history.at[0]
-    guided = run.guided(history.schedule)
+    t, device, count = schedule.ahead, run.device, len(run.tokens)
+    guided = run.guided(schedule)
     most_cells = int((t.cell_start[np.minimum(np.arange(t.passes) + window, t.passes)] - t.cell_start[:-1]).max())
     last_guided = max((k for k, g in enumerate(guided) if g), default=-1)
-    guided_cells = np.array([guided[k] if k < len(guided) else False for k in t.cell_pass])
-    live, of = run, np.arange(len(at))  # the images that are still in the batch
+    guided_cells = np.array([*guided, False])[t.cell_pass]
+    every = np.ones(count, np.int64)
+    live, of, at = run, np.arange(count), every  # the images that are still in the batch
     # All tokens of the first window start as a copy of the newest one.
-    newest = int(t.cells[t.cell_start[1] - 1]) if t.cell_start[1] else history.schedule.known - 1
+    newest = int(t.cells[t.cell_start[1] - 1]) if t.cell_start[1] else schedule.known - 1
     with torch.inference_mode():
         entering, _ = _entries(t.cell_start, at, at + window, most_cells, len(t.cells) - 1)
         _guess(run.tokens, _copied(t.cells[entering], device), run.tokens[:, newest : newest + 1].clone())
-    while history.at[-1].min() < t.passes:
+    while every.min() < t.passes:
         with torch.inference_mode():
             # 1. The rows of W passes are fed at once, with the tokens so far: certain ones and guesses. Every row attends to the slots
             #    that it attends to in its own serial pass. Keys and values replace those of the last call.
@@ -84,17 +64,22 @@ def iterate(run: TokenRun, history: History, cache: Cache, shrink: bool = True) 
             entries, inside = _entries(t.cell_start, at, stop, width, len(t.cells) - 1)
             end = int(max(t.pass_end[a:b].max(initial=0) for a, b in zip(at, stop, strict=True)))
             visible = np.pad(t.visible[rows, :end], ((0, 0), (0, 0), (cache.prefix, 0)), constant_values=True)
-            fed, position, slot, mask, cells = (
+            predicted_by = (t.cell_row[entries] - t.row_start[at][:, None]).clip(min=0)
+            fed, position, slot, mask, cells, index = (
                 _copied(a, device)
-                for a in (t.fed[rows], t.position[rows], t.slot[rows] + cache.prefix, visible, t.cells[entries])
+                for a in (
+                    t.fed[rows],
+                    t.position[rows],
+                    t.slot[rows] + cache.prefix,
+                    visible,
+                    t.cells[entries],
+                    predicted_by,
+                )
             )
             with run.clock.phase(run.phases[0]):
-                special = bool((t.fed[rows] > run.count).any())
-                hidden = feed(live, cache, fed, position, slot, null, cache.prefix + end, mask, special)
-                if not t.one_to_one:
-                    predicted_by = _copied((t.cell_row[entries] - t.row_start[at][:, None]).clip(min=0), device)
-                    predicted_by = torch.cat([predicted_by, predicted_by]) if null else predicted_by
-                    hidden = hidden.gather(1, predicted_by[..., None].expand(-1, -1, hidden.shape[-1]))
+                hidden = feed(live, cache, fed, position, slot, null, cache.prefix + end, mask)
+                index = (torch.cat([index, index]) if null else index)[..., None]
+                hidden = hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))
             # 2. The cells of the W passes are drawn, from the same noise in every call.
             with run.clock.phase(run.phases[1]):
                 mixed = guided_cells[entries]
@@ -107,14 +92,15 @@ def iterate(run: TokenRun, history: History, cache: Cache, shrink: bool = True) 
             leading = unchanged.cumprod(1).sum(1).cpu().numpy()  # the host waits here
             last = t.cell_start[stop] - 1
             at = t.cell_pass[np.minimum(t.cell_start[at] + leading, last)] + 1
+            every = every.copy()
+            every[of] = at
+            run.decided = _copied(np.append(t.decided_at, t.passes) < every[:, None], device)
             # 4. Tokens that enter the window start as a copy of the newest one.
             entering, _ = _entries(t.cell_start, stop, stop + window, most_cells, len(t.cells) - 1)
             newest_token = new.gather(1, _copied((last - entries[:, 0]).clip(min=0), device)[:, None])
             _guess(live.tokens, _copied(t.cells[entering], device), newest_token)
             if live is not run:
                 run.tokens.index_copy_(0, _copied(of, device), live.tokens)
-            history.at.append(history.at[-1].copy())
-            history.at[-1][of] = at
             # 5. Finished images leave the batch.
             left = np.flatnonzero(at < t.passes)
             if shrink and 0 < len(left) < len(at):
@@ -123,7 +109,7 @@ def iterate(run: TokenRun, history: History, cache: Cache, shrink: bool = True) 
                 tokens, of, at = live.tokens[index], of[left], at[left]
                 live = replace(run, draws=run.draws.of(of.tolist()))
                 live.tokens = tokens
-        yield
+        yield every
 
 
 def _guess(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
@@ -145,7 +131,7 @@ def _copied(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
-def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSteps:
+def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSampler:
     """Decode a schedule in windows; yields steps after the prefill and after each call.
 
     ``done`` of a step counts the certain cells of the image that has the fewest, and ``total`` the cells; guesses count as
@@ -159,20 +145,25 @@ def windows(run: TokenRun, schedule: Schedule, window: int) -> TokenSteps:
     if run.device.type == "cpu" and len(run.tokens) >= _CPU_BATCH:
         hint = f"parallel: a window feeds 4 times the rows; on a CPU with {_CPU_BATCH} images or more, compare with 0."
         run.report.note = "; ".join(filter(None, (run.report.note, hint)))
-    guided, first = run.guided(schedule), torch.tensor(schedule.passes[0].cells, device=run.device)
+    t, guided, first = schedule.ahead, run.guided(schedule), torch.tensor(schedule.passes[0].cells, device=run.device)
     with torch.inference_mode():
         with run.clock.phase("transformer"):
-            hidden, cache = prefill(run, any(guided), schedule.ahead.slots)
+            hidden, cache = prefill(run, any(guided), t.slots)
         with run.clock.phase("sampling"):
-            logits = guide(run, hidden, guided[0]).expand(-1, len(first), -1)
-            run.tokens.index_copy_(1, first, sample(run, logits, first))
-            run.decided.index_fill_(1, first, True)
+            decide(run, first, hidden.expand(-1, len(first), -1), guided[0])
     yield run.step(len(first), run.count)
-    history = History(schedule, window, len(run.tokens))
-    for _ in iterate(run, history, cache):
-        with torch.inference_mode():
-            run.decided = _copied(history.decided(), run.device)
-        yield run.step(int(history.table.cell_start[history.at[-1].min()]), run.count)
-    shape = (len(run.tokens), run.grid, run.grid)
-    run.report.maps.update({name: values.reshape(shape) for name, values in history.maps(run.report).items()})
+    history = [np.ones(len(run.tokens), np.int64)]
+    for certain in iterate(run, schedule, window, cache):
+        history.append(certain)
+        yield run.step(int(t.cell_start[certain.min()]), run.count)
+
+    at = np.stack(history)
+    evaluated = (t.cell_start[np.minimum(at[:-1] + window, t.passes)] - t.cell_start[at[:-1]]).sum()
+    step = np.stack([np.searchsorted(of_image, t.decided_at, side="right") for of_image in at.T])
+    # The first pass of a window needs no guess.
+    accepted = t.decided_at > np.take_along_axis(at, np.maximum(step - 1, 0).T, axis=0).T
+    run.report.add(accepted=accepted.sum(), rejected=evaluated - (run.count - len(first)) * len(step))
+    outcome, shape = np.where(accepted, ACCEPTED, PLAIN), (len(run.tokens), run.grid, run.grid)
+    run.report.maps["step"] = step.astype(np.int32).reshape(shape)
+    run.report.maps["outcome"] = outcome.astype(np.uint8).reshape(shape)
     return TokenSampled(run.codes(), run.report)

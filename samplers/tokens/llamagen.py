@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ...model_loaders.networks.llama import Cache, TokenModel
+from ...model_loaders.networks.llama import TokenModel
 from ...reports.record import PLAIN
 from ..conditioning import AnyCondition
 from ..driver import timed
-from .draws import Draws, ahead
+from .draws import Draws
 from .editing import EditDraws
 from .jacobi import windows
-from .loop import TokenRun, TokenSampled, TokenSampler, TokenSteps, begin, feed, guide, prefill, raster_only, sample
-from .schedule import DevicePass, Schedule, on_device, raster
+from .loop import TokenRun, TokenSampled, TokenSampler, begin, decide, feed, prefill, raster_only
+from .schedule import Schedule, on_device, raster
 from .settings import LlamaGenSettings
 
 
@@ -69,7 +68,7 @@ def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler
     return sampled
 
 
-def serial(run: TokenRun, schedule: Schedule) -> TokenSteps:
+def serial(run: TokenRun, schedule: Schedule) -> TokenSampler:
     """The passes of a schedule one after another."""
     guided = run.guided(schedule)
     # The null condition is run up to the last guided pass.
@@ -78,26 +77,16 @@ def serial(run: TokenRun, schedule: Schedule) -> TokenSteps:
     with torch.inference_mode(), run.clock.phase("transformer"):
         hidden, cache = prefill(run, last_guided >= 0, schedule.slots)
         passes = on_device(schedule, cache.prefix, run.device)
-        run.draws = ahead(run.draws, [p.cells for p in passes])
     for k, p in enumerate(passes):
         with torch.inference_mode():  # closed before each yield, or it would apply to the driver's code
-            advance(run, p, cache, k <= last_guided, guided[k], None if k else hidden)
+            # 2. Feed the newest tokens: one in LlamaGen, one of every active row in ZipAR, a group in PAR.
+            if k:
+                with run.clock.phase("transformer"):
+                    hidden = feed(run, cache, p.fed, p.position, p.slot, k <= last_guided, p.end, p.mask)
+            # 3. Guidance, and a token for every cell of the pass.
+            with run.clock.phase("sampling"):
+                decide(run, p.cells, hidden[:, p.rows], guided[k])
         yield run.step(k + 1, len(passes))
     run.report.maps["step"] = np.repeat(schedule.fixed_at[None], len(run.tokens), axis=0)
     run.report.maps["outcome"] = np.full((len(run.tokens), run.grid, run.grid), PLAIN, np.uint8)
     return TokenSampled(run.codes(), run.report)
-
-
-def advance(run: TokenRun, p: DevicePass, cache: Cache, null: bool, guided: bool, hidden: Tensor | None) -> None:
-    """One pass. ``hidden``: of the prefill, whose last row predicts all cells of the first pass."""
-    transformer, sampling = run.phases
-    # 2. Feed the newest tokens: one in LlamaGen, one of every active row in ZipAR, a group in PAR.
-    if hidden is None:
-        with run.clock.phase(transformer):
-            hidden = feed(run, cache, p.fed, p.position, p.slot, null, p.end, p.mask, p.special)
-            hidden = hidden if p.rows is None else hidden[:, p.rows]
-    with run.clock.phase(sampling):
-        # 3. Guidance; 4. draw a token for every cell of the pass.
-        logits = guide(run, hidden, guided).expand(-1, len(p.cells), -1)
-        run.tokens.index_copy_(1, p.cells, sample(run, logits, p.cells))
-        run.decided.index_fill_(1, p.cells, True)

@@ -47,8 +47,6 @@ class TokenSampled(NamedTuple):
 
 # A driver may send the seconds it spent since the last step (on a preview, for example); see ``driver.timed``.
 TokenSampler = Generator[TokenStep, "float | None", TokenSampled]
-# The steps of a sampler without time keeping.
-TokenSteps = Generator[TokenStep, None, TokenSampled]
 
 
 @dataclass(eq=False)
@@ -162,7 +160,6 @@ def feed(
     null: bool,
     end: int,
     mask: Tensor | None = None,
-    special: bool = False,
 ) -> Tensor:
     """Hidden rows [R, m, C] of a pass after the first.
 
@@ -173,16 +170,13 @@ def feed(
         position, slot: int64 of the same shape; slots are counted with the prefix.
         null: whether the null condition is run too.
         end, mask: as for :meth:`Llama.feed`; mask bool [m, end] or [B, m, end].
-        special: whether transition tokens are among the rows.
     """
-    cells = fed.clamp(max=run.count) if special else fed
+    cells = fed.clamp(max=run.count)
     ids = run.tokens[:, cells] if fed.ndim == 1 else run.tokens.gather(1, cells)
     x = run.net.embed(ids if run.span is None else ids + run.span[0])
-    if special:
+    if run.net.config.special:
         number = fed - run.count - 1
         x = torch.where(number[..., None] >= 0, run.net.special_rows()[number.clamp(min=0)], x)
-    if fed.ndim == 2 and len(fed) == 1:
-        position, slot, mask = position[0], slot[0], None if mask is None else mask[0]
     if null:
         x = torch.cat([x, x])
         if position.ndim == 2:
@@ -200,6 +194,12 @@ def guide(run: TokenRun, hidden: Tensor, guided: bool | Tensor) -> Tensor:
         return cond
     mixed = torch.add(null, cond - null, alpha=run.settings.cfg)  # null + cfg (cond - null)
     return mixed if guided is True else torch.where(guided[..., None], mixed, cond)
+
+
+def decide(run: TokenRun, cells: Tensor, hidden: Tensor, guided: bool) -> None:
+    """Draw the tokens of cells int64 [m] that the hidden rows [R, m, C] predict."""
+    run.tokens.index_copy_(1, cells, sample(run, guide(run, hidden, guided), cells))
+    run.decided.index_fill_(1, cells, True)
 
 
 def sample(run: TokenRun, logits: Tensor, cells: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ The host waits for the device once per cycle, for the map of rejections, which d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -43,15 +42,15 @@ from ..conditioning import AnyCondition
 from ..driver import timed
 from . import islands as geometry
 from .draws import Draws, tempered
-from .jacobi import History, iterate
-from .llamagen import advance, decode
+from .jacobi import iterate
+from .llamagen import decode
 from .loop import (
     TokenRun,
     TokenSampled,
     TokenSampler,
     TokenStep,
-    TokenSteps,
     begin,
+    decide,
     feed,
     guide,
     not_janus,
@@ -120,12 +119,12 @@ def mulosd(
         result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
         return result
     # Guidance covers the same part of the draft as of the target.
-    until = settings.cfg_interval // factor**2 if settings.cfg_interval >= 0 else -1
-    drafter = begin("mulosd", draft, condition, replace(settings, cfg_interval=until), noise, seed)
+    until = replace(settings, cfg_interval=settings.cfg_interval // factor**2)
+    drafter = begin("mulosd", draft, condition, until, noise, seed)
     drafter.report, drafter.clock, drafter.stream, drafter.phases = run.report, run.clock, "draft", ("draft", "draft")
     with torch.inference_mode():
         neighbours = geometry.codebook_neighbours(up_sampler.vq.quantize, k, run.device)
-    steps = _Generation(run, drafter, settings, up_sampler, factor, neighbours).cycles()
+    steps = _cycles(run, drafter, settings, up_sampler, factor, neighbours)
     return (yield from timed(steps, run.clock, run.report, run.device))
 
 
@@ -147,7 +146,7 @@ def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) 
 def neighbour_count(settings: MuLoSDSettings, codes: int) -> int:
     """Number of neighbours k of a code, of a codebook of ``codes``. Raises UserError if all codes would be neighbours."""
     k = neighbours_of(settings, codes)
-    if k >= max(1, codes - 1):
+    if k >= codes - 1:
         raise UserError(
             f"neighbours: {k} is all of the {codes} codes, so that nothing could be rejected; choose fewer, or -1."
         )
@@ -157,258 +156,184 @@ def neighbour_count(settings: MuLoSDSettings, codes: int) -> int:
 # ------------------------------------------------------------------------------------------------ the cycles
 
 
-class Block(NamedTuple):
-    """The rows of one cycle."""
+def _cycles(
+    run: TokenRun, drafter: TokenRun, s: MuLoSDSettings, up_sampler: UpSampling, r: int, neighbours: Tensor
+) -> TokenSampler:
+    """All cycles, numbered as in the module's description.
 
-    # row, rows: first row and number of rows on the draft's grid
-    row: int
-    rows: int
-    # first, last: first cell, and the cell after the last one, on the target's grid
-    first: int
-    last: int
-
-
-class _Generation:
-    """State of one generation.
-
-    Attributes:
+    Args:
         run, drafter: of the target M_p and of the draft model M_q, with one report.
+        s: settings.
         up_sampler: U_r and D_r, see ``upsampling.py``.
-        factor: the paper's r.
+        r: the target's side over the draft's.
         neighbours: table of every code's neighbours, see :func:`islands.neighbours`.
-        cache, draft_cache: allocated by the first pass of each model.
-        done, total: passes so far, and the number known to be needed.
-        pools: pooled probabilities of all verified draft tokens.
     """
+    report, clock, device, null = run.report, run.clock, run.device, s.cfg > 1
+    grid, small, images = run.grid, drafter.grid, len(run.tokens)
+    each = min(s.draft_rows or small, small)
+    starts = range(0, small, each)
+    plans = [draft_schedule(small, s.draft_window, row, min(each, small - row), each if row else 0) for row in starts]
+    # Passes so far, and the number known to be needed.
+    done, total = 0, sum(sum(bool(p.cells) for p in plan.passes) + 1 for plan in plans)
+    draft_slots = max(plan.ahead.slots for plan in plans) if s.draft_parallel > 1 else small**2 - 1
+    cache: Cache | None = None
+    draft_cache: Cache | None = None
+    kinds, pools, refresh = {"outcome": np.uint8}, [], 0
+    maps = {
+        name: np.zeros((images, grid, grid), kinds.get(name, np.int32))
+        for name in ("step", "outcome", "islands", "waves")
+    }
 
-    def __init__(self, run: TokenRun, drafter: TokenRun, s: MuLoSDSettings, up: UpSampling, r: int, neighbours: Tensor):
-        self.run, self.drafter, self.settings, self.up_sampler = run, drafter, s, up
-        self.factor, self.neighbours, self.grid = r, neighbours, run.grid
-        self.null = any(run.guided(raster(run.grid)))
-        self.null_draft = any(drafter.guided(draft_schedule(drafter.grid, s.draft_window)))
-        self.cache: Cache | None = None
-        self.draft_cache: Cache | None = None
-        self.draft_slots = self.done = self.total = 0
-        self.pools: list[Tensor] = []
-        shape, kinds = (len(run.tokens), run.grid, run.grid), {"outcome": np.uint8}
-        self.maps = {n: np.zeros(shape, kinds.get(n, np.int32)) for n in ("step", "outcome", "islands", "waves")}
+    def shown(drafted_from: int = small) -> TokenStep:
+        """The partial result; the draft's rows from ``drafted_from`` on are repeated over the cells that they cover."""
+        out, draft = run.step(done, max(done, total)), drafter.step(0, 0)
+        codes, drafted = (x.repeat_interleave(r, 1).repeat_interleave(r, 2) for x in (draft.codes, draft.decided))
+        drafted[:, : drafted_from * r] = False
+        return replace(out, codes=torch.where(drafted, codes, out.codes), decided=out.decided | drafted)
 
-    def cycles(self) -> TokenSteps:
-        """All cycles; the numbers are those of the module's description."""
-        s, small = self.settings, self.drafter.grid
-        each = min(s.draft_rows or small, small)
-        starts = range(0, small, each)
-        plans = [draft_schedule(small, s.draft_window, r, min(each, small - r), each if r else 0) for r in starts]
-        self.total = sum(sum(bool(p.cells) for p in plan.passes) + 1 for plan in plans)
-        self.draft_slots = max(plan.ahead.slots for plan in plans) if s.draft_parallel > 1 else small**2 - 1
-        refresh = 0
-        for row, plan in zip(starts, plans, strict=True):
-            rows, width = min(each, small - row), self.factor * self.grid
-            block = Block(row, rows, row * width, (row + rows) * width)
-            # Step 1: draft the rows with M_q.
-            yield from self.draft(plan, row)
-            # Step 2: enlarge them, U_r.
-            self.enlarge(block)
-            # Step 3: one pass of M_p over the block (and over the last one, to update its keys and values); reject.
-            hidden = self.read(refresh, block)
-            rejected = self.verify(hidden, block).reshape(len(self.run.tokens), -1, self.grid)
-            # Step 4: expand the rejections and number the islands.
-            wave = self.plan_waves(rejected, block)
-            # Step 5: resample the islands, one wave per pass; the first wave uses the verification's predictions.
-            yield from self.resample(wave, hidden, block)
-            # Step 6: commit. Reduce the block for the draft model, D_r.
-            refresh = block.first
-            if block.last < self.run.count:
-                self.reduce(block)
-        self.run.report.maps.update(self.maps)
-        self.run.report.similarity = torch.cat(self.pools).cpu().numpy()
-        return TokenSampled(self.run.codes(), self.run.report)
+    for row, plan in zip(starts, plans, strict=True):
+        # The block: rows ``row`` to ``end`` - 1 of the draft's grid, cells ``first`` to ``last`` - 1 of the target's.
+        end = min(row + each, small)
+        first, last = row * r * grid, end * r * grid
 
-    def step(self, drafted_from: int | None = None) -> TokenStep:
-        """The partial result. ``drafted_from``: first row of a draft in progress, which is shown repeated over its cells."""
-        out = self.run.step(self.done, max(self.done, self.total))
-        if drafted_from is None:
-            return out
-
-        def repeated(x: Tensor) -> Tensor:
-            return x.repeat_interleave(self.factor, 1).repeat_interleave(self.factor, 2)
-
-        draft = self.drafter.step(0, 0)
-        drafted = repeated(draft.decided)
-        drafted[:, : drafted_from * self.factor] = False
-        codes = torch.where(drafted, repeated(draft.codes), out.codes)
-        return replace(out, codes=codes, decided=out.decided | drafted)
-
-    # -------------------------------------------------------------------------------------------- 1 draft
-
-    def draft(self, schedule: Schedule, row: int) -> Iterator[TokenStep]:
-        """Generate the draft's rows from ``row`` on, pass by pass or in windows (``jacobi.py``)."""
-        run, clock, window, hidden = self.drafter, self.run.clock, self.settings.draft_parallel, None
-        guided, before = run.guided(schedule), run.decided
+        # 1. Draft the rows with M_q, pass by pass or in windows (``jacobi.py``).
+        guided = drafter.guided(plan)
         with torch.inference_mode(), clock.phase("draft"):
-            if self.draft_cache is None:
-                hidden, self.draft_cache = prefill(run, self.null_draft, self.draft_slots)
-            passes = on_device(schedule, self.draft_cache.prefix, run.device)
-        for k, p in enumerate(passes[:1] if window > 1 else passes):
-            if schedule.passes[k].cells:
-                with torch.inference_mode():
-                    advance(run, p, self.draft_cache, self.null_draft, guided[k], hidden)
-                hidden = None
-                yield self._drafted(row)
-        if window > 1:
-            history = History(schedule, window, len(run.tokens))
+            if draft_cache is None:
+                hidden, draft_cache = prefill(drafter, null, draft_slots)
+            passes = on_device(plan, draft_cache.prefix, device)
+        for k, p in enumerate(passes[:1] if s.draft_parallel > 1 else passes):
+            if len(p.cells):  # the first pass of further rows is empty
+                with torch.inference_mode(), clock.phase("draft"):
+                    if k:
+                        hidden = feed(drafter, draft_cache, p.fed, p.position, p.slot, null, p.end, p.mask)
+                    decide(drafter, p.cells, hidden[:, p.rows], guided[k])
+                done += 1
+                report.add(draft_passes=1)
+                yield shown(row)
+        if s.draft_parallel > 1:
+            calls = 0
             # The cache of further rows belongs to all images.
-            for _ in iterate(run, history, self.draft_cache, shrink=not self.settings.draft_rows):
-                with torch.inference_mode():
-                    run.decided = before | torch.from_numpy(history.decided()).to(run.device)
-                yield self._drafted(row)
-            self.total -= len(passes) - len(history.at)  # calls that were not needed
+            for _ in iterate(drafter, plan, s.draft_parallel, draft_cache, shrink=not s.draft_rows):
+                calls += 1
+                done += 1
+                report.add(draft_passes=1)
+                yield shown(row)
+            total -= len(passes) - 1 - calls  # calls that were not needed
 
-    def _drafted(self, row: int) -> TokenStep:
-        self.run.report.add(draft_passes=1)
-        self.done += 1
-        return self.step(row)
-
-    # -------------------------------------------------------------------------------------------- 2 enlarge, 6 reduce
-
-    @torch.inference_mode()
-    def enlarge(self, block: Block) -> None:
-        """U_r: write the enlarged rows into the target's tokens. Rows above are enlarged with them, as context."""
-        small = self.drafter.grid
-        with self.run.clock.phase("up-sampling"):
-            draft = self.drafter.tokens[:, :-1].view(-1, small, small)[:, : block.row + block.rows]
-            large = self.up_sampler.up(draft, self.factor)[:, block.row * self.factor :]
-            self.run.tokens[:, block.first : block.last] = large.flatten(1)
-
-    @torch.inference_mode()
-    def reduce(self, block: Block) -> None:
-        """D_r: write the reduced rows into the draft's tokens."""
-        small, end = self.drafter.grid, block.row + block.rows
-        with self.run.clock.phase("up-sampling"):
-            large = self.run.tokens[:, : block.last].view(-1, end * self.factor, self.grid)
-            reduced = self.up_sampler.down(large, self.factor)[:, block.row :]
-            self.drafter.tokens[:, block.row * small : end * small] = reduced.flatten(1)
-
-    # -------------------------------------------------------------------------------------------- 3 verify
-
-    def guided(self, cells: Tensor) -> bool | Tensor:
-        """Where guidance is applied at cells int64 [...]: everywhere, nowhere, or bool [...], as serial decoding counts."""
-        if self.settings.cfg_interval < 0 or not self.null:
-            return self.null
-        return cells - 1 <= self.settings.cfg_interval
-
-    @torch.inference_mode()
-    def read(self, refresh: int, block: Block) -> Tensor:
-        """One causal pass of the target over the cells ``refresh`` to ``last - 2``, which also updates their keys and values.
-
-        Returns:
-            Hidden rows [R, last - first, C] that predict the cells of the block.
-        """
-        run = self.run
-        with run.clock.phase("transformer"):
-            self.done += 1
-            if self.cache is None:
-                # A single image has no padding, and needs no slot for the last cell.
-                slots = run.count - (len(run.tokens) == 1)
-                hidden, self.cache = prefill(run, self.null, slots, run.tokens[:, : block.last - 1])
-                return hidden
-            cells = torch.arange(refresh, block.last - 1, device=run.device)
-            slot, end = cells + self.cache.prefix, self.cache.prefix + block.last - 1
-            mask = torch.arange(end, device=run.device) <= slot[:, None]
-            return feed(run, self.cache, cells, cells, slot, self.null, end, mask)[:, block.first - 1 - refresh :]
-
-    @torch.inference_mode()
-    def verify(self, hidden: Tensor, block: Block) -> np.ndarray:
-        """R_T: rejected draft tokens of the block, bool [B, last - first]."""
-        run, s, (_, _, first, last) = self.run, self.settings, block
-        with run.clock.phase("verification"):
-            size = max(1, _BLOCK // (len(hidden) * run.net.config.vocab))
-            cells = torch.arange(first, last, device=hidden.device)
-            pools, own = [], []
-            for part, rows in zip(cells.split(size), hidden.split(size, dim=1), strict=True):
-                p = tempered(guide(run, rows, self.guided(part)), s).softmax(-1)
-                pools.append(geometry.pooled(p, run.tokens[:, part], self.neighbours))
-                own.append(p.gather(-1, run.tokens[:, part, None])[..., 0])
-            pool = torch.cat(pools, dim=1)
-            self.pools.append(pool.flatten())
-            rejected = geometry.rejected(pool, s.tau, s.acceptance_target, torch.cat(own, dim=1))
-            return rejected.cpu().numpy()  # the host waits here
-
-    # -------------------------------------------------------------------------------------------- 4 expand
-
-    def plan_waves(self, rejected: np.ndarray, block: Block) -> np.ndarray:
-        """Expand the rejections bool [B, h, G]; the wave of every cell, int32 [B, h, G], -1 for accepted ones."""
-        s = self.settings
-        region = geometry.suffix(rejected) if s.repair == SUFFIX else geometry.expand(rejected, s.expansion)
-        islands = geometry.islands(region)
-        joined = region.astype(np.int32) if s.resample_order == ONE_BY_ONE else islands
-        wave = geometry.waves(joined, s.resample_window or None)
-        self.run.report.add(
-            accepted=int((~rejected).sum()),
-            rejected=int(rejected.sum()),
-            expanded=int((region & ~rejected).sum()),
-            islands=int(islands.max(axis=(1, 2)).sum()),
-            waves=int(wave.max()) + 1,
+        with torch.inference_mode():
+            # 2. Enlarge them, U_r. Rows above are enlarged with them, as context.
+            with clock.phase("up-sampling"):
+                codes = drafter.tokens[:, :-1].view(-1, small, small)[:, :end]
+                run.tokens[:, first:last] = up_sampler.up(codes, r)[:, row * r :].flatten(1)
+            # 3. One causal pass of M_p over the block, and over the last one to update its keys and values. Reject.
+            done += 1
+            with clock.phase("transformer"):
+                if cache is None:
+                    # A single image has no padding, and needs no slot for the last cell.
+                    hidden, cache = prefill(run, null, run.count - (images == 1), run.tokens[:, : last - 1])
+                else:
+                    fed, stop = torch.arange(refresh, last - 1, device=device), cache.prefix + last - 1
+                    slot = fed + cache.prefix
+                    mask = torch.arange(stop, device=device) <= slot[:, None]
+                    hidden = feed(run, cache, fed, fed, slot, null, stop, mask)[:, first - 1 - refresh :]
+            with clock.phase("verification"):
+                pool, down = verify(run, s, hidden, first, neighbours)
+            pools.append(pool.flatten())
+            # 4. Expand the rejections and number the islands.
+            rejected = down.cpu().numpy().reshape(images, -1, grid)  # the host waits here
+            region = geometry.suffix(rejected) if s.repair == SUFFIX else geometry.expand(rejected, s.expansion)
+            islands = geometry.islands(region)
+            joined = region.astype(np.int32) if s.resample_order == ONE_BY_ONE else islands
+            wave = geometry.waves(joined, s.resample_window or None)
+            run.decided[:, first:last] = torch.from_numpy(~region.reshape(images, -1)).to(device)
+        report.add(
+            accepted=(~rejected).sum(),
+            rejected=rejected.sum(),
+            expanded=(region & ~rejected).sum(),
+            islands=islands.max(axis=(1, 2)).sum(),
+            waves=wave.max() + 1,
         )
-        maps, rows = self.maps, np.s_[:, block.first // self.grid : block.last // self.grid]
-        maps["step"][rows] = self.done - 1 + np.maximum(wave, 0)
+        rows = np.s_[:, row * r : end * r]
+        maps["step"][rows] = done - 1 + np.maximum(wave, 0)
         maps["outcome"][rows] = np.where(rejected, REJECTED, np.where(region, EXPANDED, ACCEPTED))
         # Island numbers continue from one cycle to the next.
         before = maps["islands"].max(axis=(1, 2), keepdims=True)
         maps["islands"][rows] = np.where(islands > 0, islands + before, 0)
         maps["waves"][rows] = wave
-        with torch.inference_mode():
-            accepted = torch.from_numpy(~region.reshape(len(region), -1))
-            self.run.decided[:, block.first : block.last] = accepted.to(self.run.device)
-        return wave
 
-    # -------------------------------------------------------------------------------------------- 5 resample
-
-    def resample(self, wave: np.ndarray, hidden: Tensor, block: Block) -> Iterator[TokenStep]:
-        """Resample the cells of every wave, whose rows are hidden rows of the verification at first."""
-        run, prefix = self.run, self.cache.prefix  # type: ignore[union-attr]
-        plan = resampled(wave.reshape(len(wave), -1), block.first, run.count)
-        self.total += max(0, len(plan) - 1)
+        # 5. Resample the islands, one wave per pass. The verification predicts the cells of the first wave.
+        waves = resampled(wave.reshape(images, -1), first, run.count)
+        total += max(0, len(waves) - 1)
         with torch.inference_mode():
-            moved = [[torch.from_numpy(a).to(run.device) for a in w[:3]] for w in plan]
-        for k, ((cells, fed, rows), w) in enumerate(zip(moved, plan, strict=True)):
+            moved = [[torch.from_numpy(a).to(device) for a in w[:3]] for w in waves]
+        for k, (cells, fed, index) in enumerate(moved):
             if k:
-                yield self.step()
+                yield shown()
             with torch.inference_mode():
                 if k:
-                    with run.clock.phase("transformer"):
-                        self.done += 1
-                        end, slot = prefix + w.end, fed + prefix
+                    done += 1
+                    with clock.phase("transformer"):
                         # Nothing is fed at the last cell, which is padding; the table of positions has no entry for it.
-                        position, mask = fed.clamp(max=run.count - 2), None
-                        if fed.numel() > 1:
-                            mask = torch.arange(end, device=run.device) <= prefix + position[..., None]
-                        hidden = feed(run, self.cache, fed, position, slot, self.null, end, mask)  # type: ignore[arg-type]
+                        position, stop = fed.clamp(max=run.count - 2), cache.prefix + waves[k].end
+                        mask = torch.arange(stop, device=device) <= cache.prefix + position[..., None]
+                        hidden = feed(run, cache, fed, position, fed + cache.prefix, null, stop, mask)
                 else:
-                    rows = (cells - block.first).clamp(max=hidden.shape[1] - 1)
-                with run.clock.phase("sampling"):
-                    index = (torch.cat([rows, rows]) if self.null else rows)[..., None]
-                    logits = guide(run, hidden.gather(1, index.expand(-1, -1, hidden.shape[-1])), self.guided(cells))
-                    run.tokens.scatter_(1, cells, sample(run, logits, cells))
+                    index = (cells - first).clamp(max=hidden.shape[1] - 1)
+                with clock.phase("sampling"):
+                    index = (torch.cat([index, index]) if null else index)[..., None]
+                    chosen = hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))
+                    run.tokens.scatter_(1, cells, sample(run, guide(run, chosen, _guided(s, cells)), cells))
                     run.decided.scatter_(1, cells, True)
-        yield self.step()
+        yield shown()
+
+        # 6. The block is final. Reduce it for the draft model, D_r.
+        refresh = first
+        if last < run.count:
+            with torch.inference_mode(), clock.phase("up-sampling"):
+                codes = run.tokens[:, :last].view(-1, end * r, grid)
+                drafter.tokens[:, row * small : end * small] = up_sampler.down(codes, r)[:, row:].flatten(1)
+
+    report.maps.update(maps)
+    report.similarity = torch.cat(pools).cpu().numpy()
+    return TokenSampled(run.codes(), report)
+
+
+def _guided(s: MuLoSDSettings, cells: Tensor) -> bool | Tensor:
+    """Where guidance is applied at cells int64 [...]: everywhere, nowhere, or bool [...], as serial decoding counts."""
+    return s.cfg > 1 and (s.cfg_interval < 0 or cells - 1 <= s.cfg_interval)
+
+
+def verify(run: TokenRun, s: MuLoSDSettings, hidden: Tensor, first: int, neighbours: Tensor) -> tuple[Tensor, Tensor]:
+    """Pooled probabilities fp32 [B, n] of the drafts from cell ``first`` on, and R_T, the rejected ones, bool [B, n].
+
+    ``hidden`` [R, n, C] predicts these cells.
+    """
+    size = max(1, _BLOCK // (len(hidden) * run.net.config.vocab))
+    cells = torch.arange(first, first + hidden.shape[1], device=hidden.device)
+    pools, own = [], []
+    for part, rows in zip(cells.split(size), hidden.split(size, dim=1), strict=True):
+        p = tempered(guide(run, rows, _guided(s, part)), s).softmax(-1)
+        pools.append(geometry.pooled(p, run.tokens[:, part], neighbours))
+        own.append(p.gather(-1, run.tokens[:, part, None])[..., 0])
+    pool = torch.cat(pools, dim=1)
+    return pool, geometry.rejected(pool, s.tau, s.acceptance_target, torch.cat(own, dim=1))
 
 
 # ------------------------------------------------------------------------------------------------ schedules
 
 
 @lru_cache(maxsize=64)
-def draft_schedule(grid: int, window: int, first: int = 0, rows: int | None = None, again: int = 0) -> Schedule:
+def draft_schedule(grid: int, window: int, first: int, rows: int, again: int) -> Schedule:
     """Passes in which the draft model generates rows of its grid. The clocks count tokens, as in serial decoding.
 
     Args:
         window: ZipAR's window; 0, or a row or wider, is raster order.
-        first, rows: number of rows that are decided already, and of rows to generate; None: all remaining.
+        first, rows: number of rows that are decided already, and of rows to generate.
         again: number of decided rows, the last ones, that are fed again.
     """
-    rows, known = grid - first if rows is None else rows, first * grid
-    serial = not 0 < window < grid
-    groups = [[c] for c in range(rows * grid)] if serial else row_groups(grid, window, rows)
+    known = first * grid
+    groups = row_groups(grid, window, rows) if 0 < window < grid else [[c] for c in range(rows * grid)]
     groups = [[known + c for c in group] for group in groups]
     clocks = np.cumsum([known - 1, *map(len, groups)])[:-1].tolist()
     return Schedule(grid, next_token_passes(groups, grid, clocks, known, again * grid), known=known)

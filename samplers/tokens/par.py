@@ -19,7 +19,7 @@ from ..conditioning import AnyCondition
 from .draws import Draws
 from .llamagen import decode
 from .loop import TokenSampler, begin, not_janus
-from .schedule import Pass, Schedule, group_clocks, next_token_passes, sequential_start
+from .schedule import Pass, Schedule, group_clocks, next_token_passes
 from .settings import ADJACENT, NON_LOCAL, TRAINED, PARSettings
 
 
@@ -36,11 +36,6 @@ def par_groups(grid: int, n: int) -> list[list[int]]:
         )
     cells = np.arange(grid * grid).reshape(m, grid // m, m, grid // m)
     return cells.transpose(1, 3, 0, 2).reshape(-1, n).tolist()
-
-
-def adjacent_groups(grid: int, n: int) -> list[list[int]]:
-    """Groups of n adjacent cells in raster order; the last may be smaller."""
-    return [list(range(c, min(c + n, grid * grid))) for c in range(0, grid * grid, n)]
 
 
 @lru_cache(maxsize=16)
@@ -80,9 +75,10 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
 @lru_cache(maxsize=16)
 def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedule:
     """The paper's ablations on a network that predicts the next cell; as many passes as :func:`par_schedule`."""
-    groups = adjacent_groups(grid, n) if adjacent else par_groups(grid, n)
+    cells = list(range(grid * grid))
+    groups = [cells[c : c + n] for c in range(0, len(cells), n)] if adjacent else par_groups(grid, n)
     if start:
-        groups = sequential_start(groups)
+        groups = [*([c] for c in groups[0]), *groups[1:]]
     return Schedule(grid, next_token_passes(groups, grid, group_clocks(groups, n if start else 1)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -79,7 +79,6 @@ class Table:
     cell_pass: np.ndarray  # pass that decides a cell; padding P
     # [N] by cell: pass that decides it; -1 for known cells, P for cells that the schedule leaves out
     decided_at: np.ndarray
-    one_to_one: bool  # whether every row predicts one cell, in order
 
 
 def _table(schedule: Schedule, ahead: bool) -> Table:
@@ -124,20 +123,18 @@ def _table(schedule: Schedule, ahead: bool) -> Table:
         cell_row=cell_row,
         cell_pass=cell_pass,
         decided_at=decided_at,
-        one_to_one=np.array_equal(cell_row[cell_start[1] : -1], np.arange(len(fed) - 1)),
     )
 
 
 class DevicePass(NamedTuple):
     """A :class:`Pass` as tensors on a device."""
 
-    # cells, fed, position: int64, see Pass; fed as in Table
+    # cells, rows, fed, position: int64, see Pass; fed as in Table
     cells: Tensor
+    rows: Tensor
     fed: Tensor
     position: Tensor
     slot: Tensor  # int64, counted from the first slot of the cache
-    special: bool  # whether transition tokens are fed
-    rows: Tensor | None  # int64, index of the fed row of each cell; None: row i predicts cell i
     mask: Tensor | None  # bool [rows, end]; None: every row attends to all slots below end
     end: int  # slots below this one are attended to
 
@@ -151,13 +148,10 @@ def on_device(schedule: Schedule, prefix: int, device: torch.device) -> list[Dev
     )
     cell_row = torch.from_numpy(t.cell_row - t.row_start[t.cell_pass.clip(max=t.passes - 1)]).to(device)
     out = []
-    for k, p in enumerate(schedule.passes):
+    for k in range(t.passes):
         rows, own, end = slice(*t.row_start[k : k + 2]), slice(*t.cell_start[k : k + 2]), prefix + int(t.pass_end[k])
-        predicted_by = None if p.rows == tuple(range(len(p.position))) else cell_row[own]
         mask = None if visible[rows, :end].all() else seen[rows, :end]
-        out.append(
-            DevicePass(cells[own], fed[rows], position[rows], slot[rows], bool(p.special), predicted_by, mask, end)
-        )
+        out.append(DevicePass(cells[own], cell_row[own], fed[rows], position[rows], slot[rows], mask, end))
     return out
 
 
@@ -165,7 +159,7 @@ def on_device(schedule: Schedule, prefix: int, device: torch.device) -> list[Dev
 
 
 def next_token_passes(
-    groups: Iterable[Sequence[int]], grid: int, clocks: Sequence[int] | None = None, start: int = 0, again: int = 0
+    groups: Sequence[Sequence[int]], grid: int, clocks: Sequence[int], start: int = 0, again: int = 0
 ) -> tuple[Pass, ...]:
     """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another.
 
@@ -175,7 +169,7 @@ def next_token_passes(
 
     Args:
         groups: cells of each pass; without ``start`` the first group holds cell 0 and is drawn from the prefill's prediction.
-        clocks: see :class:`Pass`, one per group; None counts groups.
+        clocks: see :class:`Pass`, one per group.
         start: number of cells that are decided already; the first pass is then empty.
         again: number of these cells, the last ones, that are fed once more with the first group.
     """
@@ -191,8 +185,7 @@ def next_token_passes(
             fed = tuple(p if p in decided else _stand_in(p, decided, grid) for p in positions)
             rows = tuple(positions.index(p) for p in before)
             position = tuple(positions)
-            clock = clocks[k] if clocks else k - 1
-            passes.append(Pass(tuple(cells), rows, fed, 0, position, position, position, clock))
+            passes.append(Pass(tuple(cells), rows, fed, 0, position, position, position, clocks[k]))
             pending.clear()
         decided.update(cells)
         pending.update(cells)
@@ -211,12 +204,8 @@ def _stand_in(position: int, decided: set[int], grid: int) -> int:
 @lru_cache(maxsize=4)
 def raster(grid: int) -> Schedule:
     """One cell per pass: G * G passes."""
-    return Schedule(grid, next_token_passes([[c] for c in range(grid * grid)], grid))
-
-
-def sequential_start(groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The same groups, with the first one split into single cells."""
-    return [*([c] for c in groups[0]), *(list(g) for g in groups[1:])]
+    cells = range(grid * grid)
+    return Schedule(grid, next_token_passes([[c] for c in cells], grid, [c - 1 for c in cells]))
 
 
 def group_clocks(groups: Sequence[Sequence[int]], start: int) -> list[int]:

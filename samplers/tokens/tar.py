@@ -69,7 +69,22 @@ def tar_prompt(
     Raises:
         UserError: no prompt, an invalid one, a scale that the model does not have, or draws for another number of images.
     """
-    run, side = _begin(model, prompts, settings, noise, seed)
+    if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
+        raise UserError("text: it is no list of prompts; ask for at least one image.")
+    if len(noise) != len(prompts):
+        raise UserError(f"text: it asks for {len(prompts)} images, the draws are for {len(noise)}.")
+    scale, distinct = DETAILS.index(settings.detail), list(dict.fromkeys(prompts))
+    texts = [model.prompt(text, scale) for text in distinct]
+    settings = replace(settings, repetition_penalty=settings.repetition_penalty or model.repetition_penalty)
+    report, clock = new_report("tar-prompt", model, settings, seed, len(prompts))
+    device, counts = model.net.compute_device, [len(text) for text in texts]
+    ids = torch.tensor([text + [0] * (max(counts) - len(text)) for text in texts]).to(device)
+    lengths = None if min(counts) == max(counts) else torch.tensor(counts).to(device)
+    images = torch.tensor([distinct.index(text) for text in prompts]).to(device)
+    condition = PreparedCondition(ids, lengths, images if len(distinct) < len(prompts) else None)
+    plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
+    side, penalty = model.sides[scale], settings.repetition_penalty
+    run = TokenRun(model.net, side, condition, plain, noise, report, clock, "code", model.span, penalty)
     steps = decode(run, raster(side), settings.parallel if side > 1 else 0)
     sent = None
     while True:
@@ -82,26 +97,3 @@ def tar_prompt(
     codes = codes.flatten(1)
     # The condition is on the host: the language model's device may be needed for the de-tokenizer.
     return TarPrompted(codes, report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.special.codes))
-
-
-def _begin(
-    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: Draws, seed: int | None
-) -> tuple[TokenRun, int]:
-    """Check the inputs and encode the prompts; returns the run and the side of the grid of codes."""
-    if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
-        raise UserError("text: it is no list of prompts; ask for at least one image.")
-    if len(noise) != len(prompts):
-        raise UserError(f"text: it asks for {len(prompts)} images, the draws are for {len(noise)}.")
-    scale = DETAILS.index(settings.detail)
-    distinct = list(dict.fromkeys(prompts))
-    texts = [model.prompt(text, scale) for text in distinct]
-    settings = replace(settings, repetition_penalty=settings.repetition_penalty or model.repetition_penalty)
-    report, clock = new_report("tar-prompt", model, settings, seed, len(prompts))
-    device, counts = model.net.compute_device, [len(text) for text in texts]
-    ids = torch.tensor([text + [0] * (max(counts) - len(text)) for text in texts]).to(device)
-    lengths = None if min(counts) == max(counts) else torch.tensor(counts).to(device)
-    images = torch.tensor([distinct.index(text) for text in prompts]).to(device)
-    condition = PreparedCondition(ids, lengths, images if len(distinct) < len(prompts) else None)
-    plain = TokenSettings(cfg=1.0, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
-    side, penalty = model.sides[scale], settings.repetition_penalty
-    return TokenRun(model.net, side, condition, plain, noise, report, clock, "code", model.span, penalty), side

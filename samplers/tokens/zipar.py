@@ -21,20 +21,17 @@ from .schedule import Schedule, group_clocks, next_token_passes, raster
 from .settings import ZipARSettings
 
 
-def row_groups(grid: int, window: int, rows: int | None = None) -> list[list[int]]:
+def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
     """Cells of every pass: the first row cell by cell, then one cell of every active row.
 
-    Row r + 1 becomes active when row r holds ``window`` tokens (the paper's s, 1 <= s < G). All G rows (``rows`` None) take
-    G + (G - 2) s + G passes.
+    Row r + 1 becomes active when row r holds ``window`` tokens (the paper's s, 1 <= s < G). All G rows take G + (G - 2) s + G passes.
     """
-    rows = grid if rows is None else rows
-    groups = [[c] for c in range(grid)]
-    filled, active = [grid] + [0] * (rows - 1), [1] if rows > 1 else []
+    groups, filled, active = [], [0] * rows, [0]
     while active:
         groups.append([row * grid + filled[row] for row in active])
         for row in list(active):
             filled[row] += 1
-            if filled[row] == window and row + 1 < rows:
+            if filled[row] == (window if row else grid) and row + 1 < rows:
                 active.append(row + 1)
             if filled[row] == grid:
                 active.remove(row)
@@ -46,7 +43,7 @@ def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedul
     """Schedule for a window; raster order if the window is a row or wider."""
     if window >= grid:
         return raster(grid)
-    groups = row_groups(grid, window)
+    groups = row_groups(grid, window, grid)
     return Schedule(grid, next_token_passes(groups, grid, group_clocks(groups, grid)), unwritten_visible)
 
 

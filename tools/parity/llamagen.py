@@ -259,6 +259,6 @@ def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, token
     run.tokens[:, :-1] = tokens
     hidden, cache = prefill(run, True, schedule.slots)
     for p in on_device(schedule, cache.prefix, tokens.device)[1:]:
-        more = feed(run, cache, p.fed, p.position, p.slot, True, p.end, p.mask, p.special)
+        more = feed(run, cache, p.fed, p.position, p.slot, True, p.end, p.mask)
         hidden = torch.cat([hidden, more], 1)
     return run.net.logits(hidden)[len(tokens) :] if null else run.net.logits(hidden)[: len(tokens)]

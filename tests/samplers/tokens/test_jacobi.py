@@ -193,7 +193,6 @@ def test_the_table_lists_every_row_and_cell(name):
         name in ("zipar", "non-local", "adjacent")
     )
     assert table.passes == len(schedule.passes) and len(table.row_start) == len(table.cell_start) == table.passes + 1
-    assert table.one_to_one == (name in ("raster", "par"))
     for k, (p, seen) in enumerate(zip(schedule.passes[1:], visible(schedule), strict=True), 1):
         rows = slice(table.row_start[k], table.row_start[k + 1])
         assert table.fed[rows].tolist() == [*p.fed, *range(schedule.grid**2 + 1, schedule.grid**2 + 1 + p.special)]

@@ -11,7 +11,7 @@ from fastar_nodes.reports.maps import token_map
 from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.tokens import islands as geometry
-from fastar_nodes.samplers.tokens import llamagen as serially
+from fastar_nodes.samplers.tokens import loop
 from fastar_nodes.samplers.tokens import mulosd as module
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
@@ -190,17 +190,17 @@ def uncached(run, condition, image: int, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [1, 2, 0])
 def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would judge it."""
-    judged, verify = [], module._Generation.verify
+    judged, verify = [], module.verify
 
-    def watched(state, hidden, block):
-        logits, what = state.run.net.logits(hidden), condition_of(kind)
+    def watched(state, s, hidden, first, neighbours):
+        logits, what, last = state.net.logits(hidden), condition_of(kind), first + hidden.shape[1]
         for image in range(3):
-            want = uncached(state.run, what, image, state.run.tokens[image, : block.last - 1])[:, block.first :]
+            want = uncached(state, what, image, state.tokens[image, : last - 1])[:, first:]
             assert torch.allclose(logits[[image, image + 3]], want, atol=1e-4)
-        judged.append((block.first, block.last))
-        return verify(state, hidden, block)
+        judged.append((first, last))
+        return verify(state, s, hidden, first, neighbours)
 
-    monkeypatch.setattr(module._Generation, "verify", watched)
+    monkeypatch.setattr(module, "verify", watched)
     run(kind, draft_rows=rows)
     step = (rows or 3) * 2 * GRID
     assert judged == [(a, min(a + step, GRID * GRID)) for a in range(0, GRID * GRID, step)]
@@ -209,7 +209,7 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
 @pytest.mark.parametrize("kind", SOME_KINDS)
 def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
     """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones among them."""
-    seen, guide = [], serially.guide
+    seen, guide = [], loop.guide
 
     def watched(run, hidden, guided):
         cell, logits = int(run.decided[0].sum()), run.net.logits(hidden)
@@ -227,7 +227,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
             reduced.append(out)
             return out
 
-    monkeypatch.setattr(serially, "guide", watched)
+    monkeypatch.setattr(loop, "guide", watched)
     run(kind, draft_rows=1, draft_window=0, up=Watched(VQ))
     assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 1, 3), (3, 2, 3)]
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.samplers.tokens.draws import PairedDraws, ahead, allowed, draw
+from fastar_nodes.samplers.tokens.draws import PairedDraws, allowed, draw
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,26 +148,3 @@ def test_temperature_divides_the_logits():
     ):
         logits, gumbel = torch.tensor([[[0.0, gap]]]), torch.tensor([[[noise, 0.0]]])
         assert int(draw(logits, LlamaGenSettings(temperature=temperature, top_k=0, top_p=1.0), gumbel)) == token
-
-
-@pytest.mark.parametrize(
-    ("cells", "other", "values", "expected"),
-    [
-        ([[0], [1, 2], [3]], [[2, 0]], 7, [[0, 1, 2, 3], [2, 0]]),
-        ([[c] for c in range(10)], [], 2**14, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
-    ],
-)
-def test_draws_ahead_are_of_2_to_the_17_numbers_and_those_of_other_cells_their_own(cells, other, values, expected):
-    """Of two images and 2^14 values each that is 4 cells."""
-    calls = []
-
-    class Counted(PairedDraws):
-        def gumbel(self, stream, cells, values):
-            calls.append(cells.tolist())
-            return super().gumbel(stream, cells, values)
-
-    own, plain = [torch.tensor(c) for c in cells], PairedDraws(5, (0, 1))
-    draws = ahead(Counted(5, (0, 1)), own)
-    for part in (*own, *map(torch.tensor, other)):
-        assert torch.equal(draws.gumbel("token", part, values), plain.gumbel("token", part, values))
-    assert calls == expected

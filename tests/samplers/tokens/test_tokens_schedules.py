@@ -119,7 +119,7 @@ def test_a_window_as_wide_as_a_row_is_the_raster(grid, more):
 def test_a_row_starts_when_the_row_above_is_a_window_ahead(grid, window):
     window = min(window, grid - 1)
     filled = [0] * grid
-    for k, group in enumerate(row_groups(grid, window)):
+    for k, group in enumerate(row_groups(grid, window, grid)):
         before = list(filled)
         for c in group:
             row, column = divmod(c, grid)
@@ -180,4 +180,4 @@ def test_a_stand_in_is_from_the_row_above_or_the_nearest_of_all():
 
 def test_known_cells_belong_to_no_pass():
     """One row of three is known; the first pass is empty."""
-    assert draft_schedule(3, 0, 1).fixed_at.tolist() == [[-1, -1, -1], [1, 2, 3], [4, 5, 6]]
+    assert draft_schedule(3, 0, 1, 2, 0).fixed_at.tolist() == [[-1, -1, -1], [1, 2, 3], [4, 5, 6]]
