@@ -39,15 +39,10 @@ _BLOCK = 1 << 21  # numbers drawn at once
 
 
 class Coupled(NamedTuple):
-    """Samples of the target.
+    """Samples of the target."""
 
-    Attributes:
-        value: fp32 [N, channels].
-        accepted: bool [N], whether the row is its draft.
-    """
-
-    value: Tensor
-    accepted: Tensor
+    value: Tensor  # fp32 [N, channels]
+    accepted: Tensor  # bool [N], whether the row is its draft
 
 
 class Gaussian(NamedTuple):

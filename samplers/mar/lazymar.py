@@ -81,26 +81,19 @@ def computed_ratio(progress: float, end: float) -> float:
 
 @dataclass(eq=False)
 class FeatureCache:
-    """Features of one refresh, all on storage of their own.
+    """Features of one refresh, all on storage of their own."""
 
-    Attributes:
-        live: decoder rows: images, or images times two branches without the condition cache.
-        encoded: encoder rows: as many, or images where the branches of guidance do not differ in the encoder.
-        between, canvas: with the encoder cache, what is kept between encoder and decoder, and the decoder's input [live, N, C].
-        encoder: keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call.
-        values: of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are always computed.
-        decoder: keys and values of the decoder blocks after it.
-        residual: null minus conditional branch after the last decoder block, [B, L, C].
-    """
-
-    live: int
-    encoded: int
-    between: Kept | None = None
-    canvas: Tensor | None = None
+    live: int  # decoder rows: images, or images times two branches without the condition cache
+    encoded: int  # encoder rows: as many, or images where the branches of guidance do not differ in the encoder
+    between: Kept | None = None  # with the encoder cache, what is kept between encoder and decoder
+    canvas: Tensor | None = None  # and the decoder's input [live, N, C]
+    # Keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call.
     encoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    values: Tensor | None = None
-    decoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    residual: Tensor | None = None
+    values: Tensor | None = (
+        None  # of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are computed
+    )
+    decoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of the decoder blocks after it
+    residual: Tensor | None = None  # null minus conditional branch after the last decoder block, [B, L, C]
 
     @property
     def bytes(self) -> int:
