@@ -188,11 +188,7 @@ def lossless_steps(
 
 
 class RejectionDraws:
-    """Random numbers of mode ``published``, by image and position int64 [N]; a test injects recorded ones.
-
-    Args:
-        keys: int64 [B, L], see :func:`row_keys`.
-    """
+    """Random numbers of mode ``published``, by image and position int64 [N], of keys int64 [B, L]; a test injects recorded ones."""
 
     def __init__(self, keys: Tensor):
         self.keys = keys

@@ -84,15 +84,10 @@ def ancestral_step(
 def step_modulations(
     modulations: Callable[[Tensor], list[Tensor]], times: Tensor, condition: Tensor, size: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """The head's modulations at every diffusion step.
+    """The head's modulations at every diffusion step, of time embeddings [S, w] and condition embeddings [R, w].
 
     They do not depend on the tokens, so those of many steps are one product: most of the head's weights are then read once.
-
-    Args:
-        modulations: of embeddings [..., w], such as ``head.modulations``.
-        times: time embeddings [S, w].
-        condition: condition embeddings [R, w].
-        size: tensors [..., w] that ``modulations`` makes.
+    ``modulations`` makes ``size`` tensors [..., w] of embeddings [..., w].
     """
     at_once = max(1, BUDGET // max(1, condition.numel() * size))
     for some in times[:, None].split(at_once):

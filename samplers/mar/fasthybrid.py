@@ -48,16 +48,10 @@ def fasthybrid(
     transformer: Transformer | None = None,
     edit: Edit | None = None,
 ) -> Sampler:
-    """FastHybrid on MAR.
+    """FastHybrid on MAR; arguments and errors as of :func:`samplers.mar.mar.mar`.
 
     With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is made and thrown away,
     and the result equals plain MAR within fp32 rounding.
-
-    Args:
-        model, condition, noise, seed: as :func:`samplers.mar.mar.mar`.
-        settings: see :class:`FastHybridSettings`.
-        transformer: how the transformer is evaluated; None for in full.
-        edit: part of a picture to sample again; None for a whole new one.
     """
     transformer = transformer or FullTransformer()
     run = begin("fasthybrid", model, condition, settings, noise, seed, edit, transformer)

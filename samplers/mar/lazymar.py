@@ -51,12 +51,7 @@ def lazymar(
 ) -> Sampler:
     """LazyMAR on plain MAR. With ``refresh_period`` 1 it is plain MAR bit for bit.
 
-    Args:
-        model, condition, noise, seed, edit: as :func:`samplers.mar.mar.mar`.
-        settings: see :class:`LazyMARSettings`.
-
-    Raises:
-        UserError: as :func:`samplers.mar.mar.mar`, or a block that the decoder does not have.
+    Arguments as of :func:`samplers.mar.mar.mar`. Raises UserError as it does, and for a block that the decoder does not have.
     """
     transformer = LazyTransformer(settings)
     run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
@@ -110,9 +105,6 @@ class LazyTransformer:
     Calls may skip AR steps, ask for any positions ahead, and start from given tokens: the new tokens are those decided since
     the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report of a run with
     this transformer has its name and settings.
-
-    Args:
-        settings: which caches, and for how long.
     """
 
     def __init__(self, settings: CacheSettings):
