@@ -213,7 +213,7 @@ def cached_head(
                     mlps.append(out[:n])
                 elif j == 4 or j + 1 == len(blocks):
                     middle = h[:n] - before  # what blocks 1 to 4 added
-            out = last(modulated(h, *modulations[-2:]).to(last.weight.dtype)).view(branches, n, -1)
+            out = last(modulated(h, modulations[-2], modulations[-1]).to(last.weight.dtype)).view(branches, n, -1)
             if branches == 2:
                 bias[:, :channels] = last.bias[:channels] + (cfg - 1) * (out[0] - out[1])[:, :channels]
         else:
