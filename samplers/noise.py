@@ -33,11 +33,6 @@ def mix_(x: Tensor) -> Tensor:
     return x
 
 
-def copied(x: Tensor, device: torch.device) -> Tensor:
-    """x, a CPU tensor, on a device; a GPU copies it from pinned memory, without the host waiting."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
-
-
 class Noise(Protocol):
     """Source of a sampler's randomness; tests inject recorded noise of the same shape."""
 

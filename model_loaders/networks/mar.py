@@ -107,10 +107,6 @@ class HeadBlock(nn.Module):
         self.mlp = nn.Sequential(Linear(width, width, bias=True), nn.SiLU(), Linear(width, width, bias=True))
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 3 * width, bias=True))
 
-    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """MLP output [R, w] of rows x [R, w]; the caller adds gate times it to x."""
-        return self.mlp(modulated(x, shift, scale))
-
 
 class _Final(nn.Module):
     def __init__(self, width: int, out: int):
@@ -118,10 +114,6 @@ class _Final(nn.Module):
         self.norm_final = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.linear = Linear(width, out, bias=True)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width, bias=True))
-
-    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/mar/tables.py).
-        return self.linear(modulated(x, shift, scale).to(self.linear.weight.dtype))
 
 
 class _TimeEmbedding(nn.Module):
@@ -170,8 +162,10 @@ class DiffusionHead(nn.Module):
         h = self.input_proj(x.to(self.input_proj.weight.dtype))
         for i, block in enumerate(self.res_blocks):
             shift, scale, gate = modulations[3 * i : 3 * i + 3]
-            h = torch.addcmul(h, gate, block(h, shift, scale))
-        return self.final_layer(h, *modulations[-2:])
+            h = torch.addcmul(h, gate, block.mlp(modulated(h, shift, scale)))
+        # The last layer stays in fp32: at t = 999 its errors are multiplied by hundreds (samplers/mar/tables.py).
+        last = self.final_layer.linear
+        return last(modulated(h, *modulations[-2:]).to(last.weight.dtype))
 
     def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
         """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""

@@ -39,15 +39,10 @@ _BLOCK = 1 << 21  # numbers drawn at once
 
 
 class Coupled(NamedTuple):
-    """Samples of the target.
+    """Samples of the target."""
 
-    Attributes:
-        value: fp32 [N, channels].
-        accepted: bool [N], whether the row is its draft.
-    """
-
-    value: Tensor
-    accepted: Tensor
+    value: Tensor  # fp32 [N, channels]
+    accepted: Tensor  # bool [N], whether the row is its draft
 
 
 class Gaussian(NamedTuple):
@@ -81,10 +76,7 @@ def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
 def acceptable(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Tensor:
     """Whether :func:`couple` accepts the draft, bool [...], without computing a replacement.
 
-    Args:
-        draft: fp32 [..., channels], a sample of q.
-        q, p: distribution of the draft and target distribution, the same shape.
-        uniforms: fp32 [..., 2], in (0, 1].
+    Shapes: draft, q and p fp32 [..., channels]; uniforms [..., 2], in (0, 1].
     """
     z = (draft - q.mean) * torch.exp(-q.log_std)
     step = q.log_std - p.log_std
@@ -131,11 +123,7 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
     """From N(mean, s^2) to N(m_p, s^2), stds equal and not 0: reflection-maximal coupling.
 
     With z the draft's noise, D = (mean - m_p) / s and e = D / |D|: accept with min(1, exp(-z.D - |D|^2 / 2)), else
-    m_p + s (z - 2 (e.z) e).
-
-    Args:
-        draft: fp32 [N, channels], a sample of N(mean, s^2).
-        uniform: fp32 [N], in (0, 1].
+    m_p + s (z - 2 (e.z) e). ``draft`` fp32 [N, channels] is a sample of N(mean, s^2), ``uniform`` fp32 [N] in (0, 1].
     """
     std = p.log_std.exp()
     z, shift = (draft - mean) / std, (mean - p.mean) / std

@@ -37,7 +37,7 @@ from ..noise import CounterRNG, Noise, row_keys
 from .coupling import Gaussian
 from .diffusion import HeadBatch, denoise
 from .editing import Edit
-from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin, rows_at
+from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
 from .mar import plain_steps
 from .memory import WEIGHTS
 from .settings import CSpDSettings
@@ -168,7 +168,7 @@ def lossless_steps(
                     # The rest of each path is the target's.
                     here, ok = plan.ahead(done), (kept[rows] == len(table)).view(len(run.tokens), -1)
                     run.report.add(accepted_steps=int(kept[rows].sum()))
-                    run.write(here, paths.finish(rows))
+                    run.tokens[b[rows], p[rows]] = paths.finish(rows)
                     accepted = judged(run, outcome, here, ok)
                     done += 1
                     if not accepted:
@@ -188,11 +188,7 @@ def lossless_steps(
 
 
 class RejectionDraws:
-    """Random numbers of mode ``published``, by image and position int64 [N]; a test injects recorded ones.
-
-    Args:
-        keys: int64 [B, L], see :func:`row_keys`.
-    """
+    """Random numbers of mode ``published``, by image and position int64 [N], of keys int64 [B, L]; a test injects recorded ones."""
 
     def __init__(self, keys: Tensor):
         self.keys = keys
@@ -208,37 +204,31 @@ class RejectionDraws:
 
 
 class LastStep(NamedTuple):
-    """The part of a diffusion path that the published code stores.
+    """The part of a diffusion path that the published code stores, fp32 [..., channels] each."""
 
-    Attributes:
-        kernel: the last step's, fp32 [..., channels].
-        rest: sum of the other steps' log stds, fp32 [..., channels].
-    """
-
-    kernel: Gaussian
-    rest: Tensor
+    mean: Tensor  # of the last step
+    log_std: Tensor
+    rest: Tensor  # sum of the other steps' log stds
 
     def at(self, *index: Tensor | None) -> LastStep:
         """Some rows."""
-        return LastStep(Gaussian(self.kernel.mean[index], self.kernel.log_std[index]), self.rest[index])
+        return LastStep(*(x[index] for x in self))
 
 
 def last_step(kernel: Gaussian, temperature: float = 1.0) -> LastStep:
     """The stored part of a path's kernels. The last step's stds include the temperature, although that step adds no noise."""
     mean, log_std = kernel
     # At temperature 0 the published code divides 0 by 0; here all drafts are then rejected and the target's means taken.
-    scaled = log_std[:, -1] + math.log(max(temperature, 1e-6))
-    return LastStep(Gaussian(mean[:, -1], scaled), log_std[:, :-1].sum(1))
+    return LastStep(mean[:, -1], log_std[:, -1] + math.log(max(temperature, 1e-6)), log_std[:, :-1].sum(1))
 
 
 def published_ratio(token: Tensor, q: LastStep, p: LastStep, inner: float = INNER_TEMPERATURE) -> Tensor:
     """log of the published code's acceptance ratio p / (Sigma q), fp32 [...], of tokens [..., channels]."""
 
-    def exponent(kernel: Gaussian) -> Tensor:
-        return -0.5 * (((token - kernel.mean) * torch.exp(-kernel.log_std) / inner) ** 2).sum(-1)
+    def exponent(last: LastStep) -> Tensor:
+        return -0.5 * (((token - last.mean) * torch.exp(-last.log_std) / inner) ** 2).sum(-1)
 
-    widths = (p.rest - q.rest + q.kernel.log_std - p.kernel.log_std).sum(-1)
-    return widths + exponent(p.kernel) - exponent(q.kernel)
+    return (p.rest - q.rest + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
 
 
 def published_keep(token: Tensor, q: LastStep, p: LastStep) -> Tensor:
@@ -264,13 +254,12 @@ def published_steps(
     # 0. Prefill: the first AR steps are the target's alone.
     first = prefill_steps(plan.steps, s.prefill_ratio)  # the first AR step that is not verified yet
     yield from plain_steps(run, transformer, [table] * plan.steps, s.speculation, first)
-    stored = [torch.zeros_like(run.tokens) for _ in range(3)]  # mean, log std and rest of the drafts' last steps
+    drafted = LastStep(*(torch.zeros_like(run.tokens) for _ in range(3)))
     for step in range(first, plan.steps):
         # 1. Draft an AR step.
         trace = draft_step(run, draft_run, draft_transformer, step, start, noise)
         b, p = rows_at(plan.ahead(step))
-        kernel, rest = last_step(trace.kernel, run.settings.temperature)
-        for kept, new in zip(stored, (*kernel, rest), strict=True):
+        for kept, new in zip(drafted, last_step(trace.kernel, run.settings.temperature), strict=True):
             kept[b, p] = new
         outcome[b, p] = DRAFTED
         if step % s.draft_length == 0 or step + 1 == plan.steps:
@@ -283,14 +272,13 @@ def published_steps(
                 cfg = torch.full((len(b), 1), plan.cfg[step], device=z.device)
                 target = traced(run, HeadBatch(z.flatten(1, 2), cfg, own_start[b, p], own_noise[:, b, p], table))
                 theirs = last_step(target.kernel, run.settings.temperature)
-                mean, log_std, rest = (x[b, p] for x in stored)
-                mine, tokens = LastStep(Gaussian(mean, log_std), rest), run.tokens[b, p]
+                mine, tokens = drafted.at(b, p), run.tokens[b, p]
                 # 3. Accept with probability min(1, ratio).
                 ok = published_ratio(tokens, mine, theirs, inner) > draws.guess(b, p).log()
                 # 4. Draw the rejected tokens again.
                 bad = (~ok).nonzero()[:, 0]
                 tokens[bad] = redrawn(draws, b[bad], p[bad], mine.at(bad), theirs.at(bad))
-                run.write(here, tokens)
+                run.tokens[b, p] = tokens
                 if not judged(run, outcome, here, ok.view(here.shape)):
                     draft_transformer.forget()
             first = step + 1
@@ -307,7 +295,7 @@ def redrawn(draws: RejectionDraws, image: Tensor, position: Tensor, q: LastStep,
             break
         mine, theirs = q.at(todo, None), p.at(todo, None)
         normals, uniforms = draws.again(image[todo], position[todo], first, _BLOCK, out.shape[1])
-        drawn = theirs.kernel.mean + theirs.kernel.log_std.exp() * normals
+        drawn = theirs.mean + theirs.log_std.exp() * normals
         hit = published_keep(drawn, mine, theirs) > uniforms
         index = hit.to(torch.uint8).argmax(1)[:, None, None].expand(-1, 1, drawn.shape[2])
         found = hit.any(1)
@@ -320,15 +308,10 @@ def redrawn(draws: RejectionDraws, image: Tensor, position: Tensor, q: LastStep,
 
 
 class Trace(NamedTuple):
-    """The diffusion paths of N rows.
+    """The diffusion paths of N rows."""
 
-    Attributes:
-        path: states fp32 [N, S + 1, channels], start noise first, token last.
-        kernel: the learned kernel of each step, fp32 [N, S, channels], the last one's too; stds without the temperature.
-    """
-
-    path: Tensor
-    kernel: Gaussian
+    path: Tensor  # states fp32 [N, S + 1, channels], start noise first, token last
+    kernel: Gaussian  # the learned kernel of each step, fp32 [N, S, channels], the last one's too; stds without the temperature
 
 
 def traced(run: Run, batch: HeadBatch) -> Trace:
@@ -337,6 +320,12 @@ def traced(run: Run, batch: HeadBatch) -> Trace:
     tokens = denoise(run, batch, trace=steps)
     states, means, log_stds = zip(*steps, strict=True)
     return Trace(torch.stack([*states, *tokens], 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
+
+
+def rows_at(where: Tensor) -> tuple[Tensor, Tensor]:
+    """Image and position, int64 [B n] each, of positions [B, n]."""
+    image = torch.arange(len(where), device=where.device)[:, None].expand_as(where)
+    return image.flatten(), where.flatten()
 
 
 def draft_of(run: Run, draft: MARModel, condition: MaskedCondition) -> Run:
@@ -359,7 +348,7 @@ def draft_step(run: Run, draft_run: Run, transformer: Transformer, step: int, st
         z = transformer(draft_run, step, here)
         batch = HeadBatch(z.flatten(1, 2), run.plan.scale[b, p, None], start[b, p], noise[:, b, p], run.tables)
         trace = traced(draft_run, batch)
-        run.write(here, trace.path[:, -1])
+        run.tokens[b, p] = trace.path[:, -1]
         return trace
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,48 +16,32 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import BUDGET, DiffusionHead, HeadBlock, modulated
 from ...model_loaders.networks.ops import outputs
-from ..noise import copied
-from .loop import Run
+from .loop import Run, copied
 from .tables import Tables
-
-# Of a diffusion step; see :func:`step_numbers`.
-Numbers = Sequence[float] | Sequence[Tensor]
 
 
 @dataclass(eq=False)
 class HeadBatch:
-    """N tokens to sample with the diffusion head.
+    """N tokens to sample with the diffusion head."""
 
-    Attributes:
-        z: conditions [P, N, C]; P = 2 with guidance, the null class's last.
-        cfg: guidance scale fp32 [N, 1].
-        x: start noise fp32 [N, channels].
-        noise: step noise fp32 [S, N, channels], highest timestep first; the last entry is not used.
-        table: diffusion tables, S steps.
-        draft: x' fp32 [N, channels], which the mean is pulled to; None for none.
-        gamma: weight of the draft at every step, highest timestep first; () for none.
-        space: what is mixed with the draft, "mean" or "x0".
-    """
-
-    z: Tensor
-    cfg: Tensor
-    x: Tensor
+    z: Tensor  # conditions [P, N, C]; P = 2 with guidance, the null class's last
+    cfg: Tensor  # guidance scale fp32 [N, 1]
+    x: Tensor  # start noise fp32 [N, channels]
+    # Step noise fp32 [T, N, channels], highest timestep first; the last step uses none. Step k of a table of S <= T steps takes
+    # entry k T // S, so that pictures of fewer steps stay comparable.
     noise: Tensor
     table: Tables
-    draft: Tensor | None = None
-    gamma: Sequence[float] = ()
-    space: str = "mean"
+    draft: Tensor | None = None  # x' fp32 [N, channels], which the mean is pulled to; None for none
+    gamma: Sequence[float] = ()  # weight of the draft at every step, highest timestep first; () for none
+    space: str = "mean"  # what is mixed with the draft, "mean" or "x0"
 
 
 def guide(out: Tensor, cfg: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Classifier-free guidance on the noise only; the variance logits stay conditional.
+    """Classifier-free guidance on the noise only: eps, and the conditional branch's variance logits, [N, channels] each.
 
     Args:
         out: head output [P, N, 2 channels]; P = 2 with the null class's last, 1 without guidance.
         cfg: guidance scale [N, 1] or a number.
-
-    Returns:
-        eps [N, channels] and variance logits [N, channels].
     """
     eps, logits = out[0].chunk(2, -1)
     if len(out) == 2:
@@ -67,7 +51,7 @@ def guide(out: Tensor, cfg: Tensor | float) -> tuple[Tensor, Tensor]:
 
 
 def ancestral_step(
-    numbers: Numbers,
+    numbers: Sequence[float] | Sequence[Tensor],
     x: Tensor,
     out: Tensor,
     cfg: Tensor,
@@ -80,7 +64,7 @@ def ancestral_step(
     With a draft x' of weight gamma: mu' = (1 - gamma) mu + gamma x', or the same mixture of the predicted x0.
 
     Args:
-        numbers: see :func:`step_numbers`.
+        numbers: ``Tables.steps`` of the step, and gamma; tensors for the compiler, which treats other numbers as constants.
         x, noise, draft: [N, channels]; the noise includes the temperature.
         out, cfg: see :func:`guide`.
         space: see :class:`HeadBatch`.
@@ -97,25 +81,13 @@ def ancestral_step(
     return mean + log_std.exp() * noise, mean, log_std
 
 
-def step_numbers(batch: HeadBatch, compiled: bool) -> Sequence[Numbers]:
-    """The numbers of :func:`ancestral_step` at every step; tensors for the compiler, which treats other numbers as constants."""
-    steps = batch.table.steps
-    numbers = [(*step, g) for step, g in zip(steps, batch.gamma or [0.0] * len(steps), strict=True)]
-    return [row.unbind() for row in copied(torch.tensor(numbers), batch.x.device)] if compiled else numbers
-
-
 def step_modulations(
     modulations: Callable[[Tensor], list[Tensor]], times: Tensor, condition: Tensor, size: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """The head's modulations at every diffusion step.
+    """The head's modulations at every diffusion step, of time embeddings [S, w] and condition embeddings [R, w].
 
     They do not depend on the tokens, so those of many steps are one product: most of the head's weights are then read once.
-
-    Args:
-        modulations: of embeddings [..., w], such as ``head.modulations``.
-        times: time embeddings [S, w].
-        condition: condition embeddings [R, w].
-        size: tensors [..., w] that ``modulations`` makes.
+    ``modulations`` makes ``size`` tensors [..., w] of embeddings [..., w].
     """
     at_once = max(1, BUDGET // max(1, condition.numel() * size))
     for some in times[:, None].split(at_once):
@@ -138,13 +110,15 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
     """
     net, head, xs = run.model.net, run.model.net.head, [b.x for b in batches]
     evaluate, advance = net.region(type(head).denoise), net.region(ancestral_step)
-    noises = [b.noise * run.settings.temperature for b in batches]
-    for noise in noises:
-        noise[-1] = 0  # the last step adds none
-    numbers = [step_numbers(b, advance is not ancestral_step) for b in batches]
-    cached, modulations = {}, {}
+    numbers: list[Any] = []
+    noises, cached, modulations = [], {}, {}
     for i, b in enumerate(batches):
-        period = run.head_period(len(b.noise)) if run.head_share and trace is None else 1
+        count, noise = len(b.table.steps), b.noise * run.settings.temperature
+        noises.append([*(noise[k * len(noise) // count] for k in range(count - 1)), torch.zeros_like(b.x)])
+        plain = [(*step, gamma) for step, gamma in zip(b.table.steps, b.gamma or [0.0] * count, strict=True)]
+        compiled = advance is not ancestral_step
+        numbers.append([row.unbind() for row in copied(torch.tensor(plain), b.x.device)] if compiled else plain)
+        period = run.head_period(count) if run.head_share and trace is None else 1
         if period > 1:
             cached[i] = cached_head(head, b.z, b.cfg, b.table, period)
             next(cached[i])
@@ -153,37 +127,28 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
             modulations[i] = step_modulations(head.modulations, times, head.cond_embed(b.z.flatten(0, 1)), size)
     longest, calls, rows = max(map(len, noises)), 0, 0
     for call in range(longest):
-        due = [(i, b, call - longest + len(b.noise)) for i, b in enumerate(batches) if call >= longest - len(b.noise)]
+        due = [
+            (i, b, call - longest + len(noises[i])) for i, b in enumerate(batches) if call >= longest - len(noises[i])
+        ]
         # 1. The head, once for all batches whose step depends on it; LazyMAR's head cache belongs to one batch.
         outs = {i: cached[i].send(xs[i]) for i, _, _ in due if i in cached}
         calls, rows = calls + len(outs), rows + sum(len(out) * out.shape[1] for out in outs.values())
-        inputs = {i: (torch.cat([xs[i]] * len(b.z)), next(modulations[i])) for i, b, _ in due if i in modulations}
-        asked = [i for i, b, k in due if i in inputs and not (b.gamma and b.gamma[k] == 1)]
+        inputs = {i: (torch.cat([xs[i]] * len(b.z)), *next(modulations[i])) for i, b, _ in due if i in modulations}
+        asked = {i: inputs[i] for i, b, k in due if i in inputs and not (b.gamma and b.gamma[k] == 1)}
         if asked:
-            x, modulation = inputs[asked[0]]
-            if len(asked) > 1:
-                x = torch.cat([inputs[i][0] for i in asked])
-                modulation = tuple(torch.cat(m) for m in zip(*(inputs[i][1] for i in asked), strict=True))
-            parts = evaluate(head, x, modulation).split([len(inputs[i][0]) for i in asked])
-            outs |= {i: out.view(len(batches[i].z), len(xs[i]), -1) for i, out in zip(asked, parts, strict=True)}
+            x, *modulation = (t[0] if len(asked) == 1 else torch.cat(t) for t in zip(*asked.values(), strict=True))
+            parts = evaluate(head, x, modulation).split([len(batches[i].z) * len(xs[i]) for i in asked])
+            outs |= {i: out.view(-1, len(xs[i]), 2 * head.channels) for i, out in zip(asked, parts, strict=True)}
             calls, rows = calls + 1, rows + len(x)
         # 2. The ancestral step of every batch.
         for i, b, k in due:
-            out = outs[i] if i in outs else b.x.new_zeros(1, len(b.x), 2 * b.x.shape[1])
+            out = outs[i] if i in outs else b.x.new_zeros(1, len(b.x), 2 * head.channels)
             x, mean, log_std = advance(numbers[i][k], xs[i], out, b.cfg, noises[i][k], b.draft, b.space)
             if trace is not None:
                 trace.append((xs[i], mean, log_std))
             xs[i] = x
     run.report.add(head_calls=calls, head_rows=rows)
     return xs
-
-
-def spaced(noise: Tensor, table: Tables) -> Tensor:
-    """Step noise [S, ...] for a table of at most S steps: evenly spaced entries, so that pictures stay comparable."""
-    steps = len(table.steps)
-    if steps == len(noise):
-        return noise
-    return noise[copied(torch.arange(steps) * len(noise) // steps, noise.device)]
 
 
 # ------------------------------------------------------------------------------------------------ LazyMAR's head cache
@@ -210,57 +175,55 @@ def cached_head(
     blocks, last = cast(list[HeadBlock], list(head.res_blocks)), head.final_layer.linear
     (branches, n), channels, width = z.shape[:2], head.channels, head.input_proj.out_features
     own = [0, *range(5, len(blocks))]
-    # 1. What every diffusion step does, highest timestep first.
-    left = range(len(table.steps) - 1, -1, -1)
-    full = [k for k, t in enumerate(left) if k == 0 or t % period == 0]
-    edge = [k for k, t in enumerate(left) if k not in full and t > 0.9 * len(left)]
-    reused = [k for k in range(len(left)) if k not in full and k not in edge]
-    # 2. The modulations of each kind of step; the reused ones need gates and the last layer's only.
+    # 1. The kind of every diffusion step, highest timestep first.
+    steps = len(table.steps)
+    full = {steps - 1, *range(0, steps, period)}
+    kinds = ["full" if t in full else "edge" if t > 0.9 * steps else "reused" for t in range(steps - 1, -1, -1)]
+    # 2. The modulations of each kind; a reused step needs gates and the last layer's only.
     gates = [outputs(blocks[j].adaLN_modulation[1], 2 * width, 3 * width) for j in own]
+    times, condition = head.time_embed(table.timestep_map.flip(0).to(z.device)), head.cond_embed(z.flatten(0, 1))
 
-    def of_own(embedding: Tensor) -> list[Tensor]:
-        return head.modulations(embedding, (blocks[j] for j in own))
+    def at(kind: str, make: Callable[[Tensor], list[Tensor]], rows: int, size: int) -> Iterator[tuple[Tensor, ...]]:
+        """The modulations of one kind of step, in order of the steps."""
+        which = torch.tensor([k for k in range(steps) if kinds[k] == kind], dtype=torch.int64)
+        return step_modulations(make, times[copied(which, z.device)], condition[:rows], size)
 
     def of_gates(embedding: Tensor) -> list[Tensor]:
         return [*(gate(F.silu(embedding)) for gate in gates), *head.modulations(embedding, ())]
 
-    condition = head.cond_embed(z.flatten(0, 1))
-    times = head.time_embed(table.timestep_map.flip(0).to(z.device))
-
-    def at(steps: list[int]) -> Tensor:
-        return times[copied(torch.tensor(steps, dtype=torch.int64), z.device)]
-
-    fulls = step_modulations(head.modulations, at(full), condition, 3 * len(blocks) + 2)
-    edges = step_modulations(of_own, at(edge), condition[:n], 3 * len(own) + 2)
-    others = step_modulations(of_gates, at(reused), condition[:n], len(own) + 2)
+    modulations_of = {
+        "full": at("full", head.modulations, len(condition), 3 * len(blocks) + 2),
+        "edge": at("edge", lambda e: head.modulations(e, (blocks[j] for j in own)), n, 3 * len(own) + 2),
+        "reused": at("reused", of_gates, n, len(own) + 2),
+    }
     bias = last.bias.expand(n, -1).clone()  # the last layer's, plus the guidance term
     x = yield bias  # the first state
-    for k in range(len(left)):
-        if k in full:
+    for kind in kinds:
+        modulations = next(modulations_of[kind])
+        if kind == "full":
             # 3. A full evaluation of all branches; what the next steps reuse is kept.
-            modulations, mlps, middle = next(fulls), [], 0.0
+            mlps, middle = [], 0.0
             h = before = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
             for j, block in enumerate(blocks):
                 shift, scale, gate = modulations[3 * j : 3 * j + 3]
-                out = block(h, shift, scale)
+                out = block.mlp(modulated(h, shift, scale))
                 before = h[:n] if j == 1 else before
                 h = torch.addcmul(h, gate, out)
                 if j in own:
                     mlps.append(out[:n])
                 elif j == 4 or j + 1 == len(blocks):
                     middle = h[:n] - before  # what blocks 1 to 4 added
-            out = head.final_layer(h, *modulations[-2:]).view(branches, n, -1)
+            out = last(modulated(h, modulations[-2], modulations[-1]).to(last.weight.dtype)).view(branches, n, -1)
             if branches == 2:
                 bias[:, :channels] = last.bias[:channels] + (cfg - 1) * (out[0] - out[1])[:, :channels]
         else:
             # 4. Only the conditional rows; the own MLPs are computed in the first tenth of the diffusion.
-            modulations = next(edges if k in edge else others)
             h = head.input_proj(x.to(head.input_proj.weight.dtype))
             for i, j in enumerate(own):
                 gate = modulations[i]
-                if k in edge:
+                if kind == "edge":
                     shift, scale, gate = modulations[3 * i : 3 * i + 3]
-                    mlps[i] = blocks[j](h, shift, scale)
+                    mlps[i] = blocks[j].mlp(modulated(h, shift, scale))
                 h = torch.addcmul(h, gate, mlps[i])
                 if j == 0:
                     h = h + middle

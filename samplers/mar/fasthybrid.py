@@ -31,10 +31,10 @@ from ...model_loaders.networks.mar import MARModel, pick
 from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..conditioning import MaskedCondition
 from ..driver import timed
-from ..noise import Noise, copied
-from .diffusion import HeadBatch, denoise, spaced
+from ..noise import Noise
+from .diffusion import HeadBatch, denoise
 from .editing import Edit
-from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
+from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin, copied
 from .mar import annealed_tables, plain_steps
 from .settings import FastHybridSettings
 
@@ -48,16 +48,10 @@ def fasthybrid(
     transformer: Transformer | None = None,
     edit: Edit | None = None,
 ) -> Sampler:
-    """FastHybrid on MAR.
+    """FastHybrid on MAR; arguments and errors as of :func:`samplers.mar.mar.mar`.
 
     With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is made and thrown away,
     and the result equals plain MAR within fp32 rounding.
-
-    Args:
-        model, condition, noise, seed: as :func:`samplers.mar.mar.mar`.
-        settings: see :class:`FastHybridSettings`.
-        transformer: how the transformer is evaluated; None for in full.
-        edit: part of a picture to sample again; None for a whole new one.
     """
     transformer = transformer or FullTransformer()
     run = begin("fasthybrid", model, condition, settings, noise, seed, edit, transformer)
@@ -72,7 +66,7 @@ def fasthybrid(
 def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) -> Steps:
     """The AR steps of FastHybrid."""
     plan, (B, L, _), net = run.plan, run.tokens.shape, run.model.net
-    full, few = annealed_tables(run, s), run.table(s.guided_steps, run.t_max)
+    full, few = annealed_tables(run, s), run.table(s.guided_steps)
     gamma = guidance_weights(s.guidance_schedule, len(few))
     start, noise = run.draws("full", len(run.tables))
     guided_start, guided_noise = run.draws("guided", len(few))
@@ -107,9 +101,8 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
             todo = torch.cat([~ok, rest], 1)
             if bool(todo.any()):
                 b, c = copied(todo.nonzero().T, draft.device)
-                p, table = ahead[b, c], full[step]
-                of = (z[:, b, c], plan.scale[b, p, None], start[b, p], spaced(noise[:, b, p], table), table)
-                batches.append(HeadBatch(*of))
+                p = ahead[b, c]
+                batches.append(HeadBatch(z[:, b, c], plan.scale[b, p, None], start[b, p], noise[:, b, p], full[step]))
                 z_draft[b, p], drafted[b, p] = z[0, b, c].float(), True
                 places.append((b, p))
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
@@ -121,7 +114,7 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
                 places.append((b, p))
             for (b, p), made in zip(places, denoise(run, *batches) if batches else [], strict=True):
                 draft[b, p] = made
-            run.write(here, pick(draft, here))
+            run.tokens.scatter_(1, here[..., None].expand(-1, -1, draft.shape[2]), pick(draft, here))
         redone = had & ~ok
         run.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
         yield run.decide(step)

@@ -51,12 +51,7 @@ def lazymar(
 ) -> Sampler:
     """LazyMAR on plain MAR. With ``refresh_period`` 1 it is plain MAR bit for bit.
 
-    Args:
-        model, condition, noise, seed, edit: as :func:`samplers.mar.mar.mar`.
-        settings: see :class:`LazyMARSettings`.
-
-    Raises:
-        UserError: as :func:`samplers.mar.mar.mar`, or a block that the decoder does not have.
+    Arguments as of :func:`samplers.mar.mar.mar`. Raises UserError as it does, and for a block that the decoder does not have.
     """
     transformer = LazyTransformer(settings)
     run = begin("mar", model, condition, settings, noise, seed, edit, transformer)
@@ -81,26 +76,19 @@ def computed_ratio(progress: float, end: float) -> float:
 
 @dataclass(eq=False)
 class FeatureCache:
-    """Features of one refresh, all on storage of their own.
+    """Features of one refresh, all on storage of their own."""
 
-    Attributes:
-        live: decoder rows: images, or images times two branches without the condition cache.
-        encoded: encoder rows: as many, or images where the branches of guidance do not differ in the encoder.
-        between, canvas: with the encoder cache, what is kept between encoder and decoder, and the decoder's input [live, N, C].
-        encoder: keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call.
-        values: of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are always computed.
-        decoder: keys and values of the decoder blocks after it.
-        residual: null minus conditional branch after the last decoder block, [B, L, C].
-    """
-
-    live: int
-    encoded: int
-    between: Kept | None = None
-    canvas: Tensor | None = None
+    live: int  # decoder rows: images, or images times two branches without the condition cache
+    encoded: int  # encoder rows: as many, or images where the branches of guidance do not differ in the encoder
+    between: Kept | None = None  # with the encoder cache, what is kept between encoder and decoder
+    canvas: Tensor | None = None  # and the decoder's input [live, N, C]
+    # Keys and values of every encoder block, [encoded, heads, room, d]: decided tokens, then the class rows of the last call.
     encoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    values: Tensor | None = None
-    decoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    residual: Tensor | None = None
+    values: Tensor | None = (
+        None  # of the chosen decoder block at the last call, [live, heads, N, d]; None if all rows are computed
+    )
+    decoder: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of the decoder blocks after it
+    residual: Tensor | None = None  # null minus conditional branch after the last decoder block, [B, L, C]
 
     @property
     def bytes(self) -> int:
@@ -117,9 +105,6 @@ class LazyTransformer:
     Calls may skip AR steps, ask for any positions ahead, and start from given tokens: the new tokens are those decided since
     the last call. Decided tokens must not change; a caller that changes some calls :meth:`forget`. The report of a run with
     this transformer has its name and settings.
-
-    Args:
-        settings: which caches, and for how long.
     """
 
     def __init__(self, settings: CacheSettings):

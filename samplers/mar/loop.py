@@ -20,30 +20,23 @@ from ...model_loaders.networks.mar import ClassRows, MARModel, Work
 from ...reports.record import GIVEN, PLAIN, Clock, Report
 from ..conditioning import MaskedCondition, expect_kind
 from ..driver import start_clock
-from ..noise import Noise, copied
+from ..noise import Noise
 from .editing import Edit
 from .memory import estimate
 from .schedule import ORDERS, masked_after
 from .settings import MARBase
-from .tables import Tables, tables
+from .tables import STEPS, Tables, tables
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The partial result that a sampler yields after every AR step.
+    """The partial result that a sampler yields after every AR step."""
 
-    Attributes:
-        done, total: AR steps.
-        latents: decoder latents so far [B, C, H, W] fp32; zero where undecided.
-        decided: bool [B, h, w] token grid; drafts that are not verified yet count too.
-        report: the running report (its counts so far).
-    """
-
-    done: int
+    done: int  # AR steps
     total: int
-    latents: Tensor
-    decided: Tensor
-    report: Report
+    latents: Tensor  # decoder latents so far [B, C, H, W] fp32; zero where undecided
+    decided: Tensor  # bool [B, h, w] token grid; drafts that are not verified yet count too
+    report: Report  # the running report (its counts so far)
 
 
 class Sampled(NamedTuple):
@@ -59,6 +52,11 @@ Sampler = Generator[Step, "float | None", Sampled]
 Steps = Generator[Step, None, Sampled]
 
 
+def copied(x: Tensor, device: torch.device) -> Tensor:
+    """x, a CPU tensor, on a device; a GPU copies it from pinned memory, without the host waiting."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
 class Plan:
     """Which positions each AR step decides, and its guidance scale.
 
@@ -71,16 +69,15 @@ class Plan:
 
     Args:
         orders: int64 [B, L], a permutation per image; positions are revealed from its end.
-        settings: number of AR steps (at most the tokens of the picture; an edit of fewer tokens decides one per step) and guidance.
+        settings: AR steps (at most the tokens of the picture; an edit of fewer tokens decides one per step) and guidance.
         edit_mask: bool [B, L], positions to decide, equally many in every image; None for all.
     """
 
     def __init__(self, orders: Tensor, settings: MARBase, edit_mask: Tensor | None = None):
         tokens = orders.shape[1]
         given = 0 if edit_mask is None else tokens - int(edit_mask[0].sum())
-        left = masked_after(tokens, settings.ar_steps)
-        if given:
-            left = masked_after(tokens - given, min(settings.ar_steps, tokens - given))
+        most = tokens - given if given else settings.ar_steps
+        left = masked_after(tokens - given, min(settings.ar_steps, most))
         self.steps, self.tokens = len(left), tokens
         self.ends = [tokens - m for m in left]
         self.starts = [given, *self.ends[:-1]]
@@ -131,29 +128,20 @@ class Transformer(Protocol):
 
 @dataclass(eq=False)
 class Run:
-    """State of one generation, made by :func:`begin`.
-
-    Attributes:
-        model, settings, noise, report, clock, plan: of the generation.
-        rows: the condition as the network reads it.
-        tokens: fp32 [B, L, channels]; zero where undecided.
-        edit_mask: bool [B, L], the positions to decide; None for all of them.
-        start: decoder latents [1 or B, C, H, W] that an edit starts from.
-        drafted: bool [B, L], positions of later AR steps whose tokens are drafts; None for none.
-        head_share: LazyMAR's head cache evaluates the head in full once per this share of the diffusion, in %; 0: at every step.
-    """
+    """State of one generation, made by :func:`begin`."""
 
     model: MARModel
-    rows: ClassRows
+    rows: ClassRows  # the condition as the network reads it
     settings: MARBase
     noise: Noise
     plan: Plan
-    tokens: Tensor
+    tokens: Tensor  # fp32 [B, L, channels]; zero where undecided
     report: Report
     clock: Clock
-    edit_mask: Tensor | None = None
-    start: Tensor | None = None
-    drafted: Tensor | None = None
+    edit_mask: Tensor | None = None  # bool [B, L], the positions to decide; None for all of them
+    start: Tensor | None = None  # decoder latents [1 or B, C, H, W] that an edit starts from
+    drafted: Tensor | None = None  # bool [B, L], positions of later AR steps whose tokens are drafts; None for none
+    # LazyMAR's head cache evaluates the head in full once per this share of the diffusion, in %; 0: at every step.
     head_share: int = 0
 
     def __post_init__(self) -> None:
@@ -161,19 +149,15 @@ class Run:
         # int32 [B, L]: the AR step at which a token was decided, -1 before.
         self.fixed_at = torch.full(self.tokens.shape[:2], -1, dtype=torch.int32, device=self.tokens.device)
 
-    @property
-    def t_max(self) -> int:
-        """Highest timestep: the setting, or the checkpoint's own."""
-        return self.settings.t_max or self.model.first_timestep(self.settings.diffusion_steps)
-
-    def table(self, count: int, t_max: int) -> Tables:
-        """Diffusion tables of a ``count``-step pass from ``t_max``, of the model's diffusion."""
-        return tables(count, t_max, self.model.max_beta)
+    def table(self, count: int, highest: int = STEPS - 1) -> Tables:
+        """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at most."""
+        t_max = self.settings.t_max or self.model.first_timestep(self.settings.diffusion_steps)
+        return tables(count, min(t_max, highest), self.model.max_beta)
 
     @property
     def tables(self) -> Tables:
         """Diffusion tables of a full pass."""
-        return self.table(self.settings.diffusion_steps, self.t_max)
+        return self.table(self.settings.diffusion_steps)
 
     def head_period(self, diffusion_steps: int) -> int:
         """Diffusion steps from one full evaluation of the head to the next; 1 without LazyMAR's head cache."""
@@ -186,12 +170,6 @@ class Run:
         start = self.noise.first(stream, c.tokens, c.channels)
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
         return copied(start, device), copied(steps, device).transpose(0, 1)
-
-    def write(self, where: Tensor, tokens: Tensor) -> None:
-        """Put tokens [B n, channels], image by image, at positions ``where`` [B, n]."""
-        channels = self.tokens.shape[2]
-        index = where[..., None].expand(-1, -1, channels)
-        self.tokens = self.tokens.scatter(1, index, tokens.view(*where.shape, channels))
 
     def latents(self) -> Tensor:
         """Decoder latents of the tokens so far; given ones equal those of the start, bit for bit."""
@@ -225,6 +203,7 @@ class Run:
         return x.view(-1, side, side)
 
 
+@torch.no_grad()
 def begin(
     name: str,
     model: MARModel,
@@ -236,37 +215,25 @@ def begin(
     transformer: Transformer,
 ) -> Run:
     """Check the inputs and set up a generation."""
-    c, parameter = model.net.config, next(model.net.parameters())
-    device = parameter.device
+    c, device = model.net.config, next(model.net.parameters()).device
     expect_kind(condition, model.condition, model.name)
     memory = estimate(model, condition, settings)
-    with torch.no_grad():
-        rows = condition.rows(model, settings.cfg != 1.0)
-    batch = len(rows)
-    orders = noise.orders(c.tokens)
+    rows = condition.rows(model, settings.cfg != 1.0)
+    batch, orders = len(rows), noise.orders(c.tokens)
     if len(orders) != batch:
         raise UserError(f"condition: it asks for {batch} images, the noise was drawn for {len(orders)}.")
-    orders = ORDERS[settings.order](orders)
-    report = Report(name, model.name, asdict(settings), seed, batch, device.type)
     notes = (model.note, ops.remark(*model.parts.values()), model.net.remark)
+    report = Report(name, model.name, asdict(settings), seed, batch, device.type, memory=memory)
     report.note = "; ".join(filter(None, notes))
-    report.memory = memory
     tokens, edit_mask, start = torch.zeros(batch, c.tokens, c.channels, device=device), None, None
     if edit is not None:
         tokens, edit_mask = edit.tokens(model, batch, device)
         start = edit.latents.to(device, torch.float32)
     clock = start_clock(device)
-    plan = Plan(orders.to(device), settings, edit_mask)
+    plan = Plan(ORDERS[settings.order](orders).to(device), settings, edit_mask)
     run = Run(model, rows, settings, noise, plan, tokens, report, clock, edit_mask, start)
-    with torch.no_grad():
-        transformer.begin(run)
+    transformer.begin(run)
     return run
-
-
-def rows_at(where: Tensor) -> tuple[Tensor, Tensor]:
-    """Image and position, int64 [B n] each, of positions [B, n]."""
-    image = torch.arange(len(where), device=where.device)[:, None].expand_as(where)
-    return image.flatten(), where.flatten()
 
 
 # ------------------------------------------------------------------------------------------------ the transformer in full
@@ -281,9 +248,25 @@ class FullTransformer:
     def forget(self) -> None:
         """Nothing is cached."""
 
-    def __call__(self, run: Run, step: int, wanted: Tensor) -> Tensor:
-        """z [P, B, M, C] of positions ``wanted`` [B, M], given the tokens decided before ``step``."""
-        return self._pass(run, run.plan.known(step), wanted)
+    def __call__(
+        self, run: Run, step: int, wanted: Tensor, known: Tensor | None = None, padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """z [P, N, M, C] of positions ``wanted`` [N, M], given the tokens decided before ``step``.
+
+        N is the batch, or several copies of it with ``known`` positions int64 [N, K] and their padding mask bool [N, K] of their own.
+        """
+        known = run.plan.known(step) if known is None else known
+        net, branches, count = run.model.net, 1 + run.guided, len(known) // len(run.tokens)
+        vectors = run.rows.vectors(run.guided, count)  # of one branch or both
+        times = len(vectors) // len(known)
+        e_known, tokens = known.repeat(times, 1), run.tokens.repeat(count * times, 1, 1)
+        e_mask, d_mask = (None if padding_mask is None else padding_mask.repeat(n, 1) for n in (times, branches))
+        encoded = net.encode(tokens, e_known, vectors, e_mask)
+        fused = run.rows.fuse(encoded, e_known, run.guided, e_mask)
+        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1), d_mask)
+        keys, total, rows = encoded.shape[1], net.config.buffer + net.config.tokens, len(known) * branches
+        run.report.add(**run.rows.counts(Work(len(vectors) * keys, keys, rows * total, total, rows * wanted.shape[1])))
+        return z.unflatten(0, (branches, -1))
 
     def verify(self, run: Run, step: int, count: int) -> Iterator[list[Tensor]]:
         """z of ``count`` AR steps, each given the tokens of all steps before it, in one pass.
@@ -301,25 +284,5 @@ class FullTransformer:
         padding_mask = torch.arange(starts[-1], device=known.device) < lengths
         asked = [plan.ahead(s) for s in range(step, step + count)]
         wanted = torch.cat([torch.cat([a, a[:, :1].expand(-1, max(sizes) - a.shape[1])], 1) for a in asked])
-        z = self._pass(run, known, wanted, count, padding_mask)
+        z = self(run, step, wanted, known, padding_mask)
         yield [part[:, :, :n] for part, n in zip(z.split(batch, 1), sizes, strict=True)]
-
-    @staticmethod
-    def _pass(run: Run, known: Tensor, wanted: Tensor, count: int = 1, padding_mask: Tensor | None = None) -> Tensor:
-        """z [P, N, M, C] of ``count`` copies of the batch, N = ``count`` B.
-
-        Args:
-            known, wanted: int64 [N, K] and [N, M].
-            padding_mask: bool [N, K], see ``MAR.encode``.
-        """
-        net, branches = run.model.net, 1 + run.guided
-        vectors = run.rows.vectors(run.guided, count)  # of one branch or both
-        times = len(vectors) // len(known)
-        e_known, tokens = known.repeat(times, 1), run.tokens.repeat(count * times, 1, 1)
-        e_mask, d_mask = (None if padding_mask is None else padding_mask.repeat(n, 1) for n in (times, branches))
-        encoded = net.encode(tokens, e_known, vectors, e_mask)
-        fused = run.rows.fuse(encoded, e_known, run.guided, e_mask)
-        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1), d_mask)
-        keys, total, rows = encoded.shape[1], net.config.buffer + net.config.tokens, len(known) * branches
-        run.report.add(**run.rows.counts(Work(len(vectors) * keys, keys, rows * total, total, rows * wanted.shape[1])))
-        return z.unflatten(0, (branches, -1))

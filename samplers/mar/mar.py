@@ -16,12 +16,12 @@ from ...model_loaders.networks.mar import MARModel
 from ..conditioning import MaskedCondition
 from ..driver import timed
 from ..noise import CounterRNG, Noise, row_keys
-from .diffusion import HeadBatch, denoise, spaced
+from .diffusion import HeadBatch, denoise
 from .editing import Edit
-from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin, rows_at
+from .loop import FullTransformer, Run, Sampler, Steps, Transformer, begin
 from .settings import DiSASettings, MARSettings
 from .speculative import Paths, expect_full_head
-from .tables import Tables
+from .tables import STEPS, Tables
 
 # Below so many steps, starting at t = 999 multiplies the head's error by thousands (tables.py); the authors' code clips.
 FEW_STEPS, CLIPPED = 30, 950
@@ -76,6 +76,7 @@ def plain_steps(
     window = speculation if run.settings.temperature > 0 else 0
     expect_full_head(run, window, tables)
     keys = row_keys(run.noise, "verify", plan.tokens).to(start.device)
+    images = torch.arange(len(start), device=start.device)
     for step, table in enumerate(tables[:stop]):
         here = plan.ahead(step)  # [B, n]
         # 1. The conditions of this AR step's tokens.
@@ -83,15 +84,13 @@ def plain_steps(
             z = transformer(run, step, here)  # [P, B, n, C]
         # 2. Every token by diffusion: T steps, or fewer for later tokens (DiSA).
         with run.clock.phase("head"):
-            b, p = rows_at(here)
-            batch = HeadBatch(
-                z.flatten(1, 2), plan.scale[b, p, None], start[b, p], spaced(noise[:, b, p], table), table
-            )
+            b, p = images.repeat_interleave(here.shape[1]), here.flatten()
+            batch = HeadBatch(z.flatten(1, 2), plan.scale[b, p, None], start[b, p], noise[:, b, p], table)
             if window:
                 made = Paths(run, batch, window, CounterRNG(keys[b, p])).finish(torch.arange(len(b), device=b.device))
             else:
                 (made,) = denoise(run, batch)
-            run.write(here, made)
+            run.tokens[b, p] = made
         yield run.decide(step)
     return run.finish()
 
@@ -122,8 +121,6 @@ def annealed_tables(run: Run, settings: DiSASettings) -> list[Tables]:
         raise UserError(
             f"diffusion_steps_end: {last} is more than diffusion_steps, {first}; lower it, or 0 to keep them."
         )
-    t_max = run.t_max
-    if 0 < last < FEW_STEPS and not run.settings.t_max:
-        t_max = min(t_max, CLIPPED)
+    highest = CLIPPED if 0 < last < FEW_STEPS and not run.settings.t_max else STEPS - 1
     counts = annealed_steps(first, last, settings.diffusion_steps_curve, run.plan.steps)
-    return [run.table(count, t_max) for count in counts]
+    return [run.table(count, highest) for count in counts]

@@ -37,17 +37,11 @@ _ACCEPT, _NORMAL, _UNIFORM = -1, 0, 1
 
 
 class Drafts(NamedTuple):
-    """Drafted diffusion steps of R rows.
+    """Drafted diffusion steps of R rows."""
 
-    Attributes:
-        path: states fp32 [R, W + 1, channels], the current one first.
-        q: the distribution of each drafted step, fp32 [R, W, channels].
-        width: number of drafted steps, int64 [R], 1 to W.
-    """
-
-    path: Tensor
-    q: Gaussian
-    width: Tensor
+    path: Tensor  # states fp32 [R, W + 1, channels], the current one first
+    q: Gaussian  # the distribution of each drafted step, fp32 [R, W, channels]
+    width: Tensor  # number of drafted steps, int64 [R], 1 to W
 
 
 class Paths:
@@ -79,6 +73,8 @@ class Paths:
         self._modulations: list[Tensor] | None = None
         if steps * len(self._embedded) * self._width <= BUDGET:
             self._modulations = self.head.modulations(self._times[:, None] + self._embedded)
+        spread = torch.arange(steps, device=batch.x.device) * len(batch.noise) // steps
+        self._noise = batch.noise[spread]
         self._uniforms = rng.uniform(_ACCEPT, 0, 2 * steps).view(-1, steps, 2)
         self.x, self.at = batch.x.clone(), torch.zeros(len(batch.x), dtype=torch.int64, device=batch.x.device)
         # The first draft uses x0 = 0, the middle of the data; a rejected draft costs no further call.
@@ -114,7 +110,7 @@ class Paths:
         step = (self.at[of][:, None] + torch.arange(int(width.max()), device=of.device)).clamp(max=steps - 1)
         # Everything but the state is known beforehand: x_{k+1} = fixed_k + coef2_k x_k.
         at_rest, log_std = self.kernel(step, self.x.new_zeros(()), self.x0[of][:, None], self.logits[of][:, None])
-        fixed, pull = at_rest + log_std.exp() * self.batch.noise[step, of[:, None]], self._coef2[step]
+        fixed, pull = at_rest + log_std.exp() * self._noise[step, of[:, None]], self._coef2[step]
         path = [self.x[of]]
         for j in range(step.shape[1]):
             path.append(fixed[:, j] + pull[:, j] * path[-1])
@@ -164,7 +160,7 @@ class Paths:
         step = self.at[of]
         x0, logits = self.predict(of, step, self.x[of])
         p = self.kernel(step, self.x[of], x0, logits)
-        self.x[of] = p.mean + p.log_std.exp() * self.batch.noise[step, of]
+        self.x[of] = p.mean + p.log_std.exp() * self._noise[step, of]
         self.x0[of], self.logits[of] = x0, logits
         self.at[of] += 1
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,23 +49,9 @@ def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
     return sorted(set(out))
 
 
-class StepNumbers(NamedTuple):
-    """x0 = recip x - recipm1 eps; mu = coef1 x0 + coef2 x; log sigma = middle + slope logits."""
-
-    recip: float
-    recipm1: float
-    coef1: float
-    coef2: float
-    middle: float
-    slope: float
-
-
 @dataclass(frozen=True)
 class Tables:
-    """Per-step constants of a respaced diffusion, float64 [S], index 0 = the lowest timestep.
-
-    ``steps``: the numbers of every step, highest timestep first.
-    """
+    """Per-step constants of a respaced diffusion, float64 [S], index 0 = the lowest timestep."""
 
     timestep_map: Tensor
     betas: Tensor
@@ -78,7 +63,9 @@ class Tables:
     posterior_log_variance_clipped: Tensor
     posterior_mean_coef1: Tensor
     posterior_mean_coef2: Tensor
-    steps: list[StepNumbers]
+    # Of every step, highest timestep first: recip, recipm1, coef1, coef2, middle and slope, where
+    # x0 = recip x - recipm1 eps; mu = coef1 x0 + coef2 x; log sigma = middle + slope logits.
+    steps: list[list[float]]
 
     def __len__(self) -> int:
         return len(self.betas)
@@ -113,5 +100,5 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     recip, recipm1, low, high = (1 / abar).sqrt(), (1 / abar - 1).sqrt(), floor.log(), betas.log()
     coef1, coef2 = betas * before.sqrt() / (1 - abar), (1 - before) * (1 - betas).sqrt() / (1 - abar)
     columns = torch.stack([recip, recipm1, coef1, coef2, (low + high) / 4, (high - low) / 4], 1)
-    steps = [StepNumbers(*row) for row in columns.flip(0).tolist()]
+    steps = columns.flip(0).tolist()
     return Tables(kept, betas, abar, before, recip, recipm1, variance, low, coef1, coef2, steps)

@@ -15,7 +15,6 @@ from torch import Tensor
 from ...model_loaders.networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
-from ...samplers.mar.coupling import Gaussian
 from ...samplers.mar.cspd import (
     TRIES,
     LastStep,
@@ -55,8 +54,8 @@ class _Verification:
         def cat(name: str) -> Tensor:
             return data[f"{tag}.verify_{name}_cat"][rows]
 
-        self.q = LastStep(Gaussian(cat("mq"), cat("sq").log()), cat("lq"))
-        self.p = LastStep(Gaussian(cat("mp"), cat("sp").log()), cat("lp"))
+        self.q = LastStep(cat("mq"), cat("sq").log(), cat("lq"))
+        self.p = LastStep(cat("mp"), cat("sp").log(), cat("lp"))
         self.token, self.ratio, self.guess, self.out = (cat(name) for name in ("x", "prob", "guess", "out"))
         self.normals: list[Tensor] = []
         self.uniforms: list[Tensor] = []
@@ -71,7 +70,7 @@ class _Verification:
         while bool(left.any()) and len(self.normals) < TRIES:
             self.normals.append(next(normals))
             self.uniforms.append(next(flat))
-            drawn = self.p.kernel.mean + self.p.kernel.log_std.exp() * self.normals[-1]
+            drawn = self.p.mean + self.p.log_std.exp() * self.normals[-1]
             hit = left & (published_keep(drawn, self.q, self.p) > self.uniforms[-1])
             out, left = torch.where(hit[:, None], drawn, out), left & ~hit
         return out
