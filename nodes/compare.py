@@ -145,12 +145,23 @@ class Compare(io.ComfyNode):
         base = _baselines(settings.baseline, reports)
         typed = [line.strip() for text in labels for line in str(text).split("\n")]
         names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
+        names = [f"{a} {b}".strip() for a, b in zip(names, _timed_elsewhere(reports), strict=False)]
         with enough_memory(SHEET):
             quality = qualities(pictures, reports, base)
             about: dict[str, Any] = {"quality": quality, "differences": settings.differences}
             grid = compare_grid(pictures, names, reports, settings.columns, base, explained=True, **about)
             image = to_image(grid[None])
         return io.NodeOutput(image, _tell(cls, reports, names, base, quality))
+
+
+ELSEWHERE = "(timed in another run)"
+
+
+def _timed_elsewhere(reports: Sequence[Report | None]) -> list[str]:
+    """A remark for every report of an earlier run of the graph, if the reports are of several: one run may load weights, another not."""
+    prompts = [report.prompt for report in reports if report is not None]
+    newest = host.prompt_id() if host.prompt_id() in prompts else prompts[-1] if prompts else ""
+    return [ELSEWHERE if report is not None and report.prompt != newest else "" for report in reports]
 
 
 def _first(values: Any, field: str) -> Any:

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from comfy.cli_args import LatentPreviewMethod, args
 from comfy.model_patcher import ModelPatcher
+from comfy_execution.utils import get_executing_context
 from PIL import Image
 from server import PromptServer
 from torch import Tensor, nn
@@ -372,6 +373,11 @@ def hidden(node: Any, name: str) -> Any:
     return getattr(getattr(node, "hidden", None), name, None)
 
 
+def prompt_id() -> str:
+    """Id of the run of the graph; "" outside of one."""
+    return str(getattr(get_executing_context(), "prompt_id", ""))
+
+
 def taken(node: Any, output: int) -> bool:
     """Whether an output of the node is connected in the prompt that runs."""
     prompt, number = hidden(node, "prompt"), str(hidden(node, "unique_id"))
@@ -443,19 +449,19 @@ def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> 
     return latents
 
 
-def _whole_strides(pictures: Any, stride: int) -> Tensor:
-    """Pictures [B, H, W, C] to [B, 3, H', W'], multiples of ``stride``: cropped around the centre, or padded with the edge to one."""
+def _colours(pictures: Any) -> Tensor:
+    """Pictures [B, H, W, C] to [B, 3, H, W]."""
     if not isinstance(pictures, Tensor) or pictures.ndim != 4 or 0 in pictures.shape:
         raise UserError("pixels: VAE Encode needs pictures; connect an IMAGE.")
     x = pictures.expand(*pictures.shape[:3], 3) if pictures.shape[3] == 1 else pictures[..., :3]
-    x = x.movedim(-1, 1)
-    for dim in (2, 3):
-        size = x.shape[dim]
-        if size >= stride:
-            x = x.narrow(dim, size % stride // 2, size // stride * stride)
-        else:
-            x = F.pad(x, (0, stride - size, 0, 0) if dim == 3 else (0, 0, 0, stride - size), mode="replicate")
-    return x
+    return x.movedim(-1, 1)
+
+
+def scaled(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Pictures [B, C, H, W] in 0..1 of another size, bicubic."""
+    if x.shape[2:] == size:
+        return x
+    return F.interpolate(x.float(), size, mode="bicubic", antialias=True).clamp(0, 1)
 
 
 class FastARVAE:
@@ -469,11 +475,12 @@ class FastARVAE:
         stride: pixels per latent position and side.
         channels: latent channels.
         width: channels of the widest full-resolution layer, for the memory estimate.
+        side: of the model's pictures, in pixels; pictures are scaled to it before they are encoded.
         kind: of the autoencoder, see :func:`_checked_latents`.
     """
 
-    def __init__(self, net: nn.Module, name: str, stride: int, channels: int, width: int, kind: str = ""):
-        self.first_stage_model, self.name, self.width, self.kind = net, name, width, kind
+    def __init__(self, net: nn.Module, name: str, stride: int, channels: int, width: int, side: int, kind: str = ""):
+        self.first_stage_model, self.name, self.width, self.side, self.kind = net, name, width, side, kind
         self.downscale_ratio = self.upscale_ratio = stride
         self.latent_channels, self.latent_dim, self.output_channels = channels, 2, 3
         self.device, self.output_device = mm.vae_device(), mm.intermediate_device()
@@ -537,9 +544,13 @@ class FastARVAE:
     # --- encoding
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """Pictures [B, H, W, 3] in 0..1 to latents; cropped to whole strides around the centre, as core does."""
-        pixels = _whole_strides(pixel_samples, self.downscale_ratio)
-        latents = self._in_chunks(pixels, self._encode, self.memory_used_encode)
+        """Pictures [B, H, W, 3] in 0..1, of any size, to latents of the model's size."""
+        size = (self.side, self.side)
+        latents = self._in_chunks(
+            _colours(pixel_samples),
+            lambda pixels: self._encode(scaled(pixels, size)),
+            lambda _, dtype: self.memory_used_encode((1, 3, *size), dtype),
+        )
         return self.encode_tiled(pixel_samples, 256, 256, 64) if latents is None else latents
 
     def encode_tiled(
@@ -547,7 +558,7 @@ class FastARVAE:
     ) -> Tensor:
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         stride = self.downscale_ratio
-        pixels = _whole_strides(pixel_samples, stride)
+        pixels = scaled(_colours(pixel_samples), (self.side, self.side))
         tile = tuple(max(1, side // stride) * stride for side in (tile_y, tile_x))
         _load([self.patcher], self.memory_used_encode((1, 1, *tile), self.vae_dtype))
         overlap = min(overlap, *(side // 2 for side in tile)) // stride * stride

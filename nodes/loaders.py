@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -132,10 +133,11 @@ def _one_of(field: str, value: Any, options: Sequence[str]) -> str:
     return str(value)
 
 
-def make_vae(model: KLModel | VQModel, channels: int) -> host.FastARVAE:
-    """An autoencoder, of ``channels`` latent channels, for core's VAE nodes."""
-    about = (model.net, model.name, model.net.config.stride, channels, model.net.config.ch)
-    return host.FastARVAE(*about, host.VQ if isinstance(model, VQModel) else host.KL)
+def make_vae(model: KLModel | VQModel, channels: int, grid: int) -> host.FastARVAE:
+    """An autoencoder for core's VAE nodes, of ``channels`` latent channels and of a model with ``grid`` latent positions a side."""
+    c = model.net.config
+    kind = host.VQ if isinstance(model, VQModel) else host.KL
+    return host.FastARVAE(model.net, model.name, c.stride, channels, c.ch, grid * c.stride, kind)
 
 
 class _Loader(io.ComfyNode):
@@ -224,8 +226,9 @@ class _Loader(io.ComfyNode):
         if "ta_tok" in cls.widgets:
             parts[TA_TOK] = assembly.load_reader(ready, source, ta_tok)
             ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=parts[TA_TOK]))
-        vae = make_vae(ready.decoder, ready.latent_channels)
-        if given["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
+        patch = cast(Any, ready.model).patch if ready.masked else 1
+        vae = make_vae(ready.decoder, ready.latent_channels, math.isqrt(ready.tokens) * patch)
+        if given["size"] != AUTO and vae.downscale_ratio * patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
         loaded = {name: host.Loaded.of(part) for name, part in parts.items() if part is not None}
         return io.NodeOutput(host.Loaded.of(ready.model, vae, loaded, assembly.defaults(ready), given["speed"]), vae)

@@ -58,6 +58,7 @@ from .schema import (
     chosen,
     describe,
     expect,
+    expect_mask,
     expect_model,
     output,
     preset_widget,
@@ -170,6 +171,7 @@ def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: 
     """
     steps, latents = _begin(entry, loaded, settings, condition, checked_seed(seed), **sockets)
     done = host.drive(steps, loaded.vae, latents)
+    done.report.prompt = host.prompt_id()
     with enough_memory(READING):
         made = host.to_output(latents(done))
     if entry.masked and loaded.vae is not None:
@@ -276,8 +278,7 @@ def _edit_of(sockets: Mapping[str, Any], kind: str, loader: str) -> Edit | None:
     mask = latent.get("noise_mask") if mask is None else mask
     if mask is None:
         raise UserError("mask: without one nothing of the latent would be kept; paint a mask, or remove the latent.")
-    area = expect(mask, Tensor, "mask", "a node that gives a MASK")
-    return Edit(latent["samples"], area[None] if area.ndim == 2 else area[:, 0] if area.ndim == 4 else area)
+    return Edit(latent["samples"], expect_mask(mask, "mask"))
 
 
 def _begin_tokens(

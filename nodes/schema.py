@@ -225,6 +225,15 @@ def expect_image(value: Any, field: str) -> Tensor:
     return image
 
 
+def expect_mask(value: Any, field: str) -> Tensor:
+    """Check a MASK and return it as [B, H, W]; nodes make [H, W] and [B, 1, H, W] too."""
+    mask = expect(value, torch.Tensor, field, "a node that gives a MASK")
+    mask = mask[None] if mask.ndim == 2 else mask[:, 0] if mask.ndim == 4 else mask
+    if mask.ndim != 3 or 0 in mask.shape:
+        raise UserError(f"{field}: it has the shape {list(mask.shape)}; connect a MASK [batch, height, width].")
+    return mask
+
+
 def describe(value: Any) -> str:
     """A short description of a value for messages."""
     if value is None:

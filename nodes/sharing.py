@@ -65,10 +65,12 @@ class LoadReport(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: str) -> io.NodeOutput:
-        shown, reports, labels = read_runs(host.input_picture(str(image)))
+        shown, reports, labels, quality = read_runs(host.input_picture(str(image)))
         names = [label or report.sampler for label, report in zip(labels, reports, strict=True)]
         lines = [_line(report.sampler, report.settings) for report in reports]
-        return io.NodeOutput(to_image(np.asarray(shown)[None]), reports, to_table(reports, names), lines)
+        return io.NodeOutput(
+            to_image(np.asarray(shown)[None]), reports, to_table(reports, names, quality=quality), lines
+        )
 
 
 def _line(sampler: str, settings: dict[str, Any]) -> str:

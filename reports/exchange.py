@@ -15,6 +15,7 @@ from typing import Any
 from PIL import Image
 
 from ..errors import UserError
+from .quality import WORDS, Quality
 from .record import COUNTS, VERSION, Baseline, Qualities, Report, against
 
 KEY = "fastar"
@@ -63,8 +64,8 @@ def _same(run: Any, other: Mapping[str, Any]) -> bool:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
-    """The picture of a PNG, its reports and their labels, "" where there is none; a UserError if it has none that is well-formed."""
+def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str], list[Quality | None]]:
+    """The picture of a PNG, its reports, their labels ("" for none) and their quality; a UserError if no report is well-formed."""
     try:
         _check_chunks(path)
         # No other format: Pillow's reader of EPS, for example, starts a program.
@@ -90,7 +91,9 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
     if not 0 < len(runs) <= MOST_RUNS:
         raise UserError(f"image: the report of {path.name} lists {len(runs)} runs; 1 to {MOST_RUNS} are read.")
     try:
-        return shown, [from_dict(run) for run in runs], [str(run.get("label", ""))[:_MOST_NAME] for run in runs]
+        reports = [from_dict(run) for run in runs]
+        labels = [str(run.get("label", ""))[:_MOST_NAME] for run in runs]
+        return shown, reports, labels, [_quality(run.get("quality")) for run in runs]
     except UserError as problem:
         raise UserError(f"image: a report of {path.name} is damaged ({str(problem).rstrip('.')}).") from None
 
@@ -134,6 +137,18 @@ def from_dict(run: Any) -> Report:
         counts={name: int(_number(counts, name, whole=True)) for name in COUNTS if name in counts},
         note=str(run.get("note", ""))[: 4 * _MOST_NAME],
     )
+
+
+def _quality(value: Any) -> Quality | None:
+    """The distance from the baseline's pictures, as :meth:`.Quality.to_dict` writes it; None if there is none."""
+    if value is None:
+        return None
+    found = value if isinstance(value, Mapping) else {"word": value}
+    figures, word = [found.get("psnr"), found.get("ssim")], found.get("word", "")
+    usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in figures)
+    if not usual or word not in ("", *WORDS):
+        raise UserError("quality: it is no distance between pictures.")
+    return Quality(*figures, word)
 
 
 def _usual(value: Any) -> bool:

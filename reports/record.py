@@ -72,6 +72,7 @@ class Report:
             cache), "islands" int32 (number from 1 within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
         similarity: similarities of all verified drafts, float32 [n].
         note: a remark about the settings, or "".
+        prompt: id of ComfyUI's run in which it was timed, or "".
     """
 
     sampler: str
@@ -88,6 +89,7 @@ class Report:
     maps: dict[str, np.ndarray] = field(default_factory=dict)
     similarity: np.ndarray | None = None
     note: str = ""
+    prompt: str = field(default="", compare=False)
 
     def add(self, **counts: int) -> None:
         """Add to counts; a new name starts at 0."""

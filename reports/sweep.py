@@ -113,7 +113,7 @@ class CellStore:
     def read(self, key: str) -> tuple[np.ndarray, Report] | None:
         """Pictures and report of a cell; None if it is missing or cannot be read."""
         try:
-            shown, reports, _ = read_runs(self.path(key))
+            shown, reports, *_ = read_runs(self.path(key))
         except UserError:
             return None
         n, rows = reports[0].images, np.asarray(shown)

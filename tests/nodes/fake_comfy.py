@@ -79,7 +79,9 @@ class Preview(enum.Enum):
     Auto = "auto"
 
 
-state = SimpleNamespace(interrupt_at=-1, asked=0, loaded=[], upscaled=[], said=[], folder=Path("none"), device="cpu")
+state = SimpleNamespace(
+    interrupt_at=-1, asked=0, loaded=[], upscaled=[], said=[], folder=Path("none"), device="cpu", context=None
+)
 
 
 def _said(text: str, node_id: str) -> None:
@@ -142,6 +144,8 @@ def install() -> None:
         "comfy.utils": {"ProgressBar": Progress, "tiled_scale": _tiled_scale},
         "comfy.text_encoders": {"__path__": []},
         "comfy_extras": {},
+        "comfy_execution": {},
+        "comfy_execution.utils": {"get_executing_context": lambda: state.context},
         "comfy_extras.nodes_upscale_model": {"ImageUpscaleWithModel": Upscaled},
         "comfy.cli_args": {
             "args": SimpleNamespace(preview_method=Preview.Auto, preview_size=512),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from fake_comfy import state
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, samplers
 from fastar_nodes.reports.drawing import Ink
@@ -50,6 +52,21 @@ def test_compare_measures_against_the_plain_sampler():
 def test_compare_without_reports_and_with_none_in_lists():
     grid, table = compared(image_1=[torch.rand(2, 8, 8, 1)], image_2=[None], report_2=[None], labels=["one\n"])
     assert grid.ndim == 4 and table.startswith("No reports")
+
+
+def test_figures_of_an_earlier_run_are_marked(monkeypatch):
+    """Reports of two runs; all of one run are comparable, whichever it was."""
+    reports = [a_report("mar", 4.0), a_report("fasthybrid", 2.0)]
+    for prompts, marked in {("a", "b"): [0], ("a", "a"): [], ("b", "b"): [], ("b", "a"): [1]}.items():
+        for one, prompt in zip(reports, prompts, strict=True):
+            one.prompt = prompt
+        monkeypatch.setattr(state, "context", SimpleNamespace(prompt_id="b"))
+        assert [i for i, (name, _) in enumerate(table(**cells(reports))) if compare.ELSEWHERE in name] == marked
+
+
+def test_a_sampler_states_in_which_run_it_was_timed(monkeypatch):
+    monkeypatch.setattr(state, "context", SimpleNamespace(prompt_id="x"))
+    assert sample(samplers.MARSampler)[1].prompt == "x"
 
 
 def test_compare_needs_as_many_reports_as_pictures():

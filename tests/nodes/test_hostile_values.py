@@ -13,12 +13,12 @@ import pytest
 import tiny
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, conditioning, host, loaders, samplers
+from fastar_nodes.nodes import compare, conditioning, editing, host, loaders, samplers
 from fastar_nodes.samplers.conditioning import from_ids
 from graphs import WIDGETS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-MODULES = (loaders, conditioning, samplers, compare)
+MODULES = (loaders, conditioning, samplers, editing, compare)
 NODES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
 
 
@@ -47,6 +47,7 @@ def sockets() -> dict[str, Any]:
     qwen = host.Loaded.of(tiny.tiny_tar())
     pictures = torch.rand(1, 8, 8, 3)
     shared = {**dict.fromkeys(("model", "draft", "target"), plain), "condition": from_ids([1]), "tar": qwen}
+    shared |= {"original": pictures, "redrawn": pictures, "mask": pictures[..., 0]}
     shared |= {"image": pictures, "report": record, "image_1": [pictures], "report_1": [record]}
     tokens = {"model": gpt, "draft": gpt, "target": tiny.a_gpt(grid=4)}
     of_tokens = ("FastARLlamaGenSampler", "FastARPAR", "FastARZipARSampler", "FastARMuLoSDSampler")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fake_comfy import Interrupted, Preview, Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import conditioning, host, loaders, samplers, schema
+from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers, schema
 from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import CodeCondition, TextCondition, from_ids
@@ -365,6 +365,41 @@ def test_an_edit_that_cannot_be_is_reported(node, name):
     field, sockets = EDITS[name]
     with pytest.raises(UserError, match=f"^{field}: "):
         sample(node, **sockets)
+
+
+def paste(original, redrawn, mask, feather=0):
+    return editing.PasteRedrawn.execute(original=original, redrawn=redrawn, mask=mask, feather=feather).result[0]
+
+
+@pytest.mark.parametrize("feather", [0, 1, 3])
+def test_a_pasted_part_changes_nothing_outside_its_mask_and_fades_in_inside(feather):
+    below, above = torch.rand(1, 12, 16, 3), torch.rand(2, 8, 8, 3)
+    image = paste(below, above, half(24, 32), feather)
+    assert image.shape == (2, 12, 16, 3) and torch.equal(image[:, :, :8], below[:, :, :8].expand(2, -1, -1, -1))
+    weight = paste(torch.zeros(1, 12, 16, 3), torch.ones(1, 8, 8, 3), half(24, 32), feather)[0, 5, 8:, 0]
+    steps = torch.arange(1, 9).div(feather + 1).clamp(max=1)
+    assert torch.allclose(weight, steps), "the picture's edge is no edge of the mask"
+    whole = paste(torch.zeros(1, 8, 8, 3), above, torch.ones(1, 4, 4), feather)
+    assert torch.equal(whole, above)
+
+
+def test_a_picture_of_any_size_is_edited_and_keeps_its_size():
+    """Core's VAE Encode, the sampler, VAE Decode and Paste."""
+    picture, mask, model = torch.rand(1, 30, 50, 3), half(30, 50), a_mar()
+    latent = {"samples": model.vae.encode(picture)}
+    samples, _ = sample(samplers.MARSampler, model=model, latent=latent, mask=mask)
+    image = paste(picture, model.vae.decode(samples), mask)
+    assert image.shape == (2, 30, 50, 3)
+    assert torch.equal(image[0, :, :25], picture[0, :, :25]) and not torch.equal(image[0, :, 25:], picture[0, :, 25:])
+
+
+@pytest.mark.parametrize("name", ["original", "redrawn", "mask"])
+def test_a_paste_of_different_batches_is_refused(name):
+    given = {"original": torch.rand(2, 8, 8, 3), "redrawn": torch.rand(2, 8, 8, 3), "mask": half().repeat(2, 1, 1)}
+    given[name] = given[name][[0, 1, 1]]
+    others = {"original", "redrawn"} - {name}
+    with pytest.raises(UserError, match=f"^({'|'.join(others) if name != 'mask' else name}): "):
+        paste(**given)
 
 
 # ------------------------------------------------------------------------------------------------ inputs that do not fit

@@ -23,10 +23,10 @@ if __name__ == "__main__":
 
     fake_comfy.install()
 
-from fastar_nodes.nodes import advisor, compare, conditioning, loaders, samplers, sharing, sweep
+from fastar_nodes.nodes import advisor, compare, conditioning, editing, loaders, samplers, sharing, sweep
 from graphs import WIDGETS
 
-MODULES = (loaders, conditioning, samplers, compare, sweep, sharing, advisor)
+MODULES = (loaders, conditioning, samplers, editing, compare, sweep, sharing, advisor)
 CLASSES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
 NODES = {name: node.define_schema() for name, node in CLASSES.items()}
 GOLDEN = Path(__file__).with_name("schemas.json")

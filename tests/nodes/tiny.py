@@ -46,8 +46,8 @@ class TinyVAE(nn.Module):
         return mean, torch.zeros_like(mean)
 
 
-def a_vae() -> host.FastARVAE:
-    return host.FastARVAE(TinyVAE(), "tiny", 4, 2, 8)
+def a_vae(side: int = 16) -> host.FastARVAE:
+    return host.FastARVAE(TinyVAE(), "tiny", 4, 2, 8, side)
 
 
 def a_mar(tokens: int = 16, classes: int = 10, label_set: str = "", file: Any = None) -> host.Loaded:
@@ -66,8 +66,8 @@ def random(net: nn.Module, seed: int = 0) -> Any:
     return net.eval().requires_grad_(False)
 
 
-def a_vq() -> host.FastARVAE:
-    return loaders.make_vae(VQModel(random(VQAutoencoder(VQ_SIZE)), "tiny vq"), VQ_SIZE.code_channels)
+def a_vq(grid: int = 4) -> host.FastARVAE:
+    return loaders.make_vae(VQModel(random(VQAutoencoder(VQ_SIZE)), "tiny vq"), VQ_SIZE.code_channels, grid)
 
 
 def a_gpt(
@@ -75,7 +75,7 @@ def a_gpt(
 ) -> host.Loaded:
     """A LlamaGen; with 3 special tokens a PAR."""
     net = random(Llama(replace(config, special=special)))
-    return host.Loaded.of(TokenModel(net, "tiny", grid, label_set=label_set), a_vq(), recommended=file)
+    return host.Loaded.of(TokenModel(net, "tiny", grid, label_set=label_set), a_vq(grid), recommended=file)
 
 
 def a_drawer(size: str = "large", seed: int = 0) -> host.Loaded:
@@ -83,7 +83,7 @@ def a_drawer(size: str = "large", seed: int = 0) -> host.Loaded:
     reader, grid = TATokModel(tiny_ta_tok(READER), "tiny ta-tok"), {"large": 6, "small": 3}[size]
     net = random(Llama(replace(DRAWER, absolute=16 + grid**2 - 1)), seed)
     return host.Loaded.of(
-        TokenModel(net, f"tiny {size}", grid, ta_tok=reader), a_vq(), {"ta_tok": host.Loaded.of(reader)}
+        TokenModel(net, f"tiny {size}", grid, ta_tok=reader), a_vq(grid), {"ta_tok": host.Loaded.of(reader)}
     )
 
 

@@ -42,8 +42,9 @@ def test_what_is_written_comes_back(tmp_path):
     runs = metadata[exchange.KEY]["runs"]
     assert [run["node"] for run in runs] == ["7", "7"]
     assert runs[1]["speedup"] == 2.0 and runs[1]["quality"]["psnr"] == 30.0
-    shown, reports, labels = exchange.read_runs(write(tmp_path / "a.png", json.dumps(metadata[exchange.KEY])))
+    shown, reports, labels, found = exchange.read_runs(write(tmp_path / "a.png", json.dumps(metadata[exchange.KEY])))
     assert shown.size == (4, 6) and labels == ["MAR", "ours"]
+    assert found == quality
     assert reports == [plain, fast] and reports[1].acceptance == 0.75
 
 
@@ -62,6 +63,15 @@ def test_damaged_metadata_is_refused(tmp_path, text):
 KEYS = st.text(max_size=5)
 SIMPLE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
 VALUES = st.recursive(SIMPLE, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEYS, v, max_size=3))
+
+
+@pytest.mark.parametrize(
+    "quality", [3, [], {"psnr": "x"}, {"ssim": float("inf")}, {"word": "equal"}, {"word": []}, {"psnr": 10**400}]
+)
+def test_a_damaged_quality_is_refused(tmp_path, quality):
+    text = json.dumps({"version": 1, "runs": [{**GOOD["runs"][0], "quality": quality}]})
+    with pytest.raises(UserError, match="^image: .*quality"):
+        exchange.read_runs(write(tmp_path / "a.png", text))
 
 
 @given(st.sampled_from(sorted(GOOD["runs"][0])), VALUES)
