@@ -70,21 +70,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """How files are found and where their weights are placed.
+    """How files are found and where their weights are placed."""
 
-    Attributes:
-        find: (choice, file family) to the path; downloads the file if necessary.
-        device: device of the weights.
-        dtype: "auto", "fp32", "bf16", "fp16" or "int8".
-        compute: device for which "auto" selects the dtype; None for ``device``.
-        speed: how the networks run, see :data:`.speed.SPEEDS`.
-    """
-
-    find: Callable[[str, str], Path]
-    device: torch.device
-    dtype: str = AUTO
-    compute: torch.device | None = None
-    speed: str = PLAIN
+    find: Callable[[str, str], Path]  # (choice, file family) to the path; downloads the file if necessary
+    device: torch.device  # device of the weights
+    dtype: str = AUTO  # "auto", "fp32", "bf16", "fp16" or "int8"
+    compute: torch.device | None = None  # device for which "auto" selects the dtype; None for ``device``
+    speed: str = PLAIN  # how the networks run, see speed.SPEEDS
 
     def precision(self, family: str) -> str:
         """Name of the dtype of a family's networks; a UserError if ``dtype`` is unknown or not for the device."""
@@ -95,13 +87,7 @@ class Source:
 
 
 def find_file(choice: str, family: str, folder: Path, progress: Callable[[int, int], None] | None = None) -> Path:
-    """The path of a catalogue entry (downloaded if necessary) or of a file named by its path; a UserError if there is none.
-
-    Args:
-        family: file family, a key of :data:`.families.KINDS`.
-        folder: folder of weight files and downloads.
-        progress: called with (bytes so far, bytes in total or 0).
-    """
+    """The path of a catalogue entry (downloaded to ``folder`` if necessary) or of a file named by its path; see :func:`.hub.resolve`."""
     path = Path(choice).expanduser()
     # Catalogue entries take precedence: a checkout contains a folder named demo.
     if choice not in _ids(family) and (path.is_file() or path.is_dir() or path.is_absolute()):
@@ -121,24 +107,15 @@ def is_demo(model: MARModel | TokenModel) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """A loaded model with its decoder.
+    """A loaded model with its decoder."""
 
-    Attributes:
-        family: model family of the registry.
-        model: the model.
-        decoder: its decoder; None for random weights.
-        metadata: metadata of the model's file.
-        choice, decoder_choice: what selected the model and the decoder; "" if nothing did.
-        path: the model's file.
-    """
-
-    family: str
+    family: str  # model family of the registry
     model: Model
-    decoder: KLModel | VQModel | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    choice: str = ""
-    decoder_choice: str = ""
-    path: Path | None = None
+    decoder: KLModel | VQModel | None = None  # None for random weights
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of the model's file
+    choice: str = ""  # what selected the model; "" if nothing did
+    decoder_choice: str = ""  # what selected the decoder
+    path: Path | None = None  # the model's file
 
     @property
     def config(self) -> Any:
@@ -216,15 +193,10 @@ def identify(path: Path) -> str:
 
 @enough_memory("dtype: memory is insufficient to load this model; choose bf16 or fp16, or unload others.")
 def load(family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None) -> Ready:
-    """Load a model and its decoder.
+    """Load a model of a family of the registry, and its decoder.
 
-    Args:
-        family: model family of the registry.
-        choice, decoder: catalogue entries or files; "auto" selects the decoder the model was trained with.
-        grid: tokens per side of a token model; None takes the file's.
-
-    Raises:
-        UserError: a file is missing, does not fit, or the decoder is for other latents.
+    ``choice`` and ``decoder`` are catalogue entries or files; "auto" selects the decoder the model was trained with. ``grid``: tokens per
+    side of a token model; None takes the file's. A UserError if a file is missing or does not fit, or the decoder is for other latents.
     """
     about = FAMILIES[family]
     path, kind = source.find(choice, about.files), "kl" if about.masked else "vq"
@@ -284,14 +256,9 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel 
 def choose_models(
     model: str, entries: Sequence[Entry], files: Source, prompted: bool = False, labelled: bool = False
 ) -> dict[str, tuple[str, str]]:
-    """(family, choice) of the model of each sampler: the one named, or of the demo the one of the sampler's family.
+    """(family, choice) of the model of each sampler: the one named (a catalogue entry or file), or for "demo" that of the sampler's family.
 
-    Args:
-        model: "demo", a catalogue entry or a file.
-        prompted, labelled: whether the run has prompts, or class labels.
-
-    Raises:
-        UserError: a sampler is for another family.
+    ``prompted``, ``labelled``: whether the run has prompts, or class labels. A UserError if a sampler is for another family.
     """
     if model == DEMO:
         demos = _families(entries, prompted, labelled)
@@ -323,10 +290,8 @@ def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[
 
 
 def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, str], files: Source) -> str:
-    """The built-in model that a sampler uses for "demo".
-
-    A sampler with a single model fixes the picture size for its family, because seconds are comparable only at one size.
-    """
+    """The built-in model that a sampler uses for "demo". One with a single model fixes the picture size for its family, because seconds
+    are comparable only at one size."""
     family = families[entry.name]
     fixed = [e.demos(family)[0] for e in entries if families[e.name] == family and len(e.demos(family)) == 1]
     own = entry.demos(family)
@@ -343,24 +308,15 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
 
 
 class Drafts:
-    """Draft models of the samplers of a run; each is loaded once.
-
-    Args:
-        source: how files are found.
-        choice: "auto" (the catalogue's), a catalogue entry or a file.
-        target_name: what the user called the target, for messages.
-    """
+    """Draft models of the samplers of a run, each loaded once: "auto" (the catalogue's), a catalogue entry or a file, for the target that
+    the user called ``target_name``."""
 
     def __init__(self, source: Source, choice: str, target_name: str):
         self._source, self._choice, self._name = source, choice, target_name
         self._loaded: dict[tuple[str, str], Model] = {}
 
     def load(self, sampler: str, target: Ready) -> Model:
-        """The draft model of a sampler.
-
-        Raises:
-            UserError: none is named and the catalogue has none, or the file does not fit.
-        """
+        """The draft model of a sampler; a UserError if none is named and the catalogue has none, or the file does not fit."""
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
             what = "a small draft model" if target.masked else "a draft model of a smaller picture"
@@ -417,10 +373,7 @@ def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def defaults(ready: Ready) -> dict[str, Any]:
-    """Settings recommended for a model: its file's, and for what the file does not state the published ones of its kind.
-
-    A MAR gets no more AR steps than it has tokens.
-    """
+    """Settings recommended for a model: its file's, else the published ones of its kind; a MAR gets no more AR steps than it has tokens."""
     out = _published(ready)
     if "ar_steps" in out:
         out["ar_steps"] = min(out["ar_steps"], ready.tokens)
@@ -475,12 +428,7 @@ def _published(ready: Ready) -> dict[str, Any]:
 
 @torch.no_grad()
 def decode(ready: Ready, result: Any) -> Tensor:
-    """Decode a sampler's result to pictures uint8 [B, H, W, 3] on the CPU; the decoder's seconds and passes enter its report.
-
-    Args:
-        ready: the model that was sampled; has a decoder.
-        result: latents or codes, and the report.
-    """
+    """Decode a sampler's result to pictures uint8 [B, H, W, 3] on the CPU; the decoder's seconds and passes enter its report."""
     net: Any = cast(VQModel, ready.decoder).net
     report: Report = result.report
     latents = result.latents if ready.masked else net.vectors(result.codes)

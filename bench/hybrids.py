@@ -6,10 +6,11 @@ import zlib
 
 import torch
 
-from ..model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
+from ..model_loaders.networks.hybrid import Hybrid, HybridConfig
 from ..model_loaders.networks.llama import qwen_config
 from ..model_loaders.networks.mar import MARConfig
 from ..model_loaders.networks.prompts import HybridModel
+from .initialise import initialise_hybrid
 
 # Official sizes: width, depth, heads, key heads, inner width of the language model; width, depth of encoder and of decoder, head depth and
 # width of the MAR; tokens per side of the stored tables and of a picture; largest beta; AR steps.
@@ -49,7 +50,7 @@ def random_hybrid(size: str, dtype: torch.dtype, device: str | torch.device) -> 
     with torch.device("meta" if str(device) == "meta" else "cpu"):
         net = Hybrid(official(size, side)).eval().requires_grad_(False)
     if str(device) != "meta":
-        initialise(net)
+        initialise_hybrid(net)
     last = net.head.final_layer.linear
     net.to(device, dtype)
     last.float()

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..cli.bench import conditions_of, prepare, shared_options
 from ..cli.options import MOST_IMAGES, whole
 from ..cli.running import draw, warm_up
+from ..model_loaders.networks.mar import MARConfig
 from ..model_loaders.networks.mar import Work as Rows
 from ..model_loaders.networks.prompts import HybridModel
 from ..reports.table import markdown
@@ -119,6 +120,11 @@ def counted() -> Iterator[Work]:
 DIFFUSION_STEPS, CFG, _PROMPT = 100, 3.0, "a red boat at sunset"
 
 
+def head_flops(c: MARConfig, rows: int) -> int:
+    """Floating-point operations of head rows: tokens times diffusion steps, both branches of guidance."""
+    return 2 * rows * c.head_width * ((c.head_depth * 5 + 2) * c.head_width + 3 * c.channels)
+
+
 def hybrid_flops(
     model: HybridModel, condition: PromptCondition, settings: MARBase, published: bool = False
 ) -> dict[str, int]:
@@ -137,7 +143,7 @@ def hybrid_flops(
         decoded = len(lengths) * (buffer + length)
         last = decoded if published else len(lengths) * (before - after)
         out["MAR decoder"] += c.mar_flops(Rows(0, 0, decoded, buffer + length, last))
-    out["head"] = c.head_flops(len(lengths) * length * settings.diffusion_steps)
+    out["head"] = head_flops(c.mar, len(lengths) * length * settings.diffusion_steps)
     return out
 
 

@@ -10,13 +10,13 @@ from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
 from ..model_loaders.hybrid import precision
-from ..model_loaders.networks import llama, mar
 from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..samplers.registry import HYBRID, LLAMAGEN, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
 from .hybrids import SIZES as HYBRID_SIZES
 from .hybrids import random_hybrid
+from .initialise import initialise_llama, initialise_mar
 
 # Li et al. 2024, table of models: width, depth of encoder and of decoder, attention heads, head depth and width.
 SIZES = {"MAR-B": (768, 12, 12, 6, 1024), "MAR-L": (1024, 16, 16, 8, 1280), "MAR-H": (1280, 20, 16, 12, 1536)}
@@ -58,7 +58,7 @@ def official_gpt(size: str, special: int = 0) -> LlamaConfig:
 
 def random_gpt(config: LlamaConfig) -> Llama:
     """A token model with random weights. The output layer, zero at the start of a training, would make all tokens equally likely."""
-    net = llama.initialise(Llama(config)).eval().requires_grad_(False)
+    net = initialise_llama(Llama(config)).eval().requires_grad_(False)
     net.output.weight.normal_(std=0.02)
     return net
 
@@ -75,7 +75,7 @@ def random_model(size: str, dtype: str, device: torch.device, special: int = 0) 
             name = f"{size.replace('LlamaGen', 'PAR')}-4x" if special else size
             net = random_gpt(official_gpt(size, special)).to(device, compute)
             return Ready(LLAMAGEN, TokenModel(net, f"{name}, random weights", TOKEN_SIZES[size][3]))
-        made = mar.initialise(MAR(official(size))).eval().requires_grad_(False)
+        made = initialise_mar(MAR(official(size))).eval().requires_grad_(False)
     last = made.head.final_layer.linear
     made = made.to(device, compute)
     last.float()

@@ -1,10 +1,9 @@
 """Time samplers against each other.
 
-The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the other, so that other
-load on the machine affects all of them. A ratio is the median of the repeats' ratios to the baseline of the sampler's family (mar,
-llamagen, tar), with the smallest and the largest. Each sampler runs an untimed step first. --random times a network of an official size
-with random weights, which is meaningful for seconds but not for acceptance. Models that draw from text get random rows unless --prompt
-names one.
+The runs are paired and interleaved (A B A B ...): every repeat runs each sampler on the same noise, one after the other, so that other load
+on the machine affects all of them. A ratio is the median of the repeats' ratios to the baseline of the sampler's family (mar, llamagen,
+tar), with the smallest and the largest. Each sampler runs an untimed step first. --random times a network of an official size with random
+weights, which is meaningful for seconds but not for acceptance. Models that draw from text get random rows unless --prompt names one.
 """
 
 from __future__ import annotations

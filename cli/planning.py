@@ -52,8 +52,7 @@ class Planned:
 def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[str, Ready]) -> list[Planned]:
     """Samplers with their settings, grouped by family, the baseline first in each.
 
-    A later source of a setting takes precedence: the model's defaults, settings for all samplers, the preset, settings for
-    one sampler.
+    A later source of a setting takes precedence: the model's defaults, settings for all samplers, the preset, settings for one sampler.
 
     Args:
         samplers: names separated by commas; several variants of one sampler as mar:one,mar:other.

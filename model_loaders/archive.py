@@ -43,12 +43,7 @@ class HoldsCode(Refused):
 
 
 def check(path: Path) -> None:
-    """Check a zip file of ``torch.save``.
-
-    Raises:
-        Refused: it is over a limit, or holds something else than weights and plain values.
-        OSError: it cannot be read.
-    """
+    """Check a zip file of ``torch.save``; :class:`Refused` if it is over a limit, or holds something else than weights and plain values."""
     try:
         _scan(_pickle(path))
     except (Refused, OSError, MemoryError):

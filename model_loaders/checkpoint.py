@@ -66,22 +66,14 @@ _EasyDict.__module__, _EasyDict.__qualname__, _EasyDict.__name__ = "easydict", "
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Contents of a weight file.
+    """Contents of a weight file."""
 
-    Attributes:
-        state: parameter names to CPU tensors in the file's dtype, memory-mapped.
-        metadata: text entries of a safetensors header. For a pickle with ``sd`` and ``args`` (Tar): the entry "args", the
-            scalar arguments as JSON. Otherwise empty.
-        path: the file, or the folder of its shards.
-        field: name of the input that selected the file; messages begin with it.
-        what: the kind of network it is read for ("a MAR"), for messages.
-    """
-
-    state: dict[str, Tensor]
+    state: dict[str, Tensor]  # parameter names to CPU tensors in the file's dtype, memory-mapped
+    # Text entries of a safetensors header; of a pickle with ``sd`` and ``args`` (Tar) the entry "args", the scalar arguments as JSON.
     metadata: dict[str, str]
-    path: Path
-    field: str = "checkpoint"
-    what: str = "a network"
+    path: Path  # the file, or the folder of its shards
+    field: str = "checkpoint"  # name of the input that selected the file; messages begin with it
+    what: str = "a network"  # the kind of network it is read for ("a MAR"), for messages
 
     @property
     def folder(self) -> Path:
@@ -102,17 +94,9 @@ class Checkpoint:
         return replace(self, state={name: t for name, t in self.state.items() if keep(name)})
 
     def number(self, key: str, default: Any, low: float, high: float, settings: Mapping[str, Any] | None = None) -> Any:
-        """A number from ``low`` to ``high``, a whole one if ``low`` is an int; ``default`` if it is missing or null.
-
-        Args:
-            settings: a JSON configuration; None for the metadata.
-
-        Raises:
-            UserError: the entry is no such number.
-        """
-        where, value = (
-            ("metadata", self.metadata.get(key)) if settings is None else ("configuration", settings.get(key))
-        )
+        """A number from ``low`` to ``high`` of a JSON configuration (None: of the metadata), a whole one if ``low`` is an int; ``default``
+        if it is missing or null, and a UserError if it is no such number."""
+        value = self.metadata.get(key) if settings is None else settings.get(key)
         if value is None:
             return default
         kind, number = type(low), math.nan
@@ -125,8 +109,7 @@ class Checkpoint:
             number = value
         if not low <= number <= high or kind is int and number % 1:
             noun = "a whole number" if kind is int else "a number"
-            stated = f"{key} = {str(value)[:40]} in its {where}"
-            raise self.error(f"states {stated}, which must be {noun} from {low:g} to {high:g}")
+            raise self.error(f"states {key} = {str(value)[:40]}, which must be {noun} from {low:g} to {high:g}")
         return kind(number)
 
     def text(self, key: str, default: str) -> str:
@@ -141,14 +124,8 @@ class Checkpoint:
         return self.text("name", self.stem if telling else self.folder.name)
 
     def settings(self, key: str, beside: bool = False) -> dict[str, Any]:
-        """A JSON object from the metadata; {} if there is none.
-
-        Args:
-            beside: whether a file without a configuration in its metadata has it in ``<key>.json`` in its folder.
-
-        Raises:
-            UserError: it is not a JSON object, or cannot be read.
-        """
+        """A JSON object from the metadata, or ``beside`` a file without a configuration in its metadata, from ``<key>.json``; {} if there
+        is none. A UserError if it is not a JSON object."""
         if key in self.metadata:
             return parse_json(self.metadata[key], f"the entry {key} in {self.path.name}", self.field)
         beside = beside and "config" not in self.metadata
@@ -169,7 +146,6 @@ def read(
     Args:
         path: a safetensors file, or one written by ``torch.save``: flat, or nested under ``model_ema`` (preferred),
             ``ema``, ``model``, ``module``, ``state_dict`` or ``sd``. A ``module.`` prefix common to all names is removed.
-        field: name of the input that selected the file; messages begin with it.
         skip: whether a weight of this name is left out. In safetensors it is not read at all.
         shards: the files that ``path``, a folder, stands for.
 
@@ -363,12 +339,10 @@ def load_strictly(
     device: str | torch.device = "cpu",
     int8: bool = False,
 ) -> N:
-    """A network in eval mode, without gradients, with all weights of a file. If a check fails, the network is left unchanged.
+    """A network in eval mode, without gradients, with copies of all weights of a file.
 
     Args:
-        file: the weights. They are copied, so the file may change or be deleted afterwards.
         make: constructs the network; called with "meta" as default device, where weights take no memory.
-        dtype, device: of the loaded weights.
         fp32: name prefixes of weights that are loaded in fp32 regardless of ``dtype``.
         int8: whether the blocks are rounded to int8.
 

@@ -55,15 +55,9 @@ def download(
 ) -> None:
     """Download ``file`` of ``repo`` to ``to / file``.
 
-    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. Before the file is renamed, its
-    length is verified, and its sha256 against the catalogue's, and the server's, where it states one.
-
-    Args:
-        to: target folder; created if necessary.
-        revision: commit, or None for the newest.
-        sha256: hex digest, or None.
-        progress: see :func:`.hub.resolve`; None shows huggingface_hub's progress bar.
-        field: name of the input, for messages.
+    An interrupted download leaves a hidden ``.part`` file, and the next call resumes it. Before the file is renamed, its length is
+    verified, and its sha256 against the catalogue's, and the server's, where it states one. ``progress``: see :func:`.hub.resolve`;
+    None shows huggingface_hub's progress bar.
 
     Raises:
         Missing: the repository has no such file.
@@ -122,11 +116,7 @@ def download(
 
 
 def _in_thread(call: Callable[[], T], tick: Callable[[], None]) -> T:
-    """Run ``call`` in a thread, and ``tick`` in the calling thread every 0.2 seconds until it ends.
-
-    Raises:
-        _Failed: ``call`` raised. Exceptions of ``tick`` propagate unchanged.
-    """
+    """Run ``call`` in a thread, and ``tick`` in the calling thread every 0.2 seconds until it ends; a :class:`_Failed` if it raised."""
     future: Future[T] = Future()
 
     def work() -> None:

@@ -12,26 +12,16 @@ from .folders import weight_files
 
 
 class Kind(NamedTuple):
-    """A family of files.
+    """A family of files."""
 
-    Attributes:
-        noun: what messages call a file of the family.
-        field: the input that selects its files; messages begin with it.
-        prefixes: beginnings of parameter names that a file of the family has, each at least once (of a tuple any); () if it is not
-            identified.
-        folder: whether it may be a model folder.
-        loader: the node that loads it, if it has one of its own.
-        decoder: catalogue id of its official decoder.
-        part: beginning of its parameter names in a file with a de-tokenizer.
-    """
-
-    noun: str
-    field: str
+    noun: str  # what messages call a file of the family
+    field: str  # the input that selects its files; messages begin with it
+    # Beginnings of parameter names that a file of the family has, each at least once (of a tuple any); () if it is not identified.
     prefixes: tuple[str | tuple[str, ...], ...] = ()
-    folder: bool = False
-    loader: str = ""
-    decoder: str = ""
-    part: str = ""
+    folder: bool = False  # whether it may be a model folder
+    loader: str = ""  # the node that loads it, if it has one of its own
+    decoder: str = ""  # catalogue id of its official decoder
+    part: str = ""  # beginning of its parameter names in a file with a de-tokenizer
 
 
 # In order of identification: a file is of the first family whose prefixes are all there.
@@ -92,11 +82,7 @@ def parts_of(names: Iterable[str]) -> set[str]:
 
 
 def read(path: str | Path, family: str, skip: Callable[[str], bool] | None = None) -> ck.Checkpoint:
-    """Read a file of ``family``, a key of :data:`KINDS`, or the files of a model folder.
-
-    Args:
-        path: see :func:`.checkpoint.read`; where the family allows it, also a Hugging Face model folder or one of its shards.
-        skip: see :func:`.checkpoint.read`.
+    """Read a file of ``family``, a key of :data:`KINDS`, or where the family allows it a model folder or one of its shards.
 
     Raises:
         UserError: see :func:`.checkpoint.read`, or it holds another family; the message names it and the input or node that

@@ -17,12 +17,9 @@ _MAX_DIGITS = 25
 
 
 def weight_files(path: Path, field: str, what: str) -> list[Path]:
-    """The weight files of a model folder, or of the folder of a shard, or the file itself.
+    """The weight files of a model folder, or of the folder of a shard, or the file itself; ``what`` is the kind of network, for messages.
 
-    A single file is preferred to shards, and safetensors to pickles. ``what`` is the kind of network, for messages.
-
-    Raises:
-        UserError: the path does not exist, or the folder has no weights or not all shards.
+    A single file is preferred to shards, and safetensors to pickles. A UserError if there are none, or not all shards.
     """
     if not os.path.exists(path):  # Path.exists can raise
         raise UserError(f"{field}: there is no file or folder {path}; put it there or choose another")
@@ -71,11 +68,7 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
-    """A JSON object of finite numbers with at most 25 digits; Python's parser also accepts NaN and endless integers.
-
-    Raises:
-        UserError: ``text``, which comes from ``where``, is not JSON, or not an object, or holds other numbers.
-    """
+    """A JSON object of finite numbers with at most 25 digits, else a UserError; Python's parser also accepts NaN and endless integers."""
 
     def integer(text: str) -> int:
         if len(text) > _MAX_DIGITS:

@@ -92,12 +92,8 @@ def entries(family: str) -> list[Entry]:
 
 
 def menu(family: str, local: Sequence[str]) -> list[str]:
-    """Menu of a loader: existing built-in entries, local files, then downloadable entries with their size.
-
-    Args:
-        family: a key of :data:`.families.KINDS`.
-        local: file names relative to the model folders, as ComfyUI lists them.
-    """
+    """Menu of a loader: existing built-in entries, local files (relative to the model folders), then downloadable entries with their
+    size."""
     catalogued = entries(family)
     others = {PurePosixPath(e.file).parts[0] for e in _catalogue() if e.family != family and not e.built_in}
     # Files catalogued for another loader are left out.
@@ -144,13 +140,7 @@ def decoder_for(choice: str, family: str, stated: str | None = None, text: bool 
     """The id of the decoder that "auto" selects for a model.
 
     The first of these: the decoder of the catalogue entry, chosen by its id or its file; the decoder in the file's metadata; the
-    official decoder, KL-16 for MAR and VQ-16 otherwise. LlamaGen's text-to-image models have their own VQ-16.
-
-    Args:
-        choice: the checkpoint choice.
-        family: a key of :data:`.families.KINDS` that has a decoder.
-        stated: the decoder in the file's metadata.
-        text: whether the model is conditioned on texts.
+    official decoder, KL-16 for MAR and VQ-16 otherwise. LlamaGen's text-to-image models (``text``) have their own VQ-16.
     """
     official, file = KINDS[family].decoder, f"/{PureWindowsPath(choice).as_posix()}"
     same = (e for e in entries(family) if not e.built_in and file.endswith(f"/{e.file}"))
@@ -220,11 +210,7 @@ def _fetch(entry: Entry, download_to: Path, field: str, progress: Progress) -> P
 
 
 def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = False) -> Path:
-    """The local file of a choice, or with ``folder_too`` the local folder.
-
-    Raises:
-        UserError: it does not exist, or the name is absolute or contains "..".
-    """
+    """The local file of a choice, or with ``folder_too`` the folder; a UserError if it is absent, absolute or contains ".."."""
     windows = PureWindowsPath(choice)  # parses both separators, drives and shares on every system
     if not choice.strip() or "\0" in choice or windows.anchor or ".." in windows.parts:
         raise UserError(
@@ -242,6 +228,5 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
 
 
 def _without_shard(name: str) -> str:
-    """The folder of Hugging Face weights ("xl" for "xl/model.safetensors" or "xl/model-00001-of-00002.safetensors"); other
-    names unchanged."""
+    """The folder of Hugging Face weights ("xl" for "xl/model.safetensors" or a shard of it); other names unchanged."""
     return re.sub(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$", "", name)

@@ -15,6 +15,7 @@ from .families import read
 from .mar import FP32_WEIGHTS, latent_metadata
 from .networks.hybrid import MAR_PREFIX, TABLES, Hybrid, HybridConfig, resize_table
 from .networks.prompts import HybridModel
+from .tar import language_numbers
 from .tokenizer import has_tokenizer, load_tokenizer
 
 # Weights that no picture needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class labels,
@@ -101,17 +102,7 @@ def load_network(
     device: str | torch.device = "cpu",
     int8: bool = False,
 ) -> Hybrid:
-    """The network of a file, with position tables of another grid.
-
-    Args:
-        file: the weights; those that no picture needs are ignored.
-        config: their shape.
-        height, width: tokens of the grid.
-        dtype, device, int8: see :func:`.checkpoint.load_strictly`.
-
-    Raises:
-        UserError: the weights do not fit.
-    """
+    """The network of a file whose weights have the shape ``config``, with position tables of a grid of ``height`` x ``width`` tokens."""
     file = file.filter(lambda name: not name.startswith(_UNREAD + _LEFT) and not name.endswith(".inv_freq"))
     with ck.misfits(file):
         for table in TABLES:
@@ -128,21 +119,11 @@ def _part(settings: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
-    """The shape of the stored weights; ``settings`` is the configuration, {} for an official size.
-
-    Raises:
-        UserError: the weights or the configuration do not fit.
-    """
+    """The shape of the stored weights; ``settings`` is the configuration, {} for an official size."""
     llm, mar = _part(settings, "llm"), _part(settings, "mar")
     with ck.misfits(file):
-        config = HybridConfig.from_state_dict(
-            file.state,
-            heads=file.number("num_attention_heads", None, 1, 4096, llm),
-            mar_heads=file.number("encoder_num_heads", None, 1, 1024, mar),
-            positions=file.number("max_position_embeddings", 32768, 1, 1 << 24, llm),
-            theta=file.number("rope_theta", 1e6, 1.0, 1e12, llm),
-            eps=file.number("rms_norm_eps", 1e-6, 0.0, 1.0, llm),
-        )
+        mar_heads = file.number("encoder_num_heads", None, 1, 1024, mar)
+        config = HybridConfig.from_state_dict(file.state, mar_heads=mar_heads, **language_numbers(file, llm))
     sizes = [*astuple(replace(config.mar, classes=1)), config.llm.dim, config.llm.depth, config.llm.hidden]
     if min(sizes) < 1:
         raise file.error(f"does not fit {file.what}: a part of it is missing or empty")

@@ -22,7 +22,7 @@ from .folders import weight_files
 from .llamagen import LARGEST_GRID
 from .networks.autoencoder import VQModel
 from .networks.janus import Janus, JanusConfig, JanusModel, Template
-from .tar import expect_stated
+from .tar import expect_language, language_numbers
 from .tokenizer import Tokenizer, load_tokenizer
 
 _WHAT = "a Janus"
@@ -64,18 +64,15 @@ def load_janus(
     tokens for them or the name contains "1.3b". Metadata entries of a safetensors file: ``config`` and ``tokenizer`` (contents of the
     JSON files), ``name``, and ``grid`` (24).
 
+    Shared arguments and errors: see :mod:`.checkpoint`.
+
     Args:
         path: a model folder, one of its shards, or a weight file, in the authors' or in transformers' layout.
-        dtype: "auto", "fp32", "bf16", "fp16" or "int8", see :func:`.checkpoint.choose_dtype` (with bf16, as upstream).
-        device: device of the weights.
+        dtype: "auto" prefers bf16, as upstream.
         grid: tokens per side; None, or the only one that the model draws.
 
-    Returns:
-        The model in eval mode, without gradients.
-
     Raises:
-        UserError: a file is missing, damaged or of another network; the weights do not fit; the tokenizer lacks a special token;
-            another grid is asked for.
+        UserError: the tokenizer lacks a special token; another grid is asked for.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = _renamed(read(path, "janus", lambda name: _is_unused(name) or _name(name).startswith(_VQ)))
@@ -89,13 +86,7 @@ def load_janus(
             f"grid: a Janus draws {side}x{side} tokens and no other size; choose auto, and enlarge the picture"
         )
     net = ck.load_strictly(file, lambda: Janus(config), dtype=compute, device=device, int8=dtype == ck.INT8)
-    return JanusModel(
-        net=net.fold(),
-        name=file.name,
-        grid=side,
-        tokenize=tokenizer.encode,
-        template=template,
-    )
+    return JanusModel(net=net.fold(), name=file.name, grid=side, tokenize=tokenizer.encode, template=template)
 
 
 def load_janus_vq(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> VQModel:
@@ -134,31 +125,13 @@ def _config(file: ck.Checkpoint, settings: Mapping[str, Any], pad: int) -> Janus
     if stated.get("rope_scaling"):
         raise file.error("uses RoPE scaling, which no Janus does", "choose an official one")
     with ck.misfits(file):
-        config = JanusConfig.of_janus(
-            file.state,
-            heads=file.number("num_attention_heads", None, 1, 4096, stated),
-            pad=pad,
-            positions=file.number("max_position_embeddings", 16384, 1, 1 << 24, stated),
-            theta=file.number("rope_theta", 1e4, 1.0, 1e12, stated),
-            eps=file.number("rms_norm_eps", 1e-6, 0.0, 1.0, stated),
-        )
-    derived = {
-        "hidden_size": config.dim,
-        "num_hidden_layers": config.depth,
-        "num_key_value_heads": config.kv_heads,
-        "intermediate_size": config.hidden,
-        "vocab_size": config.words,
-    }
-    expect_stated(file, stated, derived)
+        config = JanusConfig.of_janus(file.state, pad, **language_numbers(file, stated))
+    expect_language(file, stated, config, vocab_size=config.words)
     return config
 
 
 def _template(file: ck.Checkpoint, tokenizer: Tokenizer, plain: bool) -> tuple[Template, int]:
-    """Ids of the special tokens around a prompt, and of the padding token.
-
-    Raises:
-        UserError: the tokenizer lacks one.
-    """
+    """Ids of the special tokens around a prompt, and of the padding token; a UserError if the tokenizer lacks one."""
     named = tokenizer.special_tokens
     missing = [name for name in (_BEGIN, _PAD, _IMAGE) if name not in named]
     if missing:

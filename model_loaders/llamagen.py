@@ -75,11 +75,7 @@ def load_llamagen(
 
 
 def gpt_config(file: ck.Checkpoint, heads: int | None) -> LlamaConfig:
-    """Derive a GPT's shape from its weights; ``heads`` None: those of the official model of the same width.
-
-    Raises:
-        UserError: weights are missing, empty or misshaped, or do not fit the head count.
-    """
+    """Derive a GPT's shape from its weights; ``heads`` None: those of the official model of the same width."""
     if any("emb" in name and tensor.ndim != 2 for name, tensor in file.state.items()):
         raise file.error(f"does not fit {file.what}: its embeddings are misshaped")
     with ck.misfits(file):
@@ -96,15 +92,8 @@ def square_root(tokens: int) -> int | None:
 
 
 def find_grid(file: ck.Checkpoint, requested: int | None, stated: int | None, usual: set[int]) -> int:
-    """Tokens per side of the image: the requested number, else the one that the file states, else the one of its name.
-
-    Args:
-        stated: tokens per side that the file's content determines, or None.
-        usual: tokens per side of a name without an image size.
-
-    Raises:
-        UserError: the requested number is out of range or contradicts the file, or none is known.
-    """
+    """Tokens per side of the image: requested, else stated by the file's content, else by its name, else ``usual``; a UserError if the
+    requested number is out of range or contradicts the file, or none is known."""
     name = file.path.name
     known = {stated} if stated else {int(size) // _STRIDE for size in _SIZES.findall(file.stem)} or usual
     if requested is not None:

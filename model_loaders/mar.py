@@ -49,11 +49,7 @@ def load_mar(
 
 
 def latent_metadata(file: ck.Checkpoint, channels: int) -> dict[str, Any]:
-    """Latent scale, last diffusion timestep and patch size of a model whose tokens have so many channels.
-
-    Raises:
-        UserError: an entry is out of range, or tokens are not patches of that size.
-    """
+    """Latent scale, last diffusion timestep and patch size of a model whose tokens have so many channels."""
     patch = file.number("patch", 1, 1, 64)
     if channels % patch**2:
         raise file.error(f"states patch = {patch} in its metadata, but its tokens have {channels} channels")

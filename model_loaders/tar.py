@@ -81,24 +81,27 @@ def _language_config(file: ck.Checkpoint, settings: Mapping[str, Any]) -> LlamaC
     if tied is False and HEAD not in file.state:
         raise file.error(f"does not fit {file.what}: {HEAD} is missing")
     with ck.misfits(file):
-        config = LlamaConfig.of_qwen(
-            {name: t for name, t in file.state.items() if name != HEAD or not tied},
-            heads=file.number("num_attention_heads", None, 1, 4096, settings),
-            positions=file.number("max_position_embeddings", 32768, 1, 1 << 24, settings),
-            theta=file.number("rope_theta", 1e6, 1.0, 1e12, {**rope, **settings}),
-            eps=file.number("rms_norm_eps", 1e-6, 0.0, 1.0, settings),
-        )
-    expect_stated(
-        file,
-        settings,
-        {
-            "hidden_size": config.dim,
-            "num_hidden_layers": config.depth,
-            "num_key_value_heads": config.kv_heads,
-            "intermediate_size": config.hidden,
-        },
-    )
+        weights = {name: t for name, t in file.state.items() if name != HEAD or not tied}
+        config = LlamaConfig.of_qwen(weights, **language_numbers(file, {**rope, **settings}))
+    expect_language(file, settings, config)
     return config
+
+
+def language_numbers(file: ck.Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``LlamaConfig.of_qwen`` that a configuration states."""
+    stated = {
+        "heads": file.number("num_attention_heads", None, 1, 4096, settings),
+        "positions": file.number("max_position_embeddings", None, 1, 1 << 24, settings),
+        "theta": file.number("rope_theta", None, 1.0, 1e12, settings),
+        "eps": file.number("rms_norm_eps", None, 0.0, 1.0, settings),
+    }
+    return {name: value for name, value in stated.items() if value is not None}
+
+
+def expect_language(file: ck.Checkpoint, settings: Mapping[str, Any], c: LlamaConfig, **more: int) -> None:
+    """Raise a UserError if the configuration of a language model, or ``more`` of it, contradicts its weights."""
+    derived = {"hidden_size": c.dim, "num_hidden_layers": c.depth, "num_key_value_heads": c.kv_heads}
+    expect_stated(file, settings, {**derived, "intermediate_size": c.hidden, **more})
 
 
 def expect_stated(file: ck.Checkpoint, settings: Mapping[str, Any], derived: Mapping[str, int]) -> None:
@@ -114,11 +117,8 @@ def expect_stated(file: ck.Checkpoint, settings: Mapping[str, Any], derived: Map
 def _special_tokens(
     file: ck.Checkpoint, settings: Mapping[str, Any], chat: tuple[int, int] | None, rows: int
 ) -> tuple[SpecialTokens, int]:
-    """Ids of the special tokens and the number of scales, as the configuration states them, else the official ones.
-
-    Raises:
-        UserError: ids lie outside the embedding, overlap, or are not stated anywhere.
-    """
+    """Ids of the special tokens and the number of scales, as the configuration states them, else the official ones; a UserError if they
+    lie outside the embedding, overlap, or are not stated anywhere."""
     ids = {key: file.number(key, official, 0, rows - 1, settings) for key, official in _OFFICIAL_IDS.items()}
     image, scale, last_scale, code, last_code = ids.values()
     unstated = [key for key in ids if settings.get(key) is None]

@@ -31,17 +31,11 @@ _SHARED, _COPY = "shared.weight", "encoder.embed_tokens.weight"
 
 @dataclass(frozen=True, eq=False)
 class TextEncoder:
-    """A T5 encoder with its tokenizer.
+    """A T5 encoder with its tokenizer."""
 
-    Attributes:
-        net: transformers' ``T5EncoderModel`` in eval mode, without gradients.
-        tokenizer: its tokenizer; has the end-of-sequence token.
-        name: display name.
-    """
-
-    net: nn.Module
-    tokenizer: Tokenizer
-    name: str
+    net: nn.Module  # transformers' T5EncoderModel in eval mode, without gradients
+    tokenizer: Tokenizer  # has the end-of-sequence token
+    name: str  # display name
 
     @property
     def width(self) -> int:
@@ -54,17 +48,10 @@ class TextEncoder:
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[Tensor]:
-        """Features of prompts, one entry per image.
+        """Features of prompts before cleaning: for each the last hidden state [n, width] of its n tokens, 1 <= n <= 120.
 
-        Prompts are encoded one by one and without padding, so that an image does not depend on the rest of the batch.
-        LlamaGen masks padding, and its prefix has no positions.
-
-        Args:
-            texts: prompts before cleaning.
-
-        Returns:
-            For each prompt the last hidden state [n, width] of its n tokens, 1 <= n <= 120, in the network's dtype and on
-            its device. Equal prompts share one tensor.
+        Prompts are encoded one by one and without padding, so that an image does not depend on the rest of the batch. Equal prompts share
+        one tensor, in the network's dtype and on its device.
         """
         device = next(self.net.parameters()).device
         features: dict[str, Tensor] = {}

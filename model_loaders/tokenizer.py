@@ -69,17 +69,11 @@ _ARGUMENTS: dict[str, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer for text.
+    """A tokenizer for text."""
 
-    Attributes:
-        encode: text to token ids, without special tokens.
-        special_tokens: names of added tokens to ids.
-        size: vocabulary size without added tokens.
-    """
-
-    encode: Callable[[str], list[int]]
-    special_tokens: Mapping[str, int]
-    size: int
+    encode: Callable[[str], list[int]]  # text to token ids, without special tokens
+    special_tokens: Mapping[str, int]  # names of added tokens to ids
+    size: int  # vocabulary size without added tokens
 
     def chat_tokens(self) -> tuple[int, int] | None:
         """Ids of the tokens that begin and end a chat turn, Qwen2.5's if the files list no added tokens; None if unknown."""
@@ -105,17 +99,11 @@ def has_tokenizer(folder: Path, stem: str, metadata: Mapping[str, str]) -> bool:
 def load_tokenizer(
     folder: Path, stem: str, metadata: Mapping[str, str], field: str = "checkpoint", letters: bool = False
 ) -> Tokenizer:
-    """Load the tokenizer of a model.
+    """Load the tokenizer of a model, whose folder, stem ("" for a folder) and metadata are given.
 
     The first source found is used: the metadata entry ``tokenizer`` (the content of a ``tokenizer.json``), then the files
-    ``<stem>.tokenizer.json``, ``tokenizer.json``, ``vocab.json`` with ``merges.txt``.
-
-    Args:
-        folder: the model's folder.
-        stem: stem of the weight file, or "".
-        metadata: metadata of the weight file.
-        field: name of the input, for messages.
-        letters: whether an added token of one character is encoded as itself, rather than as its bytes.
+    ``<stem>.tokenizer.json``, ``tokenizer.json``, ``vocab.json`` with ``merges.txt``. ``letters``: an added token of one character is
+    encoded as itself, rather than as its bytes.
 
     Raises:
         UserError: there is no tokenizer, it is damaged, or ``tokenizers`` is missing.

@@ -13,16 +13,26 @@ from ..errors import UserError
 
 Colour = tuple[int, int, int]
 
-BACKGROUND: Colour = (22, 22, 25)
-PANEL: Colour = (34, 34, 39)
-EDGE: Colour = (58, 58, 66)
-TEXT: Colour = (238, 238, 240)
-QUIET: Colour = (164, 164, 172)
-ACCENT: Colour = (86, 180, 233)
+
+class Ink:
+    """Colours of areas, lines and text."""
+
+    BACKGROUND: Colour = (22, 22, 25)
+    PANEL: Colour = (34, 34, 39)
+    EDGE: Colour = (58, 58, 66)
+    TEXT: Colour = (238, 238, 240)
+    QUIET: Colour = (164, 164, 172)
+    ACCENT: Colour = (86, 180, 233)
+
+
+class Size:
+    """Font sizes in pixels."""
+
+    LABEL, BODY, TAG = 18, 15, 13
+
 
 PAD = 12  # pixels inside a cell or legend
-LABEL_SIZE, BODY_SIZE, TAG_SIZE = 18, 15, 13  # font sizes in pixels
-LONGEST_SIDE = 8192  # pixels of a sheet or map
+LONGEST = 8192  # pixels of a sheet or map
 _LONGEST_LINE = 1000  # characters; measuring text takes time per character
 
 
@@ -68,7 +78,7 @@ def wrap(text: str, size: int, max_width: float, lines: int) -> list[str]:
 class Canvas:
     """An image that is drawn on."""
 
-    def __init__(self, width: int, height: int, colour: Colour = BACKGROUND):
+    def __init__(self, width: int, height: int, colour: Colour = Ink.BACKGROUND):
         self.image = Image.new("RGB", (width, height), colour)
         self.draw = ImageDraw.Draw(self.image)
 
@@ -82,14 +92,18 @@ class Canvas:
         x: float,
         y: float,
         text: str,
-        size: int = TAG_SIZE,
-        colour: Colour = TEXT,
+        size: int = Size.TAG,
+        colour: Colour = Ink.TEXT,
         room: float | None = None,
         before: float = 0.0,
     ) -> None:
         """Write a line whose top is at ``y``, shortened to ``room`` pixels; the share ``before`` of its width is left of ``x``."""
         text = text if room is None else shorten(text, size, room)
         self.draw.text((x - before * text_width(text, size), y), text, colour, font=font(size))
+
+    def outlined(self, centre: tuple[float, float], text: str, size: int) -> None:
+        """Write a text with a dark outline around a point."""
+        self.draw.text(centre, text, Ink.TEXT, font(size), "mm", stroke_width=1, stroke_fill=(0, 0, 0))
 
     def paste(self, picture: np.ndarray, x: int, y: int) -> None:
         """Paste uint8 [H, W, 3] with its top left corner at (x, y)."""
@@ -123,7 +137,7 @@ def contact_sheet(pictures: np.ndarray, columns: int = 0, gap: int = 2) -> np.nd
     n, h, w, _ = check_batch(pictures, "pictures").shape
     columns = min(n, columns) if columns > 0 else math.ceil(math.sqrt(n))
     rows = math.ceil(n / columns)
-    sheet = np.full((rows * (h + gap) - gap, columns * (w + gap) - gap, 3), PANEL, np.uint8)
+    sheet = np.full((rows * (h + gap) - gap, columns * (w + gap) - gap, 3), Ink.PANEL, np.uint8)
     for i, picture in enumerate(pictures):
         y, x = i // columns * (h + gap), i % columns * (w + gap)
         sheet[y : y + h, x : x + w] = picture
@@ -147,8 +161,8 @@ def ticks(values: Sequence[float]) -> list[float]:
 
 def annotate(canvas: Canvas, text: str, x: float, y: float, taken: list[tuple[float, float, float, float]]) -> None:
     """Write a dot's label right, left, above or below its centre, where no box of ``taken`` is, and add its box; else nothing."""
-    text = shorten(text, TAG_SIZE, 110)
-    w, h = text_width(text, TAG_SIZE), line_height(TAG_SIZE)
+    text = shorten(text, Size.TAG, 110)
+    w, h = text_width(text, Size.TAG), line_height(Size.TAG)
     for left, top in ((x + 8, y - h / 2), (x - 8 - w, y - h / 2), (x - w / 2, y - h - 5), (x - w / 2, y + 5)):
         box = (left, top, left + w, top + h)
         if all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken):

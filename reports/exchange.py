@@ -70,18 +70,16 @@ def read_runs(path: Path) -> tuple[Image.Image, list[Report], list[str]]:
         # No other format: Pillow's reader of EPS, for example, starts a program.
         with Image.open(path, formats=["PNG"]) as picture:
             if picture.width * picture.height > MOST_PIXELS:
-                raise UserError(
-                    f"image: {path.name} has {picture.width} x {picture.height} pixels; choose a smaller one."
-                )
+                size = f"{picture.width} x {picture.height}"
+                raise UserError(f"image: {path.name} has {size} pixels; choose a smaller one.")
             picture.load()
             text = getattr(picture, "text", {}).get(KEY)
             shown = picture.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
         raise UserError(f"image: {path.name} cannot be read as a picture ({problem}); choose a PNG file.") from None
     if text is None:
-        raise UserError(
-            f"image: {path.name} holds no FastAR report; choose a PNG that Save Image wrote in a run in which a sampler ran."
-        )
+        remedy = "choose a PNG that Save Image wrote in a run in which a sampler ran"
+        raise UserError(f"image: {path.name} holds no FastAR report; {remedy}.")
     if len(text) > _MOST_TEXT:
         raise UserError(f"image: the report of {path.name} has {len(text)} characters; at most {_MOST_TEXT} are read.")
     try:

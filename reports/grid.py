@@ -9,25 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import UserError
-from .drawing import (
-    ACCENT,
-    BODY_SIZE,
-    EDGE,
-    LABEL_SIZE,
-    LONGEST_SIDE,
-    PAD,
-    PANEL,
-    QUIET,
-    TAG_SIZE,
-    TEXT,
-    Canvas,
-    check_batch,
-    contact_sheet,
-    line_height,
-    resize,
-    text_width,
-    wrap,
-)
+from .drawing import LONGEST, PAD, Canvas, Ink, Size, check_batch, contact_sheet, line_height, resize, text_width, wrap
 from .quality import IDENTICAL, Quality, difference, explain_quality
 from .record import Baseline, Qualities, Report, against, explain
 from .table import figure
@@ -36,7 +18,7 @@ _GAP = 20  # pixels between cells and around them
 _TARGET_WIDTH = 352  # small images are enlarged by the integer factor closest to this width
 _TARGET_HEIGHT = 4 * _TARGET_WIDTH  # elongated ones at most to this height
 _MIN_WIDTH, _MAX_WIDTH, _MAX_HEIGHT = 320, 2048, 4096
-_MOST_COLUMNS = (LONGEST_SIDE - _GAP) // (_MIN_WIDTH + 2 * PAD + _GAP)
+_MOST_COLUMNS = (LONGEST - _GAP) // (_MIN_WIDTH + 2 * PAD + _GAP)
 
 
 def compare_grid(
@@ -57,9 +39,8 @@ def compare_grid(
         labels: one per cell; long labels wrap to two lines and are then shortened.
         reports: one per cell, None where no report exists.
         columns: cells per row, at most 22; 0 chooses (at most four).
-        baseline: index of the cell that speed-ups refer to, or one index per cell, None for no speed-up. Each baseline
-            is followed by the cells that refer to it; cells without a baseline come last. If there are reports, baselines get a tag and
-            a coloured outline.
+        baseline: index of the cell that speed-ups refer to, or one index per cell, None for no speed-up. Each baseline is followed by the
+            cells that refer to it; cells without a baseline come last. If there are reports, baselines get a tag and a coloured outline.
         title: one line above the grid, for example the settings all cells share.
         explained: whether a line under the grid says what the numbers mean.
         quality: of each cell against its baseline, None where there is none; () leaves it out.
@@ -81,9 +62,8 @@ def compare_grid(
     bases = [baseline] * n if isinstance(baseline, int) else list(baseline)
     wrong = next((b for b in bases if b is not None and not 0 <= b < n), None)
     if wrong is not None or len(bases) != n:
-        raise UserError(
-            f"baseline: {len(bases) if wrong is None else wrong} is outside 0 to {n - 1}, the pictures given."
-        )
+        found = len(bases) if wrong is None else wrong
+        raise UserError(f"baseline: {found} is outside 0 to {n - 1}, the pictures given.")
     order, measured, found = cell_order(bases), against(reports, bases), list(quality) or [None] * n
     columns = min(n, columns, _MOST_COLUMNS) if columns > 0 else math.ceil(n / math.ceil(n / 4))
     limit = _cell_limit(columns, math.ceil(n / columns), title, 7 if quality else 5)
@@ -96,24 +76,24 @@ def compare_grid(
     cells = []
     for i in order:
         tagged = marked and i in bases
-        room = inner - (text_width("baseline", TAG_SIZE) + PAD if tagged else 0)  # the tag is at the right of the label
+        room = inner - (text_width("baseline", Size.TAG) + PAD if tagged else 0)  # the tag is at the right of the label
         numbers = _numbers(reports[i], measured[i], found[i])
-        cells.append(_Cell(sheets[i], wrap(labels[i], LABEL_SIZE, room, 2), numbers, tagged))
+        cells.append(_Cell(sheets[i], wrap(labels[i], Size.LABEL, room, 2), numbers, tagged))
     rows = [_Row(cells[start : start + columns]) for start in range(0, n, columns)]
     width = columns * (inner + 2 * PAD + _GAP) + _GAP
     below = "; ".join(filter(None, (explain(reports), explain_quality(found)))) if explained else ""
-    lines = wrap(below, TAG_SIZE, width - 2 * _GAP, 4)
-    y = _GAP + (line_height(BODY_SIZE) + PAD if title else 0)
-    bottom = len(lines) * line_height(TAG_SIZE) + (PAD if lines else 0)
+    lines = wrap(below, Size.TAG, width - 2 * _GAP, 4)
+    y = _GAP + (line_height(Size.BODY) + PAD if title else 0)
+    bottom = len(lines) * line_height(Size.TAG) + (PAD if lines else 0)
     canvas = Canvas(width, y + sum(row.height + _GAP for row in rows) + bottom)
     if title:
-        canvas.write(_GAP, _GAP - 4, title, BODY_SIZE, QUIET, width - 2 * _GAP)
+        canvas.write(_GAP, _GAP - 4, title, Size.BODY, Ink.QUIET, width - 2 * _GAP)
     for row in rows:
         for k, cell in enumerate(row.cells):
             _draw_cell(canvas, cell, row, _GAP + k * (inner + 2 * PAD + _GAP), y, inner)
         y += row.height + _GAP
     for k, line in enumerate(lines):
-        canvas.write(_GAP, y + k * line_height(TAG_SIZE), line, colour=QUIET)
+        canvas.write(_GAP, y + k * line_height(Size.TAG), line, colour=Ink.QUIET)
     return canvas.pixels
 
 
@@ -131,10 +111,10 @@ class _Row:
 
     def __init__(self, cells: list[_Cell]):
         self.cells = cells
-        self.label = max(len(cell.label) for cell in cells) * line_height(LABEL_SIZE) + 6
+        self.label = max(len(cell.label) for cell in cells) * line_height(Size.LABEL) + 6
         self.sheet = max(cell.sheet.shape[0] for cell in cells)
         lines = max(len(cell.numbers) for cell in cells)
-        numbers = lines * line_height(BODY_SIZE) + PAD // 2 if lines else 0
+        numbers = lines * line_height(Size.BODY) + PAD // 2 if lines else 0
         self.height = PAD + self.label + self.sheet + PAD + numbers
 
 
@@ -149,9 +129,9 @@ def cell_order(bases: Sequence[int | None]) -> list[int]:
 def _cell_limit(columns: int, rows: int, title: str, lines: int) -> tuple[int, int]:
     """Largest width and height in pixels of a cell's picture, above ``lines`` of numbers; a UserError if the cells do not fit."""
     around = _GAP + 2 * PAD
-    text = 2 * line_height(LABEL_SIZE) + 6 + lines * line_height(BODY_SIZE) + PAD // 2
-    top = _GAP + (line_height(BODY_SIZE) + PAD if title else 0)
-    width, height = (LONGEST_SIDE - _GAP) // columns - around, (LONGEST_SIDE - top) // rows - around - text
+    text = 2 * line_height(Size.LABEL) + 6 + lines * line_height(Size.BODY) + PAD // 2
+    top = _GAP + (line_height(Size.BODY) + PAD if title else 0)
+    width, height = (LONGEST - _GAP) // columns - around, (LONGEST - top) // rows - around - text
     if height < 32:
         raise UserError(f"pictures: {columns * rows} cells do not fit into one sheet; compare fewer at a time.")
     return min(width, _MAX_WIDTH), min(height, _MAX_HEIGHT)
@@ -193,16 +173,16 @@ def _draw_cell(canvas: Canvas, cell: _Cell, row: _Row, x: int, y: int, inner: in
     """Draw a cell with its top left corner at (x, y) and ``inner`` pixels for its content."""
     left, right = x + PAD, x + PAD + inner
     frame = (x, y, right + PAD - 1, y + row.height - 1)
-    canvas.draw.rectangle(frame, PANEL, ACCENT if cell.tagged else EDGE)
+    canvas.draw.rectangle(frame, Ink.PANEL, Ink.ACCENT if cell.tagged else Ink.EDGE)
     for k, line in enumerate(cell.label):
-        canvas.write(left, y + PAD + k * line_height(LABEL_SIZE), line, LABEL_SIZE)
+        canvas.write(left, y + PAD + k * line_height(Size.LABEL), line, Size.LABEL)
     if cell.tagged:
-        canvas.write(right, y + PAD + (LABEL_SIZE - TAG_SIZE) * 0.8, "baseline", colour=ACCENT, before=1)
+        canvas.write(right, y + PAD + (Size.LABEL - Size.TAG) * 0.8, "baseline", colour=Ink.ACCENT, before=1)
     canvas.paste(cell.sheet, x + (inner + 2 * PAD - cell.sheet.shape[1]) // 2, y + PAD + row.label)
     for k, (name, value) in enumerate(cell.numbers):
-        top = y + PAD + row.label + row.sheet + PAD + k * line_height(BODY_SIZE)
+        top = y + PAD + row.label + row.sheet + PAD + k * line_height(Size.BODY)
         strong = name == "speed-up" or value == IDENTICAL
-        canvas.write(left, top, name, BODY_SIZE, TEXT if strong else QUIET)
-        canvas.write(right, top, value, BODY_SIZE, ACCENT if strong else TEXT, before=1)
+        canvas.write(left, top, name, Size.BODY, Ink.TEXT if strong else Ink.QUIET)
+        canvas.write(right, top, value, Size.BODY, Ink.ACCENT if strong else Ink.TEXT, before=1)
         if k:
-            canvas.draw.line((left, top - 2, right, top - 2), fill=EDGE)
+            canvas.draw.line((left, top - 2, right, top - 2), fill=Ink.EDGE)

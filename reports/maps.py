@@ -9,20 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import UserError
-from .drawing import (
-    BACKGROUND,
-    EDGE,
-    PAD,
-    TAG_SIZE,
-    TEXT,
-    Canvas,
-    Colour,
-    check_batch,
-    font,
-    line_height,
-    resize,
-    text_width,
-)
+from .drawing import PAD, Canvas, Colour, Ink, Size, check_batch, line_height, resize, text_width
 from .record import ACCEPTED, CACHED, DRAFTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
 
 # Maps that token_map draws, in menu order. Append only: saved graphs refer to these names.
@@ -83,11 +70,10 @@ def token_map(
 
     Args:
         report: report of the sampler run.
-        what: one of :data:`WHAT`. "fixed at step" colours the AR step at which a token was fixed; "order"
-            also writes its number, from 1. "cached" colours the number of AR steps at which the token's rows came from a
-            cache, "tokens per step" the number of tokens fixed at the same step. "outcome" shows all outcomes, the name
-            of an outcome only that one. "islands" gives each island of resampled tokens a hue and a number, "waves"
-            colours the wave in which a token was resampled.
+        what: one of :data:`WHAT`. "fixed at step" colours the AR step at which a token was fixed; "order" also writes its number, from 1.
+            "cached" colours the number of AR steps at which the token's rows came from a cache, "tokens per step" the number of tokens
+            fixed at the same step. "outcome" shows all outcomes, the name of an outcome only that one. "islands" gives each island of
+            resampled tokens a hue and a number, "waves" colours the wave in which a token was resampled.
         image: backdrop, uint8 [B, H, W, 3], or one image for all; None for the bare map.
         opacity: weight of the map, from 0 (backdrop only) to 1 (map only). A bare map is always opaque.
         size: width in pixels, 64 to 4096; the height follows from the token grid, and is at most 4096.
@@ -123,7 +109,7 @@ def token_map(
 
     coloured = [colour(grid) for grid in grids]
     legends = [_legend_rows(legend, size) for _, _, legend in coloured]
-    strip = 14 + line_height(TAG_SIZE) * max([1, *(len(rows) for rows in legends)])
+    strip = 14 + line_height(Size.TAG) * max([1, *(len(rows) for rows in legends)])
     out = np.empty((batch, height + strip, size, 3), np.uint8)
     for i, (grid, (colours, weight, _)) in enumerate(zip(grids, coloured, strict=True)):
         backdrop = None if image is None else image[i % len(image)]
@@ -204,24 +190,24 @@ def _colour_outcomes(grid: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarra
     for value, (name, colour) in OUTCOMES.items():
         mask = grid == value
         if what not in ("outcome", name):
-            colours[mask], weight[mask] = BACKGROUND, 0.75
+            colours[mask], weight[mask] = Ink.BACKGROUND, 0.75
             continue
         colours[mask] = colour
         count = int(mask.sum())
         if count or what == name:
             legend.append((f"{name} {count} ({100 * count / grid.size:.0f} %)", colour))
     if what != "outcome":
-        legend.append((f"of {grid.size} tokens", BACKGROUND))
+        legend.append((f"of {grid.size} tokens", Ink.BACKGROUND))
     return colours, weight, legend
 
 
 def _colour_islands(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Legend]:
     """Colours, weights and legend of a map of island numbers [h, w]; tokens outside islands (0) are dimmed."""
     mask = grid > 0
-    colours = np.where(mask[..., None], hues(grid), np.array(BACKGROUND, np.uint8)).astype(np.uint8)
+    colours = np.where(mask[..., None], hues(grid), np.array(Ink.BACKGROUND, np.uint8)).astype(np.uint8)
     count, tokens = int(grid.max(initial=0)), int(mask.sum())
     text = f"{count} island{'s' * (count != 1)}, {tokens} of {grid.size} tokens ({100 * tokens / grid.size:.0f} %)"
-    return colours, np.where(mask, 1.0, 0.75), [(text, BACKGROUND)]
+    return colours, np.where(mask, 1.0, 0.75), [(text, Ink.BACKGROUND)]
 
 
 # ------------------------------------------------------------------------------------------------ drawing
@@ -252,7 +238,7 @@ def _legend_rows(legend: _Legend, width: int) -> list[_Legend]:
     rows: list[_Legend] = [[]]
     used = float(PAD)
     for entry in legend:
-        need = TAG_SIZE + 6 + text_width(entry[0], TAG_SIZE) + 14
+        need = Size.TAG + 6 + text_width(entry[0], Size.TAG) + 14
         if rows[-1] and used + need > width:
             rows.append([])
             used = PAD
@@ -265,24 +251,24 @@ def _legend_strip(width: int, height: int, rows: list[_Legend]) -> np.ndarray:
     """Legend of an outcome or island map, uint8 [height, width, 3]."""
     canvas = Canvas(width, height)
     for k, row in enumerate(rows):
-        x, y = float(PAD), 8 + k * line_height(TAG_SIZE)
+        x, y = float(PAD), 8 + k * line_height(Size.TAG)
         for text, colour in row:
-            if colour != BACKGROUND:
-                canvas.draw.rectangle((x, y + 1, x + TAG_SIZE - 1, y + TAG_SIZE), fill=colour, outline=EDGE)
-                x += TAG_SIZE + 6
+            if colour != Ink.BACKGROUND:
+                canvas.draw.rectangle((x, y + 1, x + Size.TAG - 1, y + Size.TAG), fill=colour, outline=Ink.EDGE)
+                x += Size.TAG + 6
             canvas.write(x, y, text)
-            x += text_width(text, TAG_SIZE) + 14
+            x += text_width(text, Size.TAG) + 14
     return canvas.pixels
 
 
 def _ramp_strip(width: int, height: int, left: str, right: str) -> np.ndarray:
     """Legend of a numeric map: the ramp between its end texts, uint8 [height, width, 3]."""
     canvas = Canvas(width, height)
-    a, b = round(PAD + text_width(left, TAG_SIZE) + 8), round(width - PAD - text_width(right, TAG_SIZE) - 8)
+    a, b = round(PAD + text_width(left, Size.TAG) + 8), round(width - PAD - text_width(right, Size.TAG) - 8)
     canvas.write(PAD, 8, left)
     canvas.write(b + 8, 8, right)
     if b > a:
-        canvas.paste(np.repeat(ramp(np.linspace(0, 1, b - a))[None], TAG_SIZE - 1, axis=0), a, 10)
+        canvas.paste(np.repeat(ramp(np.linspace(0, 1, b - a))[None], Size.TAG - 1, axis=0), a, 10)
     return canvas.pixels
 
 
@@ -312,5 +298,5 @@ def _write(picture: np.ndarray, grid: np.ndarray, numbers: list[tuple[int, int, 
     cell = picture.shape[1] / grid.shape[1]
     for y, x, number in numbers:
         centre = ((x + 0.5) * cell, (y + 0.5) * picture.shape[0] / grid.shape[0])
-        canvas.draw.text(centre, str(number), TEXT, font(size), "mm", stroke_width=1, stroke_fill=(0, 0, 0))
+        canvas.outlined(centre, str(number), size)
     return canvas.pixels

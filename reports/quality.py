@@ -123,9 +123,8 @@ def _smooth_along(x: Tensor, dim: int) -> Tensor:
 def difference(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """Absolute difference of two uint8 batches of one shape, multiplied by 4 and cut at 255; black is equal."""
     if pictures.shape != baseline.shape:
-        raise UserError(
-            f"differences: pictures of {list(pictures.shape)} and {list(baseline.shape)} have no difference."
-        )
+        shapes = f"{list(pictures.shape)} and {list(baseline.shape)}"
+        raise UserError(f"differences: pictures of {shapes} have no difference.")
     out = np.empty_like(pictures)
     for i, (a, b) in enumerate(zip(pictures, baseline, strict=True)):
         out[i] = np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255)

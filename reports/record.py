@@ -64,16 +64,7 @@ class Report:
         device: torch device type.
         seconds: wall time of the sampler, without the decoder.
         phases: seconds per phase: "transformer", "head", "draft" (CSpD), "sampling" (discrete tokens), "decoder".
-        counts: name from :data:`COUNTS` to a sum over the batch; counts that do not apply are absent.
-            ``transformer_passes`` counts sequential passes (conditional and unconditional branch together are one),
-            ``transformer_tokens`` their rows; ``head_calls`` counts sequential head evaluations, ``head_rows`` their rows.
-            ``drafted_steps`` and ``accepted_steps`` count diffusion steps, not tokens. ``draft_passes`` and
-            ``draft_head_calls`` are the passes and head calls of the draft model, included in the totals. MuLo-SD:
-            ``expanded`` counts accepted drafts resampled because of a rejected neighbour, ``islands`` connected regions of
-            resampled tokens, ``waves`` the sequential passes that resampled them. Models with prompts: ``encoder_rows``,
-            ``decoder_rows`` and ``llm_rows`` are the parts of ``transformer_tokens``, ``last_rows`` the rows of the last decoder
-            block, ``prompt_rows`` tokens of prompts that were read, ``transformer_flops`` floating-point operations (2 per
-            multiply-add) of all but the head.
+        counts: name from :data:`COUNTS` to a sum over the batch; counts that do not apply are absent. docs/report.md explains each.
         peak_memory_bytes: peak of allocated device memory during the run; None if the device does not report it.
         memory: estimated bytes by stage, computed before the run, see ``samplers/mar/memory.py``; {} where nothing is estimated.
         maps: name to array [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens),
@@ -218,13 +209,10 @@ EXPLAINED = {
 def explain(reports: Sequence[Report | None]) -> str:
     """One line that explains the figures that these reports show; "" without reports."""
     known = [r for r in reports if r is not None]
-    shown = {
-        "speed-up": len(known) > 1,
-        "passes": any("transformer_passes" in r.counts for r in known),
-        "head calls": any("head_calls" in r.counts for r in known),
-        "acceptance": any(r.acceptance is not None for r in known),
-    }
-    return "; ".join(f"{name}: {EXPLAINED[name]}" for name, there in shown.items() if there)
+    counts = {name for r in known for name in r.counts}
+    judged = any(r.acceptance is not None for r in known)
+    shown = (len(known) > 1, "transformer_passes" in counts, "head_calls" in counts, judged)
+    return "; ".join(f"{name}: {text}" for (name, text), there in zip(EXPLAINED.items(), shown, strict=True) if there)
 
 
 # Index of the baseline of all reports, or one index per report; None for no baseline.

@@ -29,9 +29,7 @@ def no_gain(report: Report, baseline: Report | None = None) -> str:
     ratio = report.speedup(baseline)
     slower = f" It took {1 / ratio:.2f} times the baseline's seconds." if ratio and ratio < 1 - _TOLERANCE else ""
     if counts.get("rejected") and not counts.get("accepted"):
-        return (
-            f"No draft was kept, so that all drafts were extra work; use a lower threshold or shorter drafts.{slower}"
-        )
+        return f"No draft was kept: all drafts were extra work; use a lower threshold or shorter drafts.{slower}"
     if counts.get("drafted_steps") and not counts.get("accepted_steps"):
         return f"No drafted diffusion step was kept; use a lower speculation.{slower}"
     none = settings.get("threshold", 0) > 1 and not settings.get("acceptance_target")

@@ -103,10 +103,9 @@ class CellStore:
                 raise UserError(f"sweep: {self.path(key).name} in {self.folder.name} is a folder; rename it.")
             yield part
         except OSError as error:
-            raise UserError(
-                f"sweep: {self.folder.name} cannot be written to ({error.strerror or error}); free space there or choose another "
-                "folder. Finished cells are kept."
-            ) from None
+            why = error.strerror or error
+            remedy = "free space there or choose another folder. Finished cells are kept."
+            raise UserError(f"sweep: {self.folder.name} cannot be written to ({why}); {remedy}") from None
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -177,11 +176,8 @@ class Sweep:
 
     def points(self) -> list[Point]:
         """All combinations of values, by y and x."""
-        return [
-            summary([c for c in self.cells if (c.x, c.y) == (x, y)])
-            for y in range(len(self.y.values))
-            for x in range(len(self.x.values))
-        ]
+        places = itertools.product(range(len(self.y.values)), range(len(self.x.values)))
+        return [summary([c for c in self.cells if (c.y, c.x) == place]) for place in places]
 
 
 @dataclass(frozen=True)
@@ -254,15 +250,7 @@ def sweep_table(sweep: Sweep) -> str:
     second = bool(sweep.y.name)
     rows = [[sweep.x.name, *([sweep.y.name] if second else []), *_HEAD]]
     for p in sweep.points():
-        rows.append(
-            [
-                sweep.x.values[p.x],
-                *([sweep.y.values[p.y]] if second else []),
-                figure(p.speedup, ".2f", "x"),
-                figure(p.seconds, ".2f"),
-                figure(p.passes, "g"),
-                figure(p.acceptance, ".1f", " %", 100),
-                *closeness(p),
-            ]
-        )
+        values = [sweep.x.values[p.x], *([sweep.y.values[p.y]] if second else [])]
+        numbers = [figure(p.speedup, ".2f", "x"), figure(p.seconds, ".2f"), figure(p.passes, "g")]
+        rows.append([*values, *numbers, figure(p.acceptance, ".1f", " %", 100), *closeness(p)])
     return markdown(rows, empty=False)

@@ -8,24 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..errors import UserError
-from .drawing import (
-    ACCENT,
-    BACKGROUND,
-    BODY_SIZE,
-    EDGE,
-    PAD,
-    PANEL,
-    QUIET,
-    TAG_SIZE,
-    Canvas,
-    Colour,
-    annotate,
-    contact_sheet,
-    line_height,
-    resize,
-    text_width,
-    ticks,
-)
+from .drawing import PAD, Canvas, Colour, Ink, Size, annotate, contact_sheet, line_height, resize, text_width, ticks
 from .quality import IDENTICAL
 from .sweep import Cell, Point, Sweep
 from .table import figure
@@ -76,27 +59,27 @@ def sweep_grid(sweep: Sweep, side: int = 192) -> np.ndarray:
     seeds, columns = sweep.seeds, len(sweep.x.values)
     rows = len(sweep.y.values) * len(seeds)
     names = [_row_name(sweep, j, seed) for j in range(len(sweep.y.values)) for seed in seeds]
-    left = round(min(260, max(text_width(name, TAG_SIZE) for name in [sweep.x.name, *names]))) + 2 * PAD
-    top = 2 * line_height(BODY_SIZE) + 2 * PAD
-    below = 2 * line_height(TAG_SIZE) + 4
+    left = round(min(260, max(text_width(name, Size.TAG) for name in [sweep.x.name, *names]))) + 2 * PAD
+    top = 2 * line_height(Size.BODY) + 2 * PAD
+    below = 2 * line_height(Size.TAG) + 4
     side = min(side, (LONGEST - left) // columns - _GAP, (LONGEST - top - PAD) // rows - _GAP - below)
     if side < _LEAST_CELL:
         raise UserError(f"sweep: {columns} x {rows} cells do not fit into one picture; sweep fewer values.")
     tall = _height_of(sweep, side, (LONGEST - top - PAD) // rows - _GAP - below)
     width, height = left + columns * (side + _GAP) + PAD, top + rows * (tall + below + _GAP) + PAD
     canvas = Canvas(max(width, 480), height)
-    canvas.write(PAD, PAD, sweep.title, BODY_SIZE, QUIET, canvas.image.width - 2 * PAD)
-    head = PAD + line_height(BODY_SIZE)
-    canvas.write(PAD, head + 2, sweep.x.name.replace("_", " "), colour=QUIET, room=left - 2 * PAD)
+    canvas.write(PAD, PAD, sweep.title, Size.BODY, Ink.QUIET, canvas.image.width - 2 * PAD)
+    head = PAD + line_height(Size.BODY)
+    canvas.write(PAD, head + 2, sweep.x.name.replace("_", " "), colour=Ink.QUIET, room=left - 2 * PAD)
     for i, value in enumerate(sweep.x.values):
-        canvas.write(left + i * (side + _GAP), head, value, BODY_SIZE, room=side)
+        canvas.write(left + i * (side + _GAP), head, value, Size.BODY, room=side)
     for k, cell in enumerate(sweep.cells):
         x, y = left + k % columns * (side + _GAP), top + k // columns * (tall + below + _GAP)
         if k % columns == 0:
             canvas.write(PAD, y + 2, names[k // columns], room=left - 2 * PAD)
         canvas.paste(_picture(sweep, cell, side, tall), x, y)
         for n, line in enumerate(_figures(cell, side)):
-            canvas.write(x, y + tall + 2 + n * line_height(TAG_SIZE), line, colour=QUIET if n else ACCENT)
+            canvas.write(x, y + tall + 2 + n * line_height(Size.TAG), line, colour=Ink.QUIET if n else Ink.ACCENT)
     return canvas.pixels
 
 
@@ -126,7 +109,7 @@ def _picture(sweep: Sweep, cell: Cell, side: int, tall: int) -> np.ndarray:
     if scale >= 2:
         scale = math.floor(scale)
     shown = resize(sheet, max(1, round(sheet.shape[1] * scale)), max(1, round(sheet.shape[0] * scale)))
-    out = np.full((tall, side, 3), PANEL, np.uint8)
+    out = np.full((tall, side, 3), Ink.PANEL, np.uint8)
     y, x = (tall - shown.shape[0]) // 2, (side - shown.shape[1]) // 2
     out[y : y + shown.shape[0], x : x + shown.shape[1]] = shown
     return out
@@ -144,7 +127,7 @@ def _figures(cell: Cell, width: int) -> list[str]:
 
 def _fitting(parts: list[str], width: int) -> str:
     """As many parts from the front as fit into a width in pixels; of one that does not fit alone, nothing."""
-    while parts and text_width(", ".join(parts), TAG_SIZE) > width:
+    while parts and text_width(", ".join(parts), Size.TAG) > width:
         parts = parts[:-1]
     return ", ".join(parts)
 
@@ -180,22 +163,22 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     yticks = ticks([*(heights[p] for p in [*shown, *exact]), *([1.0] if fast else [])])
     canvas = Canvas(_WIDTH, _HEIGHT)
     draw, legend = canvas.draw, len(sweep.y.values) > 1
-    x0, y0 = 72, 3 * PAD + line_height(BODY_SIZE)
+    x0, y0 = 72, 3 * PAD + line_height(Size.BODY)
     x1, y1 = _WIDTH - (170 if legend else 24) - (90 if exact else 0), _HEIGHT - 64
     column = x1 + 55.0  # of identical pictures
     across, up = _scale(xticks, x0, x1), _scale(yticks, y1, y0)
-    canvas.write(PAD, PAD, sweep.title, BODY_SIZE, room=_WIDTH - 2 * PAD)
+    canvas.write(PAD, PAD, sweep.title, Size.BODY, room=_WIDTH - 2 * PAD)
     for tick in xticks:
-        draw.line((across(tick), y0, across(tick), y1), fill=EDGE)
-        canvas.write(across(tick), y1 + 6, f"{tick:g}", colour=QUIET, before=0.5)
+        draw.line((across(tick), y0, across(tick), y1), fill=Ink.EDGE)
+        canvas.write(across(tick), y1 + 6, f"{tick:g}", colour=Ink.QUIET, before=0.5)
     for tick in yticks:
-        draw.line((x0, up(tick), x1, up(tick)), fill=EDGE)
-        canvas.write(x0 - 8, up(tick) - TAG_SIZE * 0.6, f"{tick:g}{'x' if fast else ''}", colour=QUIET, before=1)
-    canvas.write((x0 + x1) / 2, y1 + 6 + line_height(TAG_SIZE), _AXES[measure], BODY_SIZE, QUIET, before=0.5)
-    canvas.write(PAD, y0 - line_height(TAG_SIZE) - 2, "speed-up" if fast else "seconds", colour=QUIET)
+        draw.line((x0, up(tick), x1, up(tick)), fill=Ink.EDGE)
+        canvas.write(x0 - 8, up(tick) - Size.TAG * 0.6, f"{tick:g}{'x' if fast else ''}", colour=Ink.QUIET, before=1)
+    canvas.write((x0 + x1) / 2, y1 + 6 + line_height(Size.TAG), _AXES[measure], Size.BODY, Ink.QUIET, before=0.5)
+    canvas.write(PAD, y0 - line_height(Size.TAG) - 2, "speed-up" if fast else "seconds", colour=Ink.QUIET)
     if exact:
-        draw.line((column, y0, column, y1), fill=EDGE)
-        canvas.write(column, y1 + 6, IDENTICAL, colour=QUIET, before=0.5)
+        draw.line((column, y0, column, y1), fill=Ink.EDGE)
+        canvas.write(column, y1 + 6, IDENTICAL, colour=Ink.QUIET, before=0.5)
     places = {p: (across(x) if (x := found[p]) is not None else column, up(heights[p])) for p in [*shown, *exact]}
     taken: list[tuple[float, float, float, float]] = []
     for j, value in enumerate(sweep.y.values):
@@ -204,19 +187,19 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
         if len(line) > 1:
             draw.line(line, fill=colour, width=2)
         hollow = j >= len(SERIES)  # the colours repeat
-        inside, edge = (BACKGROUND, colour) if hollow else (colour, BACKGROUND)
+        inside, edge = (Ink.BACKGROUND, colour) if hollow else (colour, Ink.BACKGROUND)
         for p, (x, y) in places.items():
             if p.y == j:
                 draw.ellipse((x - 5, y - 5, x + 5, y + 5), inside, edge, 2)
                 annotate(canvas, sweep.x.values[p.x], x, y, taken)
         if legend:
-            top = y0 + j * line_height(TAG_SIZE)
+            top = y0 + j * line_height(Size.TAG)
             draw.rectangle((_WIDTH - 150, top + 3, _WIDTH - 140, top + 13), fill=colour)
             text = f"{sweep.y.name.replace('_', ' ')} {value}" if j == 0 else value
             canvas.write(_WIDTH - 132, top, text, room=124)
     means = f"; means of {len(sweep.seeds)} seeds" if len(sweep.seeds) > 1 else ""
     note = f"labels: {sweep.x.name.replace('_', ' ')}{means}"
-    canvas.write(x0, _HEIGHT - line_height(TAG_SIZE) - 2, note, colour=QUIET)
+    canvas.write(x0, _HEIGHT - line_height(Size.TAG) - 2, note, colour=Ink.QUIET)
     return canvas.pixels
 
 

@@ -1,7 +1,5 @@
 """Runs a call in a forked process and measures what it used, so that a test can bound memory and survive a crash."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

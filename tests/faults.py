@@ -1,7 +1,5 @@
 """Injected lack of memory: the n-th call of torch that allocates much fails, for tests that try every n."""
 
-from __future__ import annotations
-
 import torch
 from torch.overrides import TorchFunctionMode
 

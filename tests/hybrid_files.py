@@ -1,7 +1,5 @@
 """A tiny hybrid in the official layout: its names and shapes, weights, configuration and tokenizer."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -1,7 +1,5 @@
 """The recorded tiny Janus, as tests use it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

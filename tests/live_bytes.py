@@ -1,7 +1,5 @@
 """Peak of the bytes that tensors hold at once, counted on the meta device, where full-size networks cost nothing."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a hostile pickle holds."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

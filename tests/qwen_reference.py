@@ -1,7 +1,5 @@
 """Tiny Qwen2 networks and Tar models, and the same network in transformers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, qwen_config

@@ -1,7 +1,5 @@
 """Tiny files of Tar in the official layouts, for tests of loading and of prompts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

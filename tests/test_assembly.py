@@ -1,7 +1,5 @@
 """assembly.py without nodes or command line, and the public API."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

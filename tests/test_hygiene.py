@@ -1,7 +1,5 @@
 """What the registry's scanner reports must not occur in the shipped files, except in the places listed here."""
 
-from __future__ import annotations
-
 import ast
 import os
 import signal

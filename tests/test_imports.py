@@ -1,7 +1,5 @@
 """Import rules: importing has no side effects, packages import in one direction, and files import without cycles."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The package metadata, the shipped archive, and the files that publish it."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

@@ -3,8 +3,6 @@
 ``python tests/test_recorded_values.py`` writes them again, if a change is intended.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import is_dataclass
@@ -113,13 +111,6 @@ def test_values_are_the_recorded_ones():
             assert found.get(name) == recorded[group].get(name), (
                 f"{name}; if intended: python tests/{Path(__file__).name}"
             )
-
-
-def test_counter_based_normals_have_the_moments_of_the_normal_distribution():
-    keys = row_keys(PairedNoise(1, range(50)), "x", 40).flatten()
-    x = CounterRNG(keys).normal(0, 0, 50, 2).double()
-    assert abs(float(x.mean())) < 0.01 and abs(float(x.std()) - 1) < 0.01
-    assert abs(float((x**4).mean()) - 3) < 0.1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Time limits, so that a test that waits for a process, a socket or a FIFO fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A line each: the shapes, the largest beta, whether all weights are finite, the i
 is 1 if one differs.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace

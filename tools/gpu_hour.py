@@ -14,8 +14,6 @@ A run that takes too long is stopped after some steps and extrapolated to all of
 time are listed as left out. With --dry every cell runs once at a tiny size, on any device; its numbers mean nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json
@@ -28,10 +26,10 @@ from typing import Any
 
 import torch
 
+from ..bench.initialise import initialise_llama, initialise_mar
 from ..bench.sizes import DTOK_SIZES, PAR_SPECIAL, SIZES, TOKEN_SIZES, official, official_gpt
 from ..cli.options import choose_device
 from ..errors import UserError
-from ..model_loaders.networks import llama, mar
 from ..model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from ..model_loaders.networks.llama import Llama, TokenModel
 from ..model_loaders.networks.mar import MAR, MARModel
@@ -56,11 +54,8 @@ COUNTED = 4
 _DTOK_GRIDS, _CODES, _WIDTH = {"AR-DTok-1024": 64, "AR-DTok-512": 32}, 169, 1152
 _MAR_SETS = {"ar_steps": 64, "diffusion_steps": 100, "cfg": 3.0}
 # What forces an acceptance rate.
-_FORCED: Mapping[str, Mapping[str, Any]] = {
-    "fasthybrid": {"threshold": -1.0},
-    "fasthybrid+lazymar": {"threshold": -1.0},
-    "mulosd": {"acceptance_target": 0.7},
-}
+_FORCED: Mapping[str, Mapping[str, Any]] = dict.fromkeys(("fasthybrid", "fasthybrid+lazymar"), {"threshold": -1.0})
+_FORCED = {**_FORCED, "mulosd": {"acceptance_target": 0.7}}
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ def build(name: str, dtype: str, device: torch.device, dry: bool = False) -> MAR
             if dry:
                 config = replace(config, dim=24, encoder_depth=2, decoder_depth=2, heads=2, buffer=2, tokens=16)
                 config = replace(config, channels=4, classes=8, head_depth=6, head_width=16)
-            net = mar.initialise(MAR(config)).eval().requires_grad_(False)
+            net = initialise_mar(MAR(config)).eval().requires_grad_(False)
             for parameter in net.head.parameters():  # zero at first: every condition would have the same tokens
                 if parameter.ndim == 2 and not parameter.any():
                     parameter.normal_(std=0.1 if dry else 0.02)
@@ -127,7 +122,7 @@ def _gpt(name: str, dry: bool) -> Llama:
     if dry:
         config = replace(config, dim=16, depth=2, heads=2, kv_heads=2, hidden=24, vocab=32)
         config = replace(config, condition_size=8) if config.condition == "class" else config
-    return llama.initialise(Llama(config))
+    return initialise_llama(Llama(config))
 
 
 def extras(cell: Cell, device: torch.device, dry: bool) -> dict[str, Any]:
@@ -300,20 +295,11 @@ def page(found: Mapping[str, Any]) -> str:
 def hour(device: torch.device, dry: bool, seconds: float, out: Path, speeds: tuple[str, ...]) -> dict[str, Any]:
     """Run everything; the files are written again after every cell, so that an interruption loses one cell."""
     began = time.perf_counter()
-    about = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "date": time.strftime("%Y-%m-%d"),
-        "version": VERSION,
-        "torch": torch.__version__,
-        "dry": dry,
-    }
-    found: dict[str, Any] = {
-        "about": about,
-        "cells": [],
-        "parity": parity(device, speeds),
-        "failed": {},
-        "left_out": [],
-    }
+    cuda = device.type == "cuda"
+    about = {"device": torch.cuda.get_device_name(device) if cuda else device.type, "date": time.strftime("%Y-%m-%d")}
+    about |= {"version": VERSION, "torch": torch.__version__, "dry": dry}
+    found: dict[str, Any] = {"about": about, "cells": [], "parity": parity(device, speeds)}
+    found |= {"failed": {}, "left_out": []}
 
     def save() -> None:
         out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

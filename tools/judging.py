@@ -1,14 +1,12 @@
 """The demo's judge as a measure of the command evaluate: class, scene, whole and Frechet distance of ``training/quality.py``."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..errors import UserError
 from . import files
 from .training import picture_book
-from .training.judge import load_judge, read, redraw_error
-from .training.quality import shrunk
+from .training.judge import load_judge, read
+from .training.quality import judged, shrunk
 from .training.recipes import RESOLUTION
 
 # Seed of the real scenes, as in the ablation tables.
@@ -32,11 +30,8 @@ class PictureBookJudge:
 
     def read(self, pictures: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Features [N, 64] of uint8 [N, H, H, 3] of class ids [N], and by measure whether each image fulfils it, bool [N]."""
-        small = shrunk(pictures)
-        verdict = read(self._judge, small)
-        right = verdict.scenes.label == labels
-        scene = right & (redraw_error(small, verdict.scenes) <= self._tolerance)
-        return verdict.features, {"judge-class": right, "judge-scene": scene, "judge-whole": verdict.whole > 0.5}
+        features, found = judged(self._judge, self._tolerance, shrunk(pictures), labels)
+        return features, {f"judge-{name}": flags for name, flags in found.items()}
 
     def reference(self, images: int, side: int) -> np.ndarray:
         """Features [images, 64] of real pictures of all classes in turn."""

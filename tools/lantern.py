@@ -1,9 +1,8 @@
 """For comparison only: relaxed speculative decoding in LANTERN's style, on one resolution and in raster order.
 
-Sources: Jang et al. 2025, "LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding" (ICLR 2025,
-arXiv 2410.03355), and LANTERN++ (arXiv 2502.06352). The acceptance test of a draft token may add the probability of its
-code's nearest neighbours. The first rejection discards the rest of the draft. MuLo-SD (``samplers/tokens/mulosd.py``) is compared with
-this.
+Sources: Jang et al. 2025, "LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding" (ICLR 2025, arXiv
+2410.03355), and LANTERN++ (arXiv 2502.06352). The acceptance test of a draft token may add the probability of its code's nearest
+neighbours. The first rejection discards the rest of the draft. MuLo-SD (``samplers/tokens/mulosd.py``) is compared with this.
 
 *This is not LANTERN*: its draft models are small heads trained for one target (EAGLE), and they draft trees. Here any model
 of the same codes and grid drafts a chain: a smaller one, or the target itself without guidance. The rules of acceptance and
@@ -16,11 +15,8 @@ A cycle:
 3. tokens are accepted up to the first that fails the relaxed test;
 4. the next token is drawn: after a rejection from the residual distribution, otherwise from the target's prediction.
 
-Images advance independently, so that each equals the image generated alone. The host waits once per cycle, because the
-number of cycles depends on the accepted tokens.
+Images advance independently, so that each equals the image generated alone.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
@@ -85,9 +81,8 @@ class LanternSettings(TokenSettings):
 def relaxed(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> tuple[Tensor, Tensor]:
     """Relaxed probabilities fp32 [...] of draft tokens x int64 [...], and whether any neighbour was added, bool [...].
 
-    The probabilities p fp32 [..., V] of the neighbours in ``nearest``, int [V, k], are added, the nearest first, while
-    their sum is at most ``delta``; above 1, while it is at most delta - 1 times the token's own probability
-    (LANTERN++'s lambda).
+    The probabilities p fp32 [..., V] of the neighbours in ``nearest``, int [V, k], are added, the nearest first, while their sum is at most
+    ``delta``; above 1, while it is at most delta - 1 times the token's own probability (LANTERN++'s lambda).
     """
     own = p.gather(-1, x[..., None])
     if not nearest.shape[1]:
@@ -99,8 +94,7 @@ def relaxed(p: Tensor, x: Tensor, nearest: Tensor, delta: float) -> tuple[Tensor
 
 
 def certain_rest(p: Tensor, x: Tensor, pooled: Tensor, nearest: Tensor) -> Tensor:
-    """Residual distribution fp32 [..., V] after a rejection if the draft distribution was concentrated on x; uniform
-    where nothing is left.
+    """Residual distribution fp32 [..., V] after a rejection if the draft distribution was concentrated on x; uniform where nothing is left.
 
     It is p without x and, where neighbours were added (``pooled`` of :func:`relaxed`), without all of ``nearest``, int
     [V, k + 1]: the published code removes one neighbour more than those that may be added.
@@ -142,18 +136,15 @@ def lantern(
     draft: TokenModel,
     vq: VQModel,
 ) -> TokenSampler:
-    """Speculative decoding as described above; arguments as :func:`samplers.tokens.mulosd.mulosd`'s, and ``vq``, the
-    tokenizer of both models. ``draft`` may be the target. With ``neighbours`` 0 the images have exactly the target's
-    distribution.
+    """Speculative decoding as described above; arguments as :func:`samplers.tokens.mulosd.mulosd`'s, and ``vq``, the tokenizer of both
+    models. ``draft`` may be the target. With ``neighbours`` 0 the images have exactly the target's distribution.
 
     Raises: UserError: inputs that do not belong together, or so many neighbours that nothing can be rejected.
     """
     check_pair(target, draft, vq.net.config.codes, "the LANTERN-style comparison")
     if draft.grid != target.grid:
-        raise UserError(
-            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}; this comparison "
-            "drafts at the same size."
-        )
+        sizes = f"{draft.grid} x {draft.grid} tokens, {target.name} {target.grid} x {target.grid}"
+        raise UserError(f"draft: {draft.name} draws {sizes}; this comparison drafts at the same size.")
     k = neighbour_count(settings, target.net.config.vocab)
     settings = resolve(settings, target)
     run = begin("lantern", target, condition, settings, noise, seed)

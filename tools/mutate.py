@@ -11,8 +11,6 @@ tests records what they call. Linux and macOS only, since it forks.
 ``equivalent_mutants.json`` lists survivors that no test can notice, with the reason. The score leaves them out.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import copy
@@ -262,14 +260,10 @@ def judge(mutant: Mutant, root: Path, known: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--formulas", action="store_true", help="the samplers' arithmetic, and the tests that prove it, only"
-    )
+    parser.add_argument("--formulas", action="store_true", help="only the samplers' arithmetic and its tests")
     parser.add_argument("--count", type=int, default=100, help="mutants; default 100")
     parser.add_argument("--seed", type=int, default=1, help="of the choice; default 1")
-    parser.add_argument(
-        "--out", type=Path, default="mutations.json", help="results; entries that are there are not run"
-    )
+    parser.add_argument("--out", type=Path, default="mutations.json", help="results; entries there are not run again")
     parser.add_argument("--map", type=Path, default="calls.json", help="what the tests call; written if there is none")
     options = parser.parse_args()
     # The folder of this file holds a package named statistics.

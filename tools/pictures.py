@@ -3,8 +3,6 @@
 Everything is drawn by the demo on fixed seeds, without seconds, so that a picture changes only if a sampler does.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from ..cli.conditions import conditions
 from ..cli.models import load, with_draft
 from ..cli.planning import plan
 from ..cli.running import draw
-from ..reports.drawing import BACKGROUND
+from ..reports.drawing import Ink
 from ..reports.grid import compare_grid
 from ..reports.maps import OUTCOMES, token_map
 from ..reports.record import ACCEPTED, DRAFTED, PLAIN
@@ -44,9 +42,8 @@ def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str]) -> np.ndarray
     """The pictures of samplers side by side, and token maps of the last one; uint8 [H, W, 3]."""
     parser = argparse.ArgumentParser()
     compare.arguments(parser)
-    options = parser.parse_args(
-        ["--samplers", samplers, "--label", "cat", "--device", "cpu", *(w for s in sets for w in ("--set", s))]
-    )
+    words = ["--samplers", samplers, "--label", "cat", "--device", "cpu"]
+    options = parser.parse_args([*words, *(w for s in sets for w in ("--set", s))])
     ready = load(options, [p.entry for p in plan(samplers, sets, None, {})])
     planned = plan(samplers, sets, None, ready)
     what = conditions(planned, options.label, options.text, 1, options, SEED, {})
@@ -66,7 +63,7 @@ def icon(side: int = 256) -> Image.Image:
         tip = min(row, 7 - row)
         outcome[row, tip : tip + 2], outcome[row, tip + 3 : tip + 5] = ACCEPTED, DRAFTED
     step, gap = side // 8, side // 64
-    out = Image.new("RGB", (side, side), BACKGROUND)
+    out = Image.new("RGB", (side, side), Ink.BACKGROUND)
     pen = ImageDraw.Draw(out)
     for (y, x), what in np.ndenumerate(outcome):
         box = (x * step + gap, y * step + gap, (x + 1) * step - gap - 1, (y + 1) * step - gap - 1)

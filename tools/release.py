@@ -4,8 +4,6 @@ Prints the size of the shipped archive and every open item. Exit code 0 if there
 CONTRIBUTING.md ("Publishing").
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess
@@ -95,9 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         problems.append(f"archive: {volume / 1e6:.1f} MB is more than {MOST_BYTES / 1e6:.0f} MB")
     if lines > MOST_LINES:
         problems.append(f"archive: {lines} lines of Python are more than {MOST_LINES}")
-    problems += [
-        f"archive: {f} is a development file; add it to .comfyignore" for f in files if f.parts[0] in DEVELOPMENT
-    ]
+    inner = [f for f in files if f.parts[0] in DEVELOPMENT]
+    problems += [f"archive: {f} is a development file; add it to .comfyignore" for f in inner]
     for problem in problems:
         print(f"open: {problem}")
     return int(bool(problems))

@@ -6,8 +6,6 @@ English. Names of widgets are English everywhere: they are the names in the pape
 Run ``python -m fastar_nodes.tools.translate`` after a change of texts; it prints what is missing.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -63,12 +63,7 @@ class KLConfig(_Shape):
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
-        """Derive the shape from the official parameter names.
-
-        Raises:
-            KeyError: a parameter of a KL autoencoder is missing.
-            ValueError: the levels or blocks are not numbered from 0 without gaps, or more than 16.
-        """
+        """Derive the shape from the official parameter names; a KeyError or ValueError if it is none of a KL autoencoder."""
         ch = state["encoder.conv_in.weight"].shape[0]
         levels = depth(state, "encoder.down.", MOST_LEVELS)
         mult = tuple(state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] // ch for i in range(levels))
@@ -97,12 +92,7 @@ class VQConfig(_Shape):
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> VQConfig:
-        """Derive the shape from official parameter names.
-
-        Raises:
-            KeyError: the state dict is not one of this tokenizer.
-            ValueError: a width is no multiple of the first.
-        """
+        """Derive the shape from official parameter names; a KeyError or ValueError if it is none of a VQ tokenizer."""
         ch = state["encoder.conv_in.weight"].shape[0]
         levels = depth(state, "encoder.conv_blocks.", MOST_LEVELS)
         widths = [state[f"encoder.conv_blocks.{i}.res.0.conv1.weight"].shape[0] for i in range(levels)]
@@ -334,13 +324,10 @@ class VQAutoencoder(nn.Module):
         codes = self.codes(self.features(x))
         return self.vectors(codes), codes
 
-    def render(self, vectors: Tensor) -> Tensor:
-        """Images as in :meth:`decode`, of vectors without the look-up of the nearest codes."""
-        return self.decoder(self.post_quant_conv(vectors.to(self.post_quant_conv.weight.dtype)))
-
     def decode_codes(self, codes: Tensor) -> Tensor:
         """Images as in :meth:`decode`, of codes int64 [B, h, w]; any h and w."""
-        return self.render(self.vectors(codes))
+        convolution = self.post_quant_conv
+        return self.decoder(convolution(self.vectors(codes).to(convolution.weight.dtype)))
 
     def decode(self, latents: Tensor) -> Tensor:
         """Images [B, 3, h * stride, w * stride], about -1..1 and not clipped, of the nearest codes of a LATENT [B, code_channels, h, w]."""

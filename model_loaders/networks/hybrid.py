@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .llama import Llama, LlamaConfig, attend
-from .llama import initialise as initialise_llm
 from .mar import MAR, DiffusionHead, MARConfig, Work, pick
-from .mar import initialise as initialise_mar
 
 MAR_PREFIX, LLM_PREFIX = "mar.", "llm."
 # Position tables of the MAR; the first two also have buffer rows.
@@ -42,19 +40,12 @@ class HybridConfig:
 
     @staticmethod
     def from_state_dict(
-        state: Mapping[str, Tensor],
-        heads: int | None = None,
-        mar_heads: int | None = None,
-        positions: int = 32768,
-        theta: float = 1e6,
-        eps: float = 1e-6,
+        state: Mapping[str, Tensor], heads: int | None = None, mar_heads: int | None = None, **about: Any
     ) -> HybridConfig:
         """Derive the shape from official parameter names; class labels and an output matrix are ignored.
 
-        Args:
-            state: parameter names to tensors.
-            heads, mar_heads: attention heads of the language model and of the MAR; None: the official models' of the same width.
-            positions, theta, eps: of the language model, see :class:`.llama.LlamaConfig`.
+        ``heads`` of the language model and ``mar_heads`` are those of the official model of the same width if they are None; ``about`` are
+        further arguments of :meth:`.LlamaConfig.of_qwen`.
 
         Raises:
             KeyError: the state dict is not a hybrid's.
@@ -70,9 +61,7 @@ class HybridConfig:
                 f"a language model of width {width} is none of the official sizes; "
                 "state llm.num_attention_heads in config.json"
             )
-        return HybridConfig(
-            MARConfig.from_state_dict(mar, mar_heads), LlamaConfig.of_qwen(llm, heads, positions, theta, eps)
-        )
+        return HybridConfig(MARConfig.from_state_dict(mar, mar_heads), LlamaConfig.of_qwen(llm, heads, **about))
 
     def llm_flops(self, rows: int, before: int) -> int:
         """Floating-point operations (2 per multiply-add) of ``rows`` rows in the language model, behind ``before`` others."""
@@ -90,24 +79,10 @@ class HybridConfig:
         last = work.decoder * 3 * c.dim**2 + work.last * (after + 2 * c.dim * work.decoder_keys)
         return 2 * (c.encoder_depth * encoder + (c.decoder_depth - 1) * decoder + last)
 
-    def head_flops(self, rows: int) -> int:
-        """Floating-point operations of head rows: tokens times diffusion steps, both branches of guidance."""
-        c = self.mar
-        w = c.head_width
-        return 2 * rows * (c.head_depth * 5 * w * w + 2 * w * w + 3 * w * c.channels)
-
 
 def resize_table(table: Tensor, side: int, height: int, width: int) -> Tensor:
-    """A position table at another grid, bilinear without antialiasing, as upstream.
-
-    Args:
-        table: fp32 [1, rows + side * side, C]; rows before the grid are kept.
-        side: tokens per side of the table's grid.
-        height, width: tokens of the new grid.
-
-    Returns:
-        [1, rows + height * width, C].
-    """
+    """A position table fp32 [1, rows + side * side, C] at another grid, bilinear without antialiasing, as upstream; the rows before the
+    grid are kept."""
     if (height, width) == (side, side):
         return table
     before, grid = table.split([table.shape[1] - side**2, side**2], 1)
@@ -124,21 +99,16 @@ class PromptCache(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Rows int64 [G] of a batch whose prompts are equally long (None: all rows), the index of each row's prompt, int64 [G], and
-    keys and values of the distinct prompts, [layers, U, kv heads, P, D]."""
+    """Rows of a batch whose prompts are equally long."""
 
-    rows: Tensor | None
-    prompt: Tensor
-    keys: Tensor
+    rows: Tensor | None  # int64 [G]; None: all rows
+    prompt: Tensor  # int64 [G], index of each row's prompt
+    keys: Tensor  # of the distinct prompts, [layers, U, kv heads, P, D]
     values: Tensor
 
 
 class PromptBatch:
-    """Prompts of R rows, grouped by length so that attention needs no padding mask.
-
-    Args:
-        prompts: one entry a row; equal prompts are the same object.
-    """
+    """Prompts of R rows, grouped by length so that attention needs no padding mask; equal prompts are the same object."""
 
     def __init__(self, prompts: Sequence[PromptCache]):
         device = prompts[0].keys.device
@@ -155,13 +125,8 @@ class PromptBatch:
             self.groups.append(_Group(where, which, keys, values))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention output [R, n, C] of the last n of S rows over the prompt and the rows up to their own.
-
-        Args:
-            layer: index of the block.
-            q: queries [R, heads, n, D].
-            k, v: keys and values [R, kv heads, S, D].
-        """
+        """Attention output [R, n, C] of the last n of S rows over the prompt and the rows up to their own; q [R, heads, n, D], k and v
+        [R, kv heads, S, D]."""
         from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler
 
         n, repeats = q.shape[2], q.shape[1] // k.shape[1]
@@ -178,16 +143,11 @@ class PromptBatch:
 
 @dataclass(eq=False)
 class TokenCache:
-    """Keys and values of known tokens in the language model, kept between AR steps (LazyMAR).
+    """Keys and values of known tokens in the language model, kept between AR steps (LazyMAR)."""
 
-    Attributes:
-        live: rows of the batch whose features are kept, the first ones.
-        room: rows that fit into the cache.
-        keys, values: one tensor per block, [live, kv heads, room, D]; buffer rows of the last call lie behind the tokens.
-    """
-
-    live: int
-    room: int
+    live: int  # rows of the batch whose features are kept, the first ones
+    room: int  # rows that fit into the cache
+    # One tensor per block, [live, kv heads, room, D]; buffer rows of the last call lie behind the tokens.
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
@@ -216,39 +176,6 @@ class Hybrid(nn.Module):
     def head(self) -> DiffusionHead:
         return self.mar.head
 
-    # -------------------------------------------------------------------------------------------- training
-
-    def forward(
-        self, tokens: Tensor, known: Tensor, ids: Tensor, lengths: Tensor, wanted: Tensor | None = None
-    ) -> Tensor:
-        """z as ``MAR.decode``'s, prompts included in the sequence; differentiable, for training and tests.
-
-        Args:
-            tokens: fp32 [B, L, channels]; only the known positions are read.
-            known: int64 [B, K], known positions, ascending.
-            ids, lengths: prompts int64 [B, P], padded at the end, and their tokens, int64 [B].
-            wanted: int64 [B, M], positions whose z is needed; None for all L.
-        """
-        encoded = self.mar.encode(tokens, known, self.mar.class_rows(None, len(tokens)))
-        return self.mar.decode(self.fuse_ids(encoded, known, ids, lengths), known, wanted)
-
-    def fuse_ids(self, encoded: Tensor, known: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
-        """:meth:`fuse` for training: prompts are included in the sequence; differentiable. Arguments as for :meth:`forward`."""
-        most, order = ids.shape[1], self.llm_order(known)
-        y = pick(self.proj_in(encoded), order)
-        # Prompt, picture, then the prompt's padding.
-        slot = torch.arange(most + y.shape[1], device=ids.device).expand(len(ids), -1).clone()
-        padding = torch.arange(most, device=ids.device) >= lengths[:, None]
-        slot[:, :most] += padding * y.shape[1]
-        slot[:, most:] -= (most - lengths)[:, None]
-        x = pick(torch.cat([self.llm.tok_embeddings(ids), y], 1), slot.argsort(1))
-        position = torch.arange(x.shape[1], device=ids.device)[None]
-        h = self.llm.hidden(x, position, lambda layer, q, k, v: attend(q, k, v, causal=True))
-        h = pick(h, slot[:, most:])
-        return encoded + self.proj_out(pick(h, order.argsort(1)))
-
-    # -------------------------------------------------------------------------------------------- sampling
-
     def read(self, ids: Tensor) -> PromptCache:
         """Keys and values of a prompt, int64 [P]."""
         keys: list[Tensor] = []
@@ -263,10 +190,7 @@ class Hybrid(nn.Module):
         return PromptCache(torch.stack(keys), torch.stack(values))
 
     def llm_order(self, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Indices of the encoder's rows in the language model's order, int64 [B, buffer + K]: tokens by position, buffer rows, padding.
-
-        ``known`` int64 [B, K], in any order; ``padding_mask`` bool [B, K], False for padding, None for none.
-        """
+        """Indices int64 [B, buffer + K] of the encoder's rows in the language model's order: tokens by position, buffer rows, padding."""
         c, (batch, count) = self.config.mar, known.shape
         last = c.tokens + c.buffer
         buffers = torch.arange(c.tokens, last, device=known.device).expand(batch, -1)
@@ -282,12 +206,9 @@ class Hybrid(nn.Module):
         padding_mask: Tensor | None = None,
         cache: TokenCache | None = None,
     ) -> Tensor:
-        """The decoder's input rows [R, buffer + K, C]: encoder output plus what the language model adds to it.
+        """The decoder's input rows [R, buffer + K, C]: encoder output [B, buffer + K, C] plus what the language model adds to it.
 
-        Args:
-            encoded, known, padding_mask: as for ``mar.encode``, and its output [B, buffer + K, C].
-            prompts: of R rows, a multiple of B; rows b, B + b, ... belong to image b.
-            cache: receives the known tokens' keys and values.
+        R is a multiple of B, and the prompts b, B + b, ... belong to image b. ``cache`` receives the known tokens' keys and values.
         """
         branches = len(prompts.lengths) // len(encoded)
         order = self.llm_order(known, padding_mask)
@@ -303,12 +224,9 @@ class Hybrid(nn.Module):
         return encoded.repeat(branches, 1, 1) + self.proj_out(pick(h, back))
 
     def extend(self, encoded: Tensor, prompts: PromptBatch, cache: TokenCache, at: int) -> Tensor:
-        """:meth:`fuse` for new tokens and the buffer rows only, [R, N + buffer, C]; the tokens' keys and values go to the cache.
+        """:meth:`fuse` for N new tokens and the buffer rows only, [R, N + buffer, C]; the tokens' keys and values go to the cache.
 
-        Args:
-            encoded: [B, N + buffer, C], encoder output of N new tokens, then the buffer rows.
-            prompts, cache: of R rows, a multiple of B.
-            at: tokens in the cache. The new ones get the positions behind them, not those of their raster order.
+        The new tokens get the positions behind the ``at`` tokens of the cache, not those of their raster order.
         """
         branches = len(prompts.lengths) // len(encoded)
         y, end = self.proj_in(encoded).repeat(branches, 1, 1), at + encoded.shape[1]
@@ -325,14 +243,3 @@ class Hybrid(nn.Module):
     def _positions(prompts: PromptBatch, at: int, count: int) -> Tensor:
         """Positions int64 [R, count] behind each row's prompt and ``at`` tokens."""
         return prompts.lengths[:, None] + at + torch.arange(count, device=prompts.lengths.device)
-
-
-def initialise(net: Hybrid) -> Hybrid:
-    """Official initialisation of the parts; Xavier matrices in the MLPs between them."""
-    initialise_mar(net.mar)
-    initialise_llm(net.llm)
-    for layer in (*net.proj_in, *net.proj_out):
-        if isinstance(layer, nn.Linear):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-    return net

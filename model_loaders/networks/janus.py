@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import UserError
+from .chat import checked, expect_text
 from .llama import Llama, LlamaConfig, TokenModel
 from .ops import Embedding, Linear
 
@@ -38,42 +38,24 @@ MOST_IDS = 2048
 
 @dataclass(frozen=True)
 class JanusConfig(LlamaConfig):
-    """Shape of a Janus; ``vocab`` are the codes of its VQ tokenizer.
+    """Shape of a Janus; ``vocab`` are the codes of its VQ tokenizer."""
 
-    Attributes:
-        words: rows of the table of words.
-        narrow: width of the table of image tokens, before its MLP.
-        projected: width E between the two output layers.
-        pad: id of the padding token, of which a null prompt consists.
-    """
-
-    words: int = 0
-    narrow: int = 0
-    projected: int = 0
-    pad: int = 0
+    words: int = 0  # rows of the table of words
+    narrow: int = 0  # width of the table of image tokens, before its MLP
+    projected: int = 0  # width E between the two output layers
+    pad: int = 0  # id of the padding token, of which a null prompt consists
 
     @staticmethod
-    def of_janus(
-        state: Mapping[str, Tensor],
-        heads: int | None = None,
-        pad: int = 0,
-        positions: int = 16384,
-        theta: float = 1e4,
-        eps: float = 1e-6,
-    ) -> JanusConfig:
-        """Derive the shape from official parameter names.
-
-        Args:
-            state: parameter names to tensors.
-            heads: attention heads; None: heads of width 128.
-            pad, positions, theta, eps: see the attributes.
+    def of_janus(state: Mapping[str, Tensor], pad: int = 0, **numbers: Any) -> JanusConfig:
+        """Derive the shape from official parameter names; ``numbers`` are further arguments of :meth:`.LlamaConfig.of_qwen`.
 
         Raises:
             KeyError: the state dict is not one of a Janus.
             ValueError: the head count does not fit the weights.
         """
         trunk = {name.removeprefix(_TRUNK): tensor for name, tensor in state.items() if name.startswith(_TRUNK)}
-        shape = vars(LlamaConfig.of_qwen(trunk, heads, positions, theta, eps))
+        numbers = {"positions": 16384, "theta": 1e4, **numbers}
+        shape = vars(LlamaConfig.of_qwen(trunk, **numbers))
         vocab, narrow = state["gen_embed.weight"].shape
         about = {"bias": False, "tied": False, "vocab": vocab, "words": shape["vocab"], "narrow": narrow, "pad": pad}
         return JanusConfig(**{**shape, **about}, projected=len(state["gen_head.output_mlp_projector.weight"]))
@@ -138,32 +120,21 @@ class Janus(Llama):
 
 @dataclass(frozen=True)
 class Template:
-    """Ids of the tokens around a prompt.
+    """Ids of the tokens around a prompt."""
 
-    Attributes:
-        begin: start of the text.
-        image: start of the picture.
-        user, assistant: of the two roles; None: they are words of the text, as in Janus 1.3B.
-    """
-
-    begin: int
-    image: int
-    user: int | None = None
+    begin: int  # start of the text
+    image: int  # start of the picture
+    user: int | None = None  # of the two roles; None: they are words of the text, as in Janus 1.3B
     assistant: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class JanusModel(TokenModel):
-    """A Janus with the metadata of its files.
-
-    Attributes:
-        tokenize: text to token ids, without special tokens.
-        template: ids of the special tokens.
-    """
+    """A Janus with the metadata of its files."""
 
     net: Janus
-    tokenize: Callable[[str], list[int]] = field(kw_only=True)
-    template: Template = field(kw_only=True)
+    tokenize: Callable[[str], list[int]] = field(kw_only=True)  # text to token ids, without special tokens
+    template: Template = field(kw_only=True)  # ids of the special tokens
 
     def prompt(self, text: Any) -> list[int]:
         """Token ids of a prompt in its template, up to the special token that the picture follows.
@@ -174,22 +145,11 @@ class JanusModel(TokenModel):
         Raises:
             UserError: not a text, too long, or encoded outside the vocabulary.
         """
-        if not isinstance(text, str):
-            raise UserError(f"text: a prompt must be text, not {type(text).__name__}.")
+        expect_text(text)
         t, text = self.template, text.strip()
         said = f": {text}\n\n" if text else ":"
         if t.user is None or t.assistant is None:
             middle = self.tokenize(f"User{said}Assistant:")
         else:
             middle = [t.user, *self.tokenize(said), t.assistant, *self.tokenize(":")]
-        ids = [t.begin, *middle, t.image]
-        if len(ids) > MOST_IDS:
-            raise UserError(
-                f"text: the prompt takes {len(ids)} tokens with its template, {MOST_IDS} are the most; shorten it."
-            )
-        wrong = next((i for i in ids if not 0 <= i < self.net.config.words), None)
-        if wrong is not None:
-            raise UserError(
-                f"text: the tokenizer makes token {wrong} of it, {self.name} has {self.net.config.words}; use the tokenizer of the model."
-            )
-        return ids
+        return checked([t.begin, *middle, t.image], self.net.config.words, MOST_IDS, self.name)

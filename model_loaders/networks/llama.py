@@ -91,11 +91,7 @@ class LlamaConfig:
 
     @staticmethod
     def of_llamagen(state: Mapping[str, Tensor], heads: int | None = None) -> LlamaConfig:
-        """Derive the shape of a LlamaGen, PAR or AR-DTok from official parameter names.
-
-        Args:
-            state: official parameter names to tensors.
-            heads: attention heads; None uses :data:`OFFICIAL_HEADS`.
+        """Derive the shape of a LlamaGen, PAR or AR-DTok from official parameter names; ``heads`` None: of the official size of that width.
 
         Raises:
             KeyError: the state dict is not one of this network.
@@ -143,12 +139,7 @@ class LlamaConfig:
         theta: float = 1e6,
         eps: float = 1e-6,
     ) -> LlamaConfig:
-        """Derive the shape of a language model from official parameter names.
-
-        Args:
-            state: parameter names to tensors; without an output matrix, embedding and output are tied.
-            heads: attention heads; None: heads of width 128.
-            positions, theta, eps: see the attributes.
+        """Derive the shape of a language model from official parameter names; ``heads`` None: heads of width 128.
 
         Raises:
             KeyError: the state dict is not one of a Qwen2.
@@ -223,13 +214,9 @@ class Positions(NamedTuple):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Attention output [R, n, C].
+    """Attention output [R, n, C] of q [R, heads, n, D], k and v [R, kv heads, S, D].
 
-    Args:
-        q: queries [R, heads, n, D].
-        k, v: [R, kv heads, S, D].
-        mask: bool [n, S] or [R, 1, n, S], True where a query attends to a key; None: to every key.
-        causal: query i attends to the keys 0 to i; without a mask.
+    ``mask`` bool [n, S] or [R, 1, n, S] is True where a query attends to a key; ``causal``: query i attends to the keys 0 to i.
     """
     rows, heads, n, d = q.shape
     group = heads // k.shape[1]
@@ -243,17 +230,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
 
 
 def update(store: Tensor, slot: Tensor, kv: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """Write the keys and values of a block's rows.
-
-    Args:
-        store: of :class:`Cache`; its first R batch rows are used.
-        slot: int64 [n] or [R, n].
-        kv: [R, 2 kv heads, n, D].
-        end: see the result.
-
-    Returns:
-        Keys and values [R, kv heads, end, D] of the slots below ``end``.
-    """
+    """Write the keys and values ``kv`` [R, 2 kv heads, n, D] of a block's rows to the slots int64 [n] or [R, n] of the first R rows of
+    ``store``; return those of the slots below ``end``, each [R, kv heads, end, D]."""
     store = store[: len(kv)]
     if slot.ndim == 1:
         store.index_copy_(2, slot, kv)
@@ -418,15 +396,9 @@ class Llama(Regional):
     # -------------------------------------------------------------------------------------------- inputs and outputs
 
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
-        """Prefix rows of a condition.
+        """Prefix rows [B, n, C] of labels int64 [B], features [B, n, E], or semantic codes or token ids int64 [B, n].
 
-        Args:
-            condition: labels int64 [B]; features [B, n, E]; semantic codes or token ids int64 [B, n].
-            lengths: int64 [B], valid rows; None: all.
-            guided: whether the rows of the null condition follow.
-
-        Returns:
-            [B, n, C], or [2 B, n, C].
+        ``lengths`` int64 [B] are the valid rows, None: all; if ``guided``, the rows of the null condition follow, [2 B, n, C].
         """
         c = self.config
         if c.condition == PROMPT:
@@ -505,17 +477,12 @@ class Llama(Regional):
         mask: Tensor | None = None,
         span: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Logits of whole sequences, without a cache; for training and tests.
+        """Logits fp32 [R, n, V] of whole sequences, without a cache; for training and tests.
 
         Args:
             x: rows [R, n, C]: prefix, token embeddings, transition tokens, in any order.
             position: int64 [n]; -1 for transition tokens.
-            positions: see :meth:`positions`.
             mask: bool [n, n], True where a query (first index) attends to a key; None: causal.
-            span: see :meth:`logits`.
-
-        Returns:
-            fp32 [R, n, V]; entry i is the prediction of row i.
         """
 
         def attention(q: Tensor, kv: Tensor) -> Tensor:
@@ -528,16 +495,10 @@ class Llama(Regional):
         return self.logits(x, span)
 
     def hidden(self, x: Tensor, position: Tensor, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """Last hidden states, after the final norm, of embeddings that need not be tokens of the vocabulary.
+        """Last hidden states [R, n, C], after the final norm, of embeddings [R, n, C] at the places ``position`` int64 [R or 1, n].
 
-        Args:
-            x: [R, n, C].
-            position: int64 [R or 1, n], places in the sequence.
-            attention: of a block's index, queries [R, heads, n, D], keys and values [R, kv heads, n, D], the attention output
-                [R, n, C]; may read and write a cache.
-
-        Returns:
-            [R, n, C].
+        ``attention`` gives the output [R, n, C] for a block's index, queries [R, heads, n, D], keys and values [R, kv heads, n, D]; it may
+        read and write a cache.
         """
         x, rope = self._encode(x, self.rope(position))
         for i, block in enumerate(self.layers):
@@ -547,11 +508,10 @@ class Llama(Regional):
     def prefill(
         self, x: Tensor, grid: int, slots: int, lengths: Tensor | None = None, image: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
-        """Allocate the cache and run the prefix, alone or with the first cells of an image.
+        """Allocate the cache and run the prefix, alone or with the first cells of an image of ``grid`` x ``grid`` tokens.
 
         Args:
-            x: prefix rows [R, n, C]; rows at and beyond a prefix' length are ignored.
-            grid: side of the image in tokens.
+            x: prefix rows [R, n, C].
             slots: image slots of the cache.
             lengths: int64 [R], valid rows of each prefix; None: all.
             image: rows [R, m, C] of the cells 0 to m - 1; each attends to the prefix and to the cells up to itself.
@@ -589,19 +549,15 @@ class Llama(Regional):
         mask: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Feed rows behind the cached ones, and write their keys and values into the cache.
+        """Feed rows behind the cached ones, and write their keys and values into the cache; hidden rows [R, n, C], for :meth:`logits`.
 
         Args:
             x: rows [R, n, C]; R may be less than the cache's, then its first R rows are used.
             position: int64 [n], or [R, n] if the batch rows differ.
             slot: int64 [n] or [R, n], cache slots to write, counted with the prefix.
-            cache: from :meth:`prefill`.
             end: slots below this one are attended to.
             mask: bool [n, end] or [R, n, end], True where a row attends to a slot; None: everywhere.
             causal: the rows fill the cache from its first slot on, and each attends to those up to its own.
-
-        Returns:
-            Hidden rows [R, n, C], for :meth:`logits`.
         """
         x, rope = self._encode(x, cache.positions.rows(position, len(x)))
         mask = None if causal else cache.mask(mask, len(x), x.shape[1], end)
@@ -609,16 +565,6 @@ class Llama(Regional):
         for block, store in zip(self.layers, cache.blocks, strict=True):
             x = run(block, x, rope, store, slot, end, mask, causal)
         return x
-
-
-def initialise(net: Llama) -> Llama:
-    """Official initialisation: std 0.02 everywhere, unit norms, zero biases; LlamaGen's output layer is zero."""
-    for name, p in net.named_parameters():
-        if name.endswith(".bias") or name == "output.weight" and net.config.condition != PROMPT:
-            nn.init.zeros_(p)
-        elif p.ndim > 1:
-            nn.init.normal_(p, std=0.02)
-    return net
 
 
 # ------------------------------------------------------------------------------------------------ the model with its metadata

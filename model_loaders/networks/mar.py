@@ -27,29 +27,18 @@ OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 16}
 
 @dataclass(frozen=True)
 class MARConfig:
-    """Shape of a MAR.
+    """Shape of a MAR."""
 
-    Attributes:
-        dim: transformer width C.
-        encoder_depth, decoder_depth: number of blocks.
-        heads: attention heads.
-        buffer: class rows in front of the tokens.
-        tokens: tokens of a picture (a square grid).
-        channels: channels per token (latent channels times patch area).
-        classes: number of class labels; 0 for none.
-        head_depth, head_width: residual blocks and width of the diffusion head.
-    """
-
-    dim: int
-    encoder_depth: int
+    dim: int  # transformer width C
+    encoder_depth: int  # number of blocks
     decoder_depth: int
-    heads: int
-    buffer: int
-    tokens: int
-    channels: int
-    classes: int
-    head_depth: int
-    head_width: int
+    heads: int  # attention heads
+    buffer: int  # class rows in front of the tokens
+    tokens: int  # tokens of a picture (a square grid)
+    channels: int  # channels per token (latent channels times patch area)
+    classes: int  # number of class labels; 0 for none
+    head_depth: int  # residual blocks of the diffusion head
+    head_width: int  # its width
 
     @cached_property
     def grid(self) -> int:
@@ -58,14 +47,10 @@ class MARConfig:
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], heads: int | None = None) -> MARConfig:
-        """Read the shape off official parameter names.
-
-        Args:
-            state: official parameter names to tensors.
-            heads: attention heads; None looks the width up in :data:`OFFICIAL_HEADS`.
+        """Derive the shape from official parameter names; ``heads`` None: of the official size of that width.
 
         Raises:
-            KeyError: the state dict is not a MAR's.
+            KeyError: the state dict is not one of a MAR.
             ValueError: the head count is unknown or does not divide the width, or the tokens are no square.
         """
         dim = state["class_emb.weight"].shape[1]
@@ -167,12 +152,8 @@ class DiffusionHead(nn.Module):
     def modulations(self, embedding: Tensor, blocks: Iterable[nn.Module] | None = None) -> list[Tensor]:
         """adaLN modulations [..., w]: shift, scale and gate of each block, shift and scale of the last layer.
 
-        They do not depend on the noisy token, so those of many diffusion steps can be one product: most of the head's weights are then
-        read once and not once a step.
-
-        Args:
-            embedding: [..., w], ``time_embed(t) + cond_embed(z)``.
-            blocks: blocks of ``res_blocks``; None for all.
+        They do not depend on the noisy token, so those of many diffusion steps can be one product, which reads most of the head's weights
+        once. ``embedding`` [..., w] is ``time_embed(t) + cond_embed(z)``; ``blocks`` None: all blocks.
         """
         active, out = F.silu(embedding), []
         for layer in (*(self.res_blocks if blocks is None else blocks), self.final_layer):
@@ -185,12 +166,7 @@ class DiffusionHead(nn.Module):
         return out
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predicted noise, then variance logits (-1..1 between the two bounds), fp32 [N, 2 channels].
-
-        Args:
-            x: noisy tokens [N, channels], fp32.
-            modulations: from :meth:`modulations`, one row a token.
-        """
+        """Predicted noise, then variance logits (-1..1 between the two bounds), fp32 [N, 2 channels], of tokens fp32 [N, channels]."""
         h = self.input_proj(x.to(self.input_proj.weight.dtype))
         for i, block in enumerate(self.res_blocks):
             shift, scale, gate = modulations[3 * i : 3 * i + 3]
@@ -283,13 +259,8 @@ class MAR(Regional):
         return self.fake_latent.expand(batch, -1) if labels is None else self.class_emb(labels)
 
     def embed_known(self, tokens: Tensor, known: Tensor, class_rows: Tensor) -> Tensor:
-        """The encoder's input [B, buffer + K, C].
-
-        Args:
-            tokens: [B, L, channels]; only the known positions are read.
-            known: int64 [B, K], positions already decided.
-            class_rows: [B, C].
-        """
+        """The encoder's input [B, buffer + K, C] of tokens [B, L, channels] at the positions ``known`` int64 [B, K], behind class rows
+        [B, C]."""
         b, buffer = tokens.shape[0], self.config.buffer
         rows = class_rows.to(self.z_proj.weight.dtype)[:, None].expand(-1, buffer, -1)
         x = torch.cat([rows, self.z_proj(pick(tokens, known).to(self.z_proj.weight.dtype))], dim=1)
@@ -297,10 +268,7 @@ class MAR(Regional):
         return self.z_proj_ln(x + pick(self.encoder_pos_embed_learned.expand(b, -1, -1), at))
 
     def encode(self, tokens: Tensor, known: Tensor, class_rows: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Encoder output [B, buffer + K, C]; arguments as :meth:`embed_known`.
-
-        ``padding_mask`` bool [B, K], False for padding, lets images have different numbers of known tokens; None for no padding.
-        """
+        """Encoder output [B, buffer + K, C]; arguments as :meth:`embed_known`, and ``padding_mask`` bool [B, K], False for padding."""
         x, key_mask = self.embed_known(tokens, known, class_rows), None
         if padding_mask is not None:
             key_mask = F.pad(padding_mask, (self.config.buffer, 0), value=True)
@@ -323,13 +291,9 @@ class MAR(Regional):
     def decode(
         self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None, padding_mask: Tensor | None = None
     ) -> Tensor:
-        """Conditions z [B, M, C] (or [B, L, C]) for the head.
+        """Conditions z [B, M, C] for the head, of the encoder's output for ``known`` positions.
 
-        Args:
-            encoded: [B, buffer + K, C] from :meth:`encode`.
-            known: int64 [B, K], the same positions.
-            wanted: int64 [B, M], positions whose z is needed; None for all L. The last block then computes those only.
-            padding_mask: which of ``known`` are not padding, as in :meth:`encode`.
+        ``wanted`` int64 [B, M]: positions whose z is needed, the only ones that the last block computes; None: all L.
         """
         x = self.canvas(encoded, known, padding_mask)
         *blocks, last = self.decoder_blocks
@@ -347,29 +311,19 @@ class MAR(Regional):
 
 
 class Work(NamedTuple):
-    """Rows of a transformer pass, both branches of guidance together.
+    """Rows of a transformer pass, both branches of guidance together."""
 
-    Attributes:
-        encoder, encoder_keys: rows that the encoder's blocks computed, and rows that each of them attended to.
-        decoder, decoder_keys: the same of an average decoder block but the last.
-        last: rows that the last decoder block computed.
-    """
-
-    encoder: int
-    encoder_keys: int
-    decoder: int
+    encoder: int  # rows that the encoder's blocks computed
+    encoder_keys: int  # rows that each of them attended to
+    decoder: int  # the same of an average decoder block but the last
     decoder_keys: int
-    last: int
+    last: int  # rows that the last decoder block computed
 
 
 class Kept:
-    """What LazyMAR keeps between encoder and decoder from one AR step to the next: nothing, rows pass unchanged.
+    """What LazyMAR keeps between encoder and decoder from one AR step to the next: nothing, rows pass unchanged."""
 
-    Attributes:
-        tensors: all that is kept, for the memory count.
-    """
-
-    tensors: Sequence[Tensor] = ()
+    tensors: Sequence[Tensor] = ()  # all that is kept, for the memory count
 
     def __init__(self, buffer: int):
         self.buffer = buffer
@@ -377,10 +331,8 @@ class Kept:
     def extend(self, encoded: Tensor, new: Tensor, at: int) -> tuple[Tensor, Tensor]:
         """The decoder's input rows that change, [D, M, C], and their places int64 [D, M] (buffer rows from 0, then positions).
 
-        Args:
-            encoded: [E, N + buffer, C], encoder output of new tokens, then of the buffer rows.
-            new: int64 [B, N], positions of the new tokens.
-            at: tokens known before.
+        ``encoded`` [E, N + buffer, C] is encoder output of new tokens, at positions ``new`` int64 [B, N], then of the buffer rows; ``at``
+        tokens were known before.
         """
         return encoded, self.places(new, len(encoded))
 
@@ -393,8 +345,8 @@ class Kept:
 class ClassRows:
     """The condition of B images as the network reads it: here class labels int64 [B], prompts in ``prompts.py``.
 
-    It enters in two places: the vectors of the encoder's buffer rows, and what happens to the encoder's output before the decoder reads
-    it. With class labels the encoder has one set of rows per branch of guidance, and its output is passed on unchanged.
+    It enters as vectors of the encoder's buffer rows, and in what happens to the encoder's output before the decoder reads it: with class
+    labels nothing.
     """
 
     def __init__(self, net: MAR, labels: Tensor):
@@ -404,25 +356,14 @@ class ClassRows:
         return len(self.labels)
 
     def vectors(self, guided: bool, count: int = 1) -> Tensor:
-        """Vectors of the encoder's buffer rows for ``count`` copies of the batch.
-
-        Returns:
-            [E, C]: E is ``count`` B, or twice that where the branches of guidance differ in the encoder.
-        """
+        """Vectors [E, C] of the encoder's buffer rows: E is ``count`` B, or twice that where the branches of guidance differ in the
+        encoder."""
         rows = self.mar.class_emb(self.labels).repeat(count, 1)
         return torch.cat([rows, self.mar.fake_latent.expand_as(rows)]) if guided else rows
 
     def fuse(self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None) -> Tensor:
-        """The decoder's input rows, both branches of guidance, the unconditional one last.
-
-        Args:
-            encoded: [E, buffer + K, C] from ``MAR.encode``.
-            known: int64 [E, K], the positions of these tokens.
-            padding_mask: bool [E, K], as for ``MAR.encode``.
-
-        Returns:
-            [D, buffer + K, C]: D is the number of images (copies included), twice that with guidance.
-        """
+        """The decoder's input rows [D, buffer + K, C], both branches of guidance, the unconditional one last, of the encoder's output
+        [E, buffer + K, C] for positions ``known`` int64 [E, K]; D counts images and copies, twice with guidance."""
         return encoded
 
     def keep(
@@ -430,11 +371,8 @@ class ClassRows:
     ) -> tuple[Tensor, Kept]:
         """:meth:`fuse` whose features are kept for later AR steps.
 
-        Args:
-            encoded, known, guided: as for :meth:`fuse`.
-            live: rows D of the decoder's input that later steps compute: B, or twice that.
-            room: tokens and buffer rows that will have to fit.
-            cached: whether old tokens' features are reused between encoder and decoder, or computed again at every step.
+        Later steps compute ``live`` rows of the decoder's input; ``room`` tokens and buffer rows have to fit. ``cached``: old tokens'
+        features are reused between encoder and decoder, rather than computed again at every step.
         """
         return encoded, Kept(self.mar.config.buffer)
 
@@ -445,27 +383,18 @@ class ClassRows:
 
 @dataclass(frozen=True, eq=False)
 class MARModel:
-    """A MAR and the metadata of its file or catalogue entry.
+    """A MAR and the metadata of its file."""
 
-    Attributes:
-        net: the network in eval mode; weights in the compute dtype, the head's last layer in fp32.
-        name: display name for messages and reports.
-        latent_scale: tokens = latent scale x decoder latents; 0.2325 for the official KL-16, 1 for the demo.
-        t_max: highest diffusion timestep this checkpoint should start from; 999 officially.
-        patch: latent positions a token covers per side; 1 in every official file.
-        label_set: name of the label list ("imagenet-1k", "picture-book"), or "" if unknown.
-        max_beta: largest beta of the diffusion the head was trained with; 0.999 for every MAR.
-        condition: kind of condition it is sampled with.
-    """
-
-    net: MAR
-    name: str
-    latent_scale: float = 0.2325
-    t_max: int = 999
-    patch: int = 1
-    label_set: str = ""
-    max_beta: float = 0.999
-    condition: ClassVar[str] = "class"
+    net: MAR  # the network in eval mode; weights in the compute dtype, the head's last layer in fp32
+    name: str  # display name for messages and reports
+    latent_scale: float = (
+        0.2325  # tokens = latent scale x decoder latents; 0.2325 for the official KL-16, 1 for the demo
+    )
+    t_max: int = 999  # highest diffusion timestep this checkpoint should start from; 999 officially
+    patch: int = 1  # latent positions a token covers per side; 1 in every official file
+    label_set: str = ""  # name of the label list ("imagenet-1k", "picture-book"), or "" if unknown
+    max_beta: float = 0.999  # largest beta of the diffusion the head was trained with; 0.999 for every MAR
+    condition: ClassVar[str] = "class"  # kind of condition it is sampled with
 
     @property
     def parts(self) -> Mapping[str, nn.Module]:
@@ -504,22 +433,3 @@ class MARModel:
         g, p = self.net.config.grid, self.patch
         x = latents.view(len(latents), -1, g, p, g, p).permute(0, 2, 4, 1, 3, 5)
         return x.reshape(len(latents), g * g, -1) * self.latent_scale
-
-
-def initialise(net: MAR) -> MAR:
-    """Official initialisation: Xavier matrices, std 0.02 embeddings, adaLN and the last layer zero."""
-    for m in net.modules():
-        if isinstance(m, nn.Linear):
-            nn.init.xavier_uniform_(m.weight)
-            nn.init.zeros_(m.bias)
-    for name, p in net.named_parameters():
-        if (
-            "embed_learned" in name
-            or name in ("class_emb.weight", "fake_latent", "mask_token")
-            or "time_embed.mlp" in name
-            and p.ndim == 2
-        ):
-            nn.init.normal_(p, std=0.02)
-        elif "adaLN_modulation" in name or "final_layer.linear" in name:
-            nn.init.zeros_(p)
-    return net

@@ -47,9 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
 
     On a CPU in fp32, a large weight is multiplied by three and more rows in oneDNN's own layout ("packed"). One and two rows
     take F.linear, but on AMD's processors, where MKL is slow, one row is a batch of two half matrices and two rows are W x^T.
-
-    Args:
-        layer: owner of the weight, whose packed copy is kept; None: without packing.
+    ``layer`` owns the weight and keeps its packed copy; None: without packing.
     """
     rows = x.numel() // x.shape[-1]
     # Other products than F.linear apply to large fp32 weights on a CPU; fake and traced tensors are left to the compiler.
@@ -122,13 +120,9 @@ _PACKED: WeakKeyDictionary[Linear, tuple[tuple[int, int], Tensor]] = WeakKeyDict
 
 
 class Linear(Streamed, nn.Linear):  # type: ignore[misc]
-    """``nn.Linear``, computed by :func:`linear`.
+    """``nn.Linear``, computed by :func:`linear`."""
 
-    Attributes:
-        packs: whether a packed copy of the weight may be kept, see :func:`limit_packing`.
-    """
-
-    packs = True
+    packs = True  # whether a packed copy of the weight may be kept, see limit_packing
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False):
         super().__init__(in_features, out_features, bias=bias)
@@ -209,18 +203,13 @@ class Int8Linear(nn.Module):
 
     Rows of activations are rounded with a scale of their own, so that they do not influence each other. The product is
     ``torch._int_mm``, whose sums are exact in int32.
-
-    Attributes:
-        weight: int8 [out, in].
-        scale: fp32 [out]; a weight is ``scale * weight``.
-        bias: fp32 [out] or None.
     """
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None):
         super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.scale = nn.Parameter(scale, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.weight = nn.Parameter(weight, requires_grad=False)  # int8 [out, in]
+        self.scale = nn.Parameter(scale, requires_grad=False)  # fp32 [out]; a weight is scale * weight
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # fp32 [out]
         self.out_features, self.in_features = weight.shape
 
     @classmethod

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError
+from .chat import chat, checked, expect_text, without_special
 from .hybrid import Hybrid, PromptBatch, PromptCache, TokenCache
+from .llama import cache_bytes
 from .mar import ClassRows, Kept, MARModel, Work
 
 INSTRUCTION = "Generate an image: "
@@ -25,19 +26,12 @@ _SAFE_BETA, _SAFE_STEPS, _SAFE_START = 0.5, 100, 950
 
 @dataclass(frozen=True, eq=False)
 class HybridModel(MARModel):
-    """A hybrid and the metadata of its files; ``net`` is its MAR, with position tables of the sampled grid.
+    """A hybrid and the metadata of its files; ``net`` is its MAR, with position tables of the sampled grid."""
 
-    Attributes:
-        hybrid: all networks, in eval mode.
-        tokenize: text to token ids, without special tokens.
-        turn: ids of the special tokens that begin and end a chat turn.
-        trained: tokens per side of the pictures it was trained for.
-    """
-
-    hybrid: Hybrid = field(kw_only=True)
-    tokenize: Callable[[str], list[int]] = field(kw_only=True)
-    turn: tuple[int, int] = field(kw_only=True)
-    trained: int = field(kw_only=True)
+    hybrid: Hybrid = field(kw_only=True)  # all networks, in eval mode
+    tokenize: Callable[[str], list[int]] = field(kw_only=True)  # text to token ids, without special tokens
+    turn: tuple[int, int] = field(kw_only=True)  # ids of the special tokens that begin and end a chat turn
+    trained: int = field(kw_only=True)  # tokens per side of the pictures it was trained for
     condition: ClassVar[str] = "prompt"
 
     @property
@@ -83,36 +77,17 @@ class HybridModel(MARModel):
         return self._turn(text, "", "negative")
 
     def _turn(self, text: Any, before: str, name: str) -> list[int]:
-        if not isinstance(text, str):
-            raise UserError(f"{name}: a prompt must be text, not {type(text).__name__}.")
-        opening, closing = self.turn
-        parts = [self.tokenize(part) for part in (f"user\n{before}{text}", "\n", "assistant\n")]
-        ids = [opening, *parts[0], closing, *parts[1], opening, *parts[2]]
-        vocab, most = self.hybrid.config.llm.vocab, self.most_tokens
-        if any(i in self.turn for part in parts for i in part):
-            raise UserError(f"{name}: it is encoded as a special token of {self.name}; write it in another way.")
-        if wrong := [i for i in ids if not 0 <= i < vocab]:
-            raise UserError(
-                f"{name}: the tokenizer makes token {wrong[0]} of it, {self.name} has {vocab}; use the tokenizer of the model."
-            )
-        if len(ids) > most:
-            raise UserError(
-                f"{name}: the prompt takes {len(ids)} tokens with its template, {self.name} reads at most {max(0, most)}; shorten it."
-            )
-        return ids
+        expect_text(text, name)
 
-    @property
-    def most_tokens(self) -> int:
-        """Longest prompt, template included: the language model's positions less those of a picture."""
-        return self.hybrid.config.llm.positions - self.net.config.tokens - self.net.config.buffer
+        def encode(part: str) -> list[int]:
+            return without_special(self.tokenize(part), [self.turn], self.name, name)
+
+        ids, llm = chat([f"user\n{before}{text}"], encode, self.turn), self.hybrid.config.llm
+        most = llm.positions - self.net.config.tokens - self.net.config.buffer
+        return checked(ids, llm.vocab, most, self.name, name)
 
     def rows(self, texts: Sequence[Any], unconditional: Any, guided: bool) -> PromptRows:
-        """The condition of one image per text; equal texts are read once.
-
-        Args:
-            texts: prompts without the instruction.
-            unconditional: the unconditional branch's whole instruction.
-            guided: whether that branch is evaluated.
+        """The condition of one image per prompt; equal prompts are read once, and with guidance the unconditional branch's instruction.
 
         Raises:
             UserError: a text that :meth:`prompt` rejects.
@@ -127,18 +102,14 @@ class HybridModel(MARModel):
 
     def prompt_bytes(self, tokens: int) -> int:
         """Memory of the keys and values of that many tokens."""
-        c, size = self.hybrid.config.llm, next(self.hybrid.parameters()).element_size()
-        return 2 * c.depth * c.kv_heads * c.head_dim * size * tokens
+        return cache_bytes(self.hybrid.llm, tokens)
 
 
 class PromptRows(ClassRows):
     """Prompts of B images: the language model between encoder and decoder.
 
-    Args:
-        net: the network.
-        prompts: one entry per image; equal prompts are the same object.
-        null: the unconditional prompt; None without guidance.
-        read: prompt tokens that were read for this batch.
+    Equal entries of ``prompts`` are the same object; ``null`` is the unconditional prompt, None without guidance; ``read`` prompt tokens
+    were read for this batch.
     """
 
     def __init__(self, net: Hybrid, prompts: Sequence[PromptCache], null: PromptCache | None, read: int = 0):

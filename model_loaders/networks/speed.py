@@ -27,15 +27,11 @@ R = TypeVar("R")
 
 
 class Regional(nn.Module):
-    """A network of which some functions may be compiled.
-
-    Attributes:
-        speed: one of :data:`SPEEDS`, set by :func:`choose`.
-    """
+    """A network of which some functions may be compiled."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.speed = PLAIN
+        self.speed = PLAIN  # one of SPEEDS, set by choose
         self._regions: dict[Any, Any] = {}
         self._streamed: list[Streamed] = []
 
@@ -83,12 +79,7 @@ class _Compiled:
 
 
 def choose(net: Regional, speed: str, device: torch.device) -> None:
-    """Set how a network runs.
-
-    Args:
-        net: the network.
-        speed: one of :data:`SPEEDS`.
-        device: where the network will compute.
+    """Set how a network runs, which will compute on ``device``.
 
     Raises:
         UserError: an unknown ``speed``; "compile" where there is no compiler.

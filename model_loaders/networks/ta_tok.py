@@ -64,12 +64,9 @@ class TATokConfig:
         encoder_heads: int | None = None,
         input_size: int | None = None,
     ) -> TATokConfig:
-        """Derive the shape from official parameter names.
+        """Derive the shape from official parameter names, without the image encoder if no name starts with ``encoder.``.
 
-        Args:
-            state: parameter names to tensors; without the image encoder if no name starts with ``encoder.``.
-            heads, encoder_heads: None: the official numbers.
-            input_size: None: 384 for the official encoder, otherwise the pixels that the patches cover.
+        Head counts are the official ones if they are None, and ``input_size`` 384 for the official encoder, else what the patches cover.
 
         Raises:
             KeyError: the state dict is not one of a TA-Tok.
@@ -262,12 +259,8 @@ class TATok(nn.Module):
         return self.encode_task_layer(x)
 
     def codes(self, images: Tensor, pool: int = 1) -> Tensor:
-        """Codes int64 [B, n] of images, in raster order.
-
-        Args:
-            images: [B, 3, H, W] in 0..1, of any size; resized to a square.
-            pool: 1, 2 or 3: n is 729, 169 or 81 officially.
-        """
+        """Codes int64 [B, n], in raster order, of images [B, 3, H, W] in 0..1, which are resized to a square; officially n is 729, 169 or
+        81 for ``pool`` 1, 2 or 3."""
         return self.bottleneck.codes(self.pooled(images, pool))
 
     # --- codes to features
@@ -292,11 +285,6 @@ class TATokModel:
     net: TATok  # the network in eval mode
     name: str
 
-    @property
-    def has_encoder(self) -> bool:
-        """Whether the file holds the image encoder."""
-        return self.net.config.encoder_depth > 0
-
     @torch.no_grad()
     def codes(self, images: Tensor, pool: int = 1) -> Tensor:
         """See :meth:`TATok.codes`. Images on any device; the codes are on the network's.
@@ -305,7 +293,7 @@ class TATokModel:
             UserError: the file holds no image encoder, or ``images`` or ``pool`` are invalid.
         """
         c = self.net.config
-        if not self.has_encoder:
+        if not c.encoder_depth:
             raise UserError(
                 f"ta_tok: {self.name} holds no picture encoder, only the side of the codes; load a whole one."
             )

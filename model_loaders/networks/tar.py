@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UserError
+from .chat import chat, checked, expect_text, without_special
 from .llama import Llama, cache_bytes
 
-# System sentence of the chat template, see :meth:`TarModel.prompt`.
+# System sentence of the chat template.
 _SYSTEM = "You are a helpful assistant."
 
 
@@ -45,54 +46,28 @@ class TarModel:
         return self.special.code, self.special.code + self.special.codes
 
     def prompt(self, text: Any, scale: int) -> list[int]:
-        """Token ids of a prompt, up to the special token of the scale, which the codes follow.
+        """Token ids of a prompt, up to the special token of the scale (0 to ``len(sides) - 1``), which the codes follow.
 
         A chat model gets the text in its chat template, with the official system sentence; any other model gets the text
         alone. Names of special tokens within the text are encoded as plain text. The prompt may be empty.
-
-        Args:
-            text: the prompt as typed.
-            scale: 0 to ``len(sides) - 1``.
 
         Raises:
             UserError: not a text, too long, or encoded as a special token; a scale that the model does not have.
         """
         if not 0 <= scale < len(self.sides):
             have = " or ".join(str(side**2) for side in self.sides)
-            raise UserError(
-                f"detail: {self.name} knows {len(self.sides)} of the scales ({have} codes); choose a finer one."
-            )
-        if not isinstance(text, str):
-            raise UserError(f"text: a prompt must be text, not {type(text).__name__}.")
+            raise UserError(f"detail: {self.name} knows {have} codes and no other number; choose a finer one.")
+        expect_text(text)
         m = self.special
-        if m.chat is None:
-            ids = self._text(text)
-        else:
-            opening, closing = m.chat
-            between = [closing, *self._text("\n"), opening]
-            ids = [opening, *self._text(f"system\n{_SYSTEM}"), *between, *self._text(f"user\n{text}"), *between]
-            ids += self._text("assistant\n")
-        ids += [m.image, m.scale + scale]
-        most = self.net.config.positions - self.sides[scale] ** 2
-        if len(ids) > most:
-            raise UserError(
-                f"text: the prompt takes {len(ids)} tokens with its template, {self.name} has room for {max(0, most)}; shorten it."
-            )
-        return ids
+        reserved = (m.image,), range(m.scale, m.scale + len(self.sides)), m.chat or (), range(*self.span)
 
-    def _text(self, text: str) -> list[int]:
-        """Token ids of a text. Raises UserError if one of them is a special token or outside the vocabulary."""
-        ids = self.tokenize(text)
-        m = self.special
-        reserved = {m.image, *range(m.scale, m.scale + len(self.sides)), *(m.chat or ())}
-        if any(i in reserved or self.span[0] <= i < self.span[1] for i in ids):
-            raise UserError(f"text: it holds a special token of {self.name}; write it in another way.")
-        wrong = next((i for i in ids if not 0 <= i < self.net.config.vocab), None)
-        if wrong is not None:
-            raise UserError(
-                f"text: the tokenizer makes token {wrong} of it, {self.name} has {self.net.config.vocab}; use the tokenizer of the model."
-            )
-        return ids
+        def encode(part: str) -> list[int]:
+            return without_special(self.tokenize(part), reserved, self.name)
+
+        turns = f"system\n{_SYSTEM}", f"user\n{text}"
+        ids = encode(text) if m.chat is None else chat(turns, encode, m.chat)
+        most = self.net.config.positions - self.sides[scale] ** 2
+        return checked([*ids, m.image, m.scale + scale], self.net.config.vocab, most, self.name)
 
     def cache_bytes(self, images: int, scale: int, prompt: int) -> int:
         """Cache memory of a run with prompts of ``prompt`` tokens."""

@@ -6,8 +6,6 @@ Attacks that are no files are in other tests: on widgets and sockets in ``tests/
 ``tests/samplers/test_batches.py`` and ``tests/nodes/test_node_memory.py``.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import json
@@ -35,14 +33,16 @@ NAMED_A = b"\x80\x02}X\x01\0\0\0a"
 ATTACKS: list[tuple[Callable[[Path], Path], str, str]] = []
 
 
+def registered(name: str, loader: str, words: str, make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    """Register an attack on a loader: the stem of a file of ``fuzz/seeds.py``, "tar" for a folder."""
+    make.__name__ = name
+    ATTACKS.append((make, loader, words))
+    return make
+
+
 def attack(loader: str, words: str) -> Callable[[Callable[[Path], Path]], Callable[[Path], Path]]:
-    """Register an attack on a loader ("mar", "llamagen", "kl", "vq", "tar" or "t5")."""
-
-    def add(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
-        ATTACKS.append((make, loader, words))
-        return make
-
-    return add
+    """Register a function as an attack under its name."""
+    return lambda make: registered(make.__name__, loader, words, make)
 
 
 def archive_with(path: Path, pickled: bytes, compression: int = zipfile.ZIP_STORED, **records: bytes) -> Path:
@@ -71,13 +71,8 @@ def storage(key: str, count: int) -> bytes:
 def tensor(key: str, count: int, shape: int) -> bytes:
     """Opcodes that push a tensor over such a storage."""
     size = shape.to_bytes(4, "little")
-    return (
-        b"ctorch._utils\n_rebuild_tensor_v2\n("
-        + storage(key, count)
-        + b"K\0J"
-        + size
-        + b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
-    )
+    over = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage(key, count) + b"K\0J" + size
+    return over + b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
 
 
 # ------------------------------------------------------------------------------------------------ pickles
@@ -122,25 +117,17 @@ PICKLES = (
 )
 
 
-def registered(name: str, loader: str, words: str, make: Callable[[Path], Path]) -> None:
-    make.__name__ = name
-    attack(loader, words)(make)
-
-
 for _name, _words, _body in PICKLES:
     registered(_name, "mar", _words, lambda f, body=_body: archive_with(f / "x.pt", b"\x80\x02" + body))
 
 
-@attack("mar", "no weights of a MAR")
-def storage_larger_than_its_record(folder: Path) -> Path:
-    """A storage of 2^31 elements whose record has four bytes."""
-    return archive_with(folder / "x.pt", NAMED_A + tensor("0", 2**31 - 1, 1) + b"s.", **{"0": bytes(4)})
-
-
-@attack("mar", "damaged")
-def tensor_larger_than_its_storage(folder: Path) -> Path:
-    """A tensor of 2^31 elements over a storage of one, which torch enlarges to fit."""
-    return archive_with(folder / "x.pt", NAMED_A + tensor("0", 1, 2**31 - 1) + b"s.", **{"0": bytes(4)})
+# A storage of 2^31 elements whose record has four bytes; a tensor of 2^31 elements over a storage of one, which torch enlarges to fit.
+for _name, _words, _sizes in (
+    ("storage_larger_than_its_record", "no weights of a MAR", (2**31 - 1, 1)),
+    ("tensor_larger_than_its_storage", "damaged", (1, 2**31 - 1)),
+):
+    _body = NAMED_A + tensor("0", *_sizes) + b"s."
+    registered(_name, "mar", _words, lambda f, body=_body: archive_with(f / "x.pt", body, **{"0": bytes(4)}))
 
 
 def legacy(folder: Path, state: bytes, tail: bytes = b"") -> Path:
@@ -171,19 +158,16 @@ def expanded_tensor(folder: Path) -> Path:
     return folder / "x.pt"
 
 
-@attack("mar", "mkdir")
-def code_in_a_zip(folder: Path) -> Path:
+def code(path: Path, zipped: bool) -> Path:
     """A pickle that calls os.mkdir, beside valid weights."""
-    torch.save({"model": {"a": torch.ones(1)}, "args": Payload(folder / "canary")}, folder / "x.pt")
-    return folder / "x.pt"
+    state = {"model": {"a": torch.ones(1)}, "args": Payload(path.parent / "canary")}
+    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    return path
 
 
-@attack("mar", "before 2020")
-def code_in_the_old_format(folder: Path) -> Path:
-    """The same in the format before zip, under the extension of safetensors."""
-    state = {"model": {"a": torch.ones(1)}, "args": Payload(folder / "canary")}
-    torch.save(state, folder / "x.safetensors", _use_new_zipfile_serialization=False)
-    return folder / "x.safetensors"
+registered("code_in_a_zip", "mar", "mkdir", lambda f: code(f / "x.pt", True))
+# In the format before zip, under the extension of safetensors.
+registered("code_in_the_old_format", "mar", "before 2020", lambda f: code(f / "x.safetensors", False))
 
 
 @attack("mar", "no tensors")

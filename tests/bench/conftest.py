@@ -1,7 +1,5 @@
 """Fixtures of the tests of sweeps."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -10,7 +8,7 @@ import fidelity
 import pytest
 import torch
 from fastar_nodes.bench import features
-from tiny_sweeps import table, undisturbed, write_files
+from tiny_sweeps import cli, sentence, table, undisturbed, write_files  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,5 @@
 """A stand-in for torch-fidelity, which imports torchvision: its public names, and figures that can be computed by hand."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import torch

@@ -1,7 +1,5 @@
 """Folders of sweeps with pictures made here: a plain sampler, an accelerator at three thresholds, and a lossless one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ After an intended change raise ``ALGORITHM`` in samplers/registry.py and run ``p
 anew. Pictures may differ from the recorded ones by rounding, because processors and versions of PyTorch do.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys
@@ -103,8 +101,6 @@ def test_pictures_of_another_seed_are_not_near(found):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         results = drawn(Path(made))
-    samplers = {
-        name: {"shape": p.shape, "pictures": base64.b64encode(p.tobytes()).decode(), "counts": counts}
-        for name, (p, counts) in results.items()
-    }
+    coded = {name: base64.b64encode(p.tobytes()).decode() for name, (p, _) in results.items()}
+    samplers = {n: {"shape": p.shape, "pictures": coded[n], "counts": counts} for n, (p, counts) in results.items()}
     RECORDED.write_text(json.dumps({"algorithm": ALGORITHM, "samplers": samplers}, indent=1) + "\n", encoding="utf-8")

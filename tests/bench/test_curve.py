@@ -1,7 +1,5 @@
 """The curve: speed-up, Pareto front, CSV, plot and contact sheet."""
 
-from __future__ import annotations
-
 import csv
 import io
 import sys
@@ -89,9 +87,8 @@ def test_words_are_not_on_the_front_unless_equal():
 
 def test_lines_follow_the_setting_with_most_values():
     asked = [{"threshold": t, "lookahead": k} for k in (8, 4) for t in ("1", "0.95", "0.9")]
-    points = [
-        replace(point(k, 1.0, 1.0), cell=made_sweeps.cell(str(k), "fasthybrid", a, 8)) for k, a in enumerate(asked)
-    ]
+    cells = [made_sweeps.cell(str(k), "fasthybrid", a, 8) for k, a in enumerate(asked)]
+    points = [replace(point(k, 1.0, 1.0), cell=cell) for k, cell in enumerate(cells)]
     found = [[(p.cell.asked["lookahead"], p.cell.asked["threshold"]) for p in line] for line in lines(points)]
     assert found == [[(8, "0.9"), (8, "0.95"), (8, "1")], [(4, "0.9"), (4, "0.95"), (4, "1")]]
 
@@ -114,11 +111,8 @@ def test_dots_are_where_the_figures_are(store):
     figure = curve_plot(found, "a sweep")
     axes, *words = figure.axes
     assert [a.get_xticklabels()[0].get_text() for a in words] == ["identical", "same distribution"]
-    dots = {
-        (line.get_xdata()[0], line.get_ydata()[0])
-        for line in axes.lines
-        if line.get_marker() == "o" and len(line.get_xdata())
-    }
+    marks = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in marks}
     wanted = {(p.result.value, p.time.speedup) for p in found.points if p.result.value is not None}
     assert dots == wanted and len(wanted) == 2
     ends = {tuple(segment[:, 0]) for bars in axes.collections for segment in bars.get_segments()}

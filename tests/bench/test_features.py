@@ -1,7 +1,5 @@
 """Extractors and references: what is read, and what is refused in a sentence."""
 
-from __future__ import annotations
-
 import sys
 import zipfile
 from types import ModuleType
@@ -47,18 +45,13 @@ def test_a_function_gets_all_pictures_in_parts(module):
     assert logits is None and sizes == [50, 50, 20] and found.dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda p: p.float(),
-        lambda p: torch.zeros(1, 4),
-        lambda p: [1, 2],
-        lambda p: torch.full((2, 3), float("nan")),
-        lambda p: torch.zeros(2, 1 << 17),
-    ],
-)
-def test_what_a_function_returns_is_checked(module, function):
-    module.function = function
+WRONG = [torch.zeros(shape) for shape in ((2, 12, 16, 3), (1, 4), (2, 1 << 17))]
+WRONG += [[1, 2], torch.full((2, 3), float("nan"))]
+
+
+@pytest.mark.parametrize("returned", WRONG, ids=range(5))
+def test_what_a_function_returns_is_checked(module, returned):
+    module.function = lambda pictures: returned
     with pytest.raises(UserError, match="^extractor: my_extractor:function"):
         load_extractor("my_extractor:function", None, CPU)(iter([random_pictures(2)]))
 
@@ -116,22 +109,6 @@ def test_rows_of_features_are_handed_to_torch_fidelity(fake_fidelity):
     assert all(not a["cuda"] and not a["cache"] and a["feature_extractor"] == "fastar-rows" for a in asked)
 
 
-def test_the_real_torch_fidelity():
-    """Only where it can be imported: our Frechet distance, of which the intervals are made, is its FID."""
-    pytest.importorskip("torch_fidelity", exc_type=ImportError)
-    from fastar_nodes.bench.measures import _kid
-    from fastar_nodes.bench.statistics import frechet
-
-    features.fidelity.cache_clear()
-    own, other = np.random.default_rng(2).normal(size=(2, 2000, 16)).astype(np.float32)
-    other = other + 0.2
-    value = figure("fid", own, other)
-    assert frechet(own, other)(np.ones(2000)) == pytest.approx(value, rel=1e-4)
-    assert figure("is", own) > 1 and 0 < figure("precision", own, other) <= 1
-    blocks = _kid(own, other)
-    assert len(blocks) == 20 and blocks.mean() == pytest.approx(figure("kid", own, other), rel=0.2)
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_npz_file_is_read_in_chunks(tmp_path, save):
     pictures = random_pictures(300)
@@ -143,15 +120,10 @@ def test_an_npz_file_is_read_in_chunks(tmp_path, save):
     assert (found.size, found.name) == ((12, 16), "r.npz")
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        {"mu": np.zeros(3), "sigma": np.eye(3)},
-        {"arr_0": np.zeros((2, 4, 4, 3))},
-        {"arr_0": np.zeros((2, 4, 4), np.uint8)},
-        {"arr_0": np.zeros((0, 4, 4, 3), np.uint8)},
-    ],
-)
+ARRAYS = [{"arr_0": np.zeros((2, 4, 4, 3))}, *({"arr_0": np.zeros(n, np.uint8)} for n in ((2, 4, 4), (0, 4, 4, 3)))]
+
+
+@pytest.mark.parametrize("arrays", [{"mu": np.zeros(3), "sigma": np.eye(3)}, *ARRAYS])
 def test_other_arrays_are_refused(tmp_path, arrays):
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(UserError, match="^reference: .*bad.npz"):

@@ -1,7 +1,5 @@
 """The commands evaluate and plot."""
 
-from __future__ import annotations
-
 import csv
 import re
 import sys
@@ -13,7 +11,6 @@ import pytest
 import torch
 from fastar_nodes.bench.measures import read_results
 from fastar_nodes.bench.store import Store
-from fastar_nodes.cli.main import main
 from PIL import Image
 
 pytestmark = pytest.mark.slow
@@ -25,45 +22,18 @@ def sweep(tmp_path) -> Store:
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def command(*argv: object) -> tuple[int, str, str]:
-        try:
-            code = main([str(a) for a in argv])
-        except SystemExit as e:  # raised by argparse
-            code = int(e.code or 0)
-        return code, *capsys.readouterr()
-
-    return command
-
-
-@pytest.fixture
-def refused(run):
-    """Runs a command that refuses its input in one sentence, and returns it."""
-
-    def command(*argv: object) -> str:
-        code, out, err = run(*argv)
-        assert code == 2 and out == "" and len(err.strip().splitlines()) == 1 and err.strip().endswith((".", "!", "?"))
-        return err.strip()
-
-    return command
-
-
-@pytest.fixture
 def colour(monkeypatch):
     made = ModuleType("colour_features")
     made.mean = lambda pictures: pictures.float().mean((1, 2))
     monkeypatch.setitem(sys.modules, "colour_features", made)
 
 
-def test_evaluate_and_plot_from_the_command_line(sweep, run, tmp_path):
-    code, out, err = run("evaluate", "sweep", "--resamples", 20)
+def test_evaluate_and_plot_from_the_command_line(sweep, cli, tmp_path):
+    code, out, err = cli("evaluate sweep --resamples 20")
     assert code == 0 and out.splitlines()[0].split("|")[3].strip() == "PSNR, dB"
     assert "fasthybrid-0.8: 3 measured" in err
-    assert run("evaluate", "sweep", "--resamples", 20)[:2] == (0, out), "figures are deterministic"
-    code, out, _ = run("plot", "sweep")
+    assert cli("evaluate sweep --resamples 20")[:2] == (0, out), "figures are deterministic"
+    code, out, _ = cli("plot sweep")
     assert code == 0 and out.splitlines()[0] == "plot: curve.png"
     assert Image.open(tmp_path / "curve.png").size == (1100, 680)
     assert Image.open(tmp_path / "curve-sheet.png").size[0] > 400
@@ -71,23 +41,23 @@ def test_evaluate_and_plot_from_the_command_line(sweep, run, tmp_path):
         assert len(list(csv.DictReader(file))) == 5
 
 
-def test_features_of_a_function_against_a_reference(sweep, run, tmp_path, colour, fake_fidelity):
+def test_features_of_a_function_against_a_reference(sweep, cli, tmp_path, colour, fake_fidelity):
     np.savez(tmp_path / "real.npz", arr_0=made_sweeps.pictures(900, 60, 2.0))
     options = ("--reference", "real.npz", "--extractor", "colour_features:mean", "--resamples", 20, "--device", "cpu")
-    code, out, _ = run("evaluate", "sweep", *options)
+    code, out, _ = cli("evaluate", "sweep", *options)
     assert code == 0 and "Frechet distance (colour_features:mean)" in out
     assert "Difference from the plain sampler, paired:" in out
     measures = {r.measure for r in read_results(sweep)}
     assert measures == {"psnr", "ssim", "identical", "frechet", "kid", "precision", "recall"}
-    code, out, _ = run("plot", "sweep", "--measure", "kid", "--out", "k.jpg", "--indices", "3, 8..10")
+    code, out, _ = cli("plot", "sweep", "--measure", "kid", "--out", "k.jpg", "--indices", "3, 8..10")
     assert code == 0 and (tmp_path / "k.jpg").is_file() and (tmp_path / "k-sheet.jpg").is_file()
 
 
-def test_evaluate_refuses_bad_input_before_any_work(sweep, refused, tmp_path, monkeypatch, colour):
+def test_evaluate_refuses_bad_input_before_any_work(sweep, cli, sentence, tmp_path, monkeypatch, colour):
     monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no picture should be read"))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     np.savez(tmp_path / "large.npz", arr_0=np.zeros((50, 32, 32, 3), np.uint8))
-    assert "nowhere" in refused("evaluate", "nowhere")
+    assert "nowhere" in sentence(cli("evaluate", "nowhere"))
     colour_only = ("--extractor", "colour_features:mean")
     for field, *options in (
         ("measures", "--measures", "psnr,sharpness"),
@@ -100,9 +70,9 @@ def test_evaluate_refuses_bad_input_before_any_work(sweep, refused, tmp_path, mo
         ("resamples", "--resamples", 3),
         ("extractor", "--extractor", "resnet"),
     ):
-        assert refused("evaluate", "sweep", *options).startswith(f"{field}: "), options
+        assert sentence(cli("evaluate", "sweep", *options)).startswith(f"{field}: "), options
     monkeypatch.setitem(sys.modules, "torch_fidelity", None)
-    assert "torch-fidelity" in refused("evaluate", "sweep", "--measures", "fid")
+    assert "torch-fidelity" in sentence(cli("evaluate", "sweep", "--measures", "fid"))
     assert read_results(sweep) == []
 
 
@@ -128,28 +98,23 @@ def installed(monkeypatch):
     return without
 
 
-def test_evaluate_refuses_a_judge_that_is_not_installed(sweep, refused, installed):
+def test_evaluate_refuses_a_judge_that_is_not_installed(sweep, cli, sentence, installed):
     installed("tools")
-    assert "judge: the demo's judge needs a checkout" in refused("evaluate", "sweep", "--measures", "judge")
+    assert "judge: the demo's judge needs a checkout" in sentence(cli("evaluate", "sweep", "--measures", "judge"))
 
 
 @pytest.mark.parametrize("argv", [("sweep", "x"), ("evaluate", "x"), ("plot", "x"), ("against", "x"), ("operations",)])
-def test_commands_of_the_bench_are_named_in_an_installed_pack(refused, installed, argv):
+def test_commands_of_the_bench_are_named_in_an_installed_pack(cli, sentence, installed, argv):
     installed("bench")
-    assert re.match(f"{argv[0]}: .*checkout", refused(*argv))
-    assert re.match("random: .*checkout", refused("bench", "--random", "MAR-B", "--device", "cpu"))
+    assert re.match(f"{argv[0]}: .*checkout", sentence(cli(*argv)))
+    assert re.match("random: .*checkout", sentence(cli("bench", "--random", "MAR-B", "--device", "cpu")))
 
 
-def test_plot_refuses_bad_input(sweep, refused, run, tmp_path):
-    refused("plot", "sweep")
-    run("evaluate", "sweep", "--resamples", 20)
+def test_plot_refuses_bad_input(sweep, cli, sentence, tmp_path):
+    sentence(cli("plot", "sweep"))
+    cli("evaluate sweep --resamples 20")
     (tmp_path / "a.csv").mkdir()
-    for field, value in (
-        ("measure", "fid"),
-        ("out", "curve.txt"),
-        ("indices", "5, 99"),
-        ("indices", "one"),
-        ("out", "a.png"),
-    ):
-        assert refused("plot", "sweep", f"--{field}", value).startswith(f"{field}: ")
+    wrong = {"measure": ("fid",), "out": ("curve.txt", "a.png"), "indices": ("5, 99", "one")}
+    for field, value in [(field, value) for field, values in wrong.items() for value in values]:
+        assert sentence(cli("plot", "sweep", f"--{field}", value)).startswith(f"{field}: ")
     assert not (tmp_path / "curve.png").exists()

@@ -1,44 +1,26 @@
-"""Sweep folders that a stranger made: each ends in one line, within a second and 64 MB beyond an ordinary folder's.
+"""Sweep folders that a stranger made: each is refused in one line, within a second and 64 MB beyond an ordinary folder's.
 
-Every case is run by the command in a child process, and its time and memory are compared with those of a run on a sound folder.
+Every case runs in a process of its own, and its time and memory are compared with those of a sound folder.
 """
-
-from __future__ import annotations
 
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import made_sweeps
 import pytest
-from fastar_nodes.bench.measures import read_results
+from fastar_nodes.bench.measures import Means, evaluate, read_results
+from fastar_nodes.bench.store import Store
 from fastar_nodes.bench.sweep import export
 from fastar_nodes.errors import UserError
 
-# Runs the command on every folder; its time, and its memory in kB beyond what the process had before.
-MEASURED = """
-import contextlib, io, json, sys, time
-sys.path.insert(0, sys.argv.pop(1))
-import conftest  # the package under its name
-from fastar_nodes.cli.main import main
+budget = pytest.importorskip("budget")
+if not budget.available():
+    pytest.skip("needs fork and /proc", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
-def status(name):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
-
-for folder in json.loads(sys.stdin.read()):
-    open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
-    before, began = status("VmRSS"), time.process_time()
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["evaluate", folder, *sys.argv[1:]])
-    seconds, grown = time.process_time() - began, status("VmHWM") - before
-    print(json.dumps([seconds, grown, code, out.getvalue(), err.getvalue()]), flush=True)
-"""
 SHARD = "cells/fasthybrid-0.8/shard-0000000-0000007"
-EVALUATE = ("--measures", "psnr,identical", "--resamples", "10", "--device", "cpu")
 
 
 def edit(folder: Path, name: str, **values: object) -> None:
@@ -133,36 +115,26 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[str, list]:
-    """By case what the command did, of "sound" on a folder without damage; all in one process, which reads that folder first."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("FIFOs, devices and the peak memory of a process are those of Linux")
-    folders = {}
-    for name in ("first", "sound", *CASES):
-        folders[name] = tmp_path_factory.mktemp("case") / "sweep"
-        made_sweeps.write(folders[name])
-        if name in CASES:
-            CASES[name][0](folders[name])
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(Path(__file__).parents[1]), *EVALUATE],
-        input=json.dumps(list(map(str, folders.values()))),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(lines) == len(folders), done.stderr
-    return dict(zip(folders, lines, strict=True))
+def measured(tmp_path_factory, one_thread):
+    """Measures a folder in a process of its own; and a sound folder, measured so."""
+
+    def measure(folder: Path):
+        return budget.measure(lambda: evaluate(Store(folder), ["psnr", "identical"], Means(resamples=10)))
+
+    sound = made_sweeps.write(tmp_path_factory.mktemp("sound")).folder.address
+    evaluate(Store(sound), ["psnr", "identical"], Means(resamples=10))  # imports and caches
+    return measure, measure(sound)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_strangers_folder_ends_in_one_line(found, name):
-    words = CASES[name][1]
-    (sound_seconds, sound_grown, sound_code, *_), (seconds, grown, code, out, err) = found["sound"], found[name]
-    assert sound_code == 0 and seconds <= sound_seconds + 1 and grown <= sound_grown + (64 << 10)
-    lines = [line for line in err.splitlines() if " measured" not in line]  # of cells before the damaged one
-    assert code == 2 and out == "" and len(lines) == 1 and re.search(words, lines[0]), lines
+def test_a_strangers_folder_ends_in_one_line(measured, tmp_path, name):
+    spoil, words = CASES[name]
+    measure, sound = measured
+    made_sweeps.write(tmp_path / "sweep")
+    spoil(tmp_path / "sweep")
+    found = measure(tmp_path / "sweep")
+    assert sound.kind == "ok" and found.seconds <= sound.seconds + 1 and not budget.problem(found, 0, sound), found
+    assert found.kind == "refused" and re.search(words, found.message), found
 
 
 def test_results_of_a_stranger_are_bounded(tmp_path):

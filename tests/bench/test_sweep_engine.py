@@ -1,7 +1,5 @@
 """The engine of one process: whatever happens on the way, the folder ends up as that of an undisturbed run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -22,9 +20,6 @@ from fastar_nodes.samplers import registry
 from tiny_sweeps import begin, command, finish, lasting, table, write_files, write_spec
 
 pytestmark = pytest.mark.slow
-
-
-# ------------------------------------------------------------------------------------------------ names and keys
 
 
 def test_names_and_keys_of_ranges_differ():
@@ -63,9 +58,6 @@ def test_a_worker_with_other_files_stops(files, tmp_path):
     shutil.copy(write_files(tmp_path).llamagen, model)
     with pytest.raises(UserError):
         worker.run_shard(cells[0], 0, 2)
-
-
-# ------------------------------------------------------------------------------------------------ which image
 
 
 def told(monkeypatch):
@@ -123,9 +115,6 @@ def test_pictures_depend_on_the_index_and_labels_are_balanced(files, tmp_path):
         assert len({p.tobytes() for p in a}) == 12
         labels = np.concatenate([store.labels(cell, s) for s in store.shards(cell)])
         assert labels.tolist() == [i % 10 for i in range(12)]
-
-
-# ------------------------------------------------------------------------------------------------ what goes wrong
 
 
 def test_a_task_is_a_range_of_all_cells(files, tmp_path):
@@ -243,9 +232,6 @@ def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
     assert done.stdout.strip() == alone.table() == store.table()
 
 
-# ------------------------------------------------------------------------------------------------ times
-
-
 def test_times_are_paired_within_a_process(files, tmp_path):
     store, _ = finish(tmp_path, table(files, images=7))
     found = paired(store)
@@ -267,8 +253,5 @@ def test_estimates_follow_from_the_seconds_of_an_image(files, tmp_path):
     work.plan(spec, worker.models, worker.conditions, work.numerics(spec, worker.models.source), measure)
     assert list(seconds) == [c.id for c in cells] and min(seconds.values()) > 0
     _, *rows = estimates(cells, {c.id: 0.5 * (i + 1) for i, c in enumerate(cells)}, 2)
-    assert [row[1:5] for row in rows] == [
-        ["4", "0.500", "4 s", ""],
-        ["4", "1.000", "7 s", "0.50x"],
-        ["4", "1.500", "10 s", "0.33x"],
-    ]
+    wanted = (["4", "0.500", "4 s", ""], ["4", "1.000", "7 s", "0.50x"], ["4", "1.500", "10 s", "0.33x"])
+    assert [row[1:5] for row in rows] == [*wanted]

@@ -3,8 +3,6 @@
 The workers are processes of a cluster of this machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Specs of sweeps: what they ask for, and what is refused before anything is loaded."""
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -27,20 +25,14 @@ def test_a_list_makes_a_grid():
 
 def test_settings_go_to_the_samplers_that_have_them():
     combinations = expand(from_table({**BASE, "set": {"cfg": 2, "ar_steps": 8, "zipar.window": 3, "zipar.cfg": 4}}))
-    assert [dict(c.asked) for c in combinations] == [
-        {"cfg": 2, "ar_steps": 8},
-        {"cfg": 2, "ar_steps": 8},
-        {"cfg": 4, "window": 3},
-    ]
+    masked = {"cfg": 2, "ar_steps": 8}
+    assert [dict(c.asked) for c in combinations] == [masked, masked, {"cfg": 4, "window": 3}]
 
 
 def test_variants_of_one_sampler_are_cells_of_their_own():
     spec = from_table({"samplers": ["mar", "mar:disa"], "set": {"mar:disa.diffusion_steps_end": [5, 10]}})
-    assert [c.title for c in expand(spec)] == [
-        "MAR",
-        "MAR, disa, diffusion steps end 5",
-        "MAR, disa, diffusion steps end 10",
-    ]
+    titles = [f"MAR, disa, diffusion steps end {n}" for n in (5, 10)]
+    assert [c.title for c in expand(spec)] == ["MAR", *titles]
 
 
 def test_toml_and_json_say_the_same(tmp_path):
@@ -69,56 +61,40 @@ def test_prompts_are_read_from_text_and_from_geneval(tmp_path):
     assert spec.texts == ("a red boat",) and spec.prompts[0]["tag"] == "colors"
 
 
-@pytest.mark.parametrize(
-    ("entries", "names"),
-    [
-        ({"samplers": []}, "samplers"),
-        ({"samplers": ["vroom"]}, "'vroom'"),
-        ({"samplers": [3.5]}, "samplers"),
-        ({"model": ["demo"]}, "model"),
-        ({"imges": 5}, "did you mean images"),
-        ({"images": "many"}, "images"),
-        ({"images": True}, "images"),
-        ({"batch": 0}, "batch"),
-        ({"seed": -1}, "seed"),
-        ({"dtype": "fp8"}, "dtype"),
-        ({"decoder": 5}, "decoder"),
-        ({"set": [1]}, "set"),
-        ({"set": {"treshold": 1}}, "did you mean threshold"),
-        ({"set": {"fasthybrid.window": 1}}, "window"),
-        ({"set": {"lazymar.refresh_period": 1}}, "lazymar"),
-        ({"set": {"vroom.x": 1}}, "'vroom'"),
-        ({"set": {"fasthybrid.threshold": []}}, "grid is empty"),
-        ({"set": {"fasthybrid.threshold": 7}}, "fasthybrid.threshold: 7"),
-        ({"set": {"fasthybrid.threshold": [[1]]}}, "fasthybrid.threshold"),
-        ({"set": {"fasthybrid.preset": "quick"}}, "preset: 'quick'"),
-        ({"set": {"cfg": list(range(1, 500))}}, "256"),
-        ({"set": {"fasthybrid.guided_steps": list(range(40)), "fasthybrid.lookahead": list(range(40))}}, "1024 cells"),
-        ({"set": {"prompt.detail": [81, 169]}}, "prompt"),
-        ({"set": {"prompt.detail": 5}}, "detail"),
-        ({"prompts": []}, "prompts"),
-        ({"prompts": [" "]}, "prompts: .*1"),
-        ({"prompts": [{"text": "x"}]}, "prompts: .*1"),
-    ],
-    ids=str,
-)
+# Words of the refusal, and entries.
+BAD = {
+    "samplers": [{"samplers": []}, {"samplers": [3.5]}],
+    "'vroom'": [{"samplers": ["vroom"]}, {"set": {"vroom.x": 1}}],
+    "images": [{"images": "many"}, {"images": True}],
+    "did you mean images": [{"imges": 5}],
+    "did you mean threshold": [{"set": {"treshold": 1}}],
+    "window": [{"set": {"fasthybrid.window": 1}}],
+    "lazymar": [{"set": {"lazymar.refresh_period": 1}}],
+    "grid is empty": [{"set": {"fasthybrid.threshold": []}}],
+    "fasthybrid.threshold": [{"set": {"fasthybrid.threshold": [[1]]}}, {"set": {"fasthybrid.threshold": 7}}],
+    "preset: 'quick'": [{"set": {"fasthybrid.preset": "quick"}}],
+    "256": [{"set": {"cfg": list(range(1, 500))}}],
+    "1024 cells": [{"set": {"guided_steps": list(range(40)), "lookahead": list(range(40))}}],
+    "prompt": [{"set": {"prompt.detail": [81, 169]}}],
+    "detail": [{"set": {"prompt.detail": 5}}],
+    "prompts": [{"prompts": []}],
+    "prompts: .*1": [{"prompts": [" "]}, {"prompts": [{"text": "x"}]}],
+}
+OTHER_TYPES = {"model": ["demo"], "batch": 0, "seed": -1, "dtype": "fp8", "decoder": 5, "set": [1]}
+BAD |= {name: [{name: value}] for name, value in OTHER_TYPES.items()}
+
+
+@pytest.mark.parametrize(("names", "entries"), [(n, e) for n, several in BAD.items() for e in several], ids=str)
 def test_bad_specs_are_refused_in_a_sentence(entries, names):
     with pytest.raises(UserError, match=names):
         from_table({**BASE, **entries})
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.toml", b"samplers = ["),
-        ("a.toml", b"\xff\xfe"),
-        ("a.json", b"[1]"),
-        ("a.json", b"[" * 100_000),
-        ("a.json", b'{"samplers": ["mar"], "prompts": "none.txt"}'),
-        ("a.json", b'{"samplers": ["mar"], "prompts": "a.json/x"}'),
-    ],
-    ids=lambda v: str(v)[:20],
-)
+FILES = [("a.toml", b"samplers = ["), ("a.toml", b"\xff\xfe"), ("a.json", b"[1]"), ("a.json", b"[" * 100_000)]
+FILES += [("a.json", b'{"samplers": ["mar"], "prompts": "%s"}' % name) for name in (b"none.txt", b"a.json/x")]
+
+
+@pytest.mark.parametrize(("name", "content"), FILES, ids=lambda v: str(v)[:20])
 def test_bad_files_are_refused_in_a_sentence(tmp_path, name, content):
     if name.endswith("toml") and sys.version_info < (3, 11):
         pytest.importorskip("tomli")

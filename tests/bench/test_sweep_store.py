@@ -1,6 +1,4 @@
-"""The folder of a sweep: what is complete is read, what is not is not, and damage is found."""
-
-from __future__ import annotations
+"""The folder of a sweep: what is complete is read, what is not is not, damage is found, and pictures are exported."""
 
 import errno
 import io
@@ -12,12 +10,14 @@ import zipfile
 import numpy as np
 import pytest
 from fastar_nodes.bench.folder import PART, Folder
-from fastar_nodes.bench.records import ranges, sha256, to_npz
+from fastar_nodes.bench.records import ranges, sha256
 from fastar_nodes.bench.store import Store
+from fastar_nodes.bench.sweep import export
 from fastar_nodes.errors import UserError
 from made_sweeps import SMALL as CELL
 from made_sweeps import draw, filled
 from made_sweeps import random_pictures as pictures
+from PIL import Image
 
 pytestmark = pytest.mark.slow
 
@@ -32,43 +32,14 @@ def test_what_is_written_is_read_again(address):
         assert np.array_equal(found, pictures(shard.first, shard.count)) and shard.sha256 == sha256(found)
         assert store.labels(CELL, shard).tolist() == list(range(shard.first, shard.first + shard.count))
         assert store.complete(CELL, shard)
+        with np.load(io.BytesIO(store.folder.read(f"cells/{CELL.id}/{shard.stem}.npz", 1 << 20))) as file:
+            assert np.array_equal(file["arr_0"], found), "the ADM evaluator's form"
     assert {first: t["count"] for first, t in store.times(CELL).items()} == {0: 2, 2: 2, 4: 1}
     sizes = store.folder.sizes(f"cells/{CELL.id}")
-    assert {n: s for n, s in sizes.items() if n.endswith(".npz")} == {
-        f"{s.stem}.npz": s.bytes for s in store.shards(CELL)
-    }
+    files = {name: size for name, size in sizes.items() if name.endswith(".npz")}
+    assert files == {f"{s.stem}.npz": s.bytes for s in store.shards(CELL)}
     row = store.table().splitlines()[2].split("|")
     assert [c.strip() for c in row[1:3] + row[4:8]] == [CELL.id, "5", "3.00", "", "4.00", "50.00 %"]
-
-
-def test_the_npz_is_the_adm_evaluators_form(tmp_path):
-    store = filled(tmp_path)
-    with np.load(tmp_path / "cells" / CELL.id / f"{store.shards(CELL)[0].stem}.npz") as file:
-        assert file["arr_0"].dtype == np.uint8 and file["arr_0"].shape == (2, 8, 6, 3)
-
-
-def test_a_shard_is_complete_only_with_its_record(tmp_path):
-    store = filled(tmp_path)
-    folder = tmp_path / "cells" / CELL.id
-    (folder / "shard-0000002-0000003.json").unlink()
-    (folder / f"shard-0000002-0000003.json{PART}1").write_text("{}")
-    assert [s.first for s in store.shards(CELL)] == [0, 4]
-    assert "| 3 " in store.table()
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "other", "text"])
-def test_damaged_pictures_are_found(tmp_path, damage):
-    store = filled(tmp_path)
-    shard = store.shards(CELL)[0]
-    path = tmp_path / "cells" / CELL.id / f"{shard.stem}.npz"
-    data = path.read_bytes()
-    flipped = bytearray(data)
-    flipped[len(data) // 3] ^= 1
-    other = to_npz(arr_0=pictures(0, 2)[:, :4], labels=np.arange(2))
-    path.write_bytes({"cut": data[:-50], "flipped": flipped, "other": other, "text": b"x" * len(data)}[damage])
-    assert not store.complete(CELL, shard)
-    with pytest.raises(UserError, match=f"{shard.stem}.npz"):
-        store.pictures(CELL, shard)
 
 
 def hostile(shape: str, kind: int = zipfile.ZIP_STORED, data: bytes = b"\0" * 288) -> bytes:
@@ -80,20 +51,12 @@ def hostile(shape: str, kind: int = zipfile.ZIP_STORED, data: bytes = b"\0" * 28
     return out.getvalue()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        hostile("(1000000000000, 8, 6, 3)"),
-        hostile("(-1, 8, 6, 3)"),
-        hostile("(-2, -8, 6, 3)"),
-        hostile("(True, 8, 6, 3)"),
-        hostile("(2, 8, 6, 3)", zipfile.ZIP_DEFLATED),
-        hostile("(2, 8, 6, 3)", data=b""),
-        hostile("(" * 90),
-        hostile("(2, 8, 6, 3)").replace(b"|u1", b"|O1"),
-    ],
-    ids=range(8),
-)
+SHAPES = ("(1000000000000, 8, 6, 3)", "(-1, 8, 6, 3)", "(-2, -8, 6, 3)", "(True, 8, 6, 3)", "(" * 90)
+HOSTILE = [*map(hostile, SHAPES), hostile("(2, 8, 6, 3)", zipfile.ZIP_DEFLATED), hostile("(2, 8, 6, 3)", data=b"")]
+HOSTILE += [hostile("(2, 8, 6, 3)").replace(b"|u1", b"|O1")]
+
+
+@pytest.mark.parametrize("data", HOSTILE, ids=range(8))
 def test_hostile_files_take_no_memory(tmp_path, data):
     store = filled(tmp_path)
     shard = store.shards(CELL)[0]
@@ -116,16 +79,6 @@ def test_damaged_records_do_not_count(tmp_path, record):
     store = filled(tmp_path)
     (tmp_path / "cells" / CELL.id / "shard-0000000-0000001.json").write_bytes(record)
     assert [s.first for s in store.shards(CELL)] == [2, 4]
-
-
-def test_a_folder_without_a_sweep_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(UserError, match="holds no sweep"):
-        Store(tmp_path / "none").cells()
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="is a file"):
-        Store(tmp_path / "file")
-    with pytest.raises(UserError, match="cannot be opened"):
-        Store("nonsense://x")
 
 
 def test_a_full_disk_leaves_nothing_half(tmp_path, monkeypatch):
@@ -171,3 +124,25 @@ def test_parts_of_killed_writers_are_removed_with_the_next_shard(tmp_path):
     assert not any(PART in name for name in store.folder.sizes(f"cells/{CELL.id}"))
     draw(store, 0, 2)
     assert not left.exists()
+
+
+def pictures_of(store) -> np.ndarray:
+    return np.concatenate([store.pictures(CELL, shard) for shard in store.shards(CELL)])
+
+
+def test_png_holds_one_file_an_image(address):
+    store = filled(address)
+    name, pictures = export(store, CELL), pictures_of(store)
+    assert list(store.folder.sizes(name)) == [f"{i:07d}.png" for i in range(5)]
+    for i, picture in enumerate(pictures):
+        assert np.array_equal(Image.open(io.BytesIO(store.folder.read(f"{name}/{i:07d}.png", 1 << 20))), picture)
+
+
+def test_prompts_go_to_genevals_folders(address):
+    prompts = [{"tag": "colors", "prompt": "a red boat"}, {"tag": "counting", "prompt": "two cats"}]
+    store = filled(address, [prompts[i % 2]["prompt"] for i in range(5)])
+    name, pictures = export(store, CELL, prompts), pictures_of(store)
+    assert json.loads(store.folder.read(f"{name}/00001/metadata.jsonl", 999)) == prompts[1]
+    assert list(store.folder.sizes(f"{name}/00000/samples")) == ["00000.png", "00001.png", "00002.png"]
+    drawn = io.BytesIO(store.folder.read(f"{name}/00001/samples/00001.png", 9999))
+    assert np.array_equal(Image.open(drawn), pictures[3])

@@ -1,9 +1,6 @@
 """Sweeps on tiny random models in files, for tests in this process and in others."""
 
-from __future__ import annotations
-
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +16,7 @@ from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLCon
 from fastar_nodes.model_loaders.networks.mar import MAR
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+from command_line import cli, sentence  # noqa: E402, F401
 from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq  # noqa: E402, F401
 
 SETTINGS = {"ar_steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "fasthybrid.threshold": [0.5, 0.9]}
@@ -39,24 +37,15 @@ def write_mar(path: Path, seed: int) -> Path:
 def write_files(folder: Path) -> Files:
     """A MAR and a LlamaGen with their decoders."""
     kl = KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=4, groups=4))
-    return Files(
-        write_mar(folder / "tiny.safetensors", 1),
-        write(kl, folder / "tiny-kl.safetensors", 2, groups=4, name="tiny kl"),
-        write_gpt(folder / "llamagen.safetensors", 3, 8),
-        write_vq(folder / "vq.safetensors"),
-    )
+    mar, vq = write_mar(folder / "tiny.safetensors", 1), write_vq(folder / "vq.safetensors")
+    kl = write(kl, folder / "tiny-kl.safetensors", 2, groups=4, name="tiny kl")
+    return Files(mar, kl, write_gpt(folder / "llamagen.safetensors", 3, 8), vq)
 
 
 def table(files: Files, **more: Any) -> dict[str, Any]:
     """Three cells on the MAR: the plain sampler and two thresholds, 8 images of each in shards of 2."""
     usual = {"model": str(files.mar), "decoder": str(files.kl), "samplers": ["mar", "fasthybrid"], "set": SETTINGS}
     return {**usual, "images": 8, "batch": 2, "threads": 1, **more}
-
-
-def tokens(files: Files, **more: Any) -> dict[str, Any]:
-    """Two cells on the LlamaGen."""
-    own = {"model": str(files.llamagen), "decoder": str(files.vq), "samplers": ["llamagen", "zipar"]}
-    return table(files, **{**own, "set": {"zipar.window": 2}, **more})
 
 
 def write_spec(path: Path, **table_: Any) -> Path:
@@ -103,8 +92,3 @@ def undisturbed(folder: Path, entries: dict[str, Any]) -> tuple[dict[str, bytes]
 
 def command(*argv: object) -> list[str]:
     return [sys.executable, "-m", "fastar_nodes", "sweep", *map(str, argv)]
-
-
-def run(*argv: object, **about: Any) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    return subprocess.run(command(*argv), capture_output=True, text=True, timeout=300, **about)

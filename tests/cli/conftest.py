@@ -1,11 +1,7 @@
 """Random weights of tiny models and their autoencoders in files, and the command line as a function."""
 
-from __future__ import annotations
-
 import json
-import shlex
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +9,7 @@ from typing import NamedTuple
 
 import hybrid_files
 import pytest
-from fastar_nodes.cli.main import main
+from command_line import cli, sentence  # noqa: F401
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.model_loaders.networks.llama import Llama
@@ -57,9 +53,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     write_gpt(made.par, 4, config=replace(GPT_SIZE, special=3))
     write_vq(made.vq)
     language = {"config": {**CONFIG, **IDS}, "tokenizer": words(), "defaults": {"top_k": 15}}
-    save_file(
-        tiny_qwen().state_dict(), made.tar, {k: json.dumps(v) for k, v in language.items()} | {"name": "tiny tar"}
-    )
+    about = {k: json.dumps(v) for k, v in language.items()}
+    save_file(tiny_qwen().state_dict(), made.tar, about | {"name": "tiny tar"})
     save_file(tiny_ta_tok(READER).state_dict(), made.ta_tok, {"name": "tiny ta-tok"})
     shared = {"heads": 2, "label_set": "picture-book", "defaults": {"cfg": 2.0}, "ta_tok": "demo-ta-tok"}
     write(detokenizer(4), made.low, 11, grid=4, name="tiny low", **shared)
@@ -82,42 +77,3 @@ def tiny_demo(files: Files, tmp_path_factory: pytest.TempPathFactory, monkeypatc
         shutil.copy(file, folder / f"{name}.safetensors")
     write_gpt(folder / "llamagen.safetensors", 5, 8)
     return folder
-
-
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Answer]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Runs a command line, and arguments behind it, in an empty folder; its exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(line: str = "", *more: object) -> Answer:
-        try:
-            code = main([*shlex.split(line), *map(str, more)])
-        except SystemExit as e:  # raised by argparse
-            code = e.code
-        return Answer(code, *capsys.readouterr())
-
-    return run
-
-
-def one_sentence(answer: Answer) -> str:
-    """The message on bad input: exit code 2, one line, no traceback, nothing on stdout."""
-    assert answer.code == 2, answer
-    assert answer.out == ""
-    lines = answer.err.strip().splitlines()
-    assert len(lines) == 1 and lines[0].endswith((".", "!", "?")), answer.err
-    assert "Traceback" not in answer.err
-    return lines[0]
-
-
-@pytest.fixture
-def sentence() -> Callable[[Answer], str]:
-    return one_sentence

@@ -1,7 +1,5 @@
 """The command advise on the demo with few steps."""
 
-from __future__ import annotations
-
 from fastar_nodes.cli import advise
 from fastar_nodes.samplers import advice
 from fastar_nodes.samplers.choice import parse_choice
@@ -29,10 +27,7 @@ def test_options_of_the_answer():
 
 
 def test_mistakes(cli, tiny_demo):
-    for words, options in {
-        "least:": ("--least", "-1"),
-        "repeats:": ("--repeats", "0"),
-        "label:": ("--label", "nothing"),
-    }.items():
+    for options in (("--least", "-1"), ("--repeats", "0"), ("--label", "nothing")):
+        words = f"{options[0].removeprefix('--')}:"
         answer = cli("advise", *options)
         assert answer.code == 2 and words in answer.err and answer.err.count("\n") == 1

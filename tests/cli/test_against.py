@@ -1,7 +1,5 @@
 """The command against, with checkouts written for the tests."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap
@@ -95,12 +93,8 @@ def test_a_checkout_that_cannot_be_used_is_named(cli, sentence, checkout, tmp_pa
 
 
 def test_checkouts_are_recognised(tmp_path):
-    files = {
-        "mar": "models/mar.py",
-        "lazymar": "models/mar_cache.py",
-        "zipar": "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py",
-        "tar": "tok/ar_dtok/ar_model.py",
-    }
+    zipar = "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py"
+    files = {"mar": "models/mar.py", "lazymar": "models/mar_cache.py", "zipar": zipar, "tar": "tok/ar_dtok/ar_model.py"}
     for name, path in files.items():
         (tmp_path / name / path).parent.mkdir(parents=True)
         (tmp_path / name / path).touch()

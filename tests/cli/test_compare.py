@@ -1,7 +1,5 @@
 """compare, end to end on random weights of every family: pictures, numbers, mistakes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -337,17 +335,13 @@ def test_settings_of_all_and_of_one():
 def test_random_weights_have_no_tokenizer(files):
     ready = Ready("llamagen", load_llamagen(files.llamagen))
     with pytest.raises(UserError, match="^random: "):
-        with_draft(
-            plan("mulosd", [], None, {"mulosd": ready}),
-            SimpleNamespace(models=None, dtype="auto", speed="plain", device="cpu", model="demo", draft="auto"),
-        )
+        options = {"models": None, "dtype": "auto", "speed": "plain", "device": "cpu", "model": "demo", "draft": "auto"}
+        with_draft(plan("mulosd", [], None, {"mulosd": ready}), SimpleNamespace(**options))
 
 
 def test_speed_ups_are_measured_within_a_family_and_a_size(files):
     plain, par = (Ready("llamagen", load_llamagen(file)) for file in (files.llamagen, files.par))
     larger = Ready("llamagen", replace(plain.model, grid=8))
-    planned = [
-        Planned(SAMPLERS[name], SAMPLERS[name].settings(), {}, ready=on)
-        for name, on in (("llamagen", plain), ("zipar", larger), ("par", par), ("zipar", larger))
-    ]
+    models = (("llamagen", plain), ("zipar", larger), ("par", par), ("zipar", larger))
+    planned = [Planned(SAMPLERS[name], SAMPLERS[name].settings(), {}, ready=on) for name, on in models]
     assert measured_against(planned) == [0, 1, 0, 1]

@@ -1,7 +1,5 @@
 """Options that no run can use are refused before it starts, and an interrupted write leaves nothing half-written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

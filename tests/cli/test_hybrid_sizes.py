@@ -1,7 +1,5 @@
 """Official sizes of Harmon and UniPic: work, random weights, and the check of downloaded ones."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -61,7 +59,7 @@ def test_the_work_is_what_a_run_counts(tiny, cfg):
     condition = PromptCondition(("a boat", "two red cats"))
     settings = MARSettings(ar_steps=5, diffusion_steps=3, cfg=cfg)
     counts = finish(mar(tiny, condition, settings, PairedNoise(1, range(2)), 1)).report.counts
-    head = tiny.hybrid.config.head_flops(counts["head_rows"])
+    head = operations.head_flops(tiny.net.config, counts["head_rows"])
     work = operations.hybrid_flops(tiny, condition, settings)
     assert sum(work.values()) == counts["transformer_flops"] + head and work["head"] == head
 
@@ -122,4 +120,4 @@ def test_operations_of_the_head_are_those_of_its_matrices():
     head = net.mar.diffloss.net
     shared = ("time_embed", "cond_embed")
     weights = sum(t.numel() for name, t in head.named_parameters() if t.ndim == 2 and not name.startswith(shared))
-    assert net.config.head_flops(7) == 2 * 7 * weights
+    assert operations.head_flops(net.config.mar, 7) == 2 * 7 * weights

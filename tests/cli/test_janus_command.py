@@ -1,7 +1,5 @@
 """Janus on the command line: its file is identified, and prompts of a run are one batch."""
 
-from __future__ import annotations
-
 import pytest
 from janus_files import one_file
 
@@ -18,16 +16,11 @@ def test_the_usual_samplers_of_a_janus_and_several_prompts(cli, path):
     assert cli(f"{line} --samplers llamagen --set llamagen.parallel=4", "--model", path).code == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ("--samplers par", "samplers: par"),
-        ("--samplers mulosd", "samplers: mulosd"),
-        ("--grid 8", "grid: "),
-        ("--negative x", "negative: "),
-        ("--label 3", "label: "),
-    ],
-)
+OPTIONS = {"--samplers par": "samplers: par", "--samplers mulosd": "samplers: mulosd", "--grid 8": "grid: "}
+OPTIONS |= {"--negative x": "negative: ", "--label 3": "label: "}
+
+
+@pytest.mark.parametrize(("options", "found"), OPTIONS.items())
 def test_what_does_not_apply(cli, path, options, found):
     prompt = "" if "label" in options else "--prompt cat"
     done = cli(f"compare --device cpu {prompt} {options}", "--model", path)

@@ -1,7 +1,5 @@
 """Exit codes, help, the progress bar, and the commands that tests do not run."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace
@@ -152,11 +150,6 @@ def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, mo
     assert parts["note"] == said and parts["counts"]["head_calls"] == 2 * whole["counts"]["head_calls"]
     assert "note" not in whole
     assert answer.out.rstrip().endswith(f"note: MAR, batch 4: {said}")
-
-
-def test_bench_of_random_weights_takes_one_family(cli, sentence):
-    text = sentence(cli("bench --random LlamaGen-B --samplers mar,llamagen --device cpu"))
-    assert "mar samples a MAR" in text and "LlamaGen-B" in text
 
 
 def test_bench_checks_before_it_loads(cli, sentence):

@@ -5,8 +5,6 @@ operation for every term of their equations. Counts do not depend on widths, so 
 of a GPU; masked samplers read values and run on the CPU, whose path is the same for few rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -49,10 +47,8 @@ def test_mar_b():
     """64 AR steps of 100 diffusion steps from t = 950, guided: 4,943 operations a step, 48 a diffusion step."""
     net = MAR(replace(official("MAR-B"), dim=24, head_width=16)).eval().requires_grad_(False)
     model = MARModel(net, "narrow", t_max=950)
-    found, short = (
-        operations_a_step(mar(model, from_ids((1,)), MARSettings(64, count, 3.0), PairedNoise(1, (0,))), 2, 2)
-        for count in (100, 50)
-    )
+    settings, noise = (MARSettings(64, count, 3.0) for count in (100, 50)), PairedNoise(1, (0,))
+    found, short = (operations_a_step(mar(model, from_ids((1,)), s, noise), 2, 2) for s in settings)
     assert (found - short) / (len(tables(100, 950)) - len(tables(50, 950))) <= 49
     assert 64 * found <= 320_000
 
@@ -72,16 +68,9 @@ def test_tar_1024():
     _, depth, heads = DTOK_SIZES["AR-DTok-LP"]
     config = replace(official_gpt("LlamaGen-XL"), depth=depth, heads=heads, kv_heads=heads)
     net = narrow_gpt(config, condition="features", condition_size=4, absolute=4 + 64 * 64)
-    steps = llamagen(
-        TokenModel(net, "narrow", 64),
-        FeatureCondition((torch.zeros(4, 4),), ("",)),
-        LlamaGenSettings(cfg=4.0, top_k=0),
-        PairedDraws(1, (0,)),
-    )
+    model, features = TokenModel(net, "narrow", 64), FeatureCondition((torch.zeros(4, 4),), ("",))
+    steps = llamagen(model, features, LlamaGenSettings(cfg=4.0, top_k=0), PairedDraws(1, (0,)))
     assert operations_a_step(steps, 2, 4) <= 415
-
-
-# ------------------------------------------------------------------------------------------------ counting
 
 
 def test_operations_are_counted_without_views():

@@ -1,7 +1,5 @@
 """The command sweep on tiny models in place of the built-in ones."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -18,12 +16,8 @@ from fastar_nodes.cli.main import Parser
 
 pytestmark = pytest.mark.slow
 
-SPEC = {
-    "samplers": ["mar", "fasthybrid", "llamagen", "zipar"],
-    "images": 5,
-    "batch": 2,
-    "set": {"ar_steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "zipar.window": [2, 3]},
-}
+FEW = {"ar_steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "zipar.window": [2, 3]}
+SPEC = {"samplers": ["mar", "fasthybrid", "llamagen", "zipar"], "images": 5, "batch": 2, "set": FEW}
 
 
 @pytest.fixture(autouse=True)
@@ -172,28 +166,6 @@ def test_an_unreachable_cluster_is_refused(cli, sentence, spec, tmp_path, monkey
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "WORLD_SIZE is set too" in sentence(cli("sweep", spec(), "--out", "x", "--ray"))
     assert not (tmp_path / "x").exists()
-
-
-def test_an_interruption_says_how_to_go_on(cli, tiny_demo, spec, monkeypatch):
-    calls = []
-
-    def interrupt(*args):
-        calls.append(args)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return draw(*args)
-
-    from fastar_nodes.bench.work import Worker
-
-    draw = Worker.run_shard
-    monkeypatch.setattr(Worker, "run_shard", interrupt)
-    answer = cli("sweep", spec(), "--out", "sweep")
-    assert answer.code == 130 and "3 of 15 shards were finished in this run; the same command goes on" in answer.err
-    monkeypatch.setattr(Worker, "run_shard", draw)
-    assert cli("sweep", spec(), "--out", "sweep").code == 0
-
-
-# ------------------------------------------------------------------------------------------------ examples
 
 
 def commands(root):

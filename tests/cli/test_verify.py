@@ -1,7 +1,5 @@
 """verify: recorded cases pass, modified ones fail, other sizes work."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from types import SimpleNamespace

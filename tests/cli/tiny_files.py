@@ -1,7 +1,5 @@
 """Files of random weights, small enough to be made for a test."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random and structural mutations of weight files and model folders."""
 
-from __future__ import annotations
-
 import io
 import json
 import random
@@ -30,9 +28,6 @@ EVIL_PARTS: tuple[dict[str, Any], ...] = (
 )
 
 
-# ------------------------------------------------------------------------------------------------ bytes
-
-
 def bytes_of(r: random.Random, data: bytes) -> bytes:
     """Change, remove, repeat or replace some bytes, mostly near the start, where headers are."""
     if not data:
@@ -57,9 +52,6 @@ def bytes_of(r: random.Random, data: bytes) -> bytes:
     else:
         edited += r.randbytes(span)
     return bytes(edited)
-
-
-# ------------------------------------------------------------------------------------------------ JSON
 
 
 def nodes(value: Any, at: tuple = ()) -> list[tuple]:
@@ -108,14 +100,9 @@ def tokenizer_of(r: random.Random, text: str) -> str:
         for entry in value.get("added_tokens") or []:
             entry["id"] = r.choice((entry["id"], -entry["id"], r.choice(NUMBERS)))
     else:
-        value["model"] = {
-            **value["model"],
-            r.choice(("type", "unk_token", "vocab", "dropout")): r.choice((*TEXTS, 3, {})),
-        }
+        part = r.choice(("type", "unk_token", "vocab", "dropout"))
+        value["model"] = {**value["model"], part: r.choice((*TEXTS, 3, {}))}
     return json.dumps(value)
-
-
-# ------------------------------------------------------------------------------------------------ safetensors
 
 
 def safetensors_of(r: random.Random, data: bytes) -> bytes:
@@ -150,11 +137,8 @@ def safetensors_of(r: random.Random, data: bytes) -> bytes:
         prefix, number, rest = (re.split(r"(\d+)", name, maxsplit=1) + ["0", ""])[:3]
         end = entry["data_offsets"][1]
         for i in range(r.choice((30, 600, 20_000))):
-            header[f"{prefix}{int(number or 0) + i}{rest}x"] = {
-                "dtype": "F32",
-                "shape": r.choice(([0], [2**40, 0])),
-                "data_offsets": [end, end],
-            }
+            nothing = {"dtype": "F32", "shape": r.choice(([0], [2**40, 0])), "data_offsets": [end, end]}
+            header[f"{prefix}{int(number or 0) + i}{rest}x"] = nothing
     elif kind == 7:
         del header[name]
     else:
@@ -163,9 +147,6 @@ def safetensors_of(r: random.Random, data: bytes) -> bytes:
     if r.random() < 0.05:
         text = text.replace(b'"shape"', b'"shape": [], "shape"', 1)
     return len(text).to_bytes(8, "little") + text + body
-
-
-# ------------------------------------------------------------------------------------------------ pickles
 
 
 def pickled_of(r: random.Random, data: bytes, canary: Path) -> bytes:
@@ -188,9 +169,8 @@ def pickled_of(r: random.Random, data: bytes, canary: Path) -> bytes:
     elif kind == 2:
         state[re.sub(r"\d+", lambda m: str(r.choice(NUMBERS)), name)] = state.pop(name)
     elif kind == 3:
-        found = r.choice(
-            (state, {"model": found}, [found], {nest: {nest: found}}, {"sd": state, "args": {"dim": 10**30}})
-        )
+        nested = {nest: {nest: found}}
+        found = r.choice((state, {"model": found}, [found], nested, {"sd": state, "args": {"dim": 10**30}}))
     else:
         nested: Any = ()
         for _ in range(r.choice((10, 200, 900))):
@@ -229,9 +209,6 @@ def archive_of(r: random.Random, data: bytes, canary: Path) -> bytes:
     if kind == 6:
         return r.choice((b"PK\x03\x04" + out.getvalue(), out.getvalue() + b"PK\x05\x06" + bytes(18)))
     return out.getvalue()
-
-
-# ------------------------------------------------------------------------------------------------ files and folders
 
 
 def mutate(r: random.Random, path: Path, outside: Path, canary: Path, fresh: bool) -> None:

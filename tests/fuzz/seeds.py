@@ -1,7 +1,5 @@
 """Small valid files of every kind that a loader reads, as starting points of mutations."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable
@@ -55,10 +53,7 @@ def build(folder: Path) -> list[Seed]:
         torch.save({"model": state, "epoch": 3, "args": argparse.Namespace(lr=1e-4)}, folder / f"{name}.pt")
         out.extend(Seed(folder / f"{name}.{suffix}", load) for suffix in ("safetensors", "pt"))
 
-    mar = MARConfig(
-        dim=16, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=4, channels=4, classes=3, head_depth=1,
-        head_width=8,
-    )  # fmt: skip
+    mar = MARConfig(16, 1, 2, 2, buffer=2, tokens=4, channels=4, classes=3, head_depth=1, head_width=8)
     add("mar", lambda p: load_mar(p, heads=None if p.suffix == ".safetensors" else 2), weights(MAR(mar)), heads="2")
     kl = KLConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=4, encoder_attention=frozenset({1}), groups=32)
     add("kl", load_kl, weights(KLAutoencoder(kl)))
@@ -73,11 +68,8 @@ def build(folder: Path) -> list[Seed]:
     single = folder / "single"
     single.mkdir()
     settings = json.dumps({**tar_files.CONFIG, **tar_files.IDS})
-    save_file(
-        tiny_qwen().state_dict(),
-        single / "tar.safetensors",
-        metadata={"config": settings, "tokenizer": json.dumps(tar_files.words())},
-    )
+    about = {"config": settings, "tokenizer": json.dumps(tar_files.words())}
+    save_file(tiny_qwen().state_dict(), single / "tar.safetensors", metadata=about)
     out.append(Seed(single / "tar.safetensors", use_tar))
     out.append(Seed(tar_files.language_model(folder / "words"), use_tar))
     merged = tar_files.language_model(folder / "merges", {**tar_files.CONFIG, **tar_files.IDS})
@@ -130,10 +122,8 @@ def write_t5(folder: Path) -> Path:
         vocab_size=120, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=3, feed_forward_proj="gated-gelu"
     )
     state = transformers.T5EncoderModel(config).state_dict()
-    save_file(
-        {k: v.contiguous() for k, v in state.items() if not k.endswith("embed_tokens.weight")},
-        folder / "model.safetensors",
-    )
+    kept = {k: v.contiguous() for k, v in state.items() if not k.endswith("embed_tokens.weight")}
+    save_file(kept, folder / "model.safetensors")
     words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat", "\u2581cat", "\u2581small"]
     made = tokenizers.Tokenizer(tokenizers.models.Unigram([(w, -float(i)) for i, w in enumerate(words)], unk_id=2))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()

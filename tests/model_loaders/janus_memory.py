@@ -3,8 +3,6 @@
 Arguments: a JSON file of names and shapes as tests/parity/janus/janus_keys_1b_original.json, a folder for the file of zeros, the dtype.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import sys

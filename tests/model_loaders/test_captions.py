@@ -1,7 +1,5 @@
 """Captions cleaned as the reference cleans them; the expected texts were recorded from its code, with ftfy."""
 
-from __future__ import annotations
-
 import sys
 import time
 

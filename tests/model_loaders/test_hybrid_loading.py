@@ -1,7 +1,5 @@
 """Loading of Harmon and UniPic: layouts of files, ignored weights, shapes, head counts, sizes, errors."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

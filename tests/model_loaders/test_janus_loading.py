@@ -1,7 +1,5 @@
 """Janus' loader: layouts, shards and pickles, what is left out, special tokens, and files of other models."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -123,11 +121,8 @@ def test_int8_and_half_precision():
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda s: s.update(extra=torch.ones(1)), "1 unexpected .extra"),
-        (lambda s: s.pop("gen_head.output_mlp_projector.bias"), "1 missing"),
         (lambda s: s.pop("gen_embed.weight"), "gen_embed.weight is missing"),
         (lambda s: s.update({"gen_embed.weight": s["gen_embed.weight"][None]}), "misshaped"),
-        (lambda s: s.update({"gen_head.vision_head.bias": s["gen_head.vision_head.bias"] * float("nan")}), "NaN"),
         (lambda s: s.update({"vision_gen_enc_model.x": torch.ones(1)}), "JanusFlow"),
         (lambda s: [s.pop(n) for n in list(s) if n.startswith("gen_head.")], "holds"),
     ],

@@ -1,7 +1,5 @@
 """The KL decoder: batches of large pictures, and the memory that it is said to need."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fastar_nodes.model_loaders.networks import autoencoder

@@ -1,7 +1,5 @@
 """LlamaGen, PAR and VQ files to models: nestings, head count, the grid from four sources."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from pathlib import Path

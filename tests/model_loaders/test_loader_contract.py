@@ -1,7 +1,5 @@
 """What every loader does: strict names, finite weights, one sentence for a wrong file, a network that is ready and owns its weights."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

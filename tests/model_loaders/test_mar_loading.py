@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.model_loaders.checkpoint import read_metadata
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, initialise
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
 from safetensors.torch import load_file, save_file
 
 TINY = MARConfig(8, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=4, channels=4, classes=3,
@@ -105,7 +106,7 @@ def test_the_last_layer_computes_in_fp32_and_metadata_is_used(tmp_path: Path) ->
 
 def test_initialisation_is_the_official_one() -> None:
     torch.manual_seed(0)
-    for name, p in initialise(MAR(TINY)).state_dict().items():
+    for name, p in initialise_mar(MAR(TINY)).state_dict().items():
         zero = "adaLN_modulation" in name or "final_layer.linear" in name or name.endswith("bias")
         assert bool((p == 0).all()) == zero, name
         assert bool((p == 1).all()) == (p.ndim == 1 and name.endswith("weight")), name

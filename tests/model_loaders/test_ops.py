@@ -1,7 +1,5 @@
 """Products on a CPU: the rule, its results and packed copies; int8 weights, and every family of samplers on them."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

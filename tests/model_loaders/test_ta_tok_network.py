@@ -1,7 +1,5 @@
 """TA-Tok: against a slow plain one, the official names, pooling and resizing, and what of a file is not used."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The text encoder: every layout of files, features without padding, and what is wrong in one sentence."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

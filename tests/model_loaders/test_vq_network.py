@@ -1,7 +1,5 @@
 """The VQ tokenizer's network: shapes of any size, codes and vectors both ways, and what a LATENT survives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, samplers
-from fastar_nodes.reports.drawing import ACCENT
+from fastar_nodes.reports.drawing import Ink
 from tiny import NODES, a_drawer, a_gpt, a_prompt, a_report, a_vae, models, sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -88,7 +88,7 @@ def test_nothing_is_marked_where_nothing_is_measured():
 
     def marked(**pairs):
         grid = compared(image_1=[image], image_2=[image + 1], **pairs)[0]
-        return bool(((grid * 255).round() == torch.tensor(ACCENT)).all(-1).any())
+        return bool(((grid * 255).round() == torch.tensor(Ink.ACCENT)).all(-1).any())
 
     assert not marked() and marked(report_2=[a_report("mar")])
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel, initialise
+from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
 from fastar_nodes.reports.record import Report
@@ -53,7 +54,7 @@ def a_vae() -> host.FastARVAE:
 def a_mar(tokens: int = 16, classes: int = 10, label_set: str = "", file: Any = None) -> host.Loaded:
     """A MAR whose file recommends ``file``."""
     size = {"tokens": tokens, "channels": 2, "classes": classes, "head_depth": 1, "head_width": 16, "buffer": 2}
-    net = initialise(MAR(MARConfig(dim=16, encoder_depth=1, decoder_depth=2, heads=2, **size))).eval()
+    net = initialise_mar(MAR(MARConfig(dim=16, encoder_depth=1, decoder_depth=2, heads=2, **size))).eval()
     return host.Loaded.of(MARModel(net, "tiny", latent_scale=0.5, label_set=label_set), a_vae(), recommended=file)
 
 

@@ -1,7 +1,5 @@
 """CSpD's published mode at temperatures 1.0 and 0.8 against recorded runs of the reference code."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Reports in the metadata of pictures: what is written comes back, and files that others wrote are refused in one sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -61,10 +59,9 @@ def test_damaged_metadata_is_refused(tmp_path, text):
         exchange.read_runs(write(tmp_path / "a.png", text))
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-)
+KEYS = st.text(max_size=5)
+SIMPLE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+VALUES = st.recursive(SIMPLE, lambda v: st.lists(v, max_size=3) | st.dictionaries(KEYS, v, max_size=3))
 
 
 @given(st.sampled_from(sorted(GOOD["runs"][0])), VALUES)
@@ -93,9 +90,6 @@ def test_pictures_without_a_report_and_files_that_are_none(tmp_path):
     for name in [path.name for path in tmp_path.iterdir()] + ["gone.png"]:
         with pytest.raises(UserError, match=f"^image: {name}"):
             exchange.read_runs(tmp_path / name)
-
-
-# ------------------------------------------------------------------------------------------------ one line
 
 
 def test_one_line():

@@ -1,7 +1,5 @@
 """Contact sheets and comparison grids: geometry, order, numbers and errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
@@ -31,9 +29,6 @@ def where(canvas: np.ndarray, colour) -> tuple[int, int, int, int]:
     return ys.min(), ys.max() + 1, xs.min(), xs.max() + 1
 
 
-# ------------------------------------------------------------------------------------------------ contact sheet
-
-
 @given(n=st.integers(1, 9), columns=st.integers(0, 5), gap=st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_a_sheet_holds_every_picture_at_its_place(n, columns, gap):
@@ -45,9 +40,6 @@ def test_a_sheet_holds_every_picture_at_its_place(n, columns, gap):
     for i in range(n):
         y, x = i // across * (3 + gap), i % across * (5 + gap)
         assert (sheet[y : y + 3, x : x + 5] == batch[i]).all()
-
-
-# ------------------------------------------------------------------------------------------------ grid
 
 
 def test_cells_stand_in_a_row_and_are_equally_wide():
@@ -67,7 +59,7 @@ def test_the_baseline_is_first_and_marked():
     first, second = (p.compare_grid(*args, reports, baseline=b) for b in (0, 1))
     assert where(first, RED)[2] < where(first, GREEN)[2]
     assert where(second, GREEN)[2] < where(second, RED)[2]
-    edge = np.array(p.ACCENT)
+    edge = np.array(p.Ink.ACCENT)
     assert (first[20, 30:200] == edge).all() and not (first[20, -200:-30] == edge).any()
     unmarked = p.compare_grid(*args, [None, None])
     assert not (unmarked[20] == edge).all(-1).any()
@@ -99,12 +91,11 @@ def _ink(grid: np.ndarray) -> int:
 
 def test_numbers_appear_only_where_known():
     whole = report(transformer_passes=32, head_calls=3200, accepted=3, rejected=1)
-    bare, some, full = (
-        p.compare_grid([flat(RED)], ["a"], [told]) for told in (None, report(transformer_passes=32), whole)
-    )
+    some = report(transformer_passes=32)
+    bare, some, full = (p.compare_grid([flat(RED)], ["a"], [told]) for told in (None, some, whole))
     assert bare.shape[0] < some.shape[0] < full.shape[0]
     assert _ink(bare) < _ink(some) < _ink(full)
-    line = round(p.BODY_SIZE * 1.4)
+    line = round(p.Size.BODY * 1.4)
     assert full.shape[0] - some.shape[0] == 2 * line
     lines = p._numbers(whole, report(seconds=5.0))
     names = ("speed-up", "seconds", "transformer passes", "head calls", "acceptance")
@@ -115,41 +106,31 @@ def test_numbers_appear_only_where_known():
 def test_long_labels_wrap_and_are_shortened():
     words = "a really long label that goes on and on until it cannot possibly fit into two lines of one narrow cell"
     short, long = (p.compare_grid([flat(RED)], [text], [None]) for text in ("short", words))
-    assert long.shape[1] == short.shape[1] and long.shape[0] == short.shape[0] + round(p.LABEL_SIZE * 1.4)
-    lines = p.wrap(words, p.LABEL_SIZE, 380, 2)
-    assert len(lines) == 2 and lines[1].endswith("...") and all(p.text_width(t, p.LABEL_SIZE) <= 380 for t in lines)
-    assert p.wrap("x" * 500, p.LABEL_SIZE, 380, 2)[0].endswith("...")
+    assert long.shape[1] == short.shape[1] and long.shape[0] == short.shape[0] + round(p.Size.LABEL * 1.4)
+    lines = p.wrap(words, p.Size.LABEL, 380, 2)
+    assert len(lines) == 2 and lines[1].endswith("...") and all(p.text_width(t, p.Size.LABEL) <= 380 for t in lines)
+    assert p.wrap("x" * 500, p.Size.LABEL, 380, 2)[0].endswith("...")
     titled = p.compare_grid([flat(RED)], ["short"], [None], title="cat, seed 7")
     assert titled.shape[0] > short.shape[0]
 
 
-@pytest.mark.parametrize(
-    "field, args",
-    [
-        ("pictures", ([], [], [])),
-        ("pictures", ([flat(RED)], [], [None])),
-        ("pictures", ([flat(RED)], ["a"], [])),
-        ("pictures", ([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1)),  # more than a sheet holds
-        ("baseline", ([flat(RED)], ["a"], [None], 0, 1)),
-        ("picture 1", ([flat(RED).astype(float)], ["a"], [None])),
-        ("picture 1", ([flat(RED)[:0]], ["a"], [None])),
-        ("picture 1", ([flat(RED)[0]], ["a"], [None])),
-        ("picture 1", ([flat(RED)[..., :2]], ["a"], [None])),
-        ("picture 1", ([[1, 2]], ["a"], [None])),
-    ],
-)
+NO_BATCHES = (flat(RED).astype(float), flat(RED)[:0], flat(RED)[0], flat(RED)[..., :2], [1, 2])
+MISTAKES = [("pictures", args) for args in (([], [], []), ([flat(RED)], [], [None]), ([flat(RED)], ["a"], []))]
+MISTAKES += [("pictures", ([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1))]  # more than a sheet holds
+MISTAKES += [("baseline", ([flat(RED)], ["a"], [None], 0, 1))]
+MISTAKES += [("picture 1", ([pictures], ["a"], [None])) for pictures in NO_BATCHES]
+
+
+@pytest.mark.parametrize("field, args", MISTAKES)
 def test_grid_errors(field, args):
     with pytest.raises(UserError, match=f"^{field}: "):
         p.compare_grid(*args)
 
 
-# ------------------------------------------------------------------------------------------------ bounds
-
-
 @pytest.mark.parametrize("shape", [(300, 2), (3000, 2), (2, 3000), (100_000, 1), (1, 100_000), (2200, 2200)])
 def test_elongated_and_large_pictures_are_fitted(shape) -> None:
     out = p.compare_grid([flat(RED, 1, *shape), flat(BLUE)], ["a", "b"], [None, None])
-    assert max(out.shape[:2]) <= drawing.LONGEST_SIDE and (out == np.array(BLUE)).all(-1).any()
+    assert max(out.shape[:2]) <= drawing.LONGEST and (out == np.array(BLUE)).all(-1).any()
     top, bottom, left, right = where(out, RED)
     assert max(bottom - top, right - left) <= 4096
     assert shape[0] != 300 or (bottom - top, right - left) == (4 * 300, 4 * 2), "both sides by the same integer"
@@ -160,7 +141,7 @@ def test_elongated_and_large_pictures_are_fitted(shape) -> None:
 def test_many_cells_are_reduced_to_fit(cells: int, columns: int) -> None:
     colours = [(i, 255 - i, 7) for i in range(cells)]
     out = p.compare_grid([flat(colour) for colour in colours], ["x"] * cells, [None] * cells, columns)
-    assert max(out.shape[:2]) <= drawing.LONGEST_SIDE
+    assert max(out.shape[:2]) <= drawing.LONGEST
     assert {*colours} <= {tuple(c) for c in np.unique(out.reshape(-1, 3), axis=0).tolist()}
 
 

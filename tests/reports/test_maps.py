@@ -1,7 +1,5 @@
 """Token maps: colours, legends, numbers and errors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
@@ -58,8 +56,8 @@ def test_one_outcome_alone_and_its_share(value):
     grid = np.array([[[value, value], [PLAIN, GIVEN]]], np.uint8)
     (picture,) = p.token_map(mapped(outcome=grid), name, size=64)
     assert tuple(picture[16, 16]) == tuple(picture[16, 48]) == colour
-    assert all(tuple(picture[y, x]) == p.BACKGROUND for y, x in ((48, 16), (48, 48)))
-    assert p._colour_outcomes(grid[0], name)[2] == [(f"{name} 2 (50 %)", colour), ("of 4 tokens", p.BACKGROUND)]
+    assert all(tuple(picture[y, x]) == p.Ink.BACKGROUND for y, x in ((48, 16), (48, 48)))
+    assert p._colour_outcomes(grid[0], name)[2] == [(f"{name} 2 (50 %)", colour), ("of 4 tokens", p.Ink.BACKGROUND)]
     legend = [text for text, _ in p._colour_outcomes(grid[0], "outcome")[2]]
     assert legend == [f"{name} 2 (50 %)", "plain 1 (25 %)", "given 1 (25 %)"]
 
@@ -150,9 +148,6 @@ def test_a_report_without_maps_and_too_many_large_maps():
             p.token_map(r, "fixed at step", size=4096)
 
 
-# ------------------------------------------------------------------------------------------------ islands and waves
-
-
 def corner(picture: np.ndarray, y: int, x: int, cell: int = 32) -> tuple[int, ...]:
     """Colour near the lower right of a cell, beside any number."""
     return tuple(picture[cell * y + cell - 4, cell * x + cell - 4].tolist())
@@ -165,13 +160,13 @@ def test_every_island_has_a_hue_and_its_number():
     found = [corner(picture, *at) for at in ((0, 0), (2, 3), (3, 0))]
     assert found == [tuple(c) for c in p.hues(np.array([1, 2, 3])).tolist()] and len(set(found)) == 3
     assert corner(picture, 0, 1) == found[0] and corner(picture, 3, 3) == found[1]
-    assert corner(picture, 1, 1) == p.BACKGROUND
+    assert corner(picture, 1, 1) == p.Ink.BACKGROUND
     # A number on exactly one cell of each island, and on no other.
     cells = picture[:128].reshape(4, 32, 4, 32, 3)[:, 2:30, :, 2:30]
     bright = (cells.min(-1) > 225).any((1, 3))
     assert all(bright[grid[0] == n].sum() == 1 for n in (1, 2, 3)) and not bright[grid[0] == 0].any()
-    assert p._colour_islands(grid[0])[2] == [("3 islands, 5 of 16 tokens (31 %)", p.BACKGROUND)]
-    assert p._colour_islands(grid[0] * 0)[2] == [("0 islands, 0 of 16 tokens (0 %)", p.BACKGROUND)]
+    assert p._colour_islands(grid[0])[2] == [("3 islands, 5 of 16 tokens (31 %)", p.Ink.BACKGROUND)]
+    assert p._colour_islands(grid[0] * 0)[2] == [("0 islands, 0 of 16 tokens (0 %)", p.Ink.BACKGROUND)]
 
 
 def test_many_islands_are_ends_apart():

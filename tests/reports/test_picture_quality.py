@@ -1,7 +1,5 @@
 """PSNR, SSIM and differences: against formulas written plainly, and the words that take their place."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -129,10 +127,8 @@ def test_a_grid_shows_figures_and_differences():
     second = first + np.uint8(20)
     runs, pictures = [report(), report("zipar")], [first, second]
     found = qualities(pictures, runs, 0)
-    plain, figures, both = (
-        compare_grid(pictures, ["a", "b"], runs, quality=quality, differences=differences)
-        for quality, differences in (((), False), (found, False), (found, True))
-    )
+    kinds = (((), False), (found, False), (found, True))
+    plain, figures, both = (compare_grid(pictures, ["a", "b"], runs, quality=q, differences=d) for q, d in kinds)
     assert plain.shape[0] < figures.shape[0] < both.shape[0]
     apart = (both == 80).all(-1)  # 4 x 20
     assert apart.sum() == 384 * 384 and not (figures == 80).all(-1).any()

@@ -1,7 +1,5 @@
 """The report's text forms and its arithmetic."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

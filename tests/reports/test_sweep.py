@@ -1,7 +1,5 @@
 """Sweeps: digests, cells on disk, resumption after an interruption, bounded memory, grid and plot."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tracemalloc
@@ -13,7 +11,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import drawing
 from fastar_nodes.reports import sweep as s
-from fastar_nodes.reports.drawing import BACKGROUND
+from fastar_nodes.reports.drawing import Ink
 from fastar_nodes.reports.quality import measure
 from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.sweep_pictures import LONGEST, SERIES, sweep_grid, sweep_plot
@@ -29,9 +27,6 @@ def report(seconds=1.0, images=1, accepted=9) -> Report:
 
 def picture(k: int, images=1, side=16) -> np.ndarray:
     return np.random.default_rng(k).integers(0, 256, (images, side, side, 3), dtype=np.uint8)
-
-
-# ------------------------------------------------------------------------------------------------ digests
 
 
 @dataclass(frozen=True)
@@ -68,9 +63,6 @@ def test_a_digest_of_large_weights_samples_all_of_them():
         with torch.no_grad():
             other.weight.view(-1)[at] += 1
         assert (s.weights_digest(other) != first) == seen
-
-
-# ------------------------------------------------------------------------------------------------ cells
 
 
 def test_a_cell_comes_back_as_written(tmp_path):
@@ -181,9 +173,6 @@ def test_a_hundred_large_cells_fit_into_little_memory(tmp_path):
     assert max(grid.shape[:2]) <= LONGEST
     as_image = 4 * grid.size  # fp32, as ComfyUI passes it on
     assert peak + as_image < 600e6, f"{peak / 1e6:.0f} MB"
-
-
-# ------------------------------------------------------------------------------------------------ pictures
 
 
 def made(tmp_path, seeds=(7,), y=("2", "4")) -> s.Sweep:
@@ -301,7 +290,7 @@ def test_a_plot_has_axes_and_a_column_of_identical_pictures(tmp_path, pen):
     column = max(x for x, _ in centres)
     assert sum(x == column for x, _ in centres) == 2, "one of every line"
     assert any(line[0] == line[2] == column for line in found.lines if len(line) == 4)
-    assert abs(found.texts["identical"][0][0] + drawing.text_width("identical", drawing.TAG_SIZE) / 2 - column) < 1
+    assert abs(found.texts["identical"][0][0] + drawing.text_width("identical", drawing.Size.TAG) / 2 - column) < 1
     assert column > max(x for x, _ in centres if x != column) + 20
     # Higher is faster.
     of_first = sorted(centres[:3])
@@ -322,5 +311,5 @@ def test_lines_beyond_the_colours_have_hollow_dots(tmp_path, pen):
     sweep_plot(made(tmp_path, y=values), "SSIM")
     colours = [c for _, c in pen.last.dots]
     assert len(colours) == 3 * len(values)
-    assert [c[:2] for c in colours[:3]] == [(SERIES[0], BACKGROUND)] * 3
-    assert [c[:2] for c in colours[-3:]] == [(BACKGROUND, SERIES[0])] * 3
+    assert [c[:2] for c in colours[:3]] == [(SERIES[0], Ink.BACKGROUND)] * 3
+    assert [c[:2] for c in colours[-3:]] == [(Ink.BACKGROUND, SERIES[0])] * 3

@@ -1,29 +1,19 @@
 """Values written as text: lists, ranges, words, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.values import MOST_VALUES, parse_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+LISTS = {"0.8, 0.95, 0.99": "0.8 0.95 0.99", "0.8..1 x 5": "0.8 0.85 0.9 0.95 1", "4..8": "4 5 6 7 8"}
+LISTS |= {"8..4": "8 7 6 5 4", "exact, balanced; fast\nfast": "exact balanced fast", "-1..1x3": "-1 0 1"}
+LISTS |= {"1, 2..4 X 2": "1 2 4", "100..100": "100"}
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("0.8, 0.95, 0.99", ("0.8", "0.95", "0.99")),
-        ("0.8..1 x 5", ("0.8", "0.85", "0.9", "0.95", "1")),
-        ("4..8", ("4", "5", "6", "7", "8")),
-        ("8..4", ("8", "7", "6", "5", "4")),
-        ("exact, balanced; fast\nfast", ("exact", "balanced", "fast")),
-        ("-1..1x3", ("-1", "0", "1")),
-        ("1, 2..4 X 2", ("1", "2", "4")),
-        ("100..100", ("100",)),
-    ],
-)
+
+@pytest.mark.parametrize(("text", "expected"), LISTS.items())
 def test_lists_and_ranges(text, expected):
-    assert parse_values(text, "x_values") == expected
+    assert parse_values(text, "x_values") == tuple(expected.split())
 
 
 def test_settings_of_whole_numbers_get_whole_numbers():

@@ -1,7 +1,5 @@
 """A tiny random MAR, quick enough for every test."""
 
-from __future__ import annotations
-
 import pytest
 from fastar_nodes.model_loaders.networks.mar import MARModel
 from tiny_models import tiny_mar

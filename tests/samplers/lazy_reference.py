@@ -4,8 +4,6 @@ Written from the paper and the published code's behaviour; shares nothing with t
 stays forever; the fast path is compared with it.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

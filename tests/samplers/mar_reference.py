@@ -4,8 +4,6 @@ Nothing here is shared with the samplers but the network's own forward passes on
 fast path is compared with it.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

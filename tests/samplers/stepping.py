@@ -1,7 +1,5 @@
 """What the tests of all samplers share: a run step by step, and what it must not change in its process."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,13 +1,9 @@
 """The calibration on runs whose seconds and pictures are given, and the lines of the candidates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.reports.quality import Quality
 from fastar_nodes.reports.record import Report
-from fastar_nodes.reports.sweep import Cell
 from fastar_nodes.samplers import advice as a
 from fastar_nodes.samplers.choice import choose
 from stepping import stepped
@@ -114,17 +110,6 @@ def test_candidates_are_of_the_family_and_need_a_draft_only_with_one(plain):
         found = a.candidates(plain, draft)
         assert all(family & set(c.entry.families) and (draft or not c.entry.needs_draft) for c in found)
         assert len({c.text for c in found}) == len(found) > 1
-
-
-def test_candidates_that_run_again_are_fast_and_near_the_limit():
-    def measured(ratio: float, psnr: float) -> a.Measured:
-        own, base = (Report("mar", "tiny", {}, 7, 1, "cpu", seconds) for seconds in (1 / ratio, 1.0))
-        return a.Measured(PLAIN, [Cell(0, 0, 7, "", own, base, Quality(psnr=psnr, ssim=0.5))])
-
-    settings = a.AdviceSettings(measure="PSNR", least=30.0)
-    fast, near, slow, far = measured(2.0, 30.0), measured(2.0, 28.0), measured(0.5, 40.0), measured(3.0, 20.0)
-    assert a._contenders([fast, near, slow, far], settings) == [fast, near]
-    assert fast.passes(settings) and not near.passes(settings)
 
 
 def test_seeds_stay_below_their_limit():

@@ -1,7 +1,5 @@
 """What settings in a report promise, and which run of a comparison is the baseline."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lack of memory at every call that allocates: the batch is split, a single image ends in a sentence, and nothing stays behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import logging
@@ -19,7 +17,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.memory import in_chunks, out_of_memory
 from fastar_nodes.model_loaders.networks import ops
-from fastar_nodes.reports.record import Report, joined
+from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.batches import in_parts
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
@@ -250,10 +248,3 @@ def test_in_chunks_halves_and_ends():
     assert torch.cat(out).tolist() == list(range(7)) and sizes == [7, 4, 2, 2, 2, 1]
     with pytest.raises(MemoryError):
         in_chunks(lambda x: work(x.repeat(3)), torch.arange(2), 2, lambda: None)
-
-
-def test_reports_of_parts_without_maps():
-    a = Report("s", "m", {}, 1, 2, "cpu", seconds=1.0)
-    both = joined([a, a], "Split.")
-    assert (both.images, both.seconds, both.note) == (4, 2.0, "Split.")
-    assert both.similarity is both.peak_memory_bytes is None

@@ -4,8 +4,6 @@ They need a CUDA build of PyTorch, but no GPU: ``make dry-run`` installs one in 
 index a tensor of device "cuda".
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

@@ -1,7 +1,5 @@
 """The same seed gives the same bits in every process on one machine, whatever ran before."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

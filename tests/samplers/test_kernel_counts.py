@@ -3,8 +3,6 @@
 On a GPU the fused loops are other kernels, but what is fused follows from the same scheduler. Counts do not depend on widths.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import replace

@@ -1,20 +1,12 @@
 """Presets: values that are settings at all, exact where they say so, and nobody else's business."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers import presets
-from fastar_nodes.samplers.mar.settings import (
-    CacheSettings,
-    CSpDSettings,
-    FastHybridLazyMARSettings,
-    FastHybridSettings,
-    LazyMARSettings,
-    MARSettings,
-)
+from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
+from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.settings import (
     LlamaGenSettings,
@@ -24,9 +16,10 @@ from fastar_nodes.samplers.tokens.settings import (
     ZipARSettings,
 )
 
-KINDS = (FastHybridSettings, CacheSettings, LazyMARSettings, FastHybridLazyMARSettings, CSpDSettings)
-KINDS += (ZipARSettings, MuLoSDSettings)
 REAL = presets.NAMES[:-1]
+KINDS = dict.fromkeys(
+    [*presets.PRESETS, *(e.settings for e in SAMPLERS.values() if presets.values(e.settings, "fast", True))]
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,15 +35,6 @@ def test_values_are_settings_of_the_accelerator(kind, demo, name):
     assert set(meant) & shared == allowed, "guidance and, but for LazyMAR's fast, steps are not the preset's"
 
 
-def test_every_part_has_every_preset():
-    assert presets.NAMES == ("balanced", "fast", "exact", presets.CUSTOM)
-    for part, both in presets.PRESETS.items():
-        for told in both:
-            assert {*told} == {*REAL}, part
-            if part is not LazyMARSettings:  # only one of its own, beside the caches'
-                assert len({str(told[name]) for name in REAL}) == len(REAL), f"{part}: two presets are one"
-
-
 def test_what_is_set_stays():
     ours = FastHybridSettings(ar_steps=12, cfg=1.5, guidance_space="x0", threshold=0.5)
     assert presets.apply(ours, presets.CUSTOM, True) == ours
@@ -62,15 +46,6 @@ def test_what_is_set_stays():
         assert presets.apply(plain, "fast", True) == plain, "it has nothing to set"
 
 
-def test_a_combination_takes_the_presets_of_its_parts():
-    for demo in (True, False):
-        for name in REAL:
-            both = presets.values(FastHybridSettings, name, demo) | presets.values(CacheSettings, name, demo)
-            assert presets.values(FastHybridLazyMARSettings, name, demo) == both
-            if name != "fast":
-                assert presets.values(LazyMARSettings, name, demo) == presets.values(CacheSettings, name, demo)
-
-
 @pytest.mark.parametrize("width, k", [(768, 7), (1024, 8), (1280, 9), (0, 8)])
 def test_lookahead_follows_the_papers_model_sizes(width, k):
     for name in ("balanced", "fast"):
@@ -78,16 +53,10 @@ def test_lookahead_follows_the_papers_model_sizes(width, k):
         assert presets.values(FastHybridSettings, name, True, width) == presets.values(FastHybridSettings, name, True)
 
 
-@pytest.mark.parametrize("steps, values", [(64, (9, 5)), (32, (5, 4))])
-def test_lazymar_follows_the_papers_numbers_of_steps(steps, values):
-    settings = presets.apply(LazyMARSettings(ar_steps=steps), "balanced", False)
-    assert (settings.refresh_period, settings.start_step) == values
-
-
 @pytest.mark.parametrize("name", ["best", "", None, "Exact"])
 def test_no_such_preset(name):
     with pytest.raises(UserError, match="^preset: .* is not one of balanced, fast, exact, custom"):
-        presets.apply(CacheSettings(), name, True)
+        presets.apply(LazyMARSettings(), name, True)
 
 
 UNLIKE = {

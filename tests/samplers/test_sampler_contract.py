@@ -1,7 +1,5 @@
 """What every MAR sampler must do, whatever it accelerates. A new sampler is added to CASES and passes all of it."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import asdict, replace
 

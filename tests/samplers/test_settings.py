@@ -1,7 +1,5 @@
 """Settings: every field explains itself, every bad value gets its sentence."""
 
-from __future__ import annotations
-
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings

@@ -3,8 +3,6 @@
 Compilations are counted by the compiler itself. The "eager" backend traces and guards as "inductor" does, and needs no C++ compiler.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

@@ -1,7 +1,5 @@
 """Weights off the device: every sampler takes them through the layers, with equal results and bounded memory."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import contextmanager
 from dataclasses import replace

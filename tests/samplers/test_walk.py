@@ -1,7 +1,5 @@
 """How many functions and files a reader of one AR step comes through: all that it enters in this package."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

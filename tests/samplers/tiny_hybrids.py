@@ -1,7 +1,5 @@
 """A tiny random hybrid whose tokenizer maps characters to ids."""
 
-from __future__ import annotations
-
 from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
 from fastar_nodes.model_loaders.networks.llama import qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig

@@ -1,7 +1,5 @@
 """Tiny MARs: a random one, quick enough for every test, and one whose head knows the answer, for statistics."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

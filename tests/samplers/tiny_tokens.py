@@ -1,7 +1,5 @@
 """A tiny random VQ tokenizer, for samplers that decode."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -4,8 +4,6 @@ The reference keeps every row that was fed, derives from the history which rows 
 uncached pass over all of them for every token. Prefixes have their full length; texts are not collapsed.
 """
 
-from __future__ import annotations
-
 import torch
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids

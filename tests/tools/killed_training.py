@@ -4,8 +4,6 @@ Usage: ``killed_training.py FOLDER SEED``. Every attempt is a forked process, so
 n-th event, n random: before and after every optimiser step, every write of a state file, and in the middle of one.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -88,10 +86,8 @@ def main() -> int:
     kills = 0
     while not attempt(folder / "parts", folder / "parts work", rng.randint(1, 40)):
         kills += 1
-    equal = all(
-        (folder / "whole" / name).read_bytes() == (folder / "parts" / name).read_bytes()
-        for name in ("kl.safetensors", "mar.safetensors")
-    )
+    files = ("kl.safetensors", "mar.safetensors")
+    equal = all((folder / "whole" / name).read_bytes() == (folder / "parts" / name).read_bytes() for name in files)
     left = [p.name for p in (folder / "parts").iterdir()]
     print(f"killed {kills} times, files {'equal' if equal else 'differ'}, left: {' '.join(sorted(left))}")
     return 0

@@ -1,7 +1,5 @@
 """The command for whoever has a GPU, at tiny sizes on the CPU: every cell runs, and the files hold what was measured."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,15 +1,13 @@
 """The hybrid's recipe: what it starts from, its prompts, and its two losses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import tiny_demo as tiny
 import torch
+from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.model_loaders.networks.mar import MAR, pick
-from fastar_nodes.model_loaders.networks.mar import initialise as initialise_mar
 from fastar_nodes.model_loaders.networks.prompts import UNCONDITIONAL
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.tools.training import captions, hybrid_recipe, tar_recipes
@@ -85,7 +83,7 @@ def test_the_loss_depends_on_the_prompt_and_reaches_every_weight(parts) -> None:
     assert not still, still
 
 
-def test_the_first_stage_trains_the_prompts_alone(parts) -> None:
+def test_the_first_stage_trains_the_prompts_alone(parts, monkeypatch) -> None:
     """Its error is zero for the encoder's output of the whole picture; the MAR gets no gradient."""
     net = hybrid_recipe.build(small())
     net.mar.load_state_dict(parts.start.mar.state_dict())
@@ -103,9 +101,9 @@ def test_the_first_stage_trains_the_prompts_alone(parts) -> None:
     assert all(p.grad is None for p in net.mar.parameters())
     assert float(net.llm.layers[0].attention.wq.weight.grad.abs().sum()) > 0
 
-    def whole(encoded, known, *prompts):
+    def whole(net, encoded, known, *prompts):
         rows = net.mar.encode(tokens, torch.arange(64).expand(2, -1), net.mar.class_rows(None, 2))
         return torch.cat([rows[:, :2], pick(rows, known + 2)], 1)
 
-    net.fuse_ids = whole
+    monkeypatch.setattr(hybrid_recipe, "fuse", whole)
     assert float(before.detach()) > 0.01 and float(error()) < 1e-12

@@ -1,7 +1,5 @@
 """The picture book: a pure function of (seed, index), the same scene at every resolution, objects at their places."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fastar_nodes.tools.training import picture_book as book

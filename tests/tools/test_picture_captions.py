@@ -1,8 +1,7 @@
 """Captions of the demo's Tar: correct statements, known words, and no held-out request in training captions."""
 
-from __future__ import annotations
-
 import re
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -30,12 +29,8 @@ def test_prompts_read_as_captions_of_the_book() -> None:
 
 def test_training_captions_say_nothing_false() -> None:
     """Every word for a value of a parameter is one of the scene's value."""
-    for name, values in (
-        ("label", words._THINGS),
-        ("size", words._SIZES),
-        ("place", words._PLACES),
-        ("time", words._TIMES),
-    ):
+    values_of = (words._THINGS, words._SIZES, words._PLACES, words._TIMES)
+    for name, values in zip(("label", "size", "place", "time"), values_of, strict=True):
         wrong = [
             (caption, phrase)
             for caption, truth in zip(TRAINED, getattr(BOOK, name), strict=True)
@@ -61,14 +56,8 @@ def test_captions_say_some_of_it_in_many_ways() -> None:
 
 def test_every_word_is_known() -> None:
     known = words.tokenizer(16, 3)
-    for text in [
-        *TRAINED,
-        "You are a helpful assistant.",
-        "system",
-        "user",
-        "assistant",
-        *book.scenes(2, 300).captions(),
-    ]:
+    around = ("You are a helpful assistant.", "system", "user", "assistant")
+    for text in (*TRAINED, *around, *book.scenes(2, 300).captions()):
         unknown = [w for w in re.findall(r"\w+|[^\w\s]", text) if known.encode(w) == [0]]
         assert set(unknown) <= {words._STRANGE}, text
     assert known.encode("a zebra") == [known.encode("a")[0], 0]
@@ -85,24 +74,14 @@ def test_held_out_wishes_are_in_no_training_caption() -> None:
     assert len(asked) > 150 and not asked & trained
     assert all(words.held_out(dict(zip(words.SAID, row, strict=True))) for row in asked)
     assert not words.held_out(wish(label=7, colour=0)) and not words.held_out(wish(label=7, size=1, place=0, time=0))
-    composed = [
-        wish(a, b, c, d, e)
-        for a in range(10)
-        for b in range(5)
-        for c in range(2)
-        for d in range(-1, 3)
-        for e in range(-1, 3)
-    ]
+    composed = [wish(*values) for values in product(range(10), range(5), range(2), range(-1, 3), range(-1, 3))]
     assert np.mean([words.held_out(w) for w in composed]) == pytest.approx(0.25, abs=0.03)
 
 
 def test_held_out_prompts_are_the_same_everywhere() -> None:
     told = words.wishes(94)
-    first = [
-        "a large red sunset on the left",
-        "small red mountains on the right at sunset",
-        "a small red flower in the middle by day",
-    ]
+    first = ["a large red sunset on the left", "small red mountains on the right at sunset"]
+    first += ["a small red flower in the middle by day"]
     assert told.captions()[:3] == first
     pairs = list(zip(told.label.tolist(), told.colour.tolist(), strict=True))
     assert len(set(pairs[:47])) == 47 and pairs[47:] == pairs[:47], "every thing in every colour in turn"

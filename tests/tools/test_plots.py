@@ -1,7 +1,5 @@
 """Plots of the benchmark tables: what is read, where points are drawn, and that every committed plot has its table."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -29,14 +27,8 @@ Text.
 | window 4 | 0.2 | 1.25 / 2.50 | {scene} |
 | window 2 | 0.3 |  | 30.0 |
 """
-PLOT = plots.Plot(
-    "small",
-    "page.md#Section",
-    "A title",
-    ("ratio, batch 1 / 8#2", "speed-up"),
-    ("scene %", "scenes (%)"),
-    (("windows", "window .*"),),
-)
+AXES = ("ratio, batch 1 / 8#2", "speed-up"), ("scene %", "scenes (%)")
+PLOT = plots.Plot("small", "page.md#Section", "A title", *AXES, (("windows", "window .*"),))
 
 
 def test_points_are_the_rows_with_both_values():
@@ -46,14 +38,10 @@ def test_points_are_the_rows_with_both_values():
     assert [p.x for p in first] == [1.0, 1.25]
 
 
-@pytest.mark.parametrize(
-    "change, field",
-    [
-        ({"source": "page.md#Nothing"}, "section"),
-        ({"x": ("speed", "")}, "section"),
-        ({"series": (), "others": "no row"}, "series"),
-    ],
-)
+SECTIONS = [({"source": "page.md#Nothing"}, "section"), ({"x": ("speed", "")}, "section")]
+
+
+@pytest.mark.parametrize("change, field", [*SECTIONS, ({"series": (), "others": "no row"}, "series")])
 def test_what_cannot_be_read_is_refused(change, field):
     with pytest.raises(UserError, match=f"^{field}:"):
         plots.points(replace(PLOT, **change), PAGE)
@@ -65,9 +53,7 @@ def test_a_figure_shows_the_values_titles_and_error_bars():
     axes = plots.figure(PLOT, found).axes[0]
     assert [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()] == ["A title", "speed-up", "scenes (%)"]
     window, mar = axes.containers  # the series, then the rows without one
-    assert window.lines[0].get_xydata().tolist() == [[2.5, 50.0]] and mar.lines[0].get_xydata().tolist() == [
-        [1.0, 90.0]
-    ]
+    assert [c.lines[0].get_xydata().tolist() for c in (window, mar)] == [[[2.5, 50.0]], [[1.0, 90.0]]]
     low, high = mar.lines[2][0].get_segments()[0][:, 1]
     assert [90 - low, high - 90] == pytest.approx([100 * (0.9 * 0.1 / 300) ** 0.5] * 2)
     assert [text.get_text() for text in axes.texts] == ["MAR", "window 4"]

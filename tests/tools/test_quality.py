@@ -1,14 +1,12 @@
 """Quality figures: exact values where possible, and sensitivity of the committed judge."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
 import pytest
 from fastar_nodes.tools.files import checkpoint
 from fastar_nodes.tools.training import picture_book as book
-from fastar_nodes.tools.training.captions import UNSAID, Wishes
+from fastar_nodes.tools.training.captions import SAID, UNSAID, Wishes
 from fastar_nodes.tools.training.judge import load_judge, read, redraw_error
 from fastar_nodes.tools.training.quality import figures, prompt_agreement, shrunk
 
@@ -76,9 +74,7 @@ def test_the_judge_sees_a_torn_thing(judge, real):
 
 
 def asked(s: book.Scenes, **changes: np.ndarray) -> Wishes:
-    return Wishes(
-        **{name: changes.get(name, getattr(s, name)) for name in ("label", "colour", "size", "place", "time")}
-    )
+    return Wishes(**{name: changes.get(name, getattr(s, name)) for name in SAID})
 
 
 def test_real_pictures_agree_with_their_prompts(judge, real):

@@ -1,7 +1,5 @@
 """Policy gradients on own samples: rewards, credit assignment, and that a GPT learns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -82,9 +80,8 @@ def test_marks_find_the_rows_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_better_or_rarer_than_others_gains() -> None:
     learner = reinforce.Learner(Llama(TINY.config))
     s = picture_book.scenes(7, 6, labels=np.full(6, 3))
-    s = replace(
-        s, colour=np.array([0, 0, 0, 0, 0, 1]), parts=s.parts * 0, place=s.place * 0, size=s.size * 0, time=s.time * 0
-    )
+    same = {name: getattr(s, name) * 0 for name in ("parts", "place", "size", "time")}
+    s = replace(s, colour=np.array([0, 0, 0, 0, 0, 1]), **same)
     errors, labels = torch.full((6, 8), 0.1), torch.full((6,), 3)
     errors[1, 5] = 0.9
     live = torch.ones(6, 8, dtype=torch.bool)
@@ -137,9 +134,8 @@ def rewarded(token: int):
         codes = critic.pop()
         errors = (codes != token).float().mean(2) / grid
         full, ones = torch.ones(len(labels), grid, dtype=torch.bool), torch.ones(len(labels))
-        return reinforce.Marks(
-            errors, full, full[:, 0], ones, picture_book.scenes(1, len(labels), labels=labels.numpy())
-        )
+        scenes = picture_book.scenes(1, len(labels), labels=labels.numpy())
+        return reinforce.Marks(errors, full, full[:, 0], ones, scenes)
 
     return marks
 
@@ -148,9 +144,8 @@ def test_a_gpt_learns_what_is_rewarded(tmp_path, vq, monkeypatch: pytest.MonkeyP
     """Rewarded tokens become more frequent; the initial model does not change, and the file can be loaded."""
     start, seen = gpt(), []
     before = {k: v.clone() for k, v in start.state_dict().items()}
-    monkeypatch.setattr(
-        reinforce, "decoded", lambda vq, codes: seen.append(codes) or torch.zeros(len(codes), 3, 64, 64)
-    )
+    blank = torch.zeros(40, 3, 64, 64)
+    monkeypatch.setattr(reinforce, "decoded", lambda vq, codes: seen.append(codes) or blank[: len(codes)])
     monkeypatch.setattr(reinforce, "marks", rewarded(5))
     monkeypatch.setattr(reinforce, "REAL", 0.0)
     schedule = Schedule(steps=12, batch=40, lr=2e-2, warmup=1, ema=0.0, weight_decay=0.0)
@@ -159,14 +154,8 @@ def test_a_gpt_learns_what_is_rewarded(tmp_path, vq, monkeypatch: pytest.MonkeyP
     for name, value in before.items():
         assert torch.equal(start.state_dict()[name], value), name
     settings, condition = LlamaGenSettings(cfg=1.0, top_k=0), from_ids([i % 10 for i in range(40)])
-    share = [
-        float(
-            (finish(llamagen(TokenModel(n, "", 8), condition, settings, PairedDraws(1, range(40)))).codes == 5)
-            .float()
-            .mean()
-        )
-        for n in (start, net)
-    ]
+    drawn = (llamagen(TokenModel(n, "", 8), condition, settings, PairedDraws(1, range(40))) for n in (start, net))
+    share = [float((finish(steps).codes == 5).float().mean()) for steps in drawn]
     assert share[1] > 2 * share[0] + 0.05, share
 
 

@@ -1,7 +1,5 @@
 """The demo's Tar recipes: training inputs equal inference inputs, and what the losses reach."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -113,9 +111,8 @@ def test_the_language_model_learns_what_it_will_be_asked(scale: int) -> None:
 
 def test_a_step_draws_prompts_with_their_own_codes() -> None:
     books = [torch.arange(20, dtype=torch.int16)[:, None].expand(-1, n) for n in (36, 9, 4)]
-    prompts = (
-        torch.arange(20, dtype=torch.int16)[:, None, None].expand(-1, 3, 5) + torch.tensor([0, 100, 200])[None, :, None]
-    )
+    images, variants = (torch.tensor(n, dtype=torch.int16) for n in (range(20), (0, 100, 200)))
+    prompts = images[:, None, None].expand(-1, 3, 5) + variants[None, :, None]
     lengths = prompts[..., 0]
     variants, drawn = set(), set()
     for step in range(8):
@@ -130,9 +127,8 @@ def test_a_step_draws_prompts_with_their_own_codes() -> None:
 def test_mistakes_are_few_and_drawn_by_row() -> None:
     codes = torch.full((2000, 36), 5)
     out = tar_recipes.corrupted(codes, 16, 0.1, generator(1, 0))
-    assert float((out != 5).float().mean()) == pytest.approx(0.1 * 15 / 16, abs=0.01) and set(
-        out.unique().tolist()
-    ) == set(range(16))
+    assert float((out != 5).float().mean()) == pytest.approx(0.1 * 15 / 16, abs=0.01)
+    assert set(out.unique().tolist()) == set(range(16))
     by_row = (out != 5).float().mean(1)
     assert float(by_row.var()) > 1.3 * 0.1 * 0.9 / 36, "some rows have more of them than others"
     assert torch.equal(tar_recipes.corrupted(codes, 16, 0.0, generator(1, 0)), codes)

@@ -1,7 +1,5 @@
 """The token recipes: training logits equal decoding logits; quantisation and the codebook."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -24,9 +22,7 @@ TINY_GPT = replace(tiny.GPT_CONFIG, dim=32, depth=2, hidden=32)
 
 
 @pytest.mark.parametrize("special", [0, 3])
-def test_tokens_are_learned_in_the_order_they_are_decided(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, special: int
-) -> None:
+def test_tokens_are_learned_in_the_order_they_are_decided(tmp_path, monkeypatch, special: int) -> None:
     seen, real = [], recipes.sequence_logits
     cells = torch.arange(64, dtype=torch.int16).expand(5, -1)
     monkeypatch.setattr(recipes, "code_book", lambda *_: (cells, torch.arange(5)))
@@ -58,39 +54,20 @@ def test_training_sees_what_decoding_sees(special: int) -> None:
     assert sorted(layout.order.tolist()) == list(range(64)) and len(layout.place) == 64
 
 
-def test_no_row_sees_what_it_predicts() -> None:
-    """Changing a token changes only predictions of tokens that are decided later."""
-    for special in (0, 3):
-        model = sharp(special)
-        layout, places = recipes.Layout.of(8, model.regions), model.net.positions(8, 1)
-        tokens = torch.randint(32, (1, 64), generator=torch.Generator().manual_seed(1))
-        before = recipes.sequence_logits(model.net, layout, places, torch.tensor([2]), tokens)
-        for at in (0, 3, 4, 7, 30, 63):
-            other = tokens.clone()
-            other[0, at] = (other[0, at] + 1) % 32
-            moved = (recipes.sequence_logits(model.net, layout, places, torch.tensor([2]), other) - before).abs().amax(
-                (0, 2)
-            ) > 1e-6
-            n = model.regions
-            end = at if n == 1 or at < n - 1 else max(n, at // n * n + n) - 1
-            assert not moved[: end + 1].any(), (special, at)
-            assert at == 63 or n > 1 and at >= 60 or moved[end + 1 :].any(), (special, at)
-
-
 def test_a_tokenizer_can_begin_as_an_autoencoder() -> None:
     """Its features are the latents, and unit vectors are decoded as latents of unit variance in that direction."""
     torch.manual_seed(0)
     shape = {"ch": 8, "ch_mult": (1, 2), "blocks": 1, "groups": 4}
-    kl, net = (
-        KLAutoencoder(KLConfig(**shape, z_channels=8)).eval(),
-        VQAutoencoder(VQConfig(**shape, z_channels=8, codes=16)).eval(),
-    )
+    kl = KLAutoencoder(KLConfig(**shape, z_channels=8)).eval()
+    net = VQAutoencoder(VQConfig(**shape, z_channels=8, codes=16)).eval()
     recipes.initialise_from_kl(net, kl)
     x = torch.rand(2, 3, 16, 16) * 2 - 1
     with torch.no_grad():
         mean, _ = kl.encode(x)
         torch.testing.assert_close(net.features(x), mean, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(net.render(mean / 8**0.5), kl.decode(mean), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            net.decoder(net.post_quant_conv(mean / 8**0.5)), kl.decode(mean), rtol=1e-4, atol=1e-5
+        )
     with pytest.raises(ValueError, match="an autoencoder of 4 channels does not fit codes of 8"):
         recipes.initialise_from_kl(net, KLAutoencoder(KLConfig(**shape, z_channels=4)))
     with pytest.raises(ValueError, match="does not fit"):

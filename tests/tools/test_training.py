@@ -1,7 +1,5 @@
 """The training loop: resuming is exact, the result is the average; and losses that have a known value."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

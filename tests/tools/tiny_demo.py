@@ -1,29 +1,21 @@
 """Tiny configurations of the demo's networks, and checkpoints with random weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import KLConfig, VQAutoencoder, VQConfig
+from fastar_nodes.model_loaders.networks.autoencoder import KLConfig, VQConfig
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
 from fastar_nodes.tools.training import hybrid_recipe, recipes, ta_tok_recipe, tar_recipes, token_recipes
-from fastar_nodes.tools.training.judge import Judge
 
 KL = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, groups=4)
-MAR = MARConfig(
-    dim=32, encoder_depth=1, decoder_depth=1, heads=2, buffer=2, tokens=64, channels=8, classes=10, head_depth=1,
-    head_width=16,
-)  # fmt: skip
+MAR = MARConfig(32, 1, 1, 2, buffer=2, tokens=64, channels=8, classes=10, head_depth=1, head_width=16)
 VQ = VQConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, codes=32, groups=4)
-GPT_CONFIG = LlamaConfig(
-    dim=16, depth=1, heads=2, kv_heads=2, hidden=16, vocab=VQ.codes, condition="class", condition_size=10
-)
+GPT_CONFIG = LlamaConfig(16, 1, 2, 2, hidden=16, vocab=VQ.codes, condition="class", condition_size=10)
 TA_TOK = TATokConfig(
     width=24, code_width=8, codes=16, depth=1, heads=2, hidden=16, places=6, encoder_depth=1, encoder_heads=2,
     encoder_hidden=16, patch=4, side=6, input_size=24,
@@ -49,10 +41,8 @@ def shrink_demo(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recipes, "DRAFT", replace(MAR, dim=16))
     patch.setattr(hybrid_recipe, "TARGET", MAR)
     patch.setattr(token_recipes, "VQ", VQ)
-    small = {
-        name: replace(r, config=replace(GPT_CONFIG, special=r.config.special))
-        for name, r in token_recipes.RECIPES.items()
-    }
+    configs = {name: replace(GPT_CONFIG, special=r.config.special) for name, r in token_recipes.RECIPES.items()}
+    small = {name: replace(token_recipes.RECIPES[name], config=config) for name, config in configs.items()}
     patch.setattr(token_recipes, "RECIPES", small)
     patch.setattr(ta_tok_recipe, "TA_TOK", TA_TOK)
     for module in (tar_recipes, hybrid_recipe):
@@ -77,15 +67,6 @@ def sharp(net: torch.nn.Module, seed: int = 7, scale: float = 3.0) -> Any:
                 embeds = "emb" in name or name == "abs_pe"
                 p.copy_(torch.randn(p.shape, generator=g) * (1 if embeds else scale * p.shape[1] ** -0.5))
     return net.eval().requires_grad_(False)
-
-
-def new_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoints of every table of token models: tokenizer and judge."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    torch.manual_seed(0)
-    recipes.save_checkpoint(scattered(VQAutoencoder(VQ), 1), folder / "vq.safetensors", groups=4)
-    recipes.save_checkpoint(Judge(), folder / "judge.safetensors", tolerance=0.05)
-    return folder
 
 
 def write_gpt(folder: Path, name: str, grid: int, seed: int, special: int = 0, **defaults: object) -> None:

@@ -3,8 +3,6 @@
 Tables: {tables}. All rows use the same seeds and labels, or prompts. docs/benchmarks.md defines the quality figures.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict
@@ -33,21 +31,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("tables", help="names of tables, separated by commas")
     parser.add_argument("--images", default="1000", metavar="N", help="images per row; default 1000")
-    parser.add_argument(
-        "--seed", default=str(SEED), metavar="N", help=f"sampling seed; default {SEED}, which chose presets"
-    )
+    chose = f"sampling seed; default {SEED}, which chose presets"
+    parser.add_argument("--seed", default=str(SEED), metavar="N", help=chose)
     parser.add_argument("--batch", default=str(BATCH), metavar="N", help=f"images sampled at once; default {BATCH}")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or mps")
-    parser.add_argument(
-        "--dtype", default="fp32", choices=("fp32", "bf16", "int8"), help="weights of the models; default fp32"
-    )
+    kinds = ("fp32", "bf16", "int8")
+    parser.add_argument("--dtype", default="fp32", choices=kinds, help="weights of the models; default fp32")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument(
-        "--sheet",
-        type=Path,
-        metavar="FILE",
-        help="draw the first 10 images of every row of all tables, one line per row",
-    )
+    drawn = "draw the first 10 images of every row of all tables, one line per row"
+    parser.add_argument("--sheet", type=Path, metavar="FILE", help=drawn)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,8 +3,6 @@
 Prompts are defined in ``captions.py``, figures in ``quality.py``.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from ...model_loaders.hybrid import load_hybrid
@@ -13,17 +11,17 @@ from ...samplers import presets
 from ...samplers.conditioning import PromptCondition
 from ...samplers.registry import SAMPLERS
 from ..training.hybrid_recipe import DEFAULTS, NAME
-from .mar import MARBench
+from .mar import LAZY, MARBench
 from .tables import BATCH, Ground, Row, Table
 from .tar import PromptGround
 
 _COMMON = {name: DEFAULTS[name] for name in ("ar_steps", "diffusion_steps", "cfg", "temperature")}
 _FAST = {name: DEFAULTS[name] for name in ("lookahead", "guided_steps")}
-_LAZY = {"refresh_period": 5, "start_step": 4}  # the paper's values for 32 AR steps
 
 
-def _preset(sampler: str, title: str, preset: str) -> Row:
-    return Row(f"{title}, {preset}", sampler, presets.values(SAMPLERS[sampler].settings, preset, demo=True))
+def _preset(sampler: str, preset: str) -> Row:
+    entry = SAMPLERS[sampler]
+    return Row(f"{entry.title}, {preset}", sampler, presets.values(entry.settings, preset, demo=True))
 
 
 TABLES: dict[str, Table] = {
@@ -31,26 +29,17 @@ TABLES: dict[str, Table] = {
         Row("MAR", "mar", {}),
         Row("DiSA 50 to 5", "mar", {"diffusion_steps_end": 5}),
         *(Row(f"FastHybrid, RG-{v:g}", "fasthybrid", {**_FAST, "threshold": v}) for v in (0.9, 0.95, 0.99)),
-        Row("LazyMAR", "lazymar", _LAZY),
-        Row("LazyMAR, language model in full", "lazymar", {**_LAZY, "llm_cache": False}),
-        Row("FastHybrid, RG-0.95 + LazyMAR", "fasthybrid+lazymar", {**_FAST, "threshold": 0.95, **_LAZY}),
+        Row("LazyMAR", "lazymar", LAZY),
+        Row("LazyMAR, language model in full", "lazymar", {**LAZY, "llm_cache": False}),
+        Row("FastHybrid, RG-0.95 + LazyMAR", "fasthybrid+lazymar", {**_FAST, "threshold": 0.95, **LAZY}),
     ),
     "hybrid-presets": (
         Row("MAR", "mar", {}),
         *(
-            _preset(sampler, title, preset)
-            for sampler, title in (
-                ("fasthybrid", "FastHybrid"),
-                ("lazymar", "LazyMAR"),
-                ("fasthybrid+lazymar", "FastHybrid + LazyMAR"),
-            )
+            _preset(name, preset)
+            for name in ("fasthybrid", "lazymar", "fasthybrid+lazymar")
             for preset in ("balanced", "fast")
         ),
-    ),
-    "hybrid-settings": (
-        *(Row(f"cfg {c:g}", "mar", {"cfg": c}) for c in (1.0, 1.5, 2.0, 3.0, 4.0)),
-        *(Row(f"temperature {t:g}", "mar", {"temperature": t}) for t in (0.7, 0.9, 1.0)),
-        *(Row(f"{n} AR steps", "mar", {"ar_steps": n}) for n in (8, 16, 64)),
     ),
 }
 

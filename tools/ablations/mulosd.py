@@ -8,8 +8,6 @@ The images of a batch share their passes, as many as the image with the most wav
 number of passes of an image sampled alone, computed from the maps of the report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -62,13 +60,11 @@ def rows(serial: Row) -> tuple[Row, ...]:
 
 
 def forwards_alone(report: Report, settings: Any, small: int) -> np.ndarray:
-    """Transformer passes of each image of a batch if it is sampled alone, int64 [B], of draft (``small`` cells a
-    side) and target."""
+    """Transformer passes of each image of a batch if it is sampled alone, int64 [B], of draft (``small`` cells a side) and target."""
     passes, step = report.counts["transformer_passes"], report.maps["step"]
     if isinstance(settings, LanternSettings):
-        return np.array(
-            [_chain_passes(np.unique(image, return_counts=True)[1], settings.draft_length) for image in step]
-        )
+        decided = (np.unique(image, return_counts=True)[1] for image in step)
+        return np.array([_chain_passes(counts, settings.draft_length) for counts in decided])
     if not isinstance(settings, MuLoSDSettings):
         return np.full(len(step), passes)
     grid = step.shape[1]
@@ -126,14 +122,11 @@ class RepairBench(TokenBench):
         return {"model": row.model, "forwards": mean, "draft_forwards": drafted, "again": again, "islands": islands}
 
     def work(self, result: Result) -> dict[str, str]:
-        return {
-            "accepted %": percent(result.acceptance),
-            "drawn again %": percent(result.more["again"]),
-            "islands": figure(result.more["islands"], ".1f"),
-            "forwards": figure(result.more["forwards"], ".1f"),
-            "of the draft": figure(result.more["draft_forwards"], ".1f"),
-            "s an image": result.seconds_an_image,
-        }
+        more = result.more
+        kept = {"accepted %": percent(result.acceptance), "drawn again %": percent(more["again"])}
+        names = {"islands": "islands", "forwards": "forwards", "draft_forwards": "of the draft"}
+        counts = {heading: figure(more[name], ".1f") for name, heading in names.items()}
+        return {**kept, **counts, "s an image": result.seconds_an_image}
 
 
 class LlamaGenRepairBench(RepairBench):

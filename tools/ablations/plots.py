@@ -4,8 +4,6 @@
 reads two columns of one Markdown table, so that a table that was measured again moves its points. Drawing needs matplotlib.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -4,8 +4,6 @@ The images do not depend on the batch size (noise is paired per image), so batch
 tables are in ``mar.py``, ``hybrid.py``, ``tokens.py`` (LlamaGen, PAR, ZipAR), ``mulosd.py`` and ``tar.py``.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -51,8 +49,7 @@ Table = tuple[Row, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of a row: quality of its images, the report of all batches, and by name what the family adds;
-    ``work``: cells by heading."""
+    """Figures of a row: quality of its images, the report of all batches, and by name what the family adds; ``work``: cells by heading."""
 
     title: str
     sampler: str
@@ -108,9 +105,8 @@ class Ground:
         """Path of a checkpoint. Raises UserError if it is missing."""
         path = files.checkpoint(name, self.checkpoints)
         if not path.is_file():
-            raise UserError(
-                f"tables: the demo's {path.name} is missing, which this run needs; make it with train-demo --only {name}."
-            )
+            remedy = f"make it with train-demo --only {name}"
+            raise UserError(f"tables: the demo's {path.name} is missing, which this run needs; {remedy}.")
         return path
 
     def condition(self, images: range) -> Condition:
@@ -154,8 +150,7 @@ class Bench(ABC):
 
     @abstractmethod
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
-        """Images uint8 [n, S, S, 3] with these indices, and the report; ``settings``: instance of the sampler's
-        settings class."""
+        """Images uint8 [n, S, S, 3] with these indices, and the report; ``settings``: instance of the sampler's settings class."""
 
     def settings(self, row: Row, common: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of a row, by name."""
@@ -184,8 +179,7 @@ class Bench(ABC):
         return np.concatenate([rgb for rgb, _ in parts]), [report for _, report in parts]
 
     def row(self, row: Row, common: Mapping[str, Any]) -> tuple[Result, np.ndarray]:
-        """Result of a row and its images at the judge's input size, uint8 [images, 64, 64, 3]. Rows of several tables are sampled
-        once."""
+        """Result of a row and its images at the judge's input size, uint8 [images, 64, 64, 3]. Rows of several tables are sampled once."""
         settings = self.settings(row, common)
         made = make(find(row.sampler).settings, settings)
         key = f"{row.sampler} {row.model} {made} {row.prompt}"
@@ -215,9 +209,8 @@ def bench_of(name: str, kinds: Sequence[type[Bench]]) -> type[Bench]:
     for kind in kinds:
         if name in kind.tables:
             return kind
-    raise UserError(
-        f"table: there is no {name!r}; there are {', '.join(table for kind in kinds for table in kind.tables)}."
-    )
+    known = ", ".join(table for kind in kinds for table in kind.tables)
+    raise UserError(f"table: there is no {name!r}; there are {known}.")
 
 
 def run_table(

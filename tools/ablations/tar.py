@@ -5,8 +5,6 @@ same codes. The column *s an image* is the time of the de-tokenizer; *prompt s a
 are defined in ``captions.py``, figures in ``quality.py``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -133,9 +131,8 @@ class TarBench(TokenBench):
     def prompt_settings(self, row: Row) -> TarPromptSettings:
         """Settings of the language model: the defaults of its checkpoint, updated by the row."""
         names = knobs(TarPromptSettings)
-        defaults = (
-            {} if "codes" in row.prompt else json.loads(read_metadata(self.ground.file(LANGUAGE)).get("defaults", "{}"))
-        )
+        metadata = {} if "codes" in row.prompt else read_metadata(self.ground.file(LANGUAGE))
+        defaults = json.loads(metadata.get("defaults", "{}"))
         own = {name: value for name, value in row.prompt.items() if name != "codes"}
         return make(TarPromptSettings, {**{name: value for name, value in defaults.items() if name in names}, **own})
 
@@ -164,9 +161,8 @@ class TarBench(TokenBench):
 
     def condition(self, row: Row, images: range) -> AnyCondition:
         codes = self.codes(row)[0]
-        part = CodeCondition(
-            codes.codes[images.start : images.stop], codes.names[images.start : images.stop], codes.size
-        )
+        part = slice(images.start, images.stop)
+        part = CodeCondition(codes.codes[part], codes.names[part], codes.size)
         return features_of(part, self.ta_tok)  # outside the sampler, so that its seconds exclude it
 
     def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
@@ -181,12 +177,9 @@ class TarBench(TokenBench):
         }
 
     def work(self, result: Result) -> dict[str, str]:
-        return {
-            "codes": str(result.more["codes"]),
-            "prompt s an image": figure(result.more["prompt_seconds"], ".3f"),
-            "steps (forwards)": str(result.more["steps"]),
-            "s an image": result.seconds_an_image,
-        }
+        more = result.more
+        cells = {"codes": str(more["codes"]), "prompt s an image": figure(more["prompt_seconds"], ".3f")}
+        return cells | {"steps (forwards)": str(more["steps"]), "s an image": result.seconds_an_image}
 
 
 class TarRepairBench(RepairBench, TarBench):

@@ -9,8 +9,6 @@ The rows "ablation on LlamaGen" run PAR's schedules with a network that was not 
 without its sequential start measures the effect of the start for a network trained with it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -101,8 +99,7 @@ class TokenBench(Bench):
         return load_vq(self.ground.file(VQ), device=self.device)
 
     def model(self, name: str) -> TokenModel:
-        """A token model by the name of its checkpoint. Raises UserError if it is missing, or belongs to another
-        tokenizer."""
+        """A token model by the name of its checkpoint. Raises UserError if it is missing, or belongs to another tokenizer."""
         if name not in self._models:
             model = load_llamagen(self.ground.file(name), self.dtype, self.device)
             expect_codes(self.vq, model)
@@ -125,10 +122,8 @@ class TokenBench(Bench):
                 codes = (self.vq.net.encode(part.to(self.device))[1] for part in from_rgb(real).split(_CHUNK))
                 rebuilt = np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes])
                 size = "" if side == RESOLUTION else f" {side}-pixel"
-                self._floors[side] = {
-                    f"real{size}": self.ground.figures(real),
-                    f"VQ-rebuilt{size}": self.ground.figures(rebuilt),
-                }
+                made = {"real": self.ground.figures(real), "VQ-rebuilt": self.ground.figures(rebuilt)}
+                self._floors[side] = {f"{name}{size}": figures for name, figures in made.items()}
             out.update(self._floors[side])
         return out
 
@@ -142,11 +137,8 @@ class TokenBench(Bench):
 
     def draw(self, row: Row, settings: Any, images: range) -> tuple[np.ndarray, Report]:
         condition, draws = self.condition(row, images), PairedDraws(self.ground.seed, images)
-        codes, report = finish(
-            find(row.sampler).run(
-                self.model(row.model), condition, settings, draws, self.ground.seed, **self.companions(row, settings)
-            )
-        )
+        more, run = self.companions(row, settings), find(row.sampler).run
+        codes, report = finish(run(self.model(row.model), condition, settings, draws, self.ground.seed, **more))
         return np.concatenate([to_rgb(self.vq.net.decode_codes(part)) for part in codes.split(_CHUNK)]), report
 
     def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """Parity cases of all families: comparison of computed with recorded tensors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from ...model_loaders.mar import load_mar
+from ...model_loaders.networks.mar import MARModel
 
 ATOL = 1e-4
 
@@ -88,16 +88,14 @@ def from_files(folder: Path, known: Known, prefix: str) -> list[Case]:
         return make(folder)
 
     there = [(first, *about) for first, about in known.items() if (folder / first).is_file()]
-    return [
-        case for first, *about in there for case in gathered(f"{prefix}/{first.split('.')[0]}", partial(of, *about))
-    ]
+    cases = (gathered(f"{prefix}/{first.split('.')[0]}", partial(of, *about)) for first, *about in there)
+    return [case for part in cases for case in part]
 
 
 def same_shapes(
     shapes: Mapping[str, Sequence[int]], make: Callable[[dict[str, Tensor]], nn.Module], unread: Collection[str] = ()
 ) -> Check:
-    """Whether a network on the meta device, made from a state dict, has the tensors of an official file but the
-    ``unread`` ones."""
+    """Whether a network on the meta device, made from a state dict, has the tensors of an official file but the ``unread`` ones."""
     with torch.device("meta"):
         net = make({name: torch.empty(tuple(shape)) for name, shape in shapes.items()})
     ours = {(name, *t.shape) for name, t in net.state_dict().items()}
@@ -126,6 +124,12 @@ def judge(case: Case) -> Outcome:
     except Exception as e:  # damaged case files can raise any exception
         return Outcome(case.name, float("nan"), 0.0, "FAIL", f"{type(e).__name__}: {e}".splitlines()[0])
     return worst
+
+
+def masked_model(weights: Path, config: Path) -> MARModel:
+    """A recorded MAR in fp32, whose tokens are not scaled; ``config``: the JSON with its number of heads, if there is one."""
+    heads = int(read_json(config)["encoder_num_heads"]) if config.is_file() else None
+    return replace(load_mar(weights, "fp32", heads=heads), latent_scale=1.0)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -5,8 +5,6 @@ Every case prints a line: name, largest absolute error, tolerance, and ok, FAIL 
 version). Exit code 0 if no case failed, 1 if one did, 2 if the folder cannot be read.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
@@ -17,13 +15,8 @@ from ...errors import UserError
 from .cases import Case, judge
 
 # Files that identify Tar's folder: its VQ files have the names of LlamaGen's.
-TAR = (
-    "ar_tiny_*.safetensors",
-    "mulosd_geometry.json",
-    "tatok_*.safetensors",
-    "simvq_*.safetensors",
-    "full_size_shapes.json",
-)
+TAR = ("ar_tiny_*.safetensors", "mulosd_geometry.json", "tatok_*.safetensors", "simvq_*.safetensors")
+TAR += ("full_size_shapes.json",)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

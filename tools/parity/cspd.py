@@ -3,10 +3,8 @@
 Class labels, prefill ratio and guidance scale are not recorded; the constants hold them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...model_loaders.mar import load_mar
 from ...model_loaders.networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
@@ -33,7 +30,7 @@ from ...samplers.mar.loop import FullTransformer, Run, begin
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import CSpDSettings
 from ...samplers.mar.tables import Tables, tables_at
-from .cases import Case, Check, exact, read_json, read_tensors
+from .cases import Case, Check, exact, masked_model, read_tensors
 
 DATA, DRAFT = "cspd.safetensors", "cspd_draft_f16.safetensors"
 LABELS, PREFILL, CFG, HIGHEST = (1, 9), 0.15, 3.0, 950
@@ -158,10 +155,7 @@ def _schedule(tokens: int, rows: list[int], images: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=2)
 def _models(folder: Path, target: str, config: str) -> tuple[MARModel, MARModel]:
-    path = folder / config
-    heads = int(read_json(path)["encoder_num_heads"]) if path.is_file() else None
-    both = (replace(load_mar(folder / name, "fp32", heads=heads), latent_scale=1.0) for name in (target, DRAFT))
-    return next(both), next(both)
+    return masked_model(folder / target, folder / config), masked_model(folder / DRAFT, folder / config)
 
 
 def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
@@ -185,15 +179,8 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         steps, tokens = data[f"{inter}.inter_noise_f16"].shape[2], model.net.config.tokens
         table = tables_at(tuple(round(HIGHEST * i / (steps - 1)) for i in range(steps)))
         ar_steps, length = _schedule(tokens, [len(v.guess) for v in found], len(LABELS))
-        settings = CSpDSettings(
-            ar_steps=ar_steps,
-            diffusion_steps=steps,
-            cfg=CFG,
-            draft_length=length,
-            prefill_ratio=PREFILL,
-            mode="published",
-            inner_temperature=inner,
-        )
+        steps_of = {"ar_steps": ar_steps, "diffusion_steps": steps, "draft_length": length, "prefill_ratio": PREFILL}
+        settings = CSpDSettings(**steps_of, cfg=CFG, mode="published", inner_temperature=inner)
         condition = from_ids(LABELS)
         full = FullTransformer()
         run = begin("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None, None, full)

@@ -3,8 +3,6 @@
 A folder contains any of the files named below; all sizes are read from them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from ...samplers.mar.mar import annealed_steps
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import Tables, tables
 from ...samplers.noise import PairedNoise
+from ..training.hybrid_recipe import conditions
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .mar import CLIPPED, schedule_cases, table_cases
 
@@ -75,16 +74,9 @@ def _model(folder: Path, height: int, width: int) -> HybridModel:
     def tokenize(text: str) -> list[int]:
         raise NotImplementedError
 
-    return HybridModel(
-        net.mar,
-        "recorded",
-        latent_scale=float(settings["vae_scale"]),
-        max_beta=float(settings["diffusion"]["max_beta"]),
-        hybrid=net,
-        tokenize=tokenize,
-        turn=(0, 0),
-        trained=config.mar.grid,
-    )
+    about = {"latent_scale": float(settings["vae_scale"]), "max_beta": float(settings["diffusion"]["max_beta"])}
+    about |= {"tokenize": tokenize, "turn": (0, 0), "trained": config.mar.grid}
+    return HybridModel(net.mar, "recorded", hybrid=net, **about)
 
 
 # ------------------------------------------------------------------------------------------------ networks
@@ -94,10 +86,8 @@ def _inside(folder: Path) -> Iterator[Case]:
     data, about = read_tensors(folder / "hybrid_inside.safetensors"), read_json(folder / "hybrid_inside.json")
 
     def checks(tag: str, height: int, width: int) -> Iterator[Check]:
-        net, found = (
-            _model(folder, height, width).hybrid,
-            {k.split(".")[1]: v for k, v in data.items() if k.startswith(f"{tag}.")},
-        )
+        net = _model(folder, height, width).hybrid
+        found = {k.split(".")[1]: v for k, v in data.items() if k.startswith(f"{tag}.")}
         mask, ids, seen = found["mask"], found["input_ids"], found["attention_mask"].long()
         known = (mask == 0).nonzero()[:, 1].view(len(mask), -1)
         hidden = (mask == 1).nonzero()[:, 1].view(len(mask), -1)
@@ -126,7 +116,7 @@ def _inside(folder: Path) -> Iterator[Case]:
         yield Check(net.mar.decode(fused, known.repeat(2, 1), at), wanted)
         # The form for training reads the prompts in one sequence with the picture.
         both = [t.repeat(2, *[1] * (t.ndim - 1)) for t in (found["tokens_f16"], known)]
-        yield Check(net(*both, ids, seen.sum(1)), found["z"])
+        yield Check(conditions(net, *both, ids, seen.sum(1)), found["z"])
 
     for tag, entry in sorted(about.items()):
         yield Case(f"{_family(folder)}/inside.{tag}", partial(checks, tag, *entry["image_shape"]))
@@ -171,9 +161,8 @@ def _words(path: Path) -> Case:
         recorded, tokenizer = read_json(path), load_tokenizer(folder, "", {})
         opening, closing = (tokenizer.special_tokens[f"<|im_{end}|>"] for end in ("start", "end"))
         tiny = _model(path.parent, 2, 2)
-        model = HybridModel(
-            tiny.net, "recorded", hybrid=tiny.hybrid, tokenize=tokenizer.encode, turn=(opening, closing), trained=2
-        )
+        about = {"tokenize": tokenizer.encode, "turn": (opening, closing), "trained": 2}
+        model = HybridModel(tiny.net, "recorded", hybrid=tiny.hybrid, **about)
         assert recorded["prefix"] == INSTRUCTION, "the instruction differs"
         for case in recorded["conditional"]:
             yield exact(torch.tensor(model.prompt(case["prompt"])), torch.tensor(case["ids"]))
@@ -249,17 +238,11 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
         model = _model(folder, *entry["image_shape"])
         found = {k.removeprefix(f"{tag}."): v for k, v in data.items() if k.startswith(f"{tag}.")}
         images, guided = len(entry["prompts"]), entry["cfg"] != 1
-        ids = [
-            row[:n] for row, n in zip(found["input_ids"], found["attention_mask"].long().sum(1).tolist(), strict=True)
-        ]
+        lengths = found["attention_mask"].long().sum(1).tolist()
+        ids = [row[:n] for row, n in zip(found["input_ids"], lengths, strict=True)]
         lower, upper = entry.get("diff_lower_steps", 0), entry.get("diff_upper_steps", 0)
-        settings = MARSettings(
-            ar_steps=entry["num_iter"],
-            cfg=entry["cfg"],
-            cfg_schedule=entry["cfg_schedule"],
-            temperature=entry["temperature"],
-            t_max=t_max,
-        )
+        named = {name: entry[name] for name in ("cfg", "cfg_schedule", "temperature")}
+        settings = MARSettings(ar_steps=entry["num_iter"], **named, t_max=t_max)
         orders = found["orders"].long()
 
         class Orders(PairedNoise):

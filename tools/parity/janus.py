@@ -4,8 +4,6 @@ A folder holds ``janus_config.json`` with the sizes, the recorded files named be
 and ``sharded``. Row 0 of a recorded pair is the conditional one, row 1 the null one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,14 +28,11 @@ from ...samplers.tokens.settings import TokenSettings
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .llamagen import MultinomialDraws, replay
 
-CONFIG, IO, VQ, SHARDED = (
-    "janus_config.json",
-    "janus_io.safetensors",
-    "janus_vq_io.safetensors",
-    "janus_sharded_io.safetensors",
-)
+CONFIG, IO, VQ = "janus_config.json", "janus_io.safetensors", "janus_vq_io.safetensors"
+SHARDED = "janus_sharded_io.safetensors"
 WORDS, KEYS = "janus_prompts.json", re.compile(r"janus_keys_(\w+)_(?:original|transformers)\.json")
 TOLERANCE = 1e-5
+Tensors = Mapping[str, Tensor]
 _SAMPLED = re.compile(r"j4\.(\w+)\.cfg([\d.]+)_t([\d.]+)\.tokens")
 # The prompt that the reference encodes otherwise than this package: names of special tokens are plain text here.
 _PLAIN = "tag inside"
@@ -117,6 +112,12 @@ def _greedy(cfg: float) -> TokenSettings:
 
 def _recorded(folder: Path) -> Iterator[Case]:
     io = read_tensors(folder / IO)
+    yield from _network(folder, io)
+    yield from _sampling(folder, io)
+
+
+def _network(folder: Path, io: Tensors) -> Iterator[Case]:
+    """Layers, rotations, teacher-forced logits, null prompts and the embedding."""
 
     def inside() -> Iterator[Check]:
         net, ids = _model(folder, "original").net, io["j1.ids"][None]
@@ -144,18 +145,33 @@ def _recorded(folder: Path) -> Iterator[Case]:
     def forced(part: str, key: str, ids: str, tokens: str) -> Iterator[Check]:
         yield relative(_both(_model(folder, part), [io[ids]], io[tokens][None])[0], io[key], TOLERANCE)
 
+    def null(name: str) -> Iterator[Check]:
+        net, ids = _model(folder, "original").net, io[f"{name}.ids"]
+        x = net.prefix(ids[None], guided=True)
+        yield exact(x[1], net.words(io[f"{name}.null"]))
+        yield relative(net.logits(net.prefill(x, 2, 4)[0])[:, -1], io[f"{name}.logits"], TOLERANCE)
+
+    def embedding() -> Iterator[Check]:
+        net = _model(folder, "original").net
+        yield relative(net.embed(torch.arange(net.config.vocab)), io["j7.embedding"], TOLERANCE)
+
+    yield Case("janus/j1", inside)
+    yield Case("janus/rope", rotations)
+    yield Case("janus/j2", partial(forced, "original", "j2.logits", "j2.ids", "j2.tokens"))
+    for name in sorted(key.removesuffix(".ids") for key in io if key.startswith("j5.") and key.endswith(".ids")):
+        yield Case(f"janus/{name}", partial(null, name))
+    yield Case("janus/j7", embedding)
+    second = "transformers" if (folder / "transformers" / "config.json").is_file() else "original"
+    yield Case("janus/j9", partial(forced, second, "j9.logits", "j2.ids", "j2.tokens"))
+
+
+def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
+    """Greedy and sampled pictures, of one prompt and of two together."""
+
     def greedy(cfg: str) -> Iterator[Check]:
-        model, prompt, name = _model(folder, "original"), [io["j3.ids"]], f"j3.cfg{cfg}"
-        words = model.net.words
-        yield exact(model.net.prefix(io["j3.ids"][None], guided=True)[1], words(io["j3.null"]))
-        zeros = _Gumbel(torch.zeros(1, model.tokens, model.net.config.vocab))
-        tokens = _tokens(model, prompt, _greedy(float(cfg)), zeros)
-        yield exact(tokens[0], io[f"{name}.tokens"])
-        both = _both(model, prompt, tokens)
-        yield relative(both[0], io[f"{name}.logits"], TOLERANCE)
-        yield relative(_guided(both, float(cfg))[0], io[f"{name}.guided"], TOLERANCE)
-        if f"{name}.image" in io:
-            yield from _pictures(folder, "original", tokens, io, name)
+        net, ids = _model(folder, "original").net, io["j3.ids"]
+        yield exact(net.prefix(ids[None], guided=True)[1], net.words(io["j3.null"]))
+        yield from _greedy_run(folder, "original", ids, io, f"j3.cfg{cfg}", float(cfg))
 
     def sampled(how: str, cfg: float, temperature: float, name: str) -> Iterator[Check]:
         model, expected = _model(folder, "original"), io[f"{name}.tokens"]
@@ -173,19 +189,13 @@ def _recorded(folder: Path) -> Iterator[Case]:
             draws = MultinomialDraws(int(how.removeprefix("seed")), len(expected), together=False)
         yield exact(_tokens(model, prompts, settings, draws), expected)
 
-    def null(name: str) -> Iterator[Check]:
-        net, ids = _model(folder, "original").net, io[f"{name}.ids"]
-        x = net.prefix(ids[None], guided=True)
-        yield exact(x[1], net.words(io[f"{name}.null"]))
-        yield relative(net.logits(net.prefill(x, 2, 4)[0])[:, -1], io[f"{name}.logits"], TOLERANCE)
-
     def together() -> Iterator[Check]:
         model, names = _model(folder, "original"), ("j6.a", "j6.b")
         prompts = [io[f"{name}.ids"] for name in names]
-        for key, settings, draws in (
-            ("tokens", _greedy(5.0), _Gumbel(torch.zeros_like(io["j4.gumbel"]))),
-            ("gumbel_tokens", TokenSettings(cfg=5.0, top_k=0), _Gumbel(io["j4.gumbel"])),
-        ):
+        gumbel = _Gumbel(io["j4.gumbel"])
+        runs = {"tokens": (_greedy(5.0), _Gumbel(torch.zeros_like(gumbel.table)))}
+        runs |= {"gumbel_tokens": (TokenSettings(cfg=5.0, top_k=0), gumbel)}
+        for key, (settings, draws) in runs.items():
             tokens = _tokens(model, prompts, settings, draws)
             yield exact(tokens, torch.stack([io[f"{name}.{key}"] for name in names]))
         both = _both(model, prompts, torch.stack([io[f"{name}.tokens"] for name in names]))
@@ -193,31 +203,27 @@ def _recorded(folder: Path) -> Iterator[Case]:
             yield relative(both[i], io[f"{name}.logits"], TOLERANCE)
             yield relative(_guided(both, 5.0)[i], io[f"{name}.guided"], TOLERANCE)
 
-    def embedding() -> Iterator[Check]:
-        net = _model(folder, "original").net
-        yield relative(net.embed(torch.arange(net.config.vocab)), io["j7.embedding"], TOLERANCE)
-
-    yield Case("janus/j1", inside)
-    yield Case("janus/rope", rotations)
-    yield Case("janus/j2", partial(forced, "original", "j2.logits", "j2.ids", "j2.tokens"))
     for cfg in ("5", "1"):
         yield Case(f"janus/j3.cfg{cfg}", partial(greedy, cfg))
     for m in filter(None, map(_SAMPLED.fullmatch, sorted(io))):
         name = m[0].removesuffix(".tokens")
         yield Case(f"janus/{name}", partial(sampled, m[1], float(m[2]), float(m[3]), name))
-    for key in sorted(io):
-        if key.startswith("j5.") and key.endswith(".ids"):
-            name = key.removesuffix(".ids")
-            yield Case(f"janus/{name}", partial(null, name))
     yield Case("janus/j6", together)
-    yield Case("janus/j7", embedding)
-    second = "transformers" if (folder / "transformers" / "config.json").is_file() else "original"
-    yield Case("janus/j9", partial(forced, second, "j9.logits", "j2.ids", "j2.tokens"))
 
 
-def _pictures(folder: Path, part: str, tokens: Tensor, io: Mapping[str, Tensor], name: str) -> Iterator[Check]:
-    net, grid = _vq(folder, part), _model(folder, part).grid
-    image = net.decode_codes(tokens.view(-1, grid, grid))
+def _greedy_run(folder: Path, part: str, ids: Tensor, io: Tensors, name: str, cfg: float) -> Iterator[Check]:
+    """Tokens, logits and picture of a recorded greedy run of one prompt; some files lack logits or the picture."""
+    model = _model(folder, part)
+    tokens = _tokens(model, [ids], _greedy(cfg), _Gumbel(torch.zeros(1, model.tokens, model.net.config.vocab)))
+    yield exact(tokens[0], io[f"{name}.tokens"])
+    both = _both(model, [ids], tokens)
+    if f"{name}.logits" in io:
+        yield relative(both[0], io[f"{name}.logits"], TOLERANCE)
+    yield relative(_guided(both, cfg)[0], io[f"{name}.guided"], TOLERANCE)
+    if f"{name}.image" not in io:
+        return
+    net = _vq(folder, part)
+    image = net.decode_codes(tokens.view(-1, model.grid, model.grid))
     yield relative(image, io[f"{name}.image"], TOLERANCE)
     if f"{name}.image_u8" in io:  # the reference cuts fractions off
         whole = ((image + 1) / 2 * 255).clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
@@ -230,12 +236,7 @@ def _sharded(folder: Path) -> Iterator[Case]:
     def checks() -> Iterator[Check]:
         model = _model(folder, "sharded")
         yield relative(_both(model, [io["s.ids"]], io["s.tokens"][None])[0], io["s.logits"], TOLERANCE)
-        zeros = _Gumbel(torch.zeros(1, model.tokens, model.net.config.vocab))
-        tokens = _tokens(model, [io["s.prompt_ids"]], _greedy(5.0), zeros)
-        yield exact(tokens[0], io["s.greedy.cfg5.tokens"])
-        both = _both(model, [io["s.prompt_ids"]], tokens)
-        yield relative(_guided(both, 5.0)[0], io["s.greedy.cfg5.guided"], TOLERANCE)
-        yield from _pictures(folder, "sharded", tokens, io, "s.greedy.cfg5")
+        yield from _greedy_run(folder, "sharded", io["s.prompt_ids"], io, "s.greedy.cfg5", 5.0)
 
     yield Case("janus/sharded", checks)
 

@@ -1,21 +1,16 @@
 """Parity cases of LazyMAR: refreshed steps, similarities, selected rows, conditions, and sampling runs.
 
-Equal rows tie exactly at the selection boundary, where the choice of the reference depends on its sort. The recorded rows must
-have the same scores as ours, and the run continues with them. The guidance scale and the constants of the published code are not
-recorded.
+Equal rows tie exactly at the selection boundary, where the choice of the reference depends on its sort. The recorded rows must have the
+same scores as ours, and the run continues with them. The guidance scale and the constants of the published code are not recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...model_loaders.mar import load_mar
 from ...samplers.conditioning import from_ids
 from ...samplers.driver import finish
 from ...samplers.mar.lazymar import REFERENCE_RATIOS, LazyTransformer
@@ -24,7 +19,7 @@ from ...samplers.mar.mar import plain_steps
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.mar.tables import tables_at
 from ...samplers.noise import Noise
-from .cases import Case, Check, exact, read_json, read_tensors
+from .cases import Case, Check, exact, masked_model, read_tensors
 
 DATA, MODEL = "lazymar.safetensors", "lazy_tiny_mar_f16.safetensors"
 CFG, HIGHEST = 3.0, 950
@@ -76,40 +71,25 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
 
     @lru_cache(maxsize=3)
     def run(tag: str) -> tuple[Tensor, _RecordedSelection]:
-        path = folder / config
-        heads = int(read_json(path)["encoder_num_heads"]) if path.is_file() else None
-        model = replace(load_mar(folder / MODEL, "fp32", heads=heads), latent_scale=1.0)
+        model = masked_model(folder / MODEL, folder / config)
         of = TOKENS if tag == BASELINE else tag  # the baseline has the same noise
         # The noise of the null branch, which the reference draws and discards, may be omitted.
-        noise = recorded(
-            {
-                "x.orders": data[f"{of}.orders"],
-                "x.n_pred": data[f"{of}.n_pred"],
-                "x.init_noise_cat": data[f"{of}.init_noise_cat_f16"],
-                "x.step_noise_cat_f16": steps,
-            },
-            "x",
-            steps.shape[1] > len(data[f"{of}.init_noise_cat_f16"]),
-        )
+        own = {name: data[f"{of}.{name}"] for name in ("orders", "n_pred")}
+        own |= {"init_noise_cat": data[f"{of}.init_noise_cat_f16"], "step_noise_cat_f16": steps}
+        both = steps.shape[1] > len(own["init_noise_cat"])
+        noise = recorded({f"x.{name}": value for name, value in own.items()}, "x", both)
         fresh = [] if tag == BASELINE else data[f"{of}.force_fresh"].nonzero()[:, 0].tolist()
         # Refreshed up to the start step, then once per period.
         start = next((k for k, s in enumerate(fresh) if s + 1 not in fresh), 0)
         later = [s for s in fresh if s > start]
-        settings = LazyMARSettings(
-            ar_steps=len(data[f"{of}.n_pred"]),
-            diffusion_steps=len(steps),
-            cfg=CFG,
-            t_max=HIGHEST,
-            start_step=start,
-            refresh_period=later[0] - start if later else 4096 if fresh else 1,
-            block=BLOCK,
-            head_cache=tag not in (BASELINE, TOKENS),
-        )
-        kept = (
-            {}
-            if tag == BASELINE
-            else dict(zip(data[f"{of}.prune_step"].tolist(), data[f"{of}.prune_keep_mask"].bool(), strict=True))
-        )
+        period = later[0] - start if later else 4096 if fresh else 1
+        of_steps = {"ar_steps": len(data[f"{of}.n_pred"]), "diffusion_steps": len(steps), "cfg": CFG, "t_max": HIGHEST}
+        caches = {"start_step": start, "refresh_period": period, "block": BLOCK}
+        settings = LazyMARSettings(**of_steps, **caches, head_cache=tag not in (BASELINE, TOKENS))
+        kept = {}
+        if tag != BASELINE:
+            masks = data[f"{of}.prune_keep_mask"].bool()
+            kept = dict(zip(data[f"{of}.prune_step"].tolist(), masks, strict=True))
         transformer = _RecordedSelection(settings, kept)
         state = begin("mar", model, from_ids(data[f"{of}.labels"].tolist()), settings, noise, None, None, transformer)
         # The recorded timesteps are not a respacing.
@@ -128,10 +108,8 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
             ours = torch.zeros_like(theirs).scatter(1, keep, True)
             yield exact(theirs.gather(1, must), torch.ones_like(must))
             yield exact(theirs.sum(1), ours.sum(1))
-            lowest = [
-                computed.scores[step].where(mask, torch.inf).sort(1).values[:, : keep.shape[1]]
-                for mask in (ours, theirs)
-            ]
+            scores = (computed.scores[step].where(mask, torch.inf).sort(1).values for mask in (ours, theirs))
+            lowest = [values[:, : keep.shape[1]] for values in scores]
             yield Check(lowest[0], lowest[1], SCORE_TOLERANCE)
 
     def conditions(tag: str) -> Iterator[Check]:

@@ -4,8 +4,6 @@ A folder contains any of the files named below. ``X_io`` belongs to the weights 
 LlamaGen. All sizes are read from the files. The VQ tokenizers have cases of their own (``vq.py``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
@@ -32,13 +30,8 @@ _SAMPLED = re.compile(r"(.+)\.sampled\.seed(\d+)_cfg([\d.]+)_k(\d+)_p([\d.]+)_t(
 
 def cases(folder: Path) -> list[Case]:
     """The cases whose files are in ``folder``; weights are read when a case runs."""
-    known: dict[str, Callable[[Path, str], Iterable[Case]]] = {
-        "gpt": _gpt,
-        "par": _par,
-        "zipar": _zipar,
-        "ziparmasked": _zipar,
-        "sampler": _filters,
-    }
+    known: dict[str, Callable[[Path, str], Iterable[Case]]]
+    known = {"gpt": _gpt, "par": _par, "zipar": _zipar, "ziparmasked": _zipar, "sampler": _filters}
     out: list[Case] = []
     for path in sorted(folder.glob("*_io.safetensors")):
         stem = path.name.removesuffix("_io.safetensors")
@@ -120,10 +113,8 @@ def _gpt(folder: Path, stem: str) -> Iterator[Case]:
         what: AnyCondition = _condition(io)
         if suffix == "_nomask":
             what = TextCondition(tuple(io["caption_embs"]), ("",) * len(io["caption_embs"]))
-        yield Check(
-            replay(model, what, raster(model.grid), io["tokens"], "uncond" in suffix),
-            io[f"{tag}.cached_logits{suffix}"],
-        )
+        computed = replay(model, what, raster(model.grid), io["tokens"], "uncond" in suffix)
+        yield Check(computed, io[f"{tag}.cached_logits{suffix}"])
 
     for key in sorted(io):
         for kind, make in (("full_logits", full), ("cached_logits", cached)):
@@ -200,9 +191,8 @@ def _filters(folder: Path, stem: str) -> Iterator[Case]:
 
 
 class MultinomialDraws:
-    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers of the global
-    generator and takes the maximum. ``together``: one call draws all cells of a pass (PAR), instead of one call per
-    cell."""
+    """Draws of the reference: torch.multinomial divides probabilities by exponential random numbers of the global generator and takes the
+    maximum. ``together``: one call draws all cells of a pass (PAR), instead of one call per cell."""
 
     def __init__(self, seed: int, images: int, together: bool):
         self._generator, self._images, self._together = torch.Generator().manual_seed(seed), images, together

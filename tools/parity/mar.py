@@ -3,8 +3,6 @@
 A folder contains any of the files named below. All sizes are read from the files; the constants hold what they do not record.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.autoencoders import load_kl
-from ...model_loaders.mar import load_mar
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, KLModel
 from ...model_loaders.networks.mar import MAR, ClassRows, MARConfig, MARModel
 from ...reports.record import Clock, Report
@@ -31,7 +28,7 @@ from ...samplers.mar.tables import tables
 from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar
-from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
+from .cases import Case, Check, Known, exact, from_files, masked_model, read_json, read_tensors, relative, same_shapes
 
 MODEL, MODEL_CONFIG, DECODER = "tiny_mar_f16.safetensors", "tiny_mar_config.json", "tiny_vae_f16.safetensors"
 # Recorded runs from t = 999, whose results are large. The other runs, and the tables "c", start at 950.
@@ -58,9 +55,7 @@ def cases(folder: Path) -> list[Case]:
 
 @lru_cache(maxsize=2)
 def _model(folder: Path) -> MARModel:
-    config = folder / MODEL_CONFIG
-    heads = int(read_json(config)["encoder_num_heads"]) if config.is_file() else None
-    return replace(load_mar(folder / MODEL, "fp32", heads=heads), latent_scale=1.0)
+    return masked_model(folder / MODEL, folder / MODEL_CONFIG)
 
 
 @lru_cache(maxsize=2)
@@ -251,14 +246,8 @@ def _sampling(folder: Path) -> Iterator[Case]:
         # Clipping merges timesteps: 25 steps from 950 are 24. Recorded settings are multiples of 5.
         fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max)) == executed]
         count = next((n for n in fitting if n % 5 == 0), fitting[0])
-        settings = MARSettings(
-            ar_steps=len(scales),
-            diffusion_steps=count,
-            cfg=round(cfg, 6),
-            t_max=t_max,
-            cfg_schedule="constant" if constant else "linear",
-            temperature=TEMPERATURES.get(tag, 1.0),
-        )
+        settings = MARSettings(len(scales), count, round(cfg, 6), "constant" if constant else "linear")
+        settings = replace(settings, t_max=t_max, temperature=TEMPERATURES.get(tag, 1.0))
         noise = RecordedNoise(data, tag, guided=settings.cfg != 1)
         out = finish(mar(model, from_ids(data[f"{tag}.labels"].tolist()), settings, noise)).latents
         expected = data[f"{tag}.out"]

@@ -4,8 +4,6 @@
 ``lantern_accept_io`` contains draft trees that the published code verified; one case per tree, setting and decoding mode.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -27,10 +25,8 @@ _JUDGED = re.compile(r"(.+)\.(greedy|sample)\.(off|(?:pp_)?k(\d+)_[dl]([\d.]+))\
 def cases(folder: Path) -> list[Case]:
     """The cases whose files are in ``folder``."""
     out: list[Case] = []
-    for file, name, make in (
-        (GEOMETRY, "tar/mulosd_geometry", _geometry),
-        (LANTERN, "llamagen/lantern_accept", _lantern),
-    ):
+    known = ((GEOMETRY, "tar/mulosd_geometry", _geometry), (LANTERN, "llamagen/lantern_accept", _lantern))
+    for file, name, make in known:
         if (folder / file).is_file():
             out += gathered(name, partial(make, folder / file)) or [Case(name, lambda: ())]
     return out
@@ -47,10 +43,8 @@ def _grid(case: dict[str, Any]) -> Iterator[Check]:
     region = geometry.expand(down, case["l"])
     islands = geometry.islands(region)
     yield exact(torch.from_numpy(region.ravel().nonzero()[0]), torch.tensor(case["R_X"], dtype=torch.int64))
-    for computed, first, expected in (
-        (islands, 1, case["islands"]),
-        (geometry.waves(islands, case["window"]), 0, case["waves"]),
-    ):
+    parts = (islands, 1, case["islands"]), (geometry.waves(islands, case["window"]), 0, case["waves"])
+    for computed, first, expected in parts:
         recorded = np.full(down.size, first - 1)
         for number, cells in enumerate(expected):
             recorded[cells] = first + number
@@ -64,10 +58,8 @@ def _lantern(path: Path) -> Iterator[Case]:
         if m := _JUDGED.fullmatch(key):
             k, delta = (int(m[4]), float(m[5])) if m[4] else (0, 0.0)
             how = _greedy if m[2] == "greedy" else _sampled
-            yield Case(
-                f"llamagen/lantern_accept.{key.removesuffix('.best')}",
-                partial(how, data, m[1], key.removesuffix("best"), k, delta),
-            )
+            checks = partial(how, data, m[1], key.removesuffix("best"), k, delta)
+            yield Case(f"llamagen/lantern_accept.{key.removesuffix('.best')}", checks)
 
 
 def _nearest(data: dict[str, Tensor]) -> Iterator[Check]:

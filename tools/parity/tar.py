@@ -4,8 +4,6 @@ A folder contains any of the files named below. ``X_io`` belongs to the weights 
 weights (``sd.``) and results. All sizes are read from the files. MuLo-SD has cases of its own (``mulosd.py``).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -256,9 +254,8 @@ def _filters(path: Path) -> Iterator[Case]:
         yield Check(allowed(io["logits"] / temperature, top_k, top_p).softmax(-1), io[key])
 
     for m in filter(None, map(_FILTER.fullmatch, sorted(io))):
-        yield Case(
-            f"tar/{path.stem}.{m[0].removeprefix('probs_')}", partial(checks, m[0], float(m[1]), int(m[2]), float(m[3]))
-        )
+        chosen = partial(checks, m[0], float(m[1]), int(m[2]), float(m[3]))
+        yield Case(f"tar/{path.stem}.{m[0].removeprefix('probs_')}", chosen)
 
 
 def _key_lists(path: Path) -> Iterator[Case]:

@@ -14,8 +14,6 @@ All seeds are fixed. A case fails if the smallest of its p-values is at most 0.0
 nothing fails, else 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Mapping
@@ -48,8 +46,7 @@ DRAFTS = {"target": lambda: toy_mar(), "near": lambda: toy_mar(perturbation=0.03
 
 @dataclass(frozen=True)
 class Case:
-    """A sampler that claims plain MAR's distribution: its name, draft, settings that plain MAR has too, its own, and
-    those of controls."""
+    """A sampler that claims plain MAR's distribution: its name, draft, settings that plain MAR has too, its own, and those of controls."""
 
     sampler: str
     draft: str = ""
@@ -109,8 +106,7 @@ def _model(name: str) -> MARModel:
 
 
 def draw(key: str, draws: int, sampler: str, draft: str, settings: Mapping[str, Any]) -> tuple[Tensor, dict[str, int]]:
-    """Latents as vectors fp32 [draws, 8] of images of the toy target, and the report's counts, summed; ``key`` names
-    the noise."""
+    """Latents as vectors fp32 [draws, 8] of images of the toy target, and the report's counts, summed; ``key`` names the noise."""
     entry, counts = SAMPLERS[sampler], dict[str, int]()
     more: dict[str, Any] = {"draft": _model(draft)} if draft else {}
     parts = []
@@ -158,8 +154,7 @@ class Comparisons:
 
 
 def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
-    """Test all cases and print the table; a line for each test that rejects a case and each control that no test
-    rejects."""
+    """Test all cases and print the table; a line for each test that rejects a case and each control that no test rejects."""
     tests, failures = Comparisons(draws), []
     rows = [["case", "tokens accepted %", "steps accepted %", "Hotelling", "energy", "KS", "controls"]]
     for case in cases:
@@ -169,9 +164,8 @@ def run(draws: int, cases: tuple[Case, ...] = CASES) -> list[str]:
         failures += [f"{case.title}: {test} p = {value:.2g}" for test, value in p.items() if value <= ALPHA]
         failures += [f"{case.title}: {name} p = {value:.2g}" for name, value in controls.items() if value > ALPHA]
         tokens = n["accepted"] / (n["accepted"] + n["rejected"]) if case.draft else None
-        rows.append(
-            [case.title, figure(tokens, ".1f", scale=100), f"{100 * n['accepted_steps'] / n['drafted_steps']:.1f}"]
-        )
+        steps = f"{100 * n['accepted_steps'] / n['drafted_steps']:.1f}"
+        rows.append([case.title, figure(tokens, ".1f", scale=100), steps])
         rows[-1] += [f"{value:.3f}" for value in p.values()]
         rows[-1].append(", ".join(f"{name} {max(value, 1e-300):.0e}" for name, value in controls.items()))
     print(markdown(rows))

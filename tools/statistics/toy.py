@@ -1,7 +1,5 @@
 """A toy MAR for statistics: a random transformer and a diffusion head with a known, well-behaved distribution."""
 
-from __future__ import annotations
-
 import zlib
 
 import torch
@@ -9,18 +7,7 @@ from torch import Tensor, nn
 
 from ...model_loaders.networks.mar import MAR, MARConfig, MARModel
 
-CONFIG = MARConfig(
-    dim=8,
-    encoder_depth=1,
-    decoder_depth=1,
-    heads=1,
-    buffer=1,
-    tokens=4,
-    channels=2,
-    classes=2,
-    head_depth=1,
-    head_width=8,
-)
+CONFIG = MARConfig(8, 1, 1, 1, buffer=1, tokens=4, channels=2, classes=2, head_depth=1, head_width=8)
 
 
 class ToyHead(nn.Module):
@@ -57,8 +44,7 @@ class ToyHead(nn.Module):
 
 
 def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
-    """A toy MAR of 4 tokens of 2 channels; ``perturbation``: std of noise on every weight, relative to the std of
-    its initialisation."""
+    """A toy MAR of 4 tokens of 2 channels; ``perturbation``: std of noise on every weight, relative to the std of its initialisation."""
     g, other = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed + 1000)
     net = MAR(CONFIG).eval().requires_grad_(False)
     for name, p in net.named_parameters():
@@ -73,8 +59,7 @@ def toy_mar(seed: int = 0, perturbation: float = 0.0) -> MARModel:
 
 
 class ManyImages:
-    """Independent noise of many images, one tensor a stream (:class:`samplers.noise.Noise`); tokens are in raster
-    order."""
+    """Independent noise of many images, one tensor a stream (:class:`samplers.noise.Noise`); tokens are in raster order."""
 
     def __init__(self, key: str, images: int):
         self.key, self.images = key, images

@@ -1,7 +1,5 @@
 """Two-sample tests: Kolmogorov-Smirnov, a permutation test of the sliced energy distance, and Hotelling's test of features."""
 
-from __future__ import annotations
-
 import math
 
 import torch

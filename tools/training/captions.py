@@ -5,8 +5,6 @@ of more than object and colour is held out of the training captions. Evaluation 
 compositions that are new to the language model, in known words.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -76,17 +74,13 @@ class Wishes:
 
     def captions(self) -> list[str]:
         """The prompts in the words of the book's captions: ``a red boat at sunset``."""
-        return [
-            _plain(dict(zip(SAID, row, strict=True)))
-            for row in np.stack([getattr(self, f.name) for f in fields(self)], 1).tolist()
-        ]
+        rows = np.stack([getattr(self, f.name) for f in fields(self)], 1).tolist()
+        return [_plain(dict(zip(SAID, row, strict=True))) for row in rows]
 
     def fulfilled(self, scenes: Scenes) -> dict[str, np.ndarray]:
         """Whether N scenes match the request, bool [N] by parameter; True where a parameter is not stated."""
-        return {
-            f.name: (getattr(self, f.name) == UNSAID) | (getattr(self, f.name) == getattr(scenes, f.name))
-            for f in fields(self)
-        }
+        pairs = {f.name: (getattr(self, f.name), getattr(scenes, f.name)) for f in fields(self)}
+        return {name: (wanted == UNSAID) | (wanted == shown) for name, (wanted, shown) in pairs.items()}
 
 
 def held_out(wish: dict[str, int]) -> bool:
@@ -104,15 +98,12 @@ def held_out(wish: dict[str, int]) -> bool:
 
 
 def wishes(count: int, seed: int = 0) -> Wishes:
-    """Held-out requests, the same on every machine: every object in every colour in turn (47), with one to three of
-    size, place, time."""
+    """Held-out requests, the same on every machine: every object in every colour in turn (47), with one to three of size, place, time."""
     # A sunset is red or yellow, and its time is not stated.
-    pairs = [
-        (label, colour)
-        for colour, name in enumerate(picture_book.COLOURS)
-        for label in range(len(picture_book.LABELS))
-        if label != SUNSET or name in ("red", "yellow")
-    ]
+    colours, labels = range(len(picture_book.COLOURS)), range(len(picture_book.LABELS))
+    pairs = [(label, colour) for colour in colours for label in labels]
+    suns = [picture_book.COLOURS.index(name) for name in ("red", "yellow")]
+    pairs = [(label, colour) for label, colour in pairs if label != SUNSET or colour in suns]
     r, rows = Random(seed), []
     for i in range(count):
         wish = dict(zip(SAID, (*pairs[i % len(pairs)], UNSAID, UNSAID, UNSAID), strict=True))
@@ -178,10 +169,8 @@ def caption(wish: dict[str, int], r: Random) -> str:
 def training_wish(scene: Sequence[int], r: Random) -> dict[str, int]:
     """The part of a scene (label, colour, size, place, time) that a training caption states; never a held-out request."""
     everything = r.random() < 0.15
-    wish = {
-        name: value if everything or r.random() < SAID[name] else UNSAID
-        for name, value in zip(SAID, scene, strict=True)
-    }
+    stated = (everything or r.random() < share for share in SAID.values())
+    wish = {name: value if says else UNSAID for name, value, says in zip(SAID, scene, stated, strict=True)}
     if scene[0] == SUNSET:
         wish["time"] = UNSAID
     while held_out(wish):
@@ -200,11 +189,8 @@ def prompt_book(prompt: Callable[[str], list[int]], count: int, seeds: Sequence[
     """Prompts of the first training images, a caption for every seed: ids int16 [count, seeds, L], padded with 0 at
     the end, and lengths."""
     s = picture_book.scenes(TRAIN_SEED, count)
-    rows = [
-        torch.tensor(prompt(text))
-        for texts in zip(*(training_captions(s, i) for i in seeds), strict=True)
-        for text in texts
-    ]
+    texts = zip(*(training_captions(s, i) for i in seeds), strict=True)
+    rows = [torch.tensor(prompt(text)) for several in texts for text in several]
     lengths = torch.tensor([len(ids) for ids in rows], dtype=torch.int16).view(count, -1)
     return nn.utils.rnn.pad_sequence(rows, batch_first=True).to(torch.int16).view(count, len(seeds), -1), lengths
 

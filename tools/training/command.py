@@ -5,8 +5,6 @@ An interrupted training resumes from its state in --work. All trainings take sev
 stage of the large LlamaGen takes nine more. A GPU is faster.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

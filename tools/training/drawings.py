@@ -1,7 +1,5 @@
 """Drawings of the picture book: signed distance functions with analytic anti-aliasing, one function per label."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +16,7 @@ _Field = np.ndarray  # float32 [n, H, W]
 
 
 class Canvas:
-    """RGB images [n, H, W, 3] and the coverage of their objects [n, H, W], float32 in 0..1, of n
-    ``picture_book.Scenes``."""
+    """RGB images [n, H, W, 3] and the coverage of their objects [n, H, W], float32 in 0..1, of n ``picture_book.Scenes``."""
 
     def __init__(self, s: Any, resolution: int, objects: bool = True):
         self.objects = objects
@@ -166,14 +163,9 @@ def _mountains(c: Canvas, ink: np.ndarray) -> None:
         shade = ink if top == 0.42 else ink * 0.8
         c.part(_convex(c.u, v, ((x - half, -0.40), (x + half, -0.40), (x, top))), shade, when)
         cap = 0.34
-        c.part(
-            _convex(
-                c.u, v, ((x - half * cap, top - (top + 0.4) * cap), (x + half * cap, top - (top + 0.4) * cap), (x, top))
-            ),
-            np.array((0.99, 0.99, 1.0)),
-            when,
-            line=0.0,
-        )
+        edge, low = half * cap, top - (top + 0.4) * cap
+        snow = _convex(c.u, v, ((x - edge, low), (x + edge, low), (x, top)))
+        c.part(snow, np.array((0.99, 0.99, 1.0)), when, line=0.0)
     hill = 0.06 * np.sin(c.x * 3.1 + c.s.drift[:, None, None] * 5)
     c.paint(c.y + 0.37 - hill, _MEADOW[c.s.time])
 
@@ -196,17 +188,14 @@ def _flower(c: Canvas, ink: np.ndarray) -> None:
 def _fish(c: Canvas, ink: np.ndarray) -> None:
     _gradient(c, _DEEP)
     drift = c.s.drift[:, None, None]
-    c.paint(
-        c.y + 0.82 + 0.05 * np.sin(c.x * 4 + drift * 6),
-        np.array((0.86, 0.76, 0.52)) * np.array((1, 0.85, 0.5))[c.s.time][:, None],
-    )
+    sand = np.array((0.86, 0.76, 0.52)) * np.array((1, 0.85, 0.5))[c.s.time][:, None]
+    c.paint(c.y + 0.82 + 0.05 * np.sin(c.x * 4 + drift * 6), sand)
     for wx, wh in ((-0.78, 0.55), (0.74, 0.42)):
         weed = np.abs(c.x - wx - 0.05 * np.sin(c.y * 9 + drift * 6)) - 0.05
         c.paint(np.maximum(weed, c.y + 0.95 - wh), np.array((0.10, 0.44, 0.30)))
     for i, (bx, by) in enumerate(((0.55, 0.45), (0.62, 0.68), (0.48, 0.86))):
-        c.paint(
-            np.abs(_disc(c.x, c.y, bx * (2 * drift - 1), by, 0.05 + 0.012 * i)) - 0.014, np.array((0.92, 0.98, 1.0))
-        )
+        bubble = np.abs(_disc(c.x, c.y, bx * (2 * drift - 1), by, 0.05 + 0.012 * i)) - 0.014
+        c.paint(bubble, np.array((0.92, 0.98, 1.0)))
     c.part(_convex(c.u, c.v, ((0.30, 0.0), (0.60, -0.26), (0.60, 0.26))), ink * 0.85)
     c.part(_convex(c.u, c.v, ((-0.12, 0.18), (0.20, 0.18), (0.16, 0.40))), ink * 0.85)
     body = _oval(c.u, c.v, 0, 0, 0.44, 0.26)
@@ -235,19 +224,14 @@ def _tree(c: Canvas, ink: np.ndarray) -> None:
     v = c.v + 0.04
     c.part(_box(c.u, v, 0, -0.42, 0.075, 0.24), np.array((0.45, 0.28, 0.16)))
     round_, pine, fruit = _is(c.s.parts, 0, 2), _is(c.s.parts, 1), _is(c.s.parts, 2)
-    crown = np.minimum(
-        _disc(c.u, v, 0, 0.24, 0.28), np.minimum(_disc(c.u, v, -0.22, 0.02, 0.24), _disc(c.u, v, 0.22, 0.02, 0.24))
-    )
+    left, right = (_disc(c.u, v, side * 0.22, 0.02, 0.24) for side in (-1, 1))
+    crown = np.minimum(_disc(c.u, v, 0, 0.24, 0.28), np.minimum(left, right))
     c.part(crown, ink, round_)
     for y, half in ((-0.22, 0.42), (0.04, 0.34), (0.30, 0.24)):
         c.part(_convex(c.u, v, ((-half, y), (half, y), (0, y + 0.36))), ink, pine)
     for x, y in ((-0.20, 0.06), (0.04, 0.28), (0.22, 0.02)):
-        c.part(
-            _disc(c.u, v, x, y, 0.065),
-            np.where(c.s.colour[:, None] == _RED, (1.0, 0.9, 0.3), (0.88, 0.12, 0.14)),
-            fruit,
-            line=0.0,
-        )
+        colour = np.where(c.s.colour[:, None] == _RED, (1.0, 0.9, 0.3), (0.88, 0.12, 0.14))
+        c.part(_disc(c.u, v, x, y, 0.065), colour, fruit, line=0.0)
 
 
 def _planet(c: Canvas, ink: np.ndarray) -> None:
@@ -282,16 +266,10 @@ def _balloon(c: Canvas, ink: np.ndarray) -> None:
     _land(c, -0.62)
     v = c.v - 0.10
     for side in (-1, 1):
-        c.part(
-            np.abs(c.u * 1.0 - side * (0.10 + (v + 0.58) * 0.42))
-            - 0.012
-            + 10 * np.clip(np.abs(v + 0.42) - 0.16, 0, None),
-            np.array((0.35, 0.25, 0.2)),
-            line=0.012,
-        )
-    bag = np.minimum(
-        _disc(c.u, v, 0, 0.14, 0.42), _convex(c.u, v, ((-0.12, -0.40), (0.12, -0.40), (0.385, -0.02), (-0.385, -0.02)))
-    )
+        rope = np.abs(c.u - side * (0.10 + (v + 0.58) * 0.42)) - 0.012 + 10 * np.clip(np.abs(v + 0.42) - 0.16, 0, None)
+        c.part(rope, np.array((0.35, 0.25, 0.2)), line=0.012)
+    cone = _convex(c.u, v, ((-0.12, -0.40), (0.12, -0.40), (0.385, -0.02), (-0.385, -0.02)))
+    bag = np.minimum(_disc(c.u, v, 0, 0.14, 0.42), cone)
     c.part(bag, ink)
     pale = np.where(c.s.colour[:, None] == _WHITE, (0.86, 0.30, 0.28), (0.99, 0.95, 0.86))
     c.part(np.maximum(np.abs(c.u) - 0.11, bag), pale, _is(c.s.parts, 1), line=0.0)

@@ -5,8 +5,6 @@ is the class-conditional demo MAR and is not trained; the language model starts 
 starts at zero, so the first step equals the MAR without a class label.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...bench.initialise import initialise_hybrid
 from ...model_loaders.networks.autoencoder import KLAutoencoder
-from ...model_loaders.networks.hybrid import Hybrid, HybridConfig, initialise
-from ...model_loaders.networks.llama import EMBEDDING
+from ...model_loaders.networks.hybrid import Hybrid, HybridConfig
+from ...model_loaders.networks.llama import EMBEDDING, attend
 from ...model_loaders.networks.mar import MAR, pick
 from ...model_loaders.networks.prompts import UNCONDITIONAL, HybridModel
 from ...model_loaders.networks.tar import TarModel
@@ -52,16 +51,15 @@ def tokenizer() -> Tokenizer:
 def config() -> HybridConfig:
     """Configuration of the demo's hybrid: the demo MAR and the demo Tar's language model."""
     words = tokenizer()
-    return HybridConfig(
-        replace(TARGET, classes=0), replace(language_config(), vocab=words.size + len(words.special_tokens))
-    )
+    language = replace(language_config(), vocab=words.size + len(words.special_tokens))
+    return HybridConfig(replace(TARGET, classes=0), language)
 
 
 def build(shape: HybridConfig | None = None, start: Hybrid | None = None) -> Hybrid:
     """A hybrid with random weights, whose prompts have no effect yet, or a copy of ``start``; None selects :func:`config`."""
 
     def make() -> Hybrid:
-        net = initialise(Hybrid(shape or config()))
+        net = initialise_hybrid(Hybrid(shape or config()))
         nn.init.zeros_(net.proj_out[2].weight)
         return net
 
@@ -72,17 +70,8 @@ def hybrid_model(net: Hybrid) -> HybridModel:
     """A hybrid with the demo's vocabulary, as the loader returns it."""
     words, side = tokenizer(), net.config.mar.grid
     opening, closing = (words.special_tokens[name] for name in captions.TURNS)
-    return HybridModel(
-        net.mar,
-        TITLE,
-        latent_scale=1.0,
-        t_max=T_MAX,
-        label_set="picture-book",
-        hybrid=net,
-        tokenize=words.encode,
-        turn=(opening, closing),
-        trained=side,
-    )
+    about = {"latent_scale": 1.0, "t_max": T_MAX, "label_set": "picture-book", "trained": side}
+    return HybridModel(net.mar, TITLE, hybrid=net, tokenize=words.encode, turn=(opening, closing), **about)
 
 
 @torch.no_grad()
@@ -122,20 +111,49 @@ def batch_of(
     return book[rows].float(), ids[:, : int(ends.max())], ends
 
 
+def fuse(net: Hybrid, encoded: Tensor, known: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+    """:meth:`.Hybrid.fuse`, differentiable: the prompts are included in the sequence.
+
+    Args:
+        encoded: the encoder's output [B, buffer + K, C].
+        known: int64 [B, K], known positions, ascending.
+        ids, lengths: prompts int64 [B, P], padded at the end, and their tokens, int64 [B].
+    """
+    most, order = ids.shape[1], net.llm_order(known)
+    y = pick(net.proj_in(encoded), order)
+    # Prompt, picture, then the prompt's padding.
+    slot = torch.arange(most + y.shape[1], device=ids.device).expand(len(ids), -1).clone()
+    padding = torch.arange(most, device=ids.device) >= lengths[:, None]
+    slot[:, :most] += padding * y.shape[1]
+    slot[:, most:] -= (most - lengths)[:, None]
+    x = pick(torch.cat([net.llm.tok_embeddings(ids), y], 1), slot.argsort(1))
+    position = torch.arange(x.shape[1], device=ids.device)[None]
+    h = net.llm.hidden(x, position, lambda layer, q, k, v: attend(q, k, v, causal=True))
+    h = pick(h, slot[:, most:])
+    return encoded + net.proj_out(pick(h, order.argsort(1)))
+
+
+def conditions(
+    net: Hybrid, tokens: Tensor, known: Tensor, ids: Tensor, lengths: Tensor, wanted: Tensor | None = None
+) -> Tensor:
+    """z of ``MAR.decode`` at ``wanted`` int64 [B, M] (None: everywhere), of tokens fp32 [B, L, channels], as for :func:`fuse`."""
+    encoded = net.mar.encode(tokens, known, net.mar.class_rows(None, len(tokens)))
+    return net.mar.decode(fuse(net, encoded, known, ids, lengths), known, wanted)
+
+
 def hybrid_loss(
     net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, full: Tables, g: torch.Generator
 ) -> tuple[Tensor, Figures]:
     """MAR's loss of masked tokens of a batch of :func:`batch_of`; ``full``: the 1000-step tables."""
     hidden, known = (places.to(tokens.device) for places in divided(tokens.shape[1], len(tokens), g, POWER))
     hidden = hidden[:, :MASKED]
-    z = net(inexact(tokens, g), known, ids, lengths, hidden)
+    z = conditions(net, inexact(tokens, g), known, ids, lengths, hidden)
     mse, bound = head_loss(net.head, z, tokens, hidden, full, g, 1, MOST, LOWEST)
     return mse + bound, {"mse": mse, "bound": bound}
 
 
 def whole_loss(net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: torch.Generator) -> tuple[Tensor, Figures]:
-    """Error of the decoder's input rows, given a few tokens and the prompt, as an estimate of the encoder's output for the whole
-    picture.
+    """Error of the decoder's input rows, given a few tokens and the prompt, as an estimate of the encoder's output for the whole picture.
 
     The MAR's decoder draws a picture from the buffer rows of that output alone, so they are what a prompt has to provide.
     """
@@ -148,7 +166,7 @@ def whole_loss(net: Hybrid, tokens: Tensor, ids: Tensor, lengths: Tensor, g: tor
         whole = net.mar.encode(tokens, every, null)
         target = torch.cat([whole[:, :buffer], pick(whole, known + buffer)], 1)
         encoded = net.mar.encode(inexact(tokens, g), known, null)
-    rows = net.fuse_ids(encoded, known, ids, lengths)
+    rows = fuse(net, encoded, known, ids, lengths)
     error = F.mse_loss(rows.float(), target.float())
     return error, {"buffer rows": F.mse_loss(rows[:, :buffer].float(), target[:, :buffer].float())}
 

@@ -7,8 +7,6 @@ with another scene of the class, noise on some latents, or no object.
 ``quality.py`` computes the quality figures.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,7 @@
 """The picture book: an unlimited, seeded set of small coloured scenes with captions and known parameters.
 
-A scene has one of ten objects, five colours, three places, two sizes, three times of day and three variants. An image is a
-pure function of ``(seed, index)`` on every platform: the parameters come from a counter-based hash. A scene renders at any
-resolution.
+A scene has one of ten objects, five colours, three places, two sizes, three times of day and three variants. An image is a pure function of
+``(seed, index)`` on every platform: the parameters come from a counter-based hash. A scene renders at any resolution.
 """
 
 from __future__ import annotations
@@ -19,6 +18,9 @@ PLACES = ("on the left", "in the middle", "on the right")
 SIZES = ("small", "large")
 TIMES = ("by day", "at sunset", "at night")
 PARTS = 3
+# Numbers of values of the parameters.
+VALUES = {"label": len(LABELS), "colour": len(COLOURS), "place": len(PLACES), "size": len(SIZES), "time": len(TIMES)}
+VALUES |= {"parts": PARTS}
 # Distance between places, scale of each size, and the largest random offset of both (half a pixel of 64).
 PLACE_STEP = 0.34
 SCALES = (0.82, 1.15)
@@ -55,9 +57,8 @@ class Scenes:
     def captions(self) -> list[str]:
         """One caption per image, for example ``a small red boat on the left at sunset``."""
         lines = []
-        for label, colour, place, size, time in zip(
-            self.label, self.colour, self.place, self.size, self.time, strict=True
-        ):
+        parameters = (self.label, self.colour, self.place, self.size, self.time)
+        for label, colour, place, size, time in zip(*parameters, strict=True):
             name = LABELS[label]
             article = "" if name == "mountains" else "a "
             when = "" if name == "sunset" else f" {TIMES[time]}"
@@ -77,8 +78,7 @@ def _uniform(seed: int, index: np.ndarray, field: int) -> np.ndarray:
 
 
 def scenes(seed: int, count: int, start: int = 0, labels: Sequence[int] | None = None) -> Scenes:
-    """Parameters of the images ``start .. start + count - 1`` of the book ``seed``; ``labels``: of each image, None
-    for random ones."""
+    """Parameters of the images ``start .. start + count - 1`` of the book ``seed``; ``labels``: of each image, None for random ones."""
     index = np.arange(start, start + count)
 
     def pick(field: int, n: int) -> np.ndarray:
@@ -96,18 +96,9 @@ def scenes(seed: int, count: int, start: int = 0, labels: Sequence[int] | None =
     time = np.where(sun, 1, time)
     x = (place - 1) * PLACE_STEP + spread(6) * JITTER
     scale = np.where(size == 1, SCALES[1], SCALES[0]) + spread(7) * JITTER
-    return Scenes(
-        label,
-        colour,
-        place,
-        size,
-        time,
-        parts,
-        x.astype(np.float32),
-        spread(8) * JITTER,
-        scale.astype(np.float32),
-        _uniform(seed, index, 9).astype(np.float32),
-    )
+    y, drift = spread(8) * JITTER, _uniform(seed, index, 9)
+    x, scale, drift = (values.astype(np.float32) for values in (x, scale, drift))
+    return Scenes(label, colour, place, size, time, parts, x, y, scale, drift)
 
 
 def render(s: Scenes, resolution: int = 64, objects: bool = True) -> tuple[np.ndarray, np.ndarray]:

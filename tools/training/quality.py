@@ -9,8 +9,6 @@ Images of prompts have *agreement* as in GenEval (Ghosh et al. 2023, arXiv 2310.
 the judge reads it in the image.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,18 +44,24 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f}"
 
 
-def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray, reference: np.ndarray) -> Figures:
-    """Figures of images uint8 [N, 64, 64, 3] with requested ``labels`` [N], against reference features [M, 64]."""
+def judged(
+    judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Features [N, 64] of images uint8 [N, 64, 64, 3] with requested ``labels`` [N], and by figure whether each has it, bool [N]."""
     v = read(judge, rgb)
     right = v.scenes.label == labels
     scene = right & (redraw_error(rgb, v.scenes) <= tolerance)
-    shares = {"class": right, "scene": scene, "whole": v.whole > 0.5}
-    return Figures(len(rgb), {name: float(x.mean()) for name, x in shares.items()}, frechet(v.features, reference))
+    return v.features, {"class": right, "scene": scene, "whole": v.whole > 0.5}
+
+
+def figures(judge: Judge, tolerance: float, rgb: np.ndarray, labels: np.ndarray, reference: np.ndarray) -> Figures:
+    """Figures of images uint8 [N, 64, 64, 3] with requested ``labels`` [N], against reference features [M, 64]."""
+    features, found = judged(judge, tolerance, rgb, labels)
+    return Figures(len(rgb), {name: float(x.mean()) for name, x in found.items()}, frechet(features, reference))
 
 
 def shrunk(rgb: np.ndarray) -> np.ndarray:
-    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to the judge's 64 x 64 pixels. Raises ValueError for
-    another shape."""
+    """Images uint8 [N, H, H, 3], H a multiple of 64, averaged to the judge's 64 x 64 pixels. Raises ValueError for another shape."""
     side = rgb.shape[1] if rgb.ndim == 4 else 0
     if side < RESOLUTION or side % RESOLUTION or rgb.shape[2:] != (side, 3):
         raise ValueError(f"rgb: images are [N, H, H, 3] with H a multiple of {RESOLUTION}, not {list(rgb.shape)}.")
@@ -82,9 +86,8 @@ def prompt_agreement(scenes: Scenes, wanted: Wishes) -> dict[str, float | None]:
         ValueError: no image, or another number of requests.
     """
     if not len(scenes) or len(scenes) != len(wanted):
-        raise ValueError(
-            f"wanted: {len(wanted)} requests for {len(scenes)} images; give one per image, and at least one."
-        )
+        given = f"{len(wanted)} requests for {len(scenes)} images"
+        raise ValueError(f"wanted: {given}; give one per image, and at least one.")
     right = wanted.fulfilled(scenes)
 
     def share(name: str) -> float | None:

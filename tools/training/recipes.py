@@ -4,8 +4,6 @@ The MARs are trained on the latents of the autoencoder. Every recipe writes one 
 configuration that the state dict does not contain.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,8 +15,9 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from ...bench.initialise import initialise_mar
 from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from ...model_loaders.networks.mar import MAR, DiffusionHead, MARConfig, initialise
+from ...model_loaders.networks.mar import MAR, DiffusionHead, MARConfig
 from ...samplers.mar.tables import Tables, tables
 from . import picture_book
 from .picture_book import Scenes
@@ -51,15 +50,8 @@ DRAFT_SCHEDULE = Schedule(steps=2000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.998
 T_MAX = 950
 # Sampling defaults of these models, stored in the checkpoint. At temperature 1 a head of this size places some tokens between
 # two colours of the book.
-DEFAULTS = {
-    "ar_steps": 32,
-    "diffusion_steps": 50,
-    "cfg": 2.0,
-    "temperature": 0.8,
-    "lookahead": 4,
-    "threshold": 0.95,
-    "guided_steps": 5,
-}
+DEFAULTS = {"ar_steps": 32, "diffusion_steps": 50, "cfg": 2.0, "temperature": 0.8}
+DEFAULTS |= {"lookahead": 4, "threshold": 0.95, "guided_steps": 5}
 NULL_LABELS = 0.1
 HEAD_REPEATS = 3
 # Largest std of the noise on known tokens. A sampler continues from its own tokens, which are inexact; a model trained on exact
@@ -247,8 +239,7 @@ def head_loss(
     most: float = 1.0,
     lowest: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`diffusion_loss` of the masked tokens ``hidden`` int64 [B, M] with conditions z [B, M, C], each at
-    ``repeats`` timesteps."""
+    """:func:`diffusion_loss` of the masked tokens ``hidden`` int64 [B, M] with conditions z [B, M, C], each at ``repeats`` timesteps."""
     device = tokens.device
     x0 = tokens.gather(1, hidden[..., None].expand(-1, -1, tokens.shape[2])).flatten(0, 1).repeat(repeats, 1)
     t = torch.randint(lowest, 1000, (len(x0),), generator=g)
@@ -268,7 +259,7 @@ def train_mar(
     job.log("encoding the picture book")
     # The posterior mean, not a sample: the decoder is robust to noise, so the MAR need not reproduce it.
     encoded = latents(kl, data, job.device)[0].flatten(2).transpose(1, 2).contiguous()
-    net = seeded(7, lambda: initialise(MAR(config)), start)
+    net = seeded(7, lambda: initialise_mar(MAR(config)), start)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(13, step)
@@ -282,12 +273,7 @@ def train_mar(
         return mse + bound, {"mse": mse, "bound": bound}
 
     train(job, name, net, loss, schedule)
-    about = {
-        "heads": config.heads,
-        "latent_scale": 1.0,
-        "t_max": T_MAX,
-        "label_set": "picture-book",
-        "decoder": "demo-kl",
-    }
-    save_checkpoint(net, out, family="mar", **about, name=f"picture book {name}", defaults=DEFAULTS)
+    about = {"heads": config.heads, "latent_scale": 1.0, "t_max": T_MAX, "label_set": "picture-book"}
+    about |= {"decoder": "demo-kl", "name": f"picture book {name}", "defaults": DEFAULTS}
+    save_checkpoint(net, out, family="mar", **about)
     return net

@@ -12,8 +12,6 @@ The critic has the architecture of the judge, with weights, seed and training im
 quality figures takes part in no training.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,13 +52,7 @@ REAL_BATCH, REAL, NULL = 40, 0.3, 0.3
 ADVANTAGE = 4.0
 # Decay of the running attribute counts per step.
 MEMORY = 0.95
-ATTRIBUTES = {
-    "colour": len(picture_book.COLOURS),
-    "time": len(picture_book.TIMES),
-    "parts": picture_book.PARTS,
-    "place": len(picture_book.PLACES),
-    "size": len(picture_book.SIZES),
-}
+ATTRIBUTES = {name: picture_book.VALUES[name] for name in ("colour", "time", "parts", "place", "size")}
 # Effective number of images in the running counts: _SEEN.
 _CLASSES, _SEEN = len(picture_book.LABELS), 300
 
@@ -72,8 +64,7 @@ _CLASSES, _SEEN = len(picture_book.LABELS), 300
 def resampled(
     net: Llama, layout: Layout, places: Positions, labels: Tensor, codes: Tensor, most: float, g: torch.Generator
 ) -> Tensor:
-    """Codes int64 [B, N], a share of them resampled from the model given the others, in two rounds; the share is
-    uniform below ``most``."""
+    """Codes int64 [B, N], a share of them resampled from the model given the others, in two rounds; the share is uniform below ``most``."""
     share = most * torch.rand(len(codes), 1, generator=g).to(codes.device)
     for _ in range(2):
         logits = sequence_logits(net, layout, places, labels, codes)
@@ -165,13 +156,8 @@ def marks(critic: Judge, rgb: np.ndarray, labels: Tensor, grid: int) -> Marks:
     errors = error / cover.sum(1, keepdim=True).clamp(min=1) / UNIT
     errors = errors * (MOST / errors.sum(1, keepdim=True).clamp(min=MOST))
     right = torch.from_numpy(verdict.scenes.label) == labels
-    return Marks(
-        errors,
-        _from_above((cover > 1).flip(1).cummax(1).values.flip(1)),
-        right,
-        torch.from_numpy(verdict.whole),
-        verdict.scenes,
-    )
+    live = _from_above((cover > 1).flip(1).cummax(1).values.flip(1))
+    return Marks(errors, live, right, torch.from_numpy(verdict.whole), verdict.scenes)
 
 
 def _from_above(rows: Tensor) -> Tensor:
@@ -220,8 +206,7 @@ class Learner(nn.Module):
         self.register_buffer("seen", book * (_SEEN / len(s)))
 
     def count(self, labels: Tensor, s: Scenes) -> float:
-        """Add scenes sampled for ``labels`` int64 [B]; the KL divergence of the samples' attributes from the book's,
-        in nats."""
+        """Add scenes sampled for ``labels`` int64 [B]; the KL divergence of the samples' attributes from the book's, in nats."""
         self.seen.mul_(MEMORY).add_(counted(labels, s).to(self.seen.device) * ((1 - MEMORY) * _SEEN / len(labels)))
         return float((self.book.exp() * (self.book - log_shares(self.seen))).sum(1).mean())
 
@@ -241,8 +226,7 @@ class Learner(nn.Module):
 
 
 def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: Llama, vq: VQAutoencoder, critic: Judge) -> Llama:
-    """Train a copy of ``start``, a LlamaGen after teacher forcing, on its own samples and on real images, and write
-    ``out``."""
+    """Train a copy of ``start``, a LlamaGen after teacher forcing, on its own samples and on real images, and write ``out``."""
     grid, config, device, count = recipe.grid, recipe.config, job.device, job.count(recipe.count)
     codes, kinds = code_book(job, vq, count, grid)
     net = Llama(config).to(device)
@@ -256,9 +240,8 @@ def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: Llama, vq: VQAuto
         """Codes [B, G, G] of new samples of the classes ``what``, and the critic's predictions."""
         with torch.autocast(device.type, enabled=False), torch.no_grad():
             draws = PairedDraws(seed, range(step * len(what), (step + 1) * len(what)))
-            codes = finish(
-                llamagen(TokenModel(net, recipe.title, grid), from_ids(what.tolist()), settings, draws)
-            ).codes
+            model = TokenModel(net, recipe.title, grid)
+            codes = finish(llamagen(model, from_ids(what.tolist()), settings, draws)).codes
             return codes, marks(critic, decoded(vq, codes).permute(0, 2, 3, 1).numpy(), what, grid)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
@@ -279,14 +262,8 @@ def reinforce(job: Job, out: Path, recipe: TokenRecipe, start: Llama, vq: VQAuto
         known = nats(what, real).mean()
         value = (weight * nats(labels.to(device), tokens)).mean() + REAL * known
         good, better = (marked.right & (marked.errors.sum(1) <= 1) for marked in (m, asked))
-        return value, {
-            "right": m.right.float().mean(),
-            "scenes": good.float().mean(),
-            "whole": m.whole.mean(),
-            "as asked": better.float().mean(),
-            "apart": apart,
-            "nats": known,
-        }
+        shares = {"right": m.right.float(), "scenes": good.float(), "whole": m.whole, "as asked": better.float()}
+        return value, {name: share.mean() for name, share in shares.items()} | {"apart": apart, "nats": known}
 
     learner = Learner(net)
     train(job, f"{recipe.name}-reinforce", learner, loss, SCHEDULE)

@@ -1,15 +1,11 @@
 """Training of the demo's TA-Tok on the picture book.
 
-The official TA-Tok (Tar, arXiv 2506.18898) starts from an image encoder that was trained with text (SigLIP 2) and is trained to
-reconstruct its features from the codes. The demo has no such encoder. Two auxiliary heads on the decoded features replace it:
-one predicts the scene parameters from the mean feature, so that the codes contain what a caption states; the other predicts a
-thumbnail, each feature its own patch, so that they contain positions. The heads are discarded. The three scales are trained
-together and share one codebook.
+The official TA-Tok (Tar, arXiv 2506.18898) starts from an image encoder that was trained with text (SigLIP 2) and is trained to reconstruct
+its features from the codes. The demo has no such encoder. Two auxiliary heads on the decoded features replace it: one predicts the scene
+parameters from the mean feature, so that the codes contain what a caption states; the other predicts a thumbnail, each feature its own
+patch, so that they contain positions. The heads are discarded. The three scales are trained together and share one codebook.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +30,7 @@ COUNT = 40000
 # Seed and number of the held-out images.
 HELD_SEED, HELD = TRAIN_SEED + 400, 1000
 # Predicted parameters and their numbers of values.
-PARAMETERS = {
-    "label": len(picture_book.LABELS),
-    "colour": len(picture_book.COLOURS),
-    "place": len(picture_book.PLACES),
-    "size": len(picture_book.SIZES),
-    "time": len(picture_book.TIMES),
-    "parts": picture_book.PARTS,
-}
+PARAMETERS = picture_book.VALUES
 # Side of the thumbnail, a multiple of every grid's side, and the weight of its loss.
 THUMBNAIL, PAINTING = 12, 10.0
 # Weights of the commitment loss and of the codebook's entropy loss, and the softmax temperature of the latter.
@@ -74,9 +63,8 @@ class TATokTrainer(nn.Module):
                 similarity = targets @ table.T
                 code = similarity.argmax(-1)
                 chosen = table[code]
-                quantisation = (
-                    quantisation + _gap(chosen, targets.detach()) + COMMITMENT * _gap(targets, chosen.detach())
-                )
+                gap = _gap(chosen, targets.detach()) + COMMITMENT * _gap(targets, chosen.detach())
+                quantisation = quantisation + gap
                 probability = F.softmax(similarity / SOFTNESS, dim=-1)
                 uncertainty = uncertainty + _entropy(probability).mean()
                 probabilities.append(probability.flatten(0, 1).mean(0))
@@ -162,38 +150,17 @@ def semantic_codes(net: TATok, images: Tensor) -> list[Tensor]:
     return [net.bottleneck.codes(pool(net, encoded, scale)) for scale in range(SCALES)]
 
 
-@dataclass(frozen=True)
-class ScaleFigures:
-    """Figures of one scale on held-out images: accuracy of each of :data:`PARAMETERS`, mean squared error of the
-    thumbnails, number of codes that occur, and the perplexity of their distribution."""
-
-    right: dict[str, float]
-    error: float
-    used: int
-    perplexity: float
-
-
 @torch.no_grad()
-def ta_tok_figures(trainer: TATokTrainer, images: Tensor, truth: Tensor, chunk: int = 250) -> list[ScaleFigures]:
-    """Figures of every scale on images uint8 [N, 3, H, W] with parameters int64 [N, 6]."""
-    device, n = trainer.output_read.weight.device, len(images)
-    right, error = torch.zeros(SCALES, len(PARAMETERS)), torch.zeros(SCALES)
-    counts = torch.zeros(SCALES, trainer.net.config.codes)
-    for at in range(0, n, chunk):
-        x, what = images[at : at + chunk].to(device).float() / 255, truth[at : at + chunk]
-        read, painted, codes, _ = trainer(x)
-        for scale in range(SCALES):
-            found = torch.stack(
-                [part.argmax(1) for part in read[scale].cpu().split(list(PARAMETERS.values()), dim=1)], 1
-            )
-            right[scale] += (found == what).sum(0)
-            error[scale] += float(F.mse_loss(painted[scale], F.adaptive_avg_pool2d(x, THUMBNAIL))) * len(x)
-            counts[scale] += torch.bincount(codes[scale].flatten().cpu(), minlength=counts.shape[1])
-    out = []
-    for scale in range(SCALES):
-        shares, used = dict(zip(PARAMETERS, (right[scale] / n).tolist(), strict=True)), int((counts[scale] > 0).sum())
-        out.append(ScaleFigures(shares, float(error[scale] / n), used, perplexity(counts[scale])))
-    return out
+def log_figures(job: Job, trainer: TATokTrainer, images: Tensor, truth: Tensor) -> None:
+    """Log for every scale, on images uint8 [N, 3, H, W] with parameters int64 [N, 6], the accuracy by parameter and the used codes."""
+    parts = [trainer(x.to(job.device).float() / 255) for x in images.split(250)]
+    for scale, side in enumerate(trainer.sides):
+        logits = torch.cat([read[scale].cpu() for read, *_ in parts]).split(list(PARAMETERS.values()), dim=1)
+        right = (torch.stack([part.argmax(1) for part in logits], 1) == truth).float().mean(0).tolist()
+        shares = "  ".join(f"{name} {share:.3f}" for name, share in zip(PARAMETERS, right, strict=True))
+        counts = torch.cat([codes[scale].flatten().cpu() for _, _, codes, _ in parts]).bincount().float()
+        used = f"{int((counts > 0).sum())} codes used, perplexity {perplexity(counts):.0f}"
+        job.log(f"ta-tok: {side**2} codes: accuracy: {shares}; {used}")
 
 
 def save_ta_tok(trainer: TATokTrainer, out: Path) -> None:
@@ -215,8 +182,5 @@ def train_ta_tok(job: Job, out: Path, config: TATokConfig = TA_TOK) -> TATok:
     trainer = train(job, "ta-tok", build_ta_tok(config), loss, SCHEDULE)
     save_ta_tok(trainer, out)
     held = ta_tok_book(job, min(HELD, count), HELD_SEED, config.input_size)
-    for side, f in zip(trainer.sides, ta_tok_figures(trainer, *held), strict=True):
-        shares = "  ".join(f"{name} {share:.3f}" for name, share in f.right.items())
-        job.log(f"ta-tok: {side**2} codes: accuracy: {shares}; thumbnail error {f.error:.4f}")
-        job.log(f"ta-tok: {side**2} codes: {f.used} of {config.codes} used, perplexity {f.perplexity:.0f}")
+    log_figures(job, trainer, *held)
     return trainer.net

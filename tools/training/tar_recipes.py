@@ -5,8 +5,6 @@ Source: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898). The targ
 :meth:`TarModel.prompt`, with a loss on the codes alone; the de-tokenizers on TA-Tok's features of the codes, as AR-DTok.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.networks import llama
+from ...bench.initialise import initialise_llama
 from ...model_loaders.networks.autoencoder import VQAutoencoder
 from ...model_loaders.networks.llama import Llama, LlamaConfig, qwen_config
 from ...model_loaders.networks.ta_tok import TATok
@@ -76,7 +74,7 @@ def language_config(codes: int = TA_TOK.codes) -> LlamaConfig:
 
 def build_language(config: LlamaConfig | None = None, start: nn.Module | None = None) -> Llama:
     """A language model with random weights or those of ``start``; None selects :func:`language_config`."""
-    return seeded(59, lambda: llama.initialise(Llama(config or language_config())), start)
+    return seeded(59, lambda: initialise_llama(Llama(config or language_config())), start)
 
 
 def tar_model(net: Llama, codes: int = TA_TOK.codes, side: int = TA_TOK.side) -> TarModel:
@@ -132,14 +130,9 @@ def save_language(net: Llama, out: Path, codes: int = TA_TOK.codes, side: int = 
     sizes |= {"num_key_value_heads": c.kv_heads, "intermediate_size": c.hidden, "vocab_size": c.vocab}
     rest = {"rope_theta": c.theta, "rms_norm_eps": c.eps, "max_position_embeddings": c.positions}
     rest |= {"tie_word_embeddings": c.tied, "semantic_side": side}
-    ids = {
-        "image_start_tag_id": m.image,
-        "image_end_tag_id": m.image + 1,
-        "scale_start_token_id": m.scale,
-        "scale_end_token_id": m.scale + SCALES - 1,
-        "image_start_token_id": m.code,
-        "image_end_token_id": m.code + m.codes - 1,
-    }
+    firsts = {"image_start_tag_id": m.image, "scale_start_token_id": m.scale, "image_start_token_id": m.code}
+    lasts = {"image_end_tag_id": m.image + 1, "scale_end_token_id": m.scale + SCALES - 1}
+    ids = {**firsts, **lasts, "image_end_token_id": m.code + m.codes - 1}
     config, words = {"model_type": "qwen2", **sizes, **rest, **ids}, captions.tokenizer_json(codes, SCALES)
     save_checkpoint(net, out, family="tar", config=config, tokenizer=words, name="picture book Tar")
 
@@ -194,8 +187,7 @@ DETOKENIZERS = {recipe.name: recipe for recipe in (DTOK_LOW, DTOK_HIGH)}
 
 
 def detokenizer_logits(net: Llama, features: Tensor, tokens: Tensor) -> Tensor:
-    """Teacher-forced logits fp32 [B, N, V] of raster-order tokens [B, N] given features [B, n, C]; zeros mean "no
-    condition"."""
+    """Teacher-forced logits fp32 [B, N, V] of raster-order tokens [B, N] given features [B, n, C]; zeros mean "no condition"."""
     n, count = features.shape[1], tokens.shape[1]
     place = torch.arange(-n, count - 1, device=tokens.device)
     rows = torch.cat([net.prefix(features), net.embed(tokens[:, :-1])], dim=1)
@@ -243,7 +235,7 @@ def train_detokenizer(
     held = _held(count)
     semantic, (tokens, _) = semantic_book(job, ta_tok, count + held), code_book(job, vq, count + held, recipe.grid)
     config = detokenizer_config(recipe.grid, c.width, c.side, vq.config.codes)
-    net = seeded(67, lambda: llama.initialise(Llama(config)), start).to(device)
+    net = seeded(67, lambda: initialise_llama(Llama(config)), start).to(device)
 
     def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
         g = generator(71, step)

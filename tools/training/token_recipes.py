@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...bench.initialise import initialise_llama
 from ...model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder, VQConfig
-from ...model_loaders.networks.llama import Llama, LlamaConfig, Positions, initialise
+from ...model_loaders.networks.llama import Llama, LlamaConfig, Positions
 from ...samplers.tokens.par import par_groups
 from . import picture_book
 from .recipes import NULL_LABELS, book, pictures, psnr, reconstruction_loss, save_checkpoint, to_signed
@@ -123,15 +124,13 @@ def quantisation_loss(net: VQAutoencoder, features: Tensor) -> tuple[Tensor, Ten
 def initialise_from_kl(net: VQAutoencoder, kl: KLAutoencoder) -> None:
     """Initialise a tokenizer with the convolutions of an autoencoder of the same widths and as many latent channels.
 
-    The encoder then computes its latents, whose direction is quantised. Attention blocks that it lacks start with an
-    output of zero.
+    The encoder then computes its latents, whose direction is quantised. Attention blocks that it lacks start with an output of zero.
     """
     state, source, deepest = net.state_dict(), kl.state_dict(), len(net.config.ch_mult) - 1
     channels = net.config.code_channels
     if source["quant_conv.weight"].shape[0] != 2 * channels or net.config.z_channels != channels:
-        raise ValueError(
-            f"an autoencoder of {source['quant_conv.weight'].shape[0] // 2} channels does not fit codes of {channels}"
-        )
+        found = source["quant_conv.weight"].shape[0] // 2
+        raise ValueError(f"an autoencoder of {found} channels does not fit codes of {channels}")
     middle = {"block_1": "0", "attn_1": "1", "block_2": "2"}
     for name, value in source.items():
         side, part, *rest = name.split(".")
@@ -180,7 +179,7 @@ def train_vq(job: Job, out: Path, kl: KLAutoencoder | None = None) -> VQAutoenco
                 module.revive(features.detach().permute(0, 2, 3, 1).flatten(0, 2), g)
             vectors, codes, codebook_loss = quantisation_loss(module.net, features)
         module.count_idle(codes)
-        y = module.net.render(vectors).float()
+        y = module.net.decoder(module.net.post_quant_conv(vectors)).float()
         figures = {f"psnr{side}": psnr(y, x), "gap": codebook_loss, "idle": (module.idle > PATIENCE / 2).sum()}
         return reconstruction_loss(y, x) + codebook_loss, figures
 
@@ -225,9 +224,8 @@ class Layout:
 
     @staticmethod
     def of(grid: int, regions: int = 1) -> Layout:
-        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every region, ``regions - 1``
-        transition tokens, and all groups but the last. Row i predicts token i of the order: initial tokens one at a
-        time, every later group the next group."""
+        """Raster order, or PAR's (arXiv 2412.15119): the condition, the first token of every region, ``regions - 1`` transition tokens, and
+        all groups but the last. Row i predicts token i of the order: initial tokens one at a time, every later group the next group."""
         n, count, nowhere = regions, grid * grid, torch.tensor([-1])
         if n == 1:
             order = torch.arange(count)
@@ -261,9 +259,8 @@ def code_book(job: Job, vq: VQAutoencoder, count: int, grid: int) -> tuple[Tenso
     """Codes int16 [count, grid * grid] of the training images in raster order, and their labels int64 [count]."""
     codes, labels = [], []
     for s, rgb in book(job, count, grid * vq.config.stride):
-        codes += [
-            vq.encode(to_signed(part).to(job.device))[1].flatten(1).to("cpu", torch.int16) for part in rgb.split(50)
-        ]
+        parts = (to_signed(part).to(job.device) for part in rgb.split(50))
+        codes += [vq.encode(part)[1].flatten(1).to("cpu", torch.int16) for part in parts]
         labels.append(torch.from_numpy(s.label))
     return torch.cat(codes), torch.cat(labels)
 
@@ -272,7 +269,7 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
     """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``."""
     config, count = recipe.config, job.count(recipe.count)
     codes, labels = code_book(job, vq, count, recipe.grid)
-    net = seeded(31, lambda: initialise(Llama(config)), start).to(job.device)
+    net = seeded(31, lambda: initialise_llama(Llama(config)), start).to(job.device)
     layout, places = Layout.of(recipe.grid, config.regions).to(job.device), net.positions(recipe.grid, 1)
     codes = codes[:, layout.order.cpu()]
 

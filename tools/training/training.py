@@ -4,8 +4,6 @@ The batch and the noise of a step depend only on (seed, step), so a resumed run 
 the module and a loss function.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
@@ -89,8 +87,7 @@ def seeded(seed: int, make: Callable[[], Net], start: nn.Module | None = None) -
 
 @dataclass(frozen=True)
 class Job:
-    """What the trainings of a run have in common; ``steps`` and ``images`` replace the recipes'. MPS trains in fp32,
-    others in bf16."""
+    """What the trainings of a run have in common; ``steps`` and ``images`` replace the recipes'. MPS trains in fp32, others in bf16."""
 
     folder: Path
     device: torch.device = torch.device("cpu")

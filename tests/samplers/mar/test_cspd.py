@@ -1,7 +1,5 @@
 """CSpD: what is accepted, how many AR steps are drafted, and what is counted. Its distribution: ``test_paired_lossless.py``."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 
@@ -14,10 +12,9 @@ from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.lazymar import LazyTransformer
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import CacheSettings, CSpDSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.tools.statistics.toy import ManyImages
 from tiny_hybrids import tiny_hybrid
@@ -174,16 +171,6 @@ def test_a_transformer_that_remembers_sees_final_tokens_only(model, amount):
     (step, tokens), final = plug.asked[-1], model.to_tokens(seen.latents)
     known = torch.from_numpy(seen.report.maps["step"]).flatten(1) < step
     torch.testing.assert_close(tokens.flatten(), final[known].flatten(), rtol=1e-4, atol=1e-4 * scale)
-
-
-@pytest.mark.parametrize("mode", ["lossless", "published"])
-def test_lazymars_transformer_serves_both_models(model, mode):
-    draft, cache = nearly(model, 0.003), CacheSettings(refresh_period=1)
-    full, settings = run(model, draft, mode=mode), CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0, mode=mode)
-    first, second = LazyTransformer(cache), LazyTransformer(cache)
-    result = finish(cspd(model, LABELS, settings, NOISE, 5, first, draft=draft, draft_transformer=second))
-    assert result.report.sampler == "cspd+lazymar"
-    torch.testing.assert_close(result.latents, full.latents, rtol=1e-3, atol=1e-4 * float(full.latents.abs().max()))
 
 
 def test_published_asks_the_target_once_a_segment(model, other):

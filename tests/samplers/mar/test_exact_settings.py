@@ -1,22 +1,21 @@
 """What settings promise: ``exact`` settings give plain MAR's picture and work, others another one, ``lossless`` ones are never exact."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 import pytest
 import torch
-from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
+from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BASE = {"ar_steps": 6, "diffusion_steps": 30, "cfg": 2.0}
-LABELS, NOISE = from_ids((1, 4)), PairedNoise(5, (0, 1))
+NOISE = PairedNoise(5, (0, 1))
 CACHED = {"refresh_period": 3, "start_step": 1}
 ANNEALED = {"diffusion_steps_end": 8}
 EXACT, LOSSLESS, NEITHER = "exact", "lossless", "neither"
@@ -27,6 +26,8 @@ CASES = [
     ("mar", {"speculation": 4, **ANNEALED}, NEITHER),
     ("fasthybrid", {"lookahead": 0}, EXACT),
     ("fasthybrid", {"threshold": 1.01}, EXACT),
+    ("fasthybrid", {"threshold": 1.01, "lookahead": 1}, EXACT),
+    ("fasthybrid", {"threshold": 1.01, "lookahead": 3, "verify": "step"}, EXACT),
     ("fasthybrid", {"threshold": 0.5}, NEITHER),
     ("fasthybrid", {"lookahead": 0, **ANNEALED}, NEITHER),
     ("lazymar", {"refresh_period": 1}, EXACT),
@@ -47,16 +48,18 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def sampled():
+@pytest.fixture(scope="module", params=["class labels", "prompts"])
+def sampled(request):
     """A function from a sampler and settings to its result; plain MAR's is its baseline."""
-    model, draft = tiny_mar(), tiny_mar(1)
+    labels = request.param == "class labels"
+    model, draft = (tiny_mar(seed) if labels else tiny_hybrid(seed) for seed in (0, 1))
+    condition = from_ids((1, 4)) if labels else PromptCondition(("a dog", "two red apples"))
 
     @cache
     def run(name, settings):
         entry = SAMPLERS[name]
         start = partial(entry.run, draft=draft) if entry.needs_draft else entry.run
-        return finish(start(model, LABELS, settings, NOISE))
+        return finish(start(model, condition, settings, NOISE))
 
     return run
 
@@ -71,6 +74,25 @@ def test_claims_hold(sampled, name, settings, claim):
     # FastHybrid whose drafts are all redone samples the same tokens in other batches: equal up to rounding.
     if close and "threshold" not in settings:
         assert torch.equal(found.latents, plain.latents) and found.report.counts == plain.report.counts
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fasthybrid", {"lookahead": 3, "threshold": 0.9, "guided_steps": 2}),
+        ("cspd", {"draft_length": 3, "prefill_ratio": 0.0}),
+        ("cspd", {"draft_length": 3, "prefill_ratio": 0.0, "mode": "published"}),
+    ],
+    ids=str,
+)
+def test_caches_that_are_refreshed_at_every_ar_step_change_nothing(sampled, name, settings):
+    alone = sampled(name, SAMPLERS[name].settings(**BASE, **settings))
+    cached = SAMPLERS[f"{name}+lazymar"].settings(**BASE, **settings, refresh_period=1)
+    both = sampled(f"{name}+lazymar", cached)
+    scale = float(alone.latents.abs().max())
+    torch.testing.assert_close(both.latents, alone.latents, rtol=1e-3, atol=1e-4 * scale)
+    assert name == "cspd" or torch.equal(both.latents, alone.latents) and both.report.counts == alone.report.counts
+    assert both.report.sampler == f"{name}+lazymar"
 
 
 def test_a_threshold_of_1_may_keep_a_draft():

@@ -1,7 +1,5 @@
 """FastHybrid against the slow reference and by hand: guidance weights, which drafts are kept, and what it costs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -74,14 +72,6 @@ def test_equals_the_slow_reference(model, changes):
     torch.testing.assert_close(fast.latents, slow, rtol=1e-3, atol=1e-3 * float(slow.abs().max()))
 
 
-@pytest.mark.parametrize(("lookahead", "verify"), [(1, "token"), (3, "step"), (50, "token")])
-def test_rejecting_everything_is_plain_mar(model, lookahead, verify):
-    result, full = run(model, lookahead=lookahead, threshold=1.01, verify=verify), plain(model)
-    torch.testing.assert_close(result.latents, full.latents, rtol=1e-4, atol=1e-4)
-    assert result.report.counts["accepted"] == 0
-    assert result.report.counts["head_calls"] == full.report.counts["head_calls"]
-
-
 @pytest.mark.parametrize("changes", [{"lookahead": 0}, {"lookahead": 2, "threshold": 1.01}], ids=str)
 def test_annealed_steps_are_kept(model, changes):
     annealed = plain(model, diffusion_steps_end=3).latents
@@ -104,17 +94,11 @@ def test_limits_of_the_acceptance_target(model):
     torch.testing.assert_close(nothing.latents, plain(model).latents, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"acceptance_target": 0.6}, {"verify": "step"}, {"accepted": "keep"}, {"diffusion_steps_end": 6}],
-    ids=str,
-)
-def test_every_image_of_a_batch_is_itself_alone(model, more):
-    settings = {"lookahead": 3, "threshold": 0.97, "guided_steps": 4, **more}
+def test_an_image_with_an_acceptance_target_is_itself_alone(model):
+    settings = {"lookahead": 3, "guided_steps": 4, "acceptance_target": 0.6}
     together, parts = run(model, **settings), [run(model, (i,), **settings) for i in range(3)]
     torch.testing.assert_close(together.latents, torch.cat([part.latents for part in parts]), rtol=1e-4, atol=1e-4)
-    for count in ("accepted", "rejected", "restarts", "head_rows"):
-        assert together.report.counts[count] == sum(part.report.counts[count] for part in parts), count
+    assert together.report.counts["accepted"] == sum(part.report.counts["accepted"] for part in parts)
 
 
 # ------------------------------------------------------------------------------------------------ costs
@@ -131,13 +115,6 @@ def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start)
     assert (result.report.counts["accepted"] == 0) == (start >= 8)
 
 
-def test_thresholds_are_monotone_in_work(model):
-    reports = [run(model, lookahead=4, threshold=t, guided_steps=4).report for t in (-1.0, 0.95, 0.98, 0.995, 1.01)]
-    assert reports[0].acceptance == 1 and reports[-1].acceptance == 0
-    calls = [r.counts["head_calls"] for r in reports]
-    assert calls == sorted(calls)
-
-
 def test_lookaheads_of_a_batch_start_together(model):
     """A full pass at every multiple of k, and one more for each AR step at which any image restarts."""
     settings = {"lookahead": 4, "threshold": 0.97, "guided_steps": 4, "accepted": "keep"}
@@ -146,6 +123,8 @@ def test_lookaheads_of_a_batch_start_together(model):
     maps = [part.report.maps for part in parts]
     restarts = {int(s) for m in maps for s in np.unique(m["step"][m["outcome"] == REDONE]) if s % 4}
     assert together.report.counts["head_calls"] == 12 * (2 + len(restarts))
+    for count in ("restarts", "head_rows"):
+        assert together.report.counts[count] == sum(part.report.counts[count] for part in parts), count
 
 
 def test_guided_steps_run_beside_the_full_ones(model):

@@ -1,7 +1,5 @@
 """Harmon and UniPic in the masked samplers: prompts, batches, exactness settings, work counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -17,6 +15,7 @@ from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.tools.training.hybrid_recipe import conditions
 from tiny_hybrids import TURN, tiny_hybrid
 from tiny_models import tiny_mar
 
@@ -92,7 +91,7 @@ def test_marks_that_are_typed_stay_text(hybrid):
 @pytest.mark.parametrize(
     ("model", "condition", "says"),
     [
-        (tiny_hybrid(positions=60), PromptCondition((LONG,)), "reads at most 41"),
+        (tiny_hybrid(positions=60), PromptCondition((LONG,)), "reads 41"),
         (tiny_hybrid(), PromptCondition((5,)), "must be text"),
         (tiny_hybrid(), PromptCondition(()), "no prompt"),
         (tiny_hybrid(), from_ids([0, 1]), "conditioned on prompts"),
@@ -105,17 +104,6 @@ def test_conditions_that_cannot_be_read_are_refused(model, condition, says):
 
 
 # ------------------------------------------------------------------------------------------------ order and positions
-
-
-def test_several_ar_steps_in_one_pass_are_those_one_by_one(hybrid):
-    """The language model reads known tokens in raster order; another order differs by more than 1e-3."""
-    run, transformer = begun(hybrid), FullTransformer()
-    run.tokens = torch.randn(run.tokens.shape, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        together = next(transformer.verify(run, 1, 4))
-        for step, z in enumerate(together, 1):
-            torch.testing.assert_close(z, transformer(run, step, run.plan.ahead(step)), rtol=0, atol=1e-5)
-    assert len(together) == 4
 
 
 def test_appended_tokens_equal_a_full_pass_where_raster_order_is_the_same(hybrid):
@@ -155,7 +143,7 @@ class Uncached(FullTransformer):
     def __call__(self, run, step, wanted):
         known = run.plan.known(step).repeat(2, 1)
         tokens = run.tokens.repeat(2, 1, 1)
-        z = run.model.hybrid(tokens, known, self.ids, self.lengths, wanted.repeat(2, 1))
+        z = conditions(run.model.hybrid, tokens, known, self.ids, self.lengths, wanted.repeat(2, 1))
         return z.unflatten(0, (2, -1))
 
 
@@ -171,10 +159,6 @@ OFF = dict.fromkeys(("condition_cache", "token_cache", "head_cache", "encoder_ca
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("mar", {"diffusion_steps_end": 4}),
-        ("fasthybrid", {"lookahead": 0}),
-        ("fasthybrid", {"lookahead": 3, "threshold": 1.01}),
-        ("lazymar", {"refresh_period": 1}),
         ("lazymar", {"refresh_period": 3, "start_step": 6}),
         ("lazymar", {"refresh_period": 3, "start_step": 1, **OFF}),
         ("cspd", {"draft_length": 2, "prefill_ratio": 0.2}),
@@ -185,23 +169,7 @@ def test_exact_settings_are_plain(hybrid, plain, name, settings):
     """CSpD's draft is the target's copy: all that it drafts is accepted."""
     made = sampled(hybrid, name, draft=tiny_hybrid() if name == "cspd" else None, **settings)
     close(made.latents, plain.latents, 1e-3 if name == "cspd" else 1e-5)
-    assert not made.report.counts.get("rejected") or name == "fasthybrid"
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "count"),
-    [
-        ("mar", {"diffusion_steps_end": 2}, "head_calls"),
-        ("mar", {"speculation": 3}, "drafted_steps"),
-        ("fasthybrid", {"lookahead": 3, "threshold": -1.0}, "accepted"),
-        ("fasthybrid+lazymar", {"lookahead": 3, "threshold": 0.5, "refresh_period": 2}, "accepted"),
-    ],
-    ids=str,
-)
-def test_every_sampler_takes_prompts(hybrid, plain, name, settings, count):
-    made = sampled(hybrid, name, **settings)
-    assert made.report.counts[count] and made.report.counts[count] != plain.report.counts.get(count)
-    assert bool(made.latents.isfinite().all()) and not torch.allclose(made.latents, plain.latents)
+    assert not made.report.counts.get("rejected")
 
 
 @pytest.mark.parametrize("llm_cache", [True, False])
@@ -241,8 +209,6 @@ def test_a_masked_edit_keeps_the_rest(hybrid, plain):
     made = sampled(hybrid, "mar", PromptCondition((LONG, SHORT)), edit=edit)
     assert torch.equal(made.latents[:, :, 2:], plain.latents[:, :, 2:])
     assert not torch.equal(made.latents[:, :, :2], plain.latents[:, :, :2])
-    quick = sampled(hybrid, "fasthybrid", edit=edit, lookahead=2)
-    assert torch.equal(quick.latents[:, :, 2:], plain.latents[:, :, 2:])
 
 
 # ------------------------------------------------------------------------------------------------ diffusion and work

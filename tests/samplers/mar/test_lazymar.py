@@ -1,7 +1,5 @@
 """LazyMAR: where it is plain MAR, that it is what the paper says (against a slow copy), and what its caches may never do."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from itertools import combinations
@@ -15,21 +13,17 @@ from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import diffusion
 from fastar_nodes.samplers.mar.diffusion import HeadBatch, denoise
 from fastar_nodes.samplers.mar.editing import Edit
-from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, computed_ratio, lazymar
 from fastar_nodes.samplers.mar.loop import FullTransformer, begin
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
-    FastHybridLazyMARSettings,
-    FastHybridSettings,
     LazyMARSettings,
     MARBase,
     MARSettings,
 )
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,14 +94,6 @@ def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
     assert not ours.report.counts.get("cached_tokens") and "cache_bytes" not in ours.report.counts
 
 
-def test_a_refreshed_combination_is_fasthybrid_bit_for_bit(deep):
-    more = {"lookahead": 3, "threshold": 0.9, "guided_steps": 2}
-    alone = finish(fasthybrid(deep, LABELS, FastHybridSettings(**BASE, **more), NOISE))
-    combined = SAMPLERS["fasthybrid+lazymar"].run
-    both = finish(combined(deep, LABELS, FastHybridLazyMARSettings(**BASE, **more, refresh_period=1), NOISE))
-    assert torch.equal(alone.latents, both.latents) and alone.report.counts == both.report.counts
-
-
 def test_a_share_of_one_leaves_nothing_out(deep):
     whole, without = lazy(deep, computed_ratio=1.0), lazy(deep, token_cache=False)
     assert torch.equal(whole.latents, without.latents)
@@ -136,14 +122,6 @@ def test_an_edit_equals_the_slow_reference(deep):
 
 
 # ------------------------------------------------------------------------------------------------ when
-
-
-# 1 - (1 - end) (1 - ratio) / 0.95 of the published table at 64 AR steps.
-@pytest.mark.parametrize(
-    ("step", "end", "ratio"), [(19.5, 0.05, 0.8), (40, 0.5, 0.5), (20, 0.24, 0.68), (20, 1.0, 1.0), (64, 0.3, 0.3)]
-)
-def test_the_share_of_computed_rows(step, end, ratio):
-    assert computed_ratio(step / 64, end) == pytest.approx(ratio, abs=1e-9)
 
 
 def test_the_curve_is_the_references_table():
@@ -421,12 +399,6 @@ def test_a_sampler_with_lazymars_transformer_is_the_combination(deep):
     plain = finish(mar(deep, LABELS, MARSettings(**BASE), NOISE, transformer=LazyTransformer(cache))).report
     assert plain.sampler == "lazymar"
     assert plain.settings == {**dataclasses.asdict(MARSettings(**BASE)), **dataclasses.asdict(cache)}
-    both = FastHybridLazyMARSettings(**BASE, **QUICK, lookahead=3)
-    combined = finish(SAMPLERS["fasthybrid+lazymar"].run(deep, LABELS, both, NOISE)).report
-    alone = FastHybridSettings(**BASE, lookahead=3)
-    apart = finish(fasthybrid(deep, LABELS, alone, NOISE, transformer=LazyTransformer(cache))).report
-    assert apart.sampler == combined.sampler == "fasthybrid+lazymar"
-    assert apart.settings == combined.settings and apart.counts == combined.counts
 
 
 def test_a_block_the_decoder_does_not_have(deep):

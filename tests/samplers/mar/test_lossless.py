@@ -17,20 +17,8 @@ What the tests cannot see, by the smallest of their p-values for errors made on 
 token by token.
 """
 
-from __future__ import annotations
-
-from functools import lru_cache
-
 import pytest
-import torch
-from fastar_nodes.model_loaders.networks.prompts import HybridModel
-from fastar_nodes.samplers.conditioning import PromptCondition
-from fastar_nodes.samplers.driver import finish
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.tools.statistics.lossless import ALPHA, CARELESS, CASES, WARMER, Case, Comparisons, draw
-from fastar_nodes.tools.statistics.toy import ManyImages, ToyHead
-from fastar_nodes.tools.statistics.two_samples import p_values
-from tiny_hybrids import tiny_hybrid
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -61,44 +49,3 @@ def test_a_draw_is_repeatable_and_its_noise_is_its_keys():
     first, again, other = (draw(key, 50, "mar", "", {"ar_steps": 2, "diffusion_steps": 3})[0] for key in "aab")
     assert first.shape == (50, 8) and first.equal(again)
     assert not (first == other).any()
-
-
-# ------------------------------------------------------------------------------------------------ hybrids
-
-COMMON = {"ar_steps": 3, "diffusion_steps": 6, "cfg": 2.0, "temperature": 1.0}
-DRAFTING = {"prefill_ratio": 0.0, "draft_length": 2}
-
-
-def toy_hybrid(perturbation: float = 0.0) -> HybridModel:
-    """A tiny hybrid of four tokens whose head has a known distribution; weights differ by ``perturbation`` of their size."""
-    model, g = tiny_hybrid(tokens=4), torch.Generator().manual_seed(5)
-    for p in model.hybrid.parameters():
-        p.add_(perturbation * p.abs().mean() * torch.randn(p.shape, generator=g))
-    model.net.diffloss.net = ToyHead(model.net.config.channels)
-    return model
-
-
-@lru_cache
-def drawn(key: str, perturbation: float | None = None, mode: str = "") -> tuple[torch.Tensor, dict[str, int]]:
-    """Pictures as vectors [DRAWS, 16] and counts, of MAR or of CSpD with a perturbed draft."""
-    entry = SAMPLERS["mar" if perturbation is None else "cspd"]
-    settings = entry.settings(**COMMON) if perturbation is None else entry.settings(**COMMON, **DRAFTING, mode=mode)
-    more = {} if perturbation is None else {"draft": toy_hybrid(perturbation)}
-    condition, noise = PromptCondition(("a boat",) * DRAWS), ManyImages(key, DRAWS)
-    done = finish(entry.run(toy_hybrid(), condition, settings, noise, **more))
-    return done.latents.flatten(1), done.report.counts
-
-
-@pytest.mark.parametrize("perturbation", [0.0, 0.03])
-def test_lossless_drafts_do_not_change_a_hybrids_distribution(perturbation):
-    pictures, counts = drawn(f"lossless {perturbation}", perturbation, "lossless")
-    p = p_values(drawn("plain")[0], pictures)
-    assert min(p.values()) > ALPHA, p
-    assert counts["accepted"] > 0 and (perturbation == 0 or counts["rejected"] > 0)
-
-
-def test_a_hybrids_approximate_mode_is_rejected_and_plain_mar_is_not():
-    p = p_values(drawn("plain")[0], drawn("published", 0.2, "published")[0])
-    assert min(p.values()) <= ALPHA, p
-    p = p_values(drawn("plain")[0], drawn("plain again")[0])
-    assert min(p.values()) > ALPHA, p

@@ -1,7 +1,5 @@
 """Estimates of memory: against the tensors alive in full-size networks on the meta device, and in reports."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -10,8 +10,6 @@ Measured here: an acceptance that is 3 % too ready (u <= 1.03 p / q) departs in 
 50 drafted ones; a temperature of 1.01 in all speculative tokens, and in 18 and 50 of 100 drafted ones.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The self-speculative head: its cost, and where it is off. Its distribution: ``test_paired_lossless.py`` and ``test_lossless.py``."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -82,12 +80,6 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
         torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
         assert max(sizes) == 2 * states and sum(sizes) == whole.report.counts["head_rows"]
         assert parts.report.counts["head_calls"] == len(sizes)
-
-
-def test_with_annealed_steps(model):
-    annealed, plain = (run(model, speculation=n, diffusion_steps=12, diffusion_steps_end=3) for n in (4, 0))
-    assert torch.isfinite(annealed.latents).all()
-    assert annealed.report.counts["head_calls"] < plain.report.counts["head_calls"]
 
 
 def cached(model, end=0, **changes):

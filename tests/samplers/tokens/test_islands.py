@@ -1,7 +1,5 @@
 """Geometry of local repair against plain loops, and acceptance against hand-made numbers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

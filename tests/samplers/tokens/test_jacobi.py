@@ -1,13 +1,13 @@
 """Windows of passes: the tokens of serial decoding in every schedule, and what a call accepts."""
 
-from __future__ import annotations
-
+import copy
 import dataclasses
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.llamagen import load_llamagen
@@ -20,51 +20,36 @@ from fastar_nodes.samplers.tokens.draws import PairedDraws, draw
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.loop import begin
 from fastar_nodes.samplers.tokens.mulosd import draft_schedule
-from fastar_nodes.samplers.tokens.par import ablation_schedule, par, par_schedule
+from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import (
-    ADJACENT,
-    NON_LOCAL,
     LlamaGenSettings,
-    PARSettings,
     TarPromptSettings,
-    ZipARSettings,
 )
 from fastar_nodes.samplers.tokens.tar import tar_prompt
-from fastar_nodes.samplers.tokens.zipar import windowed, zipar
+from fastar_nodes.samplers.tokens.zipar import windowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_reference import tiny_tar
+from test_token_contract import FEW
 from tokens_reference import condition_of, pick, tiny_gpt, visible
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def exact_gpt(kind="class", **shape):
-    """A tiny model in fp64, so that the order of sums decides no token."""
-    model = tiny_gpt(kind, **shape)
-    model.net.double()
+def exact(model):
+    """The model in fp64, so that the order of sums decides no token; projections of texts are fp32."""
+    model = copy.deepcopy(model)
+    if model.net.config.condition != "text":
+        model.net.double()
     return model
 
 
-PLAIN_GPT, TRAINED_PAR, FEATURES = exact_gpt(), exact_gpt(special=3, seed=1), exact_gpt("features")
-CASES = {
-    "llamagen": (llamagen, PLAIN_GPT, LlamaGenSettings()),
-    "llamagen, 6 x 6": (llamagen, exact_gpt(grid=6), LlamaGenSettings()),
-    "detokenizer": (llamagen, FEATURES, LlamaGenSettings()),
-    "text": (llamagen, tiny_gpt("text"), LlamaGenSettings()),
-    "grouped heads": (llamagen, exact_gpt("class, grouped heads"), LlamaGenSettings()),
-    "par": (par, TRAINED_PAR, PARSettings()),
-    "par, at once": (par, TRAINED_PAR, PARSettings(sequential_start=False)),
-    "par, non-local": (par, PLAIN_GPT, PARSettings(grouping=NON_LOCAL)),
-    "par, adjacent": (par, FEATURES, PARSettings(grouping=ADJACENT, group=3)),
-    "par, adjacent, at once": (par, PLAIN_GPT, PARSettings(grouping=ADJACENT, sequential_start=False)),
-    "zipar 1": (zipar, PLAIN_GPT, ZipARSettings(window=1)),
-    "zipar 2": (zipar, FEATURES, ZipARSettings(window=2)),
-    "zipar 2, text": (zipar, tiny_gpt("text"), ZipARSettings(window=2)),
-    "zipar 3, 6 x 6": (zipar, exact_gpt(grid=6), ZipARSettings(window=3)),
-}
-FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
+KINDS = "llamagen", "par", "zipar"
+CASES = {name: (case[0], exact(case[1]), case[2]) for name, case in contract.CASES.items() if name.startswith(KINDS)}
+del CASES["zipar, blanks"]
+PLAIN_GPT = CASES["llamagen"][1]
+CASES["llamagen, 6 x 6"] = llamagen, exact(tiny_gpt(grid=6)), LlamaGenSettings(**FEW)
 
 
 def kind_of(model) -> str:
@@ -142,34 +127,34 @@ def test_calls_are_those_of_a_plain_iteration_without_a_cache(window):
 
 
 def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
-    for name, schedule in (("llamagen", raster(4)), ("zipar 2", windowed(4, 2)), ("par", par_schedule(4, 4))):
+    for name, schedule in (("llamagen", raster(4)), ("zipar", windowed(4, 2)), ("par", par_schedule(4, 4))):
         _, model, chosen = CASES[name]
-        serial, chosen = run(*CASES[name], **FEW), dataclasses.replace(chosen, **FEW)
+        serial = run(*CASES[name])
         state = begin(name, model, condition_of(kind_of(model)), chosen, PairedDraws(5, (0, 1, 2)), 5)
         one = finish(module.windows(state, schedule, 1))
         assert torch.equal(one.codes, serial.codes)
         assert one.report.counts["transformer_passes"] == serial.report.counts["transformer_passes"]
         assert np.array_equal(one.report.maps["step"], serial.report.maps["step"]) and not one.report.counts["accepted"]
-        assert run(*CASES[name], **FEW, parallel=1).report.counts == serial.report.counts
+        assert run(*CASES[name], parallel=1).report.counts == serial.report.counts
 
 
 # ------------------------------------------------------------------------------------------------ guesses and slots
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 50])
-@pytest.mark.parametrize("name", ["llamagen", "zipar 2", "par", "par, adjacent"])
+@pytest.mark.parametrize("name", ["llamagen", "zipar", "par", "par, adjacent"])
 def test_right_guesses_take_one_call_a_window(monkeypatch, name, window):
-    serial = run(*CASES[name], (1,), **FEW)
+    serial = run(*CASES[name], (1,))
     passes = serial.report.counts["transformer_passes"]
 
     monkeypatch.setattr(module, "_guess", lambda tokens, *_: tokens[:, :-1].copy_(serial.codes.flatten(1)))
-    made = run(*CASES[name], (1,), **FEW, parallel=window)
+    made = run(*CASES[name], (1,), parallel=window)
     assert torch.equal(made.codes, serial.codes)
     assert made.report.counts["transformer_passes"] == (passes if window == 1 else 1 + math.ceil((passes - 1) / window))
     assert window == 1 or not made.report.counts["rejected"]
 
 
-@pytest.mark.parametrize("name", ["zipar 1", "zipar 2", "par, non-local", "par, adjacent", "par"])
+@pytest.mark.parametrize("name", ["zipar, guided at first", "zipar", "par, non-local", "par, adjacent", "par"])
 def test_stand_ins_and_true_tokens_are_seen_by_their_own_passes(monkeypatch, name):
     """All passes in one call: the logits of every row are those of its serial pass, which saw one of the two."""
     serial_logits, window_logits = [], []
@@ -182,10 +167,10 @@ def test_stand_ins_and_true_tokens_are_seen_by_their_own_passes(monkeypatch, nam
         return recorded
 
     monkeypatch.setattr(loop, "draw", recording(serial_logits))
-    serial = run(*CASES[name], (1,), **FEW)
+    serial = run(*CASES[name], (1,))
     monkeypatch.setattr(loop, "draw", recording(window_logits))
     monkeypatch.setattr(module, "_guess", lambda tokens, *_: tokens[:, :-1].copy_(serial.codes.flatten(1)))
-    run(*CASES[name], (1,), **FEW, parallel=100)
+    run(*CASES[name], (1,), parallel=100)
     torch.testing.assert_close(torch.cat(window_logits, dim=1), torch.cat(serial_logits, dim=1), rtol=1e-5, atol=1e-5)
 
 
@@ -250,7 +235,7 @@ def test_a_report_counts_what_a_plain_iteration_draws():
 def test_finished_images_leave_the_batch():
     """Together three images feed no more rows than each on its own, but for the padding of unlike windows."""
     together, *own = (
-        run(*CASES["llamagen, 6 x 6"], images, **FEW, parallel=5).report.counts["transformer_tokens"]
+        run(*CASES["llamagen, 6 x 6"], images, parallel=5).report.counts["transformer_tokens"]
         for images in ((0, 1, 2), (0,), (1,), (2,))
     )
     assert sum(own) <= together < 3 * max(own) and len(set(own)) > 1
@@ -268,8 +253,8 @@ def test_a_report_says_where_a_window_costs_time():
 
 def test_blanks_cannot_be_decoded_in_a_window():
     with pytest.raises(UserError, match="parallel: the blanks of mask_undecoded off"):
-        run(*CASES["zipar 2"], mask_undecoded=False, parallel=2)
-    assert run(*CASES["zipar 2"], mask_undecoded=False, parallel=1).codes.shape == (3, 4, 4)
+        run(*CASES["zipar"], mask_undecoded=False, parallel=2)
+    assert run(*CASES["zipar"], mask_undecoded=False, parallel=1).codes.shape == (3, 4, 4)
 
 
 TAR = tiny_tar(penalty=1.3)

@@ -1,12 +1,10 @@
 """MuLo-SD against an uncached reference, its two exact limits, and what its reports count."""
 
-from __future__ import annotations
-
-import functools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.maps import token_map
@@ -19,8 +17,6 @@ from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.mulosd import draft_schedule, mulosd, resampled
 from fastar_nodes.samplers.tokens.settings import (
-    AT_ONCE,
-    LOCAL,
     ONE_BY_ONE,
     SUFFIX,
     LlamaGenSettings,
@@ -33,10 +29,12 @@ from fastar_nodes.samplers.tokens.zipar import windowed, zipar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_islands import plain_expansion, plain_islands, plain_waves
+from test_token_contract import FEW
+from test_token_contract import LARGE as TARGETS
+from test_token_contract import SMALL as DRAFTS
 from tiny_tokens import CODES, UP, VQ, other_vocabulary, tiny_vq
 from tokens_reference import KINDS, History, condition_of, pick, prefix_rows, reference_codes, tiny_gpt, visible
 
-FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
 ALL = {"top_k": 0, "top_p": 1.0}
 GRID = 6
 
@@ -56,9 +54,7 @@ class DraftDraws:
 
 # One kind of condition in every run of the tests, all of them in `make test-all`.
 SOME_KINDS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "class")) for kind in KINDS]
-# Side of the target's grid to draft: three and two times smaller.
-TARGETS = {kind: tiny_gpt(kind, GRID) for kind in KINDS}
-DRAFTS = {(kind, small): tiny_gpt(kind, small, seed=1) for kind in KINDS for small in (2, 3)}
+CASES = [name for name in contract.CASES if name.startswith("mulosd") and "exact" not in name]
 
 
 class Fixed:
@@ -80,9 +76,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def start(kind="class", images=(0, 1, 2), seed=5, small=3, up=UP, **changes):
-    chosen = MuLoSDSettings(**{**FEW, "tau": 0.2, "draft_window": 2, "resample_window": 2, **changes})
-    what, draws, draft = condition_of(kind, images), PairedDraws(seed, images), DRAFTS[kind, small]
-    return mulosd(TARGETS[kind], what, chosen, draws, seed, draft=draft, up_sampler=up)
+    _, target, chosen, draft = contract.scaled(kind, small, **changes)
+    return mulosd(
+        target, condition_of(kind, images), chosen, PairedDraws(seed, images), seed, draft=draft, up_sampler=up
+    )
 
 
 def run(*args, **changes):
@@ -264,17 +261,6 @@ def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, cha
     assert counts["transformer_passes"] - counts["draft_passes"] == GRID**2  # the verification stands for the first
 
 
-orders, repairs = st.sampled_from([ONE_BY_ONE, AT_ONCE]), st.sampled_from([SUFFIX, LOCAL])
-
-
-@settings(deadline=None, max_examples=8)
-@given(st.integers(0, 2**64 - 1), st.integers(0, 3), orders, repairs)
-def test_so_it_is_whatever_the_other_settings(seed, rows, order, repair):
-    change = {"draft_rows": rows, "resample_order": order, "repair": repair}
-    result = run(images=(1,), seed=seed, tau=1.01, resample_window=0, **change)
-    assert torch.equal(result.codes, serial(images=(1,), seed=seed))
-
-
 @pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize("small", [3, 2])
 def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
@@ -290,15 +276,7 @@ def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
     assert not any(counts[name] for name in ("rejected", "expanded", "islands", "waves"))
 
 
-def test_a_draft_like_the_greedy_target_is_never_rejected():
-    own = serial(temperature=0.0)
-    result = run(up=Fixed(own), temperature=0.0, tau=1e-6, neighbours=0)
-    assert torch.equal(result.codes, own) and not result.report.counts["rejected"]
-
-
 def test_tau_and_neighbours_move_acceptance_as_said():
-    rates = [run(tau=tau).report.acceptance for tau in (0.02, 0.2, 0.6)]
-    assert rates[0] > rates[1] > rates[2]
     assert run(neighbours=8).report.acceptance > run(neighbours=0).report.acceptance
     for rate in (0.25, 0.75):
         down = run(acceptance_target=rate, top_k=0, top_p=1.0).report.counts["rejected"]
@@ -316,25 +294,11 @@ def test_guidance_ends_at_the_same_part_of_the_draft(small, interval, own):
 
 # ------------------------------------------------------------------------------------------------ drafts in windows, reports
 
-CASES = {
-    "whole": {},
-    "rows": {"draft_rows": 1},
-    "raster": {"resample_window": 0},
-    "no guidance": {"cfg": 1.0, "draft_rows": 2},
-    "guided at first": {"cfg_interval": 9},
-    "suffix": {"repair": SUFFIX},
-    "one by one": {"resample_order": ONE_BY_ONE},
-    "rate": {"acceptance_target": 0.7},
-    "a third": {"small": 2, "draft_rows": 1},
-    "greedy": {"temperature": 0.0},
-}
-made = functools.cache(lambda case: run(**CASES[case]))
-
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_draft_in_windows_is_the_draft(case):
-    window = (2, 3, 20)[list(CASES).index(case) % 3]
-    serially, parallel = made(case), run(**CASES[case], draft_parallel=window)
+    window = (2, 3, 20)[CASES.index(case) % 3]
+    serially, parallel = (finish(contract.start(case, draft_parallel=n)) for n in (0, window))
     assert torch.equal(parallel.codes, serially.codes)
     assert parallel.report.counts["draft_passes"] <= serially.report.counts["draft_passes"]
     for name, values in serially.report.maps.items():
@@ -349,7 +313,8 @@ def test_a_draft_in_windows_takes_fewer_passes():
 
 @pytest.mark.parametrize("case", CASES)
 def test_report_adds_up(case):
-    report = made(case).report
+    _, _, chosen, draft = contract.CASES[case]
+    report = contract.whole(case)[1].report
     counts, maps = report.counts, report.maps
     cells = 3 * GRID**2
     assert counts["accepted"] + counts["rejected"] == cells and len(report.similarity) == cells
@@ -359,7 +324,7 @@ def test_report_adds_up(case):
     again = outcome != ACCEPTED
     assert np.array_equal(maps["islands"] > 0, again) and np.array_equal(maps["waves"] >= 0, again)
     assert counts["islands"] == sum(int(m.max()) for m in maps["islands"])
-    cycles = -(-(2 if "small" in CASES[case] else 3) // (CASES[case].get("draft_rows") or 3))
+    cycles = -(-draft.grid // (chosen.draft_rows or draft.grid))
     target = counts["transformer_passes"] - counts["draft_passes"]
     # The first wave of a cycle costs no pass of its own.
     assert max(cycles, counts["waves"]) <= target <= cycles + counts["waves"]

@@ -1,7 +1,5 @@
 """Prompts to semantic codes: against a slow reference loop, single settings, batches, unusual prompts, and the de-tokenizer."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from qwen_reference import TINY, language_logits, tiny_tar
 from safetensors.torch import save_file
 from stepping import stepped
 from tar_files import DTOK, TA_TOK, detokenizer_state, language_model, tiny_ta_tok
+from tokens_reference import pick
 
 PROMPTS = ("a red boat", "cat", "a red boat", "")
 DRAWN = TarPromptSettings(top_k=0, top_p=1.0)
@@ -43,18 +42,8 @@ def plain(model: TarModel, prompt: str, settings: TarPromptSettings, seed: int, 
         logits = language_logits(model.net, torch.tensor([ids]))[0, -1].tolist()[first : first + model.special.codes]
         for code in set(codes):
             logits[code] = logits[code] * penalty if logits[code] < 0 else logits[code] / penalty
-        logits = [x / max(settings.temperature, 1e-5) for x in logits]
-        order = sorted(range(len(logits)), key=lambda i: -logits[i])
-        kept = order[: settings.top_k] if settings.top_k else order
-        weights = torch.tensor([logits[i] for i in kept], dtype=torch.float64).softmax(0).tolist()
-        left, total = [], 0.0
-        for i, weight in zip(kept, weights, strict=True):
-            if left and total > settings.top_p:
-                break
-            left.append(i)
-            total += weight
-        noise = draws.gumbel("code", torch.tensor([k]), model.special.codes)[0, 0].tolist()
-        codes.append(max(left, key=lambda i: logits[i] + noise[i]))
+        noise = draws.gumbel("code", torch.tensor([k]), model.special.codes)[0, 0]
+        codes.append(pick(torch.tensor(logits), settings, noise))
         ids.append(first + codes[-1])
     return codes
 
@@ -115,14 +104,6 @@ def test_repetition_penalty_defaults_to_the_files() -> None:
     assert penalised(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
 
 
-def test_a_strong_penalty_writes_every_code_once() -> None:
-    flat = tiny_tar()
-    flat.net.load_state_dict({k: v * 0.02 for k, v in flat.net.state_dict().items()})
-    few = replace(flat, special=replace(flat.special, codes=16))
-    free, strong = (run(few, settings=replace(DRAWN, temperature=0.0, repetition_penalty=p)).codes for p in (1.0, 2.0))
-    assert all(len(row.unique()) > len(free[0].unique()) for row in strong)
-
-
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
@@ -135,10 +116,6 @@ def test_what_is_no_list_of_prompts_is_refused(prompts) -> None:
 def test_prompts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="^text: .* 2 images"):
         next(tar_prompt(tiny_tar(), ["a", "b"], DRAWN, PairedDraws(0, range(3))))
-    with pytest.raises(UserError, match="^text: the prompt takes"):
-        run(tiny_tar(), ["a", "a " * 100])
-    with pytest.raises(UserError, match="^detail: "):
-        run(tiny_tar(sides=(4, 2)), settings=replace(DRAWN, detail="81"))
 
 
 @pytest.fixture(scope="module")
@@ -163,11 +140,6 @@ def test_a_very_long_prompt(loaded: TarModel) -> None:
     # A model with the official room reads all of it.
     roomy = tiny_tar(replace(TINY, positions=32768))
     assert run(roomy, [text], replace(DRAWN, detail="81")).codes.shape == (1, 1)
-
-
-def test_names_of_special_tokens_in_a_prompt_are_plain_text(loaded: TarModel) -> None:
-    typed = loaded.prompt("a cat <im_start><S0><I7>", 0)
-    assert typed[:2] == [1, 5] and typed[-2:] == [15, 16] and all(i < 14 for i in typed[:-2])
 
 
 # -------------------------------------------------------------------------------------- codes to a de-tokenizer
@@ -236,15 +208,6 @@ def test_a_detokenizer_without_its_ta_tok_says_so(tmp_path: Path) -> None:
     _, path = parts(tmp_path)
     with pytest.raises(UserError, match="^condition: .*TA-Tok"):
         prepare(load_detokenizer(path), run(tiny_tar()).condition, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("window", [0, 4])
-def test_every_call_of_the_network_is_counted(loaded: TarModel, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, inner = [], loaded.net.feed
-    monkeypatch.setattr(loaded.net, "feed", lambda *a, **b: calls.append(1) or inner(*a, **b))
-    report = run(loaded, ["cat"], replace(DRAWN, parallel=window)).report
-    assert report.counts["transformer_passes"] == len(calls) and (window == 0) == (len(calls) == 16)
-    assert report.counts["transformer_tokens"] >= len(calls)
 
 
 def test_a_single_code_needs_no_window() -> None:

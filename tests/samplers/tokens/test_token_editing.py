@@ -1,7 +1,5 @@
 """Editing with given tokens: they stay, the others are drawn as before, in every sampler of one model and in windows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from fastar_nodes.errors import UserError

@@ -1,7 +1,5 @@
 """Conditions of token models: packed for the network, or refused in a sentence."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

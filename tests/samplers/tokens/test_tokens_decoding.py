@@ -1,12 +1,10 @@
 """The cached loop against the slow reference, settings at which methods agree, and published settings."""
 
-from __future__ import annotations
-
-import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import from_ids
@@ -18,64 +16,39 @@ from fastar_nodes.samplers.tokens.par import ablation_schedule, par, par_schedul
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import ADJACENT, NON_LOCAL, LlamaGenSettings, PARSettings, ZipARSettings
 from fastar_nodes.samplers.tokens.zipar import windowed, zipar
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from test_token_contract import FEW, PLAIN
+from test_token_contract import TRAINED as PAR_MODEL
 from tokens_reference import condition_of, reference_codes, tiny_gpt
 
-FEW = {"cfg": 2.5, "top_k": 8, "top_p": 0.9, "temperature": 0.9}
-PLAIN, PAR_MODEL = tiny_gpt(), tiny_gpt(special=3, seed=1)
 DRAWS = PairedDraws(5, (0, 1, 2))
-# Name to sampler, model, settings and the schedule it should follow.
-CASES = {
-    "llamagen": (llamagen, PLAIN, LlamaGenSettings(**FEW), raster(4)),
-    "llamagen, no guidance": (llamagen, PLAIN, LlamaGenSettings(**{**FEW, "cfg": 1.0}), raster(4)),
-    "llamagen, little guidance": (llamagen, PLAIN, LlamaGenSettings(**FEW | {"cfg": 1.5}), raster(4)),
-    "llamagen, guided at first": (llamagen, PLAIN, LlamaGenSettings(**FEW, cfg_interval=0), raster(4)),
-    "llamagen, text": (llamagen, tiny_gpt("text"), LlamaGenSettings(**FEW), raster(4)),
-    "llamagen, features, grouped heads": (llamagen, tiny_gpt("features"), LlamaGenSettings(**FEW), raster(4)),
-    "par": (par, PAR_MODEL, PARSettings(**FEW), par_schedule(4, 4)),
-    "par, guided at first": (par, PAR_MODEL, PARSettings(**FEW, cfg_interval=1), par_schedule(4, 4)),
-    "par, text": (par, tiny_gpt("text", special=3), PARSettings(**FEW), par_schedule(4, 4)),
-    "par, at once": (par, PAR_MODEL, PARSettings(**FEW, sequential_start=False), par_schedule(4, 4, False)),
-    "par, non-local": (par, PLAIN, PARSettings(**FEW, grouping=NON_LOCAL), ablation_schedule(4, 4, False, True)),
-    "par, adjacent": (par, PLAIN, PARSettings(**FEW, grouping=ADJACENT, group=3), ablation_schedule(4, 3, True, True)),
-    "par, adjacent, at once": (
-        par,
-        tiny_gpt("features"),
-        PARSettings(**FEW, grouping=ADJACENT, sequential_start=False),
-        ablation_schedule(4, 4, True, False),
-    ),
-    "zipar": (zipar, PLAIN, ZipARSettings(**FEW, window=2), windowed(4, 2)),
-    "zipar, guided at first": (zipar, PLAIN, ZipARSettings(**FEW, window=1, cfg_interval=2), windowed(4, 1)),
-    "zipar, text": (zipar, tiny_gpt("text"), ZipARSettings(**FEW, window=2), windowed(4, 2)),
-    "zipar, grouped heads": (zipar, tiny_gpt("class, grouped heads"), ZipARSettings(**FEW, window=3), windowed(4, 3)),
-    "zipar, features": (zipar, tiny_gpt("features"), ZipARSettings(**FEW, window=2), windowed(4, 2)),
+# Cases of the contract to the schedule that they and those with a longer name follow.
+SCHEDULES = {
+    "llamagen": raster(4),
+    "par": par_schedule(4, 4),
+    "par, at once": par_schedule(4, 4, False),
+    "par, non-local": ablation_schedule(4, 4, False, True),
+    "par, adjacent": ablation_schedule(4, 3, True, True),
+    "par, adjacent, at once": ablation_schedule(4, 4, True, False),
+    "zipar": windowed(4, 2),
+    "zipar, guided at first": windowed(4, 1),
+    "zipar, grouped heads": windowed(4, 3),
 }
-
+CASES = [name for name in contract.CASES if name.startswith(tuple(SCHEDULES)) and "blanks" not in name]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(params=CASES, ids=str)
-def case(request):
-    return CASES[request.param]
+def run(case, **changes):
+    return finish(contract.start(case, **changes))
 
 
-def kind_of(model) -> str:
-    return model.net.config.condition
-
-
-def run(case, images=(0, 1, 2), seed=5, **changes):
-    sampler, model, chosen, _ = case
-    chosen = dataclasses.replace(chosen, **changes)
-    return finish(sampler(model, condition_of(kind_of(model), images), chosen, PairedDraws(seed, images), seed))
-
-
+@pytest.mark.parametrize("case", CASES)
 def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
-    _, model, chosen, schedule = case
-    result = run(case)
-    slow = reference_codes(model, condition_of(kind_of(model)), chosen, DRAWS, schedule.passes)
+    _, model, chosen = contract.CASES[case]
+    schedule = SCHEDULES[max((name for name in SCHEDULES if case.startswith(name)), key=len)]
+    result, c = contract.whole(case)[1], model.net.config
+    slow = reference_codes(model, condition_of(c.condition), chosen, DRAWS, schedule.passes)
     assert torch.equal(result.codes, slow)
-    report, c = result.report, model.net.config
+    report = result.report
     assert report.counts["transformer_passes"] == len(schedule.passes)
     prefix = {"class": 1, "text": 7, "features": 4}[c.condition]
     slots = prefix + schedule.slots
@@ -92,29 +65,8 @@ def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
 # ------------------------------------------------------------------------------------------------ where methods agree
 
 
-@settings(deadline=None, max_examples=12)
-@given(
-    st.integers(4, 12),
-    st.integers(0, 2**64 - 1),
-    st.sampled_from([1.0, 3.0]),
-    st.sampled_from([-1, 0, 5]),
-    st.booleans(),
-)
-def test_zipar_with_a_full_window_is_llamagen_token_for_token(window, seed, cfg, interval, masked):
-    common = {"cfg": cfg, "cfg_interval": interval, "top_k": 0}
-    draws = PairedDraws(seed, (0, 3))
-    plain = finish(llamagen(PLAIN, from_ids((1, 2)), LlamaGenSettings(**common), draws))
-    wide = finish(zipar(PLAIN, from_ids((1, 2)), ZipARSettings(**common, window=window, mask_undecoded=masked), draws))
-    assert torch.equal(plain.codes, wide.codes) and plain.report.counts == wide.report.counts
-
-
-def test_the_first_row_is_llamagens_whatever_the_window():
-    for window in (1, 2, 3):
-        assert torch.equal(run(CASES["zipar"], window=window).codes[:, 0], run(CASES["llamagen"]).codes[:, 0])
-
-
 def test_visible_unwritten_slots_change_the_tokens():
-    assert not torch.equal(run(CASES["zipar"], mask_undecoded=False).codes, run(CASES["zipar"]).codes)
+    assert not torch.equal(run("zipar", mask_undecoded=False).codes, run("zipar").codes)
 
 
 def test_a_model_and_a_sampler_that_do_not_fit_say_so():
@@ -131,10 +83,10 @@ def test_a_model_and_a_sampler_that_do_not_fit_say_so():
 
 
 def test_all_greedy_settings_draw_the_likeliest():
-    plain = run(CASES["llamagen"], top_k=1, top_p=1.0)
+    plain = run("llamagen", top_k=1, top_p=1.0)
     for change in ({"temperature": 0.0}, {"top_k": 0, "top_p": 0.0}):
-        assert torch.equal(run(CASES["llamagen"], **{"top_k": 0, "top_p": 1.0, **change}).codes, plain.codes)
-    assert torch.equal(run(CASES["llamagen"], top_k=1, seed=77).codes, plain.codes)
+        assert torch.equal(run("llamagen", **{"top_k": 0, "top_p": 1.0, **change}).codes, plain.codes)
+    assert torch.equal(run("llamagen", top_k=1, seed=77).codes, plain.codes)
 
 
 # ------------------------------------------------------------------------------------------------ published settings
@@ -190,7 +142,8 @@ def test_a_report_states_the_values_that_were_taken():
 )
 def test_exact_settings_give_the_tokens_of_llamagen(sampler, chosen, exact):
     assert chosen.exact(4) is exact and not chosen.lossless()
-    assert torch.equal(run((sampler, PLAIN, chosen, None)).codes, run(CASES["llamagen"]).codes) is exact
+    found = finish(sampler(PLAIN, condition_of("class"), chosen, DRAWS)).codes
+    assert torch.equal(found, run("llamagen").codes) is exact
 
 
 def test_the_groups_of_a_par_are_never_exact():
@@ -205,6 +158,6 @@ def test_reports_of_a_detokenizer_have_a_name_of_their_own(kind, name):
 
 
 def test_a_group_may_be_the_whole_picture_and_no_more():
-    chosen = PARSettings(**FEW, grouping=ADJACENT, sequential_start=False)
-    whole = run((par, PLAIN, chosen, None), group=16)
+    chosen = PARSettings(**FEW, grouping=ADJACENT, sequential_start=False, group=16)
+    whole = finish(par(PLAIN, from_ids((1,)), chosen, PairedDraws(1, (0,))))
     assert not whole.report.maps["step"].any() and whole.report.counts["transformer_passes"] == 1

@@ -5,8 +5,6 @@ a fed row takes 8 x 16 + 3 x 24 numbers, 800 bytes, and twice as many rows are c
 23 logits of 4 bytes, 10 times with guidance and 9 times without.
 """
 
-from __future__ import annotations
-
 import pytest
 from fastar_nodes.samplers.tokens.memory import estimate
 from fastar_nodes.samplers.tokens.settings import ADJACENT, LlamaGenSettings, MuLoSDSettings, PARSettings, ZipARSettings

@@ -1,7 +1,5 @@
 """Schedules: permutations of the grid, nothing looked at before it is written, steps by formula."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,6 @@
-"""The recorded cases of LlamaGen, PAR, ZipAR, Tar, MuLo-SD and the VQ tokenizer, spoilt ones, and cases of another size."""
+"""The recorded cases of every family agree, spoilt ones fail, and other sizes in the same layout work."""
 
-from __future__ import annotations
-
+import importlib.util
 import json
 import shutil
 from dataclasses import replace
@@ -9,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.autoencoders import load_vq
 from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
+from fastar_nodes.model_loaders.networks.llama import Llama
 from fastar_nodes.model_loaders.networks.ta_tok import TATok
-from fastar_nodes.tools.parity import llamagen, mulosd, tar, vq
+from fastar_nodes.tools.parity import cspd, hybrid, janus, lazymar, llamagen, mar, mulosd, tar, vq
 from fastar_nodes.tools.parity.cases import judge
+from janus_files import FOLDER as JANUS
+from janus_files import in_transformers_layout
 from safetensors.torch import load_file, save_file
 from tar_files import DTOK, TA_TOK, detokenizer_state, tiny_ta_tok
 
@@ -24,13 +24,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @torch.no_grad()
-def verdicts(cases, folder: Path) -> dict[str, str]:
-    """Case to ok, FAIL or not yet."""
-    return {outcome.name: outcome.verdict for outcome in map(judge, cases(folder))}
+def verdicts(cases, folder: Path, only: tuple[str, ...] = ("",)) -> dict[str, str]:
+    """Case to ok, FAIL or not yet, of the cases whose names behind the family begin with one of ``only``."""
+    chosen = (case for case in cases(folder) if case.name.partition("/")[2].startswith(only))
+    return {outcome.name: outcome.verdict for outcome in map(judge, chosen)}
 
 
-def failed(cases, folder: Path) -> list[str]:
-    return [name for name, verdict in verdicts(cases, folder).items() if verdict == "FAIL"]
+def failed(cases, folder: Path, *only: str) -> list[str]:
+    return [name for name, verdict in verdicts(cases, folder, only or ("",)).items() if verdict == "FAIL"]
 
 
 def copied(path: Path, target: Path, half: bool = False) -> Path:
@@ -185,35 +186,155 @@ def test_damaged_and_missing_files_fail_alone(tmp_path):
     assert verdicts(mulosd.cases, other) == {"tar/mulosd_geometry": "FAIL", "llamagen/lantern_accept.nearest": "FAIL"}
 
 
+# ------------------------------------------------------------------------------------------------ CSpD
+
+
+def of_cspd(folder: Path):
+    return cspd.cases(folder, mar.MODEL, mar.MODEL_CONFIG)
+
+
+@pytest.fixture
+def copied_cspd(tmp_path: Path) -> Path:
+    """The files that the cases of CSpD need."""
+    for name in (cspd.DATA, cspd.DRAFT, mar.MODEL, mar.MODEL_CONFIG):
+        copied(HERE / "mar" / name, tmp_path)
+    return tmp_path
+
+
+def test_ratios_draws_and_whole_runs_of_cspd_agree():
+    names = {f"mar/cspd.{tag}.{kind}" for tag in ("t1", "t42") for kind in ("ratio", "again", "run")}
+    assert verdicts(of_cspd, HERE / "mar") == dict.fromkeys(names, "ok")
+    data = load_file(HERE / "mar" / cspd.DATA)
+    accepted = (data["t42.verify_prob_cat"] > data["t42.verify_guess_cat"]).float().mean()
+    assert 0.5 < accepted < 0.9 and not (data["t1.verify_prob_cat"] > data["t1.verify_guess_cat"]).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "name", "change", "fails"),
+    [
+        (cspd.DATA, "t42.verify_mp_cat", lambda x: x + 0.01, {"t42.ratio", "t42.again"}),
+        (cspd.DATA, "t42.verify_guess_cat", lambda x: 1 - x, {"t42.again", "t42.run"}),
+        (cspd.DATA, "t42.out", lambda x: x + 3e-4, {"t42.run"}),
+        (cspd.DATA, "t1.orders", lambda x: x.flip(1), {"t1.run"}),
+        (cspd.DRAFT, "z_proj.weight", lambda x: x * 1.05, {"t42.run"}),
+    ],
+)
+def test_a_spoilt_record_or_another_draft_of_cspd_fails(copied_cspd, file, name, change, fails):
+    data = load_file(copied_cspd / file)
+    data[name] = change(data[name]).contiguous()
+    save_file(data, copied_cspd / file)
+    assert set(failed(of_cspd, copied_cspd)) == {f"mar/cspd.{case}" for case in fails}
+
+
+# ------------------------------------------------------------------------------------------------ LazyMAR
+
+
+@pytest.fixture
+def lazymar_folder(tmp_path: Path) -> Path:
+    """The recorded runs beside their model: the tiny MAR with every class row eight times and three more head blocks."""
+    state = load_file(HERE / "mar" / mar.MODEL)
+    for name, value in list(state.items()):
+        if name.startswith(("encoder_pos", "decoder_pos")):
+            state[name] = torch.cat([value[:, :8].repeat_interleave(8, 1), value[:, 8:]], 1)
+        for j in range(3):
+            if f"res_blocks.{j}." in name:
+                value = value.clone()
+                if "adaLN" in name:
+                    value[2 * len(value) // 3 :] *= 0.02
+                state[name.replace(f"res_blocks.{j}.", f"res_blocks.{j + 3}.")] = value
+    save_file(state, tmp_path / lazymar.MODEL)
+    copied(HERE / "mar" / mar.MODEL_CONFIG, tmp_path)
+    copied(HERE / "mar" / "lazymar_runs.safetensors", tmp_path).rename(tmp_path / lazymar.DATA)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "tag", ["full", *(pytest.param(tag, marks=pytest.mark.slow) for tag in ("tokcache", "baseline"))]
+)
+def test_choices_conditions_and_whole_runs_of_lazymar_agree(lazymar_folder, tag):
+    """``full`` has all caches, ``tokcache`` all but the head's, ``baseline`` none."""
+    parts = ("run",) if tag == "baseline" else ("chosen", "conditions", "run")
+    names = (f"mar/lazymar.{tag}.{part}" for part in parts)
+    assert verdicts(mar.cases, lazymar_folder, (f"lazymar.{tag}.",)) == dict.fromkeys(names, "ok")
+
+
+@pytest.mark.slow
+def test_a_spoilt_record_of_lazymar_fails_where_it_is_spoilt(lazymar_folder):
+    data = load_file(lazymar_folder / lazymar.DATA)
+    mask, scores = data["tokcache.prune_keep_mask"], data["tokcache.prune_vcos"]
+    # A row that was left out for its similarity, in the place of the least similar one that was not asked for.
+    last, score = mask[-1, 0].bool(), scores[-1, 0]
+    best = int(score.where(~last, -2.0).argmax())
+    mask[-1, 0, best], mask[-1, 0, int(score.where(last, 2.0).argmin())] = 1, 0
+    save_file(data, lazymar_folder / lazymar.DATA)
+    assert failed(mar.cases, lazymar_folder, "lazymar.tokcache.chosen") == ["mar/lazymar.tokcache.chosen"]
+
+
+def test_a_missing_model_of_lazymar_is_one_failed_case(lazymar_folder):
+    (lazymar_folder / lazymar.MODEL).unlink()
+    assert verdicts(mar.cases, lazymar_folder, ("lazymar",)) == {"mar/lazymar": "FAIL"}
+
+
+# ------------------------------------------------------------------------------------------------ Harmon, UniPic, Janus
+
+
+@pytest.mark.parametrize("family", ["harmon", "unipic"])
+def test_all_recorded_cases_of_hybrids_agree(family):
+    found = verdicts(hybrid.cases, HERE / family)
+    odd = {name: verdict for name, verdict in found.items() if verdict != "ok"}
+    lacking = ("qwen",) if importlib.util.find_spec("tokenizers") else ("qwen", "tiny")
+    assert odd == {f"{family}/prompts.{name}": "not yet" for name in lacking} and len(found) > 25
+    kinds = {name.partition("/")[2].split(".")[0] for name in found}
+    assert kinds == {*"inside sample sample_official tables schedule pos_embed shapes prompts".split()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["harmon", "unipic"])
+def test_the_other_family_s_largest_beta_fails(family, tmp_path):
+    names = (
+        "hybrid_tables.safetensors",
+        hybrid.MODEL,
+        "hybrid_sample_official.safetensors",
+        "hybrid_sample_official.json",
+    )
+    for name in names:
+        copied(HERE / family / name, tmp_path)
+    config = json.loads((HERE / family / "hybrid_config.json").read_text())
+    config["diffusion"]["max_beta"] = 1.199 - config["diffusion"]["max_beta"]
+    (tmp_path / "hybrid_config.json").write_text(json.dumps(config))
+    found = verdicts(hybrid.cases, tmp_path, ("tables", "sample_official"))
+    clipped = {name for name in found if name.endswith("c")}
+    assert {name for name, verdict in found.items() if verdict == "ok"} == clipped and clipped
+
+
+def test_a_missing_file_of_a_hybrid_is_a_failed_case(tmp_path):
+    copied(HERE / "harmon" / "hybrid_tables.safetensors", tmp_path)
+    outcome = judge(hybrid.cases(tmp_path)[0])
+    assert outcome.verdict == "FAIL" and "hybrid_config.json" in outcome.why
+
+
+def test_all_recorded_cases_of_janus_agree():
+    found = verdicts(janus.cases, JANUS)
+    assert set(found.values()) == {"ok"}, found
+    kinds = {"j1": 1, "j2": 1, "j3": 2, "j4": 10, "j5": 3, "j6": 1, "j7": 1, "j8": 3, "j9": 1, "j10": 2, "j11": 2}
+    counted = {kind: sum(name.split("/")[1].split(".")[0] == kind for name in found) for kind in kinds}
+    assert counted == kinds and len(found) == sum(kinds.values()) + 2
+
+
+def test_transformers_layout_and_a_changed_number_of_janus(tmp_path):
+    shutil.copytree(JANUS, tmp_path / "x", ignore=shutil.ignore_patterns("transformers", "sharded"))
+    in_transformers_layout(tmp_path / "x/transformers")
+    (tmp_path / "x/janus_sharded_io.safetensors").unlink()
+    io = load_file(tmp_path / "x/janus_io.safetensors")
+    io["j2.logits"][1, -1, 0] += 1e-4
+    save_file(io, tmp_path / "x/janus_io.safetensors")
+    found = verdicts(janus.cases, tmp_path / "x")
+    assert [name for name, verdict in found.items() if verdict != "ok"] == ["janus/j2"]
+    assert "janus/j9" in found
+
+
 # ------------------------------------------------------------------------------------- other sizes, same layout
-
-
-@torch.no_grad()
-def test_a_llamagen_of_another_size(tmp_path):
-    """Three heads, one block, a 4 x 4 grid, 7 classes: only the logits, recorded here by the uncached pass."""
-    net = Llama(LlamaConfig(24, 1, 3, 3, 40, 31, "class", 7)).requires_grad_(False)
-    g = torch.Generator().manual_seed(0)
-    for p in net.parameters():
-        p.copy_(torch.randn(p.shape, generator=g) * 0.5)
-    tokens, cond, places = torch.randint(31, (2, 16), generator=g), torch.tensor([6, 2]), net.positions(4, 1)
-    table = torch.cat([torch.zeros(1, 4, 2), places.table[1:, :, 1::2].transpose(1, 2)])
-    logits = net(torch.cat([net.prefix(cond), net.embed(tokens)], 1), torch.arange(-1, 16), places)
-    save_file(net.state_dict(), tmp_path / "gpt_other.safetensors")
-    io = {"cond": cond, "tokens": tokens, "freqs_cis": table}
-    io |= {"c2i.full_logits": logits, "c2i.cached_logits": logits[:, :16]}
-    save(tmp_path / "gpt_other_io.safetensors", io)
-    names = ("full_logits", "cached_logits", "inside")
-    assert verdicts(llamagen.cases, tmp_path) == {f"llamagen/gpt_other.{name}": "ok" for name in names}
-
-
-@torch.no_grad()
-def test_a_vq_tokenizer_of_another_size(tmp_path):
-    torch.manual_seed(0)
-    net = VQAutoencoder(VQConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=16, codes=20, code_channels=4))
-    save_file(net.state_dict(), tmp_path / "vq2.safetensors")
-    net, codes = load_vq(tmp_path / "vq2.safetensors").net, torch.randint(20, (3, 14))
-    save(tmp_path / "vq2_io.safetensors", {"indices_2x7": codes, "decode_2x7": net.decode_codes(codes.view(3, 2, 7))})
-    assert verdicts(vq.cases, tmp_path) == {"llamagen/vq2.decode": "ok"}
 
 
 @torch.no_grad()

@@ -1,0 +1,47 @@
+"""Random weights as the authors initialise them, for trainings and for models of official sizes."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..model_loaders.networks.hybrid import Hybrid
+from ..model_loaders.networks.llama import PROMPT, Llama
+from ..model_loaders.networks.mar import MAR
+
+
+def _xavier(layers: nn.Module) -> None:
+    for layer in layers.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+
+def initialise_mar(net: MAR) -> MAR:
+    """Xavier matrices, std 0.02 embeddings, adaLN and the last layer zero."""
+    _xavier(net)
+    embeddings = ("class_emb.weight", "fake_latent", "mask_token")
+    for name, p in net.named_parameters():
+        if "embed_learned" in name or name in embeddings or "time_embed.mlp" in name and p.ndim == 2:
+            nn.init.normal_(p, std=0.02)
+        elif "adaLN_modulation" in name or "final_layer.linear" in name:
+            nn.init.zeros_(p)
+    return net
+
+
+def initialise_llama(net: Llama) -> Llama:
+    """Std 0.02 everywhere, unit norms, zero biases; LlamaGen's output layer is zero."""
+    for name, p in net.named_parameters():
+        if name.endswith(".bias") or name == "output.weight" and net.config.condition != PROMPT:
+            nn.init.zeros_(p)
+        elif p.ndim > 1:
+            nn.init.normal_(p, std=0.02)
+    return net
+
+
+def initialise_hybrid(net: Hybrid) -> Hybrid:
+    """The parts as above; Xavier matrices in the MLPs between them."""
+    initialise_mar(net.mar)
+    initialise_llama(net.llm)
+    _xavier(net.proj_in)
+    _xavier(net.proj_out)
+    return net
