@@ -1,4 +1,4 @@
-"""Time reference implementations beside ours: checkouts of MAR, LazyMAR, LlamaGen, PAR, ZipAR or Tar.
+"""Time reference implementations beside ours: checkouts of MAR, LazyMAR, LlamaGen, PAR, ZipAR or Tar, and transformers for Janus.
 
 Both programs have the same random weights of an official size and run in one process, in turn, on the CPU. The results are compared
 first. With one thread the seconds are CPU seconds of the process, which other load on the machine changes little; otherwise they are wall
@@ -28,13 +28,24 @@ from .operations import counted, measure_speed
 from .references import SIZES_OF, Pair, identify, pair
 from .sizes import PAR_SPECIAL, random_model
 
-_HEAD = ("work", "ours, s", "reference, s", "ratio", "range", "floor, s", "ours / floor", "operations", "equal")
+_HEAD = (
+    "work",
+    "ours, s",
+    "reference, s",
+    "ratio",
+    "range",
+    "floor, s",
+    "ours / floor",
+    "operations",
+    "theirs",
+    "equal",
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("checkouts", type=Path, nargs="+", metavar="DIR", help="checkout of a reference implementation")
-    parser.add_argument("--random", metavar="SIZE", help="official size; default MAR-B, LlamaGen-B or AR-DTok-B")
+    parser.add_argument("--random", metavar="SIZE", help="official size; default the smallest")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="sets", help="a setting")
     parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
     parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each program; default 5")
@@ -54,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         if size not in SIZES_OF[name]:
             raise UserError(f"random: {name} has no size {size}; there are {', '.join(SIZES_OF[name])}.")
         model = None
-        if name != "tar":
+        if name not in ("tar", "janus"):
             model = random_model(size, "fp32", device, PAR_SPECIAL if name == "par" else 0).model
         found += [measure(pair(name, root, model, size, batch, sets), repeats) for batch in batches]
     text = f"{about('Random weights', device, repeats)}\n\n{to_table(found)}"
@@ -76,6 +87,8 @@ def measure(work: Pair, repeats: int) -> dict[str, Any]:
     speed = measure_speed(clock)
     with counted() as ops:
         work.ours(0)
+    with counted() as reference_ops:
+        work.theirs()
     ours, theirs = [], []
     for repeat in range(repeats):
         ours.append(_seconds(clock, partial(work.ours, repeat)))
@@ -89,6 +102,7 @@ def measure(work: Pair, repeats: int) -> dict[str, Any]:
         "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
         "floor": round(ops.floor(speed), 7),
         "operations": ops.operations,
+        "reference_operations": reference_ops.operations,
         "waits": ops.waits,
         "difference": difference,
         "gflops": round(speed.arithmetic / 1e9, 1),
@@ -109,6 +123,10 @@ def to_table(found: Sequence[Mapping[str, Any]]) -> str:
         ours, (low, high) = median(f["ours"]), f["ratio_range"]
         row = [f["work"], f"{ours:.2f}", f"{median(f['reference']):.2f}", f"{f['ratio']:.2f}"]
         row += [f"{low:.2f}-{high:.2f}" if len(f["ours"]) > 1 else "", f"{f['floor']:.2f}"]
-        row += [f"{ours / f['floor']:.1f}" if f["floor"] else "", f"{f['operations']:,}"]
+        row += [
+            f"{ours / f['floor']:.1f}" if f["floor"] else "",
+            f"{f['operations']:,}",
+            f"{f['reference_operations']:,}",
+        ]
         rows.append([*row, "not compared" if f["difference"] is None else "yes"])
     return markdown(rows)

@@ -114,14 +114,13 @@ def from_line(line: Any) -> Result:
     """A result from a line of the results."""
     try:
         found = Result(**{**line, "difference": tuple(line["difference"])})
-        known = found.measure in MEASURES and len(found.difference) == 3 and type(found.images) is int
-    except (KeyError, TypeError):
-        known = False
-    if known:
         numbers = (found.value, found.low, found.high, *found.difference)
         texts = (found.cell, found.extractor, found.against, found.word)
-        known = all(isinstance(text, str) for text in texts)
+        known = found.measure in MEASURES and len(found.difference) == 3 and type(found.images) is int
+        known = known and all(isinstance(text, str) for text in texts)
         known = known and all(n is None or type(n) in (int, float) and abs(n) < 1e300 for n in numbers)
+    except (KeyError, TypeError):
+        known = False
     if not known:
         raise UserError("folder: a line of its results is damaged; delete the folder results, and evaluate again.")
     return found

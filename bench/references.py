@@ -1,6 +1,7 @@
 """Reference implementations for the command ``against``: each is built from a checkout, with the random weights of ours.
 
-Nothing is copied from a checkout. The packages that it imports (timm, scipy, tqdm, einops) have to be installed.
+Nothing is copied from a checkout. The packages that it imports (timm, scipy, tqdm, einops) have to be installed. For Janus the checkout
+is the folder that contains the package transformers.
 
 When the results of token models are compared, both programs take the likeliest token. For MAR both start all tokens from the same noise and
 add none afterwards. LazyMAR's selection of rows is compared with recorded results by ``verify``.
@@ -23,17 +24,20 @@ import torch
 from torch import Tensor, nn
 
 from ..assembly import Ready
+from ..cli.options import whole
 from ..errors import UserError
+from ..model_loaders import janus as loader
+from ..model_loaders.networks.janus import JanusModel, Template
 from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
-from ..samplers.conditioning import FeatureCondition, from_ids
+from ..samplers.conditioning import FeatureCondition, PromptCondition, from_ids
 from ..samplers.driver import finish
 from ..samplers.noise import PairedNoise
-from ..samplers.registry import LLAMAGEN, TAR, find
+from ..samplers.registry import JANUS, LLAMAGEN, TAR, find
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.par import par_schedule
-from .sizes import DTOK_SIZES, SIZES, TOKEN_SIZES, llama_config, random_gpt
+from .sizes import DTOK_SIZES, JANUS_SIZES, SIZES, TOKEN_SIZES, llama_config, random_gpt, random_janus
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,14 +144,9 @@ def llamagen(
         generate = load(f"autoregressive.models.{script}").generate
     extra = {"spe_token_num": c.special, "ar_token_num": c.regions} if c.special else {}
     arguments = networks.ModelArgs(
-        dim=c.dim,
-        n_layer=c.depth,
-        n_head=c.heads,
-        vocab_size=c.vocab,
-        num_classes=c.condition_size,
-        block_size=model.tokens,
-        **extra,
-    )
+        dim=c.dim, n_layer=c.depth, n_head=c.heads, vocab_size=c.vocab, num_classes=c.condition_size,
+        block_size=model.tokens, **extra,
+    )  # fmt: skip
     net: Any = load_weights(networks.Transformer(arguments), model.net)
     labels = torch.arange(batch) % c.condition_size
     order = torch.arange(model.tokens)
@@ -176,15 +175,9 @@ def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
     with checkout(root, "tok") as load:
         networks = load("tok.ar_dtok.ar_model")
     arguments = networks.ModelArgs(
-        dim=dim,
-        n_layer=depth,
-        n_head=heads,
-        vocab_size=ours.config.vocab,
-        model_type="clip_cond",
-        cond_dim=FEATURE_WIDTH,
-        cls_token_num=FEATURES,
-        max_seq_len=count,
-    )
+        dim=dim, n_layer=depth, n_head=heads, vocab_size=ours.config.vocab, model_type="clip_cond",
+        cond_dim=FEATURE_WIDTH, cls_token_num=FEATURES, max_seq_len=count,
+    )  # fmt: skip
     net: Any = load_weights(networks.ARModel(arguments), ours)
     given = features.expand(batch, -1, -1)
 
@@ -195,6 +188,51 @@ def tar(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
     model = Ready(TAR, TokenModel(ours, f"{size}, random weights", DTOK_GRID))
     condition = FeatureCondition((features,) * batch, ("",) * batch)
     return _tokens("tar", model, condition, sets, theirs, torch.arange(count))
+
+
+# Ids around the prompt of a random Janus, whose text is its bytes.
+_AROUND = Template(begin=256, image=257)
+
+
+def janus(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
+    """transformers' JanusForConditionalGeneration, on our very tensors. ``sets`` may give a smaller grid than the published one."""
+    sets = dict(sets)
+    grid = whole(sets.pop("grid", "24"), "grid", 2, 24)
+    with checkout(root) as load:
+        hf, networks = load("transformers"), load("transformers.models.janus")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = random_janus(size)
+    c = net.config
+    text = hf.LlamaConfig(
+        hidden_size=c.dim, num_hidden_layers=c.depth, num_attention_heads=c.heads, intermediate_size=c.hidden,
+        vocab_size=c.words, max_position_embeddings=c.positions, rms_norm_eps=c.eps,
+    )  # fmt: skip
+    tokens = {"num_embeddings": c.vocab, "projection_dim": c.dim, "image_token_embed_dim": c.projected}
+    seen = {"num_hidden_layers": 0, "num_image_tokens": grid**2}
+    with torch.device("meta"):  # what reads and decodes pictures stays there
+        config = networks.JanusConfig(text_config=text, vq_config=tokens, vision_config=seen)
+        theirs: Any = networks.JanusForConditionalGeneration(config).eval()
+    state = net.state_dict()  # under the authors' names
+    names = {name: loader._name(name) for name in theirs.state_dict()}
+    theirs.load_state_dict({n: state.pop(of) for n, of in names.items() if of in state}, strict=False, assign=True)
+    decoder = theirs.model.language_model
+    decoder.rotary_emb = type(decoder.rotary_emb)(config=text)
+    if state or any(p.is_meta for p in decoder.parameters()):
+        raise UserError("against: this version of transformers has other weights; use 5.x.")
+    about = {"tokenize": lambda text: list(text.encode()), "template": _AROUND}
+    model = JanusModel(net.fold(), f"{size}, random weights", grid, **about)
+    condition = PromptCondition(tuple(f"picture {i:03}" for i in range(batch)))
+    ids = torch.tensor([model.prompt(text) for text in condition.texts])
+
+    def generate(settings: Any) -> Tensor:
+        asked = hf.GenerationConfig(
+            guidance_scale=settings.cfg, do_sample=False, bos_token_id=_AROUND.begin, pad_token_id=c.pad,
+            max_length=ids.shape[1], generation_kwargs={"boi_token_id": _AROUND.image},
+        )  # fmt: skip
+        return theirs.generate(ids, torch.ones_like(ids), generation_mode="image", generation_config=asked)
+
+    return _tokens("llamagen", Ready(JANUS, model), condition, sets, generate, torch.arange(model.tokens))
 
 
 def _fill(model: MARModel) -> None:
@@ -282,6 +320,7 @@ SIZES_OF: dict[str, Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("mar", "lazymar"), SIZES),
     **dict.fromkeys(("llamagen", "par", "zipar"), TOKEN_SIZES),
     "tar": DTOK_SIZES,
+    "janus": JANUS_SIZES,
 }
 # Name, a file that identifies it, and its folder inside the checkout.
 _KNOWN = (
@@ -290,11 +329,12 @@ _KNOWN = (
     ("zipar", "LlamaGen-ZipAR/autoregressive/models/generate_zipar.py", "LlamaGen-ZipAR"),
     ("llamagen", "autoregressive/models/generate.py", ""),
     ("tar", "tok/ar_dtok/ar_model.py", ""),
+    ("janus", "transformers/models/janus/modeling_janus.py", ""),
 )
 
 
 def identify(folder: Path) -> tuple[str, Path]:
-    """Which reference a checkout holds ("mar", "lazymar", "llamagen", "par", "zipar" or "tar"), and where its modules are."""
+    """Which reference a checkout holds, by its name in :data:`SIZES_OF`, and where its modules are."""
     for name, path, inside in _KNOWN:
         if (folder / path).is_file():
             if name == "llamagen" and "spe_tok" in (folder / "autoregressive/models/gpt.py").read_text(
@@ -302,13 +342,13 @@ def identify(folder: Path) -> tuple[str, Path]:
             ):
                 name = "par"
             return name, folder / inside
-    raise UserError(f"against: {folder} is no checkout of MAR, LazyMAR, LlamaGen, PAR, ZipAR or Tar.")
+    raise UserError(f"against: {folder} is no checkout of MAR, LazyMAR, LlamaGen, PAR, ZipAR, Tar or transformers.")
 
 
 def pair(name: str, root: Path, model: Any, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
-    """The work of a reference, see :func:`identify`; ``model`` has the random weights, except for Tar."""
-    if name == "tar":
-        return tar(root, size, batch, sets)
+    """The work of a reference, see :func:`identify`; ``model`` has the random weights, except for Tar and Janus."""
+    if name in ("tar", "janus"):
+        return (tar if name == "tar" else janus)(root, size, batch, sets)
     if name in ("mar", "lazymar"):
         return mar(root, model, batch, sets, lazy=name == "lazymar")
     return llamagen(root, model, batch, sets, name, "generate_zipar" if name == "zipar" else "generate")

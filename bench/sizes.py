@@ -10,7 +10,8 @@ from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.checkpoint import choose_dtype
 from ..model_loaders.hybrid import precision
-from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
+from ..model_loaders.networks.janus import Janus, JanusConfig
+from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel, qwen_config
 from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
 from ..samplers.registry import HYBRID, LLAMAGEN, Entry
 from ..samplers.registry import MAR as MAR_FAMILY
@@ -28,6 +29,8 @@ TOKEN_SIZES = {
     "LlamaGen-XXL": (1536, 48, 24, 24),
     "LlamaGen-3B": (3200, 24, 32, 24),
 }
+# Janus-Pro (Chen et al. 2025): width, depth, heads, inner width.
+JANUS_SIZES = {"Janus-Pro-1B": (2048, 24, 16, 5632), "Janus-Pro-7B": (4096, 30, 32, 11008)}
 # AR-DTok: width, depth, heads.
 DTOK_SIZES = {"AR-DTok-B": (768, 12, 12), "AR-DTok-LP": (1280, 30, 20)}
 ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES)
@@ -61,6 +64,14 @@ def random_gpt(config: LlamaConfig) -> Llama:
     net = initialise_llama(Llama(config)).eval().requires_grad_(False)
     net.output.weight.normal_(std=0.02)
     return net
+
+
+def random_janus(size: str) -> Janus:
+    """A Janus with random weights, before its table of image tokens is folded."""
+    dim, depth, heads, hidden = JANUS_SIZES[size]
+    shape = qwen_config(dim, depth, heads, heads, dim // heads, hidden, 16384, bias=False, tied=False, positions=16384)
+    about = vars(shape) | {"theta": 1e4, "words": 102_400, "narrow": 8, "projected": dim}
+    return initialise_llama(Janus(JanusConfig(**about))).eval().requires_grad_(False)
 
 
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:

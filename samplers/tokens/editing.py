@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UserError
+from ...reports.record import GIVEN, Report
 from ..editing import masked_tokens
 from .draws import Draws
 
@@ -44,6 +45,12 @@ class EditDraws:
         given = self.given.to(cells.device)
         given = given[:, cells] if cells.ndim == 1 else given.gather(1, cells)
         return torch.where(given >= 0, given, tokens)
+
+    def mark(self, report: Report) -> None:
+        """Mark the given tokens in the maps "step" and "outcome" of a report."""
+        step, outcome = report.maps["step"], report.maps["outcome"]
+        given = (self.given[:, :-1] >= 0).view(step.shape).cpu().numpy()
+        step[given], outcome[given] = -1, GIVEN
 
 
 def given_tokens(codes: Tensor, mask: Tensor, grid: int, images: int) -> Tensor:

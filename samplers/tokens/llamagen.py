@@ -17,6 +17,7 @@ from ...reports.record import PLAIN
 from ..conditioning import AnyCondition
 from ..driver import timed
 from .draws import Draws, ahead
+from .editing import EditDraws
 from .jacobi import windows
 from .loop import TokenRun, TokenSampled, TokenSampler, TokenSteps, begin, feed, guide, prefill, raster_only, sample
 from .schedule import DevicePass, Schedule, on_device, raster
@@ -56,13 +57,16 @@ def decode(run: TokenRun, schedule: Schedule, parallel: int = 0) -> TokenSampler
         :class:`TokenStep` after the prefill and after each pass, or call of a window.
 
     Returns:
-        :class:`TokenSampled`. Maps: "step", the pass or call that decided a cell, and "outcome".
+        :class:`TokenSampled`. Maps: "step", the pass or call that decided a cell, -1 if it was given, and "outcome".
 
     Raises:
         UserError: a window of a schedule whose rows attend to slots that are not written yet.
     """
     steps = windows(run, schedule, parallel) if parallel > 1 else serial(run, schedule)
-    return (yield from timed(steps, run.clock, run.report, run.device))
+    sampled = yield from timed(steps, run.clock, run.report, run.device)
+    if isinstance(run.draws, EditDraws):
+        run.draws.mark(run.report)
+    return sampled
 
 
 def serial(run: TokenRun, schedule: Schedule) -> TokenSteps:

@@ -3,6 +3,7 @@
 import json
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from fastar_nodes.bench import against, references, sizes
@@ -105,9 +106,18 @@ def test_checkouts_are_recognised(tmp_path):
 @pytest.mark.parametrize("floor", [0.0, 3e-5])
 def test_a_floor_near_nothing_is_printed(floor):
     found = {"work": "a model", "ours": [0.03], "reference": [0.02], "ratio": 1.5, "ratio_range": [1.5, 1.5]}
-    text = against.to_table([found | {"floor": floor, "operations": 7, "difference": 0.0}])
+    text = against.to_table([found | {"floor": floor, "operations": 7, "reference_operations": 9, "difference": 0.0}])
     row = [cell.strip() for cell in text.splitlines()[-1].split("|")]
-    assert row[6:10] == ["0.00", "1000.0" if floor else "", "7", "yes"]
+    assert row[6:11] == ["0.00", "1000.0" if floor else "", "7", "9", "yes"]
+
+
+def test_janus_beside_transformers(cli, monkeypatch):
+    """The package itself, with our very tensors; the prompts of a batch differ."""
+    folder = Path(pytest.importorskip("transformers.models.janus").__file__).parents[3]
+    monkeypatch.setitem(sizes.JANUS_SIZES, "Janus-Pro-1B", (32, 2, 2, 48))
+    done = cli("against", folder, "--repeats", "1", "--batch", "1,2", "--set", "grid=3")
+    assert done.code == 0 and done.out.count("| yes ") == 2, done
+    assert "| Janus-Pro-1B, 3 x 3, batch 2 |" in done.out
 
 
 # A checkout in MAR's layout whose network and sampler are ours: the test is of how both programs are called and compared.

@@ -288,12 +288,16 @@ def test_ta_tok_in_the_official_nesting(tmp_path: Path) -> None:
     torch.save({"model": {"name": "ta_tok", "args": args, "sd": state}}, tmp_path / "ta_tok.pth")
     refused(load_ta_tok, tmp_path / "ta_tok.pth", "may lack an entry encoder_heads")  # 24 / 64 is no head count
     half = load_ta_tok(tmp_path / "ta_tok.pth", encoder=False)
-    assert half.net.config == OF_CODES and not half.has_encoder and half.name == "ta_tok"
+    assert half.net.config == OF_CODES and not half.net.config.encoder_depth and half.name == "ta_tok"
     codes, image = torch.randint(30, (1, 9)), torch.rand(1, 3, 20, 16)
     assert torch.equal(half.net.features(codes), net.features(codes))
     save_file(used, tmp_path / "own.safetensors", metadata=TA_TOK)
     whole = load_ta_tok(tmp_path / "own.safetensors")
-    assert whole.net.config == TINY_TA_TOK and whole.has_encoder and torch.equal(whole.codes(image), net.codes(image))
+    assert (
+        whole.net.config == TINY_TA_TOK
+        and whole.net.config.encoder_depth
+        and torch.equal(whole.codes(image), net.codes(image))
+    )
 
 
 @pytest.mark.parametrize(("size", "expected"), [(17, 17), (None, 15)])

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import fake_comfy
 import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
+from fastar_nodes.nodes.advisor import Advisor
+from fastar_nodes.nodes.compare import Compare, TokenMap
 from fastar_nodes.nodes.conditioning import Prompt
 from fastar_nodes.nodes.loaders import LoadJanus
 from fastar_nodes.nodes.samplers import LlamaGenSampler, MuLoSDSampler, PARSampler, ZipARSampler
+from fastar_nodes.nodes.sharing import AnySampler
+from fastar_nodes.nodes.sweep import SweepNode
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from janus_files import one_file
 
@@ -103,3 +109,31 @@ def test_a_picture_is_changed_under_a_mask(loaded):
         ZipARSampler.execute(**{**asked, "preset": FAST, "latent": {"samples": torch.zeros(1, 4, 4, 4)}}, mask=mask)
     with pytest.raises(UserError, match="^latent: "):
         ZipARSampler.execute(**{**asked, "preset": FAST, "latent": None}, mask=mask)
+
+
+def test_any_sampler_compare_and_token_map(loaded):
+    model, vae = loaded
+    latent, report = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3, preset=RECOMMENDED).result
+    same, other = AnySampler.execute(model, prompts("a cat"), "llamagen: parallel=4", 3).result
+    assert torch.equal(same["samples"], latent["samples"]) and other.settings["parallel"] == 4
+    pictures = [vae.decode(made["samples"]) for made in (latent, same)]
+    about = {"labels": [""], "columns": [0], "baseline": [0], "differences": [False]}
+    pairs = {"image_1": [pictures[0]], "report_1": [report], "image_2": [pictures[1]], "report_2": [other]}
+    grid, table = Compare.execute(**about, **pairs).result
+    assert "identical" in table and grid.shape[0] == 1
+    (shown,) = TokenMap.execute(other, image=pictures[1], what="outcome", opacity=0.6).result
+    assert shown.shape[0] == 1 and shown.shape[2] == 384
+
+
+def test_sweep_and_advisor(loaded, tmp_path, monkeypatch):
+    model, _ = loaded
+    monkeypatch.setattr(fake_comfy.state, "folder", tmp_path)
+    (tmp_path / "input").mkdir()
+    plan = {"sampler": "zipar", "settings": "", "x": "window", "x_values": "2, 4", "y": "none", "y_values": ""}
+    found, _ = SweepNode.execute(model, prompts("a cat"), **plan, seeds="3").result
+    assert [cell.quality.identical for cell in found.cells] == [False, True], "a window of a row is raster order"
+    assert {cell.baseline.sampler for cell in found.cells} == {"llamagen"}
+    node = type("Executed", (Advisor,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo={}, prompt=None)})
+    line, table = node.execute(model, prompts("a cat"), 3, measure="PSNR", least=0.0, repeats=1).result
+    assert AnySampler.execute(model, prompts("a cat"), line, 3).result[1].sampler in ("llamagen", "zipar")
+    assert "llamagen" in table

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.registry import SAMPLERS
@@ -31,27 +32,31 @@ def models():
 
 
 def run(case, models, noise_of):
-    """The codes of three images of a case; ``noise_of`` gives the draws from the paired ones and the model."""
+    """Codes and report of three images of a case; ``noise_of`` gives the draws from the paired ones and the model."""
     sampler, values = CASES[case]
     janus = case.startswith(("janus", "zipar"))
     model = models["janus" if janus else "llamagen"]
     condition = PromptCondition(("a cat", "", "the moon")) if janus else from_ids([0, 1, 2])
     entry = SAMPLERS[sampler]
-    return finish(
-        entry.run(model, condition, entry.settings(**values), noise_of(PairedDraws(4, range(3)), model), 4)
-    ).codes
+    draws = noise_of(PairedDraws(4, range(3)), model)
+    return finish(entry.run(model, condition, entry.settings(**values), draws, 4))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_given_tokens_stay_and_the_rest_follows_them(models, case):
-    plain = run(case, models, lambda draws, model: draws)
+    plain = run(case, models, lambda draws, model: draws).codes
     grid = plain.shape[1]
     other = (plain + 1) % 3
-    again = run(case, models, lambda draws, model: EditDraws(draws, given_tokens(other, LOW, grid, 3)))
+    again, report = run(case, models, lambda draws, model: EditDraws(draws, given_tokens(other, LOW, grid, 3)))
     assert torch.equal(again[:, : grid // 2], other[:, : grid // 2])
     assert not torch.equal(again[:, grid // 2 :], plain[:, grid // 2 :]), "the new tokens see the given ones"
+    step, outcome = report.maps["step"], report.maps["outcome"]
+    assert (step[:, : grid // 2] == -1).all() and (outcome[:, : grid // 2] == GIVEN).all(), (
+        "marked as in an edit of MAR"
+    )
+    assert (step[:, grid // 2 :] >= 0).all() and (outcome[:, grid // 2 :] != GIVEN).all()
     own = run(case, models, lambda draws, model: EditDraws(draws, given_tokens(plain, LOW, grid, 3)))
-    assert torch.equal(own, plain)
+    assert torch.equal(own.codes, plain)
 
 
 @pytest.mark.parametrize(("serial", "windows"), [("janus", "janus in windows"), ("zipar", "zipar in windows")])
@@ -59,7 +64,7 @@ def test_windows_are_exact_and_an_image_does_not_depend_on_its_batch(models, ser
     mask = torch.stack([LOW[0], LOW[0].T, LOW[0].flip(0)])
     codes = torch.arange(3 * 16).view(3, 4, 4) % 128
     given = given_tokens(codes, mask, 4, 3)
-    both = [run(case, models, lambda draws, model: EditDraws(draws, given)) for case in (serial, windows)]
+    both = [run(case, models, lambda draws, model: EditDraws(draws, given)).codes for case in (serial, windows)]
     assert torch.equal(*both)
     sampler, values = CASES[windows]
     entry, model = SAMPLERS[sampler], models["janus"]
