@@ -16,7 +16,7 @@ from ..reports.record import Report
 from ..samplers.advice import AdviceSettings, calibrate, candidates
 from ..samplers.choice import PRESET, Choice, choose
 from ..samplers.driver import finish
-from ..samplers.presets import AS_SET
+from ..samplers.presets import CUSTOM
 from ..samplers.registry import find
 from ..samplers.settings import knobs, make
 from .conditions import conditions
@@ -67,7 +67,7 @@ def _options(plain: Choice, best: Choice) -> str:
     if best is plain:
         return f"--samplers {plain.entry.name}"
     name = best.entry.name if best.entry is not plain.entry else f"{best.entry.name}:advised"
-    own = {**({} if best.preset == AS_SET else {PRESET: best.preset}), **best.values}
+    own = {**({} if best.preset == CUSTOM else {PRESET: best.preset}), **best.values}
     sets = (f"--set {name}.{setting}={value}" for setting, value in own.items())
     return " ".join([f"--samplers {plain.entry.name},{name}", *sets])
 

@@ -75,7 +75,7 @@ def plan(samplers: str, sets: Sequence[str], steps: int | None, ready: Mapping[s
         on = ready.get(entry.name)
         shared, own = given[key]
         asked = {**shared, **own}
-        preset = asked.pop(PRESET, presets.AS_SET)
+        preset = asked.pop(PRESET, presets.CUSTOM)
         width = on.model.net.config.dim if on else 0
         demo = on is None or on.demo
         settings: Any = presets.combine(entry.settings, defaults(on) if on else {}, preset, asked, demo, width)

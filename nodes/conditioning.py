@@ -40,10 +40,10 @@ from .loaders import allow_download, finder, listed, menu, usual
 from .schema import (
     CODES,
     LABEL,
+    PLAIN,
     PROMPT,
     TAR,
     TEXT,
-    automatic_names,
     checked_seed,
     chosen,
     expect,
@@ -51,6 +51,7 @@ from .schema import (
     expect_model,
     expect_text,
     output,
+    preset_widget,
     schema,
     seed_widget,
     validity,
@@ -328,6 +329,7 @@ def _prompt_bytes(tar: TarModel, settings: TarPromptSettings, text: str, images:
 class TarPrompt(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        detail, *others, parallel = widgets(TarPromptSettings)
         return schema(
             node_id="FastARTarPrompt",
             display_name="Tar Prompt",
@@ -346,19 +348,23 @@ class TarPrompt(io.ComfyNode):
                     "one makes an unconditional image. Usual: one or two sentences.",
                 ),
                 seed_widget(),
-                *widgets(TarPromptSettings, automatic_names(TarPromptSettings)),
+                detail,
+                preset_widget(others, PLAIN),
+                parallel,
                 *widgets(PromptImages),
             ],
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
         )
 
     @classmethod
-    def execute(cls, tar: Any, text: Any, seed: Any, images: Any = 1, **values: Any) -> io.NodeOutput:
+    def execute(
+        cls, tar: Any, text: Any, seed: Any, preset: Any = None, images: Any = 1, **values: Any
+    ) -> io.NodeOutput:
         loaded = expect_model(tar, host.Loaded, TarModel, "tar", "Load Tar")
         typed = expect_text(text, "text").strip()
         number, count = checked_seed(seed), make(PromptImages, {"images": images}).images
-        asked = chosen(TarPromptSettings, values, automatic_names(TarPromptSettings))
-        settings = prompt_settings(loaded.recommended, asked)
+        _, asked = chosen(preset, PLAIN)
+        settings = prompt_settings(loaded.recommended, {**asked, **values})
         host.load_to_device(loaded, _prompt_bytes(loaded.model, settings, typed, count))
 
         def start(part: range) -> Any:

@@ -122,7 +122,7 @@ class Loaded:
         patcher, further: ComfyUI's handles for moving the weights: of ``net``, or one for each of the model's ``parts``.
         vae: decoder of the same loader, for live previews.
         parts: further networks of the same loader by name. Each has its own patcher and is on the device only while needed.
-        recommended: settings that the model's file recommends, for widgets at auto.
+        recommended: settings that the model's file recommends, for presets.
         speed: how the model runs, a choice of the loader.
     """
 

@@ -24,7 +24,7 @@ from ..model_loaders.networks.mar import MARModel
 from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
 from ..reports.summary import no_gain, one_line
-from ..samplers import registry
+from ..samplers import presets, registry
 from ..samplers.batches import in_parts, run_beginning, short
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, MaskedCondition, PromptCondition
@@ -34,7 +34,7 @@ from ..samplers.mar.memory import DECODE, WEIGHTS, estimate, noise_bytes
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.noise import PairedNoise
 from ..samplers.registry import SAMPLERS, Entry
-from ..samplers.settings import knobs
+from ..samplers.settings import knobs, make, named
 from ..samplers.tokens import memory as token_memory
 from ..samplers.tokens.conditioning import features_of
 from ..samplers.tokens.draws import PairedDraws
@@ -49,10 +49,11 @@ from .schema import (
     HIDDEN,
     MAR,
     MAR_CONDITION,
+    PLAIN,
+    PRESETS,
     REPORT,
     TOKEN_CONDITION,
     TOKEN_MODEL,
-    automatic_names,
     checked_seed,
     checked_switch,
     chosen,
@@ -64,7 +65,6 @@ from .schema import (
     preset_widget,
     schema,
     seed_widget,
-    settings_of,
     widgets,
 )
 
@@ -179,14 +179,15 @@ def run(entry: Entry, loaded: host.Loaded, settings: Any, condition: Any, seed: 
     return io.NodeOutput({"samples": host.mark(made, host.KL if entry.masked else host.VQ)}, done.report)
 
 
-def reported(node: Any, output: io.NodeOutput) -> io.NodeOutput:
+def reported(node: Any, output: io.NodeOutput, advice: str = "") -> io.NodeOutput:
     """Write a sampler's report, the second output, to saved pictures; returns ``output``.
 
-    The report is shown on the node unless another node takes it: Compare then shows it beside the others.
+    The settings used are shown on the node, ``advice`` under them, and the report unless another node takes it: Compare then shows it
+    beside the others.
     """
     report: Report = output.result[1]
-    if not host.taken(node, 1):
-        host.show(node, [one_line(report), no_gain(report)])
+    figures = [] if host.taken(node, 1) else [one_line(report), no_gain(report)]
+    host.show(node, [named(registry.find(report.sampler).settings, report.settings), advice, *figures])
     write_reports(node, [report])
     return output
 
@@ -214,8 +215,9 @@ def _begin(entry: Entry, *args: Any, **sockets: Any) -> tuple[Any, Callable[[Any
 
 @dataclass(frozen=True)
 class CachePlan:
-    """Value of a cache socket: the widgets of LazyMAR Cache, whose auto depends on the model that is sampled."""
+    """Value of a cache socket: the preset of LazyMAR Cache and its values, which depend on the model that is sampled."""
 
+    preset: str
     values: Mapping[str, Any]
 
 
@@ -234,9 +236,8 @@ def _begin_mar(
     small = [expect_mar(sockets["draft"], "draft")] if entry.needs_draft else []
     more = {"draft": small[0].model} if small else {}
     if isinstance(cache, CachePlan):
-        cache = settings_of(
-            CacheSettings, cache.values, {}, is_demo(model), model.net.config.dim, ar_steps=settings.ar_steps
-        )
+        of = (is_demo(model), model.net.config.dim, settings.ar_steps)
+        cache = presets.combine(CacheSettings, {}, cache.preset, cache.values, *of)
     if cache is not None:
         expect(cache, CacheSettings, "cache", "LazyMAR Cache")
     c, patch = model.net.config, model.patch
@@ -453,11 +454,14 @@ class _Sampler(io.ComfyNode):
                 "What to draw, one entry an image: from Class Label; for LlamaGen's text-to-image models from Text Prompt (LlamaGen); for "
                 "Janus from Prompt; for Tar's de-tokenizers from Tar Prompt or Image to Codes."
             )
-        first, last = [seed_widget()], list[io.Input]()
+        settings = widgets(entry.settings)
+        # Not a part of the preset: it changes no picture.
+        parallel = [widget for widget in settings if widget.id == "parallel"]
+        opened = [widget for widget in settings if widget not in parallel]
+        main = [seed_widget(), preset_widget(opened, cls.options(), cls.preset or ""), *parallel]
         if cls.preset is not None:
-            first = [preset_widget(cls.preset), *first]
             about = f"Off runs {_SWITCHED_OFF[entry.family]} with the same seed and settings, the baseline. Bypassing breaks the graph; "
-            last = [io.Boolean.Input("enabled", default=True, tooltip=f"{about}use this switch.")]
+            main.insert(1, io.Boolean.Input("enabled", default=True, tooltip=f"{about}use this switch."))
         return schema(
             node_id=cls.node_id,
             display_name=f"{entry.title} Sampler",
@@ -468,14 +472,21 @@ class _Sampler(io.ComfyNode):
                 *(model.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()),
                 condition.Input("condition", tooltip=what),
             ],
-            widgets=[*first, *widgets(entry.settings, automatic_names(entry.settings)), *last],
+            widgets=main,
             optional=cls.optional(),
             outputs=sampled(cls.vae),
             hidden=HIDDEN,
         )
 
     @classmethod
-    def execute(cls, condition: Any, seed: Any, enabled: Any = True, **inputs: Any) -> io.NodeOutput:
+    def options(cls) -> tuple[str, ...]:
+        """Of the preset widget."""
+        return PLAIN if cls.preset is None else PRESETS
+
+    @classmethod
+    def execute(
+        cls, condition: Any, seed: Any, preset: Any = None, enabled: Any = True, **inputs: Any
+    ) -> io.NodeOutput:
         entry = SAMPLERS[cls.sampler]
         field = "target" if entry.needs_draft else "model"
         expect_model_ = expect_mar if entry.masked else expect_tokens
@@ -484,13 +495,15 @@ class _Sampler(io.ComfyNode):
         draft = inputs.pop("draft", None)
         if entry.needs_draft:
             expect_model_(draft, "draft")
+        name, asked = chosen(preset, cls.options())
+        asked |= inputs
         if not checked_switch(enabled, "enabled"):
-            plain = SAMPLERS[entry.family]
-            asked = chosen(entry.settings, inputs, automatic_names(entry.settings))
-            inputs = {k: v for k, v in asked.items() if k in knobs(plain.settings)}
-            entry = plain
-        settings = settings_of(entry.settings, inputs, loaded.recommended, is_demo(loaded.model), _width(loaded))
-        return reported(cls, run(entry, loaded, settings, condition, seed, draft=draft, **sockets))
+            name, entry = presets.CUSTOM, SAMPLERS[entry.family]
+            asked = {k: v for k, v in asked.items() if k in knobs(entry.settings)}
+        settings = settings_for(Choice(entry, name, asked), loaded)
+        other = {k: v for k, v in loaded.recommended.items() if k in asked and v != asked[k]}
+        advice = f"This model's file recommends {named(entry.settings, other)}." if other else ""
+        return reported(cls, run(entry, loaded, settings, condition, seed, draft=draft, **sockets), advice)
 
 
 class MARSampler(_Sampler):
@@ -544,14 +557,15 @@ class LazyMARCache(io.ComfyNode):
             description="LazyMAR's caches for the cache input of MAR, FastHybrid and CSpD Sampler. Use it to combine LazyMAR with other "
             "samplers.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
-            widgets=[preset_widget(""), *widgets(CacheSettings, automatic_names(CacheSettings))],
+            widgets=[preset_widget(widgets(CacheSettings))],
             outputs=[output(CACHE, "cache", "For the cache input of a MAR sampler.")],
         )
 
     @classmethod
-    def execute(cls, **values: Any) -> io.NodeOutput:
-        settings_of(CacheSettings, values, {}, demo=True)  # checks the values
-        return io.NodeOutput(CachePlan(values))
+    def execute(cls, preset: Any = None) -> io.NodeOutput:
+        name, values = chosen(preset)
+        make(CacheSettings, values)  # checks them
+        return io.NodeOutput(CachePlan(name, values))
 
 
 class LlamaGenSampler(_Sampler):

@@ -6,7 +6,7 @@ again, with the same knobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +34,6 @@ ANY_MODEL = io.Custom("FASTAR_MAR,FASTAR_TOKEN_MODEL")
 REPORT = io.Custom("FASTAR_REPORT")
 CACHE = io.Custom("FASTAR_CACHE")
 
-AUTO = "auto"
 # Of nodes that run any sampler.
 ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader of a MAR or a token model."),
@@ -57,8 +56,12 @@ def schema(
 
     Saved graphs store values of widgets by position; tests/nodes/schemas.json records the order.
     """
-    widgets = sorted(widgets, key=lambda widget: bool(widget.advanced))
-    return io.Schema(inputs=[*sockets, *widgets, *optional], **about)
+    return io.Schema(inputs=[*sockets, *sorted(widgets, key=_last), *optional], **about)
+
+
+def _last(widget: Any) -> bool:
+    """Advanced widgets follow the others."""
+    return bool(getattr(widget, "advanced", False))
 
 
 def output(kind: Any, name: str, tooltip: str, **about: Any) -> io.Output:
@@ -66,94 +69,56 @@ def output(kind: Any, name: str, tooltip: str, **about: Any) -> io.Output:
     return kind.Output(name, display_name=name, tooltip=tooltip, **about)
 
 
-def widgets(settings: type, automatic: Collection[str] = ()) -> list[io.Input]:
-    """One widget per setting; those named in ``automatic`` have the value auto, which is their default."""
-    return [widget(name, default, about, name in automatic) for name, (default, about) in knobs(settings).items()]
+def widgets(settings: type) -> list[io.Input]:
+    """One widget per setting."""
+    return [widget(name, default, about) for name, (default, about) in knobs(settings).items()]
 
 
-def widget(name: str, default: Any, about: Knob, automatic: bool = False) -> io.Input:
-    """The widget of a setting, with ``automatic`` also the value auto: -1 of a number, "auto" of a choice; see :func:`chosen`."""
+def widget(name: str, default: Any, about: Knob) -> io.Input:
+    """The widget of a setting."""
     shared: dict[str, Any] = {"tooltip": about.tooltip, "advanced": about.advanced or None}
-    if automatic:
-        return _automatic_widget(name, default, about, shared)
+    low = about.low
+    if about.paper is not None:
+        default, low = about.paper, 0
     if about.choices:
         return io.Combo.Input(name, options=list(about.choices), default=default, **shared)
     if isinstance(default, bool):
         return io.Boolean.Input(name, default=default, **shared)
     if isinstance(default, int):
-        low, high, step = (None if n is None else int(n) for n in (about.low, about.high, about.step))
+        low, high, step = (None if n is None else int(n) for n in (low, about.high, about.step))
         return io.Int.Input(name, default=default, min=low, max=high, step=step, **shared)
-    return io.Float.Input(name, default=default, min=about.low, max=about.high, step=about.step, **shared)
+    return io.Float.Input(name, default=default, min=low, max=about.high, step=about.step, **shared)
 
 
-def _automatic_widget(name: str, default: Any, about: Knob, shared: dict[str, Any]) -> io.Input:
-    switch = isinstance(default, bool)
-    if switch or about.choices:
-        options = [AUTO, "on", "off"] if switch else [AUTO, *about.choices]
-        shared["tooltip"] += f" {AUTO}: {_SOURCES}"
-        return io.Combo.Input(name, options=options, default=AUTO, **shared)
-    shared["tooltip"] += f" -1 is auto: {_SOURCES}"
-    kind = io.Int if isinstance(default, int) else io.Float
-    high, step = (n if n is None else type(default)(n) for n in (about.high, about.step))
-    return kind.Input(name, default=type(default)(-1), min=type(default)(-1), max=high, step=step, **shared)
+# Options of the preset widget: of an accelerator, and of a node that has no presets. Custom opens a widget per setting.
+PRESETS, PLAIN = presets.NAMES, ("recommended", presets.CUSTOM)
 
 
-def chosen(settings: type, values: Mapping[str, Any], automatic: Collection[str]) -> dict[str, Any]:
-    """The values of widgets that are not at auto; ``automatic`` names those that have that value."""
-    known = knobs(settings)
-    return {k: v for k, v in values.items() if k not in automatic or not _is_auto(v, known[k][1])}
+def preset_widget(knobs: Sequence[io.Input], options: Sequence[str] = PRESETS, tooltip: str = "") -> io.Input:
+    """The preset widget, of which custom opens ``knobs``; ``tooltip`` adds what the presets do.
 
-
-def _is_auto(value: Any, about: Knob) -> bool:
-    """Numbers from -1 up to the range are auto too: the editor's arrows pass through them."""
-    if about.low is None:
-        return value == AUTO
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1 <= value < max(0.0, about.low)
-
-
-def automatic_names(settings: type) -> frozenset[str]:
-    """Settings whose widgets have the value auto: those that a model's file or a preset may state."""
-    return frozenset(knobs(settings)) & (presets.RECOMMENDED | presets.names(settings))
-
-
-# Preset widget's choice to the preset.
-PRESETS = {
-    "balanced for this model": "balanced",
-    "fast for this model": "fast",
-    presets.EXACT: presets.EXACT,
-    "none": presets.AS_SET,
-}
-_SOURCES = "the value of the preset, else of the model's file, else of the paper."
-
-
-def preset_widget(tooltip: str) -> io.Input:
-    """The preset widget; ``tooltip`` adds what the presets do."""
-    return io.Combo.Input(
+    Its value is a dictionary, see :func:`chosen`.
+    """
+    return io.DynamicCombo.Input(
         "preset",
-        options=list(PRESETS),
-        default=next(iter(PRESETS)),
-        tooltip="The values of all widgets at auto; a widget that is set takes precedence, except over exact. "
-        f"{tooltip} none: what the model's file recommends. The report lists the values used.",
+        options=[
+            io.DynamicCombo.Option(name, sorted(knobs, key=_last) if name == presets.CUSTOM else []) for name in options
+        ],
+        tooltip="The settings: those for this model, or custom, which opens all of them with the paper's values. The node says "
+        f"which were used. {tooltip}".rstrip(),
     )
 
 
-def settings_of(
-    kind: type[T],
-    values: Mapping[str, Any],
-    recommended: Mapping[str, Any],
-    demo: bool,
-    width: int = 0,
-    ar_steps: int | None = None,
-) -> T:
-    """Settings of a run from a node's widgets, "preset" among them if there is one; other arguments as :func:`presets.combine`."""
-    values = dict(values)
-    choice = values.pop("preset", "none")
-    if not isinstance(choice, str) or choice not in PRESETS:
-        raise UserError(f"preset: {choice!r} is not one of {', '.join(PRESETS)}.")
-    asked = chosen(kind, values, automatic_names(kind))
-    if PRESETS[choice] == presets.EXACT:
-        asked = {k: v for k, v in asked.items() if k not in presets.values(kind, presets.EXACT, demo, width)}
-    return presets.combine(kind, recommended, PRESETS[choice], asked, demo, width, ar_steps)
+def chosen(preset: Any, options: Sequence[str] = PRESETS) -> tuple[str, dict[str, Any]]:
+    """The preset that a preset widget stands at and, of custom, the values of its settings.
+
+    ComfyUI passes no value at all if the option is unknown. What a file recommends is custom without values.
+    """
+    values = dict(preset) if isinstance(preset, Mapping) else {}
+    name = values.pop("preset", None)
+    if not isinstance(name, str) or name not in options:
+        raise UserError(f"preset: it is none of {', '.join(options)}; choose one of them.")
+    return presets.CUSTOM if name == PLAIN[0] else name, values
 
 
 def seed_widget() -> io.Input:

@@ -147,7 +147,7 @@ def _plan(
     x_axis = _axis(base, "x", x, x_values)
     y_axis = Axis("", ("",)) if y == NONE else _axis(base, "y", y, y_values)
     for name in (x, y):
-        if name in base.values or name == PRESET and base.preset != presets.AS_SET:
+        if name in base.values or name == PRESET and base.preset != presets.CUSTOM:
             raise UserError(f"settings: {name} is an axis; leave it out.")
     numbers = [int(n) if n.isdecimal() else -1 for n in parse_values(seeds, "seeds", whole=True)]
     if not all(0 <= n <= SEED_LIMIT for n in numbers):

@@ -32,7 +32,8 @@ def no_gain(report: Report, baseline: Report | None = None) -> str:
         return f"No draft was kept: all drafts were extra work; use a lower threshold or shorter drafts.{slower}"
     if counts.get("drafted_steps") and not counts.get("accepted_steps"):
         return f"No drafted diffusion step was kept; use a lower speculation.{slower}"
-    if "fasthybrid" in parts and (settings.get("lookahead") == 0 or settings.get("threshold", 0) > 1):
+    none = settings.get("threshold", 0) > 1 and not settings.get("acceptance_target")
+    if "fasthybrid" in parts and (settings.get("lookahead") == 0 or none):
         return f"Nothing was drafted: lookahead 0 and thresholds above 1 are plain MAR.{slower}"
     if parts[-1] == "lazymar" and _caches_nothing(report):
         return f"Nothing came from the cache: every AR step was computed in full.{slower}"

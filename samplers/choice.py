@@ -23,7 +23,7 @@ class Choice:
     """A sampler, a preset and the settings that are not left to the preset, the model's file or the default."""
 
     entry: Entry  # the sampler
-    preset: str = presets.AS_SET  # one of .presets.NAMES
+    preset: str = presets.CUSTOM  # one of .presets.NAMES
     values: Mapping[str, Any] = field(default_factory=dict)  # setting name to value, as text or of its type
 
     def with_values(self, values: Mapping[str, Any]) -> Choice:
@@ -37,7 +37,7 @@ class Choice:
     @property
     def text(self) -> str:
         """The line of text."""
-        preset = {} if self.preset == presets.AS_SET else {PRESET: self.preset}
+        preset = {} if self.preset == presets.CUSTOM else {PRESET: self.preset}
         named = ", ".join(f"{name}={value}" for name, value in {**preset, **self.values}.items())
         return f"{self.entry.name}: {named}" if named else self.entry.name
 
@@ -49,7 +49,7 @@ def choose(sampler: str, values: Mapping[str, Any]) -> Choice:
         UserError: an unknown sampler, setting or preset, or a value out of range.
     """
     entry, values = find(sampler), dict(values)
-    preset = str(values.pop(PRESET, presets.AS_SET))
+    preset = str(values.pop(PRESET, presets.CUSTOM))
     presets.values(entry.settings, preset, demo=True)  # checks the name
     make(entry.settings, values)
     return Choice(entry, preset, values)

@@ -20,12 +20,7 @@ from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
 S = TypeVar("S")
 
-AS_SET, EXACT, BALANCED = "as set", "exact", "balanced"
-NAMES = (AS_SET, EXACT, BALANCED, "fast")
-# Settings that a model's file may recommend. t_max is not among them: its 0 takes the file's value.
-RECOMMENDED = frozenset(
-    "ar_steps diffusion_steps cfg cfg_schedule temperature top_k top_p lookahead threshold guided_steps window".split()
-)
+BALANCED, FAST, EXACT, CUSTOM = NAMES = ("balanced", "fast", "exact", "custom")
 
 Values = dict[str, dict[str, Any]]
 # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
@@ -120,7 +115,7 @@ PRESETS: dict[type, tuple[Values, Values]] = {
 
 
 def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 64) -> dict[str, Any]:
-    """The values that a preset sets on settings of class ``kind``; none for "as set".
+    """The values that a preset sets on settings of class ``kind``; none for *custom*.
 
     Args:
         kind: a settings class.
@@ -136,7 +131,7 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, ar_steps: int = 
         raise UserError(f"preset: {preset!r} is not one of {', '.join(NAMES)}.")
     out: dict[str, Any] = {}
     for part, (small, full) in PRESETS.items():
-        if preset != AS_SET and issubclass(kind, part):
+        if preset != CUSTOM and issubclass(kind, part):
             out.update((small if demo else full)[preset])
     if not demo and out.get("lookahead"):
         out["lookahead"] = _LOOKAHEAD.get(width, out["lookahead"])
@@ -149,12 +144,6 @@ def apply(settings: S, preset: str, demo: bool, width: int = 0) -> S:
     """The settings with a preset's values in place; arguments as :func:`values`."""
     steps = vars(settings).get("ar_steps", 64)
     return replace(settings, **values(type(settings), preset, demo, width, steps))  # type: ignore[type-var]
-
-
-def names(kind: type) -> frozenset[str]:
-    """Names of the settings of class ``kind`` that any preset sets."""
-    tables = [table for part, both in PRESETS.items() if issubclass(kind, part) for table in both]
-    return frozenset(name for table in tables for chosen in table.values() for name in chosen)
 
 
 def combine(

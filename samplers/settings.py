@@ -26,6 +26,7 @@ class Knob:
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()  # allowed strings, or empty
+    paper: float | None = None  # the paper's value, which nodes show, where the default stands for the model's own
     symbol: str = ""  # the paper's symbol, or ""
     unit: str = ""  # unit, or ""
     advanced: bool = False  # hidden among the advanced widgets
@@ -44,6 +45,17 @@ def knob(default: Any, help: str, **about: Any) -> Any:
 def knobs(settings: type | object) -> dict[str, tuple[Any, Knob]]:
     """Field name to (default, knob), in field order."""
     return {f.name: (f.default, f.metadata["knob"]) for f in fields(settings)}  # type: ignore[arg-type]
+
+
+def named(kind: type, values: Mapping[str, Any]) -> str:
+    """Values in words, "32 AR steps, cfg 2.0": of the main settings, and of others that are not at their defaults."""
+    words = []
+    for name, (default, about) in knobs(kind).items():
+        if name in values and (not about.advanced or values[name] != default):
+            value = f"{values[name]:.3g}" if isinstance(values[name], float) else f"{values[name]}"
+            word = name.replace("ar_", "AR_").replace("_", " ")
+            words.append(f"{value} {word}" if word.endswith(" steps") else f"{word} {value}")
+    return ", ".join(words)
 
 
 def make(kind: type[S], values: Mapping[str, Any]) -> S:

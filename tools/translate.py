@@ -23,6 +23,9 @@ def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {}
     for about in (node.define_schema() for node in nodes):
         inputs = {i.id: {"tooltip": i.about["tooltip"]} for i in about.inputs}
+        for preset in (i for i in about.inputs if i.kind == "COMFY_DYNAMICCOMBO_V3"):
+            inner = preset.about["options"][-1].inputs
+            inputs |= {f"{preset.id}_{i.id}": {"tooltip": i.about["tooltip"]} for i in inner}
         outputs = {str(k): {"tooltip": o.about["tooltip"]} for k, o in enumerate(about.outputs)}
         out[about.node_id] = {"display_name": about.display_name, "description": about.description}
         out[about.node_id] |= {"inputs": inputs, "outputs": outputs}
@@ -30,26 +33,22 @@ def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
 
 
 class Translator:
-    """Translates texts with one table; ``symbols`` stand in front of tooltips and stay, ``suffixes`` are sentences
-    added to them; ``missing``: texts that the table lacks."""
+    """Translates texts with one table; ``symbols`` stand in front of tooltips and stay; ``missing``: texts that the table lacks."""
 
-    def __init__(self, table: dict[str, str], symbols: set[str], suffixes: tuple[str, ...]):
+    def __init__(self, table: dict[str, str], symbols: set[str]):
         self.table, self.missing = table, set[str]()
-        self._symbols, self._suffixes = sorted(symbols, key=len, reverse=True), suffixes
+        self._symbols = sorted(symbols, key=len, reverse=True)
 
     def text(self, english: str) -> str | None:
         """The translation; None if there is none."""
-        suffix = next((s for s in self._suffixes if english.endswith(s)), "")
-        plain = english.removesuffix(suffix)
-        symbol = next((f"{s}: " for s in self._symbols if plain.startswith(f"{s}: ")), "")
-        plain = plain.removeprefix(symbol)
+        symbol = next((f"{s}: " for s in self._symbols if english.startswith(f"{s}: ")), "")
+        plain = english.removeprefix(symbol)
         number = NUMBERED.search(plain)
         plain = NUMBERED.sub("{n}", plain)
-        needed = [plain, *([suffix.strip()] if suffix else [])]
-        if lacking := [text for text in needed if text not in self.table]:
-            self.missing.update(lacking)
+        if plain not in self.table:
+            self.missing.add(plain)
             return None
-        return symbol + "".join(self.table[text] for text in needed).replace("{n}", number[0] if number else "")
+        return symbol + self.table[plain].replace("{n}", number[0] if number else "")
 
     def all(self, value: dict[str, Any]) -> dict[str, Any]:
         """The texts of a dictionary that have a translation."""
@@ -62,7 +61,7 @@ def generated(language: str) -> tuple[str, set[str]]:
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "nodes")]
     import_module("fake_comfy").install()
     classes = import_module("test_schemas").CLASSES.values()
-    from ..nodes import conditioning, schema
+    from ..nodes import conditioning
     from ..samplers.mar.settings import CacheSettings
     from ..samplers.registry import SAMPLERS
     from ..samplers.settings import knobs
@@ -71,9 +70,8 @@ def generated(language: str) -> tuple[str, set[str]]:
     kinds = {entry.settings for entry in SAMPLERS.values()}
     kinds |= {CacheSettings, TarPromptSettings, conditioning.ImageToCodesSettings}
     symbols = {about.symbol for kind in kinds for _, about in knobs(kind).values()} - {""}
-    suffixes = (f" -1 is auto: {schema._SOURCES}", f" auto: {schema._SOURCES}")
     table = json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8"))
-    translator = Translator(table, symbols, suffixes)
+    translator = Translator(table, symbols)
     nodes = translator.all(texts(list(classes))).items()
     # One line a node, without spaces: the archive's size is limited.
     lines = [f'"{n}":{json.dumps(about, ensure_ascii=False, separators=(",", ":"))}' for n, about in nodes]

@@ -14,7 +14,9 @@ At AR step s, with z the transformer's output for the positions of step s and of
 Lookaheads end at multiples of k, so that the images of a batch start their next ones together: the number of sequential head
 calls of a batch then stays near that of one image. Guided steps have noise of their own: with entries of the noise that made the
 draft, accepted tokens were no closer to plain MAR's. With ``lookahead_start``, which the paper does not have, the first AR steps
-are plain MAR's.
+are plain MAR's. Nor does the paper have ``acceptance_target``, which takes the place of lambda: of the
+drafts of an image, those of a step that are most similar are kept, as many as make up the share of all its drafts so far. This is
+lambda as a quantile; a fixed lambda keeps all drafts of one image and none of another.
 
 The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further transformer pass.
 """
@@ -75,6 +77,7 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
     drafted = torch.zeros(B, L, dtype=torch.bool, device=draft.device)
     outcome = torch.full((B, L), PLAIN, dtype=torch.uint8, device=draft.device)
     similarities = []
+    met = kept = torch.zeros(B, dtype=torch.int64, device=draft.device)  # drafts that were verified, and accepted
     for step in range(plan.steps):
         # Lookaheads end at multiples of k, so that the images of a batch start their next ones together.
         reach = 1 if step < s.lookahead_start else s.lookahead - step % s.lookahead
@@ -90,6 +93,11 @@ def fasthybrid_steps(run: Run, transformer: Transformer, s: FastHybridSettings) 
                 old, new = old - place, new - place
             cosine = F.cosine_similarity(old, new, dim=-1)
             ok = had & (cosine >= s.threshold)
+            if s.acceptance_target:
+                met = met + had.sum(1)
+                rank = cosine.masked_fill(~had, -torch.inf).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+                ok = had & (rank < ((s.acceptance_target * met).round() - kept)[:, None])
+                kept = kept + ok.sum(1)
             if s.verify == "step":
                 ok &= ok.all(1, keepdim=True)
             outcome.scatter_(1, here, torch.where(ok, ACCEPTED, torch.where(had, REDONE, PLAIN)).to(torch.uint8))

@@ -82,6 +82,9 @@ class FastHybridSettings(DiSASettings, MARBase):
     threshold: float = knob(0.8, "Least cosine similarity between a draft's condition and the real one; higher rejects more drafts, "
         "slower and closer to plain MAR. Usual: 0.8 at full size, 0.9 to 0.99 on the demo. Above 1 every draft is redone in full: "
         "plain MAR.", low=-1.0, high=1.01, step=0.01, symbol="lambda")
+    acceptance_target: float = knob(0.0, "Share of the drafts to keep: at every AR step the most similar ones, so that this many of "
+        "all drafts so far are kept, whatever lambda is. Higher is faster and farther from plain MAR. Usual: 0.8. 0 leaves it to "
+        "lambda.", low=0.0, high=1.0, step=0.01)
     guided_steps: int = knob(10, "Denoising steps of an accepted token, guided by its draft; more is slower and finer. Usual: 10.",
         low=1, high=1000, step=1, symbol="T_g")
     guidance_schedule: str = knob("cos", "How the draft's pull fades over the guided steps. cos: the paper's; linear-down: fades "
@@ -101,7 +104,7 @@ class FastHybridSettings(DiSASettings, MARBase):
         "in the paper, drafts from the start.", low=0, high=4096, step=1, unit="AR steps", advanced=True)
 
     def exact(self, side: int) -> bool:
-        return (not self.lookahead or self.threshold > 1) and super().exact(side)
+        return (not self.lookahead or self.threshold > 1 and not self.acceptance_target) and super().exact(side)
 
 
 @dataclass(frozen=True)

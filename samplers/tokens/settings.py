@@ -15,19 +15,19 @@ from ..settings import knob
 class TokenSettings:
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
-    cfg: float = knob(0.0, "Guidance towards the condition; higher is more typical and less varied. Usual: 0, the model's published "
+    cfg: float = knob(0.0, "Guidance towards the condition; higher is more typical and less varied. Usual: the model's published "
         "value: 4 for classes and for Tar, 5 for Janus, 7.5 for text, 1.3 to 1.5 for PAR. At 1 there is no guidance and half the work.",
-        low=0.0, high=20.0, step=0.05, symbol="cfg scale")
+        low=0.0, high=20.0, step=0.05, paper=4.0, symbol="cfg scale")
     temperature: float = knob(1.0, "Scale of the randomness in every token; lower is safer and less varied. Usual: 1. At 0 the "
         "likeliest token is taken.", low=0.0, high=2.0, step=0.01, symbol="temperature")
-    top_k: int = knob(-1, "Only this many of the likeliest values of a token can be drawn; fewer is cleaner and less varied. Usual: -1, "
+    top_k: int = knob(-1, "Only this many of the likeliest values of a token can be drawn; fewer is cleaner and less varied. Usual: "
         "the model's published value: 2000 for classes, 1000 for text, all for Tar, Janus and PAR. 0 allows all; 1 takes the likeliest.",
-        low=-1, high=65536, step=1, symbol="top-k")
+        low=-1, high=65536, step=1, paper=2000, symbol="top-k")
     top_p: float = knob(1.0, "Only the likeliest values that together reach this probability can be drawn; lower is cleaner and less "
         "varied. Usual: 1, which allows all.", low=0.0, high=1.0, step=0.01, symbol="top-p", advanced=True)
-    cfg_interval: int = knob(-1, "Guidance ends after this many decoding steps, which saves half the work from there on. Usual: -1, "
+    cfg_interval: int = knob(-1, "Guidance ends after this many decoding steps, which saves half the work from there on. Usual: "
         "guidance to the end. PAR and ZipAR count anew after their sequential start, as published.",
-        low=-1, high=65536, step=1, symbol="cfg interval", advanced=True)
+        low=-1, high=65536, step=1, paper=65536, symbol="cfg interval", advanced=True)
 
     def exact(self, side: int) -> bool:
         """Whether the tokens are those of plain LlamaGen on a grid of ``side`` x ``side``, in fp32."""
@@ -134,8 +134,8 @@ class MuLoSDSettings(TokenSettings):
     acceptance_target: float = knob(0.0, "Share of the drafted tokens to keep: tau is then chosen for every picture so that this many "
         "pass. Higher is faster. Usual: 0.6 to 0.9. 0 leaves it to tau.", low=0.0, high=1.0, step=0.01, advanced=True)
     neighbours: int = knob(-1, "How many similar codes share their probability with a drafted one; more keeps more of the draft. Usual: "
-        "-1, LANTERN's share of the codebook (1000 of 16,384). 0 looks at the drafted code alone, and needs a far lower tau.",
-        low=-1, high=65536, step=1, symbol="k", advanced=True)
+        "LANTERN's share of the codebook (1000 of 16,384). 0 looks at the drafted code alone, and needs a far lower tau.",
+        low=-1, high=65536, step=1, paper=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True)
     draft_rows: int = knob(0, "Rows that the draft model writes before they are verified; then what was verified is made small again "
         "and it goes on from there. Fewer is slower, and the draft sees more of the target's work. Usual: 0, the whole picture at once "
         "(the paper's).", low=0, high=256, step=1, advanced=True)

@@ -84,7 +84,9 @@ def words():
     model = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
 
     def run():
-        condition = conditioning.TarPrompt.execute(tar=model, text="a red boat", seed=3, **values(settings)).result[0]
+        condition = conditioning.TarPrompt.execute(
+            tar=model, text="a red boat", seed=3, preset={"preset": "custom", **values(settings)}
+        ).result[0]
         return torch.stack(condition.codes), ""
 
     return model, run
@@ -94,7 +96,8 @@ def sampled(node, model, condition, **changes):
     about = values(samplers.SAMPLERS[node.sampler].settings, **changes)
 
     def run():
-        latent, report = node.execute(model=model, condition=condition, seed=3, **about).result
+        preset = {"preset": "custom", **about}
+        latent, report = node.execute(model=model, condition=condition, seed=3, preset=preset).result
         return latent["samples"], report.note
 
     return model, run

@@ -117,9 +117,9 @@ SELECT = """([type, selected]) => {
     if (selected) app.canvas.select(node)
     app.canvas.centerOnNode(node)
     const {scale, offset} = app.canvas.ds, box = app.canvas.canvas.getBoundingClientRect()
-    const row = node.widgets.find(w => w.name === 'lookahead').last_y + 10
+    const row = node.widgets.find(w => w.name === 'preset').last_y + 10
     const at = (x, y) => [(node.pos[0] + x + offset[0]) * scale + box.x, (node.pos[1] + y + offset[1]) * scale + box.y]
-    return {id: node.id, title: at(90, -15), lookahead: at(60, row)}
+    return {id: node.id, title: at(90, -15), preset: at(60, row)}
 }"""
 
 
@@ -166,11 +166,11 @@ def test_names_and_tooltips_are_translated(translated: str, comfy: Comfy, editor
     at = editor.evaluate(SELECT, ["FastARFastHybridSampler", True])
     editor.wait_for_timeout(1000)
     if editor.renderer == "vue":
-        editor.locator(f'[data-node-id="{at["id"]}"]').get_by_text("lookahead", exact=True).first.hover()
+        editor.locator(f'[data-node-id="{at["id"]}"]').get_by_text("preset", exact=True).first.hover()
     else:
-        editor.mouse.move(*at["lookahead"])
+        editor.mouse.move(*at["preset"])
     editor.wait_for_timeout(2000)
-    tooltip = about["inputs"]["lookahead"]["tooltip"]
+    tooltip = about["inputs"]["preset"]["tooltip"]
     editor.screenshot(path=str(artifacts / f"tooltip {translated}_{editor.renderer}.png"))
     assert tooltip in editor.locator("body").inner_text().replace("\n", " ")
     _no_complaint(editor)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comfy_host import Comfy, Rejected, defaults
+from comfy_host import Comfy, Rejected, defaults, renamed
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "nodes" / "schemas.json").read_text(encoding="utf-8"))
 USER_ERROR = "fastar.UserError"
@@ -78,9 +78,9 @@ def prompt(info: dict[str, Any], key: str, **inputs: Any) -> dict[str, Any]:
     def add(name: str) -> None:
         kind, links = NODES[name]
         values = defaults(info[kind], **links) if kind.startswith("FastAR") else dict(links)
-        values |= {k: v for k, v in FEW.items() if k in values}
+        values |= {k: v for k, v in renamed(values, FEW).items() if k in values}
         if name == key:
-            values = {k: v for k, v in {**values, **inputs}.items() if v is not None}
+            values = {k: v for k, v in {**values, **renamed(values, inputs)}.items() if v is not None}
         if name == "serial" and key == "text":
             values["condition"] = ["text", 0]
         built[name] = {"class_type": kind, "inputs": values}
@@ -120,7 +120,9 @@ for key, fields in LOADERS.items():
 for key, (kind, _) in NODES.items():
     if key in ("draft", "large", "par model", "cached", "draw", "redraw") or kind not in SCHEMAS:
         continue
-    for name, type_, _default, *rest in SCHEMAS[kind]["widgets"]:
+    recorded = [widget for widget in SCHEMAS[kind]["widgets"] if widget[0] != "preset"]
+    opened = [options[-1][1:] for name, _, *options in SCHEMAS[kind]["widgets"] if name == "preset"]
+    for name, type_, _default, *rest in [*recorded, *([f"preset.{k[0]}", *k[1:]] for k in sum(opened, []))]:
         if type_ in ("INT", "FLOAT"):
             low, high = rest[0][:2]
             BEFORE[f"{key}.{name} above"] = (key, {name: high * 2 + 1}, name)
@@ -182,6 +184,8 @@ AT_RUN_TIME: dict[str, Case] = {
     "a word for a model": ("plain", {"model": "mar"}, "model"),
     "a word for a condition": ("plain", {"condition": "cat"}, "condition"),
     "a word for a draft": ("cspd", {"draft": "demo-draft"}, "draft"),
+    "no such preset": ("hybrid", {"preset": "fats"}, "preset"),
+    "no preset": ("plain", {"preset": "balanced"}, "preset"),
     "a dictionary for a report": ("compare", {"report_1": {"a": 1}}, "report_1"),
     "a word for an image": ("compare", {"image_1": "cat.png"}, "image_1"),
     "not a number beside a linked one": ("hybrid", {"lookahead": ["int", 0], "threshold": float("nan")}, "threshold"),

@@ -293,7 +293,11 @@ def test_ta_tok_in_the_official_nesting(tmp_path: Path) -> None:
     assert torch.equal(half.net.features(codes), net.features(codes))
     save_file(used, tmp_path / "own.safetensors", metadata=TA_TOK)
     whole = load_ta_tok(tmp_path / "own.safetensors")
-    assert whole.net.config == TINY_TA_TOK and whole.net.config.encoder_depth and torch.equal(whole.codes(image), net.codes(image))
+    assert (
+        whole.net.config == TINY_TA_TOK
+        and whole.net.config.encoder_depth
+        and torch.equal(whole.codes(image), net.codes(image))
+    )
 
 
 @pytest.mark.parametrize(("size", "expected"), [(17, 17), (None, 15)])

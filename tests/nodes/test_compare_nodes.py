@@ -12,7 +12,7 @@ from fake_comfy import state
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, samplers
 from fastar_nodes.reports.drawing import Ink
-from tiny import NODES, a_drawer, a_gpt, a_prompt, a_report, a_vae, dropped, models, sample
+from tiny import NODES, a_drawer, a_gpt, a_prompt, a_report, a_vae, models, sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -84,7 +84,7 @@ def test_automatic_labels_tell_what_differs():
 
 def test_pictures_of_every_sampler_are_compared():
     """Reports as the samplers really make them, with one map each."""
-    cache = samplers.LazyMARCache.execute(**dropped(samplers.LazyMARCache, preset="none", refresh_period=3)).result[0]
+    cache = samplers.LazyMARCache.execute(preset={"preset": "custom", "refresh_period": 3}).result[0]
     mar = [node for node in NODES.values() if samplers.SAMPLERS[node.sampler].masked]
     runs = [sample(node, ar_steps=8) for node in mar] + [sample(samplers.FastHybridSampler, ar_steps=8, cache=cache)]
     pairs = {}

@@ -15,7 +15,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, conditioning, editing, host, loaders, samplers
 from fastar_nodes.samplers.conditioning import from_ids
-from graphs import WIDGETS
+from graphs import PRESET, WIDGETS, default, opened
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MODULES = (loaders, conditioning, samplers, editing, compare)
@@ -62,7 +62,10 @@ def valid_inputs(node: Any, given: dict[str, Any]) -> dict[str, Any]:
     out = {}
     for i in about.inputs:
         if i.kind in WIDGETS:
-            out[i.id] = small.get(i.id, i.about.get("default"))
+            out[i.id] = small.get(i.id, default(i))
+            if i.kind == PRESET:
+                inner = opened(i, "custom")
+                out[i.id] = {"preset": "custom"} | {k.id: small.get(k.id, default(k)) for k in inner}
         elif i.id in known:
             out[i.id] = known[i.id]
     if about.is_input_list:
@@ -80,6 +83,9 @@ def cases(count: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
         name = names[k % len(names)]
         chosen = rng.sample(every[name], min(len(every[name]), rng.choice((1, 1, 1, 2, 3))))
         values = {field: rng.choice(VALUES) for field in chosen}
+        if isinstance(inputs[name].get("preset"), dict) and rng.random() < 0.5:
+            inner = inputs[name]["preset"]
+            values["preset"] = inner | {field: rng.choice(VALUES) for field in rng.sample(sorted(inner), 2)}
         if lists[name]:  # ComfyUI gives such nodes lists only
             values = {field: rng.choice(([value], [value], [value, value], [])) for field, value in values.items()}
         yield name, inputs[name] | values

@@ -35,16 +35,21 @@ def loaded(path, monkeypatch):
     return LoadJanus.execute(checkpoint=CHOICE, dtype="fp32", allow_download=False, speed="plain").result
 
 
+RECOMMENDED, FAST = {"preset": "recommended"}, {"preset": "fast"}
+
+
 def prompts(text: str, **values) -> object:
     return Prompt.execute(text=text, images=values.pop("images", 1), **values).result[0]
 
 
 def test_a_prompt_becomes_a_picture(loaded):
     model, vae = loaded
-    latent, report = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3).result
+    latent, report = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3, preset=RECOMMENDED).result
     assert latent["samples"].shape == (1, 8, 4, 4) and vae.decode(latent["samples"]).shape == (1, 8, 8, 3)
     assert (report.model, report.settings["cfg"], report.settings["top_k"]) == ("Tiny Janus", 5.0, 0)
-    same, _ = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3, parallel=4).result
+    same, _ = LlamaGenSampler.execute(
+        model=model, condition=prompts("a cat"), seed=3, preset=RECOMMENDED, parallel=4
+    ).result
     assert torch.equal(same["samples"], latent["samples"])
 
 
@@ -53,8 +58,8 @@ def test_every_line_is_a_prompt(loaded):
     batch = prompts("a cat\n\n the moon over the sea ", lines=True, images=2)
     assert batch.texts == ("a cat", "a cat", " the moon over the sea ", " the moon over the sea ")
     assert prompts("a cat\nthe moon").texts == ("a cat\nthe moon",) and prompts(" \n", lines=True).texts == ("",)
-    together = ZipARSampler.execute(model=model, condition=batch, seed=3).result[0]["samples"]
-    first = ZipARSampler.execute(model=model, condition=prompts("a cat"), seed=3).result[0]["samples"]
+    together = ZipARSampler.execute(model=model, condition=batch, seed=3, preset=FAST).result[0]["samples"]
+    first = ZipARSampler.execute(model=model, condition=prompts("a cat"), seed=3, preset=FAST).result[0]["samples"]
     assert torch.equal(together[:1], first)
     with pytest.raises(UserError, match="^images: 3 prompts 100 times"):
         prompts("a\nb\nc", lines=True, images=100)
@@ -63,9 +68,9 @@ def test_every_line_is_a_prompt(loaded):
 def test_samplers_that_do_not_apply(loaded):
     model, _ = loaded
     with pytest.raises(UserError, match="^model: .*Janus.*its order"):
-        PARSampler.execute(model=model, condition=prompts("a cat"), seed=0)
+        PARSampler.execute(model=model, condition=prompts("a cat"), seed=0, preset=RECOMMENDED)
     with pytest.raises(UserError, match="^model: .*Janus.*smaller picture"):
-        MuLoSDSampler.execute(target=model, draft=model, condition=prompts("a cat"), seed=0)
+        MuLoSDSampler.execute(target=model, draft=model, condition=prompts("a cat"), seed=0, preset=FAST)
 
 
 def test_a_missing_file_is_not_fetched_unasked(monkeypatch):
@@ -78,17 +83,21 @@ def test_a_missing_file_is_not_fetched_unasked(monkeypatch):
 
 def test_settings_of_the_widgets_reach_the_sampler(loaded):
     model, _ = loaded
-    _, report = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=0, cfg=1.5, top_k=3).result
+    _, report = LlamaGenSampler.execute(
+        model=model, condition=prompts("a cat"), seed=0, preset={"preset": "custom", "cfg": 1.5, "top_k": 3}
+    ).result
     assert LlamaGenSettings(cfg=1.5, top_k=3) == LlamaGenSettings(**report.settings)
 
 
 def test_a_picture_is_changed_under_a_mask(loaded):
     model, vae = loaded
-    first = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3).result[0]["samples"]
+    first = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3, preset=RECOMMENDED).result[0][
+        "samples"
+    ]
     latent = {"samples": vae.encode(torch.rand(1, 8, 8, 3))}
     mask = torch.zeros(1, 8, 8)
     mask[:, 4:] = 1
-    asked = {"model": model, "condition": prompts("a cat"), "seed": 3, "latent": latent}
+    asked = {"model": model, "condition": prompts("a cat"), "seed": 3, "latent": latent, "preset": RECOMMENDED}
     changed = LlamaGenSampler.execute(**asked, mask=mask).result[0]["samples"]
     kept = vae.first_stage_model.codes(latent["samples"])[:, :2]
     assert torch.equal(vae.first_stage_model.codes(changed)[:, :2], kept) and not torch.equal(changed, first)
@@ -97,14 +106,14 @@ def test_a_picture_is_changed_under_a_mask(loaded):
     with pytest.raises(UserError, match="^mask: "):
         LlamaGenSampler.execute(**asked)
     with pytest.raises(UserError, match="^latent: "):
-        ZipARSampler.execute(**{**asked, "latent": {"samples": torch.zeros(1, 4, 4, 4)}}, mask=mask)
+        ZipARSampler.execute(**{**asked, "preset": FAST, "latent": {"samples": torch.zeros(1, 4, 4, 4)}}, mask=mask)
     with pytest.raises(UserError, match="^latent: "):
-        ZipARSampler.execute(**{**asked, "latent": None}, mask=mask)
+        ZipARSampler.execute(**{**asked, "preset": FAST, "latent": None}, mask=mask)
 
 
 def test_any_sampler_compare_and_token_map(loaded):
     model, vae = loaded
-    latent, report = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3).result
+    latent, report = LlamaGenSampler.execute(model=model, condition=prompts("a cat"), seed=3, preset=RECOMMENDED).result
     same, other = AnySampler.execute(model, prompts("a cat"), "llamagen: parallel=4", 3).result
     assert torch.equal(same["samples"], latent["samples"]) and other.settings["parallel"] == 4
     pictures = [vae.decode(made["samples"]) for made in (latent, same)]

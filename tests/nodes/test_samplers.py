@@ -10,18 +10,19 @@ import pytest
 import torch
 from fake_comfy import Interrupted, Preview, Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers, schema
+from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers
 from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.samplers import presets
 from fastar_nodes.samplers.conditioning import CodeCondition, TextCondition, from_ids
 from fastar_nodes.samplers.driver import finish
 from fastar_nodes.samplers.mar import memory
-from fastar_nodes.samplers.mar.settings import CacheSettings, FastHybridSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import NON_LOCAL, LlamaGenSettings
+from graphs import default, opened
 from qwen_reference import tiny_tar
-from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, a_vq, dropped, models, sample
+from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, a_vq, models, sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -192,82 +193,78 @@ def test_an_upscale_model_enlarges_the_draft_with_cores_node():
     assert before == after and large.patcher in after
 
 
-# ------------------------------------------------------------------------------------------------ auto, presets, switch
+# ------------------------------------------------------------------------------------------------ presets, switch
 
 # What a model's file might recommend; of it a sampler takes what it has.
 MAR_FILE = {"ar_steps": 5, "diffusion_steps": 6, "cfg": 1.5, "temperature": 0.75, "lookahead": 3, "threshold": 0.5}
 TOKEN_FILE = {"cfg": 2.0, "temperature": 0.5, "top_k": 9, "top_p": 0.75, "window": 3}
-AUTO = {"ar_steps": -1, "diffusion_steps": -1}
 
 
-def recommended(node, label_set="picture-book", **changes):
-    """A run in which every widget that is not named is at auto."""
+def recommended(node, preset="recommended", label_set="picture-book", **changes):
+    """A run of a model whose file recommends settings."""
     target = "target" if "target" in node.models else "model"
-    make, file, short = (a_mar, MAR_FILE, AUTO) if node in MAR_NODES else (a_gpt, TOKEN_FILE, {})
-    return sample(node, **{target: make(label_set=label_set, file=file), **short, **changes})
+    make, file = (a_mar, MAR_FILE) if node in MAR_NODES else (a_gpt, TOKEN_FILE)
+    return sample(node, **{target: make(label_set=label_set, file=file), "preset": preset, **changes})
 
 
-def test_widgets_at_auto_take_what_the_models_file_recommends():
+def test_a_preset_takes_what_the_models_file_recommends():
     settings = recommended(samplers.MARSampler)[1].settings
     assert settings == asdict(MARSettings(**{k: v for k, v in MAR_FILE.items() if k in settings}))
-    settings = recommended(samplers.LlamaGenSampler)[1].settings
-    assert {k: settings.get(k) for k in TOKEN_FILE} == TOKEN_FILE | {"window": None}
+    settings = recommended(samplers.LlamaGenSampler, parallel=2)[1].settings
+    assert {k: settings.get(k) for k in TOKEN_FILE} == TOKEN_FILE | {"window": None} and settings["parallel"] == 2
     # The file's window is the one that was measured on its grid.
-    windows = {"none": 3, "balanced for this model": 3, "fast for this model": 4, "exact": 256}
-    for preset, window in windows.items():
-        assert recommended(samplers.ZipARSampler, preset=preset)[1].settings["window"] == window
+    for preset, window in {"custom": 3, "balanced": 3, "fast": 4, "exact": 256}.items():
+        assert recommended(samplers.ZipARSampler, preset)[1].settings["window"] == window
 
 
 @pytest.mark.parametrize("node", [node for node in FAST if node in MAR_NODES])
 @pytest.mark.parametrize("label_set", ["picture-book", ""])
-def test_the_preset_is_for_the_model_and_a_set_widget_has_precedence(node, label_set):
+def test_the_preset_is_for_the_model_and_custom_takes_every_widget(node, label_set):
     demo, kind = label_set == "picture-book", kind_of(node)
-    for choice, name in schema.PRESETS.items():
+    for name in ("balanced", "fast", "exact"):
         if (node, name) == (samplers.LazyMARSampler, "fast"):
             continue  # it asks for more AR steps than the tiny model has tokens
         meant = presets.values(kind, name, demo, ar_steps=5)
-        settings = recommended(node, label_set, preset=choice)[1].settings
-        assert settings == asdict(kind()) | {k: v for k, v in MAR_FILE.items() if k in settings} | meant, choice
-    settings = recommended(node, label_set, preset="balanced for this model", cfg=1.25, temperature=0.5)[1].settings
-    assert (settings["cfg"], settings["temperature"], settings["ar_steps"]) == (1.25, 0.5, 5)
+        settings = recommended(node, name, label_set)[1].settings
+        assert settings == asdict(kind()) | {k: v for k, v in MAR_FILE.items() if k in settings} | meant, name
+    (preset,) = (i for i in node.define_schema().inputs if i.id == "preset")
+    own = {i.id: default(i) for i in opened(preset, "custom")} | SHORT
+    assert recommended(node, "custom", label_set, **own)[1].settings == asdict(kind(**SHORT)), "the paper's values"
 
 
-def test_exact_has_precedence_over_a_set_widget():
-    exact, report = recommended(samplers.FastHybridSampler, preset="exact", lookahead=2)
-    assert report.settings["lookahead"] == 0 and torch.equal(exact, recommended(samplers.MARSampler)[0])
-    plain, _ = sample(samplers.LlamaGenSampler, model=a_gpt(grid=8))
-    assert torch.equal(sample(samplers.ZipARSampler, model=a_gpt(grid=8), preset="exact", window=1)[0], plain)
+def test_the_values_used_stand_on_the_node_and_what_the_model_recommends(monkeypatch):
+    monkeypatch.setattr(samplers.FastHybridSampler, "hidden", SimpleNamespace(unique_id="7"), raising=False)
+
+    def said(preset, **changes):
+        fake_comfy.state.said.clear()
+        recommended(samplers.FastHybridSampler, preset, **changes)
+        return [text for _, text in fake_comfy.state.said][-1].split("\n")
+
+    first, second, *_ = said("custom", cfg=2.0, **SHORT)
+    assert first.startswith(
+        "4 AR steps, 4 diffusion steps, cfg 2, temperature 0.75, lookahead 3, threshold 0.5, acceptance target 0"
+    )
+    assert second == "This model's file recommends 5 AR steps, 6 diffusion steps, cfg 1.5."
+    first, second, *_ = said("balanced")
+    assert first.startswith("5 AR steps, 6 diffusion steps, cfg 1.5, temperature 0.75, lookahead 4, threshold 0.95")
+    assert "recommends" not in second
+
+
+def test_exact_is_the_baseline():
+    assert torch.equal(recommended(samplers.FastHybridSampler, "exact")[0], recommended(samplers.MARSampler)[0])
+    plain, _ = sample(samplers.LlamaGenSampler, model=a_gpt(grid=8), preset="recommended")
+    assert torch.equal(sample(samplers.ZipARSampler, model=a_gpt(grid=8), preset="exact")[0], plain)
 
 
 @pytest.mark.parametrize("node", FAST)
 def test_switched_off_a_sampler_is_the_baseline(node):
     shared = {"cfg": 1.25, "condition": a_prompt() if node is samplers.MuLoSDSampler else LABELS}
     given = models(node)
-    off, report = sample(node, **given, **shared, enabled=False, preset="fast for this model")
+    off, report = sample(node, **given, **shared, enabled=False)
     plain_node = samplers.MARSampler if node in MAR_NODES else samplers.LlamaGenSampler
     plain, wanted = sample(plain_node, model=given.get("target", given.get("model")), **shared)
     assert torch.equal(off, plain)
     assert (report.sampler, report.settings, report.counts) == (wanted.sampler, wanted.settings, wanted.counts)
-
-
-def test_numbers_between_auto_and_the_range_are_auto_too():
-    """The editor's arrows pass through them."""
-    automatic = schema.automatic_names(FastHybridSettings)
-    for name, value in {"ar_steps": 0, "cfg": 0.9, "lookahead": -1, "threshold": -0.5, "temperature": -0.01}.items():
-        assert schema.chosen(FastHybridSettings, {name: value}, automatic) == {}
-    for name, value in {"ar_steps": 1, "cfg": 1.0, "lookahead": 0, "threshold": 0.0, "temperature": 0.0}.items():
-        assert schema.chosen(FastHybridSettings, {name: value}, automatic) == {name: value}
-    for name, value in {"ar_steps": -5, "cfg": float("nan"), "lookahead": -2, "t_max": -1, "order": "auto"}.items():
-        with pytest.raises(UserError, match=f"^{name}: "):
-            schema.settings_of(FastHybridSettings, {name: value}, {}, demo=True)
-
-
-@pytest.mark.parametrize("kind", [*map(kind_of, FAST), CacheSettings])
-def test_every_setting_of_a_preset_has_the_value_auto(kind):
-    assert presets.names(kind) <= schema.automatic_names(kind)
-    for demo in (True, False):
-        for name in presets.NAMES:
-            assert set(presets.values(kind, name, demo)) <= presets.names(kind)
 
 
 def test_a_mistake_in_a_models_file_is_a_sentence():
@@ -279,7 +276,7 @@ def test_a_mistake_in_a_models_file_is_a_sentence():
 
 
 def a_cache(**changes):
-    return samplers.LazyMARCache.execute(**dropped(samplers.LazyMARCache, preset="none", **changes)).result[0]
+    return samplers.LazyMARCache.execute(preset={"preset": "custom", **changes}).result[0]
 
 
 @pytest.mark.parametrize("node", [samplers.MARSampler, samplers.FastHybridSampler, samplers.CSpDSampler])
@@ -295,13 +292,12 @@ def test_a_cache_combines_with_every_other_sampler(node):
         assert torch.equal(first, own) and report.counts == wanted.counts
 
 
-def test_cache_settings_at_auto_follow_the_model_that_is_sampled():
-    for choice in ("balanced for this model", "fast for this model"):
-        cache = samplers.CachePlan(dropped(samplers.LazyMARCache, preset=choice, head_cache="off"))
+def test_presets_of_a_cache_follow_the_model_that_is_sampled():
+    for name in ("balanced", "fast", "exact"):
+        cache = samplers.LazyMARCache.execute(preset={"preset": name}).result[0]
         for label_set in ("picture-book", ""):
-            settings = recommended(samplers.MARSampler, label_set, cache=cache)[1].settings
-            meant = presets.values(CacheSettings, schema.PRESETS[choice], label_set == "picture-book", ar_steps=5)
-            meant |= {"head_cache": False}
+            settings = recommended(samplers.MARSampler, label_set=label_set, cache=cache)[1].settings
+            meant = presets.values(CacheSettings, name, label_set == "picture-book", ar_steps=5)
             assert {k: settings[k] for k in meant} == meant
 
 
@@ -453,7 +449,8 @@ REFUSED = {
     "another codebook": (MULOSD, "draft", lambda: {"draft": other_codebook()}),
     "no upscale model": (MULOSD, "upscale_model", lambda: {"upscale_model": 5}),
     "an upscale model for masks": (MULOSD, "upscale_model", lambda: {"upscale_model": UNCOLOURED}),
-    "a preset": (MULOSD, "preset", lambda: {"preset": "best"}),
+    "a preset": (MULOSD, "preset", lambda: {"preset": "fats"}),
+    "no such option of a baseline": (samplers.MARSampler, "preset", lambda: {"preset": "balanced"}),
 }
 
 

@@ -24,12 +24,18 @@ if __name__ == "__main__":
     fake_comfy.install()
 
 from fastar_nodes.nodes import advisor, compare, conditioning, editing, loaders, samplers, sharing, sweep
-from graphs import WIDGETS
+from graphs import PRESET, WIDGETS, opened
 
 MODULES = (loaders, conditioning, samplers, editing, compare, sweep, sharing, advisor)
 CLASSES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
 NODES = {name: node.define_schema() for name, node in CLASSES.items()}
 GOLDEN = Path(__file__).with_name("schemas.json")
+
+
+def widgets_of(about: Any) -> list[Any]:
+    """Widgets of a node; those that its preset opens follow it."""
+    found = [i for i in about.inputs if i.kind in WIDGETS]
+    return [k for i in found for k in ([i, *opened(i, "custom")] if i.kind == PRESET else [i])]
 
 
 def test_every_sampler_that_runs_here_has_a_node():
@@ -39,17 +45,27 @@ def test_every_sampler_that_runs_here_has_a_node():
 
 @pytest.mark.parametrize("node", NODES)
 def test_advanced_widgets_are_the_last(node):
-    advanced = [bool(i.advanced) for i in NODES[node].inputs if i.kind in WIDGETS]
-    assert advanced == sorted(advanced)
+    presets = [i for i in NODES[node].inputs if i.kind == PRESET]
+    for inputs in (NODES[node].inputs, *(opened(preset, "custom") for preset in presets)):
+        advanced = [bool(i.advanced) for i in inputs if i.kind in WIDGETS]
+        assert advanced == sorted(advanced)
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_no_widget_of_a_node_holds_a_number_that_stands_for_another(node):
+    for widget in widgets_of(NODES[node]):
+        if widget.kind in ("INT", "FLOAT") and widget.id != "threshold":  # a cosine
+            assert widget.about["min"] is None or widget.about["min"] >= 0, widget.id
 
 
 @pytest.mark.parametrize("node", NODES)
 def test_everything_has_a_tooltip_and_is_explained_on_a_help_page(root, node):
-    for part in [*NODES[node].inputs, *NODES[node].outputs]:
+    parts = [i for i in NODES[node].inputs if i.kind not in WIDGETS] + widgets_of(NODES[node])
+    for part in [*parts, *NODES[node].outputs]:
         assert part.about.get("tooltip"), f"{node}.{part.id}"
     page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
     assert page.startswith(f"# {NODES[node].display_name}\n")
-    for part in NODES[node].inputs:
+    for part in parts:
         name = re.sub(r"_[1-8]$", "", part.id) if node == "FastARCompare" else part.id
         assert f"**{name}" in page, f"web/docs/{node}.md does not explain {part.id}: '- **{name}**: ...'"
 
@@ -79,6 +95,8 @@ def _widget(part: Any) -> list[Any]:
     """Name, type, default, and choices or range. Menus of files are left out: they depend on the machine."""
     about = part.about
     options = about.get("options")
+    if part.kind == PRESET:
+        return [part.id, part.kind, *([option.key, *map(_widget, option.inputs)] for option in options)]
     if isinstance(options, loaders.Menu):
         return [part.id, part.kind, "files"]
     if options is not None and len(options) > 100:  # names of classes

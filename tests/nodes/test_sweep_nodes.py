@@ -178,33 +178,35 @@ def with_hidden(node: type, metadata, prompt=None) -> type:
     return type("Executed", (node,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo=metadata, prompt=prompt)})
 
 
-PLAIN = {"ar_steps": 4, "diffusion_steps": 4, "cfg": 2.0}
-FAST = {**PLAIN, "lookahead": 2, "threshold": -1.0, "guided_steps": 2, "preset": "none"}
+PLAIN = {"preset": "custom", "ar_steps": 4, "diffusion_steps": 4, "cfg": 2.0}
+FAST = {**PLAIN, "lookahead": 2, "threshold": -1.0, "guided_steps": 2}
 
 
 def test_samplers_show_a_line_and_write_their_report():
     metadata = {"workflow": {"nodes": []}}
     node = with_hidden(samplers.FastHybridSampler, metadata)
-    report = node.execute(model=a_mar(), condition=WHAT, seed=7, **FAST).result[1]
+    report = node.execute(model=a_mar(), condition=WHAT, seed=7, preset=FAST).result[1]
     ((where, text),) = fake_comfy.state.said
-    assert where == "5" and text == f"{report.seconds:.2f} s, 4 passes, {100 * report.acceptance:.0f} % of drafts kept"
+    figures = f"{report.seconds:.2f} s, 4 passes, {100 * report.acceptance:.0f} % of drafts kept"
+    assert where == "5" and text.splitlines()[0].startswith("4 AR steps, ") and text.splitlines()[-1] == figures
     (run,) = metadata[exchange.KEY]["runs"]
     assert run["node"] == "5" and run["settings"] == report.settings and metadata["workflow"] == {"nodes": []}
     json.dumps(metadata)
     fake_comfy.state.said.clear()
-    node.execute(model=a_mar(), condition=WHAT, seed=7, **{**FAST, "preset": "exact"})
-    assert fake_comfy.state.said[0][1].splitlines()[1].startswith("Nothing was drafted")
+    node.execute(model=a_mar(), condition=WHAT, seed=7, preset={**PLAIN, "lookahead": 0})
+    assert fake_comfy.state.said[0][1].splitlines()[-1].startswith("Nothing was drafted")
 
 
 @pytest.mark.parametrize(("link", "shown"), [(["5", 0], 1), (["6", 1], 1), (["5", 1], 0)])
-def test_a_line_is_shown_where_no_other_node_takes_the_report(link, shown):
+def test_figures_are_shown_where_no_other_node_takes_the_report(link, shown):
     prompt, metadata = {"5": {"inputs": {"seed": 7}}, "9": {"inputs": {"report_1": link}}}, {}
-    with_hidden(samplers.MARSampler, metadata, prompt).execute(model=a_mar(), condition=WHAT, seed=7, **PLAIN)
-    assert len(fake_comfy.state.said) == shown and len(metadata[exchange.KEY]["runs"]) == 1
+    with_hidden(samplers.MARSampler, metadata, prompt).execute(model=a_mar(), condition=WHAT, seed=7, preset=PLAIN)
+    assert len(fake_comfy.state.said[0][1].splitlines()) == 1 + shown and len(metadata[exchange.KEY]["runs"]) == 1
 
 
 def test_token_samplers_too_and_neither_metadata_nor_a_node_is_needed():
-    metadata, given = {}, {"model": a_gpt(), "condition": WHAT, "seed": 7, "cfg": 2.0, "top_k": 0}
+    metadata, given = {}, {"model": a_gpt(), "condition": WHAT, "seed": 7}
+    given["preset"] = {"preset": "custom", "cfg": 2.0, "top_k": 0}
     with_hidden(samplers.LlamaGenSampler, metadata).execute(**given)
     assert metadata[exchange.KEY]["runs"][0]["sampler"] == "llamagen" and "passes" in fake_comfy.state.said[0][1]
     with_hidden(samplers.LlamaGenSampler, None).execute(**given)
@@ -241,7 +243,7 @@ def test_compare_measures_every_cell_and_says_so():
 def test_a_saved_picture_gives_its_reports_back(tmp_path):
     metadata = {}
     node, model = with_hidden(samplers.FastHybridSampler, metadata), a_mar()
-    report = node.execute(model=model, condition=WHAT, seed=7, **FAST).result[1]
+    report = node.execute(model=model, condition=WHAT, seed=7, preset=FAST).result[1]
     about = PngInfo()
     about.add_text(exchange.KEY, json.dumps(metadata[exchange.KEY]))
     Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "input" / "a.png", pnginfo=about)

@@ -18,10 +18,10 @@ from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.download import readable_size
 from fastar_nodes.nodes import host
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
-from fastar_nodes.tools.training import recipes, token_recipes
-from graphs import WIDGETS, Run, widget_values
+from fastar_nodes.tools.training import hybrid_recipe, recipes, token_recipes
+from graphs import PRESET, WIDGETS, Run, opened, widget_values
 from janus_files import one_file
-from test_schemas import CLASSES, NODES
+from test_schemas import CLASSES, NODES, widgets_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "workflows"
 GRAPHS = sorted(path.name for path in FOLDER.glob("*.json"))
@@ -39,7 +39,6 @@ SAMPLERS = {
     "tokens": ("FastARLlamaGenSampler", "FastARPAR", "FastARZipARSampler", "FastARMuLoSDSampler"),
 }
 SHARED = {"MAR": ("ar_steps", "diffusion_steps", "cfg"), "tokens": ("cfg", "temperature", "top_k")}
-AUTO = -1
 LOADERS = {
     "FastARLoadMAR": "mar",
     "FastARLoadLlamaGen": "llamagen",
@@ -95,13 +94,12 @@ class Graph:
         left, top = (min(b[k] for b in boxes) for k in (0, 1))
         return 0.75 * min(width / (right - left + 20), height / (bottom - top + 20))
 
-    def shared(self):
-        """Of its samplers, the values that have to be equal, by family."""
+    def presets(self):
+        """Of its samplers, the presets with their values, by family."""
         found = {}
         for family, kinds in SAMPLERS.items():
-            values = [widget_values(node, NODES[node["type"]]) for node in self.of(*kinds)]
-            if values:
-                found[family] = [[of[name] for name in SHARED[family]] for of in values]
+            if nodes := self.of(*kinds):
+                found[family] = [widget_values(node, NODES[node["type"]])["preset"] for node in nodes]
         return found
 
 
@@ -132,14 +130,22 @@ def links_agree(nodes, links):
     assert sorted(used) == sorted(link for link, *_ in links)
 
 
+def names_of(about):
+    """Widgets of a node as the editor names them: "preset.cfg" is a setting of custom."""
+    inner = {id(k): f"preset.{k.id}" for i in about.inputs if i.kind == PRESET for k in opened(i, "custom")}
+    return [inner.get(id(widget), widget.id) for widget in widgets_of(about)]
+
+
 def values_fit(node):
     """Every widget of a node of this pack has a value in its range, or of its menu."""
-    widgets = [i for i in NODES[node["type"]].inputs if i.kind in WIDGETS]
-    controls = sum(bool(i.about.get("control_after_generate")) for i in widgets)
-    assert len(widgets) + controls == len(node["widgets_values"]), node["type"]
-    for widget in widgets:
-        value, limits = widget_values(node, NODES[node["type"]])[widget.id], widget.about
-        assert "options" not in limits or value in limits["options"], (node["type"], widget.id)
+    values = widget_values(node, NODES[node["type"]], whole=True)
+    given = {name: value for name, value in values.items() if name != "preset"} | values.get("preset", {})
+    for widget in widgets_of(NODES[node["type"]]):
+        if widget.id not in given:
+            continue  # of custom, while another preset is chosen
+        value, limits = given[widget.id], widget.about
+        options = [getattr(option, "key", option) for option in limits.get("options", [value])]
+        assert value in options, (node["type"], widget.id)
         assert "min" not in limits or limits["min"] <= value <= limits["max"], (node["type"], widget.id)
 
 
@@ -207,12 +213,14 @@ def test_samplers_that_are_compared_share_their_settings(graph):
     large = any(n["widgets_values"][0] == "demo-llamagen" for n in graph.of("FastARLoadLlamaGen"))
     asked = token_recipes.defaults(token_recipes.GRID if large else token_recipes.LOW_GRID)
     tokens = LlamaGenSettings(**{name: asked[name] for name in token_recipes.DEFAULTS})
-    record = {"MAR": [recipes.DEFAULTS[name] for name in SHARED["MAR"]]}
+    masked = hybrid_recipe.DEFAULTS if graph.of("FastARLoadHybrid") else recipes.DEFAULTS
+    record = {"MAR": [masked[name] for name in SHARED["MAR"]]}
     record["tokens"] = [getattr(tokens, name) for name in SHARED["tokens"]]
-    assert graph.shared() or graph.by_name()
-    for family, values in graph.shared().items():
-        assert all(value == values[0] for value in values) and values[0] in (record[family], [AUTO] * 3)
-        assert len(values) > 1 or not graph.compares() or graph.by_name()
+    assert graph.presets() or graph.by_name()
+    for family, found in graph.presets().items():
+        custom = [[preset[name] for name in SHARED[family]] for preset in found if preset["preset"] == "custom"]
+        assert all(values == record[family] for values in custom)
+        assert len(found) > 1 or not graph.compares() or graph.by_name()
 
 
 def test_samplers_share_label_and_seed(graph):
@@ -244,7 +252,7 @@ def test_a_starter_is_small_and_its_app_is_the_same_graph(name):
     assert shown["inputs"] and [starter.nodes[number]["type"] for number in shown["outputs"]] == ["SaveImage"]
     for number, widget in shown["inputs"]:
         node = starter.nodes[number]
-        known = [i.id for i in NODES[node["type"]].inputs if i.kind in WIDGETS] if node["type"] in NODES else ["seed"]
+        known = names_of(NODES[node["type"]]) if node["type"] in NODES else ["seed"]
         assert widget in known and widget not in starter.sources(node)
     assert app["id"] != starter.saved["id"] and app["extra"].pop("linearMode") is True
     assert "linearMode" not in starter.saved["extra"] and {**app, "id": starter.saved["id"]} == starter.saved
@@ -348,7 +356,7 @@ def test_a_blueprint_is_one_node_with_a_definition(blueprint):
     nodes = {str(n["id"]): n for n in definition["nodes"]}
     for number, widget in node["properties"]["proxyWidgets"]:
         inner = nodes[number]
-        known = {i.id for i in NODES[inner["type"]].inputs} if inner["type"] in NODES else {"value", "seed"}
+        known = names_of(NODES[inner["type"]]) if inner["type"] in NODES else ["value", "seed"]
         assert widget in known
         assert all(i["link"] is None for i in inner["inputs"] if i["name"] == widget)
 

@@ -14,7 +14,8 @@ from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers.conditioning import from_ids
-from graphs import WIDGETS
+from fastar_nodes.samplers.settings import knobs
+from graphs import WIDGETS, default
 from qwen_reference import tiny_tar
 from tar_files import DTOK, OF_CODES, tiny_ta_tok
 from torch import Tensor, nn
@@ -95,7 +96,7 @@ def a_prompt(tar: Any = None, **changes: Any) -> Any:
 
 def dropped(node: Any, **changes: Any) -> dict[str, Any]:
     """Widget values of a node dropped on the canvas."""
-    return {i.id: i.about["default"] for i in node.define_schema().inputs if i.kind in WIDGETS} | changes
+    return {i.id: default(i) for i in node.define_schema().inputs if i.kind in WIDGETS} | changes
 
 
 def models(node: Any) -> dict[str, host.Loaded]:
@@ -108,9 +109,12 @@ def models(node: Any) -> dict[str, host.Loaded]:
 
 
 def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:
-    """Samples of the LATENT and report of a short run; what is not given is tiny."""
-    inputs = dropped(node, seed=3)
-    inputs |= {k: v for k, v in {**SHORT, "preset": "none"}.items() if k in inputs}
+    """Samples of the LATENT and report of a short run; what is not given is tiny. Settings are those of the preset custom."""
+    known, preset = knobs(samplers.SAMPLERS[node.sampler].settings), changes.pop("preset", "custom")
+    inner = {k: changes.pop(k) for k in [*changes] if k in known and k != "parallel"}
+    if preset == "custom":
+        inner = {k: v for k, v in SHORT.items() if k in known} | inner
+    inputs = dropped(node, seed=3, preset={"preset": preset, **inner})
     if not {*node.models} <= {*changes}:
         inputs |= models(node)
     if "condition" not in changes:

@@ -79,6 +79,28 @@ def test_annealed_steps_are_kept(model, changes):
     torch.testing.assert_close(found, annealed, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("target", [0.05, 0.3, 0.8])
+def test_the_share_of_drafts_kept_is_the_target(model, target):
+    for image in range(3):
+        counts = run(model, images=(image,), lookahead=8, acceptance_target=target, threshold=1.01).report.counts
+        drafts = counts["accepted"] + counts["rejected"]
+        assert drafts > 10 and abs(counts["accepted"] - target * drafts) <= 0.5
+
+
+def test_limits_of_the_acceptance_target(model):
+    everything, nothing = run(model, acceptance_target=1.0, threshold=1.01), run(model, acceptance_target=0.001)
+    assert torch.equal(everything.latents, run(model, threshold=-1.0).latents)
+    assert torch.equal(nothing.latents, run(model, threshold=1.01).latents)
+    torch.testing.assert_close(nothing.latents, plain(model).latents, rtol=1e-4, atol=1e-4)
+
+
+def test_an_image_with_an_acceptance_target_is_itself_alone(model):
+    settings = {"lookahead": 3, "guided_steps": 4, "acceptance_target": 0.6}
+    together, parts = run(model, **settings), [run(model, (i,), **settings) for i in range(3)]
+    torch.testing.assert_close(together.latents, torch.cat([part.latents for part in parts]), rtol=1e-4, atol=1e-4)
+    assert together.report.counts["accepted"] == sum(part.report.counts["accepted"] for part in parts)
+
+
 # ------------------------------------------------------------------------------------------------ costs
 
 
