@@ -220,8 +220,8 @@ def janus(root: Path, size: str, batch: int, sets: Mapping[str, str]) -> Pair:
     decoder.rotary_emb = type(decoder.rotary_emb)(config=text)
     if state or any(p.is_meta for p in decoder.parameters()):
         raise UserError("against: this version of transformers has other weights; use 5.x.")
-    about = {"tokenize": lambda text: list(text.encode()), "template": _AROUND}
-    model = JanusModel(net.fold(), f"{size}, random weights", grid, **about)
+    made = net.fold(), f"{size}, random weights", grid
+    model = JanusModel(*made, tokenize=lambda text: list(text.encode()), template=_AROUND)
     condition = PromptCondition(tuple(f"picture {i:03}" for i in range(batch)))
     ids = torch.tensor([model.prompt(text) for text in condition.texts])
 

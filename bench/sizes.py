@@ -71,7 +71,9 @@ def random_janus(size: str) -> Janus:
     dim, depth, heads, hidden = JANUS_SIZES[size]
     shape = qwen_config(dim, depth, heads, heads, dim // heads, hidden, 16384, bias=False, tied=False, positions=16384)
     about = vars(shape) | {"theta": 1e4, "words": 102_400, "narrow": 8, "projected": dim}
-    return initialise_llama(Janus(JanusConfig(**about))).eval().requires_grad_(False)
+    net = Janus(JanusConfig(**about))
+    initialise_llama(net)
+    return net.eval().requires_grad_(False)
 
 
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:

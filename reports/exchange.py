@@ -144,11 +144,11 @@ def _quality(value: Any) -> Quality | None:
     if value is None:
         return None
     found = value if isinstance(value, Mapping) else {"word": value}
-    figures, word = [found.get("psnr"), found.get("ssim")], found.get("word", "")
-    usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in figures)
+    psnr, ssim, word = found.get("psnr"), found.get("ssim"), found.get("word", "")
+    usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in (psnr, ssim))
     if not usual or word not in ("", *WORDS):
         raise UserError("quality: it is no distance between pictures.")
-    return Quality(*figures, word)
+    return Quality(psnr, ssim, word)
 
 
 def _usual(value: Any) -> bool:

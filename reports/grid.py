@@ -62,8 +62,8 @@ def compare_grid(
     bases = [baseline] * n if isinstance(baseline, int) else list(baseline)
     wrong = next((b for b in bases if b is not None and not 0 <= b < n), None)
     if wrong is not None or len(bases) != n:
-        found = len(bases) if wrong is None else wrong
-        raise UserError(f"baseline: {found} is outside 0 to {n - 1}, the pictures given.")
+        outside = len(bases) if wrong is None else wrong
+        raise UserError(f"baseline: {outside} is outside 0 to {n - 1}, the pictures given.")
     order, measured, found = cell_order(bases), against(reports, bases), list(quality) or [None] * n
     columns = min(n, columns, _MOST_COLUMNS) if columns > 0 else math.ceil(n / math.ceil(n / 4))
     limit = _cell_limit(columns, math.ceil(n / columns), title, 7 if quality else 5)

@@ -296,7 +296,10 @@ def hour(device: torch.device, dry: bool, seconds: float, out: Path, speeds: tup
     """Run everything; the files are written again after every cell, so that an interruption loses one cell."""
     began = time.perf_counter()
     cuda = device.type == "cuda"
-    about = {"device": torch.cuda.get_device_name(device) if cuda else device.type, "date": time.strftime("%Y-%m-%d")}
+    about: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if cuda else device.type,
+        "date": time.strftime("%Y-%m-%d"),
+    }
     about |= {"version": VERSION, "torch": torch.__version__, "dry": dry}
     found: dict[str, Any] = {"about": about, "cells": [], "parity": parity(device, speeds)}
     found |= {"failed": {}, "left_out": []}

@@ -160,10 +160,9 @@ class TarBench(TokenBench):
         return self._codes[key]
 
     def condition(self, row: Row, images: range) -> AnyCondition:
-        codes = self.codes(row)[0]
-        part = slice(images.start, images.stop)
-        part = CodeCondition(codes.codes[part], codes.names[part], codes.size)
-        return features_of(part, self.ta_tok)  # outside the sampler, so that its seconds exclude it
+        codes, part = self.codes(row)[0], slice(images.start, images.stop)
+        own = CodeCondition(codes.codes[part], codes.names[part], codes.size)
+        return features_of(own, self.ta_tok)  # outside the sampler, so that its seconds exclude it
 
     def more(self, row: Row, made: Any, reports: Sequence[Report], result: Result) -> dict[str, Any]:
         """Settings of the language model, its seconds an image (None without it), semantic codes an image, and passes."""

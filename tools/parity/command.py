@@ -15,8 +15,13 @@ from ...errors import UserError
 from .cases import Case, judge
 
 # Files that identify Tar's folder: its VQ files have the names of LlamaGen's.
-TAR = ("ar_tiny_*.safetensors", "mulosd_geometry.json", "tatok_*.safetensors", "simvq_*.safetensors")
-TAR += ("full_size_shapes.json",)
+TAR = (
+    "ar_tiny_*.safetensors",
+    "mulosd_geometry.json",
+    "tatok_*.safetensors",
+    "simvq_*.safetensors",
+    "full_size_shapes.json",
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -74,7 +74,10 @@ def _model(folder: Path, height: int, width: int) -> HybridModel:
     def tokenize(text: str) -> list[int]:
         raise NotImplementedError
 
-    about = {"latent_scale": float(settings["vae_scale"]), "max_beta": float(settings["diffusion"]["max_beta"])}
+    about: dict[str, Any] = {
+        "latent_scale": float(settings["vae_scale"]),
+        "max_beta": float(settings["diffusion"]["max_beta"]),
+    }
     about |= {"tokenize": tokenize, "turn": (0, 0), "trained": config.mar.grid}
     return HybridModel(net.mar, "recorded", hybrid=net, **about)
 
@@ -115,8 +118,8 @@ def _inside(folder: Path) -> Iterator[Case]:
         wanted = found["z"].gather(1, at[..., None].expand(-1, -1, found["z"].shape[2]))
         yield Check(net.mar.decode(fused, known.repeat(2, 1), at), wanted)
         # The form for training reads the prompts in one sequence with the picture.
-        both = [t.repeat(2, *[1] * (t.ndim - 1)) for t in (found["tokens_f16"], known)]
-        yield Check(conditions(net, *both, ids, seen.sum(1)), found["z"])
+        tokens, places = (t.repeat(2, *[1] * (t.ndim - 1)) for t in (found["tokens_f16"], known))
+        yield Check(conditions(net, tokens, places, ids, seen.sum(1)), found["z"])
 
     for tag, entry in sorted(about.items()):
         yield Case(f"{_family(folder)}/inside.{tag}", partial(checks, tag, *entry["image_shape"]))

@@ -97,8 +97,8 @@ def scenes(seed: int, count: int, start: int = 0, labels: Sequence[int] | None =
     x = (place - 1) * PLACE_STEP + spread(6) * JITTER
     scale = np.where(size == 1, SCALES[1], SCALES[0]) + spread(7) * JITTER
     y, drift = spread(8) * JITTER, _uniform(seed, index, 9)
-    x, scale, drift = (values.astype(np.float32) for values in (x, scale, drift))
-    return Scenes(label, colour, place, size, time, parts, x, y, scale, drift)
+    across, enlarged, drifted = (values.astype(np.float32) for values in (x, scale, drift))
+    return Scenes(label, colour, place, size, time, parts, across, y, enlarged, drifted)
 
 
 def render(s: Scenes, resolution: int = 64, objects: bool = True) -> tuple[np.ndarray, np.ndarray]:
