@@ -187,7 +187,8 @@ def reported(node: Any, output: io.NodeOutput, advice: str = "") -> io.NodeOutpu
     """
     report: Report = output.result[1]
     figures = [] if host.taken(node, 1) else [one_line(report), no_gain(report)]
-    host.show(node, [named(registry.find(report.sampler).settings, report.settings), advice, *figures])
+    used = named(registry.find(report.sampler).settings, report.settings)
+    host.show(node, [f"{used}.", advice, *figures])
     write_reports(node, [report])
     return output
 

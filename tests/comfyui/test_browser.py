@@ -69,8 +69,12 @@ OPENED = "[app.canvas.ds.scale, app.canvas.canvas.width, app.canvas.canvas.heigh
 OPEN_TEMPLATE = "([graph, name]) => app.loadGraphData(graph, true, true, name, {openSource: 'template'})"
 
 
+# A message of the editor; the second since frontend 1.58.
+TOAST = ".p-toast-message, [data-testid=toast][data-toast-kind=error]"
+
+
 def _no_complaint(page: Any) -> None:
-    assert page.locator(".p-toast-message").all_inner_texts() == []
+    assert page.locator(TOAST).all_inner_texts() == []
     assert page.locator("[role=dialog]").all_inner_texts() == []
     assert page.problems == []
 
@@ -104,7 +108,7 @@ def _run(comfy: Comfy, page: Any) -> dict[str, Any]:
         page.wait_for_timeout(250)
         for key in set(comfy.get("/history")) - before:
             return comfy.wait(key)
-    raise TimeoutError(f"nothing ran; toasts: {page.locator('.p-toast-message').all_inner_texts()}")
+    raise TimeoutError(f"nothing ran; toasts: {page.locator(TOAST).all_inner_texts()}")
 
 
 @pytest.mark.parametrize("name", [name for name in WORKFLOWS if not name.endswith(".app")])
@@ -187,11 +191,11 @@ def test_a_mistake_at_run_time_is_told_without_a_stack_trace(
     label = editor.evaluate(WIRE_A_TEXT, "catt")
     entry = _run(comfy, editor)
     assert comfy.exception_type(entry) == "fastar.UserError"
-    told = editor.locator(".p-toast-message").first
+    told = editor.locator(TOAST).first
     told.wait_for(timeout=10000)
     assert "Class Label" in told.inner_text() and "there is no class 'catt'" in told.inner_text()
     editor.screenshot(path=str(artifacts / f"mistake at run time_{editor.renderer}.png"))
-    told.locator("button").click()
+    told.locator("button").last.click()
     told.wait_for(state="hidden", timeout=10000)
     editor.get_by_role("button", name="View details").first.click()
     editor.wait_for_timeout(1500)
