@@ -114,7 +114,8 @@ def denoise(run: Run, *batches: HeadBatch, trace: list[tuple[Tensor, Tensor, Ten
     noises, cached, modulations = [], {}, {}
     for i, b in enumerate(batches):
         count, noise = len(b.table.steps), b.noise * run.settings.temperature
-        noises.append([*(noise[k * len(noise) // count] for k in range(count - 1)), torch.zeros_like(b.x)])
+        noise[-1] = 0  # the last step adds none; a view like the others, so that the compiler treats them alike
+        noises.append([noise[k * len(noise) // count] for k in range(count - 1)] + [noise[-1]])
         plain = [(*step, gamma) for step, gamma in zip(b.table.steps, b.gamma or [0.0] * count, strict=True)]
         compiled = advance is not ancestral_step
         numbers.append([row.unbind() for row in copied(torch.tensor(plain), b.x.device)] if compiled else plain)

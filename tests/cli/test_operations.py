@@ -55,22 +55,22 @@ def test_mar_b():
 
 @pytest.mark.slow
 def test_llamagen_xl_384():
-    """576 guided tokens: 597 operations each, 16 a block."""
+    """576 guided tokens: 623 operations each, 16 a block."""
     model = TokenModel(narrow_gpt(official_gpt("LlamaGen-XL")), "narrow", 24)
     settings = LlamaGenSettings(cfg=4.0, top_k=2000)
     steps = llamagen(model, from_ids((1,)), settings, PairedDraws(1, (0,)))
-    assert operations_a_step(steps, 2, 4) <= 605
+    assert operations_a_step(steps, 2, 4) <= 630
 
 
 @pytest.mark.slow
 def test_tar_1024():
-    """4,096 tokens of the larger AR-DTok, guided: 408 operations each, 13 a block."""
+    """4,096 tokens of the larger AR-DTok, guided: 434 operations each, 13 a block."""
     _, depth, heads = DTOK_SIZES["AR-DTok-LP"]
     config = replace(official_gpt("LlamaGen-XL"), depth=depth, heads=heads, kv_heads=heads)
     net = narrow_gpt(config, condition="features", condition_size=4, absolute=4 + 64 * 64)
     model, features = TokenModel(net, "narrow", 64), FeatureCondition((torch.zeros(4, 4),), ("",))
     steps = llamagen(model, features, LlamaGenSettings(cfg=4.0, top_k=0), PairedDraws(1, (0,)))
-    assert operations_a_step(steps, 2, 4) <= 415
+    assert operations_a_step(steps, 2, 4) <= 440
 
 
 def test_operations_are_counted_without_views():

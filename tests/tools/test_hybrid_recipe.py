@@ -37,7 +37,7 @@ def test_training_starts_at_the_unlabelled_mar_with_tars_words(parts) -> None:
     ids = torch.tensor([model.prompt("a red cat"), model.prompt("a blue boat")])
     lengths = torch.full((2,), ids.shape[1])
     with torch.no_grad():
-        z = net(tokens, known, ids, lengths)
+        z = hybrid_recipe.conditions(net, tokens, known, ids, lengths)
         plain = parts.mar.decode(parts.mar.encode(tokens, known, parts.mar.class_rows(None, 2)), known)
     assert torch.equal(z, plain)
     table, own = net.llm.tok_embeddings.weight, tar.net.tok_embeddings.weight
