@@ -121,7 +121,7 @@ class Compare(io.ComfyNode):
         )
         return schema(
             node_id="FastARCompare",
-            display_name="Compare",
+            display_name="Compare (FastAR)",
             category="FastAR/compare",
             description="Pictures side by side, each with its label above and its numbers underneath: speed-up against the "
             "baseline, seconds, transformer passes, head calls, acceptance, PSNR and SSIM. Also gives the numbers as a table.",
@@ -315,7 +315,7 @@ class ReportToText(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="FastARReport",
-            display_name="Report",
+            display_name="Report (FastAR)",
             category="FastAR/compare",
             description="What a sampler did, as text, JSON or CSV: seconds by phase, transformer passes, head calls, accepted "
             "and rejected drafts, settings. Connect Preview as Text or Save Text to see or keep it.",

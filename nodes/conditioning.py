@@ -267,7 +267,7 @@ class Prompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="FastARPrompt",
-            display_name="Prompt",
+            display_name="Prompt (FastAR)",
             category="FastAR/condition",
             description="What to draw, in words, for Harmon, UniPic and Janus. The model that samples reads the prompt itself.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],

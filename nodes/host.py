@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -44,8 +44,11 @@ GREY, LEAST, MOST_IMAGES, INTERVAL = 128, 256, 4, 0.5
 
 
 def register_folders() -> None:
-    """Register ``models/fastar`` with ComfyUI; nothing is created on disk."""
-    folder_paths.add_model_folder_path(FOLDER, os.path.join(folder_paths.models_dir, FOLDER), is_default=True)
+    """Register ``models/fastar`` with ComfyUI, and create it, so that a user finds where files belong."""
+    folder = os.path.join(folder_paths.models_dir, FOLDER)
+    folder_paths.add_model_folder_path(FOLDER, folder, is_default=True)
+    with suppress(OSError):  # a folder that is read-only may still hold files
+        os.makedirs(folder, exist_ok=True)
     extensions = folder_paths.folder_names_and_paths[FOLDER][1]
     if extensions is not folder_paths.supported_pt_extensions:  # shared with core's folders: must not change
         extensions.update(EXTENSIONS)

@@ -60,7 +60,7 @@ class SweepNode(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="FastARSweep",
-            display_name="Sweep",
+            display_name="Sweep (FastAR)",
             category="FastAR/compare",
             description="Runs a sampler for every combination of values of one or two settings and of seeds, and the plain sampler once a "
             "seed. Cells are written to the output folder as they are made: an interrupted sweep goes on where it stopped.",

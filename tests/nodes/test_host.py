@@ -140,3 +140,11 @@ def test_previews_are_seldom_when_they_are_expensive(monkeypatch):
     assert not canvas.due()
     now[0] += 2
     assert canvas.due()
+
+
+def test_the_folder_of_the_models_exists_after_the_first_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(host.folder_paths, "models_dir", str(tmp_path))
+    monkeypatch.setitem(host.folder_paths.folder_names_and_paths, "fastar", ([], set()))
+    for _ in range(2):
+        host.register_folders()
+        assert (tmp_path / "fastar").is_dir()
