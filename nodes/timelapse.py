@@ -57,14 +57,6 @@ class TimeLapse(io.ComfyNode):
             sockets=pairs,
             widgets=[
                 io.String.Input(
-                    "labels",
-                    default="",
-                    multiline=True,
-                    placeholder="labels, one line a run (optional)",
-                    tooltip="One line a run, in the order of the inputs. An empty line takes the method's name, with the settings in which "
-                    "runs of one method differ.",
-                ),
-                io.String.Input(
                     "filename_prefix",
                     default="FastAR/time_lapse",
                     tooltip="Name of the file in the output folder; a number is added. A slash makes a folder.",
@@ -77,13 +69,12 @@ class TimeLapse(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, labels: Any, filename_prefix: Any, duration: Any, **inputs: Any) -> io.NodeOutput:
+    def execute(cls, filename_prefix: Any, duration: Any, **inputs: Any) -> io.NodeOutput:
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
         pictures, reports = cells({name: [value] for name, value in inputs.items()})
         with enough_memory(SHEET):
-            names = cell_names(expect_text(labels, "labels"), reports)
-            frames = to_image(time_lapse(pictures, names, reports, settings.duration))
+            frames = to_image(time_lapse(pictures, cell_names("", reports), reports, settings.duration))
             about = {"fps": FPS, "lossless": False, "quality": 85, "method": 4}
             saved = ui.ImageSaveHelper.get_save_animated_webp_ui(frames, prefix, cls, **about)
         return io.NodeOutput(frames, ui=saved)

@@ -218,9 +218,11 @@ class Comfy:
         return failed
 
     def picture(self, output: dict[str, Any]) -> Image.Image:
-        """A file that a Save or Preview node listed."""
+        """A file that a Save or Preview node listed; of an animation a frame in the middle."""
         query = urllib.parse.urlencode({k: output[k] for k in ("filename", "subfolder", "type")})
-        return Image.open(io.BytesIO(self.bytes(f"/view?{query}"))).convert("RGB")
+        image = Image.open(io.BytesIO(self.bytes(f"/view?{query}")))
+        image.seek(getattr(image, "n_frames", 1) // 2)
+        return image.convert("RGB")
 
 
 class Events:

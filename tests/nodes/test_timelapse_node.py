@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def made(**inputs):
-    about = {"labels": "", "filename_prefix": "a/b", "duration": 1.0} | inputs
+    about = {"filename_prefix": "a/b", "duration": 1.0} | inputs
     return timelapse.TimeLapse.execute(**about).result[0]
 
 
@@ -44,5 +44,5 @@ def test_what_is_missing_or_out_of_range_is_named():
     }.items():
         with pytest.raises(UserError, match=f"^{field}: "):
             made(**inputs)
-    with pytest.raises(UserError, match="^report: 'mine'"):
-        made(image_1=torch.zeros(1, 8, 8, 3), report_1=a_report("mar"), labels="mine")
+    with pytest.raises(UserError, match="^report: 'MAR'"):
+        made(image_1=torch.zeros(1, 8, 8, 3), report_1=a_report("mar"))

@@ -279,7 +279,7 @@ def test_every_compared_picture_is_paired_with_its_own_numbers(graph):
             picture = into[name.replace("report", "image")]
             if picture["type"] == "VAEDecode":
                 assert graph.sources(picture)["samples"] is into[name]
-        if node["type"] != "FastARTokenMap":
+        if node["type"] == "FastARCompare":
             labels, pictures = node["widgets_values"][0], sum(name.startswith("image") for name in into)
             assert not labels or len(labels.split("\n")) == pictures, "a line a picture"
 
