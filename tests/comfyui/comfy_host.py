@@ -101,7 +101,7 @@ class Comfy:
             self.port = s.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = self.base / "server.log"
-        line = f"--cpu --listen 127.0.0.1 --port {self.port} --disable-api-nodes --disable-auto-launch --preview-method auto"
+        line = f"--cpu --listen 127.0.0.1 --port {self.port} --disable-api-nodes --disable-auto-launch"
         line += " --database-url sqlite:///:memory: --base-directory"
         own = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(self.base / "startup")}
         self.process = subprocess.Popen(
