@@ -15,9 +15,9 @@ def make_extension() -> ComfyExtension:
     from . import host
 
     host.register_folders()
-    from . import advisor, compare, conditioning, editing, loaders, samplers, sharing, sweep
+    from . import advisor, compare, conditioning, editing, loaders, samplers, sharing, sweep, timelapse
 
-    modules = (loaders, conditioning, samplers, editing, compare, sweep, sharing, advisor)
+    modules = (loaders, conditioning, samplers, editing, compare, timelapse, sweep, sharing, advisor)
 
     class FastARExtension(ComfyExtension):
         """Every node of the pack."""

@@ -141,11 +141,9 @@ class Compare(io.ComfyNode):
         given = {field: _first(value, field) for field, value in inputs.items() if field in knobs(CompareSettings)}
         settings = make(CompareSettings, given)
         with enough_memory(SHEET):
-            pictures, reports = _cells(inputs)
+            pictures, reports = cells(inputs)
         base = _baselines(settings.baseline, reports)
-        typed = [line.strip() for text in labels for line in str(text).split("\n")]
-        names = [a or b for a, b in zip(typed + [""] * len(reports), automatic_labels(reports), strict=False)]
-        names = [f"{a} {b}".strip() for a, b in zip(names, _timed_elsewhere(reports), strict=False)]
+        names = cell_names("\n".join(map(str, labels)), reports)
         with enough_memory(SHEET):
             quality = qualities(pictures, reports, base)
             about: dict[str, Any] = {"quality": quality, "differences": settings.differences}
@@ -155,6 +153,13 @@ class Compare(io.ComfyNode):
 
 
 ELSEWHERE = "(timed in another run)"
+
+
+def cell_names(labels: str, reports: Sequence[Report | None]) -> list[str]:
+    """One label per cell: its line of ``labels`` or the automatic one, and the remark about an earlier run."""
+    typed = [line.strip() for line in labels.split("\n")] + [""] * len(reports)
+    names = [a or b for a, b in zip(typed, automatic_labels(reports), strict=False)]
+    return [f"{a} {b}".strip() for a, b in zip(names, _timed_elsewhere(reports), strict=True)]
 
 
 def _timed_elsewhere(reports: Sequence[Report | None]) -> list[str]:
@@ -198,7 +203,7 @@ def _tell(
     return "\n\n".join([to_table(reports, labels, within, found), f"{words}.", *bare])
 
 
-def _cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
+def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
     """Pictures and reports of all cells, in socket order."""
     pictures: list[np.ndarray] = []
     reports: list[Report | None] = []

@@ -22,7 +22,7 @@ import folder_paths
 import numpy as np
 import torch
 import torch.nn.functional as F
-from comfy.cli_args import LatentPreviewMethod, args
+from comfy.cli_args import args
 from comfy.model_patcher import ModelPatcher
 from comfy_execution.utils import get_executing_context
 from PIL import Image
@@ -270,8 +270,12 @@ def place(net: nn.Module, device: torch.device) -> None:
 
 
 def previews_wanted() -> bool:
-    """Whether previews are on (command line, or the setting of this run)."""
-    return args.preview_method != LatentPreviewMethod.NoPreviews
+    """Whether previews are on: unless the editor's setting *Live preview method* is none.
+
+    The setting's default follows the command line, which previews nothing unless it is told to; it counts as on.
+    """
+    running, _ = PromptServer.instance.prompt_queue.get_current_queue_volatile()
+    return all(item[1] != prompt_id() or item[3].get("preview_method") != "none" for item in running)
 
 
 class Canvas:

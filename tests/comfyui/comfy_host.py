@@ -101,7 +101,7 @@ class Comfy:
             self.port = s.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = self.base / "server.log"
-        line = f"--cpu --listen 127.0.0.1 --port {self.port} --disable-api-nodes --disable-auto-launch --preview-method auto"
+        line = f"--cpu --listen 127.0.0.1 --port {self.port} --disable-api-nodes --disable-auto-launch"
         line += " --database-url sqlite:///:memory: --base-directory"
         own = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(self.base / "startup")}
         self.process = subprocess.Popen(
@@ -218,9 +218,11 @@ class Comfy:
         return failed
 
     def picture(self, output: dict[str, Any]) -> Image.Image:
-        """A file that a Save or Preview node listed."""
+        """A file that a Save or Preview node listed; of an animation a frame in the middle."""
         query = urllib.parse.urlencode({k: output[k] for k in ("filename", "subfolder", "type")})
-        return Image.open(io.BytesIO(self.bytes(f"/view?{query}"))).convert("RGB")
+        image = Image.open(io.BytesIO(self.bytes(f"/view?{query}")))
+        image.seek(getattr(image, "n_frames", 1) // 2)
+        return image.convert("RGB")
 
 
 class Events:

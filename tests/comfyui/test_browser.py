@@ -139,7 +139,7 @@ def test_workflow_opens_and_runs(comfy: Comfy, editor: Any, info: Any, name: str
 
     types = {str(n["id"]): n["type"] for n in workflow["nodes"]}
     shown = {types[key]: output for key, output in entry["outputs"].items()}
-    grid = comfy.picture(shown["SaveImage"]["images"][0])
+    grid = comfy.picture((shown.get("SaveImage") or shown["FastARTimeLapse"])["images"][0])
     grid.save(artifacts / f"{name}_compare.png")
     assert np.asarray(grid).std() > 20
     for i, image in enumerate(shown.get("PreviewImage", {}).get("images", [])):

@@ -5,7 +5,6 @@ Tests in a real ComfyUI are in tests/comfyui.
 
 from __future__ import annotations
 
-import enum
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,10 +50,11 @@ class Schema:
     search_aliases: list[str] = field(default_factory=list)
     hidden: list[Any] = field(default_factory=list)
     is_input_list: bool = False
+    is_output_node: bool = False
 
 
 class NodeOutput:
-    def __init__(self, *result: Any):
+    def __init__(self, *result: Any, ui: Any = None):
         self.result = result
 
 
@@ -78,14 +78,34 @@ class Patcher:
         return self.model
 
 
-class Preview(enum.Enum):
-    NoPreviews = "none"
-    Auto = "auto"
-
-
 state = SimpleNamespace(
-    interrupt_at=-1, asked=0, loaded=[], upscaled=[], said=[], folder=Path("none"), device="cpu", context=None
+    interrupt_at=-1,
+    asked=0,
+    loaded=[],
+    upscaled=[],
+    said=[],
+    folder=Path("none"),
+    device="cpu",
+    context=None,
+    running=[],
+    saved=[],
 )
+
+
+class _Queue:
+    """PromptQueue; the runs in ``state.running`` are (number, id, prompt, extra data)."""
+
+    @staticmethod
+    def get_current_queue_volatile() -> tuple[list[Any], list[Any]]:
+        return state.running, []
+
+
+class _Saver:
+    """ImageSaveHelper; what it is asked to save is kept in ``state.saved``."""
+
+    @staticmethod
+    def get_save_animated_webp_ui(images: Any, filename_prefix: str, cls: Any, **about: Any) -> None:
+        state.saved.append((images, filename_prefix, about))
 
 
 def _said(text: str, node_id: str) -> None:
@@ -137,7 +157,7 @@ def install() -> None:
     modules = {
         "comfy": {},
         "comfy_api": {},
-        "comfy_api.latest": {"io": io, "ComfyExtension": object},
+        "comfy_api.latest": {"io": io, "ui": SimpleNamespace(ImageSaveHelper=_Saver), "ComfyExtension": object},
         "comfy.model_management": {
             **dict.fromkeys((f"{part}_device" for part in PLACES), lambda: torch.device("cpu")),
             "get_torch_device_name": lambda device: state.device,
@@ -155,11 +175,12 @@ def install() -> None:
         "comfy_execution.utils": {"get_executing_context": lambda: state.context},
         "comfy_extras.nodes_upscale_model": {"ImageUpscaleWithModel": Upscaled},
         "comfy.cli_args": {
-            "args": SimpleNamespace(preview_method=Preview.Auto, preview_size=512),
-            "LatentPreviewMethod": Preview,
+            "args": SimpleNamespace(preview_size=512),
         },
         "comfy.model_patcher": {"ModelPatcher": Patcher},
-        "server": {"PromptServer": SimpleNamespace(instance=SimpleNamespace(send_progress_text=_said))},
+        "server": {
+            "PromptServer": SimpleNamespace(instance=SimpleNamespace(send_progress_text=_said, prompt_queue=_Queue))
+        },
         "folder_paths": {
             "models_dir": "models",
             "folder_names_and_paths": {"vae": (["models/vae"], set())},

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import fake_comfy
 import pytest
 import torch
-from fake_comfy import Interrupted, Preview, Progress
+from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import host, loaders
 from tiny import a_vae, a_vq
@@ -42,13 +42,18 @@ def test_cancel_stops_before_the_next_step_and_closes_the_sampler():
     assert len(Progress.updates) == 2 and closed == [True]
 
 
-def test_no_preview_when_switched_off_or_memory_is_insufficient(monkeypatch):
+def test_no_preview_when_the_run_switches_it_off_or_memory_is_insufficient(monkeypatch):
+    """Another run's setting does not count, and the default of the setting is on."""
     vae = a_vae()
     monkeypatch.setattr(vae, "decode_now", lambda z: (_ for _ in ()).throw(RuntimeError("CUDA out of memory")))
     assert host.drive(steps(2, [], []), vae) == "result"
-    monkeypatch.setattr(host.args, "preview_method", Preview.NoPreviews)
-    host.drive(steps(4, [], []), a_vae())
     assert all(picture is None for _, _, picture in Progress.updates)
+    monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="a"))
+    for asked, shown in (({"preview_method": "none"}, False), ({"preview_method": "default"}, True), ({}, True)):
+        other = (1, "b", {}, {"preview_method": "auto" if not shown else "none"})
+        monkeypatch.setattr(fake_comfy.state, "running", [other, (0, "a", {}, asked)])
+        host.drive(steps(4, [], []), a_vae())
+        assert (Progress.updates[-1][2] is not None) == shown
 
 
 def test_the_error_of_a_sampler_is_passed_on():

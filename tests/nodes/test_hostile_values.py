@@ -13,12 +13,12 @@ import pytest
 import tiny
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, conditioning, editing, host, loaders, samplers
+from fastar_nodes.nodes import compare, conditioning, editing, host, loaders, samplers, timelapse
 from fastar_nodes.samplers.conditioning import from_ids
 from graphs import PRESET, WIDGETS, default, opened
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-MODULES = (loaders, conditioning, samplers, editing, compare)
+MODULES = (loaders, conditioning, samplers, editing, compare, timelapse)
 NODES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
 
 
@@ -51,14 +51,25 @@ def sockets() -> dict[str, Any]:
     shared |= {"image": pictures, "report": record, "image_1": [pictures], "report_1": [record]}
     tokens = {"model": gpt, "draft": gpt, "target": tiny.a_gpt(grid=4)}
     of_tokens = ("FastARLlamaGenSampler", "FastARPAR", "FastARZipARSampler", "FastARMuLoSDSampler")
-    return {"": shared, **{name: shared | tokens for name in of_tokens}}
+    drawn = tiny.a_report("mar")
+    drawn.maps["step"] = torch.arange(4).view(1, 2, 2).numpy()
+    race = {"FastARTimeLapse": {"image_1": pictures, "report_1": drawn}}
+    return {"": shared, **race, **{name: shared | tokens for name in of_tokens}}
 
 
 def valid_inputs(node: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Inputs with which the node runs, widgets at small values."""
     about = node.define_schema()
     known = given.get(about.node_id, given[""])
-    small = {"ar_steps": 2, "diffusion_steps": 2, "images": 1, "images_per_label": 1, "detail": "81", "window": 1}
+    small = {
+        "ar_steps": 2,
+        "diffusion_steps": 2,
+        "images": 1,
+        "images_per_label": 1,
+        "detail": "81",
+        "window": 1,
+        "duration": 1,
+    }
     out = {}
     for i in about.inputs:
         if i.kind in WIDGETS:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
-from fake_comfy import Preview, Progress
+from fake_comfy import Progress
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, host, samplers
@@ -66,7 +66,6 @@ def run(request, monkeypatch):
 
 
 def test_a_call_that_fails_leaves_the_result(run, monkeypatch):
-    monkeypatch.setattr(host.args, "preview_method", Preview.Auto)
     whole = run()
     with Faults() as counted:
         run()

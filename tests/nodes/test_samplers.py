@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import fake_comfy
 import pytest
 import torch
-from fake_comfy import Interrupted, Preview, Progress
+from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers
 from fastar_nodes.reports.record import GIVEN
@@ -142,7 +142,7 @@ def test_room_is_made_for_the_kv_cache_and_without_previews_not_for_the_decoder(
     model = models(node)["model"]
     sample(node, model=model)
     assert fake_comfy.state.loaded[-1][0] == [model.patcher, model.vae.patcher]
-    monkeypatch.setattr(host.args, "preview_method", Preview.NoPreviews)
+    monkeypatch.setattr(host, "previews_wanted", lambda: False)
     monkeypatch.setattr(model.vae, "decode_now", None)
     _, report = sample(node, model=model, condition=from_ids([1] * 8))
     patchers, asked = fake_comfy.state.loaded[-1]

@@ -23,10 +23,10 @@ if __name__ == "__main__":
 
     fake_comfy.install()
 
-from fastar_nodes.nodes import advisor, compare, conditioning, editing, loaders, samplers, sharing, sweep
+from fastar_nodes.nodes import advisor, compare, conditioning, editing, loaders, samplers, sharing, sweep, timelapse
 from graphs import PRESET, WIDGETS, opened
 
-MODULES = (loaders, conditioning, samplers, editing, compare, sweep, sharing, advisor)
+MODULES = (loaders, conditioning, samplers, editing, compare, timelapse, sweep, sharing, advisor)
 CLASSES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
 NODES = {name: node.define_schema() for name, node in CLASSES.items()}
 GOLDEN = Path(__file__).with_name("schemas.json")
@@ -66,7 +66,7 @@ def test_everything_has_a_tooltip_and_is_explained_on_a_help_page(root, node):
     page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
     assert page.startswith(f"# {NODES[node].display_name}\n")
     for part in parts:
-        name = re.sub(r"_[1-8]$", "", part.id) if node == "FastARCompare" else part.id
+        name = re.sub(r"_[1-8]$", "", part.id) if node in ("FastARCompare", "FastARTimeLapse") else part.id
         assert f"**{name}" in page, f"web/docs/{node}.md does not explain {part.id}: '- **{name}**: ...'"
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_comfy import Preview
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.download import readable_size
 from fastar_nodes.nodes import host
@@ -73,7 +72,7 @@ class Graph:
         return {i["name"]: self.nodes[self.links[i["link"]][1]] for i in node["inputs"] if i["link"] is not None}
 
     def compares(self):
-        return bool(self.of("FastARCompare"))
+        return bool(self.of("FastARCompare", "FastARTimeLapse"))
 
     def by_name(self):
         return bool(self.of(*BY_NAME))
@@ -274,7 +273,7 @@ def test_models_drafts_and_decoders_fit(graph):
 
 
 def test_every_compared_picture_is_paired_with_its_own_numbers(graph):
-    for node in graph.of("FastARCompare", "FastARTokenMap"):
+    for node in graph.of("FastARCompare", "FastARTimeLapse", "FastARTokenMap"):
         into = graph.sources(node)
         for name in (name for name in into if name.startswith("report")):
             picture = into[name.replace("report", "image")]
@@ -325,7 +324,7 @@ def janus(tmp_path_factory):
 
 @pytest.mark.parametrize("path", [*RUN, *RELEASED])
 def test_it_runs(path, run, janus, monkeypatch):
-    monkeypatch.setattr(host.args, "preview_method", Preview.NoPreviews)
+    monkeypatch.setattr(host, "previews_wanted", lambda: False)
     resolve = hub.resolve
     monkeypatch.setattr(hub, "absent", lambda *_: None)
     monkeypatch.setattr(hub, "resolve", lambda *a: janus if a[1] == "janus" else resolve(*a))

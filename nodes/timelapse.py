@@ -1,0 +1,83 @@
+"""Time-lapse: an animated picture of tokens being decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from comfy_api.latest import io, ui
+
+from ..memory import enough_memory
+from ..reports.timelapse import FPS, time_lapse
+from ..samplers.settings import knob, make
+from .compare import SHEET, cell_names, cells, to_image
+from .schema import HIDDEN, REPORT, expect_text, output, schema, widgets
+
+RUNS = 4  # image and report sockets
+
+
+@dataclass(frozen=True)
+class TimeLapseSettings:
+    """Widgets of Time-lapse."""
+
+    duration: float = knob(
+        4.0,
+        "Seconds that the slowest run takes in the animation; the others take less in proportion. A longer one shows more of the steps. "
+        "The finished pictures stay for one more second.",
+        low=1.0,
+        high=10.0,
+        step=0.5,
+    )
+
+
+class TimeLapse(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        pairs: list[io.Input] = []
+        for i in range(1, RUNS + 1):
+            pairs.append(
+                io.Image.Input(f"image_{i}", optional=i > 1, tooltip="The decoded pictures of one run, one or a batch.")
+            )
+            pairs.append(
+                REPORT.Input(
+                    f"report_{i}",
+                    optional=i > 1,
+                    tooltip=f"The report of the sampler that made image_{i}: when each token was decided, and the seconds.",
+                )
+            )
+        return schema(
+            node_id="FastARTimeLapse",
+            display_name="Time-lapse",
+            category="FastAR/compare",
+            description="An animated WebP in which the tokens of up to four runs appear in the order in which they were decided, all "
+            "runs on one clock of their measured seconds. It is saved in the output folder.",
+            search_aliases=["animation", "gif", "animated webp", "race", "timelapse", "video"],
+            is_output_node=True,
+            hidden=HIDDEN,
+            sockets=pairs,
+            widgets=[
+                io.String.Input(
+                    "filename_prefix",
+                    default="FastAR/time_lapse",
+                    tooltip="Name of the file in the output folder; a number is added. A slash makes a folder.",
+                ),
+                *widgets(TimeLapseSettings),
+            ],
+            outputs=[
+                output(io.Image, "frames", f"All frames, {FPS} a second, for a video: Create Video, then Save Video.")
+            ],
+        )
+
+    @classmethod
+    def execute(cls, filename_prefix: Any, duration: Any, **inputs: Any) -> io.NodeOutput:
+        settings = make(TimeLapseSettings, {"duration": duration})
+        prefix = expect_text(filename_prefix, "filename_prefix")
+        pictures, reports = cells({name: [value] for name, value in inputs.items()})
+        with enough_memory(SHEET):
+            frames = to_image(time_lapse(pictures, cell_names("", reports), reports, settings.duration))
+            about = {"fps": FPS, "lossless": False, "quality": 85, "method": 4}
+            saved = ui.ImageSaveHelper.get_save_animated_webp_ui(frames, prefix, cls, **about)
+        return io.NodeOutput(frames, ui=saved)
+
+
+NODES: list[type[io.ComfyNode]] = [TimeLapse]

@@ -1,0 +1,78 @@
+"""Time-lapse: an animation in which the tokens of several runs appear when they were decided, all runs on one clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import UserError
+from .drawing import check_batch, resize
+from .grid import compare_grid
+from .record import Report
+
+FPS = 12  # frames a second
+_HOLD = FPS  # further frames at the end, which show the last one
+_SIDE = 384  # pixels of a run's pictures; larger ones are reduced
+_GREY = 128  # colour of tokens that are not decided yet
+
+
+def time_lapse(
+    pictures: Sequence[np.ndarray], labels: Sequence[str], reports: Sequence[Report | None], duration: float
+) -> np.ndarray:
+    """Draw the frames of an animation, each a grid of all runs with their labels and the seconds that have passed.
+
+    The steps of a run share its measured seconds evenly. The slowest run takes ``duration``, and the others less in proportion. A token
+    shows the cell of the final picture once its step has ended. Given tokens of an edit are shown from the start.
+
+    Args:
+        pictures: the decoded pictures of a run, uint8 [N, H, W, 3]; one array a run.
+        labels: one a run.
+        reports: one a run, with seconds and the map "step".
+        duration: seconds of the animation, without the last second, which shows the finished pictures.
+
+    Returns:
+        uint8 [F, height, width, 3], for 12 frames a second.
+
+    Raises:
+        UserError: a report is missing, has no seconds or map, or is of another number of pictures.
+    """
+    runs = [_Run(*run) for run in zip(pictures, labels, reports, strict=True)]
+    slowest, last = max(run.report.seconds for run in runs), max(1, round(duration * FPS))
+    frames = []
+    for k in range(last + 1):
+        clock = slowest * (k / last)
+        cells = [run.at(clock) for run in runs]
+        # Reports that hold nothing but the seconds so far. The grid leaves out 0.
+        clocks = [replace(run.report, seconds=max(1e-9, min(clock, run.report.seconds)), counts={}) for run in runs]
+        frames.append(compare_grid(cells, labels, clocks, baseline=[None] * len(runs)))
+    return np.stack(frames + frames[-1:] * _HOLD)
+
+
+class _Run:
+    """A run: its report, its pictures, reduced, and for every pixel the step of its token."""
+
+    def __init__(self, pictures: np.ndarray, label: str, report: Report | None):
+        if report is None or "step" not in report.maps or not report.seconds > 0:
+            raise UserError(
+                f"report: {label[:60]!r} has none that says when its tokens were decided; connect the report of the sampler that "
+                "made the picture."
+            )
+        steps = report.maps["step"]
+        if len(check_batch(pictures, "image")) != len(steps):
+            raise UserError(
+                f"image: {label[:60]!r} holds {len(pictures)} pictures, its report is of {len(steps)}; connect those of one run."
+            )
+        n, h, w, _ = pictures.shape
+        scale = min(1, _SIDE / math.ceil(math.sqrt(n)) / max(h, w))
+        h, w = max(1, round(h * scale)), max(1, round(w * scale))
+        self.report, self.pictures = report, np.stack([resize(picture, w, h) for picture in pictures])
+        rows, columns = np.arange(h) * steps.shape[1] // h, np.arange(w) * steps.shape[2] // w
+        self.step, self.steps = steps[:, rows][:, :, columns, None], int(steps.max()) + 1
+
+    def at(self, clock: float) -> np.ndarray:
+        """The pictures after ``clock`` seconds."""
+        ended = self.steps * min(1.0, clock / self.report.seconds)
+        return np.where(self.step + 1 <= ended, self.pictures, np.uint8(_GREY))

@@ -1,0 +1,48 @@
+"""Time-lapse on results of the samplers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_comfy import state
+from fastar_nodes.errors import UserError
+from fastar_nodes.nodes import samplers, timelapse
+from fastar_nodes.reports.timelapse import FPS
+from tiny import NODES, a_report, models, sample
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def made(**inputs):
+    about = {"filename_prefix": "a/b", "duration": 1.0} | inputs
+    return timelapse.TimeLapse.execute(**about).result[0]
+
+
+@pytest.mark.parametrize("node", NODES.values())
+def test_every_sampler_can_be_shown(node):
+    """The first frame has most tokens in grey, and the file holds the frames that the output has."""
+    samples, report = sample(node)
+    loaded = next(iter(models(node).values()))
+    frames = made(image_1=loaded.vae.decode(samples), report_1=report)
+    grey = [float(((frame * 255).round() == 128).all(-1).float().mean()) for frame in (frames[0], frames[-1])]
+    assert len(frames) == 2 * FPS + 1 and grey[0] > grey[1] + 0.2
+    saved, prefix, about = state.saved[-1]
+    assert saved is frames and prefix == "a/b" and about["fps"] == FPS
+
+
+def test_what_is_missing_or_out_of_range_is_named():
+    samples, report = sample(samplers.MARSampler)
+    image = models(samplers.MARSampler)["model"].vae.decode(samples)
+    for field, inputs in {
+        "image_1": {},
+        "report": {"image_1": image},
+        "report_1": {"image_1": image, "report_1": 3},
+        "report_2": {"image_1": image, "report_1": report, "report_2": report},
+        "image": {"image_1": image[:1], "report_1": report},
+        "duration": {"image_1": image, "report_1": report, "duration": 11.0},
+        "filename_prefix": {"image_1": image, "report_1": report, "filename_prefix": 3},
+    }.items():
+        with pytest.raises(UserError, match=f"^{field}: "):
+            made(**inputs)
+    with pytest.raises(UserError, match="^report: 'MAR'"):
+        made(image_1=torch.zeros(1, 8, 8, 3), report_1=a_report("mar"))

@@ -1,0 +1,99 @@
+"""Time-lapses: which token is shown when, on one clock, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.reports import timelapse
+from fastar_nodes.reports.record import Report
+from fastar_nodes.reports.timelapse import FPS, time_lapse
+
+STEPS = np.array([[[0, 1], [3, -1]]], np.int32)
+RED = (200, 0, 0)
+
+
+def a_run(seconds: float = 1.0, steps: np.ndarray = STEPS, side: int = 64) -> tuple[np.ndarray, str, Report]:
+    """A red picture, its label and its report."""
+    report = Report("mar", "m", {}, 1, len(steps), "cpu", seconds=seconds, maps={"step": steps})
+    return np.full((len(steps), side, side, 3), RED, np.uint8), "run", report
+
+
+def lapse(*runs, duration: float = 1.0) -> np.ndarray:
+    return time_lapse(*(list(parts) for parts in zip(*runs, strict=True)), duration=duration)
+
+
+def red(frames: np.ndarray) -> np.ndarray:
+    """Share of red pixels by frame, of those that are red in the last one."""
+    area = (frames == RED).all(-1).reshape(len(frames), -1).sum(1)
+    return area / area[-1]
+
+
+def shown(run, clock: float) -> list[bool]:
+    """Which of the four tokens of a run are shown."""
+    picture = timelapse._Run(*run).at(clock)[0]
+    return [picture[y, x].tolist() == list(RED) for y in (0, -1) for x in (0, -1)]
+
+
+def test_a_token_is_shown_when_its_step_has_ended_and_a_given_one_from_the_start():
+    run = a_run(seconds=8.0)  # four steps of two seconds
+    for clock, expected in (
+        (0, "0001"),
+        (1.99, "0001"),
+        (2, "1001"),
+        (4, "1101"),
+        (7.9, "1101"),
+        (8, "1111"),
+        (99, "1111"),
+    ):
+        assert shown(run, clock) == [c == "1" for c in expected], clock
+
+
+def test_the_last_second_shows_the_finished_pictures():
+    frames = lapse(a_run(0.3), duration=2.0)
+    assert frames.dtype == np.uint8 and len(frames) == 2 * FPS + 1 + FPS
+    assert (frames[2 * FPS :] == frames[-1]).all() and (frames[2 * FPS - 1] != frames[-1]).any()
+    assert red(frames)[0] == pytest.approx(1 / 4) and (np.diff(red(frames)) >= 0).all()
+
+
+def test_runs_share_one_clock():
+    """A run of half the seconds is complete in the middle; the grid has a picture as large for each."""
+    every = np.arange(4, dtype=np.int32).reshape(1, 2, 2)
+    slow, fast = a_run(4.0, every), a_run(2.0, every)
+    shares = red(lapse(slow, fast, duration=2.0))
+    assert shares[FPS] == pytest.approx((1 / 2 + 1) / 2) and shares[FPS - 1] < shares[FPS]
+    assert shares[FPS // 2] == pytest.approx((1 / 4 + 1 / 2) / 2) and shares[2 * FPS] == 1
+
+
+def test_the_seconds_are_those_that_passed(monkeypatch):
+    seen = []
+
+    def grid(cells, labels, reports, **about):
+        seen.append([round(report.seconds, 6) for report in reports])
+        return np.zeros((4, 4, 3), np.uint8)
+
+    monkeypatch.setattr(timelapse, "compare_grid", grid)
+    lapse(a_run(3.0), a_run(1.5))
+    assert seen[0] == [0, 0] and seen[FPS // 3] == [1, 1] and seen[FPS * 2 // 3] == [2, 1.5] and seen[-1] == [3, 1.5]
+    assert len(seen) == FPS + 1
+
+
+@pytest.mark.parametrize("images, side", [(1, 1024), (5, 1024), (5, 64)])
+def test_large_pictures_and_batches_are_reduced(images, side):
+    frames = lapse(a_run(steps=STEPS.repeat(images, axis=0), side=side))
+    assert max(frames.shape[1:3]) <= 520 and red(frames)[0] < 0.3
+
+
+@pytest.mark.parametrize("broken", [{"maps": {}}, {"seconds": 0.0}, {"seconds": float("nan")}, None])
+def test_a_run_without_steps_or_seconds_is_refused(broken):
+    pictures, label, report = a_run()
+    for name, value in (broken or {}).items():
+        setattr(report, name, value)
+    with pytest.raises(UserError, match="^report: 'run'"):
+        lapse((pictures, label, report if broken else None))
+
+
+def test_pictures_of_another_run_are_refused():
+    pictures, label, report = a_run()
+    with pytest.raises(UserError, match="^image: "):
+        lapse((pictures.repeat(2, axis=0), label, report))
