@@ -34,8 +34,6 @@ N = TypeVar("N", bound=nn.Module)
 
 # Fewest elements of a weight that exceeds the inner caches; smaller ones take F.linear.
 LARGE_WEIGHT = 1 << 18
-# With more rows oneDNN is faster than MKL also with the weight as it is stored.
-MANY_ROWS = 128
 # Longest rows for halves: with longer ones it can take 1.3 times as long as F.linear.
 HALVES_WIDTH = 2048
 # Bytes of packed copies of a network's weights.
@@ -45,9 +43,9 @@ PACKED_BYTES = 1 << 30
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear | None = None) -> Tensor:
     """x [..., in] times the transposed weight [out, in], plus the bias [out]; to [..., out].
 
-    On a CPU in fp32, a large weight is multiplied by three and more rows in oneDNN's own layout ("packed"). One and two rows
-    take F.linear, but on AMD's processors, where MKL is slow, one row is a batch of two half matrices and two rows are W x^T.
-    ``layer`` owns the weight and keeps its packed copy; None: without packing.
+    On a CPU in fp32, oneDNN multiplies a large weight by three and more rows, in its own layout ("packed") where ``layer``, which
+    owns the weight, keeps a packed copy. One and two rows take F.linear, but on AMD's processors, where MKL is slow, two rows
+    are oneDNN's as well and one row is a batch of two half matrices.
     """
     rows = x.numel() // x.shape[-1]
     # Other products than F.linear apply to large fp32 weights on a CPU; fake and traced tensors are left to the compiler.
@@ -58,14 +56,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
     if not weight.is_cpu or not weight.is_contiguous():
         return F.linear(x, weight, bias)
     flat, shape = x.reshape(rows, -1), (*x.shape[:-1], len(weight))
-    if rows > 2 and _has_onednn():
+    if rows > (1 if _is_amd() else 2) and _has_onednn():
         held = weight if layer is None else layer.packed()
-        if held is not weight or rows > MANY_ROWS:
-            return torch.ops.mkldnn._linear_pointwise(flat.contiguous(), held, bias, "none", [], "").view(shape)
-    elif rows == 2 and _is_amd():
-        out = weight @ flat.T if bias is None else torch.addmm(bias[:, None], weight, flat.T)
-        return out.T.contiguous().view(shape)  # strided rows would slow down what follows
-    elif rows == 1 and _is_amd() and flat.shape[1] <= HALVES_WIDTH and not len(weight) % 2:
+        twice = held is not weight and rows == 2  # four rows read the packed layout up to 1.8 times as fast as two
+        flat = torch.cat([flat, flat]) if twice else flat.contiguous()
+        out = torch.ops.mkldnn._linear_pointwise(flat, held, bias, "none", [], "")
+        return (out[:2] if twice else out).view(shape)
+    if rows == 1 and _is_amd() and flat.shape[1] <= HALVES_WIDTH and not len(weight) % 2:
         halves, columns = weight.view(2, -1, weight.shape[1]), flat.T.expand(2, -1, -1)
         out = torch.bmm(halves, columns) if bias is None else torch.baddbmm(bias.view(2, -1, 1), halves, columns)
         return out.view(shape)

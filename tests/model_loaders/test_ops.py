@@ -58,17 +58,17 @@ def test_the_rule(amd, monkeypatch):
         call = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a: used.append(name) or call(*a))
 
-    for name in ("bmm", "baddbmm", "addmm"):
+    for name in ("bmm", "baddbmm"):
         spy(torch, name)
     spy(F, "linear")
     spy(torch.ops.mkldnn, "_linear_pointwise")
-    packed, plain = ["_linear_pointwise"], ["linear"]
-    one, two = (["baddbmm"], ["addmm"]) if amd else (plain, plain)
+    onednn, plain = ["_linear_pointwise"], ["linear"]
+    one, two = (["baddbmm"], onednn) if amd else (plain, plain)
     wide = filled(ops.HALVES_WIDTH + 2, 4)
     cases = {
-        "rows": [(filled(16, 8), rows, kind) for rows, kind in ((1, one), (2, two), (3, packed), (300, packed))],
+        "rows": [(filled(16, 8), rows, kind) for rows, kind in ((1, one), (2, two), (3, onednn), (300, onednn))],
         "odd heights have no halves": [(filled(16, 7), 1, plain), (filled(16, 7), 2, two)],
-        "long rows": [(wide, 1, plain), (wide, 2, two), (wide, 3, packed)],
+        "long rows": [(wide, 1, plain), (wide, 2, two), (wide, 3, onednn)],
     }
     with torch.inference_mode():
         for why, products in cases.items():
@@ -76,11 +76,11 @@ def test_the_rule(amd, monkeypatch):
                 used.clear()
                 layer(torch.ones(rows, layer.in_features))
                 assert used == expected, (why, rows)
-        layer = filled(16, 8)
-        for rows, expected in ((3, plain), (128, plain), (129, packed)):  # without an owner nothing is packed
+        layer, kept = filled(16, 8), len(ops._PACKED)
+        for rows, expected in ((2, two), (3, onednn)):  # without an owner nothing is packed
             used.clear()
             ops.linear(torch.ones(rows, 16), layer.weight, layer.bias)
-            assert used == expected
+            assert used == expected and len(ops._PACKED) == kept
 
 
 def test_everything_else_is_left_to_the_library(amd, monkeypatch):
