@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from timeouts import limited
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,6 +20,10 @@ if "fastar_nodes" not in sys.modules:
     spec.loader.exec_module(package)
 
 torch.set_num_threads(min(2, torch.get_num_threads()))
+
+# The first example of a test also pays for lazy imports, and a busy machine is slow at any of them.
+settings.register_profile("fastar", deadline=None)
+settings.load_profile("fastar")
 
 
 @pytest.hookimpl(wrapper=True)

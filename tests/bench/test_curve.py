@@ -59,7 +59,7 @@ def point(k: int, good: float | None, fast: float, model: str = "demo", measure:
     return Point(cell, "", result, Time(1.0, fast), 1.0, fast, 8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5), st.sampled_from("ab")), min_size=1, max_size=12),
     st.booleans(),

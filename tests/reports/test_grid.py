@@ -30,7 +30,7 @@ def where(canvas: np.ndarray, colour) -> tuple[int, int, int, int]:
 
 
 @given(n=st.integers(1, 9), columns=st.integers(0, 5), gap=st.integers(0, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_sheet_holds_every_picture_at_its_place(n, columns, gap):
     batch = np.random.default_rng(n).integers(0, 256, (n, 3, 5, 3), dtype=np.uint8)
     sheet = p.contact_sheet(batch, columns, gap)

@@ -22,7 +22,6 @@ def test_settings_of_whole_numbers_get_whole_numbers():
 
 
 @given(st.decimals(-1000, 1000, places=3), st.decimals(-1000, 1000, places=3), st.integers(2, MOST_VALUES))
-@settings(deadline=None)
 def test_a_range_has_its_ends_and_even_steps(low, high, count):
     if low == high:
         return
@@ -40,7 +39,7 @@ def test_words_are_taken_as_they_are(words):
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_gives_values_or_one_sentence(text):
     try:
         values = parse_values(text, "x_values")

@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, mix_, row_keys
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 images = st.lists(st.integers(0, 2**40), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**64 - 1), images, st.integers(1, 20))
 def test_an_image_has_its_own_noise_whatever_the_batch(seed, batch, tokens):
     noise = PairedNoise(seed, batch)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.slow
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), st.integers(0, 10**6), st.integers(1, 9))
 def test_a_picture_does_not_depend_on_its_batch(seed, start, count):
     together = book.scenes(seed, count, start)

@@ -37,7 +37,7 @@ def vq() -> VQAutoencoder:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 16))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_token_answers_for_its_row_those_below_and_the_one_above(seed: int, rows: int) -> None:
     errors = torch.rand(3, rows, generator=torch.Generator().manual_seed(seed))
     want = torch.stack([errors[:, max(0, r - 1) :].sum(1) for r in range(rows)], 1)
@@ -45,7 +45,7 @@ def test_a_token_answers_for_its_row_those_below_and_the_one_above(seed: int, ro
 
 
 @given(st.integers(0, 2**32), st.integers(1, 20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_pictures_are_compared_with_the_others_of_their_class(seed: int, count: int) -> None:
     g = torch.Generator().manual_seed(seed)
     labels, returns = torch.randint(10, (count,), generator=g), torch.randn(count, 4, generator=g)

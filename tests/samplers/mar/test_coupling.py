@@ -136,7 +136,7 @@ def test_what_is_not_a_number_passes_through():
     assert len(calls) < 60
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(-6, 6), st.floats(-3, 3), st.floats(0.01, 50), st.integers(0, 999))
 def test_always_a_number_and_accepted_as_often_as_promised(shift, log_ratio, std, seed):
     """At least 1 - TV(shapes) - TV(shifts): each step's promise."""

@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused(model, field, latents, mask):
         run(SAMPLERS["mar"], model, Edit(latents, mask))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 10**6))
 def test_a_mask_of_any_size_covers_every_token_it_touches(height, width, spot):
     """And every token that is drawn has some of the mask over it."""

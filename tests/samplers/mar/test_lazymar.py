@@ -36,7 +36,7 @@ NO_HEAD = {**QUICK, "head_cache": False}
 CACHES = "encoder_cache", "token_cache", "condition_cache"
 ALL_OFF = dict.fromkeys((*CACHES, "head_cache"), False)
 LABELS, NOISE = from_ids((1, 4)), PairedNoise(5, (0, 1))
-FEW = settings(max_examples=8, deadline=None)
+FEW = settings(max_examples=8)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ caches = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("off", [subset for n in range(4) for subset in combinations(CACHES, n)], ids=str)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     st.integers(1, 20), st.integers(0, 9), st.sets(st.integers(0, 15), min_size=1), st.integers(1, 6), st.integers(1, 5)
 )

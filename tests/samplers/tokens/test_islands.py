@@ -84,7 +84,7 @@ def test_recorded_grids(case):
     assert listed(geometry.waves(numbered, case["window"])[0], 0) == case["waves"]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(grids, radii, windows)
 def test_equals_plain_loops_image_by_image(down, radius, window):
     region = geometry.expand(down, radius)
@@ -117,7 +117,7 @@ def vectors(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(2, 40), st.data())
 def test_neighbours_are_the_nearest(count, data):
     k = data.draw(st.integers(0, count - 1))
@@ -173,7 +173,7 @@ def test_pooling_adds_the_neighbours_probabilities():
     assert torch.equal(geometry.pooled(p, codes, alone), p.gather(-1, codes[..., None])[..., 0])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 3), st.integers(1, 20), st.floats(0, 1), st.floats(0, 1))
 def test_a_target_rate_is_met_by_every_image_alone(images, count, rate, tau):
     pool = torch.rand(images, count)

@@ -64,7 +64,7 @@ def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
 # ------------------------------------------------------------------------------------------------ the tokens
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.sampled_from(sorted(CASES)),
     st.sampled_from([2, 3, 5, 16, 100]),
@@ -261,7 +261,7 @@ TAR.net.double()
 PROMPTS = ("a red boat", "cat", "a red boat", "")
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.sampled_from([2, 3, 7, 40]),
     st.builds(

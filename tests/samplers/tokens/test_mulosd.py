@@ -357,7 +357,6 @@ def test_comparisons_draw_more_again():
 # ------------------------------------------------------------------------------------------------ schedules
 
 
-@settings(deadline=None)
 @given(st.integers(1, 7), st.integers(0, 8), st.data())
 def test_draft_schedules_decide_their_rows_once(grid, window, data):
     first = data.draw(st.integers(0, grid - 1))
@@ -379,7 +378,7 @@ def test_draft_schedules_decide_their_rows_once(grid, window, data):
         assert set(schedule.passes[1].position) == {*range((first - again) * grid, first * grid), first * grid - 1}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_waves_feed_what_they_need_and_nothing_twice(data):
     rows, width, images = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 6)), data.draw(st.integers(1, 3))

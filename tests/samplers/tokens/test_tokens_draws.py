@@ -13,7 +13,7 @@ from test_noise import GOLDEN, MASK, halves, mixed
 EULER = 0.5772156649
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**40), min_size=1, max_size=4), st.permutations(range(6)))
 def test_a_cell_has_its_own_draws_whatever_the_batch_and_the_order(seed, batch, order):
     draws = PairedDraws(seed, batch)

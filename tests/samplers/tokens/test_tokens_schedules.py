@@ -8,7 +8,7 @@ from fastar_nodes.samplers.tokens.mulosd import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_groups, par_schedule
 from fastar_nodes.samplers.tokens.schedule import Schedule, _stand_in, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokens_reference import visible as visible_rows
 
@@ -34,7 +34,6 @@ def trained(draw) -> Schedule:
     return par_schedule(m * draw(st.integers(1, 4)), m * m, draw(st.booleans()))
 
 
-@settings(deadline=None)
 @given(st.one_of(next_token(), trained()))
 def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
     cells = [c for p in schedule.passes for c in p.cells]
@@ -46,7 +45,6 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
     assert [p.clock for p in schedule.passes][:1] == [-1]
 
 
-@settings(deadline=None)
 @given(st.one_of(next_token(), trained()))
 def test_nothing_is_fed_before_it_is_known_or_visible_before_it_is_written(schedule):
     known, written = set(schedule.passes[0].cells), set()
@@ -62,7 +60,6 @@ def test_nothing_is_fed_before_it_is_known_or_visible_before_it_is_written(sched
         known |= set(p.cells)
 
 
-@settings(deadline=None)
 @given(next_token())
 def test_the_row_before_a_cell_predicts_it_and_real_tokens_take_their_slots_back(schedule):
     holds: dict[int, int] = {}
@@ -78,7 +75,6 @@ def test_the_row_before_a_cell_predicts_it_and_real_tokens_take_their_slots_back
         known |= set(p.cells)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 4), st.integers(2, 5), st.booleans())
 def test_pars_groups_predict_the_next_region_by_region(m, side, start):
     grid = m * side
