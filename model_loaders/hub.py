@@ -192,15 +192,7 @@ def _fetch(entry: Entry, download_to: Path, field: str, progress: Progress) -> P
         path = download_to / name
         if not path.is_file():
             try:
-                download(
-                    entry.repo or "",
-                    path.name,
-                    path.parent,
-                    revision=entry.revision,
-                    sha256=entry.sha256,
-                    progress=report if progress else None,
-                    field=field,
-                )
+                download(entry.repo or "", path.name, path.parent, entry.revision, entry.sha256, report, field)
             except Missing:
                 if not optional:
                     raise

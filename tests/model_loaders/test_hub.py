@@ -262,11 +262,10 @@ def test_an_entry_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     """checkpoint-last.pth is what all official MARs are called; only the one in the entry's folder is the entry's."""
     calls = []
 
-    def fetch(repo: str, file: str, to: Path, **about: object) -> Path:
-        calls.append((repo, file, to, about["sha256"]))
+    def fetch(repo: str, file: str, to: Path, revision: str, sha256: str, *about: object) -> None:
+        calls.append((repo, file, to, sha256))
         to.mkdir(parents=True)
         (to / file).write_bytes(b"x")
-        return to / file
 
     monkeypatch.setattr(hub, "download", fetch)
     (tmp_path / "mar_huge").mkdir()
