@@ -1,20 +1,17 @@
 """Reading of weight files, and strict loading into a network.
 
-The format is detected from the first bytes, not from the extension. Pickled checkpoints are read by torch's weights-only
-unpickler, which executes no code from the file. Besides tensors it accepts the two classes in which official training
-scripts store their arguments: ``argparse.Namespace``, and easydict's ``EasyDict``, replaced by an ordered dictionary. Every
-problem with a file is reported as :class:`~..errors.UserError`.
+The format is detected from the first bytes, not from the extension. Pickled checkpoints are read by torch's weights-only unpickler,
+which executes no code from the file.
 
-Arguments that all loaders share: ``path``, see :func:`read`; ``dtype``, see :func:`choose_dtype`; ``device``, of the weights.
-All raise a UserError if a file is missing, damaged or of another network, if its weights do not fit, or if its metadata is
-invalid. The shape of a network is derived from its weights. Networks are in eval mode, without gradients.
+Arguments that all loaders share: ``path``, see :func:`read`; ``dtype``, see :func:`choose_dtype`; ``device``, of the weights. All raise a
+UserError if a file is missing, damaged or of another network, if its weights do not fit, or if its metadata is invalid. The shape of a
+network is derived from its weights. Networks are in eval mode, without gradients.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -53,15 +50,10 @@ _OTHERS = {
 N = TypeVar("N", bound=nn.Module)
 
 
-class _EasyDict:
-    """Placeholder for ``easydict.EasyDict`` during unpickling; creates an ordered dictionary."""
-
-    def __new__(cls, *_: object) -> Any:
-        return OrderedDict()
-
-
-# The unpickler looks classes up by these names.
-_EasyDict.__module__, _EasyDict.__qualname__, _EasyDict.__name__ = "easydict", "EasyDict", "EasyDict"
+# The classes in which official training scripts store their arguments; the unpickler finds them by module and name. In place of
+# easydict's it creates an ordered dictionary.
+_EasyDict = type("EasyDict", (), {"__module__": "easydict", "__new__": lambda cls, *_: OrderedDict()})
+_ARGUMENTS = [argparse.Namespace, _EasyDict]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,24 +88,21 @@ class Checkpoint:
     def number(self, key: str, default: Any, low: float, high: float, settings: Mapping[str, Any] | None = None) -> Any:
         """A number from ``low`` to ``high`` of a JSON configuration (None: of the metadata), a whole one if ``low`` is an int; ``default``
         if it is missing or null, and a UserError if it is no such number."""
-        value = self.metadata.get(key) if settings is None else settings.get(key)
+        value, kind = (self.metadata if settings is None else settings).get(key), type(low)
         if value is None:
             return default
-        kind, number = type(low), math.nan
-        if settings is None:
-            try:
-                number = kind(value)
-            except ValueError:
-                pass
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            number = value
-        if not low <= number <= high or kind is int and number % 1:
+        try:
+            number = kind(value) if settings is None else value
+            fits = low <= number <= high and not isinstance(value, bool) and not (kind is int and number % 1)
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
             noun = "a whole number" if kind is int else "a number"
             raise self.error(f"states {key} = {str(value)[:40]}, which must be {noun} from {low:g} to {high:g}")
         return kind(number)
 
     def text(self, key: str, default: str) -> str:
-        """A text from the metadata: printable characters in one line, at most 80; ``default`` if missing or empty."""
+        """A text from the metadata: printable characters in one line, at most 80; ``default`` if there are none."""
         text = "".join(c for c in " ".join(self.metadata.get(key, "").split()) if c.isprintable())
         return text[:80] or default
 
@@ -132,9 +121,6 @@ class Checkpoint:
         return read_json(self.folder / f"{key}.json", self.field) if beside else {}
 
 
-# --------------------------------------------------------------------------------------------------- reading
-
-
 def read(
     path: str | Path,
     field: str = "checkpoint",
@@ -144,14 +130,14 @@ def read(
     """Read a weight file without executing code from it.
 
     Args:
-        path: a safetensors file, or one written by ``torch.save``: flat, or nested under ``model_ema`` (preferred),
-            ``ema``, ``model``, ``module``, ``state_dict`` or ``sd``. A ``module.`` prefix common to all names is removed.
+        path: a safetensors file, or one written by ``torch.save``: flat, or nested under one of the names :data:`_NESTS`. A ``module.``
+            prefix common to all names is removed.
         skip: whether a weight of this name is left out. In safetensors it is not read at all.
         shards: the files that ``path``, a folder, stands for.
 
     Raises:
-        UserError: the file is missing, empty, damaged, of another format, contains objects other than plain values and
-            tensors, contains no tensor, more than 100,000, or one that is empty; two shards contain the same weight.
+        UserError: the file is missing, damaged, of another format, or holds other objects than plain values and tensors; no tensor, more
+            than 100,000, or an empty one; two shards hold the same weight.
     """
     whole = Checkpoint({}, {}, Path(path), field)
     for shard in shards or [whole.path]:
@@ -191,13 +177,12 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 
 def _is_pickled(file: Checkpoint) -> bool:
     """Whether a file was written by ``torch.save`` rather than safetensors; a UserError if it is neither."""
-    path = file.path
-    if not os.path.exists(path):  # Path.exists can raise
-        raise UserError(f"{file.field}: there is no file {path}; put it there or choose another")
-    if not os.path.isfile(path):
+    if not os.path.exists(file.path):  # Path.exists can raise
+        raise UserError(f"{file.field}: there is no file {file.path}; put it there or choose another")
+    if not os.path.isfile(file.path):
         raise file.error("is a folder or no regular file", "choose a weight file")
     try:
-        with path.open("rb") as opened:
+        with file.path.open("rb") as opened:
             head = opened.read(512)
     except OSError as e:
         raise file.error(f"cannot be read ({e.strerror})", "check its permissions") from e
@@ -242,7 +227,7 @@ def _read_pickled(file: Checkpoint) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise file.error("is a torch checkpoint and no safetensors file", "rename it to .pt")
     try:
         archive.check(path)
-        with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
+        with torch.serialization.safe_globals(_ARGUMENTS):
             found: Any = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
     except archive.HoldsCode as e:
         why = f"holds {e}, which may be code, so nothing was loaded"
@@ -276,20 +261,15 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str) or isinstance(value, (bool, int, float)) and abs(value) < 1 << 63
 
 
-# --------------------------------------------------------------------------------------------------- loading
-
-
 def choose_dtype(name: str, device: str | torch.device, bf16: bool = False, overflows: str = "") -> torch.dtype:
     """Resolve the compute dtype of a network.
 
     Args:
-        name: "fp32", "bf16", "fp16"; "int8": fp32, and the loaders round the blocks; or "auto": fp16 on GPUs that compute it
-            at full speed, else fp32. "auto" is not bf16 because the first diffusion step multiplies a denoiser's rounding error
-            by hundreds (316 at 100 diffusion steps), to an error of 0.15 in fp16 and about 1 in bf16. MAR was also evaluated in
-            fp16.
+        name: "fp32", "bf16", "fp16"; "int8": fp32, and the loaders round the blocks; or "auto": fp16 on GPUs that compute it at full
+            speed, else fp32. Not bf16: the first diffusion step multiplies a denoiser's rounding error by hundreds (316 at 100 diffusion
+            steps), to 0.15 in fp16 and about 1 in bf16. MAR was also evaluated in fp16.
         device: device the network computes on.
-        bf16: whether "auto" prefers bf16 on CUDA devices of compute capability 8.0 or higher, for networks that were
-            trained and evaluated in bf16 (LlamaGen, T5).
+        bf16: whether "auto" prefers bf16 on CUDA devices of compute capability 8.0 or higher, for networks that were trained in it.
         overflows: what overflows in fp16, for networks that "auto" therefore runs in bf16 or fp32.
 
     Raises:
@@ -302,9 +282,8 @@ def choose_dtype(name: str, device: str | torch.device, bf16: bool = False, over
     device = torch.device(device)
     if name == INT8:
         if device.type != "cpu" or not hasattr(torch, "_int_mm"):
-            raise UserError(
-                f"dtype: int8 needs a CPU and its int8 product, and the models run on {device}; choose auto."
-            )
+            found = f"and the models run on {device}"
+            raise UserError(f"dtype: int8 needs a CPU and its int8 product, {found}; choose auto.")
         return torch.float32
     if name != "auto":
         raise UserError(f"dtype: {name!r} is not known; choose auto, {', '.join(DTYPES)}, {INT8}")
@@ -342,7 +321,7 @@ def load_strictly(
     """A network in eval mode, without gradients, with copies of all weights of a file.
 
     Args:
-        make: constructs the network; called with "meta" as default device, where weights take no memory.
+        make: constructs the network, on the device "meta", where weights take no memory.
         fp32: name prefixes of weights that are loaded in fp32 regardless of ``dtype``.
         int8: whether the blocks are rounded to int8.
 
@@ -351,19 +330,16 @@ def load_strictly(
     """
     with misfits(file), torch.device("meta"):
         net = make()
-    state, expected = file.state, net.state_dict()
-    shapes = {name: (_shape(state[name]), _shape(t)) for name, t in expected.items() if name in state}
+    state, expected, loaded = file.state, net.state_dict(), {}
+    both = [(name, _shape(state[name]), _shape(t)) for name, t in expected.items() if name in state]
     wrong = {
         "missing": [name for name in expected if name not in state],
         "unexpected": [name for name in state if name not in expected],
-        "misshaped": [
-            f"{name} is {found}, not {wanted}" for name, (found, wanted) in shapes.items() if found != wanted
-        ],
+        "misshaped": [f"{name} is {found}, not {wanted}" for name, found, wanted in both if found != wanted],
     }
     if any(wrong.values()):
         listed = [f"{len(names)} {kind} ({_some(names)})" for kind, names in wrong.items() if names]
         raise file.error(f"does not fit {file.what}: {', '.join(listed)}")
-    loaded = {}
     for name, tensor in state.items():
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             kind = str(tensor.dtype).removeprefix("torch.")

@@ -1,13 +1,12 @@
 """Loaders of Tar: the language model, the semantic tokenizer TA-Tok, and the AR de-tokenizers (AR-DTok).
 
-Any language model works with any de-tokenizer trained with the same TA-Tok. The image decoder is LlamaGen's VQ tokenizer, see
-``autoencoders``. A file may contain a de-tokenizer together with its TA-Tok (prefix ``ta_tok.``) and its decoder (prefix ``vq.``).
-The dtype "auto" prefers bf16, as upstream. Source: Han et al. 2025 (Tar, arXiv 2506.18898).
+Any language model works with any de-tokenizer trained with the same TA-Tok. The image decoder is LlamaGen's VQ tokenizer. A file may
+contain a de-tokenizer together with its TA-Tok (prefix ``ta_tok.``) and its decoder (prefix ``vq.``). The dtype "auto" prefers bf16, as
+upstream. Source: Han et al. 2025 (Tar, arXiv 2506.18898).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from .tokenizer import load_tokenizer
 SCALES = 3
 # Side of the finest grid of semantic codes; an AR-DTok has one condition row per code.
 OFFICIAL_SIDE = 27
-_OFFICIAL_PREFIX = OFFICIAL_SIDE**2
 # Token ids of the official Tar: of the mark of an image, of its scales and of its codes.
 _OFFICIAL_IDS = {
     "image_start_tag_id": 151_665,
@@ -37,15 +35,12 @@ _OFFICIAL_IDS = {
 }
 
 
-# ------------------------------------------------------------------------------------------------ language model
-
-
 def load_tar(path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu") -> TarModel:
     """Load Tar's language model, of any size, with its tokenizer. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    Head count, norm epsilon, RoPE base and ids of special tokens come from ``config.json``, else they are the official ones. A
-    single safetensors file may contain everything in its metadata: ``config``, ``generation_config`` and ``tokenizer`` (contents
-    of the JSON files), ``name``. FastAR's addition to the configuration: ``semantic_side``, the side of the finest grid of codes (27).
+    Head count, norm epsilon, RoPE base and ids of special tokens come from ``config.json``, else they are the official ones. The metadata
+    of a single safetensors file may contain ``config``, ``generation_config``, ``tokenizer`` (contents of the JSON files) and ``name``.
+    FastAR's addition to the configuration: ``semantic_side``, the side of the finest grid of codes (27).
 
     Args:
         path: a Hugging Face model folder, one of its shards, or a weight file; its JSON files are read from the same folder.
@@ -118,7 +113,7 @@ def _special_tokens(
     file: ck.Checkpoint, settings: Mapping[str, Any], chat: tuple[int, int] | None, rows: int
 ) -> tuple[SpecialTokens, int]:
     """Ids of the special tokens and the number of scales, as the configuration states them, else the official ones; a UserError if they
-    lie outside the embedding, overlap, or are not stated anywhere."""
+    lie outside the embedding, contradict each other, or are not stated anywhere."""
     ids = {key: file.number(key, official, 0, rows - 1, settings) for key, official in _OFFICIAL_IDS.items()}
     image, scale, last_scale, code, last_code = ids.values()
     unstated = [key for key in ids if settings.get(key) is None]
@@ -127,21 +122,15 @@ def _special_tokens(
             f"has {rows} tokens and nothing states which of them are image codes ({unstated[0]} in config.json)",
             "choose a Tar, not a plain language model",
         )
-    if last_code < code or max(chat or (0,)) >= rows:
+    scales, others = last_scale - scale + 1, (image, *range(scale, last_scale + 1))
+    overlap = image in others[1:] or any(code <= token <= last_code for token in others)
+    if last_code < code or not 1 <= scales <= SCALES or overlap or max(chat or (0,)) >= rows:
         raise file.error(
-            f"has {rows} rows of embeddings, and its image codes would be tokens {code} to {last_code}",
+            f"has {rows} tokens, and special tokens that do not fit: an image {image}, {scales} scales from {scale} on, codes {code} to "
+            f"{last_code}, a chat {chat}",
             "choose a Tar with its own config.json and tokenizer",
         )
-    scales = last_scale - scale + 1
-    if not 1 <= scales <= SCALES:
-        raise file.error(f"states {scales} scales of codes, and a Tar has 1 to {SCALES}")
-    others = (image, *range(scale, last_scale + 1))
-    if image in others[1:] or any(code <= token <= last_code for token in others):
-        raise file.error("gives one token two meanings (image codes, scales and the mark of an image overlap)")
     return SpecialTokens(image, scale, code, last_code - code + 1, chat), scales
-
-
-# ------------------------------------------------------------------------------------------------ TA-Tok
 
 
 def load_ta_tok(
@@ -149,9 +138,8 @@ def load_ta_tok(
 ) -> TATokModel:
     """Load a TA-Tok of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
-    Unused weights of the official file are ignored; distances to codes are always computed in fp32. Metadata entries:
-    ``encoder_heads`` (16 officially), ``decoder_heads`` (12), ``input_size`` in pixels (384; also read from the arguments in
-    the official file) and ``name``.
+    Unused weights of the official file are ignored. Metadata entries: ``encoder_heads`` (16 officially), ``decoder_heads`` (12),
+    ``input_size`` in pixels (384; also read from the arguments in the official file) and ``name``.
 
     Args:
         path: in a file with several networks the weights under ``ta_tok.`` are read.
@@ -162,16 +150,12 @@ def load_ta_tok(
     if not encoder:
         file = file.filter(lambda name: not name.startswith(ENCODING))
     heads, encoder_heads = (file.number(key, None, 1, 4096) for key in ("decoder_heads", "encoder_heads"))
-    size = file.number("input_size", None, 1, 1 << 14)
-    size = size or file.number("input_size", None, 1, 1 << 14, file.settings("args"))
+    size = file.number("input_size", file.number("input_size", None, 1, 1 << 14, file.settings("args")), 1, 1 << 14)
     with ck.misfits(file):
         config = TATokConfig.from_state_dict(file.state, heads, encoder_heads, size)
     idle, encoding = unused(file.state), () if config.encoder_depth else ENCODING
     weights = file.filter(lambda name: name not in idle and not name.startswith(encoding))
     return TATokModel(ck.load_strictly(weights, lambda: TATok(config), dtype=compute, device=device), file.name)
-
-
-# ------------------------------------------------------------------------------------------------ AR-DTok
 
 
 def load_detokenizer(
@@ -185,18 +169,17 @@ def load_detokenizer(
     """Load an AR-DTok of any size with the official parameter names. Shared arguments and errors: see :mod:`.checkpoint`.
 
     The head width is 64, as in every official size, unless ``heads``, the metadata entry ``heads`` or the arguments in the file
-    state a head count. Arguments that contradict the weights are refused, and so is a missing or misshaped table of absolute
-    positions (upstream then samples with random positions). Other metadata entries: ``grid``, ``name`` and ``label_set``, the
-    training data ("picture-book" for the demo).
+    state a head count. Other metadata entries: ``grid``, ``name`` and ``label_set``, the training data ("picture-book" for the demo).
 
     Args:
         path: in a file with several networks the weights without prefix are read.
         grid: tokens per side (16, 32, 64 for 256, 512, 1024 pixels), 2 to 128; None takes it from the file or its name.
         heads: attention heads.
-        ta_tok: the TA-Tok that computes the condition features, if they are computed from semantic codes; it is checked.
+        ta_tok: the TA-Tok that computes the condition features, if they are computed from semantic codes.
 
     Raises:
-        UserError: the grid is unknown or larger than the table of positions; the TA-Tok's features have another width.
+        UserError: the arguments in the file contradict the weights; there is no table of absolute positions (upstream then samples with
+            random ones); the grid is unknown or larger than the table; the TA-Tok's features have another width.
     """
     compute = ck.choose_dtype(dtype, device, bf16=True)
     file = read(path, "dtok")
@@ -242,20 +225,17 @@ def _detokenizer_config(file: ck.Checkpoint, arguments: Mapping[str, Any], heads
 
 def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any], requested: int | None) -> int:
     """Tokens per side of the image: requested, stated, of the length of the table of positions, or of the file's name."""
-    rows = config.absolute
-    stated = file.number("grid", None, 2, LARGEST_GRID)
+    rows, stated = config.absolute, file.number("grid", None, 2, LARGEST_GRID)
     tokens = file.number("max_seq_len", None, 4, LARGEST_GRID**2, arguments)
     prefix = file.number("cls_token_num", None, 1, 1 << 20, arguments)
     if tokens is not None:
-        side = math.isqrt(tokens)
-        if side**2 != tokens or stated not in (None, side) or prefix is not None and rows != tokens + prefix - 1:
-            raise file.error(
-                f"has {rows} positions, and arguments of {tokens} picture tokens behind {prefix or 'its'} condition rows"
-            )
+        side = square_root(tokens)
+        if side is None or stated not in (None, side) or prefix is not None and rows != tokens + prefix - 1:
+            found = f"arguments of {tokens} picture tokens behind {prefix or 'its'} condition rows"
+            raise file.error(f"has {rows} positions, and {found}")
         stated = side
-    grid = find_grid(file, requested, stated or square_root(rows - _OFFICIAL_PREFIX + 1), set())
+    grid = find_grid(file, requested, stated or square_root(rows - OFFICIAL_SIDE**2 + 1), set())
     if grid**2 > rows:
-        raise UserError(
-            f"grid: {grid}x{grid} tokens need at least {grid**2} positions, {file.path.name} has {rows}; choose a smaller grid"
-        )
+        needs = f"{grid}x{grid} tokens need at least {grid**2} positions"
+        raise UserError(f"grid: {needs}, {file.path.name} has {rows}; choose a smaller grid")
     return grid
